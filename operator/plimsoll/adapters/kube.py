@@ -1,0 +1,362 @@
+"""The API server: the only module that speaks to it, and the only one that imports its client.
+
+Objects are plain dicts as the server sends them: builders, caches and tests need no client classes. Writes are
+server-side applies under a named field manager, so that foreign fields stay foreign and repeating a write is free.
+`watch` never ends: it lists, tells what it saw (`SYNC`), follows, and lists again when the stream stalls or expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.leaderelection.electionconfig import Config as ElectionConfig
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+from plimsoll.api import labels
+from plimsoll.core.errors import ClusterError, Conflict, Fenced, Forbidden, NotFound, Rejected, Unavailable
+
+Object = dict[str, Any]
+
+PAGE = 500  # objects a list call asks for at once
+WATCH_SECONDS = 290  # the server ends the stream, so that a dead one cannot pass for a quiet one
+STALL_SECONDS = 320
+REQUEST_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of object: where the API server keeps it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts += [self.plural, *([name] if name else []), *([subresource] if subresource else [])]
+        return "/".join(parts)
+
+
+INFERENCESERVICES = Resource(labels.GROUP, labels.VERSION, labels.PLURAL, labels.KIND)
+PODS = Resource("", "v1", "pods", "Pod")
+SERVICES = Resource("", "v1", "services", "Service")
+SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+EVENTS = Resource("", "v1", "events", "Event")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
+PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+
+BY_KIND = {
+    r.kind: r
+    for r in (
+        INFERENCESERVICES,
+        PODS,
+        SERVICES,
+        SERVICEACCOUNTS,
+        EVENTS,
+        DEPLOYMENTS,
+        CONTROLLERREVISIONS,
+        PODDISRUPTIONBUDGETS,
+        NETWORKPOLICIES,
+    )
+}
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """What a watch saw. SYNC carries everything there is (`objects`); the others carry one `object`."""
+
+    type: str  # SYNC | ADDED | MODIFIED | DELETED
+    object: Object = field(default_factory=dict)
+    objects: tuple[Object, ...] = ()
+
+
+class Kube:
+    """A connection to the API server. `fence` is asked before every write; False means that we lost the lease."""
+
+    def __init__(self, api: client.ApiClient, fence: Callable[[], bool] = lambda: True) -> None:
+        self._api = api
+        self.fence = fence
+
+    @classmethod
+    async def connect(cls) -> Kube:
+        """In a pod by its service account, elsewhere by the kubeconfig (KUBECONFIG or the default one)."""
+        configuration = client.Configuration()
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(client_configuration=configuration)
+        return cls(client.ApiClient(configuration))
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """Raises NotFound."""
+        return await self._json("GET", resource.path(namespace, name))
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> tuple[list[Object], str]:
+        """All objects of a kind, page by page, and the resourceVersion to watch from."""
+        items: list[Object] = []
+        query: dict[str, str] = {"limit": str(PAGE)}
+        if selector:
+            query["labelSelector"] = selector
+        while True:
+            page = await self._json("GET", resource.path(namespace), query)
+            for item in page.get("items") or []:
+                item.setdefault("kind", resource.kind)
+                item.setdefault("apiVersion", resource.api_version)
+                items.append(item)
+            meta = page.get("metadata", {})
+            if not meta.get("continue"):
+                return items, str(meta.get("resourceVersion", ""))
+            query["continue"] = meta["continue"]
+
+    async def watch(
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Endless list-and-follow: a SYNC event after each list, then single changes; faults end in a new list."""
+        delay = 0.5
+        while True:
+            try:
+                items, version = await self.list(resource, namespace, selector)
+                yield WatchEvent("SYNC", objects=tuple(items))
+                delay = 0.5
+                async for event in self._follow(resource, namespace, selector, version):
+                    yield event
+            except (ClusterError, TimeoutError, aiohttp.ClientError):
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 30.0)
+
+    async def _follow(
+        self, resource: Resource, namespace: str | None, selector: str | None, version: str
+    ) -> AsyncIterator[WatchEvent]:
+        """One watch after the other from `version` on; returns when the server has forgotten that version."""
+        while True:
+            query = {
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": version,
+                "timeoutSeconds": str(WATCH_SECONDS),
+            }
+            if selector:
+                query["labelSelector"] = selector
+            response = await self._send("GET", resource.path(namespace), query, timeout=STALL_SECONDS)
+            async with contextlib.aclosing(_lines(response.response)) as lines:
+                async for line in lines:
+                    change = json.loads(line)
+                    kind, obj = change["type"], change["object"]
+                    if kind == "ERROR":
+                        return
+                    version = obj["metadata"]["resourceVersion"]
+                    if kind != "BOOKMARK":
+                        yield WatchEvent(kind, obj)
+
+    async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
+        """Server-side apply of one object; returns it as the server now has it. Raises Rejected, Conflict, Fenced."""
+        resource = BY_KIND[obj["kind"]] if subresource != "scale" else DEPLOYMENTS
+        meta = obj["metadata"]
+        return await self._json(
+            "PATCH",
+            resource.path(meta.get("namespace"), meta["name"], subresource),
+            {"fieldManager": manager, "force": "true" if force else "false"},
+            json.dumps(obj),
+            "application/apply-patch+yaml",
+        )
+
+    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+        """Own and set spec.replicas of a Deployment, and nothing else of it."""
+        scale = {
+            "apiVersion": "autoscaling/v1",
+            "kind": "Scale",
+            "metadata": {"namespace": namespace, "name": deployment},
+            "spec": {"replicas": replicas},
+        }
+        await self.apply(scale, manager, subresource="scale")
+
+    async def create(self, obj: Object) -> Object:
+        """Raises Conflict when an object of that name exists."""
+        resource = BY_KIND[obj["kind"]]
+        path = resource.path(obj["metadata"].get("namespace"))
+        return await self._json("POST", path, None, json.dumps(obj), "application/json")
+
+    async def delete(self, resource: Resource, namespace: str | None, name: str, uid: str) -> None:
+        """Delete exactly the object with this uid; one that is gone already is no error."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        with contextlib.suppress(NotFound):
+            await self._json("DELETE", resource.path(namespace, name), None, json.dumps(body), "application/json")
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: str | None = None,
+        content_type: str | None = None,
+    ) -> Object:
+        if method != "GET" and not self.fence():
+            raise Fenced("this process no longer holds the lease")
+        response = await self._send(method, path, query, body, content_type)
+        try:
+            result: Object = json.loads(await response.read())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+        return result
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: str | None = None,
+        content_type: str | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> Any:
+        headers = {"Accept": "application/json"}
+        if content_type:
+            headers["Content-Type"] = content_type
+        method, url, headers, _, _ = await self._api.param_serialize(
+            method, path, query_params=list((query or {}).items()), header_params=headers, auth_settings=["BearerToken"]
+        )
+        try:
+            response = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=timeout
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            _raise(response.status, await response.read(), response.headers.get("Retry-After"))
+        return response
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Newline-terminated documents of a chunked answer, of any size."""
+    pending = b""
+    try:
+        async for chunk in response.content.iter_any():
+            *whole, pending = (pending + chunk).split(b"\n")
+            for line in whole:
+                if line:
+                    yield line
+    finally:
+        response.close()
+
+
+def _raise(status: int, body: bytes, retry_after: str | None) -> NoReturn:
+    try:
+        message = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body.decode(errors="replace")[:500]
+    if status == 404:
+        raise NotFound(message, status)
+    if status == 409:
+        raise Conflict(message, status)
+    if status == 403:
+        raise Forbidden(message, status)
+    if status in (400, 405, 413, 415, 422):
+        raise Rejected(message, status)
+    if status == 401 or status == 429 or status >= 500:
+        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+        raise Unavailable(message, status, seconds)
+    raise ClusterError(message, status)
+
+
+class _Lock(LeaseLock):  # type: ignore[misc]
+    """The client's lease lock, remembering when it last succeeded: the fence of every write."""
+
+    renewed = float("-inf")
+
+    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        return await self._timed(super().create(name, namespace, election_record))
+
+    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+        return await self._timed(super().update(name, namespace, updated_record))
+
+    async def _timed(self, write: Awaitable[bool]) -> bool:
+        asked = time.monotonic()
+        done = await write
+        if done:
+            self.renewed = asked
+        return done
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """Seconds: a lease unrenewed for `duration` is free; its holder stops writing after `renew_deadline`."""
+
+    duration: float = 15.0
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
+
+
+async def lead(
+    kube: Kube, namespace: str, name: str, identity: str, work: Callable[[], Awaitable[None]], times: LeaseTimes
+) -> None:
+    """Wait for the lease, then run `work` while it is ours; returns when work ends or the lease is lost.
+
+    Writes through `kube` are fenced from the moment that the lease may have passed to somebody else. A holder that
+    ends by itself gives the lease back, so that the next one need not wait for it to expire.
+    """
+    lock = _Lock(name, namespace, identity, kube._api)
+    kube.fence = lambda: time.monotonic() - lock.renewed < times.renew_deadline
+    over = asyncio.Event()
+
+    async def started() -> None:
+        try:
+            await work()
+        finally:
+            over.set()
+
+    async def stopped() -> None:
+        over.set()
+
+    election = LeaderElection(
+        ElectionConfig(lock, times.duration, times.renew_deadline, times.retry_period, started, stopped)
+    )
+    running = asyncio.create_task(election.run())
+    ended = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait((running, ended), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        await _cancel((running, ended))
+        if kube.fence():
+            await _release(kube, namespace, name, identity)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _release(kube: Kube, namespace: str, name: str, identity: str) -> None:
+    with contextlib.suppress(ClusterError):
+        lease = await kube.get(LEASES, namespace, name)
+        if lease.get("spec", {}).get("holderIdentity") == identity:
+            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+            await kube._json("PUT", LEASES.path(namespace, name), None, json.dumps(lease), "application/json")
