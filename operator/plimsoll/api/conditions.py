@@ -1,0 +1,110 @@
+"""Conditions and their reasons: the contract that people, `kubectl wait`, Flux and Argo CD read.
+
+Closed lists, so that a reason can be documented, alerted on and tested. All but `Reconciling` and `Stalled` (which
+kstatus knows as abnormal-true) are true when things are well. A condition that does not apply is absent. The
+transition time moves only when the status flips; `observedGeneration` is that of the object judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MESSAGE_LIMIT = 1024  # characters; the API allows 32768, a terminal does not
+
+
+class Type(StrEnum):
+    """What a condition speaks about."""
+
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    PREFILL_READY = "PrefillReady"
+    DECODE_READY = "DecodeReady"
+    SERVE_READY = "ServeReady"
+    MODEL_NAME_OWNED = "ModelNameOwned"
+
+
+class Reason(StrEnum):
+    """Why a condition has its status."""
+
+    SERVING = "Serving"
+    NO_GATEWAY = "NoGateway"
+    NO_ROUTABLE_ENDPOINT = "NoRoutableEndpoint"
+    ALL_REPLICAS_READY = "AllReplicasReady"
+    STARTING = "Starting"
+    ROLLING_OUT = "RollingOut"
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    CONFIG_ERROR = "ConfigError"
+    ENGINE_FAILING = "EngineFailing"
+    PODS_REFUSED = "PodsRefused"
+    CONVERGED = "Converged"
+    PROGRESSING = "Progressing"
+    INVALID_SPEC = "InvalidSpec"
+    APPLY_REJECTED = "ApplyRejected"
+    NOT_STALLED = "NotStalled"
+    OWNED = "Owned"
+    MODEL_NAME_TAKEN = "ModelNameTaken"
+
+
+MEANING: dict[Reason, str] = {
+    Reason.SERVING: "A gateway replica lists an endpoint that answers for this service.",
+    Reason.NO_GATEWAY: "No gateway replica could be asked, so no client can reach the service.",
+    Reason.NO_ROUTABLE_ENDPOINT: "The engines are ready, but no gateway replica lists one of them yet.",
+    Reason.ALL_REPLICAS_READY: "Every wanted replica of the tier is ready.",
+    Reason.STARTING: "Engines are starting: image, weights, compilation, warm-up.",
+    Reason.ROLLING_OUT: "Replicas of a new revision replace those of the old one.",
+    Reason.UNSCHEDULABLE: "A pod fits on no node; the message has the scheduler's words.",
+    Reason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled; the message has the kubelet's words.",
+    Reason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing; the message has the kubelet's words.",
+    Reason.ENGINE_FAILING: "An engine ended by itself; the message has its last words and exit code.",
+    Reason.PODS_REFUSED: "The cluster refuses the pods (quota, pod security, admission); its words are the message.",
+    Reason.CONVERGED: "Everything is as the spec wants it.",
+    Reason.PROGRESSING: "The cluster is on its way to what the spec wants.",
+    Reason.INVALID_SPEC: "The spec cannot be acted on; the message names each field.",
+    Reason.APPLY_REJECTED: "The API server rejected an object made from the spec; its words are the message.",
+    Reason.NOT_STALLED: "Nothing keeps the operator from working on this service.",
+    Reason.OWNED: "Clients reach this service by its model name.",
+    Reason.MODEL_NAME_TAKEN: "An older service owns the model name; this one answers to its long name only.",
+}
+
+TIER_READY = {"prefill": Type.PREFILL_READY, "decode": Type.DECODE_READY, "serve": Type.SERVE_READY}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One statement; `holds` None means that it is not known."""
+
+    type: Type
+    holds: bool | None
+    reason: Reason
+    message: str
+
+    @property
+    def status(self) -> str:
+        return "Unknown" if self.holds is None else str(self.holds)
+
+
+def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int, now: str) -> list[dict[str, Any]]:
+    """The conditions as the status keeps them: transition times are carried over unless the status flipped.
+
+    old: what the status has now; new: every condition that applies; now: RFC 3339 time.
+    """
+    before = {c.get("type"): c for c in old}
+    merged = []
+    for condition in new:
+        known = before.get(condition.type.value, {})
+        same = known.get("status") == condition.status
+        merged.append(
+            {
+                "type": condition.type.value,
+                "status": condition.status,
+                "reason": condition.reason.value,
+                "message": condition.message[:MESSAGE_LIMIT],
+                "observedGeneration": generation,
+                "lastTransitionTime": known.get("lastTransitionTime", now) if same else now,
+            }
+        )
+    return merged

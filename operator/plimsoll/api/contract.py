@@ -1,0 +1,43 @@
+"""What the operator and the engine image agree on: `engine-image/contract.json`, read by both sides.
+
+Ports, paths, environment names, headers and drain times stand in one file. The launcher in the image reads its own
+copy, the operator reads this one, so that neither can drift without the other noticing at build time.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The contract as it stands in the file; times in seconds."""
+
+    ports: dict[str, int]
+    paths: dict[str, str]
+    env: dict[str, str]
+    headers: dict[str, str]
+    drain: dict[str, int]
+    leg_deadline_seconds: int
+    metrics: dict[str, str]
+    reserved_args: tuple[str, ...]
+
+    @property
+    def grace_seconds(self) -> int:
+        """How long a pod may take to end: quiet time, every stream's end, and a margin."""
+        d = self.drain
+        waiting = d["min_unready_seconds"] + d["quiet_seconds"]
+        return waiting + d["shutdown_timeout_seconds"] + d["grace_margin_seconds"]
+
+
+@functools.cache
+def contract() -> Contract:
+    """The bundled contract; fields that only the launcher reads are left out."""
+    text: dict[str, Any] = orjson.loads(files("plimsoll.api").joinpath("contract.json").read_bytes())
+    known = {name: text[name] for name in Contract.__dataclass_fields__}
+    return Contract(**{**known, "reserved_args": tuple(known["reserved_args"])})

@@ -1,0 +1,89 @@
+"""Events: one constructor for each thing worth telling, told when it changes and never again.
+
+An Event's name is derived from the object, the reason and the moment at which the state before it began. Writing
+it twice meets the first one (409), so a restart, or a crash between the Event and the status, adds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from plimsoll.api import labels
+
+MESSAGE_LIMIT = 1024  # characters, the API server's limit
+
+
+class EventReason(StrEnum):
+    """The closed list of Event reasons."""
+
+    READY = "Ready"
+    NOT_READY = "NotReady"
+    SCALED_UP = "ScaledUp"
+    SCALED_DOWN = "ScaledDown"
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    CONFIG_ERROR = "ConfigError"
+    ENGINE_FAILING = "EngineFailing"
+    PODS_REFUSED = "PodsRefused"
+    INVALID_SPEC = "InvalidSpec"
+    APPLY_REJECTED = "ApplyRejected"
+    MODEL_NAME_TAKEN = "ModelNameTaken"
+    MODEL_NAME_OWNED = "ModelNameOwned"
+
+
+MEANING: dict[EventReason, str] = {
+    EventReason.READY: "The service answers through the gateway.",
+    EventReason.NOT_READY: "The service stopped answering through the gateway; the message says why.",
+    EventReason.SCALED_UP: "A tier was given more replicas; the message says from, to and why.",
+    EventReason.SCALED_DOWN: "A tier was given fewer replicas; the message says from, to and why.",
+    EventReason.UNSCHEDULABLE: "A pod of a tier fits on no node.",
+    EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
+    EventReason.CONFIG_ERROR: "A tier's pod names a Secret, ConfigMap, volume or claim that is not there.",
+    EventReason.ENGINE_FAILING: "An engine of a tier ended by itself.",
+    EventReason.PODS_REFUSED: "The cluster refuses to create a tier's pods.",
+    EventReason.INVALID_SPEC: "The spec cannot be acted on.",
+    EventReason.APPLY_REJECTED: "The API server rejected an object made from the spec.",
+    EventReason.MODEL_NAME_TAKEN: "An older service owns the model name.",
+    EventReason.MODEL_NAME_OWNED: "The model name is free now and belongs to this service.",
+}
+
+NORMAL = frozenset({EventReason.READY, EventReason.SCALED_UP, EventReason.SCALED_DOWN, EventReason.MODEL_NAME_OWNED})
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that changed. since: a mark of the state that it ended (a time, a replica count)."""
+
+    reason: EventReason
+    message: str
+    since: str = ""
+
+    def manifest(self, service: dict[str, Any], reporter: str, now: str) -> dict[str, Any]:
+        """The core/v1 Event about `service` (an InferenceService object); now: RFC 3339 time."""
+        meta = service["metadata"]
+        identity = "\n".join((meta["uid"], self.reason.value, self.since, self.message))
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{meta['name']}.{digest}", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": labels.API_VERSION,
+                "kind": labels.KIND,
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+            },
+            "type": "Normal" if self.reason in NORMAL else "Warning",
+            "reason": self.reason.value,
+            "message": self.message[:MESSAGE_LIMIT],
+            "source": {"component": "plimsoll"},
+            "reportingComponent": "plimsoll.dev/operator",
+            "reportingInstance": reporter,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
