@@ -55,7 +55,7 @@ NORMAL = frozenset({EventReason.READY, EventReason.SCALED_UP, EventReason.SCALED
 
 @dataclass(frozen=True)
 class Event:
-    """Something that changed. since: a mark of the state that it ended (a time, a replica count)."""
+    """Something that changed. since: names the state that it ended (tier, time, replica counts): two with one `since` are one."""
 
     reason: EventReason
     message: str
@@ -64,7 +64,7 @@ class Event:
     def manifest(self, service: dict[str, Any], reporter: str, now: str) -> dict[str, Any]:
         """The core/v1 Event about `service` (an InferenceService object); now: RFC 3339 time."""
         meta = service["metadata"]
-        identity = "\n".join((meta["uid"], self.reason.value, self.since, self.message))
+        identity = "\n".join((meta["uid"], self.reason.value, self.since))
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return {
             "apiVersion": "v1",
