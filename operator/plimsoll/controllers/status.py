@@ -1,0 +1,212 @@
+"""What the status says, from what was seen. Pure: the same sight gives the same conditions, columns and Events.
+
+A condition's message is for the person who reads it at night: the scheduler's, the kubelet's or the engine's own
+words first, then what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plimsoll.api.conditions import TIER_READY, Condition, Reason, Type
+from plimsoll.api.events import Event, EventReason
+from plimsoll.controllers import troubles
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TierSight:
+    """One tier as it is. desired: what the scaler wants; deployment: None before it was made."""
+
+    kind: str
+    desired: int
+    deployment: Object | None
+    pods: tuple[Object, ...]
+    revision: str  # name of the kept pod template
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One service as it is. routable: endpoints that the gateway lists; None when no replica could be asked."""
+
+    service: Object
+    tiers: tuple[TierSight, ...] = ()
+    gateways_present: int = 0
+    routable: int | None = None
+    model_names: tuple[str, ...] = ()
+    name_taken_by: str | None = None  # namespace/name of the service that owns our model name
+    invalid: tuple[str, ...] = ()
+    rejected: str | None = None
+    url: str = ""
+    minimums: Mapping[str, int] = field(default_factory=dict)
+
+
+def conditions(sight: Sight) -> tuple[Condition, ...]:
+    """Every condition that applies, in the order in which they are read."""
+    if sight.invalid:
+        message = "; ".join(sight.invalid)
+        return (
+            *_ready(sight, ()),
+            Condition(Type.RECONCILING, False, Reason.INVALID_SPEC, "waiting for a spec that can be acted on"),
+            Condition(Type.STALLED, True, Reason.INVALID_SPEC, message),
+        )
+    tiers = tuple(_tier(tier) for tier in sight.tiers)
+    return (
+        *_ready(sight, tiers),
+        _reconciling(sight, tiers),
+        _stalled(sight),
+        *tiers,
+        _name_owned(sight),
+    )
+
+
+def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    if sight.routable:
+        return (Condition(Type.READY, True, Reason.SERVING, f"clients reach it at {sight.url}"),)
+    if sight.invalid:
+        return (Condition(Type.READY, False, Reason.INVALID_SPEC, "; ".join(sight.invalid)),)
+    if sight.rejected:
+        return (Condition(Type.READY, False, Reason.APPLY_REJECTED, sight.rejected),)
+    answering = next((c for c in tiers if c.type is not Type.PREFILL_READY), None)
+    if answering is not None and not answering.holds:
+        return (Condition(Type.READY, False, answering.reason, answering.message),)
+    if sight.routable is None:
+        holds = None if sight.gateways_present else False
+        words = "no gateway replica answers" if sight.gateways_present else "there is no gateway replica"
+        advice = "look at it with: kubectl get pods -A -l app.kubernetes.io/component=gateway"
+        return (Condition(Type.READY, holds, Reason.NO_GATEWAY, f"{words}; {advice}"),)
+    message = "the engines are ready, but no gateway replica lists one of them yet"
+    return (Condition(Type.READY, False, Reason.NO_ROUTABLE_ENDPOINT, message),)
+
+
+def _tier(tier: TierSight) -> Condition:
+    """Whether a tier has its replicas, and if not, the most telling trouble of its pods."""
+    kind = TIER_READY[tier.kind]
+    ready, total = _ready_replicas(tier), tier.desired
+    found = troubles.worst(tier.deployment, tier.pods)
+    count = f"{ready} of {total} ready"
+    if ready >= total and _rolled_out(tier):
+        return Condition(kind, True, Reason.ALL_REPLICAS_READY, count)
+    holds = ready >= total
+    if found is not None:
+        reason = Reason.ROLLING_OUT if holds else found.reason
+        advice = f"; tiers.{tier.kind}.rollout.maxSurge adds this pod before an old one goes" if holds else ""
+        return Condition(kind, holds, reason, f"{count}: {found.message}{advice}")
+    if tier.deployment is not None and _updated(tier) < total and ready:
+        return Condition(kind, holds, Reason.ROLLING_OUT, f"{count}, {_updated(tier)} of the new revision")
+    return Condition(kind, holds, Reason.STARTING, f"{count}: engines are starting")
+
+
+def _reconciling(sight: Sight, tiers: tuple[Condition, ...]) -> Condition:
+    waiting = [
+        f"{tier.kind}: {condition.message}"
+        for tier, condition in zip(sight.tiers, tiers, strict=True)
+        if condition.reason is not Reason.ALL_REPLICAS_READY
+    ]
+    if waiting or sight.rejected:
+        message = "; ".join(waiting) or "an object was rejected"
+        return Condition(Type.RECONCILING, True, Reason.PROGRESSING, message)
+    return Condition(Type.RECONCILING, False, Reason.CONVERGED, "everything is as the spec wants it")
+
+
+def _stalled(sight: Sight) -> Condition:
+    if sight.rejected:
+        return Condition(Type.STALLED, True, Reason.APPLY_REJECTED, sight.rejected)
+    return Condition(Type.STALLED, False, Reason.NOT_STALLED, "nothing stands in the way")
+
+
+def _name_owned(sight: Sight) -> Condition:
+    if sight.name_taken_by is None:
+        names = ", ".join(sight.model_names)
+        return Condition(Type.MODEL_NAME_OWNED, True, Reason.OWNED, f"clients may say {names}")
+    meta = sight.service["metadata"]
+    long_name = f"{meta['namespace']}/{meta['name']}"
+    message = f"{sight.name_taken_by} is older and owns this model name; clients reach this service as {long_name}"
+    return Condition(Type.MODEL_NAME_OWNED, False, Reason.MODEL_NAME_TAKEN, message)
+
+
+def _ready_replicas(tier: TierSight) -> int:
+    return int(_status(tier).get("readyReplicas", 0))
+
+
+def _updated(tier: TierSight) -> int:
+    return int(_status(tier).get("updatedReplicas", 0))
+
+
+def _status(tier: TierSight) -> Object:
+    found: Object = (tier.deployment or {}).get("status", {})
+    return found
+
+
+def _rolled_out(tier: TierSight) -> bool:
+    """True if the Deployment has seen its newest spec and runs exactly the wanted pods of it."""
+    if tier.deployment is None:
+        return False
+    seen = _status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get("generation", 0)
+    exact = _updated(tier) == tier.desired == _status(tier).get("replicas", 0)
+    return seen and exact and tier.deployment["spec"].get("replicas") == tier.desired
+
+
+def rolled_out(tier: TierSight) -> bool:
+    """True if nothing of an older revision is left, so that its kept pod template may go."""
+    return _rolled_out(tier) and _ready_replicas(tier) >= tier.desired
+
+
+def tiers(sight: Sight) -> dict[str, Object]:
+    """`status.tiers`: the numbers behind the columns."""
+    return {
+        tier.kind: {
+            "replicas": int(_status(tier).get("replicas", 0)),
+            "ready": _ready_replicas(tier),
+            "desired": tier.desired,
+            "summary": f"{_ready_replicas(tier)}/{tier.desired}",
+            "revision": tier.revision,
+        }
+        for tier in sight.tiers
+    }
+
+
+_TOLD: dict[Reason, EventReason] = {
+    Reason.UNSCHEDULABLE: EventReason.UNSCHEDULABLE,
+    Reason.IMAGE_UNAVAILABLE: EventReason.IMAGE_UNAVAILABLE,
+    Reason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
+    Reason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
+    Reason.PODS_REFUSED: EventReason.PODS_REFUSED,
+}
+
+
+def events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]:
+    """What changed between the status as it is and as it will be."""
+    before = {c.get("type"): c for c in old}
+    told = []
+    for condition in new:
+        was = before.get(condition.type.value, {})
+        event = _event(condition, was)
+        if event is not None:
+            since = "/".join((condition.type, str(was.get("lastTransitionTime")), str(was.get("reason"))))
+            told.append(Event(event, condition.message, since))
+    return told
+
+
+def _event(condition: Condition, was: Object) -> EventReason | None:
+    if was.get("status") == condition.status and was.get("reason") == condition.reason.value:
+        return None
+    flipped = was.get("status") != condition.status
+    match condition.type:
+        case Type.READY if flipped and condition.holds:
+            return EventReason.READY
+        case Type.READY if was.get("status") == "True":
+            return EventReason.NOT_READY
+        case Type.STALLED if condition.holds:
+            return EventReason(condition.reason.value)
+        case Type.MODEL_NAME_OWNED if flipped and condition.holds is False:
+            return EventReason.MODEL_NAME_TAKEN
+        case Type.MODEL_NAME_OWNED if flipped and was:
+            return EventReason.MODEL_NAME_OWNED
+        case Type.PREFILL_READY | Type.DECODE_READY | Type.SERVE_READY:
+            return _TOLD.get(condition.reason)
+        case _:
+            return None

@@ -1,0 +1,167 @@
+"""Everything but the pod: the objects that a service is made of, built from its spec alone.
+
+Builders are pure. What differs between two calls (replicas, the kept pod template) comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.api.v1alpha1 import InferenceService, Tier
+from plimsoll.resources import meta, pod
+from plimsoll.resources.platform import Platform
+
+Object = dict[str, Any]
+
+PROGRESS_DEADLINE_SECONDS = 3600  # a model of hundreds of gigabytes may take most of an hour to arrive
+
+
+@dataclass(frozen=True)
+class KeptTemplate:
+    """A pod template as it was first rendered for this state of the user's spec."""
+
+    name: str  # of the ControllerRevision
+    template: Object
+
+
+def revision_name(service: InferenceService, kind: str) -> str:
+    """Name of the ControllerRevision for the user's present spec of a tier.
+
+    Only what the user wrote counts: another operator, chart or default image must not restart an engine.
+    """
+    tier = service.spec.tiers.by_role()[kind]
+    written = {
+        "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "engine": service.spec.engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "tier": tier.model_dump(
+            mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
+        ),
+    }
+    return f"{meta.tier_name(service.name, kind)}-{meta.digest(written)}"
+
+
+def revision(service: InferenceService, parent: Object, kind: str, platform: Platform) -> Object:
+    """The ControllerRevision that keeps a tier's rendered pod template."""
+    name = revision_name(service, kind)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": meta.metadata(parent, name, meta.tier_labels(service.name, kind)),
+        "data": pod.template(service, kind, platform),
+        "revision": service.generation,
+    }
+
+
+def shared(service: InferenceService, parent: Object, platform: Platform) -> list[Object]:
+    """What the tiers have in common."""
+    objects: list[Object] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": meta.metadata(parent, meta.engine_name(service.name), meta.service_labels(service.name)),
+            "automountServiceAccountToken": False,
+        }
+    ]
+    if platform.network_policy.enabled:
+        objects.append(_network_policy(service, parent, platform))
+    return objects
+
+
+def tier(
+    service: InferenceService, parent: Object, kind: str, kept: KeptTemplate, replicas: int | None
+) -> list[Object]:
+    """The objects of one tier. replicas: None where somebody else owns that field."""
+    return [
+        _service(service, parent, kind),
+        _budget(service, parent, kind),
+        _deployment(service, parent, kind, kept, replicas),
+    ]
+
+
+def _deployment(
+    service: InferenceService, parent: Object, kind: str, kept: KeptTemplate, replicas: int | None
+) -> Object:
+    rollout = service.spec.tiers.by_role()[kind].rollout
+    spec: Object = {
+        "selector": {"matchLabels": meta.selector(service.name, kind)},
+        "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+        "revisionHistoryLimit": 2,
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+        },
+        "template": kept.template,
+    }
+    if replicas is not None:
+        spec["replicas"] = replicas
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
+        "spec": spec,
+    }
+
+
+def _service(service: InferenceService, parent: Object, kind: str) -> Object:
+    ports = contract().ports
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
+        "spec": {
+            "clusterIP": "None",
+            "selector": meta.selector(service.name, kind),
+            "ports": [
+                {"name": name, "port": ports[name], "targetPort": name, "protocol": "TCP"}
+                for name in ("api", "launcher")
+            ],
+        },
+    }
+
+
+def _budget(service: InferenceService, parent: Object, kind: str) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": meta.selector(service.name, kind)}},
+    }
+
+
+def _network_policy(service: InferenceService, parent: Object, platform: Platform) -> Object:
+    """API port: the gateway. Launcher port: the operator and who may scrape. Among the engines: everything."""
+    gateway = platform.gateway
+    ports = contract().ports
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
+    operator = {**here, "podSelector": {"matchLabels": {labels.NAME: "plimsoll", labels.COMPONENT: "operator"}}}
+    own = {"matchLabels": {labels.SERVICE: service.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta.metadata(parent, meta.engine_name(service.name), meta.service_labels(service.name)),
+        "spec": {
+            "podSelector": own,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{**here, "podSelector": {"matchLabels": gateway.pod_selector}}],
+                    "ports": [_port(ports["api"])],
+                },
+                {"from": [operator, *platform.metrics.peers], "ports": [_port(ports["launcher"])]},
+                {"from": [{"podSelector": own}]},
+            ],
+        },
+    }
+
+
+def _port(number: int) -> Object:
+    return {"protocol": "TCP", "port": number}
+
+
+def bounds(tiers: Mapping[str, Tier]) -> dict[str, tuple[int, int]]:
+    """Least and most replicas of each tier."""
+    return {kind: (t.min_replicas, t.upper_bound) for kind, t in tiers.items()}

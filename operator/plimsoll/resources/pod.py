@@ -1,0 +1,241 @@
+"""The pod of an engine: the bundled image under the restricted pod security standard, as the contract says.
+
+The user's spec, the role's needs and the installation's defaults meet here, in this order of strength: the contract
+(the launcher adds its flags last), the user, the installation, the role. Everything an engine writes goes to
+emptyDirs, since its root file system is read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.api.v1alpha1 import InferenceService, Pod, Tier
+from plimsoll.resources import meta
+from plimsoll.resources.platform import Platform
+
+Object = dict[str, Any]
+
+UID = 1000
+ROLE_ARGS = {"prefill": ("--block-size", "128"), "decode": ("--block-size", "128"), "serve": ()}
+DEFAULT_CACHE_SIZE = "64Gi"
+SHM_SIZE = "8Gi"
+SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": UID,
+    "runAsGroup": UID,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def template(service: InferenceService, tier_kind: str, platform: Platform) -> Object:
+    """The rendered pod template of one tier: what a ControllerRevision keeps."""
+    tier = service.spec.tiers.by_role()[tier_kind]
+    pod = tier.pod
+    spec: Object = {
+        "serviceAccountName": pod.service_account_name or meta.engine_name(service.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": contract().grace_seconds,
+        "securityContext": {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [_container(service, tier_kind, tier, platform)],
+        "volumes": [*_volumes(service), *(volume.manifest() for volume in pod.volumes)],
+    }
+    spec |= _placement(pod, tier, platform)
+    revision = meta.digest(_identity(service, platform))
+    return {
+        "metadata": {
+            "labels": {**pod.labels, **meta.tier_labels(service.name, tier_kind), labels.REVISION: revision},
+            **({"annotations": dict(pod.annotations)} if pod.annotations else {}),
+        },
+        "spec": spec,
+    }
+
+
+def _identity(service: InferenceService, platform: Platform) -> Object:
+    """What two engines must share to read each other's KV blocks."""
+    return {
+        "image": image(service, platform),
+        "model": service.spec.model.uri,
+        "revision": service.spec.model.revision,
+        "args": [*platform.engine.defaults.args, *service.spec.engine.args],
+    }
+
+
+def image(service: InferenceService, platform: Platform) -> str:
+    """The engine image: the user's, or the bundled one at the user's version."""
+    engine = service.spec.engine
+    if engine.image:
+        return engine.image
+    if engine.version:
+        return f"{repository(platform.engine.image)}:{engine.version}"
+    return platform.engine.image
+
+
+def repository(reference: str) -> str:
+    """An image reference without its tag and digest."""
+    name = reference.split("@", 1)[0]
+    head, _, tail = name.rpartition(":")
+    return name if not head or "/" in tail else head
+
+
+def _container(service: InferenceService, kind: str, tier: Tier, platform: Platform) -> Object:
+    c = contract()
+    launcher = c.ports["launcher"]
+    return {
+        "name": "engine",
+        "image": image(service, platform),
+        "imagePullPolicy": platform.engine.image_pull_policy,
+        "env": _environment(service, kind, tier, platform),
+        "ports": [
+            {"name": "api", "containerPort": c.ports["api"]},
+            {"name": "launcher", "containerPort": launcher},
+            {"name": "nixl", "containerPort": c.ports["nixl"]},
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": c.paths["ready"], "port": "launcher"},
+            "periodSeconds": 1,
+            "failureThreshold": 1,
+            "timeoutSeconds": 5,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": c.paths["live"], "port": "launcher"},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+            "timeoutSeconds": 5,
+        },
+        "resources": _resources(tier, platform),
+        "securityContext": SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
+    }
+
+
+def _environment(service: InferenceService, kind: str, tier: Tier, platform: Platform) -> list[Object]:
+    c, model = contract(), service.spec.model
+    scratch, home = c.paths["scratch"], c.paths["home"]
+    ours: list[Object] = [
+        _value(c.env["role"], kind),
+        _value(c.env["model"], model_path(service)),
+        _value(c.env["model_revision"], model.revision or ""),
+        _value(c.env["served_names"], json.dumps([service.model_name, service.long_name])),
+        _value(c.env["default_args"], json.dumps(default_args(kind, tier, platform))),
+        _value(c.env["args"], json.dumps(list(service.spec.engine.args))),
+        _value(c.env["shutdown_timeout"], str(c.drain["shutdown_timeout_seconds"])),
+        _value(c.env["leg_deadline"], str(c.leg_deadline_seconds)),
+        {"name": c.env["pod_ip"], "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        _value("HOME", home),
+        _value("USER", "plimsoll"),
+        _value("HF_HOME", f"{home}/hf"),
+        _value("VLLM_CACHE_ROOT", f"{home}/.cache/vllm"),
+        _value("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
+        _value("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
+        _value("TMPDIR", scratch),
+    ]
+    if model.secret_ref:
+        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+        ours.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    theirs = [entry.manifest() for entry in service.spec.engine.env]
+    taken = {entry["name"] for entry in theirs}
+    defaults = [dict(e) for e in platform.engine.defaults.env if e["name"] not in taken]
+    return _last_wins([*ours, *defaults, *theirs])
+
+
+def _value(name: str, value: str) -> Object:
+    return {"name": name, "value": value}
+
+
+def _last_wins(entries: list[Object]) -> list[Object]:
+    """One entry a name, the last one's value at the first one's place: a list map takes no duplicates."""
+    return list({entry["name"]: entry for entry in entries}.values())
+
+
+def default_args(kind: str, tier: Tier, platform: Platform) -> list[str]:
+    """Engine arguments that the user's own override: the role's, the shape's, the installation's."""
+    parallel = ["--tensor-parallel-size", str(tier.gpus)] if tier.gpus > 1 else []
+    return [*ROLE_ARGS[kind], *parallel, *platform.engine.defaults.args]
+
+
+def model_path(service: InferenceService) -> str:
+    """What `vllm serve` is told: a repository name or a path in the pod."""
+    scheme, rest = service.spec.model.location
+    if scheme == "pvc":
+        return f"{contract().paths['models']}/claim/{rest.split('/', 1)[1]}"
+    return rest
+
+
+def _resources(tier: Tier, platform: Platform) -> Object:
+    """The user's CPU and memory over the installation's; GPUs as requests and limits, as extended resources must."""
+    defaults, own = platform.engine.defaults.resources, tier.pod.resources
+    merged = {
+        part: {**defaults.get(part, {}), **getattr(own, part)}
+        for part in ("requests", "limits")
+        if defaults.get(part) or getattr(own, part)
+    }
+    if tier.gpus:
+        for part in ("requests", "limits"):
+            merged.setdefault(part, {})[_gpu_resource(tier, platform)] = str(tier.gpus)
+    return merged
+
+
+def _gpu_resource(tier: Tier, platform: Platform) -> str:
+    return tier.gpu_resource or platform.engine.gpu_resource
+
+
+def _placement(pod: Pod, tier: Tier, platform: Platform) -> Object:
+    tolerations: list[Object] = [toleration.manifest() for toleration in pod.tolerations]
+    if tier.gpus:
+        tolerations.append({"key": _gpu_resource(tier, platform), "operator": "Exists", "effect": "NoSchedule"})
+    choices: Object = {
+        "nodeSelector": dict(pod.node_selector),
+        "tolerations": tolerations,
+        "affinity": pod.affinity,
+        "runtimeClassName": pod.runtime_class_name or platform.engine.runtime_class_name,
+        "priorityClassName": pod.priority_class_name,
+        "schedulerName": pod.scheduler_name,
+        "imagePullSecrets": [*platform.engine.image_pull_secrets, *(ref.manifest() for ref in pod.image_pull_secrets)],
+    }
+    return {name: value for name, value in choices.items() if value}
+
+
+def _volumes(service: InferenceService) -> list[Object]:
+    volumes: list[Object] = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+    ]
+    scheme, rest = service.spec.model.location
+    if scheme == "pvc":
+        claim = {"claimName": rest.split("/", 1)[0], "readOnly": True}
+        volumes.append({"name": "model", "persistentVolumeClaim": claim})
+    if scheme == "hf":
+        volumes.append({"name": "model-cache", **_cache(service)})
+    return volumes
+
+
+def _cache(service: InferenceService) -> Object:
+    cache = service.spec.model.cache
+    if cache and cache.claim_name:
+        return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+    return {"emptyDir": {"sizeLimit": (cache.size_limit if cache else None) or DEFAULT_CACHE_SIZE}}
+
+
+def _mounts(service: InferenceService) -> list[Object]:
+    paths = contract().paths
+    mounts: list[Object] = [
+        {"name": "scratch", "mountPath": paths["scratch"]},
+        {"name": "home", "mountPath": paths["home"]},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    scheme, _ = service.spec.model.location
+    if scheme == "pvc":
+        mounts.append({"name": "model", "mountPath": f"{paths['models']}/claim", "readOnly": True})
+    if scheme == "hf":
+        mounts.append({"name": "model-cache", "mountPath": f"{paths['home']}/hf"})
+    return mounts
