@@ -1,0 +1,111 @@
+"""The programs of the cluster, built from their published Go modules.
+
+Problem: release downloads are not to be had everywhere, module proxies are. Idea: three module files pin everything
+(`kubernetes/` also holds kind and helm, which share its packages; etcd and containerd clash with those versions and have
+their own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache makes
+a later, larger request cost only the difference. A stamp of the module files tells when programs are out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from e2e.cluster.settings import BIN, HERE, KUBERNETES
+from e2e.cluster.shell import Failed, run, stage
+
+_VERSION = "k8s.io/component-base/version"
+_MAJOR, _MINOR = KUBERNETES.removeprefix("v").split(".")[:2]
+_KUBERNETES_FLAGS = (
+    f"-X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor={_MAJOR} -X {_VERSION}.gitMinor={_MINOR}"
+    f" -X {_VERSION}.gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+)
+_CONTAINERD = "github.com/containerd/containerd/v2"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module file and what is built from it: program name -> package, linker flags, build tags."""
+
+    folder: str
+    packages: dict[str, str]
+    flags: str = ""
+    tags: str = ""
+
+    @property
+    def stamp(self) -> str:
+        """Changes with every source and version of the module."""
+        digest = hashlib.sha256(f"{self.flags} {self.tags}".encode())
+        for path in sorted(p for p in (HERE / self.folder).rglob("*") if p.suffix in {".go", ".mod", ".sum"}):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+MODULES = (
+    Module(
+        "kubernetes",
+        {
+            **{
+                f"kube-{part}": f"k8s.io/kubernetes/cmd/kube-{part}"
+                for part in ("apiserver", "controller-manager", "scheduler", "proxy")
+            },
+            **{name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kubelet", "kubeadm", "kubectl")},
+            "coredns": "./coredns",
+            "pause": "./pause",
+            "kind": "sigs.k8s.io/kind",
+            "helm": "helm.sh/helm/v4/cmd/helm",
+            "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+        },
+        flags=_KUBERNETES_FLAGS,
+    ),
+    Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Module(
+        "containerd",
+        {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+        flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
+        tags="no_btrfs no_zfs no_devmapper no_aufs",
+    ),
+)
+
+
+def present(with_path: bool = False) -> frozenset[str]:
+    """Names of programs that are built and up to date; with_path: or that are installed on the machine."""
+    return frozenset(
+        name
+        for module in MODULES
+        for name in module.packages
+        if _current(module, name) or (with_path and shutil.which(name) is not None)
+    )
+
+
+def ensure(names: Iterable[str]) -> None:
+    """Build what is missing; raises Failed for a name that is unknown or does not build."""
+    wanted = set(names)
+    if unknown := wanted - {name for module in MODULES for name in module.packages}:
+        raise Failed(f"no such program: {', '.join(sorted(unknown))}")
+    for module in MODULES:
+        missing = sorted(name for name in wanted & set(module.packages) if not _current(module, name))
+        if missing:
+            with stage(f"building {', '.join(missing)}"):
+                _build(module, missing)
+
+
+def _current(module: Module, name: str) -> bool:
+    stamp = BIN / ".stamps" / name
+    return (BIN / name).exists() and stamp.exists() and stamp.read_text() == module.stamp
+
+
+def _build(module: Module, names: list[str]) -> None:
+    """One `go build` for all, into a folder of its own: a broken build leaves no half program behind."""
+    stamps, fresh = BIN / ".stamps", BIN / ".new"
+    stamps.mkdir(parents=True, exist_ok=True)
+    fresh.mkdir(exist_ok=True)
+    target = fresh / names[0] if len(names) == 1 else f"{fresh}/"  # Go's own names fit wherever there are several
+    packages = [module.packages[name] for name in names]
+    flags = ["-trimpath", "-tags", module.tags, "-ldflags", f"-s -w {module.flags}"]
+    run("go", "build", *flags, "-o", target, *packages, cwd=HERE / module.folder, env={"CGO_ENABLED": "0"})
+    for name in names:
+        (fresh / name).replace(BIN / name)
+        (stamps / name).write_text(module.stamp)

@@ -1,0 +1,92 @@
+"""The project's own images: built here, pushed to the local registry when they changed.
+
+Each image's code is its last layer, so an edit costs one small layer. The push is what takes time, so it is left out
+while the registry already holds what the tag says: the id of the last image pushed is kept beside the registry's data.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.docker import build, image_id, pip_args
+from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
+from e2e.cluster.shell import Failed, run, say, stage
+
+REPOSITORY = f"localhost:{REGISTRY_PORT}/plimsoll"
+TAG = "dev"
+_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+@dataclass(frozen=True)
+class Image:
+    """`parts`: the files and folders of the checkout that the Dockerfile may copy; the build context holds nothing else."""
+
+    name: str
+    dockerfile: Path
+    parts: tuple[str, ...]
+
+    @property
+    def reference(self) -> str:
+        """The name that Docker, Helm values and pods use."""
+        return f"{REPOSITORY}/{self.name}:{TAG}"
+
+
+IMAGES = (
+    Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
+    Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
+    Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
+)
+
+
+def ensure(names: Iterable[str]) -> None:
+    """Build and push the named images, all of them when none is named."""
+    wanted = set(names)
+    if unknown := wanted - {image.name for image in IMAGES}:
+        raise Failed(f"no such image: {', '.join(sorted(unknown))}")
+    for image in IMAGES:
+        if not wanted or image.name in wanted:
+            with stage(f"image {image.name}"):
+                _build(image)
+                if _registry_has(image):
+                    say(f"image {image.name} is in the registry already")
+                else:
+                    run("docker", "push", image.reference)
+
+
+def _build(image: Image) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = Path(folder)
+        for part in image.parts:
+            _copy(part, context)
+        shutil.copy2(image.dockerfile, context / "Dockerfile")
+        build(image.reference, context, args=pip_args(), network="host")
+
+
+def _copy(part: str, context: Path) -> None:
+    """A folder under its own path, or, with `/.`, its content at the top; links are followed: a context ends at its edge."""
+    source = ROOT / part
+    target = context if part.endswith("/.") else context / part
+    ignored = shutil.ignore_patterns("__pycache__")
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+
+
+def _registry_has(image: Image) -> bool:
+    """The registry's manifest names the config blob, whose digest is the image's id."""
+    url = f"http://127.0.0.1:{REGISTRY_PORT}/v2/plimsoll/{image.name}/manifests/{TAG}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": _MANIFEST}), timeout=5) as reply:
+            return image_id(image.reference).encode() in reply.read()
+    except urllib.error.HTTPError:
+        return False
+    except OSError as error:
+        raise Failed(f"the registry does not answer ({error}): run e2e/cluster/up first") from error

@@ -1,0 +1,61 @@
+"""Docker on a machine that has none: Debian's packages and a daemon of our own.
+
+Only ever called with a plan that says so, and the plan never says so where a Docker daemon answers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+from e2e.cluster.decide import Plan
+from e2e.cluster.settings import CACHE, HERE
+from e2e.cluster.shell import Failed, run, stage, succeeds, wait_for
+
+START_SECONDS = 60
+
+
+def prepare(plan: Plan) -> None:
+    """Install packages and start the daemon; raises Failed when it does not answer."""
+    if plan.packages:
+        with stage(f"installing {' '.join(plan.packages)}"):
+            run("apt-get", "update", "-qq")
+            run(
+                "apt-get",
+                "install",
+                "-y",
+                "-qq",
+                "--no-install-recommends",
+                *plan.packages,
+                env={"DEBIAN_FRONTEND": "noninteractive"},
+            )
+    if plan.daemon and not succeeds("docker", "info"):  # where there is an init system, the package has started it
+        with stage("starting Docker"):
+            _start(plan.lenient_runc)
+
+
+def _start(lenient_runc: bool) -> None:
+    config = {"data-root": str(CACHE / "docker"), "storage-driver": "overlay2", "ip6tables": False}
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if lenient_runc:
+        wrapper = CACHE / "runc-lenient"
+        shutil.copy2(HERE / "node" / "runc-lenient", wrapper)
+        config |= {"runtimes": {"lenient": {"path": str(wrapper)}}, "default-runtime": "lenient"}
+    (CACHE / "daemon.json").write_text(json.dumps(config, indent=2))
+    log = CACHE / "dockerd.log"
+    with log.open("ab") as out:
+        daemon = subprocess.Popen(
+            ["dockerd", "--config-file", str(CACHE / "daemon.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        wait_for(lambda: daemon.poll() is not None or succeeds("docker", "info"), "the Docker daemon", START_SECONDS)
+        if daemon.poll() is not None:
+            raise Failed("the Docker daemon ended at once")
+    except Failed as error:
+        last = "\n".join(log.read_text().splitlines()[-20:])
+        raise Failed(f"{error}\n{last}\nwhole log: {log}") from error

@@ -1,0 +1,64 @@
+"""A registry beside the cluster: an edited image travels as its last layer instead of whole.
+
+Docker pushes to localhost:5001; containerd on the node finds the same name through its hosts.toml.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+
+from e2e.cluster import base
+from e2e.cluster.decide import Source
+from e2e.cluster.docker import build, container, image_exists
+from e2e.cluster.settings import HERE, PULLED_REGISTRY_IMAGE, REGISTRY, REGISTRY_PORT
+from e2e.cluster.shell import run, stage, wait_for
+
+_NETWORK = "kind"  # kind makes it with its first cluster
+_MADE_IMAGE = "plimsoll/registry:1"
+START_SECONDS = 30
+
+
+def ensure(source: Source) -> None:
+    """Running, on the cluster's network, answering; what was pushed earlier is still there."""
+    state = container(REGISTRY)
+    if state is None:
+        with stage("starting the registry"):
+            run(
+                "docker",
+                "run",
+                "-d",
+                "--name",
+                REGISTRY,
+                "--restart",
+                "unless-stopped",
+                "--network",
+                _NETWORK,
+                "-p",
+                f"127.0.0.1:{REGISTRY_PORT}:5000",
+                "-v",
+                f"{REGISTRY}:/var/lib/registry",
+                _image(source),
+            )
+    else:
+        if _NETWORK not in state["NetworkSettings"]["Networks"]:
+            run("docker", "network", "connect", _NETWORK, REGISTRY)
+        if not state["State"]["Running"]:
+            run("docker", "start", REGISTRY)
+    wait_for(_answers, "the registry", START_SECONDS)
+
+
+def _image(source: Source) -> str:
+    if source is Source.PULL:
+        return PULLED_REGISTRY_IMAGE
+    if not image_exists(_MADE_IMAGE):
+        base.ensure()
+        build(_MADE_IMAGE, HERE / "registry", network="host")
+    return _MADE_IMAGE
+
+
+def _answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{REGISTRY_PORT}/v2/", timeout=2) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False

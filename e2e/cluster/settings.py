@@ -1,0 +1,36 @@
+"""The names, ports, versions and folders of the local cluster, in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CLUSTER = "plimsoll"
+NODE = f"{CLUSTER}-control-plane"
+REGISTRY = "plimsoll-registry"
+REGISTRY_PORT = 5001  # on 127.0.0.1; pods and Docker both say localhost:5001
+GATEWAY_PORT = 8088  # on 127.0.0.1; node port 30088 inside
+GPUS = 16
+
+KUBERNETES = "v1.36.3"
+BASE_IMAGE = "debian:bookworm-slim"
+PULLED_NODE_IMAGE = "kindest/node:v1.37.0"  # what this kind release was published with
+PULLED_REGISTRY_IMAGE = "registry:2"
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = Path(os.environ.get("PLIMSOLL_CACHE") or Path.home() / ".cache" / "plimsoll") / "cluster"
+BIN = CACHE / "bin"
+LOGS = ROOT / "build" / "log"
+KUBECONFIG = ROOT / "build" / "kubeconfig"
+
+DISK_GB_FIRST = 25  # Go modules 5, build cache 3, binaries 1, images twice (Docker's copy and the node's)
+DISK_GB_LATER = 6
+PACKAGES = {
+    "dockerd": "docker.io",
+    "containerd": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "jq": "jq",
+}
