@@ -1,0 +1,125 @@
+"""Go-style durations and Kubernetes quantities, to numbers and back.
+
+Problem: manifests say `500ms` and `64Gi`; the rest of the code computes with seconds and exact numbers. Go's and
+Kubernetes' grammars differ from anything in Python's standard library, and a parser that is a little more generous than
+the API server's accepts what the cluster later refuses.
+
+Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical output, so
+that parse(format(x)) == x. Every error is a ValueError that shows what was read and what is accepted.
+"""
+
+import re
+from decimal import Decimal
+from typing import Final
+
+DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"
+QUANTITY_PATTERN: Final = (
+    r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+|[KMGTPE]i|[numkMGTPE])?$"  # apimachinery, resource.Quantity
+)
+
+_SECONDS: Final = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+}
+_DECIMAL: Final = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+}
+_BINARY: Final = {f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)}
+
+_DURATION = re.compile(DURATION_PATTERN, re.ASCII)
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_QUANTITY = re.compile(QUANTITY_PATTERN, re.ASCII)
+_QUANTITY_PARTS = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[A-Za-z]*)", re.ASCII)
+_PERCENT = re.compile(r"^([0-9]{1,2}|100)%$", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a Go-style duration such as `500ms` or `1m30s`.
+
+    No sign and no bare number are accepted. Raises ValueError.
+    """
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration: write a number with a unit (ns, us, ms, s, m, h), such as 500ms")
+    return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
+
+
+def format_duration(seconds: float) -> str:
+    """A Go-style duration for a non-negative number of seconds, rounded to the nanosecond: `1h30m`, `1.5s`, `500ms`."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"a duration is a finite number of seconds, zero or more, not {seconds}")
+    nanos = round(Decimal(seconds).scaleb(9))
+    if nanos < 10**9:
+        return _below_a_second(nanos)
+    hours, rest = divmod(nanos, 3600 * 10**9)
+    minutes, rest = divmod(rest, 60 * 10**9)
+    parts = [f"{hours}h" if hours else "", f"{minutes}m" if minutes else ""]
+    if rest:
+        parts.append(_plain(Decimal(rest).scaleb(-9)) + "s")
+    return "".join(parts)
+
+
+def _below_a_second(nanos: int) -> str:
+    if nanos == 0:
+        return "0s"
+    for unit, digits in (("ms", 6), ("us", 3)):
+        if nanos >= 10**digits:
+            return _plain(Decimal(nanos).scaleb(-digits)) + unit
+    return f"{nanos}ns"
+
+
+def parse_quantity(value: str | int) -> Decimal:
+    """The exact number a Kubernetes quantity stands for: `64Gi` -> 68719476736, `500m` -> 0.5. Raises ValueError."""
+    text = str(value)
+    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
+        raise ValueError(f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 4 or 64Gi")
+    match = _QUANTITY_PARTS.fullmatch(text)
+    assert match is not None  # the pattern above is the stricter one
+    number, suffix = match.groups()
+    scale = _DECIMAL.get(suffix) or _BINARY.get(suffix)
+    return Decimal(number) * scale if scale is not None else Decimal(f"{number}{suffix}")
+
+
+def format_quantity(value: Decimal | int, *, binary: bool = False) -> str:
+    """The shortest canonical quantity for an exact number: an integer and the largest suffix that keeps it one.
+
+    `binary` picks the suffixes of memory (Ki, Mi, Gi, ...). Numbers finer than a nano-unit raise ValueError.
+    """
+    number = Decimal(value)
+    if not number:
+        return "0"
+    for suffix, scale in reversed((_BINARY if binary else {}).items()):
+        if number % scale == 0:
+            return f"{_plain(number / scale)}{suffix}"
+    for suffix, scale in reversed(_DECIMAL.items()):
+        if (binary and scale > 1) or number % scale:
+            continue
+        return f"{_plain(number / scale)}{suffix}"
+    raise ValueError(f"{number} is finer than the smallest unit of a quantity (n, one billionth)")
+
+
+def parse_percent(text: str) -> int:
+    """The whole number in a percentage from `0%` to `100%`. Raises ValueError."""
+    match = _PERCENT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a percentage: write 0% to 100%")
+    return int(match[1])
+
+
+def _plain(number: Decimal) -> str:
+    """A Decimal without exponent and without trailing zeros."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
