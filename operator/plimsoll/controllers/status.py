@@ -147,7 +147,7 @@ def _rolled_out(tier: TierSight) -> bool:
         return False
     seen = _status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get("generation", 0)
     exact = _updated(tier) == tier.desired == _status(tier).get("replicas", 0)
-    return seen and exact and tier.deployment["spec"].get("replicas") == tier.desired
+    return bool(seen and exact and tier.deployment["spec"].get("replicas") == tier.desired)
 
 
 def rolled_out(tier: TierSight) -> bool:

@@ -61,11 +61,11 @@ class Store:
             self._children.get((kind, owner), {}).pop(key, None)
             self._changed(owner)
 
-    def replace(self, kind: str, objects: tuple[Object, ...]) -> None:
-        """Everything of a kind, as a list call saw it."""
+    def replace(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:
+        """Everything of a kind (in one namespace, or in all), as a list call saw it."""
         present = {key_of(obj) for obj in objects}
         for key, obj in list(self._objects.get(kind, {}).items()):
-            if key not in present:
+            if key not in present and namespace in (None, key[0]):
                 self.drop(obj)
         for obj in objects:
             self.put(obj)

@@ -93,7 +93,7 @@ class WorkQueue(Generic[K]):
         except PlimsollError as error:
             log.warning("will try again", extra={"key": key, "error": str(error)})
             self._retry(key, error)
-        except Exception as error:  # noqa: BLE001 - the boundary of the queue: one bad object must not stop the others
+        except Exception as error:  # the queue's boundary: one bad object stops no other
             log.exception("unexpected failure", extra={"key": key})
             self._retry(key, error)
         else:

@@ -55,3 +55,11 @@ def metadata(parent: Object, name: str, with_labels: dict[str, str]) -> Object:
 def digest(value: object, length: int = 10) -> str:
     """Short stable hash of a JSON-like value."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:length]
+
+
+def owner_uid(child: Object) -> str | None:
+    """The uid of the service that controls an object, if one does."""
+    for owner in child["metadata"].get("ownerReferences", []):
+        if owner.get("controller"):
+            return str(owner["uid"])
+    return None

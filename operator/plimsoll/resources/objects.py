@@ -5,13 +5,12 @@ Builders are pure. What differs between two calls (replicas, the kept pod templa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1 import InferenceService, Tier
+from plimsoll.api.v1alpha1 import InferenceService, Role
 from plimsoll.resources import meta, pod
 from plimsoll.resources.platform import Platform
 
@@ -28,12 +27,12 @@ class KeptTemplate:
     template: Object
 
 
-def revision_name(service: InferenceService, kind: str) -> str:
+def revision_name(service: InferenceService, kind: Role) -> str:
     """Name of the ControllerRevision for the user's present spec of a tier.
 
     Only what the user wrote counts: another operator, chart or default image must not restart an engine.
     """
-    tier = service.spec.tiers.by_role()[kind]
+    tier = dict(service.spec.tiers.items())[kind]
     written = {
         "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "engine": service.spec.engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
@@ -41,18 +40,18 @@ def revision_name(service: InferenceService, kind: str) -> str:
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
         ),
     }
-    return f"{meta.tier_name(service.name, kind)}-{meta.digest(written)}"
+    return f"{meta.tier_name(service.metadata.name, kind)}-{meta.digest(written)}"
 
 
-def revision(service: InferenceService, parent: Object, kind: str, platform: Platform) -> Object:
+def revision(service: InferenceService, parent: Object, kind: Role, platform: Platform) -> Object:
     """The ControllerRevision that keeps a tier's rendered pod template."""
     name = revision_name(service, kind)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": meta.metadata(parent, name, meta.tier_labels(service.name, kind)),
+        "metadata": meta.metadata(parent, name, meta.tier_labels(service.metadata.name, kind)),
         "data": pod.template(service, kind, platform),
-        "revision": service.generation,
+        "revision": service.metadata.generation,
     }
 
 
@@ -62,7 +61,9 @@ def shared(service: InferenceService, parent: Object, platform: Platform) -> lis
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": meta.metadata(parent, meta.engine_name(service.name), meta.service_labels(service.name)),
+            "metadata": meta.metadata(
+                parent, meta.engine_name(service.metadata.name), meta.service_labels(service.metadata.name)
+            ),
             "automountServiceAccountToken": False,
         }
     ]
@@ -72,7 +73,7 @@ def shared(service: InferenceService, parent: Object, platform: Platform) -> lis
 
 
 def tier(
-    service: InferenceService, parent: Object, kind: str, kept: KeptTemplate, replicas: int | None
+    service: InferenceService, parent: Object, kind: Role, kept: KeptTemplate, replicas: int | None
 ) -> list[Object]:
     """The objects of one tier. replicas: None where somebody else owns that field."""
     return [
@@ -83,11 +84,11 @@ def tier(
 
 
 def _deployment(
-    service: InferenceService, parent: Object, kind: str, kept: KeptTemplate, replicas: int | None
+    service: InferenceService, parent: Object, kind: Role, kept: KeptTemplate, replicas: int | None
 ) -> Object:
-    rollout = service.spec.tiers.by_role()[kind].rollout
+    rollout = dict(service.spec.tiers.items())[kind].rollout
     spec: Object = {
-        "selector": {"matchLabels": meta.selector(service.name, kind)},
+        "selector": {"matchLabels": meta.selector(service.metadata.name, kind)},
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
         "revisionHistoryLimit": 2,
         "strategy": {
@@ -101,20 +102,24 @@ def _deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
+        "metadata": meta.metadata(
+            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        ),
         "spec": spec,
     }
 
 
-def _service(service: InferenceService, parent: Object, kind: str) -> Object:
+def _service(service: InferenceService, parent: Object, kind: Role) -> Object:
     ports = contract().ports
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
+        "metadata": meta.metadata(
+            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        ),
         "spec": {
             "clusterIP": "None",
-            "selector": meta.selector(service.name, kind),
+            "selector": meta.selector(service.metadata.name, kind),
             "ports": [
                 {"name": name, "port": ports[name], "targetPort": name, "protocol": "TCP"}
                 for name in ("api", "launcher")
@@ -123,12 +128,14 @@ def _service(service: InferenceService, parent: Object, kind: str) -> Object:
     }
 
 
-def _budget(service: InferenceService, parent: Object, kind: str) -> Object:
+def _budget(service: InferenceService, parent: Object, kind: Role) -> Object:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": meta.metadata(parent, meta.tier_name(service.name, kind), meta.tier_labels(service.name, kind)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": meta.selector(service.name, kind)}},
+        "metadata": meta.metadata(
+            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        ),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": meta.selector(service.metadata.name, kind)}},
     }
 
 
@@ -138,11 +145,13 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
     ports = contract().ports
     here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
     operator = {**here, "podSelector": {"matchLabels": {labels.NAME: "plimsoll", labels.COMPONENT: "operator"}}}
-    own = {"matchLabels": {labels.SERVICE: service.name}}
+    own = {"matchLabels": {labels.SERVICE: service.metadata.name}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": meta.metadata(parent, meta.engine_name(service.name), meta.service_labels(service.name)),
+        "metadata": meta.metadata(
+            parent, meta.engine_name(service.metadata.name), meta.service_labels(service.metadata.name)
+        ),
         "spec": {
             "podSelector": own,
             "policyTypes": ["Ingress"],
@@ -160,8 +169,3 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
 
 def _port(number: int) -> Object:
     return {"protocol": "TCP", "port": number}
-
-
-def bounds(tiers: Mapping[str, Tier]) -> dict[str, tuple[int, int]]:
-    """Least and most replicas of each tier."""
-    return {kind: (t.min_replicas, t.upper_bound) for kind, t in tiers.items()}

@@ -12,15 +12,18 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1 import InferenceService, Pod, Tier
+from plimsoll.api.v1alpha1 import InferenceService, ModelSource, Pod, Role, Tier
 from plimsoll.resources import meta
 from plimsoll.resources.platform import Platform
 
 Object = dict[str, Any]
 
 UID = 1000
-ROLE_ARGS = {"prefill": ("--block-size", "128"), "decode": ("--block-size", "128"), "serve": ()}
-DEFAULT_CACHE_SIZE = "64Gi"
+ROLE_ARGS: dict[Role, tuple[str, ...]] = {
+    "prefill": ("--block-size", "128"),
+    "decode": ("--block-size", "128"),
+    "serve": (),
+}
 SHM_SIZE = "8Gi"
 SECURITY = {
     "runAsNonRoot": True,
@@ -33,12 +36,12 @@ SECURITY = {
 }
 
 
-def template(service: InferenceService, tier_kind: str, platform: Platform) -> Object:
+def template(service: InferenceService, tier_kind: Role, platform: Platform) -> Object:
     """The rendered pod template of one tier: what a ControllerRevision keeps."""
-    tier = service.spec.tiers.by_role()[tier_kind]
+    tier = dict(service.spec.tiers.items())[tier_kind]
     pod = tier.pod
     spec: Object = {
-        "serviceAccountName": pod.service_account_name or meta.engine_name(service.name),
+        "serviceAccountName": pod.service_account_name or meta.engine_name(service.metadata.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": contract().grace_seconds,
@@ -50,7 +53,7 @@ def template(service: InferenceService, tier_kind: str, platform: Platform) -> O
     revision = meta.digest(_identity(service, platform))
     return {
         "metadata": {
-            "labels": {**pod.labels, **meta.tier_labels(service.name, tier_kind), labels.REVISION: revision},
+            "labels": {**pod.labels, **meta.tier_labels(service.metadata.name, tier_kind), labels.REVISION: revision},
             **({"annotations": dict(pod.annotations)} if pod.annotations else {}),
         },
         "spec": spec,
@@ -84,7 +87,7 @@ def repository(reference: str) -> str:
     return name if not head or "/" in tail else head
 
 
-def _container(service: InferenceService, kind: str, tier: Tier, platform: Platform) -> Object:
+def _container(service: InferenceService, kind: Role, tier: Tier, platform: Platform) -> Object:
     c = contract()
     launcher = c.ports["launcher"]
     return {
@@ -117,14 +120,14 @@ def _container(service: InferenceService, kind: str, tier: Tier, platform: Platf
     }
 
 
-def _environment(service: InferenceService, kind: str, tier: Tier, platform: Platform) -> list[Object]:
+def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Platform) -> list[Object]:
     c, model = contract(), service.spec.model
     scratch, home = c.paths["scratch"], c.paths["home"]
     ours: list[Object] = [
         _value(c.env["role"], kind),
         _value(c.env["model"], model_path(service)),
         _value(c.env["model_revision"], model.revision or ""),
-        _value(c.env["served_names"], json.dumps([service.model_name, service.long_name])),
+        _value(c.env["served_names"], json.dumps([service.model_name, service.key])),
         _value(c.env["default_args"], json.dumps(default_args(kind, tier, platform))),
         _value(c.env["args"], json.dumps(list(service.spec.engine.args))),
         _value(c.env["shutdown_timeout"], str(c.drain["shutdown_timeout_seconds"])),
@@ -156,7 +159,7 @@ def _last_wins(entries: list[Object]) -> list[Object]:
     return list({entry["name"]: entry for entry in entries}.values())
 
 
-def default_args(kind: str, tier: Tier, platform: Platform) -> list[str]:
+def default_args(kind: Role, tier: Tier, platform: Platform) -> list[str]:
     """Engine arguments that the user's own override: the role's, the shape's, the installation's."""
     parallel = ["--tensor-parallel-size", str(tier.gpus)] if tier.gpus > 1 else []
     return [*ROLE_ARGS[kind], *parallel, *platform.engine.defaults.args]
@@ -164,10 +167,8 @@ def default_args(kind: str, tier: Tier, platform: Platform) -> list[str]:
 
 def model_path(service: InferenceService) -> str:
     """What `vllm serve` is told: a repository name or a path in the pod."""
-    scheme, rest = service.spec.model.location
-    if scheme == "pvc":
-        return f"{contract().paths['models']}/claim/{rest.split('/', 1)[1]}"
-    return rest
+    model = service.spec.model
+    return f"{contract().paths['models']}/claim/{model.claim[1]}" if model.claim else model.location
 
 
 def _resources(tier: Tier, platform: Platform) -> Object:
@@ -210,20 +211,19 @@ def _volumes(service: InferenceService) -> list[Object]:
         {"name": "home", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
     ]
-    scheme, rest = service.spec.model.location
-    if scheme == "pvc":
-        claim = {"claimName": rest.split("/", 1)[0], "readOnly": True}
+    model = service.spec.model
+    if model.claim:
+        claim = {"claimName": model.claim[0], "readOnly": True}
         volumes.append({"name": "model", "persistentVolumeClaim": claim})
-    if scheme == "hf":
-        volumes.append({"name": "model-cache", **_cache(service)})
+    if model.scheme == "hf":
+        volumes.append({"name": "model-cache", **_cache(model)})
     return volumes
 
 
-def _cache(service: InferenceService) -> Object:
-    cache = service.spec.model.cache
-    if cache and cache.claim_name:
-        return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
-    return {"emptyDir": {"sizeLimit": (cache.size_limit if cache else None) or DEFAULT_CACHE_SIZE}}
+def _cache(model: ModelSource) -> Object:
+    if model.cache.claim_name:
+        return {"persistentVolumeClaim": {"claimName": model.cache.claim_name}}
+    return {"emptyDir": {"sizeLimit": model.cache_size}}
 
 
 def _mounts(service: InferenceService) -> list[Object]:
@@ -233,9 +233,9 @@ def _mounts(service: InferenceService) -> list[Object]:
         {"name": "home", "mountPath": paths["home"]},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    scheme, _ = service.spec.model.location
-    if scheme == "pvc":
+    model = service.spec.model
+    if model.claim:
         mounts.append({"name": "model", "mountPath": f"{paths['models']}/claim", "readOnly": True})
-    if scheme == "hf":
+    if model.scheme == "hf":
         mounts.append({"name": "model-cache", "mountPath": f"{paths['home']}/hf"})
     return mounts

@@ -1,0 +1,42 @@
+"""kopf's side of the operator: the services as they change, told to our store. Handlers do no work of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kopf
+
+from plimsoll.api import labels
+from plimsoll.controllers.settings import tune
+from plimsoll.controllers.store import Store
+
+
+def registry(store: Store, *, namespaced: bool) -> kopf.OperatorRegistry:
+    """The handlers, bound to one store."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=made)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        tune(settings, namespaced=namespaced)
+
+    @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=made)
+    async def service(event: Any, **_: Any) -> None:
+        obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
+        if event["type"] == "DELETED":
+            store.drop(obj)
+        else:
+            store.put(obj)
+
+    return made
+
+
+async def watch_services(store: Store, namespaces: tuple[str, ...], stop: asyncio.Event) -> None:
+    """Feed the store with services until cancelled or stopped."""
+    await kopf.operator(
+        registry=registry(store, namespaced=bool(namespaces)),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        stop_flag=stop,
+    )

@@ -1,0 +1,77 @@
+"""Observe: one service as the caches know it. The only reads of a round; judging and planning never read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.controllers.gateways import View
+from plimsoll.controllers.store import Key, Store, key_of
+from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.naming import Claim, owners
+
+Object = dict[str, Any]
+
+CHILDREN = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A service and what belongs to it. service: None if the spec cannot be acted on; then `problems` says why."""
+
+    raw: Object
+    service: InferenceService | None
+    problems: tuple[str, ...]
+    children: dict[tuple[str, str], Object]  # kind and name -> object
+    revisions: dict[str, Object]  # ControllerRevisions by name
+    pods: tuple[Object, ...]
+    owned_by: dict[str, str]  # model name -> long name of the service that owns it
+    gateways: View
+
+
+def observe(store: Store, gateways: View, key: Key) -> Observed | None:
+    """None if there is no such service, or if it is being deleted: Kubernetes removes what it owns."""
+    raw = store.get(labels.KIND, key)
+    if raw is None or raw["metadata"].get("deletionTimestamp"):
+        return None
+    service, problems = _parsed(raw)
+    return Observed(
+        raw=raw,
+        service=service,
+        problems=problems,
+        children={
+            (kind, child["metadata"]["name"]): child
+            for kind in CHILDREN
+            for child in store.children(kind, key)
+            if _owned(child, raw)
+        },
+        revisions={r["metadata"]["name"]: r for r in store.children("ControllerRevision", key) if _owned(r, raw)},
+        pods=tuple(store.children("Pod", key)),
+        owned_by={name: claim.long_name for name, claim in owners(claims(store)).items()},
+        gateways=gateways,
+    )
+
+
+def claims(store: Store) -> list[Claim]:
+    """Every service's claim to a model name, whatever else is wrong with it."""
+    found = []
+    for raw in store.all(labels.KIND):
+        meta = raw["metadata"]
+        model = raw.get("spec", {}).get("model") or {}
+        name = model.get("name") or meta["name"]
+        found.append(Claim(meta.get("creationTimestamp", ""), meta["uid"], key_of(raw), str(name)))
+    return found
+
+
+def _parsed(raw: Object) -> tuple[InferenceService | None, tuple[str, ...]]:
+    try:
+        return parse(raw), ()
+    except InvalidSpec as error:
+        return None, error.problems
+
+
+def _owned(child: Object, parent: Object) -> bool:
+    uid = parent["metadata"]["uid"]
+    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences", []))

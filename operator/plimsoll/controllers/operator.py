@@ -1,0 +1,148 @@
+"""The operator process: wait for the lease, then watch, reconcile and scale until it is lost or the end comes.
+
+A standby serves its probes and is ready, so that a rollout can finish; only the holder of the lease watches and
+writes. Losing the lease ends the process: what it knew may be old, and a fresh one starts from the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from plimsoll.adapters.kube import (
+    CONTROLLERREVISIONS,
+    DEPLOYMENTS,
+    NETWORKPOLICIES,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+    SERVICEACCOUNTS,
+    SERVICES,
+    Kube,
+    LeaseTimes,
+    Resource,
+    lead,
+)
+from plimsoll.api import labels
+from plimsoll.controllers import autoscale, handlers, probes
+from plimsoll.controllers.gateways import Gateways
+from plimsoll.controllers.reconcile import Reconciler
+from plimsoll.controllers.settings import Settings
+from plimsoll.controllers.store import Key, Store
+from plimsoll.controllers.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+LEASE = "plimsoll-operator"
+WATCHED = (
+    (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (PODDISRUPTIONBUDGETS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (NETWORKPOLICIES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (CONTROLLERREVISIONS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (PODS, labels.ROLE),
+)
+
+
+class Operator:
+    """The parts, wired."""
+
+    def __init__(self, kube: Kube, settings: Settings, client: httpx.AsyncClient) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._namespaces = settings.platform.watch_namespaces
+        self._synced: set[tuple[str, str | None]] = set()
+        self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
+        self.store = Store(self.queue.add)
+        self.gateways = Gateways(kube, settings.platform.gateway, client, self._routability_changed)
+        self.reconciler = Reconciler(kube, self.store, settings.platform, lambda: self.gateways.view, settings.identity)
+
+    async def run(self) -> None:
+        """Until cancelled; any part that fails ends them all."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for namespace in self._namespaces or (None,):
+                for resource, selector in WATCHED:
+                    group.create_task(self._follow(resource, selector, namespace))
+            group.create_task(handlers.watch_services(self.store, self._namespaces, stop))
+            group.create_task(self.gateways.run())
+            group.create_task(self.queue.run())
+            group.create_task(self._tick_for_ever())
+
+    @property
+    def synced(self) -> bool:
+        """True once every watch has told what there is: before that, an absent child is only unknown."""
+        return len(self._synced) == len(WATCHED) * max(1, len(self._namespaces))
+
+    async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
+        async for event in self._kube.watch(resource, namespace, selector):
+            match event.type:
+                case "SYNC":
+                    self.store.replace(resource.kind, event.objects, namespace)
+                    self._synced.add((resource.plural, namespace))
+                case "DELETED":
+                    self.store.drop(event.object)
+                case _:
+                    self.store.put(event.object)
+
+    async def _reconcile(self, key: Key) -> None:
+        if not self.synced:
+            self.queue.add_later(key, 0.2)
+            return
+        await self.reconciler.reconcile(key)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            if self.synced:
+                await autoscale.tick(self.store, self._kube, self.reconciler.tell)
+            await asyncio.sleep(autoscale.TICK_SECONDS)
+
+    def _routability_changed(self, key: Key | None) -> None:
+        if key is not None:
+            self.queue.add(key)
+            return
+        for raw in self.store.all(labels.KIND):
+            self.queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+
+
+async def run(settings: Settings) -> None:
+    """The whole process, until SIGTERM or the loss of the lease."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    runner = await probes.serve(settings.probe_port, settings.metrics_port)
+    kube = await Kube.connect()
+    try:
+        async with httpx.AsyncClient() as client:
+            await _until(ended, lambda: _lead(kube, settings, client))
+    finally:
+        await kube.close()
+        await runner.cleanup()
+
+
+async def _lead(kube: Kube, settings: Settings, client: httpx.AsyncClient) -> None:
+    async def work() -> None:
+        log.info("leading", extra={"identity": settings.identity})
+        await Operator(kube, settings, client).run()
+
+    await lead(kube, settings.namespace, LEASE, settings.identity, work, LeaseTimes())
+    log.warning("no longer leading")
+
+
+async def _until(ended: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` until it returns or the end is asked for."""
+    working = asyncio.ensure_future(work())
+    waiting = asyncio.ensure_future(ended.wait())
+    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not working.done():
+        working.cancel()
+    try:
+        await working
+    except asyncio.CancelledError:
+        log.info("ended")

@@ -1,0 +1,50 @@
+"""Plan: from what was observed and decided to what must be written. Pure.
+
+A tier's pod template is rendered once for each state of the user's spec and kept in a ControllerRevision; the plan
+takes the kept one, so that a new operator, chart or default image restarts no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers.drift import replicas_owned_elsewhere
+from plimsoll.controllers.observe import Observed
+from plimsoll.core.scaling import TierDecision
+from plimsoll.resources import meta, objects
+from plimsoll.resources.objects import KeptTemplate
+from plimsoll.resources.platform import Platform
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a converged service has. keep: templates to create first; wish: objects to apply; spare: objects to delete."""
+
+    keep: tuple[Object, ...]
+    wish: tuple[Object, ...]
+    spare: tuple[Object, ...]
+    revisions: dict[str, str]  # tier -> name of its ControllerRevision
+
+
+def plan(seen: Observed, service: InferenceService, decided: Mapping[str, TierDecision], platform: Platform) -> Plan:
+    """The objects of one service."""
+    keep: list[Object] = []
+    wish = objects.shared(service, seen.raw, platform)
+    revisions: dict[str, str] = {}
+    for kind, _ in service.spec.tiers.items():
+        name = revisions[kind] = objects.revision_name(service, kind)
+        kept = seen.revisions.get(name)
+        if kept is None:
+            kept = objects.revision(service, seen.raw, kind, platform)
+            keep.append(kept)
+        live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
+        replicas = None if replicas_owned_elsewhere(live) else decided[kind].replicas
+        wish += objects.tier(service, seen.raw, kind, KeptTemplate(name, kept["data"]), replicas)
+    wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in wish}
+    spare = tuple(child for name_, child in seen.children.items() if name_ not in wanted)
+    return Plan(tuple(keep), tuple(wish), spare, revisions)

@@ -1,0 +1,191 @@
+"""One round for one service: observe, decide, plan, apply, publish.
+
+Level-triggered and idempotent: killed between any two writes, the next round finds the rest still to be done. The
+status is written once, last, and only if it says something new; Events come before it, under names that a second
+telling meets again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from plimsoll.adapters.kube import BY_KIND, CONTROLLERREVISIONS, Kube
+from plimsoll.api import conditions, labels
+from plimsoll.api.events import Event
+from plimsoll.controllers import status
+from plimsoll.controllers.autoscale import decisions
+from plimsoll.controllers.drift import Memory
+from plimsoll.controllers.gateways import View
+from plimsoll.controllers.observe import Observed, observe
+from plimsoll.controllers.plan import Plan, plan
+from plimsoll.controllers.status import Sight, TierSight
+from plimsoll.controllers.store import Key, Store
+from plimsoll.core.errors import Conflict, Forbidden, NotFound, Rejected, Unavailable
+from plimsoll.resources import meta
+from plimsoll.resources.platform import Platform
+
+Object = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def now() -> str:
+    """Present time as Kubernetes writes it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Reconciler:
+    """Brings services to what their specs want, and says how far it got."""
+
+    def __init__(
+        self, kube: Kube, store: Store, platform: Platform, gateways: Callable[[], View], identity: str
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._platform = platform
+        self._gateways = gateways
+        self._identity = identity
+        self._memory = Memory()
+
+    async def reconcile(self, key: Key) -> None:
+        """One round. Raises ClusterError if it must be tried again."""
+        seen = observe(self._store, self._gateways(), key)
+        if seen is None:
+            self._memory.forget(key)
+            return
+        todo: Plan | None = None
+        rejected: str | None = None
+        if seen.service is not None:
+            todo = plan(seen, seen.service, decisions(seen.service), self._platform)
+            try:
+                await self._apply(key, seen, todo)
+            except (Rejected, Forbidden) as error:
+                rejected = str(error)
+        seen = observe(self._store, self._gateways(), key) or seen
+        sight = sight_of(seen, todo, rejected, self._platform)
+        await self._publish(seen.raw, sight)
+        if todo is not None:
+            await self._sweep(seen, sight, todo)
+        if rejected is not None:
+            raise Unavailable(f"waiting before the next try: {rejected}", retry_after_seconds=10.0)
+
+    async def _apply(self, key: Key, seen: Observed, todo: Plan) -> None:
+        for kept in todo.keep:
+            with contextlib.suppress(Conflict):
+                self._store.put(await self._kube.create(kept))
+        due = [
+            wish
+            for wish in todo.wish
+            if not self._memory.settled(key, wish, seen.children.get((wish["kind"], wish["metadata"]["name"])))
+        ]
+        for wish in due:
+            if (wish["kind"], wish["metadata"]["name"]) not in seen.children:
+                await self._must_be_free(wish, seen.raw)
+        for done in asyncio.as_completed([self._apply_one(key, wish) for wish in due]):
+            await done
+        for spare in todo.spare:
+            spare_meta = spare["metadata"]
+            resource = BY_KIND[spare["kind"]]
+            await self._kube.delete(resource, spare_meta["namespace"], spare_meta["name"], spare_meta["uid"])
+
+    async def _apply_one(self, key: Key, wish: Object) -> None:
+        live = await self._kube.apply(wish, labels.MANAGER)
+        self._memory.applied(key, wish, live)
+        self._store.put(live)
+
+    async def _must_be_free(self, wish: Object, parent: Object) -> None:
+        """Refuse to take over an object that somebody else made under a name that we need."""
+        kind, wish_meta = wish["kind"], wish["metadata"]
+        try:
+            live = await self._kube.get(BY_KIND[kind], wish_meta["namespace"], wish_meta["name"])
+        except NotFound:
+            return
+        owners = live["metadata"].get("ownerReferences", [])
+        if any(owner.get("uid") == parent["metadata"]["uid"] for owner in owners):
+            return
+        if any(owner.get("kind") == labels.KIND and owner["name"] == parent["metadata"]["name"] for owner in owners):
+            raise Conflict(f"{kind} {wish_meta['name']} of an earlier service of this name is still being deleted")
+        raise Rejected(f"{kind} {wish_meta['name']} exists and is not this service's; rename one of the two")
+
+    async def _publish(self, raw: Object, sight: Sight) -> None:
+        """Events of what changed, then the status, if it says something new."""
+        old = raw.get("status") or {}
+        stated = status.conditions(sight)
+        for event in status.events(old.get("conditions", []), stated):
+            await self.tell(raw, event)
+        generation = raw["metadata"].get("generation", 0)
+        new: Object = {
+            "observedGeneration": generation,
+            "url": sight.url,
+            "modelNames": list(sight.model_names),
+            "tiers": status.tiers(sight),
+            "conditions": conditions.merge(old.get("conditions", []), stated, generation, now()),
+        }
+        if new == old:
+            return
+        body = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "metadata": {"namespace": raw["metadata"]["namespace"], "name": raw["metadata"]["name"]},
+            "status": new,
+        }
+        with contextlib.suppress(NotFound):
+            self._store.put(await self._kube.apply(body, labels.MANAGER, subresource="status"))
+
+    async def tell(self, raw: Object, event: Event) -> None:
+        """Write an Event; one that is there already, or a namespace that is going away, is no error."""
+        log.info(event.message, extra={"service": raw["metadata"]["name"], "reason": event.reason.value})
+        with contextlib.suppress(Conflict, Forbidden, NotFound):
+            await self._kube.create(event.manifest(raw, self._identity, now()))
+
+    async def _sweep(self, seen: Observed, sight: Sight, todo: Plan) -> None:
+        """Drop kept templates that no pod needs any more, so that going back to an old spec renders anew."""
+        done = {tier.kind for tier in sight.tiers if status.rolled_out(tier)}
+        for name, revision in seen.revisions.items():
+            tier = revision["metadata"]["labels"].get(labels.ROLE)
+            if tier in done and name != todo.revisions[tier]:
+                spare = revision["metadata"]
+                await self._kube.delete(CONTROLLERREVISIONS, spare["namespace"], name, spare["uid"])
+
+
+def sight_of(seen: Observed, todo: Plan | None, rejected: str | None, platform: Platform) -> Sight:
+    """What the status is made from."""
+    raw_meta = seen.raw["metadata"]
+    key = (raw_meta["namespace"], raw_meta["name"])
+    long_name = "/".join(key)
+    service = seen.service
+    model_name = service.model_name if service else raw_meta["name"]
+    owner = seen.owned_by.get(model_name, long_name)
+    names = (model_name, long_name) if owner == long_name else (long_name,)
+    view = seen.gateways
+    return Sight(
+        service=seen.raw,
+        tiers=_tiers(seen, todo) if todo else (),
+        gateways_present=view.present,
+        routable=view.routable.get(key, 0) if view.answering else None,
+        model_names=tuple(dict.fromkeys(names)),
+        name_taken_by=None if owner == long_name else owner,
+        invalid=seen.problems,
+        rejected=rejected,
+        url=platform.gateway.url,
+    )
+
+
+def _tiers(seen: Observed, todo: Plan) -> tuple[TierSight, ...]:
+    assert seen.service is not None
+    decided = decisions(seen.service)
+    return tuple(
+        TierSight(
+            kind=kind,
+            desired=decided[kind].replicas,
+            deployment=seen.children.get(("Deployment", meta.tier_name(seen.service.metadata.name, kind))),
+            pods=tuple(p for p in seen.pods if p["metadata"]["labels"].get(labels.ROLE) == kind),
+            revision=todo.revisions[kind],
+        )
+        for kind, _ in seen.service.spec.tiers.items()
+    )
