@@ -11,7 +11,7 @@ Tables of good and bad objects run through both and must agree. Rules of one val
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -48,7 +48,7 @@ class Rule(Generic[T]):
         """The entry of `x-kubernetes-validations`."""
         entry = {"rule": self.cel, "message": self.message, "messageExpression": self.message_cel}
         entry |= {"reason": self.reason, "fieldPath": self.field}
-        return {key: text for key, text in entry.items() if text}
+        return {key: text for key, text in entry.items() if text and text != "FieldValueInvalid"}  # the default reason
 
     def below(self, path: str) -> Rule[Any]:
         """The same rule stated one level up, where `path` (such as `.metadata.name`) leads to the value."""
@@ -171,11 +171,15 @@ def matching(pattern: str, message: str) -> Rule[str]:
     return Rule(f"self.matches({quote(pattern)})", message, lambda text: compiled.search(text) is not None)
 
 
-def refusing(pattern: str, message: str, reason: str = "FieldValueForbidden") -> Rule[str]:
+def refusing(pattern: str, message: str) -> Rule[str]:
     """A rule on text: `pattern` is not found in it."""
     compiled = _compiled(pattern)
-    found = f"!self.matches({quote(pattern)})"
-    return Rule(found, message, lambda text: compiled.search(text) is None, reason=reason)
+    return Rule(f"!self.matches({quote(pattern)})", message, lambda text: compiled.search(text) is None)
+
+
+def none_of(values: Sequence[str], message: str) -> Rule[str]:
+    """A rule on text: it is none of these."""
+    return Rule(f"!(self in [{', '.join(map(quote, values))}])", message, lambda text: text not in values)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

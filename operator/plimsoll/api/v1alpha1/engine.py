@@ -28,7 +28,6 @@ _RESERVED_ARG = refusing(
 _ONE_WORD = refusing(
     "^--?[A-Za-z0-9._-]+ ",
     "has a flag and its value in one item: write two items, or --flag=value",
-    reason="FieldValueInvalid",
 )
 
 

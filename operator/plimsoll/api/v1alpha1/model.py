@@ -38,37 +38,35 @@ def _shape(scheme: str, pattern: str, message: str) -> Rule[str]:
 
 def _scheme_known(uri: str) -> str:
     scheme = _scheme(uri)
-    return f"scheme {scheme}:// is not known; {_KNOWN}" if scheme else f"has no scheme; {_KNOWN}"
+    return f"has unknown scheme {scheme}://; {_KNOWN}" if scheme else f"has no scheme; {_KNOWN}"
 
 
 _URI_RULES = (
     Rule[str](
         f"!self.matches('^({'|'.join(PLANNED_SCHEMES)})://')",
-        f"scheme is not supported yet; {_KNOWN}",
+        f"has a scheme that is not supported yet; {_KNOWN}",
         lambda uri: _scheme(uri) not in PLANNED_SCHEMES,
-        message_cel=f"'scheme ' + self.split('://')[0] + ':// is not supported yet; {_KNOWN}'",
-        say=lambda uri: f"scheme {_scheme(uri)}:// is not supported yet; {_KNOWN}",
+        message_cel=f"'has scheme ' + self.split('://')[0] + '://, which is not supported yet; {_KNOWN}'",
+        say=lambda uri: f"has scheme {_scheme(uri)}://, which is not supported yet; {_KNOWN}",
     ),
     Rule[str](
         f"self.matches('^({'|'.join((*SCHEMES, *PLANNED_SCHEMES))})://')",
-        f"scheme is not known; {_KNOWN}",
+        f"has an unknown scheme; {_KNOWN}",
         lambda uri: _scheme(uri) in (*SCHEMES, *PLANNED_SCHEMES),
-        message_cel="(self.contains('://') ? 'scheme ' + self.split('://')[0] + ':// is not known' : 'has no scheme')"
+        message_cel="(self.contains('://') ? 'has unknown scheme ' + self.split('://')[0] + '://' : 'has no scheme')"
         f" + '; {_KNOWN}'",
         say=_scheme_known,
     ),
-    _shape(
-        "hf", f"^hf://{_SEGMENT}/{_SEGMENT}$", "hf:// needs exactly an organisation and a repository: hf://ORG/REPO"
-    ),
+    _shape("hf", f"^hf://{_SEGMENT}/{_SEGMENT}$", "needs exactly an organisation and a repository: hf://ORG/REPO"),
     _shape(
         "pvc",
         f"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/{_SEGMENT})+/?$",
-        "pvc:// needs a claim and a path in it, without '..': pvc://CLAIM/PATH",
+        "needs a claim and a path in it, without '..': pvc://CLAIM/PATH",
     ),
     _shape(
         "file",
         f"^file://(/{_SEGMENT})+/?$",
-        "file:// needs an absolute path in the engine image, without '..': file:///PATH",
+        "needs an absolute path in the engine image, without '..': file:///PATH",
     ),
 )
 

@@ -6,14 +6,22 @@ deeply (affinity, volumes) is passed through, and the API server judges it when 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field
 
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1.base import IntOrString, Keyed, Model, Rule, Rules, matching, quote
+from plimsoll.api.v1alpha1.base import IntOrString, Keyed, Model, Rule, Rules, matching, none_of, quote, refusing
 from plimsoll.core import units
+
+# What every engine pod has of its own: the names and places of the operator's volumes.
+_PATHS = contract().paths
+OWN_VOLUMES: Final = ("scratch", "home", "shm", "model", "model-cache")
+OWN_MOUNTS: Final = (
+    *(_PATHS["scratch"], _PATHS["home"], f"{_PATHS['home']}/hf", _PATHS["models"], f"{_PATHS['models']}/claim"),
+    "/dev/shm",
+)
 
 _DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 DNS_SUBDOMAIN = f"^{_DNS}([.]{_DNS})*$"
@@ -165,11 +173,9 @@ class Volume(Model):
         Field(min_length=1, max_length=63),
         Rules(
             matching(f"^{_DNS}$", "must be a volume name: lower-case letters, digits and '-'"),
+            none_of(OWN_VOLUMES, f"is a volume of Plimsoll's own ({', '.join(OWN_VOLUMES)})"),
         ),
     ] = Field(description="Name that volumeMounts refer to.")
-
-
-_OWN_MOUNTS = (contract().paths["scratch"], contract().paths["home"], contract().paths["models"], "/dev/shm")
 
 
 class VolumeMount(Model):
@@ -181,12 +187,7 @@ class VolumeMount(Model):
         Field(max_length=512),
         Rules(
             matching("^/[^:]*$", "must be an absolute path without ':'"),
-            Rule[str](
-                f"!(self in [{', '.join(map(quote, _OWN_MOUNTS))}])",
-                f"is a mount of Plimsoll's own ({', '.join(_OWN_MOUNTS)}); mount below it or elsewhere",
-                lambda path: path not in _OWN_MOUNTS,
-                reason="FieldValueForbidden",
-            ),
+            none_of(OWN_MOUNTS, f"is a mount of Plimsoll's own ({', '.join(OWN_MOUNTS)}); mount below it or elsewhere"),
         ),
     ] = Field(description="Absolute path in the container.")
     sub_path: (
@@ -195,6 +196,7 @@ class VolumeMount(Model):
             Field(max_length=512),
             Rules(
                 matching("^[^/]", "must be a relative path"),
+                refusing("(^|/)[.][.](/|$)", "must not contain '..'"),
             ),
         ]
         | None

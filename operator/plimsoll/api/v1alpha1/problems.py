@@ -6,6 +6,7 @@ of the field, written as the API server writes it: `spec.engine.env[0].name`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from plimsoll.api.v1alpha1.base import BROKEN
 
+_LONGEST = 100  # characters of a value in a sentence
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _KINDS = {
     str: "text",
@@ -52,7 +54,7 @@ def _lines(details: ErrorDetails) -> list[str]:
     at = _path(details["loc"])
     if details["type"] == BROKEN:
         problems: list[tuple[str, str]] = details["ctx"]["problems"]
-        return [f"{at}{field}: {message}" for field, message in problems]
+        return [f"{at}{field}: {_shown(details['input']) if not field else ''}{message}" for field, message in problems]
     words = _WORDS.get(details["type"])
     message = words(details["input"], details.get("ctx", {})) if words else details["msg"]
     return [f"{at}: {message}"]
@@ -62,6 +64,14 @@ def _path(location: tuple[int | str, ...]) -> str:
     """`spec.engine.env[0].name`; keys of mappings that are no plain words stand in brackets."""
     parts = [f".{key}" if isinstance(key, str) and _FIELD.fullmatch(key) else f"[{key}]" for key in location]
     return "".join(parts).removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    """A plain value as a manifest shows it, with a space behind it; nothing for objects and lists."""
+    if not isinstance(value, str | int | float):
+        return ""
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{text if len(text) <= _LONGEST else text[:_LONGEST] + '...'} "
 
 
 def _kind(value: Any) -> str:

@@ -109,9 +109,6 @@ class Tier(Model):
             "maxReplicas must not be below minReplicas",
             lambda own: own.max_replicas is None or own.max_replicas >= own.min_replicas,
             field=".maxReplicas",
-            message_cel="'maxReplicas ' + string(self.maxReplicas) + ' is below minReplicas ' +"
-            " string(self.minReplicas)",
-            say=lambda own: f"maxReplicas {own.max_replicas} is below minReplicas {own.min_replicas}",
         ),
         _gpus_not_in("requests"),
         _gpus_not_in("limits"),
@@ -126,9 +123,24 @@ class Tier(Model):
 _SHAPES = "write either serve alone, or prefill and decode"
 
 
+# Nested choices of constants: the API server's cost estimate has no bound for texts that are put together.
+_FOUND_CEL = (
+    "!has(self.serve) ? (has(self.prefill) ? 'has prefill alone' :"
+    " has(self.decode) ? 'has decode alone' : 'has no tier')"
+    " : !has(self.decode) ? 'has prefill and serve'"
+    " : !has(self.prefill) ? 'has decode and serve' : 'has prefill, decode and serve'"
+)
+
+
 def _found(own: Tiers) -> str:
-    names = [role for role in ROLES if getattr(own, role) is not None]
-    return f"has {' and '.join(names) or 'no tier'}: {_SHAPES}"
+    match [role for role in ROLES if getattr(own, role) is not None]:
+        case []:
+            found = "no tier"
+        case [one]:
+            found = f"{one} alone"
+        case [*most, last]:
+            found = f"{', '.join(most)} and {last}"
+    return f"has {found}: {_SHAPES}"
 
 
 class Tiers(Model):
@@ -143,9 +155,7 @@ class Tiers(Model):
             "has(self.prefill) == has(self.decode) && has(self.serve) != has(self.decode)",
             f"must have exactly one shape: {_SHAPES}",
             lambda own: (own.prefill is None) == (own.decode is None) and (own.serve is None) != (own.decode is None),
-            message_cel="'has ' + (has(self.prefill) || has(self.decode) || has(self.serve) ?"
-            " ((has(self.prefill) ? ['prefill'] : []) + (has(self.decode) ? ['decode'] : []) +"
-            f" (has(self.serve) ? ['serve'] : [])).join(' and ') : 'no tier') + ': {_SHAPES}'",
+            message_cel=f"({_FOUND_CEL}) + ': {_SHAPES}'",
             say=_found,
         ),
         Rule(
