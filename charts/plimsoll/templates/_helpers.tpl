@@ -1,0 +1,110 @@
+{{/* Names, labels and images: what more than one template says. */}}
+
+{{- define "plimsoll.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Selector labels never change in the life of a release, and the engines' NetworkPolicies select the operator by name
+     and component: so no override touches them. Call with (dict "root" $ "component" "operator"). */}}
+{{- define "plimsoll.selector" -}}
+app.kubernetes.io/name: plimsoll
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "plimsoll.labels" -}}
+{{- with .root.Values.commonLabels }}
+{{ toYaml (omit . "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
+{{- end }}
+{{ include "plimsoll.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: plimsoll
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels of pods: no chart version, so that an upgrade rolls nothing that did not change. Also wants "extra". */}}
+{{- define "plimsoll.podLabels" -}}
+{{- with merge (dict) .extra .root.Values.commonLabels }}
+{{ toYaml (omit . "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
+{{- end }}
+{{ include "plimsoll.selector" . }}
+{{- end }}
+
+{{/* Call with (dict "image" .Values.image "default" .Chart.AppVersion). */}}
+{{- define "plimsoll.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ default .default .image.tag }}
+{{- end -}}
+{{- end }}
+
+{{/* Call with (dict "root" $ "component" "operator"). */}}
+{{- define "plimsoll.serviceAccount" -}}
+{{- $account := (index .root.Values .component).serviceAccount -}}
+{{- if $account.name -}}
+{{ $account.name }}
+{{- else -}}
+{{ $account.create | ternary (printf "%s-%s" (include "plimsoll.fullname" .root) .component) "default" }}
+{{- end -}}
+{{- end }}
+
+{{/* Where the pods of a component may run, and who they are. Call with (dict "root" $ "component" "operator"). */}}
+{{- define "plimsoll.podSettings" -}}
+{{- $part := index .root.Values .component -}}
+serviceAccountName: {{ include "plimsoll.serviceAccount" . }}
+automountServiceAccountToken: true
+{{- /* A Service named plimsoll-gateway would otherwise set PLIMSOLL_GATEWAY_PORT to an address. */}}
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $part.affinity }}
+affinity:
+  {{- toYaml $part.affinity | nindent 2 }}
+{{- else if gt (int $part.replicas) 1 }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "plimsoll.selector" . | nindent 14 }}
+{{- end }}
+{{- with $part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The pod's own name and namespace as environment variables. */}}
+{{- define "plimsoll.podEnv" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- end }}

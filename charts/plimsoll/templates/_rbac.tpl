@@ -1,0 +1,106 @@
+{{/* What operator and gateway may do, and where: each verb here is one that the code uses. Nobody reads Secrets. */}}
+
+{{- define "plimsoll.operator.rules" -}}
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceservices/status]
+  verbs: [patch]
+# Asked for by clusters that check who may block the deletion of an owner (OpenShift does).
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceservices/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments, controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments/scale]
+  verbs: [get, patch]
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* In the release's own namespace: the lease of the election, and the gateway's pods. */}}
+{{- define "plimsoll.operator.ownRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "plimsoll.fullname" . }}-operator]
+  verbs: [get, update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+{{- end }}
+
+{{- define "plimsoll.gateway.rules" -}}
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+{{- end }}
+
+{{/* A Role (with "namespace") or a ClusterRole (without), and its binding to the component's service account.
+     Call with (dict "root" $ "component" "operator" "name" NAME "rules" TEXT "namespace" NAMESPACE). */}}
+{{- define "plimsoll.grant" -}}
+{{- $cluster := not .namespace -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $cluster | ternary "ClusterRole" "Role" }}
+metadata:
+  name: {{ .name }}
+  {{- if not $cluster }}
+  namespace: {{ .namespace }}
+  {{- end }}
+  labels:
+    {{- include "plimsoll.labels" . | trim | nindent 4 }}
+rules:
+  {{- .rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $cluster | ternary "ClusterRoleBinding" "RoleBinding" }}
+metadata:
+  name: {{ .name }}
+  {{- if not $cluster }}
+  namespace: {{ .namespace }}
+  {{- end }}
+  labels:
+    {{- include "plimsoll.labels" . | trim | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $cluster | ternary "ClusterRole" "Role" }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "plimsoll.serviceAccount" . }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/* The grant of a component's rules wherever InferenceServices are served. */}}
+{{- define "plimsoll.grants" -}}
+{{- $name := printf "%s-%s" (include "plimsoll.fullname" .root) .component -}}
+{{- $grant := merge (dict "name" $name) . -}}
+{{- range .root.Values.watchNamespaces }}
+---
+{{ include "plimsoll.grant" (merge (dict "namespace" .) $grant) }}
+{{- else }}
+---
+{{ include "plimsoll.grant" (merge (dict "namespace" "") $grant) }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,27 @@
+{{/* What the gateway's containers have in common. */}}
+
+{{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES). */}}
+{{- define "plimsoll.gateway.container" -}}
+{{- with .resources -}}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- with .root.Values.securityContext -}}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+volumeMounts:
+  - {name: run, mountPath: /run/plimsoll}
+  - {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{/* Settings of the picker. */}}
+{{- define "plimsoll.gateway.env" -}}
+- {name: PLIMSOLL_GATEWAY_DIR, value: /run/plimsoll}
+- {name: PLIMSOLL_GATEWAY_PORT, value: "8080"}
+- {name: PLIMSOLL_PICKER_PORT, value: "8081"}
+- {name: PLIMSOLL_WATCH_NAMESPACES, value: {{ join "," .Values.watchNamespaces | quote }}}
+- {name: PLIMSOLL_MAX_BODY_BYTES, value: {{ int64 .Values.gateway.maxBodyBytes | quote }}}
+- {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
+{{ include "plimsoll.podEnv" . }}
+{{- end }}

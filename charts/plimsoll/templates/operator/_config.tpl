@@ -1,0 +1,25 @@
+{{/* The operator's settings file. Its keys are the operator's: plimsoll.controllers.settings reads them. */}}
+{{- define "plimsoll.operator.config" -}}
+watchNamespaces: {{ toJson .Values.watchNamespaces }}
+engine:
+  image: {{ default (printf "plimsoll/engine-cuda:%s" .Chart.AppVersion) .Values.engine.image }}
+  imagePullPolicy: {{ .Values.engine.imagePullPolicy }}
+  imagePullSecrets: {{ toJson .Values.engine.imagePullSecrets }}
+  gpuResource: {{ .Values.engine.gpuResource }}
+  runtimeClassName: {{ .Values.engine.runtimeClassName | default nil | toJson }}
+  defaults:
+    args: {{ toJson .Values.engine.defaults.args }}
+    env: {{ toJson .Values.engine.defaults.env }}
+    resources: {{ toJson .Values.engine.defaults.resources }}
+gateway:
+  namespace: {{ .Release.Namespace }}
+  service: {{ include "plimsoll.fullname" . }}-gateway
+  port: {{ .Values.gateway.service.port }}
+  podSelector:
+    {{- include "plimsoll.selector" (dict "root" . "component" "gateway") | nindent 4 }}
+  pickerPort: 8081
+metrics:
+  from: {{ toJson .Values.metrics.from }}
+networkPolicy:
+  enabled: {{ .Values.networkPolicy.enabled }}
+{{- end }}

@@ -1,0 +1,54 @@
+"""What is generated from the chart's sources is up to date, and the generator reads comments as people do."""
+
+from __future__ import annotations
+
+import yaml
+from charts import docs
+from tests.chart.rendering import ROOT, find, render
+
+SAMPLE = """\
+# -- First
+# Alone.
+a: 1
+# A group,
+# on two lines.
+b:
+  # Inside.
+  c: {x: 1, y: 2}
+  d: []
+
+# -- Second
+# With | a bar.
+e: null
+"""
+
+
+def test_generated_files_are_up_to_date() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in docs.outputs().items() if path.read_text() != text]
+    assert stale == [], "run `make verify`"
+
+
+def test_the_definition_in_the_release_is_the_generated_one() -> None:
+    rendered = find(render(), "CustomResourceDefinition")
+    source = yaml.safe_load(docs.CRD.read_text())
+    assert rendered["spec"] == source["spec"]
+    assert rendered["metadata"]["name"] == source["metadata"]["name"]
+
+
+def test_comments_belong_to_the_key_below_them() -> None:
+    values = {value.name: value for value in docs.read(SAMPLE)}
+    assert values["b"].comment == "A group, on two lines."
+    assert values["b.c"].comment == "Inside."
+    assert values["b.c.x"].comment == values["b.d"].comment == ""
+    assert [value.section for value in values.values()] == ["First"] * 6 + ["Second"]
+
+
+def test_a_row_is_a_commented_key_without_commented_keys_below() -> None:
+    assert [row.name for row in docs.documented(docs.read(SAMPLE))] == ["a", "b.c", "e"]
+
+
+def test_the_page() -> None:
+    page = docs.page(docs.read(SAMPLE))
+    assert '| `b.c` | `{"x": 1, "y": 2}` | Inside. |' in page
+    assert "- `b`: A group, on two lines." in page
+    assert "| `e` | `null` | With \\| a bar. |" in page

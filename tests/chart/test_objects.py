@@ -1,0 +1,247 @@
+"""The rendering as a whole, the settings file, the ways in, and who may reach whom."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+import yaml
+from tests.chart.rendering import (
+    CHART,
+    EVERYTHING,
+    NAMESPACE,
+    ROOT,
+    SNAPSHOT,
+    Object,
+    Refused,
+    find,
+    notes,
+    of_kind,
+    render,
+    snapshot,
+)
+
+from plimsoll.resources.platform import Platform
+
+NAME, INSTANCE, COMPONENT = (f"app.kubernetes.io/{key}" for key in ("name", "instance", "component"))
+
+
+def settings(values: Object | None = None, *options: str) -> Platform:
+    """The operator's own reading of its settings file."""
+    text = find(render(values, *options), "ConfigMap")["data"]["operator.yaml"]
+    return Platform.model_validate(yaml.safe_load(text))
+
+
+def selector(part: str) -> Object:
+    return {"podSelector": {"matchLabels": {NAME: "plimsoll", INSTANCE: "plimsoll", COMPONENT: part}}}
+
+
+def test_the_default_rendering_is_the_one_we_looked_at() -> None:
+    assert snapshot() == SNAPSHOT.read_text(), f"if intended: see {SNAPSHOT.parent / 'rendering.py'}"
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_older_clusters_are_refused() -> None:
+    assert render({}, "--kube-version", "1.31.0")
+    assert render({}, "--kube-version", "v1.31.4-gke.100")
+    with pytest.raises(Refused, match="kubeVersion"):
+        render({}, "--kube-version", "1.30.9")
+
+
+def test_every_object_has_labels_and_lies_in_the_namespace_of_the_release() -> None:
+    cluster_wide = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
+    for o in render(EVERYTHING | {"commonLabels": {"team": "ml", COMPONENT: "mine"}}):
+        labels = o["metadata"]["labels"]
+        assert (labels["team"], labels[NAME], labels[INSTANCE]) == ("ml", "plimsoll", "plimsoll")
+        assert labels[COMPONENT] != "mine"
+        assert o["metadata"].get("namespace") == (None if o["kind"] in cluster_wide else NAMESPACE)
+
+
+def test_selectors_match_the_pods_and_nothing_else_does() -> None:
+    objects = render(EVERYTHING | {"commonLabels": {"team": "ml"}, "nameOverride": "x"})
+    pods = {o["metadata"]["name"]: o["spec"]["template"]["metadata"]["labels"] for o in of_kind(objects, "Deployment")}
+    for deployment in of_kind(objects, "Deployment"):
+        wanted = deployment["spec"]["selector"]["matchLabels"].items()
+        assert [n for n, labels in pods.items() if wanted <= labels.items()] == [deployment["metadata"]["name"]]
+        assert pods[deployment["metadata"]["name"]]["team"] == "ml"
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "name"),
+    [
+        ({}, (), "plimsoll-gateway"),
+        ({}, ("--name-template", "llm"), "llm-plimsoll-gateway"),
+        ({"nameOverride": "fleet"}, ("--name-template", "llm"), "llm-fleet-gateway"),
+        ({"fullnameOverride": "fleet"}, (), "fleet-gateway"),
+    ],
+)
+def test_names(values: Object, options: tuple[str, ...], name: str) -> None:
+    assert find(render(values, *options), "Service")["metadata"]["name"] == name
+    assert settings(values, *options).gateway.service == name
+
+
+def test_the_operator_understands_its_settings() -> None:
+    values = {
+        "watchNamespaces": ["a"],
+        "engine": {
+            "image": "r/engine:1",
+            "imagePullSecrets": [{"name": "pull"}],
+            "runtimeClassName": "nvidia",
+            "defaults": {
+                "args": ["--max-model-len", "4096"],
+                "env": [{"name": "A", "value": "b"}],
+                "resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
+            },
+        },
+        "metrics": {"from": [{"podSelector": {}}]},
+        "networkPolicy": {"enabled": False},
+        "gateway": {"service": {"port": 8000}},
+    }
+    got = settings(values)
+    assert got.watch_namespaces == ("a",)
+    assert got.engine.model_dump(by_alias=True, mode="json") == {
+        "imagePullPolicy": "IfNotPresent",
+        "gpuResource": "nvidia.com/gpu",
+        **values["engine"],  # type: ignore[dict-item]
+    }
+    assert got.metrics.peers == ({"podSelector": {}},)
+    assert not got.network_policy.enabled
+    assert (got.gateway.namespace, got.gateway.port, got.gateway.picker_port) == (NAMESPACE, 8000, 8081)
+    gateway = find(render(values), "Deployment", "plimsoll-gateway")["spec"]["selector"]["matchLabels"]
+    assert got.gateway.pod_selector == gateway
+
+
+def test_default_settings() -> None:
+    got = settings()
+    assert got.engine.image.startswith("plimsoll/engine-cuda:")
+    assert got.engine.runtime_class_name is None
+    assert got.watch_namespaces == got.metrics.peers == ()
+
+
+def test_the_definition_can_be_kept_dropped_or_left_out() -> None:
+    kept = find(render(), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    dropped = find(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "annotations" not in dropped["metadata"]
+    assert of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition") == []
+
+
+def test_the_gateway_is_not_exposed_by_default() -> None:
+    objects = render()
+    spec = find(objects, "Service")["spec"]
+    assert spec["type"] == "ClusterIP"
+    assert spec["ports"] == [{"name": "http", "port": 80, "targetPort": 8080}]
+    assert {o["kind"] for o in objects} & {"Ingress", "HTTPRoute"} == set()
+
+
+def test_load_balancer() -> None:
+    wanted = {
+        "externalTrafficPolicy": "Local",
+        "loadBalancerClass": "example.com/nlb",
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+    }
+    service = {"type": "LoadBalancer", "annotations": {"a": "b"}, "nodePort": 30001, **wanted}
+    got = find(render({"gateway": {"service": service}}), "Service")
+    assert {key: got["spec"][key] for key in wanted} == wanted
+    assert got["spec"]["ports"][0]["nodePort"] == 30001
+    assert got["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_settings_of_other_service_types_are_left_out() -> None:
+    service = {"loadBalancerClass": "x", "externalTrafficPolicy": "Local", "nodePort": 30001}
+    spec = find(render({"gateway": {"service": service}}), "Service")["spec"]
+    assert set(spec) == {"type", "selector", "ports"}
+    assert "nodePort" not in spec["ports"][0]
+
+
+def test_ingress() -> None:
+    ingress = {"enabled": True, "className": "nginx", "hosts": ["a.example", "b.example"], "tls": [{"secretName": "t"}]}
+    spec = find(render({"gateway": {"ingress": ingress}}), "Ingress")["spec"]
+    assert (spec["ingressClassName"], spec["tls"]) == ("nginx", [{"secretName": "t"}])
+    assert [rule["host"] for rule in spec["rules"]] == ["a.example", "b.example"]
+    for rule in spec["rules"]:
+        assert rule["http"]["paths"][0]["backend"]["service"] == {"name": "plimsoll-gateway", "port": {"name": "http"}}
+
+
+def test_ingress_for_any_host() -> None:
+    (rule,) = find(render({"gateway": {"ingress": {"enabled": True}}}), "Ingress")["spec"]["rules"]
+    assert "host" not in rule
+
+
+def test_route_without_a_timeout() -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "front"}], "hostnames": ["a.example"]}
+    spec = find(render({"gateway": {"httpRoute": route}}), "HTTPRoute")["spec"]
+    assert (spec["parentRefs"], spec["hostnames"]) == ([{"name": "front"}], ["a.example"])
+    backend = [{"name": "plimsoll-gateway", "port": 80}]
+    assert spec["rules"] == [{"backendRefs": backend, "timeouts": {"request": "0s"}}]
+
+
+def test_policies_admit_clients_to_the_gateway_and_the_operator_to_the_picker() -> None:
+    objects = render()
+    operator, gateway = (find(objects, "NetworkPolicy", f"plimsoll-{p}")["spec"] for p in ("operator", "gateway"))
+    assert operator["ingress"] == []
+    assert gateway["ingress"] == [
+        {"ports": [{"port": 8080, "protocol": "TCP"}]},
+        {"ports": [{"port": 8081, "protocol": "TCP"}], "from": [selector("operator")]},
+    ]
+    for spec, part in ((operator, "operator"), (gateway, "gateway")):
+        assert spec["policyTypes"] == ["Ingress"]
+        assert spec["podSelector"] == selector(part)["podSelector"]
+
+
+def test_policies_admit_who_is_named() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    front = {"podSelector": {"matchLabels": {"app": "front"}}}
+    objects = render({"metrics": {"from": [prometheus]}, "networkPolicy": {"clients": [front]}})
+    (scrape,) = find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["ingress"]
+    assert scrape == {"ports": [{"port": 8081, "protocol": "TCP"}], "from": [prometheus]}
+    requests, picker = find(objects, "NetworkPolicy", "plimsoll-gateway")["spec"]["ingress"]
+    assert requests["from"] == [front, selector("test")]
+    assert picker["from"] == [selector("operator"), prometheus]
+
+
+def test_no_policies() -> None:
+    assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
+
+
+def test_pod_monitors() -> None:
+    assert of_kind(render(), "PodMonitor") == []
+    values: Object = {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}}
+    objects = render(values)
+    monitors = {o["metadata"]["name"]: o for o in of_kind(objects, "PodMonitor")}
+    ports = {n: m["spec"]["podMetricsEndpoints"][0]["port"] for n, m in monitors.items()}
+    assert ports == {"plimsoll-operator": "metrics", "plimsoll-gateway": "picker", "plimsoll-engines": "launcher"}
+    assert {m["metadata"]["labels"]["release"] for m in monitors.values()} == {"prometheus"}
+    assert monitors["plimsoll-engines"]["spec"]["namespaceSelector"] == {"any": True}
+    some = find(render(values | {"watchNamespaces": ["a"]}), "PodMonitor", "plimsoll-engines")
+    assert some["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
+
+
+def test_the_notes_tell_the_next_commands_and_the_limits() -> None:
+    text = notes()
+    for words in (
+        f"kubectl -n {NAMESPACE} rollout status deployment/plimsoll-gateway",
+        "kind: InferenceService",
+        "port-forward service/plimsoll-gateway 8088:80",
+        "NO AUTHENTICATION",
+        "AWS ALB idle timeout (60 s)",
+        "keeps InferenceServices",
+    ):
+        assert words in text
+
+
+def test_the_notes_follow_the_values() -> None:
+    values: Object = {
+        "watchNamespaces": ["team-a"],
+        "crds": {"keep": False},
+        "gateway": {"service": {"type": "NodePort"}},
+    }
+    text = notes(values)
+    for words in ("only in: team-a", "kubectl -n team-a apply", "nodePort", "uninstall deletes every InferenceService"):
+        assert words in text
+    assert "port-forward" not in text

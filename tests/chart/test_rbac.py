@@ -1,0 +1,118 @@
+"""Least privilege: what operator and gateway may do is exactly what they do, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
+
+READ = ("get", "list", "watch")
+OWNED = (*READ, "create", "patch", "delete")
+
+GATEWAY = {"inferenceservices.plimsoll.dev": READ, "pods": READ}
+OPERATOR = {
+    "inferenceservices.plimsoll.dev": READ,
+    "inferenceservices/status.plimsoll.dev": ("patch",),
+    "inferenceservices/finalizers.plimsoll.dev": ("update",),
+    "deployments.apps": OWNED,
+    "deployments/scale.apps": ("get", "patch"),
+    "controllerrevisions.apps": OWNED,
+    "services": OWNED,
+    "serviceaccounts": OWNED,
+    "poddisruptionbudgets.policy": OWNED,
+    "networkpolicies.networking.k8s.io": OWNED,
+    "pods": READ,
+    "events": ("create", "patch"),
+}
+OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": READ}
+
+
+def allowed(role: Object) -> dict[str, tuple[str, ...]]:
+    """resource.group -> verbs."""
+    out: dict[str, tuple[str, ...]] = {}
+    for rule in role["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                key = f"{resource}.{group}".rstrip(".")
+                out[key] = (*out.get(key, ()), *rule["verbs"])
+    return out
+
+
+def subjects(objects: list[Object], kind: str, name: str) -> list[tuple[str, str]]:
+    return [(s["namespace"], s["name"]) for o in of_kind(objects, kind, name) for s in o["subjects"]]
+
+
+def test_for_the_whole_cluster() -> None:
+    objects = render()
+    assert allowed(find(objects, "ClusterRole", "plimsoll-operator")) == OPERATOR
+    assert allowed(find(objects, "ClusterRole", "plimsoll-gateway")) == GATEWAY
+    own = find(objects, "Role")
+    assert own["metadata"]["name"] == "plimsoll-operator-own"
+    assert own["metadata"]["namespace"] == NAMESPACE
+    assert allowed(own) == OPERATOR_AT_HOME
+    for part in ("operator", "gateway"):
+        account = (NAMESPACE, f"plimsoll-{part}")
+        assert subjects(objects, "ClusterRoleBinding", f"plimsoll-{part}") == [account]
+
+
+def test_for_some_namespaces_without_any_cluster_role() -> None:
+    objects = render({"watchNamespaces": ["team-a", "team-b"]})
+    assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
+    for part, rights in (("operator", OPERATOR), ("gateway", GATEWAY)):
+        roles = of_kind(objects, "Role", f"plimsoll-{part}")
+        assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b"}
+        assert all(allowed(role) == rights for role in roles)
+        assert subjects(objects, "RoleBinding", f"plimsoll-{part}") == [(NAMESPACE, f"plimsoll-{part}")] * 2
+    assert allowed(find(objects, "Role", "plimsoll-operator-own")) == OPERATOR_AT_HOME
+
+
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": [NAMESPACE]}])
+def test_nobody_reads_secrets_and_nothing_is_a_wildcard(values: Object) -> None:
+    for role in (o for o in render(values) if o["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert "secrets" not in words
+            assert "*" not in words
+
+
+def test_bindings_name_their_own_role() -> None:
+    for objects in (render(), render({"watchNamespaces": ["team-a"]})):
+        roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects}
+        for binding in (o for o in objects if o["kind"].endswith("Binding")):
+            role = binding["roleRef"]
+            assert (role["kind"], binding["metadata"].get("namespace"), role["name"]) in roles
+
+
+def test_only_the_lease_of_the_release_may_be_changed() -> None:
+    objects = render()
+    lease = find(objects, "Lease")["metadata"]
+    changing = [
+        rule
+        for rule in find(objects, "Role")["rules"]
+        if rule["resources"] == ["leases"] and set(rule["verbs"]) & {"get", "update"}
+    ]
+    assert [rule["resourceNames"] for rule in changing] == [[lease["name"]]]
+
+
+def test_people_see_and_edit_services_by_the_roles_of_the_cluster() -> None:
+    objects = render()
+    view, edit = find(objects, "ClusterRole", "plimsoll-view"), find(objects, "ClusterRole", "plimsoll-edit")
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
+    assert allowed(view) == {"inferenceservices.plimsoll.dev": READ}
+    assert set(allowed(edit)) == {"inferenceservices.plimsoll.dev"}
+    without = render({"rbac": {"aggregate": False}})
+    assert {o["metadata"]["name"] for o in of_kind(without, "ClusterRole")} == {"plimsoll-operator", "plimsoll-gateway"}
+
+
+def test_roles_can_be_left_to_others() -> None:
+    kinds = {o["kind"] for o in render({"rbac": {"create": False}})}
+    assert kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} == set()
+
+
+def test_service_accounts_can_be_left_to_others() -> None:
+    account = {"create": False, "name": "theirs"}
+    objects = render({"operator": {"serviceAccount": account}, "gateway": {"serviceAccount": account}})
+    assert of_kind(objects, "ServiceAccount") == []
+    assert {o["spec"]["template"]["spec"]["serviceAccountName"] for o in of_kind(objects, "Deployment")} == {"theirs"}
+    assert subjects(objects, "ClusterRoleBinding", "plimsoll-operator") == [(NAMESPACE, "theirs")]

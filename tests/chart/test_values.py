@@ -1,0 +1,150 @@
+"""The values are what they claim: all documented, all used, all checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from charts import docs
+from tests.chart.rendering import CHART, EVERYTHING, Object, Refused, merged, render
+
+VALUES: Object = yaml.safe_load(docs.VALUES.read_text())
+SCHEMA: Object = yaml.safe_load((CHART / "values.schema.json").read_text())
+KEYS = docs.read(docs.VALUES.read_text())
+ROWS = docs.documented(KEYS)
+
+SWITCHED_ON = ("metrics.podMonitor.enabled", "gateway.ingress.enabled", "gateway.httpRoute.enabled")
+
+# A legal value other than the default, where that does not follow from the default's type.
+OTHER: dict[str, Any] = {
+    "nameOverride": "other",
+    "fullnameOverride": "other",
+    "image.digest": "sha256:" + "0" * 64,
+    "image.pullPolicy": "Never",
+    "imagePullSecrets": [{"name": "other"}],
+    "watchNamespaces": ["other"],
+    "podSecurityContext": {"runAsUser": 1234},
+    "securityContext": {"runAsUser": 1234},
+    "networkPolicy.clients": [{"podSelector": {"matchLabels": {"other": "x"}}}],
+    "metrics.from": [{"podSelector": {}}],
+    "metrics.podMonitor.interval": "7s",
+    "engine.imagePullPolicy": "Never",
+    "engine.imagePullSecrets": [{"name": "other"}],
+    "engine.gpuResource": "amd.com/gpu",
+    "engine.defaults.args": ["--other"],
+    "engine.defaults.env": [{"name": "OTHER", "value": "x"}],
+    "operator.replicas": 1,
+    "operator.env": [{"name": "OTHER", "value": "x"}],
+    "gateway.envoy.image.digest": "sha256:" + "0" * 64,
+    "gateway.envoy.image.pullPolicy": "Never",
+    "gateway.picker.env": [{"name": "OTHER", "value": "x"}],
+    "gateway.service.type": "ClusterIP",
+    "gateway.service.nodePort": 30123,
+    "gateway.service.externalTrafficPolicy": "Local",
+    "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
+    "gateway.ingress.hosts": ["llm.example"],
+    "gateway.ingress.tls": [{"hosts": ["llm.example"], "secretName": "other"}],
+    "gateway.httpRoute.parentRefs": [{"name": "other"}],
+    "gateway.httpRoute.hostnames": ["llm.example"],
+    "gateway.httpRoute.timeouts": {"request": "9s"},
+    **{f"{part}.tolerations": [{"operator": "Exists"}] for part in ("operator", "gateway")},
+    **{f"{part}.topologySpreadConstraints": [{"maxSkew": 1}] for part in ("operator", "gateway")},
+}
+
+
+def other(row: docs.Value) -> Any:
+    if row.name in OTHER:
+        return OTHER[row.name]
+    if isinstance(row.default, bool):
+        return not (row.default or row.name in SWITCHED_ON)
+    if isinstance(row.default, int):
+        return row.default + 1
+    if row.name.endswith("resources"):
+        return {"requests": {"cpu": "17m"}}
+    if isinstance(row.default, dict):
+        return {"other": "x"}
+    return "other"
+
+
+def nested(path: tuple[str, ...], value: Any) -> Object:
+    for key in reversed(path):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+def closed_objects(schema: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every object of the values that has keys of its own."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if schema.get("type") == "object" and "properties" in schema:
+        yield path
+        for key, child in schema["properties"].items():
+            yield from closed_objects(child, (*path, key))
+
+
+def test_every_value_is_documented() -> None:
+    rows = {row.path for row in ROWS}
+    bare = [v.name for v in KEYS if not isinstance(v.default, dict) and not any(v.path[: len(r)] == r for r in rows)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_value_changes_what_is_installed(row: docs.Value) -> None:
+    changed = render(merged(EVERYTHING, nested(row.path, other(row))))
+    assert changed != render(EVERYTHING)
+
+
+def test_templates_use_only_values_that_exist() -> None:
+    names = {value.name for value in KEYS}
+    used = set()
+    for template in (CHART / "templates").rglob("*.*"):
+        used |= set(re.findall(r"\.Values\.([A-Za-z.]+[A-Za-z])", template.read_text()))
+    assert used
+    assert used - names == set()
+
+
+def test_the_defaults_are_legal_and_the_schema_knows_no_other_key() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+    for path in closed_objects(SCHEMA):
+        schema, values = SCHEMA, VALUES
+        for key in path:
+            schema, values = schema["properties"][key], values[key]
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        optional = {"global", "requests", "limits", "backendRequest"}
+        assert set(schema["properties"]) - optional == set(values) - optional, path
+
+
+@pytest.mark.parametrize("path", list(closed_objects(SCHEMA)), ids=".".join)
+def test_an_unknown_key_is_refused_everywhere(path: tuple[str, ...]) -> None:
+    values = nested(path, {"tpyo": 1})
+    validator = jsonschema.Draft7Validator(SCHEMA)
+    errors = [e.message for e in validator.iter_errors(merged(VALUES, values))]
+    assert any("'tpyo' was unexpected" in message for message in errors)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"service": {"type": "Loadbalancer"}}}, "gateway/service/type"),
+        ({"operator": {"replicas": 3}}, "operator/replicas"),
+        ({"gateway": {"replicas": "2"}}, "gateway/replicas"),
+        ({"image": {"digest": "latest"}}, "image/digest"),
+        ({"engine": {"defaults": {"args": [4096]}}}, "engine/defaults/args/0"),
+        ({"metrics": {"from": [{"matchLabels": {}}]}}, "metrics/from/0"),
+        ({"watchNamespaces": "team-a"}, "watchNamespaces"),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "parentRefs"),
+    ],
+)
+def test_helm_refuses_and_names_the_value(values: Object, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        render(values)
+
+
+def test_a_parent_chart_may_have_globals() -> None:
+    assert render({"global": {"anything": 1}}) == render()
