@@ -120,7 +120,7 @@ def test_default_settings() -> None:
     got = settings()
     assert got.engine.image.startswith("plimsoll/engine-cuda:")
     assert got.engine.runtime_class_name is None
-    assert got.watch_namespaces == got.metrics.peers == ()
+    assert (got.watch_namespaces, got.metrics.peers) == ((), ())
 
 
 def test_the_definition_can_be_kept_dropped_or_left_out() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
+from plimsoll.controllers.operator import LEASE
+
 READ = ("get", "list", "watch")
 OWNED = (*READ, "create", "patch", "delete")
 
@@ -14,14 +16,14 @@ OPERATOR = {
     "inferenceservices/status.plimsoll.dev": ("patch",),
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
-    "deployments/scale.apps": ("get", "patch"),
-    "controllerrevisions.apps": OWNED,
+    "deployments/scale.apps": ("patch",),
+    "controllerrevisions.apps": (*READ, "create", "delete"),
     "services": OWNED,
     "serviceaccounts": OWNED,
     "poddisruptionbudgets.policy": OWNED,
     "networkpolicies.networking.k8s.io": OWNED,
     "pods": READ,
-    "events": ("create", "patch"),
+    "events": ("create",),
 }
 OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": READ}
 
@@ -83,14 +85,14 @@ def test_bindings_name_their_own_role() -> None:
 
 
 def test_only_the_lease_of_the_release_may_be_changed() -> None:
-    objects = render()
-    lease = find(objects, "Lease")["metadata"]
+    objects = render({}, "--name-template", "llm")
+    assert find(objects, "Lease")["metadata"]["name"] == LEASE
     changing = [
         rule
         for rule in find(objects, "Role")["rules"]
         if rule["resources"] == ["leases"] and set(rule["verbs"]) & {"get", "update"}
     ]
-    assert [rule["resourceNames"] for rule in changing] == [[lease["name"]]]
+    assert [rule["resourceNames"] for rule in changing] == [[LEASE]]
 
 
 def test_people_see_and_edit_services_by_the_roles_of_the_cluster() -> None:

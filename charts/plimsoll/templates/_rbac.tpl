@@ -12,11 +12,15 @@
   resources: [inferenceservices/finalizers]
   verbs: [update]
 - apiGroups: [apps]
-  resources: [deployments, controllerrevisions]
+  resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
-  verbs: [get, patch]
+  verbs: [patch]
+# Written once and never changed.
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
@@ -31,7 +35,7 @@
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end }}
 
 {{/* In the release's own namespace: the lease of the election, and the gateway's pods. */}}
@@ -41,7 +45,7 @@
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ include "plimsoll.fullname" . }}-operator]
+  resourceNames: [plimsoll-operator]
   verbs: [get, update]
 - apiGroups: [""]
   resources: [pods]
