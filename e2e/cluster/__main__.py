@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from e2e.cluster import base, binaries, images, kind, machine, node, registry
 from e2e.cluster.decide import Plan, Source, announce, decide
@@ -46,7 +47,7 @@ def _accepted(plan: Plan) -> Plan:
     return plan
 
 
-VERBS = {
+VERBS: dict[str, Callable[[list[str]], None]] = {
     "up": lambda _: up(),
     "down": lambda _: down(),
     "images": images.ensure,

@@ -1,9 +1,9 @@
 """The programs of the cluster, built from their published Go modules.
 
 Problem: release downloads are not to be had everywhere, module proxies are. Idea: three module files pin everything
-(`kubernetes/` also holds kind and helm, which share its packages; etcd and containerd clash with those versions and have
-their own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache makes
-a later, larger request cost only the difference. A stamp of the module files tells when programs are out of date.
+(`kubernetes/` also holds kind and helm, which share its packages; etcd and containerd clash with those versions and
+have their own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache
+makes a later, larger request cost only the difference. A stamp of the module files tells when programs are stale.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def decide(facts: Facts) -> Plan:
 
 
 def _source(facts: Facts) -> Source | None:
-    """A published node image needs a whole root inside; without CAP_SYS_RESOURCE only ours, with its runc wrapper, runs."""
+    """Without CAP_SYS_RESOURCE no published node image runs, only ours with its runc wrapper."""
     if not facts.docker:
         return None
     if facts.node_image:

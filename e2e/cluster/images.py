@@ -1,7 +1,7 @@
 """The project's own images: built here, pushed to the local registry when they changed.
 
-Each image's code is its last layer, so an edit costs one small layer. The push is what takes time, so it is left out
-while the registry already holds what the tag says: the id of the last image pushed is kept beside the registry's data.
+Each image's code is its last layer, so an edit costs one small layer. Nothing is pushed while the registry's manifest
+already names the image's id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 @dataclass(frozen=True)
 class Image:
-    """`parts`: the files and folders of the checkout that the Dockerfile may copy; the build context holds nothing else."""
+    """`parts`: the files and folders of the checkout that make the build context."""
 
     name: str
     dockerfile: Path
@@ -69,7 +69,7 @@ def _build(image: Image) -> None:
 
 
 def _copy(part: str, context: Path) -> None:
-    """A folder under its own path, or, with `/.`, its content at the top; links are followed: a context ends at its edge."""
+    """A folder under its own path, or, with `/.`, its content at the top; links are followed, they may lead outside."""
     source = ROOT / part
     target = context if part.endswith("/.") else context / part
     ignored = shutil.ignore_patterns("__pycache__")

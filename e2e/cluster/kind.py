@@ -50,7 +50,7 @@ def delete() -> None:
 
 
 def advertise_gpus() -> None:
-    """Put nvidia.com/gpu into the node's status; kubelet forgets it when it restarts, so this is asked for each time."""
+    """Put nvidia.com/gpu into the node's status, where it is missing: kubelet forgets it when it restarts."""
     node = json.loads(kubectl("get", "node", NODE, "-o", "json"))
     if node["status"]["capacity"].get("nvidia.com/gpu") == str(GPUS):
         return

@@ -79,7 +79,7 @@ def output(*argv: str | Path, cwd: Path | None = None) -> str:
 
 
 def succeeds(*argv: str | Path, timeout: float = 60) -> bool:
-    """Whether a question put to another program is answered with yes; a missing program or no answer in time is a no."""
+    """Whether another program answers yes; a missing program or no answer in time is a no."""
     try:
         return (
             subprocess.run(

@@ -1,0 +1,66 @@
+# Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup lock demo demo-down test check generate verify cluster cluster-down images e2e bench
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAGE := .ci/stage
+API_BINARIES := kube-apiserver etcd kubectl helm
+GENERATED := crds charts docs/reference
+CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
+export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
+
+help: ## Show these verbs
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.done ## Python environment in .venv, from the lock files
+
+$(VENV)/.done: pyproject.toml requirements/dev.txt
+	@$(STAGE) setup bash -c 'python3 -m venv $(VENV) && $(PYTHON) -m pip install -q --no-deps --no-compile -r requirements/dev.txt && $(PYTHON) -m pip install -q --no-deps -e .'
+	@touch $@
+
+$(VENV)/.clients: $(VENV)/.done requirements/clients.txt
+	@$(STAGE) clients $(PYTHON) -m pip install -q --no-deps --no-compile -r requirements/clients.txt
+	@touch $@
+
+lock: ## Pin the dependencies anew (requirements/*.txt)
+	@$(STAGE) lock requirements/lock
+
+test: setup ## Unit tests, and API tests on a real API server
+	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
+	@$(STAGE) -v test $(PYTHON) -m pytest tests
+
+check: setup ## Linter, formatter, types, layers
+	@$(STAGE) lint ruff check .
+	@$(STAGE) format ruff format --check .
+	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster'
+	@$(STAGE) layers lint-imports
+
+generate: setup ## Make again what is generated: CRDs, reference pages
+	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
+	@$(STAGE) docs $(PYTHON) charts/docs.py
+
+verify: generate ## Fail when something generated was out of date
+	@git diff --exit-code --stat -- $(GENERATED) && test -z "$$(git ls-files --others --exclude-standard -- $(GENERATED))" \
+	  || { echo 'generated files differ: run make generate and commit them'; exit 1; }
+
+cluster: ## A local Kubernetes cluster with a registry (kubeconfig: build/kubeconfig)
+	@$(STAGE) -v cluster e2e/cluster/up
+
+cluster-down: ## Remove cluster and registry; caches stay
+	@$(STAGE) -v cluster-down e2e/cluster/down
+
+images: cluster ## Build the project's images and push them to the local registry
+	@$(STAGE) -v images e2e/cluster/images
+
+demo: setup images ## From nothing to a served model, shown step by step
+	@$(STAGE) -v demo $(PYTHON) -m e2e.demo
+
+demo-down: cluster-down ## Remove what the demo made
+
+e2e: images $(VENV)/.clients ## Scenarios on the cluster
+	@$(STAGE) -v e2e $(PYTHON) -m pytest e2e -m cluster
+
+bench: setup images ## Measure: added latency, operator at rest, pod start
+	@$(STAGE) -v bench $(PYTHON) -m bench
