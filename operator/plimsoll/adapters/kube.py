@@ -183,7 +183,7 @@ class Kube:
             "PATCH",
             resource.path(meta.get("namespace"), meta["name"], subresource),
             {"fieldManager": manager, "force": "true" if force else "false"},
-            json.dumps(obj),
+            obj,
             "application/apply-patch+yaml",
         )
 
@@ -201,20 +201,20 @@ class Kube:
         """Raises Conflict when an object of that name exists."""
         resource = BY_KIND[obj["kind"]]
         path = resource.path(obj["metadata"].get("namespace"))
-        return await self._json("POST", path, None, json.dumps(obj), "application/json")
+        return await self._json("POST", path, None, obj, "application/json")
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, uid: str) -> None:
         """Delete exactly the object with this uid; one that is gone already is no error."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         with contextlib.suppress(NotFound):
-            await self._json("DELETE", resource.path(namespace, name), None, json.dumps(body), "application/json")
+            await self._json("DELETE", resource.path(namespace, name), None, body, "application/json")
 
     async def _json(
         self,
         method: str,
         path: str,
         query: dict[str, str] | None = None,
-        body: str | None = None,
+        body: Object | None = None,
         content_type: str | None = None,
     ) -> Object:
         if method != "GET" and not self.fence():
@@ -231,7 +231,7 @@ class Kube:
         method: str,
         path: str,
         query: dict[str, str] | None = None,
-        body: str | None = None,
+        body: Object | None = None,
         content_type: str | None = None,
         timeout: float = REQUEST_SECONDS,
     ) -> Any:
@@ -290,7 +290,16 @@ class _Lock(LeaseLock):  # type: ignore[misc]
     renewed = float("-inf")
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        return await self._timed(super().create(name, namespace, election_record))
+        return await self._timed(self._create(name, namespace, election_record))
+
+    async def _create(self, name: str, namespace: str, record: Any) -> bool:
+        """The client's own `create` asks for pretty=True, which its argument check refuses (37.0.2)."""
+        lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(record))
+        try:
+            await self.api_instance.create_namespaced_lease(namespace, lease)
+        except client.ApiException:
+            return False
+        return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
         return await self._timed(super().update(name, namespace, updated_record))
@@ -305,11 +314,11 @@ class _Lock(LeaseLock):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Seconds: a lease unrenewed for `duration` is free; its holder stops writing after `renew_deadline`."""
+    """Whole seconds: a lease unrenewed for `duration` is free; its holder stops writing after `renew_deadline`."""
 
-    duration: float = 15.0
-    renew_deadline: float = 10.0
-    retry_period: float = 2.0
+    duration: int = 15
+    renew_deadline: int = 10
+    retry_period: int = 2
 
 
 async def lead(
@@ -322,28 +331,35 @@ async def lead(
     """
     lock = _Lock(name, namespace, identity, kube._api)
     kube.fence = lambda: time.monotonic() - lock.renewed < times.renew_deadline
-    over = asyncio.Event()
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    tasks: list[asyncio.Task[Any]] = []
 
     async def started() -> None:
+        tasks.extend(filter(None, [asyncio.current_task()]))
         try:
             await work()
-        finally:
-            over.set()
+        except Exception as error:  # noqa: BLE001 - carried to the caller below
+            over.set_exception(error)
+        else:
+            over.set_result(None)
 
     async def stopped() -> None:
-        over.set()
+        if not over.done():
+            over.set_result(None)
 
     election = LeaderElection(
         ElectionConfig(lock, times.duration, times.renew_deadline, times.retry_period, started, stopped)
     )
     running = asyncio.create_task(election.run())
-    ended = asyncio.create_task(over.wait())
+    tasks.append(running)
     try:
-        await asyncio.wait((running, ended), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, over), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
+        if over.done():
+            over.result()
     finally:
-        await _cancel((running, ended))
+        await _cancel(tasks)
         if kube.fence():
             await _release(kube, namespace, name, identity)
 
@@ -359,4 +375,4 @@ async def _release(kube: Kube, namespace: str, name: str, identity: str) -> None
         lease = await kube.get(LEASES, namespace, name)
         if lease.get("spec", {}).get("holderIdentity") == identity:
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-            await kube._json("PUT", LEASES.path(namespace, name), None, json.dumps(lease), "application/json")
+            await kube._json("PUT", LEASES.path(namespace, name), None, lease, "application/json")

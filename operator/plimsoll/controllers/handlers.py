@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import kopf
@@ -20,6 +19,10 @@ def registry(store: Store, *, namespaced: bool) -> kopf.OperatorRegistry:
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         tune(settings, namespaced=namespaced)
 
+    @kopf.on.login(registry=made)
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=made)
     async def service(event: Any, **_: Any) -> None:
         obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
@@ -31,12 +34,11 @@ def registry(store: Store, *, namespaced: bool) -> kopf.OperatorRegistry:
     return made
 
 
-async def watch_services(store: Store, namespaces: tuple[str, ...], stop: asyncio.Event) -> None:
-    """Feed the store with services until cancelled or stopped."""
+async def watch_services(store: Store, namespaces: tuple[str, ...]) -> None:
+    """Feed the store with services until cancelled, or until SIGTERM, which kopf takes over."""
     await kopf.operator(
         registry=registry(store, namespaced=bool(namespaces)),
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,
-        stop_flag=stop,
     )

@@ -48,6 +48,10 @@ WATCHED = (
 )
 
 
+class _Stopped(Exception):
+    """kopf was told to end (it takes over SIGTERM while it runs), so all the rest ends too."""
+
+
 class Operator:
     """The parts, wired."""
 
@@ -62,16 +66,22 @@ class Operator:
         self.reconciler = Reconciler(kube, self.store, settings.platform, lambda: self.gateways.view, settings.identity)
 
     async def run(self) -> None:
-        """Until cancelled; any part that fails ends them all."""
-        stop = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            for namespace in self._namespaces or (None,):
-                for resource, selector in WATCHED:
-                    group.create_task(self._follow(resource, selector, namespace))
-            group.create_task(handlers.watch_services(self.store, self._namespaces, stop))
-            group.create_task(self.gateways.run())
-            group.create_task(self.queue.run())
-            group.create_task(self._tick_for_ever())
+        """Until SIGTERM or cancellation; any part that fails ends them all."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for namespace in self._namespaces or (None,):
+                    for resource, selector in WATCHED:
+                        group.create_task(self._follow(resource, selector, namespace))
+                group.create_task(self._watch_services())
+                group.create_task(self.gateways.run())
+                group.create_task(self.queue.run())
+                group.create_task(self._tick_for_ever())
+        except* _Stopped:
+            log.info("told to end")
+
+    async def _watch_services(self) -> None:
+        await handlers.watch_services(self.store, self._namespaces)
+        raise _Stopped
 
     @property
     def synced(self) -> bool:

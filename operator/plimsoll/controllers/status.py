@@ -6,13 +6,13 @@ words first, then what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api.conditions import TIER_READY, Condition, Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import troubles
+from plimsoll.resources import meta
 
 Object = dict[str, Any]
 
@@ -41,7 +41,6 @@ class Sight:
     invalid: tuple[str, ...] = ()
     rejected: str | None = None
     url: str = ""
-    minimums: Mapping[str, int] = field(default_factory=dict)
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -164,9 +163,15 @@ def tiers(sight: Sight) -> dict[str, Object]:
             "desired": tier.desired,
             "summary": f"{_ready_replicas(tier)}/{tier.desired}",
             "revision": tier.revision,
+            "selector": _selector(sight, tier.kind),
         }
         for tier in sight.tiers
     }
+
+
+def _selector(sight: Sight, kind: str) -> str:
+    chosen = meta.selector(sight.service["metadata"]["name"], kind)
+    return ",".join(f"{key}={value}" for key, value in chosen.items())
 
 
 _TOLD: dict[Reason, EventReason] = {
