@@ -95,6 +95,15 @@ def test_the_picker_decides_readiness() -> None:
     assert picker["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "picker"}
 
 
+def test_a_hung_picker_is_killed_before_the_pod_turns_unready() -> None:
+    (picker,) = pod_specs(render())["plimsoll-gateway"]["containers"]
+
+    def seconds(probe: Object) -> int:
+        return probe["periodSeconds"] * probe.get("failureThreshold", 3)  # type: ignore[no-any-return]
+
+    assert seconds(picker["livenessProbe"]) < seconds(picker["readinessProbe"])
+
+
 @pytest.mark.parametrize("seconds", [30, 600, 7200])
 def test_the_grace_of_a_gateway_pod_is_longer_than_its_drain(seconds: int) -> None:
     spec = pod_specs(render({"gateway": {"drainSeconds": seconds}}))["plimsoll-gateway"]

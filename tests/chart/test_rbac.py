@@ -25,6 +25,7 @@ OPERATOR = {
     "pods": READ,
     "events": ("create",),
 }
+OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}
 OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": READ}
 
 
@@ -45,7 +46,7 @@ def subjects(objects: list[Object], kind: str, name: str) -> list[tuple[str, str
 
 def test_for_the_whole_cluster() -> None:
     objects = render()
-    assert allowed(find(objects, "ClusterRole", "plimsoll-operator")) == OPERATOR
+    assert allowed(find(objects, "ClusterRole", "plimsoll-operator")) == OPERATOR_EVERYWHERE
     assert allowed(find(objects, "ClusterRole", "plimsoll-gateway")) == GATEWAY
     own = find(objects, "Role")
     assert own["metadata"]["name"] == "plimsoll-operator-own"

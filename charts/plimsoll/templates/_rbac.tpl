@@ -36,6 +36,12 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if not .Values.watchNamespaces }}
+# The definition may come, or become known, after the operator.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+{{- end }}
 {{- end }}
 
 {{/* In the release's own namespace: the lease of the election, and the gateway's pods. */}}
