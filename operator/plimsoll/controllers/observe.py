@@ -10,7 +10,7 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.naming import Claim, owners
+from plimsoll.core.picking.names import Claim, owners
 
 Object = dict[str, Any]
 
@@ -61,7 +61,8 @@ def claims(store: Store) -> list[Claim]:
         meta = raw["metadata"]
         model = raw.get("spec", {}).get("model") or {}
         name = model.get("name") or meta["name"]
-        found.append(Claim(meta.get("creationTimestamp", ""), meta["uid"], key_of(raw), str(name)))
+        namespace, own = key_of(raw)
+        found.append(Claim(namespace, own, str(name), meta.get("creationTimestamp", ""), meta["uid"]))
     return found
 
 

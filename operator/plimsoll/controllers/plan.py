@@ -23,12 +23,16 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a converged service has. keep: templates to create first; wish: objects to apply; spare: objects to delete."""
+    """What a converged service has.
+
+    keep: pod templates to create first; wish: objects to apply; spare: objects to delete; revisions: the
+    ControllerRevision of each tier.
+    """
 
     keep: tuple[Object, ...]
     wish: tuple[Object, ...]
     spare: tuple[Object, ...]
-    revisions: dict[str, str]  # tier -> name of its ControllerRevision
+    revisions: dict[str, str]
 
 
 def plan(seen: Observed, service: InferenceService, decided: Mapping[str, TierDecision], platform: Platform) -> Plan:

@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 
 async def serve(port: int, metrics_port: int) -> web.AppRunner:
-    """Serve until the returned runner is cleaned up. A loop that is stuck answers nothing, which is the liveness test."""
+    """Serve until the returned runner is cleaned up. A stuck loop answers nothing: that is the liveness test."""
     app = web.Application()
     app.router.add_get("/healthz", _fine)
     app.router.add_get("/readyz", _fine)

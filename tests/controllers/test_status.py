@@ -1,0 +1,180 @@
+"""Conditions and Events from what was seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests import builders
+
+from plimsoll.api import conditions
+from plimsoll.api.conditions import MEANING, Condition, Reason, Type
+from plimsoll.api.events import MEANING as EVENT_MEANING
+from plimsoll.api.events import EventReason
+from plimsoll.controllers import status
+from plimsoll.controllers.status import Sight, TierSight
+
+PARENT = builders.service()
+
+
+def tier(kind: str, *, ready: int = 1, desired: int = 1, pods: tuple[Any, ...] = (), **found: Any) -> TierSight:
+    made = builders.deployment(PARENT, kind, replicas=desired, ready=ready, **found)
+    return TierSight(kind, desired, made, pods, f"chat-{kind}-1")
+
+
+def sight(*tiers: TierSight, **other: Any) -> Sight:
+    facts: dict[str, Any] = {
+        "routable": 1,
+        "gateways_present": 1,
+        "model_names": ("chat", "team/chat"),
+        "url": "http://g/v1",
+    }
+    return Sight(service=PARENT, tiers=tiers or (tier("prefill"), tier("decode")), **(facts | other))
+
+
+def by_type(found: tuple[Condition, ...]) -> dict[Type, Condition]:
+    return {condition.type: condition for condition in found}
+
+
+def waiting(reason: str, message: str) -> dict[str, Any]:
+    return {"containerStatuses": [{"image": "i", "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def test_all_well() -> None:
+    found = by_type(status.conditions(sight()))
+    assert {t: c.holds for t, c in found.items()} == {
+        Type.READY: True,
+        Type.RECONCILING: False,
+        Type.STALLED: False,
+        Type.PREFILL_READY: True,
+        Type.DECODE_READY: True,
+        Type.MODEL_NAME_OWNED: True,
+    }
+
+
+def test_ready_means_that_a_gateway_lists_an_endpoint() -> None:
+    assert by_type(status.conditions(sight(routable=0)))[Type.READY].reason is Reason.NO_ROUTABLE_ENDPOINT
+    unknown = by_type(status.conditions(sight(routable=None)))[Type.READY]
+    assert (unknown.status, unknown.reason) == ("Unknown", Reason.NO_GATEWAY)
+    none = by_type(status.conditions(sight(routable=None, gateways_present=0)))[Type.READY]
+    assert (none.status, none.reason) == ("False", Reason.NO_GATEWAY)
+
+
+def test_a_dead_prefill_tier_does_not_make_the_service_unready() -> None:
+    found = by_type(status.conditions(sight(tier("prefill", ready=0), tier("decode"))))
+    assert found[Type.READY].holds
+    assert not found[Type.PREFILL_READY].holds
+    assert found[Type.RECONCILING].holds
+
+
+@pytest.mark.parametrize(
+    ("pod_status", "reason", "words"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient gpu"}]},
+            Reason.UNSCHEDULABLE,
+            "0/1 nodes: Insufficient gpu",
+        ),
+        (
+            waiting("CreateContainerConfigError", 'secret "hub" not found'),
+            Reason.CONFIG_ERROR,
+            'secret "hub" not found',
+        ),
+        (waiting("ImagePullBackOff", "manifest unknown"), Reason.IMAGE_UNAVAILABLE, "manifest unknown"),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "ready": False,
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {
+                            "terminated": {"reason": "OOMKilled", "exitCode": 137, "message": "out of memory"}
+                        },
+                    }
+                ]
+            },
+            Reason.ENGINE_FAILING,
+            "OOMKilled, exit code 137): out of memory",
+        ),
+    ],
+)
+def test_a_tier_speaks_in_the_words_of_whoever_refused(pod_status: Any, reason: Reason, words: str) -> None:
+    sick = builders.pod(PARENT, "decode", **pod_status)
+    found = status.conditions(sight(tier("prefill"), tier("decode", ready=0, pods=(sick,)), routable=0))
+    decode, ready = by_type(found)[Type.DECODE_READY], by_type(found)[Type.READY]
+    assert decode.reason is reason
+    assert words in decode.message
+    assert (ready.reason, ready.message) == (decode.reason, decode.message)
+    assert reason.value in [event.reason.value for event in status.events([], found)]
+
+
+def test_a_quota_speaks_through_the_deployment() -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+    found = by_type(status.conditions(sight(tier("prefill"), tier("decode", ready=0, conditions=[failure]))))
+    assert found[Type.DECODE_READY].reason is Reason.PODS_REFUSED
+    assert "exceeded quota" in found[Type.DECODE_READY].message
+
+
+def test_a_surge_pod_that_fits_nowhere_names_the_field() -> None:
+    pending = builders.pod(
+        PARENT, "decode", conditions=[{"type": "PodScheduled", "status": "False", "message": "no gpu left"}]
+    )
+    rolling = tier("decode", pods=(pending,), replicas=2, updatedReplicas=1)
+    decode = by_type(status.conditions(sight(tier("prefill"), rolling)))[Type.DECODE_READY]
+    assert (decode.holds, decode.reason) == (True, Reason.ROLLING_OUT)
+    assert "no gpu left" in decode.message
+    assert "tiers.decode.rollout.maxSurge" in decode.message
+
+
+def test_an_invalid_spec_stalls_and_a_service_that_still_answers_stays_ready() -> None:
+    found = by_type(status.conditions(sight(invalid=("spec.tiers: has no tier",))))
+    assert found[Type.STALLED].holds
+    assert "spec.tiers" in found[Type.STALLED].message
+    assert found[Type.READY].holds
+
+
+def test_the_loser_of_a_model_name_says_who_has_it_and_how_to_reach_it() -> None:
+    found = by_type(status.conditions(sight(name_taken_by="other/chat", model_names=("team/chat",))))
+    owned = found[Type.MODEL_NAME_OWNED]
+    assert owned.holds is False
+    assert "other/chat" in owned.message
+    assert "team/chat" in owned.message
+
+
+def test_the_transition_time_moves_only_when_the_status_flips() -> None:
+    first = conditions.merge([], (Condition(Type.READY, False, Reason.STARTING, "a"),), 1, "t1")
+    same = conditions.merge(first, (Condition(Type.READY, False, Reason.UNSCHEDULABLE, "b"),), 2, "t2")
+    flipped = conditions.merge(same, (Condition(Type.READY, True, Reason.SERVING, "c"),), 2, "t3")
+    assert [c[0]["lastTransitionTime"] for c in (first, same, flipped)] == ["t1", "t1", "t3"]
+    assert [c[0]["observedGeneration"] for c in (first, same, flipped)] == [1, 2, 2]
+
+
+def test_an_hour_of_the_same_tells_nothing_after_the_first_time() -> None:
+    stated = status.conditions(sight())
+    assert [event.reason for event in status.events([], stated)] == [EventReason.READY]
+    kept = conditions.merge([], stated, 1, "t1")
+    assert status.events(kept, stated) == []
+
+
+def test_the_same_transition_told_twice_has_one_name() -> None:
+    stated = status.conditions(sight())
+    names = {
+        e.manifest(PARENT, f"operator-{n}", f"t{n}")["metadata"]["name"]
+        for n in (1, 2)
+        for e in status.events([], stated)
+    }
+    assert len(names) == 1
+
+
+def test_losing_and_finding_readiness_again_are_three_events() -> None:
+    well, lost = status.conditions(sight()), status.conditions(sight(routable=0))
+    first = conditions.merge([], well, 1, "t1")
+    second = conditions.merge(first, lost, 1, "t2")
+    told = [*status.events([], well), *status.events(first, lost), *status.events(second, well)]
+    assert [e.reason for e in told] == [EventReason.READY, EventReason.NOT_READY, EventReason.READY]
+    assert len({e.manifest(PARENT, "o", "t")["metadata"]["name"] for e in told}) == 3
+
+
+def test_every_reason_has_its_sentence() -> None:
+    assert set(MEANING) == set(Reason)
+    assert set(EVENT_MEANING) == set(EventReason)

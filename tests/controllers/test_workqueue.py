@@ -1,0 +1,112 @@
+"""The work queue under a virtual clock of its own: order, coalescing, backoff."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from plimsoll.controllers.workqueue import WorkQueue
+from plimsoll.core.errors import Unavailable
+
+
+@asynccontextmanager
+async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
+    task = asyncio.create_task(queue.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def settle(queue: WorkQueue[str]) -> None:
+    async with asyncio.timeout(10):
+        while not queue.idle:
+            await asyncio.sleep(0.005)
+
+
+async def test_many_additions_before_the_work_are_one() -> None:
+    worked: list[str] = []
+
+    async def work(key: str) -> None:
+        worked.append(key)
+
+    queue = WorkQueue(work)
+    for _ in range(100):
+        queue.add("a")
+    async with running(queue):
+        await settle(queue)
+    assert worked == ["a"]
+
+
+async def test_a_key_added_while_in_work_is_worked_on_once_more_and_never_twice_at_once() -> None:
+    gate, active, most, rounds = asyncio.Event(), 0, 0, 0
+
+    async def work(key: str) -> None:
+        nonlocal active, most, rounds
+        active, rounds = active + 1, rounds + 1
+        most = max(most, active)
+        await gate.wait()
+        active -= 1
+
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add("a")
+        while not rounds:
+            await asyncio.sleep(0)
+        queue.add("a")
+        queue.add("a")
+        gate.set()
+        await settle(queue)
+    assert (rounds, most) == (2, 1)
+
+
+async def test_at_most_the_given_number_work_at_once() -> None:
+    active = most = 0
+
+    async def work(key: str) -> None:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0)
+        active -= 1
+
+    queue = WorkQueue(work, workers=3)
+    for key in "abcdefghij":
+        queue.add(key)
+    async with running(queue):
+        await settle(queue)
+    assert most == 3
+
+
+async def test_a_failing_key_is_tried_again_and_the_others_go_on() -> None:
+    tried: list[str] = []
+
+    async def work(key: str) -> None:
+        tried.append(key)
+        if key == "sick" and tried.count("sick") < 3:
+            raise Unavailable("not now")
+
+    queue = WorkQueue(work)
+    queue.add("sick")
+    queue.add("well")
+    async with running(queue):
+        await settle(queue)
+    assert tried.count("sick") == 3
+    assert tried.count("well") == 1
+
+
+async def test_an_unexpected_failure_does_not_end_the_queue() -> None:
+    tried: list[str] = []
+
+    async def work(key: str) -> None:
+        tried.append(key)
+        if tried.count(key) == 1:
+            raise KeyError(key)
+
+    queue = WorkQueue(work)
+    queue.add("a")
+    async with running(queue):
+        await settle(queue)
+    assert tried == ["a", "a"]
