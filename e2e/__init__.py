@@ -1,0 +1,1 @@
+"""Scenarios on a real cluster, the tools they share, and the demo."""

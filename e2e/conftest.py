@@ -1,0 +1,157 @@
+"""Fixtures of the cluster scenarios.
+
+Engines take half a minute to start, so two services are shared by all scenarios that leave them as they found them:
+`pd` (one prefill and two decode replicas) and `solo` (one aggregated replica). The prober runs beside everything.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from e2e.lib import stack
+from e2e.lib.kube import Cluster
+from e2e.lib.metrics import Gateway
+from e2e.lib.prober import Prober
+from e2e.lib.report import explain
+from e2e.lib.service import Service, manifest
+
+SHARED = "e2e-shared"
+TIMEOUT_S = 900
+PD = manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
+SOLO = manifest("solo", {"serve": {}})
+
+# Read-only scenarios come first: together they are the quiet time that test_quiet.py judges. Those that break things
+# follow; the one that removes everything is the last.
+ORDER = (
+    "test_a_",
+    "test_b_",
+    "test_i_",
+    "test_clients",
+    "test_quiet",
+    "test_g_",
+    "test_words",
+    "test_names",
+    "test_hub",
+    "test_c_",
+    "test_d_",
+    "test_e_",
+    "test_f_",
+    "test_restarts",
+    "test_upgrade",
+    "test_h_",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quiet-seconds", type=float, default=300.0, help="how long a converged fleet must make no API write"
+    )
+    parser.addoption("--keep", action="store_true", help="leave services, namespaces and the chart in place at the end")
+    parser.addoption("--no-setup", action="store_true", help="cluster, images and chart are as they should be")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.cluster)
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    items.sort(
+        key=lambda item: next((n for n, prefix in enumerate(ORDER) if item.path.name.startswith(prefix)), len(ORDER))
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The local cluster with the images and the chart in it."""
+    setup = not request.config.getoption("--no-setup")
+    for verb in ("up", "images") if setup else ():
+        stack.cluster_verb(verb)
+    with stack.connect() as access:
+        if setup:
+            stack.install(access)
+        yield access
+
+
+@pytest.fixture(scope="session")
+def gateway(cluster: Cluster) -> Gateway:
+    return Gateway(cluster, stack.SYSTEM)
+
+
+@pytest.fixture(scope="session")
+def prober() -> Iterator[Prober]:
+    with Prober() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared(cluster: Cluster, prober: Prober, request: pytest.FixtureRequest) -> Iterator[dict[str, Service]]:
+    """The shared services, Ready and probed."""
+    stack.make_namespace(cluster, SHARED)
+    start = time.monotonic()
+    cluster.apply(PD, SOLO, namespace=SHARED)
+    services = {name: Service(cluster, SHARED, name, stack.GATEWAY_URL) for name in ("pd", "solo")}
+    for service in services.values():
+        service.wait_ready()
+    print(f"shared services Ready after {time.monotonic() - start:.0f} s")
+    for service in services.values():
+        prober.watch(service.key, service.target, service.get)
+    yield services
+    for service in services.values():
+        prober.forget(service.key)
+    if not request.config.getoption("--keep"):
+        cluster.delete("namespace", SHARED, timeout_s=240)
+
+
+@pytest.fixture
+def pd(shared: dict[str, Service]) -> Service:
+    """One prefill and two decode replicas."""
+    shared["pd"].wait_ready()
+    return shared["pd"]
+
+
+@pytest.fixture
+def solo(shared: dict[str, Service]) -> Service:
+    """One aggregated replica."""
+    shared["solo"].wait_ready()
+    return shared["solo"]
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the module's own, gone with it."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.path.stem.removeprefix("test_"))
+    name = f"e2e-{name.strip('-')}"
+    stack.make_namespace(cluster, name)
+    yield name
+    if not request.config.getoption("--keep"):
+        cluster.delete("namespace", name, timeout_s=240)
+
+
+@pytest.fixture
+def service(cluster: Cluster, namespace: str) -> Callable[[str], Service]:
+    """A handle on a service of the module's namespace."""
+    return lambda name: Service(cluster, namespace, name, stack.GATEWAY_URL)
+
+
+@pytest.fixture(autouse=True)
+def promises(prober: Prober) -> Iterator[None]:
+    """Beside every scenario: no probe failed while Ready had been true for two seconds."""
+    start = time.time()
+    yield
+    if prober.probes(start):
+        print(prober.summary(start))
+    broken = prober.broken_promises(start)
+    assert not broken, "probes failed while Ready:\n" + "\n".join(p.record.line(start) for p in broken)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    access = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and access:  # type: ignore[attr-defined]
+        namespaces = {SHARED, item.funcargs.get("namespace", SHARED)}  # type: ignore[attr-defined]
+        report.sections.append(("the cluster", explain(access, sorted(namespaces), stack.SYSTEM)))  # type: ignore[attr-defined]
+    return report

@@ -1,0 +1,1 @@
+"""What scenarios and the demo share: ledger, load, prober, cluster access, reports."""

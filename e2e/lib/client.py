@@ -1,0 +1,119 @@
+"""One streamed request, sent and written down.
+
+Problem: the ledger must know exactly what came over the wire, and the traffic of tests must never leave this machine.
+Idea: a thin aiohttp call that notes everything into `Seen`, whatever happens to the transfer, and a `Target` that
+cannot be built for another host than 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from e2e.lib.ledger import SSE, Outcome, Record, Seen, judge
+
+PATIENCE_S = 120.0
+_numbers = itertools.count()
+_RUN = f"{os.getpid():x}{int(time.time()):x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go and which model they name. Raises ValueError for any host but 127.0.0.1."""
+
+    url: str
+    model: str
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).hostname != "127.0.0.1":
+            raise ValueError(f"load only goes to 127.0.0.1, not to {self.url}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one request asks: a text, the exact number of output tokens, chat or plain completion."""
+
+    text: str
+    max_tokens: int = 16
+    chat: bool = True
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, model: str) -> dict[str, object]:
+        asks: dict[str, object] = (
+            {"messages": [{"role": "user", "content": self.text}]} if self.chat else {"prompt": self.text}
+        )
+        return {
+            "model": model,
+            **asks,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+def session() -> aiohttp.ClientSession:
+    """A session for a load: connections unbounded, our own time limit, no proxy from the environment."""
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
+
+
+async def send(
+    http: aiohttp.ClientSession, target: Target, prompt: Prompt, source: str, patience_s: float = PATIENCE_S
+) -> Record:
+    """Sends one request and returns its record; no failure of the request raises."""
+    request_id = f"{source}-{_RUN}-{next(_numbers)}"
+    seen, details, sent_at = Seen(), [], time.time()
+    try:
+        async with asyncio.timeout(patience_s):
+            details.append(await _exchange(http, target, prompt, request_id, seen))
+    except TimeoutError:
+        seen.timed_out = True
+        details.append(f"no end after {patience_s:.0f} s")
+    except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+        seen.broke = f"{type(error).__name__}: {error}"
+    ended_at = time.time()
+    outcome = judge(seen, prompt.max_tokens)
+    return Record(
+        id=request_id,
+        source=source,
+        model=target.model,
+        sent_at=sent_at,
+        ended_at=ended_at,
+        ttft_s=seen.first_byte_at - sent_at if seen.first_byte_at else None,
+        status=seen.status,
+        outcome=outcome,
+        asked_tokens=prompt.max_tokens,
+        prompt_tokens=seen.prompt_tokens,
+        output_tokens=seen.output_tokens,
+        finish_reason=seen.finish_reason,
+        events=seen.events,
+        text="".join(seen.text),
+        detail="" if outcome is Outcome.OK else " ".join(filter(None, [*details, seen.error_event, seen.broke]))[:500],
+    )
+
+
+async def _exchange(http: aiohttp.ClientSession, target: Target, prompt: Prompt, request_id: str, seen: Seen) -> str:
+    """Fills `seen`; returns the words of a refusal."""
+    headers = {"x-request-id": request_id}
+    async with http.post(target.url + prompt.path, json=prompt.body(target.model), headers=headers) as answer:
+        seen.status = answer.status
+        if answer.status != 200:
+            retry = answer.headers.get("retry-after") or answer.headers.get("x-should-retry")
+            return f"retry={retry} {(await answer.text())[:300]}"
+        events = SSE()
+        async for chunk in answer.content.iter_any():
+            seen.first_byte_at = seen.first_byte_at or time.time()
+            for data in events.feed(chunk):
+                seen.take(data)
+    return ""

@@ -1,0 +1,52 @@
+"""A dump of all resources, to show that nothing is left behind.
+
+Problem: "nothing left" must hold for kinds nobody thought of. Idea: ask the API server for every kind it can list, keep
+what identifies and defines an object and drop what moves by itself (status, versions, heartbeats), and compare.
+Events are left out: they tell what happened and expire by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from e2e.lib.kube import Cluster, Object
+
+Dump = dict[str, str]
+
+_SKIPPED = frozenset({"events", "events.events.k8s.io", "componentstatuses"})
+_MOVING_METADATA = ("resourceVersion", "managedFields", "generation")
+
+
+def dump(cluster: Cluster, namespace: str | None = None) -> Dump:
+    """Every object of the cluster, or of one namespace: `resource namespace/name` to what defines it."""
+    scope = "--namespaced=true" if namespace else "--namespaced="
+    argv = ["api-resources", "--verbs=list", "--no-headers", "-o", "name", *([scope] if namespace else [])]
+    kinds = sorted(set(cluster.kubectl(*argv).split()) - _SKIPPED)
+    where = ["-n", namespace] if namespace else ["-A"]
+    found = json.loads(cluster.kubectl("get", ",".join(kinds), *where, "-o", "json", "--ignore-not-found") or "{}")
+    return dict(_entries(found.get("items", [])))
+
+
+def _entries(items: Iterable[Object]) -> Iterable[tuple[str, str]]:
+    for item in items:
+        metadata = {k: v for k, v in item["metadata"].items() if k not in _MOVING_METADATA}
+        body = {k: v for k, v in item.items() if k not in ("metadata", "status")}
+        if item["kind"] == "Lease":
+            body.pop("spec")  # heartbeats
+        yield (
+            f"{item['kind']} {metadata.get('namespace', '')}/{metadata['name']}",
+            json.dumps([metadata, body], sort_keys=True),
+        )
+
+
+def difference(before: Dump, after: Dump) -> list[str]:
+    """What was added, removed or changed, a line each."""
+    added = [f"left behind: {key}" for key in sorted(after.keys() - before.keys())]
+    removed = [f"gone: {key}" for key in sorted(before.keys() - after.keys())]
+    changed = [
+        f"changed: {key}\n  {before[key]}\n  {after[key]}"
+        for key in sorted(before.keys() & after.keys())
+        if before[key] != after[key]
+    ]
+    return added + removed + changed

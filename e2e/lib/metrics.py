@@ -1,0 +1,125 @@
+"""Metrics as scenarios compare them: snapshots of counters, their differences and sums.
+
+Idea: a snapshot is a mapping from (name, labels) to a value; the differences between two snapshots of one tier are
+what a scenario speaks about, so they are one operator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.lib.kube import Cluster
+
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Samples:
+    """All samples of one exposition, or of the sum of several."""
+
+    def __init__(self, values: Mapping[Key, float]) -> None:
+        self._values = dict(values)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        families = text_string_to_metric_families(text)
+        return cls({(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples})
+
+    @classmethod
+    def sum(cls, parts: Iterable[Samples]) -> Self:
+        total: Counter[Key] = Counter()
+        for part in parts:
+            total.update(part._values)
+        return cls(total)
+
+    def __sub__(self, before: Samples) -> Samples:
+        return Samples({key: value - before._values.get(key, 0.0) for key, value in self._values.items()})
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name which carry these labels; 0 if there is none."""
+        wanted = set(labels.items())
+        return sum(value for (n, have), value in self._values.items() if n == name and wanted <= have)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums of a metric by one label's values."""
+        sums: Counter[str] = Counter()
+        for (n, have), value in self._values.items():
+            if n == name:
+                sums[dict(have).get(label, "")] += value  # type: ignore[assignment]
+        return dict(sums)
+
+    def names(self, prefix: str) -> set[str]:
+        return {n for n, _ in self._values if n.startswith(prefix)}
+
+
+def prompt_sources(samples: Samples) -> dict[str, int]:
+    """Prompt tokens of a tier by where their KV cache came from."""
+    found = samples.by("vllm:prompt_tokens_by_source_total", "source")
+    return {source: int(tokens) for source, tokens in found.items()}
+
+
+class Gateway:
+    """The gateway's own pages, read in its pods."""
+
+    def __init__(self, cluster: Cluster, namespace: str, picker_port: int = 8081) -> None:
+        self._cluster, self._namespace, self._port = cluster, namespace, picker_port
+
+    @property
+    def pods(self) -> list[str]:
+        found = self._cluster.list("pods", self._namespace, "app.kubernetes.io/component=gateway")
+        return [p["metadata"]["name"] for p in found if "deletionTimestamp" not in p["metadata"]]
+
+    def signals(self) -> list[dict[str, Any]]:
+        """`/signals` of every gateway pod; raises httpx.HTTPStatusError while a picker is away."""
+        return [json.loads(self._cluster.in_pod(self._namespace, pod, self._port, "/signals")) for pod in self.pods]
+
+    def metrics(self) -> Samples:
+        return Samples.sum(
+            Samples.parse(self._cluster.in_pod(self._namespace, pod, self._port, "/metrics")) for pod in self.pods
+        )
+
+    def services(self, key: str) -> list[dict[str, Any]]:
+        """What each gateway that knows service NAMESPACE/NAME says about it."""
+        return [found for signals in self.signals() if (found := signals["services"].get(key))]
+
+    def prefills(self, key: str) -> Counter[str]:
+        """How many requests were prefilled remotely and locally."""
+        total: Counter[str] = Counter()
+        for service in self.services(key):
+            total.update(service["prefill"])
+        return total
+
+    def in_flight(self, key: str) -> Counter[str]:
+        """Requests under way by pod."""
+        total: Counter[str] = Counter()
+        for service in self.services(key):
+            total.update({e["pod"]: e["inflight"] for e in service["endpoints"]})
+        return total
+
+    def envoy_stats(self, pattern: str) -> Counter[str]:
+        """Envoy's counters whose names match, over all pods, from its admin socket (in no other way reachable)."""
+        total: Counter[str] = Counter()
+        program = _ADMIN.format(path=f"/stats?filter={pattern}")
+        for pod in self.pods:
+            said = self._cluster.execute(self._namespace, pod, "picker", "python3", "-c", program)
+            lines = (line.split(": ") for line in said.splitlines() if ": " in line)
+            total.update({name: int(value) for name, value in lines if value.isdigit()})
+        return total
+
+    def failures_allowed(self) -> int:
+        """How often Envoy let a request pass because the picker did not answer."""
+        return self.envoy_stats("failure_mode_allowed").total()
+
+
+_ADMIN = """
+import http.client, socket
+c = http.client.HTTPConnection("admin")
+c.sock = socket.socket(socket.AF_UNIX)
+c.sock.connect("/run/plimsoll/admin.sock")
+c.request("GET", "{path}")
+print(c.getresponse().read().decode())
+"""

@@ -1,0 +1,84 @@
+"""What only the node can do: signal a container's first process, and read the API server's audit log.
+
+Inside its own PID namespace a container's first process cannot be killed, and a hung one cannot be asked; the node
+container sees every process under its real id.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from e2e.cluster.settings import NODE
+from e2e.lib.kube import Object
+
+AUDIT_LOG = "/var/log/kubernetes/audit.log"
+WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+
+
+def on_node(*argv: str) -> str:
+    """Runs a command in the node container and returns what it printed; raises CalledProcessError."""
+    return subprocess.run(["docker", "exec", NODE, *argv], capture_output=True, text=True, check=True).stdout
+
+
+def signal_container(pod: Object, container: str, signal: str) -> None:
+    """Sends a signal (`KILL`, `STOP`) to the first process of a pod's container."""
+    status = pod["status"]
+    every = [*(status.get("initContainerStatuses") or []), *status["containerStatuses"]]
+    container_id = next(s["containerID"] for s in every if s["name"] == container).removeprefix("containerd://")
+    tasks = on_node("ctr", "-n", "k8s.io", "task", "ls").splitlines()
+    pid = next(line.split()[1] for line in tasks if line.startswith(container_id))
+    on_node("kill", f"-{signal}", pid)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One finished call in the audit log."""
+
+    at: float  # seconds since the epoch
+    user: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+    def __str__(self) -> str:
+        what = f"{self.verb} {self.resource} {self.namespace}/{self.name}"
+        return f"{datetime.fromtimestamp(self.at):%T} {self.user} {what} {self.code}"
+
+
+def parse_audit(lines: Iterable[str]) -> Iterator[ApiCall]:
+    """The finished calls among audit events, one JSON object a line; lines cut by a rotation are left out."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event.get("stage") == "ResponseComplete":
+            yield _call(event)
+
+
+def _call(event: dict[str, Any]) -> ApiCall:
+    ref = event.get("objectRef") or {}
+    resource = "/".join(filter(None, (ref.get("resource", ""), ref.get("subresource", ""))))
+    return ApiCall(
+        at=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
+        user=event["user"]["username"],
+        verb=event["verb"],
+        resource=resource,
+        namespace=ref.get("namespace", ""),
+        name=ref.get("name", ""),
+        code=(event.get("responseStatus") or {}).get("code", 0),
+    )
+
+
+def audit(since: float, namespace: str) -> list[ApiCall]:
+    """What the service accounts of a namespace asked of the API server since `since`."""
+    prefix = f"system:serviceaccount:{namespace}:"
+    mine = on_node("sh", "-c", f"grep -hF '{prefix}' {AUDIT_LOG} || true").splitlines()
+    return [call for call in parse_audit(mine) if call.at >= since and call.user.startswith(prefix)]

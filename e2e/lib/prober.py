@@ -1,0 +1,151 @@
+"""The prober: one small request a second to every watched service, beside every scenario.
+
+Problem: `Ready` must not lie, and a scenario that only looks at its own load would not notice. Idea: before each
+probe the service's Ready condition is read; a probe sent while Ready has been true for two seconds must go well.
+The only excuse is a stream that was open when a scenario killed an engine (`excuse`). Prompts are unique and longer
+than one KV block, so that probes of a two-tier service take the road of real requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from e2e.lib.client import Prompt, Target, send, session
+from e2e.lib.kube import condition
+from e2e.lib.ledger import Ledger, Record
+from e2e.lib.load import unique_text
+
+BEAT_S = 1.0
+SETTLED_S = 2.0
+PATIENCE_S = 30.0
+KEEP_TOKENS = 8
+PROMPT_WORDS = 130
+
+Look = Callable[[], dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One probe and for how long the service had been Ready when it was sent, None if it was not."""
+
+    record: Record
+    ready_for_s: float | None
+
+    @property
+    def binding(self) -> bool:
+        return self.ready_for_s is not None and self.ready_for_s >= SETTLED_S
+
+
+def ready_for(obj: dict[str, Any] | None, now: float) -> float | None:
+    """Seconds since the object became Ready (`now` since the epoch); None if it is not Ready or not there."""
+    ready = condition(obj, "Ready")
+    if ready.get("status") != "True":
+        return None
+    return now - datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
+
+
+class Prober:
+    """Probes in a thread of its own from the first `watch` to the end of the session."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[Target, Look]] = {}
+        self._probes: list[Probe] = []
+        self._kills: list[tuple[float, float]] = []
+        self._under_way = 0
+        self._numbers = itertools.count()
+        self._lock = threading.Condition()
+        self._held = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="prober", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S + BEAT_S)
+
+    def watch(self, key: str, target: Target, look: Look) -> None:
+        """Probes `target` from now on; `look` reads the InferenceService."""
+        with self._lock:
+            self._watched[key] = (target, look)
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._watched.pop(key, None)
+
+    def excuse(self, begin: float, end: float) -> None:
+        """An engine was killed between `begin` and `end`: probes that were open then may have been its own."""
+        self._kills.append((begin, end))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No probe is under way in the block: for reading counters that must add up to the token."""
+        with self._lock:
+            self._held = True
+            self._lock.wait_for(lambda: not self._under_way, PATIENCE_S)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held = False
+
+    def probes(self, since: float, model: str | None = None) -> list[Probe]:
+        with self._lock:
+            return [p for p in self._probes if p.record.sent_at >= since and model in (None, p.record.model)]
+
+    def ledger(self, since: float, model: str | None = None) -> Ledger:
+        return Ledger(p.record for p in self.probes(since, model))
+
+    def broken_promises(self, since: float) -> list[Probe]:
+        """Probes that failed although Ready had been true for two seconds, and that no kill excuses."""
+        failed = (p for p in self.probes(since) if p.binding and not p.record.ok)
+        return [p for p in failed if not any(p.record.overlaps(*kill) for kill in self._kills)]
+
+    def summary(self, since: float) -> str:
+        probes = self.probes(since)
+        early = sum(not p.binding for p in probes)
+        failed = sum(not p.record.ok for p in probes)
+        return f"prober: {len(probes)} probes, {failed} failed, {early} of all while not Ready for {SETTLED_S:.0f} s"
+
+    async def _run(self) -> None:
+        async with session() as http, asyncio.TaskGroup() as tasks:
+            while not self._stop.is_set():
+                beat = time.monotonic()
+                for target, look in self._due():
+                    tasks.create_task(self._probe(http, target, look))
+                await asyncio.sleep(max(0.0, beat + BEAT_S - time.monotonic()))
+
+    def _due(self) -> list[tuple[Target, Look]]:
+        with self._lock:
+            if self._held:
+                return []
+            self._under_way += len(self._watched)
+            return list(self._watched.values())
+
+    async def _probe(self, http: aiohttp.ClientSession, target: Target, look: Look) -> None:
+        try:
+            obj = await asyncio.to_thread(look)
+            known = ready_for(obj, time.time())
+            prompt = Prompt(unique_text(PROMPT_WORDS, f"probe {next(self._numbers)} {time.time_ns()}"), KEEP_TOKENS)
+            record = await send(http, target, prompt, "probe", PATIENCE_S)
+            with self._lock:
+                self._probes.append(Probe(record, known))
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._lock.notify_all()

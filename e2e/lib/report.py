@@ -1,0 +1,64 @@
+"""What to print when a scenario fails: the objects, Events and logs that explain it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+from e2e.lib.kube import Cluster, KubectlError, Object
+from plimsoll.api import labels
+
+EVENTS, LINES = 40, 60
+
+
+def explain(cluster: Cluster, namespaces: Iterable[str], system: str) -> str:
+    """The state of the namespaces and of Plimsoll itself (namespace `system`); never raises for what is gone."""
+    parts = {"services": _services, "pods": _pods, "events": _events, "logs": _logs}
+    return "\n".join(
+        f"=== {title} in {ns}\n{_safely(read, cluster, ns)}"
+        for title, read in parts.items()
+        for ns in dict.fromkeys([*namespaces, system])
+    )
+
+
+def _safely(read: Callable[[Cluster, str], str], cluster: Cluster, namespace: str) -> str:
+    try:
+        return read(cluster, namespace).rstrip()
+    except Exception as error:  # noqa: BLE001  # the report of a failure must not hide it behind another one
+        return f"(not to be had: {error})"
+
+
+def _pods(cluster: Cluster, namespace: str) -> str:
+    return cluster.kubectl("get", "pods", "-n", namespace, "-o", "wide")
+
+
+def _services(cluster: Cluster, namespace: str) -> str:
+    found = cluster.list(labels.PLURAL, namespace)
+    return "\n".join(
+        f"{o['metadata']['name']}: {json.dumps({'spec': o['spec'], 'status': o.get('status')}, indent=1)}"
+        for o in found
+    )
+
+
+def _events(cluster: Cluster, namespace: str) -> str:
+    return "\n".join(line for _, line in sorted(map(_event, cluster.list("events", namespace)))[-EVENTS:])
+
+
+def _event(event: Object) -> tuple[str, str]:
+    at, about = str(event.get("lastTimestamp") or event.get("eventTime")), event["involvedObject"]
+    return at, f"{at} {about['kind']}/{about.get('name')} {event.get('reason')}: {event.get('message')}"
+
+
+def _logs(cluster: Cluster, namespace: str) -> str:
+    return "\n".join(text for pod in cluster.list("pods", namespace) for text in _pod_logs(cluster, namespace, pod))
+
+
+def _pod_logs(cluster: Cluster, namespace: str, pod: Object) -> Iterable[str]:
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        for previous in (True, False) if container.get("restartCount") else (False,):
+            try:
+                text = cluster.logs(namespace, name, container["name"], LINES, previous)
+            except KubectlError as error:
+                text = str(error)
+            yield f"--- {name} {container['name']}{' (before its restart)' if previous else ''}\n{text}"

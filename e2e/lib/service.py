@@ -1,0 +1,99 @@
+"""InferenceServices in scenarios: their manifests, and handles that ask for what belongs to one.
+
+The manifests are what a user would write; only `model.uri` points at the tiny model inside the engine image.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from e2e.lib.client import Target
+from e2e.lib.kube import Cluster, Object, condition, is_true
+from e2e.lib.metrics import Samples
+from e2e.lib.wait import until
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+
+MODEL_URI = "file:///models/tiny"
+START_S = 240.0  # patience for engines to start, several at once on two cores
+API_PORT, LAUNCHER_PORT = contract().ports["api"], contract().ports["launcher"]
+
+
+def manifest(
+    name: str, tiers: Object, model: Object | None = None, engine: Object | None = None, slo: Object | None = None
+) -> Object:
+    """An InferenceService; `tiers` as in its spec."""
+    spec: Object = {"model": {"uri": MODEL_URI, **(model or {})}, "tiers": tiers}
+    spec |= {key: value for key, value in (("engine", engine), ("slo", slo)) if value}
+    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {"name": name}, "spec": spec}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service in the cluster, by name."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+    url: str  # of the gateway
+
+    @property
+    def target(self) -> Target:
+        """The service as clients reach it."""
+        return Target(self.url, self.name)
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def get(self) -> Object | None:
+        return self.cluster.get(labels.PLURAL, self.name, self.namespace)
+
+    def status(self) -> Object:
+        return dict((self.get() or {}).get("status") or {})
+
+    def condition(self, kind: str) -> Object:
+        return condition(self.get(), kind)
+
+    def pods(self, role: str = "") -> list[Object]:
+        """Engine pods, those that are being deleted included."""
+        selector = f"{labels.SERVICE}={self.name}" + (f",{labels.ROLE}={role}" if role else "")
+        return self.cluster.list("pods", self.namespace, selector)
+
+    def ready_pods(self, role: str = "") -> list[str]:
+        pods = self.pods(role)
+        return [p["metadata"]["name"] for p in pods if is_true(p, "Ready") and "deletionTimestamp" not in p["metadata"]]
+
+    def events(self) -> list[Object]:
+        """Events about the InferenceService itself."""
+        found = self.cluster.list("events", self.namespace)
+        return [
+            e for e in found if e["involvedObject"]["kind"] == labels.KIND and e["involvedObject"]["name"] == self.name
+        ]
+
+    def engine_metrics(self, pod: str) -> Samples:
+        """The launcher's and vLLM's metrics of one pod."""
+        return Samples.parse(self.cluster.in_pod(self.namespace, pod, LAUNCHER_PORT, "/metrics"))
+
+    def metrics(self, role: str) -> Samples:
+        """The sum over a tier's ready pods."""
+        return Samples.sum(self.engine_metrics(pod) for pod in self.ready_pods(role))
+
+    def ask_engine(self, pod: str, path: str, body: Object) -> Object:
+        """POST to one engine's API port, past the gateway."""
+        return self.cluster.call(f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{API_PORT}/proxy{path}", body)
+
+    def is_ready(self) -> bool:
+        """Ready and not reconciling, both judged on the present generation."""
+        obj = self.get()
+        if not obj or not is_true(obj, "Ready") or is_true(obj, "Reconciling"):
+            return False
+        current = obj["metadata"]["generation"]
+        return all(condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling"))
+
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        try:
+            until(f"{self.key} is Ready and converged", self.is_ready, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.status(), indent=1)}") from None

@@ -1,0 +1,55 @@
+"""c. The prefill tier is deleted under load: decode engines prefill by themselves, and the tier comes back."""
+
+from __future__ import annotations
+
+import time
+
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster, uids
+from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.metrics import Gateway
+from e2e.lib.service import START_S, Service
+from e2e.lib.wait import pause, until
+
+RATE = 3.0  # requests/s
+SHARE_OF_LOCAL_S = 6.0
+
+
+def test_no_request_fails_and_the_tier_comes_back(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
+    def prompts(n: int) -> Prompt:
+        return Prompt(unique_text(250, f"c {start} {n}"), max_tokens=24)
+
+    start = time.time()
+    first = uids(pd.pods("prefill"))
+    before = gateway.prefills(pd.key)
+    with Load(pd.target, poisson(RATE, 600, prompts)) as load:
+        pause(5)
+        with_tier = gateway.prefills(pd.key) - before
+        cluster.delete("deployments", f"{pd.name}-prefill", namespace=pd.namespace, wait=False)
+        cluster.kubectl("delete", "pods", "-n", pd.namespace, *first, "--force", "--grace-period=0", "--wait=false")
+        gone_at = time.time()
+        until(
+            "local prefill is counted",
+            lambda: (gateway.prefills(pd.key) - before)["local"] > RATE * SHARE_OF_LOCAL_S,
+            60,
+        )
+        reason = until(
+            "the status tells",
+            lambda: pd.condition("PrefillReady").get("status") == "False" and pd.condition("PrefillReady"),
+            30,
+        )
+        until(
+            "the prefill tier is back",
+            lambda: pd.is_ready() and uids(pd.pods("prefill")).keys() - first.keys(),
+            START_S,
+        )
+        back_at = time.time()
+        again = gateway.prefills(pd.key)
+        until("prefill is remote again", lambda: (gateway.prefills(pd.key) - again)["remote"] > RATE * 3, 60)
+    roads = gateway.prefills(pd.key) - before
+    print(
+        f"{load.ledger.summary()}\nbefore {dict(with_tier)}, in all {dict(roads)}; {reason['reason']}: {reason['message']}; back after {back_at - gone_at:.0f} s"
+    )
+    assert not load.ledger.failures, load.ledger.explain()
+    assert with_tier["remote"] > 0
+    assert pd.condition("Ready")["status"] == "True"

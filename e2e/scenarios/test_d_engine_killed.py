@@ -1,0 +1,93 @@
+"""d. An engine is killed under load: its own streams end, nothing else does, and the state tells.
+
+Two ways to die: the engine's core is killed inside a living pod, and the pod is torn away whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster
+from e2e.lib.ledger import Outcome
+from e2e.lib.load import ClosedLoop, Load, unique_text
+from e2e.lib.metrics import Gateway
+from e2e.lib.node import signal_container
+from e2e.lib.prober import Prober
+from e2e.lib.service import START_S, Service
+from e2e.lib.wait import pause, until
+
+CONCURRENCY = 6
+GONE_WITH_THE_ENGINE = {Outcome.CUT, Outcome.ERROR_EVENT, Outcome.REFUSED, Outcome.UNREACHABLE}
+SETTLE_S = 5.0
+
+_KILL_CORE = """
+import os, signal
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        title = open(f"/proc/{pid}/cmdline").read() + open(f"/proc/{pid}/comm").read()
+    except OSError:
+        continue
+    if "EngineCore" in title:
+        os.kill(int(pid), signal.SIGKILL)
+        print("killed", pid, title)
+"""
+
+
+def _kill_core(cluster: Cluster, service: Service, pod: str) -> None:
+    said = cluster.execute(service.namespace, pod, "engine", "python3", "-c", _KILL_CORE)
+    assert "killed" in said, "no EngineCore process was found"
+
+
+def _kill_container(cluster: Cluster, service: Service, pod: str) -> None:
+    found = cluster.get("pods", pod, service.namespace)
+    assert found
+    signal_container(found, "engine", "KILL")
+
+
+def _tear_away(cluster: Cluster, service: Service, pod: str) -> None:
+    cluster.kubectl("delete", "pod", "-n", service.namespace, pod, "--force", "--grace-period=0", "--wait=false")
+
+
+def _busiest(in_flight: Counter[str], pods: list[str]) -> str | None:
+    streams, pod = max((in_flight[pod], pod) for pod in pods)
+    return pod if streams else None
+
+
+@pytest.mark.parametrize("kill", [_kill_core, _kill_container, _tear_away])
+def test_only_its_own_streams_end(
+    kill: Callable[[Cluster, Service, str], None], pd: Service, cluster: Cluster, gateway: Gateway, prober: Prober
+) -> None:
+    def prompts(n: int) -> Prompt:
+        return Prompt(unique_text(150, f"d {start} {n}"), max_tokens=200)
+
+    start = time.time()
+    events = len(pd.events())
+    with Load(pd.target, ClosedLoop(CONCURRENCY, prompts)) as load:
+        pause(5)
+        victim = until(
+            "a decode engine has streams", lambda: _busiest(gateway.in_flight(pd.key), pd.ready_pods("decode"))
+        )
+        killed_at = time.time()
+        kill(cluster, pd, victim)
+        killed_by = time.time()
+        prober.excuse(killed_at, killed_by)
+        told = until(
+            "the status tells",
+            lambda: pd.condition("DecodeReady").get("status") == "False" and pd.condition("DecodeReady"),
+            60,
+        )
+        until("the engine is replaced", pd.is_ready, START_S)
+        pause(SETTLE_S)
+    failures, later = load.ledger.failures, load.ledger.since(killed_by)
+    print(
+        f"{load.ledger.summary()}\n{victim} {kill.__name__}: {[str(r.outcome) for r in failures]}; sent later: {later.summary()}\n"
+        f"{told['reason']}: {told['message']}; Ready {pd.condition('Ready')['status']}; {len(pd.events()) - events} new events"
+    )
+    assert not later.failures, later.explain()
+    strangers = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in GONE_WITH_THE_ENGINE)]
+    assert not strangers, load.ledger.explain()
+    assert len(failures) < CONCURRENCY, f"the other engine's streams ended too:\n{load.ledger.explain()}"

@@ -1,0 +1,99 @@
+"""g. Hand edits: what the operator owns is put back, what others added stays, and no engine restarts."""
+
+from __future__ import annotations
+
+import pytest
+from e2e.lib.kube import Cluster, Object, uids
+from e2e.lib.service import Service
+from e2e.lib.wait import until
+
+PUT_BACK_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("plural", "suffix", "path", "edit"),
+    [
+        ("deployments", "-serve", ("spec", "template", "spec", "terminationGracePeriodSeconds"), 7),
+        ("deployments", "-serve", ("metadata", "labels", "plimsoll.dev/role"), "gone"),
+        ("services", "-serve", ("spec", "selector"), {"plimsoll.dev/role": "nobody"}),
+        ("poddisruptionbudgets", "-serve", ("spec", "maxUnavailable"), 5),
+        ("networkpolicies", "-engine", ("spec", "ingress"), []),
+    ],
+    ids=["deployment", "label", "service", "budget", "policy"],
+)
+def test_an_edit_is_put_back(
+    plural: str, suffix: str, path: tuple[str, ...], edit: object, solo: Service, cluster: Cluster
+) -> None:
+    name, engines = solo.name + suffix, uids(solo.pods())
+    right = _at(cluster.get(plural, name, solo.namespace), path)
+    assert right != edit
+    cluster.patch(plural, name, solo.namespace, _nest(path, edit))
+    until(
+        f"{plural} {'.'.join(path)} is {right} again",
+        lambda: _at(cluster.get(plural, name, solo.namespace), path) == right,
+        PUT_BACK_S,
+    )
+    solo.wait_ready()
+    until("no other engine is left", lambda: uids(solo.pods()) == engines, 120)
+    print(f"{plural}/{name} {'.'.join(path)}: {edit} -> {right}; engines unchanged")
+
+
+@pytest.mark.parametrize(
+    ("plural", "suffix"),
+    [
+        ("services", "-serve"),
+        ("poddisruptionbudgets", "-serve"),
+        ("networkpolicies", "-engine"),
+        ("serviceaccounts", "-engine"),
+    ],
+)
+def test_a_deleted_object_is_made_again(plural: str, suffix: str, solo: Service, cluster: Cluster) -> None:
+    name, engines = solo.name + suffix, uids(solo.pods())
+    before = cluster.get(plural, name, solo.namespace)
+    assert before
+    cluster.delete(plural, name, namespace=solo.namespace)
+    after = until(f"{plural}/{name} is back", lambda: cluster.get(plural, name, solo.namespace), PUT_BACK_S)
+    print(f"{plural}/{name}: {before['metadata']['uid']} -> {after['metadata']['uid']}")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert uids(solo.pods()) == engines
+
+
+def test_foreign_fields_and_annotations_stay(solo: Service, cluster: Cluster) -> None:
+    name = f"{solo.name}-serve"
+    foreign = {
+        "metadata": {"annotations": {"example.com/note": "kept"}, "labels": {"example.com/team": "a"}},
+        "spec": {"revisionHistoryLimit": 3},
+    }
+    cluster.patch("deployments", name, solo.namespace, foreign)
+    # An owned field of the same object changes and is put back: so the operator has worked on it since.
+    budget = ("spec", "progressDeadlineSeconds")
+    right = _at(cluster.get("deployments", name, solo.namespace), budget)
+    cluster.patch("deployments", name, solo.namespace, _nest(budget, 77))
+    until(
+        "the owned field is put back",
+        lambda: _at(cluster.get("deployments", name, solo.namespace), budget) == right,
+        PUT_BACK_S,
+    )
+    found = cluster.get("deployments", name, solo.namespace) or {}
+    kept = [
+        found["metadata"]["annotations"].get("example.com/note"),
+        found["metadata"]["labels"].get("example.com/team"),
+        found["spec"]["revisionHistoryLimit"],
+    ]
+    print(f"kept: {kept}; progressDeadlineSeconds {right} again")
+    assert kept == ["kept", "a", 3]
+
+
+def _at(obj: Object | None, path: tuple[str, ...]) -> object:
+    found: object = obj
+    for step in path:
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def _nest(path: tuple[str, ...], value: object) -> Object:
+    """The merge patch that sets one field."""
+    for step in reversed(path):
+        value = {step: value}
+    assert isinstance(value, dict)
+    return value

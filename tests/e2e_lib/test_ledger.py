@@ -1,0 +1,127 @@
+"""The rule that says whether a request went well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e.lib.ledger import SSE, Ledger, Outcome, Record, Seen, judge, percentile
+
+
+def seen(*events: object, status: int | None = 200, broke: str = "", done: bool = True) -> Seen:
+    made = Seen(status=status, broke=broke)
+    for event in events:
+        made.take(json.dumps(event))
+    if done:
+        made.take("[DONE]")
+    return made
+
+
+def chunk(finish: str | None = None, content: str = "a") -> dict[str, object]:
+    return {"choices": [{"delta": {"content": content}, "finish_reason": finish}]}
+
+
+def usage(tokens: int) -> dict[str, object]:
+    return {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
+
+
+WHOLE = (chunk(), chunk("length"), usage(2))
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome"),
+    [
+        (seen(*WHOLE), Outcome.OK),
+        (seen(*WHOLE, done=False), Outcome.NO_DONE),
+        (seen(chunk(), broke="reset", done=False), Outcome.CUT),
+        (seen(*WHOLE, broke="reset"), Outcome.CUT),
+        (seen(chunk(), {"error": {"message": "dead"}}, broke="reset", done=False), Outcome.ERROR_EVENT),
+        (seen({"error": {"message": "dead"}}), Outcome.ERROR_EVENT),
+        (seen(chunk(), chunk("abort"), usage(2)), Outcome.ABORTED),
+        (seen(chunk(), chunk("stop"), usage(2)), Outcome.ABORTED),
+        (seen(chunk(), usage(2)), Outcome.ABORTED),
+        (seen(chunk("length"), usage(1)), Outcome.SHORT),
+        (seen(chunk(), chunk(), chunk("length")), Outcome.SHORT),
+        (seen(status=503, done=False), Outcome.REFUSED),
+        (seen(status=None, broke="refused", done=False), Outcome.UNREACHABLE),
+        (Seen(status=200, timed_out=True), Outcome.TIMEOUT),
+    ],
+)
+def test_outcome(what: Seen, outcome: Outcome) -> None:
+    assert judge(what, asked_tokens=2) is outcome
+
+
+def test_tokens_are_counted_by_usage_and_not_by_events() -> None:
+    made = seen(chunk(content="several tokens in one event"), chunk("length", ""), usage(7))
+    assert judge(made, 7) is Outcome.OK
+    assert "".join(made.text) == "several tokens in one event"
+
+
+@pytest.mark.parametrize("data", ["[1]", "3", "not json"])
+def test_an_event_that_is_no_object_is_an_error(data: str) -> None:
+    with pytest.raises(ValueError, match=r"no object|Expecting"):
+        Seen().take(data)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_are_cut_right_whatever_the_chunks(size: int) -> None:
+    wire = b'data: {"a": "\xc3\xa9"}\r\n\r\n: ping\n\nevent: x\ndata: two\n\ndata:[DONE]\n\n'
+    parser = SSE()
+    pieces = [wire[i : i + size] for i in range(0, len(wire), size)]
+    assert [data for piece in pieces for data in parser.feed(piece)] == ['{"a": "é"}', "two", "[DONE]"]
+
+
+def record(n: int, outcome: Outcome = Outcome.OK, sent_at: float = 0.0) -> Record:
+    return Record(
+        id=f"r{n}",
+        source="t",
+        model="m",
+        sent_at=sent_at,
+        ended_at=sent_at + n,
+        ttft_s=n / 10,
+        status=200,
+        outcome=outcome,
+        asked_tokens=4,
+        prompt_tokens=10,
+        output_tokens=4,
+        finish_reason="length",
+        events=3,
+        text="",
+        detail="",
+    )
+
+
+def test_totals_keep_the_kinds_of_failure_apart() -> None:
+    ledger = Ledger([record(1), record(2), record(3, Outcome.CUT), record(4, Outcome.CUT), record(5, Outcome.NO_DONE)])
+    totals = ledger.totals()
+    assert (totals["sent"], totals["ok"], totals["failed"]) == (5, 2, {"cut": 2, "no_done": 1})
+    assert (totals["prompt_tokens"], totals["ttft_p50_s"], totals["duration_p95_s"]) == (50, 0.1, 2)
+    assert [r.id for r in ledger.failures] == ["r3", "r4", "r5"]
+
+
+def test_an_empty_ledger_has_totals() -> None:
+    assert Ledger().totals()["ttft_p50_s"] is None
+    assert Ledger().summary().startswith("0 of 0 requests ok (none failed)")
+
+
+def test_since_takes_what_was_sent_at_or_after() -> None:
+    ledger = Ledger(record(1, sent_at=at) for at in (1.0, 2.0, 3.0))
+    assert len(ledger.since(2.0).records) == 2
+
+
+def test_overlap_is_about_any_common_moment() -> None:
+    assert record(2, sent_at=10).overlaps(11, 15)
+    assert record(2, sent_at=10).overlaps(5, 10)
+    assert not record(2, sent_at=10).overlaps(13, 15)
+    assert not record(2, sent_at=10).overlaps(5, 9)
+
+
+@pytest.mark.parametrize(("q", "value"), [(50, 2.0), (95, 4.0), (25, 1.0), (100, 4.0)])
+def test_percentile_is_a_value_of_the_list(q: int, value: float) -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], q) == value
+
+
+def test_the_dump_is_a_flat_row_a_request() -> None:
+    [row] = [json.loads(line) for line in Ledger([record(1)]).dump().splitlines()]
+    assert row["outcome"] == "ok"
+    assert all(not isinstance(value, dict | list) for value in row.values())

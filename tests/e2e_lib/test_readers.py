@@ -1,0 +1,64 @@
+"""Metrics, audit log and dumps: what they make of text."""
+
+from __future__ import annotations
+
+import json
+
+from e2e.lib.dump import difference
+from e2e.lib.metrics import Samples, prompt_sources
+from e2e.lib.node import WRITES, parse_audit
+
+PAGE = """# HELP vllm:prompt_tokens_by_source_total x
+# TYPE vllm:prompt_tokens_by_source_total counter
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} %d
+vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} %d
+"""
+
+
+def test_differences_and_sums_of_counters() -> None:
+    before, after = Samples.parse(PAGE % (10, 0)), Samples.parse(PAGE % (10, 500))
+    both = Samples.sum([after - before, after - before])
+    assert prompt_sources(both) == {"local_compute": 0, "external_kv_transfer": 1000}
+    assert both.total("vllm:prompt_tokens_by_source_total", source="external_kv_transfer", engine="0") == 1000
+    assert both.total("nobody") == 0
+
+
+def test_a_counter_that_was_not_there_before_counts_from_zero() -> None:
+    assert (Samples.parse(PAGE % (3, 4)) - Samples.parse("")).total("vllm:prompt_tokens_by_source_total") == 7
+
+
+def _audit(stage: str, verb: str, **ref: str) -> str:
+    return json.dumps(
+        {
+            "stage": stage,
+            "verb": verb,
+            "user": {"username": "system:serviceaccount:plimsoll-system:plimsoll-operator"},
+            "objectRef": ref,
+            "responseStatus": {"code": 200},
+            "requestReceivedTimestamp": "2026-01-01T00:00:01.500000Z",
+        }
+    )
+
+
+def test_the_audit_log_is_read_to_its_finished_calls() -> None:
+    lines = [
+        _audit("RequestReceived", "patch", resource="pods"),
+        _audit(
+            "ResponseComplete", "patch", resource="inferenceservices", subresource="status", namespace="a", name="b"
+        ),
+        _audit("ResponseComplete", "list", resource="pods"),
+        '{"cut by a rota',
+    ]
+    calls = list(parse_audit(lines))
+    assert [(c.verb, c.resource, c.namespace, c.name) for c in calls] == [
+        ("patch", "inferenceservices/status", "a", "b"),
+        ("list", "pods", "", ""),
+    ]
+    assert [c.verb for c in calls if c.verb in WRITES] == ["patch"]
+    assert calls[0].at % 60 == 1.5
+
+
+def test_a_difference_names_what_stayed_went_and_changed() -> None:
+    lines = difference({"Pod a/x": "1", "Pod a/y": "1"}, {"Pod a/y": "2", "Secret a/z": "1"})
+    assert [line.split("\n")[0] for line in lines] == ["left behind: Secret a/z", "gone: Pod a/x", "changed: Pod a/y"]
+    assert not difference({"Pod a/x": "1"}, {"Pod a/x": "1"})
