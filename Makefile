@@ -17,6 +17,7 @@ help: ## Show these verbs
 setup: $(VENV)/.done ## Python environment in .venv, from the lock files
 
 $(VENV)/.done: pyproject.toml requirements/dev.txt
+	@python3 -c 'import ensurepip' 2>/dev/null || { echo 'Python has no venv module here: apt-get install python3-venv'; exit 1; }
 	@$(STAGE) setup bash -c 'python3 -m venv $(VENV) && $(PYTHON) -m pip install -q --no-deps --no-compile -r requirements/dev.txt && $(PYTHON) -m pip install -q --no-deps -e .'
 	@touch $@
 

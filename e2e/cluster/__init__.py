@@ -5,6 +5,7 @@ laptop with Docker and internet to a bare one that reaches package registries on
 (`facts`), decide once (`decide`, pure), say what will be done, do it. Where the node image can be pulled it is;
 otherwise it is made from Kubernetes' own Go modules and Debian packages. Everything after that point is one road.
 
+    check     only the preconditions, each missing one a line
     up        machine -> binaries -> node image -> cluster -> registry -> GPUs on the node; what is there is kept
     images    project images, pushed to the local registry when they changed
     binaries  just the named programs (the API tests need only kube-apiserver and etcd)

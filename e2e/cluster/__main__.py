@@ -1,4 +1,4 @@
-"""The verbs: up, down, images, binaries, gpus."""
+"""The verbs: check, up, down, images, binaries, gpus."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from e2e.cluster.settings import KUBECONFIG, REGISTRY
 from e2e.cluster.shell import Failed, fail, log_to, run, say
 
 
+def check() -> None:
+    """What stands in the way of `up`, before anything is built."""
+    _accepted(decide(look()))
+
+
 def up() -> None:
     """Everything that is missing, in order; nothing when nothing is."""
     facts = look()
@@ -23,6 +28,7 @@ def up() -> None:
         plan = _accepted(decide(facts))
     if plan.source is None:
         raise Failed("Docker was started and does not answer")
+    binaries.adopt(plan.adopt)
     binaries.ensure(plan.binaries)
     if plan.source is Source.BUILD:
         base.ensure()
@@ -48,6 +54,7 @@ def _accepted(plan: Plan) -> Plan:
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
+    "check": lambda _: check(),
     "up": lambda _: up(),
     "down": lambda _: down(),
     "images": images.ensure,

@@ -1,7 +1,7 @@
 """debian:bookworm-slim, made here from Debian's packages where it cannot be pulled.
 
 Besides Debian it carries what this machine needs to reach its package mirrors: their sources and its certificates.
-The bootstrap program is unpacked into the cache where it is missing: a machine whose Docker runs gets no packages.
+Where the bootstrap program is missing it is unpacked into the cache: a machine whose Docker runs gets no packages.
 """
 
 from __future__ import annotations

@@ -70,14 +70,20 @@ MODULES = (
 )
 
 
-def present(with_path: bool = False) -> frozenset[str]:
-    """Names of programs that are built and up to date; with_path: or that are installed on the machine."""
-    return frozenset(
-        name
-        for module in MODULES
-        for name in module.packages
-        if _current(module, name) or (with_path and shutil.which(name) is not None)
-    )
+def present() -> frozenset[str]:
+    """Names of programs that are built and up to date."""
+    return frozenset(name for module in MODULES for name in module.packages if _current(module, name))
+
+
+def adopt(names: Iterable[str]) -> None:
+    """Use programs installed on this machine in place of our own builds."""
+    BIN.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        installed = shutil.which(name)
+        if installed is None:
+            raise Failed(f"{name} is not installed")
+        (BIN / name).unlink(missing_ok=True)
+        (BIN / name).symlink_to(installed)
 
 
 def ensure(names: Iterable[str]) -> None:
@@ -88,6 +94,8 @@ def ensure(names: Iterable[str]) -> None:
     for module in MODULES:
         missing = sorted(name for name in wanted & set(module.packages) if not _current(module, name))
         if missing:
+            if shutil.which("go") is None:
+                raise Failed(f"Go 1.26 or newer is needed to build {', '.join(missing)}.")
             with stage(f"building {', '.join(missing)}"):
                 _build(module, missing)
 

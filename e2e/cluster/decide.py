@@ -48,7 +48,7 @@ class Facts:
 
     `docker`: a daemon answers; `dockerd`: the program is installed. `can_pull` is None while there is no daemon to ask.
     `node_image`: the source of the node image that is already here. `sys_resource`: root has CAP_SYS_RESOURCE.
-    `have`: programs already built or, where Go is missing, found on the PATH. `foreign_ports`: held by someone else.
+    `have`: programs already built; `on_path`: tools that are installed. `foreign_ports`: held by someone else.
     """
 
     root: bool = False
@@ -60,6 +60,7 @@ class Facts:
     sys_resource: bool = True
     go: bool = False
     have: frozenset[str] = frozenset()
+    on_path: frozenset[str] = frozenset()
     missing_packages: tuple[str, ...] = ()
     node_image: Source | None = None
     base_image: bool = False
@@ -71,6 +72,7 @@ class Facts:
 class Plan:
     """`refusals` end it. `packages` and `daemon` change the machine, and then the plan is
     made again; else `source` is known. `node_image`: it is still to be pulled or made.
+    `binaries` are to be built; `adopt`: installed tools that will do, on a machine that cannot build.
     """
 
     refusals: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ class Plan:
     source: Source | None = None
     node_image: bool = False
     binaries: tuple[str, ...] = ()
+    adopt: tuple[str, ...] = ()
 
     @property
     def changes_machine(self) -> bool:
@@ -90,13 +93,15 @@ class Plan:
 def decide(facts: Facts) -> Plan:
     """The one decision; pure."""
     source = _source(facts)
-    binaries = tuple(name for name in _wanted(source, facts) if name not in facts.have)
+    missing = tuple(name for name in _wanted(source, facts) if name not in facts.have)
+    adopt = () if facts.go else tuple(name for name in missing if name in TOOLS and name in facts.on_path)
+    binaries = tuple(name for name in missing if name not in adopt)
     refusals = (*_docker_refusals(facts), *_build_refusals(facts, source, binaries), *_room_refusals(facts))
     if refusals:
         return Plan(refusals=refusals)
     if not facts.docker:
         return Plan(packages=facts.missing_packages, daemon=True, lenient_runc=not facts.sys_resource)
-    return Plan(source=source, node_image=facts.node_image is None, binaries=binaries)
+    return Plan(source=source, node_image=facts.node_image is None, binaries=binaries, adopt=adopt)
 
 
 def _source(facts: Facts) -> Source | None:
@@ -144,7 +149,7 @@ def announce(plan: Plan) -> list[str]:
     if plan.packages:
         lines.append(f"install Debian packages: {' '.join(plan.packages)}")
     if plan.daemon:
-        lines.append("start a Docker daemon, with its data in the cache folder")
+        lines.append("start a Docker daemon")
     if plan.lenient_runc:
         lines.append("run containers through a runc wrapper: this machine withholds CAP_SYS_RESOURCE from root")
     if plan.binaries:

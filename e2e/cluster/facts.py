@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from e2e.cluster import binaries, node
-from e2e.cluster.decide import Facts
+from e2e.cluster.decide import TOOLS, Facts
 from e2e.cluster.settings import (
     BASE_IMAGE,
     CACHE,
@@ -40,7 +40,8 @@ def look() -> Facts:
         can_pull=_can_pull() if docker and image is None else None,
         sys_resource=_sys_resource(Path("/proc/self/status").read_text()),
         go=_go(),
-        have=binaries.present(with_path=not _go()),
+        have=binaries.present(),
+        on_path=frozenset(name for name in TOOLS if shutil.which(name)),
         missing_packages=tuple(package for program, package in PACKAGES.items() if shutil.which(program) is None),
         node_image=image,
         base_image=docker and succeeds("docker", "image", "inspect", BASE_IMAGE),

@@ -81,6 +81,10 @@ def _export() -> None:
 
 
 def _ready() -> bool:
-    return succeeds(
-        BIN / "kubectl", "--kubeconfig", KUBECONFIG, "wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=5s"
-    )
+    """The node takes pods, and names resolve in them."""
+    return _is("Ready", f"node/{NODE}") and _is("Available", "deployment/coredns", "-n", "kube-system")
+
+
+def _is(condition: str, *what: str) -> bool:
+    wait = ("wait", f"--for=condition={condition}", "--timeout=5s")
+    return succeeds(BIN / "kubectl", "--kubeconfig", KUBECONFIG, *wait, *what)

@@ -1,6 +1,7 @@
 """Docker on a machine that has none: Debian's packages and a daemon of our own.
 
-Only ever called with a plan that says so, and the plan never says so where a Docker daemon answers.
+Only ever called with a plan that says so, and the plan never says so where a Docker daemon answers. The daemon outlives
+this command, so what it needs lies where it does not go away with a cache or a checkout.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 
 from e2e.cluster.decide import Plan
-from e2e.cluster.settings import CACHE, HERE
+from e2e.cluster.settings import CACHE, HERE, LENIENT_RUNC
 from e2e.cluster.shell import Failed, run, stage, succeeds, wait_for
 
 START_SECONDS = 60
@@ -36,12 +37,11 @@ def prepare(plan: Plan) -> None:
 
 
 def _start(lenient_runc: bool) -> None:
-    config = {"data-root": str(CACHE / "docker"), "storage-driver": "overlay2", "ip6tables": False}
+    config = {"storage-driver": "overlay2", "ip6tables": False}
     CACHE.mkdir(parents=True, exist_ok=True)
     if lenient_runc:
-        wrapper = CACHE / "runc-lenient"
-        shutil.copy2(HERE / "node" / "runc-lenient", wrapper)
-        config |= {"runtimes": {"lenient": {"path": str(wrapper)}}, "default-runtime": "lenient"}
+        shutil.copy2(HERE / "node" / "runc-lenient", LENIENT_RUNC)
+        config |= {"runtimes": {"lenient": {"path": LENIENT_RUNC}}, "default-runtime": "lenient"}
     (CACHE / "daemon.json").write_text(json.dumps(config, indent=2))
     log = CACHE / "dockerd.log"
     with log.open("ab") as out:

@@ -14,7 +14,7 @@ from pathlib import Path
 from e2e.cluster import binaries
 from e2e.cluster.decide import CONTROL_PLANE, NODE, Source
 from e2e.cluster.docker import build, image_exists
-from e2e.cluster.settings import BIN, HERE, KUBERNETES, PULLED_NODE_IMAGE
+from e2e.cluster.settings import BIN, HERE, KUBERNETES, LENIENT_RUNC, PULLED_NODE_IMAGE
 from e2e.cluster.shell import output, run, stage
 
 _PARTS = HERE / "node"
@@ -77,7 +77,7 @@ def _make(image: str, lenient_runc: bool) -> None:
             shutil.copy2(_PARTS / name, context / name)
         images = _control_plane_images()
         run("docker", "save", "-o", context / "images.tar", *images)
-        runc = "/usr/local/bin/runc-lenient" if lenient_runc else "/usr/sbin/runc"
+        runc = LENIENT_RUNC if lenient_runc else "/usr/sbin/runc"
         pause = next(name for name in images if "/pause:" in name)
         build(image, context, file="made.Dockerfile", args={"PACKAGES": _PACKAGES_IMAGE, "RUNC": runc, "PAUSE": pause})
 

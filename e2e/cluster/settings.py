@@ -11,6 +11,7 @@ REGISTRY = "plimsoll-registry"
 REGISTRY_PORT = 5001  # on 127.0.0.1; pods and Docker both say localhost:5001
 GATEWAY_PORT = 8088  # on 127.0.0.1; node port 30088 inside
 GPUS = 16
+LENIENT_RUNC = "/usr/local/bin/runc-lenient"  # on the machine and on the node
 
 KUBERNETES = "v1.36.3"
 BASE_IMAGE = "debian:bookworm-slim"
@@ -33,4 +34,5 @@ PACKAGES = {
     "iptables": "iptables",
     "ip": "iproute2",
     "jq": "jq",
+    "debootstrap": "debootstrap",
 }

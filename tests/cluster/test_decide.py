@@ -96,13 +96,23 @@ def test_all_that_is_missing_is_told_at_once() -> None:
 
 
 def test_tools_on_the_path_do_without_go() -> None:
-    assert decide(replace(LAPTOP, go=False, have=frozenset(TOOLS))).source is Source.PULL
+    plan = decide(replace(LAPTOP, go=False, on_path=frozenset(TOOLS)))
+    assert plan == Plan(source=Source.PULL, node_image=True, adopt=TOOLS)
+
+
+def test_where_go_is_the_tools_are_the_pinned_ones() -> None:
+    assert decide(replace(LAPTOP, on_path=frozenset(TOOLS))).binaries == TOOLS
+
+
+def test_a_control_plane_is_never_taken_from_the_path() -> None:
+    everything = frozenset({*TOOLS, *CONTROL_PLANE, *NODE})
+    assert decide(replace(BARE_WITH_DOCKER, go=False, on_path=everything)).refusals
 
 
 def test_what_will_happen_is_told() -> None:
     assert announce(decide(BARE)) == [
         "install Debian packages: docker.io jq",
-        "start a Docker daemon, with its data in the cache folder",
+        "start a Docker daemon",
         "run containers through a runc wrapper: this machine withholds CAP_SYS_RESOURCE from root",
     ]
     assert announce(decide(LAPTOP)) == ["build from Go modules: kind kubectl helm", "pull the kind node image"]
