@@ -1,0 +1,144 @@
+"""One gateway's picker, assembled: objects in by the watches, files out to Envoy, doors open, until it is told to end.
+
+Order matters at the start. The unix socket opens only after the first sync: until then Envoy fails open on the
+clusters it has, which is right, while a picker that knows nothing yet would call every model unknown; and no file is
+written before it, which would take every model away from Envoy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from random import Random
+
+from plimsoll.adapters.kube import INFERENCESERVICES, PODS
+from plimsoll.gateway.accesslog import AccessLog, Outcome, Record
+from plimsoll.gateway.admin import Admin, EnvoyAway
+from plimsoll.gateway.doors import EnvoyDoor, PublicDoor
+from plimsoll.gateway.endpoints import fleet
+from plimsoll.gateway.envoy_view import EnvoyView
+from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.server import Door
+from plimsoll.gateway.settings import Settings
+from plimsoll.gateway.watch import Objects, Source, follow
+from plimsoll.gateway.worker import Worker
+from plimsoll.gateway.xds import publish
+from plimsoll.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.02  # a burst of watch events is one change
+PUBLIC_IDLE_SECONDS = 60.0
+
+
+class Gateway:
+    """The picker process. `run` returns after a drain, and raises if one of its parts ends by itself."""
+
+    def __init__(self, settings: Settings, source: Source) -> None:
+        self._settings = settings
+        self._source = source
+        self._objects = Objects(settings.namespaces)
+        self._admin = Admin(settings.admin_socket)
+        self._picker = Picker(Random())
+        self._worker = Worker()
+        self._view = EnvoyView(self._admin, self._picker, settings.poll_seconds)
+        self._log = AccessLog(settings.fifo, self._record)
+        self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin the drain; safe to call from a signal handler of the loop."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        self._log.open()
+        public = PublicDoor(self._picker, settings.pod, lambda: self._objects.synced, self.missing)
+        servers = [
+            await loop.create_server(
+                lambda: Door(public, 0, PUBLIC_IDLE_SECONDS), settings.address, settings.picker_port
+            )
+        ]
+        parts = [
+            asyncio.create_task(follow(self._source, self._objects, self._changed.set)),
+            asyncio.create_task(self._publish_changes(servers)),
+            asyncio.create_task(self._view.run(self._tick)),
+        ]
+        ending = asyncio.create_task(self._drain())
+        try:
+            done, _ = await asyncio.wait((*parts, ending), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*parts, ending):
+                task.cancel()
+            await asyncio.gather(*parts, ending, return_exceptions=True)
+            for server in servers:
+                server.close()
+            self._log.close()
+            self._worker.close()
+
+    def missing(self) -> str:
+        """What keeps this gateway from taking requests; "" if nothing does."""
+        if self._stop.is_set():
+            return "draining"
+        if not self._objects.synced:
+            return "the API server's objects are not all here yet"
+        return "" if self._view.current else "Envoy is not up, or does not have all clusters yet"
+
+    async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
+        """After each change the fleet is computed anew and written; after the first one Envoy may ask."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._changed.clear()
+            if not self._objects.synced:
+                continue
+            now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS))
+            metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds))
+            self._view.want(now)
+            if len(servers) == 1:
+                servers.append(await self._open_to_envoy())
+
+    async def _open_to_envoy(self) -> asyncio.Server:
+        path = self._settings.picker_socket
+        path.unlink(missing_ok=True)
+        door = EnvoyDoor(self._picker, self._worker)
+        most = self._settings.max_body_bytes + 1024
+        server = await asyncio.get_running_loop().create_unix_server(lambda: Door(door, most, None), str(path))
+        os.chmod(path, 0o660)  # Envoy may run as another user of the same group
+        return server
+
+    def _record(self, record: Record) -> None:
+        self._picker.ended(record, time.monotonic())
+        if record.ticket is not None and record.outcome is Outcome.FAILED:
+            log.warning(
+                "request %s failed at %s: %s %s %s", record.id, record.host, record.code, record.flags, record.details
+            )
+
+    def _tick(self) -> None:
+        bad, self._log.bad = self._log.bad, 0
+        metrics.GATEWAY_BAD_RECORDS.inc(bad)
+
+    async def _drain(self) -> None:
+        """Wait for the signal, then until nobody is being served any more or the grace ends.
+
+        Envoy goes on taking requests, since the pod's address lives on in other machines for seconds; but each answer
+        closes its connection.
+        """
+        await self._stop.wait()
+        began = time.monotonic()
+        log.info("draining")
+        try:
+            await self._admin.fail_health()
+            while time.monotonic() - began < self._settings.drain_seconds:
+                await asyncio.sleep(min(0.2, self._settings.drain_seconds))
+                quiet = time.monotonic() - began >= self._settings.drain_minimum_seconds
+                if quiet and (await self._admin.stats()).active == 0:
+                    break
+        except EnvoyAway as away:
+            log.warning("Envoy is gone, so nothing is left to drain: %s", away)
+        log.info("drained after %.1f s", time.monotonic() - began)

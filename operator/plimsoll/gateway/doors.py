@@ -1,0 +1,94 @@
+"""What is behind the picker's two doors, by path.
+
+On the unix socket, from Envoy: `/check/...` with a client's body (the question of ext_authz), any path with the header
+`x-plimsoll-reply` (a refusal to be written out), `/v1/models`, and `/healthz` for Envoy's health check.
+On TCP: `/healthz`, `/readyz`, `/metrics`, `/signals`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from plimsoll.gateway.classify import needs_worker
+from plimsoll.gateway.http1 import Request, response
+from plimsoll.gateway.listener import CHECK_PREFIX, MODELS
+from plimsoll.gateway.picker import Picker, written
+from plimsoll.gateway.replies import from_header
+from plimsoll.gateway.server import Reply
+from plimsoll.gateway.signals import show_gauges, signals
+from plimsoll.gateway.worker import Worker
+from plimsoll.telemetry import metrics
+
+JSON = (("content-type", "application/json"),)
+_CHECK = CHECK_PREFIX.encode()
+
+
+class EnvoyDoor:
+    """Answers Envoy."""
+
+    def __init__(self, picker: Picker, worker: Worker) -> None:
+        self._picker = picker
+        self._worker = worker
+
+    def __call__(self, request: Request) -> Reply:
+        if request.path.startswith(_CHECK):
+            return self._check(request)
+        if (reply := request.headers.get(b"x-plimsoll-reply")) is not None:
+            return written(from_header(reply.decode("ascii")))
+        if request.path.partition(b"?")[0] == MODELS.encode():
+            return response(200, JSON, models(self._picker))
+        return response(200 if request.path == b"/healthz" else 404)
+
+    def _check(self, request: Request) -> Reply:
+        began = time.monotonic()
+        retry_count = request.headers.get(b"x-stainless-retry-count")
+        if needs_worker(request.body):
+            return self._check_slowly(request.body, retry_count)
+        reply = self._picker.check(request.body, retry_count, began)
+        metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - began)
+        return reply
+
+    async def _check_slowly(self, body: bytes, retry_count: bytes | None) -> bytes:
+        asked = await self._worker.classify(body)
+        return self._picker.decide(asked, body, retry_count, time.monotonic())
+
+
+def models(picker: Picker) -> bytes:
+    """The body of `/v1/models`: every service under its preferred name."""
+    listed = [
+        {"id": service.names[0], "object": "model", "created": service.created, "owned_by": "plimsoll"}
+        for service in sorted(picker.fleet.services.values(), key=lambda s: s.names[0])
+    ]
+    return orjson.dumps({"object": "list", "data": listed})
+
+
+class PublicDoor:
+    """Answers the kubelet, the scraper and the operator."""
+
+    def __init__(self, picker: Picker, pod: str, synced: Callable[[], bool], ready: Callable[[], str]) -> None:
+        """ready: what keeps this gateway from being ready, "" if nothing does."""
+        self._picker = picker
+        self._pod = pod
+        self._synced = synced
+        self._ready = ready
+
+    def __call__(self, request: Request) -> bytes | Awaitable[bytes]:
+        path = request.path.partition(b"?")[0]
+        if request.method != b"GET":
+            return response(405, (("allow", "GET"),))
+        if path == b"/healthz":  # that this is answered at all is the news: one loop runs everything
+            return response(200, body=b"ok\n")
+        if path == b"/readyz":
+            missing = self._ready()
+            return response(503 if missing else 200, body=f"{missing or 'ok'}\n".encode())
+        if path == b"/metrics":
+            show_gauges(self._picker)
+            return response(200, (("content-type", CONTENT_TYPE_LATEST),), generate_latest(metrics.GATEWAY))
+        if path == b"/signals":
+            document = signals(self._picker, self._pod, synced=self._synced())
+            return response(200, JSON, orjson.dumps(document))
+        return response(404)

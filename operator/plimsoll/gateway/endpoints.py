@@ -1,0 +1,153 @@
+"""Services and their engine pods, from the API objects alone.
+
+Problem: what is known of models and engines must not depend on what this process has seen before: a model whose engines
+are all gone still exists, and a picker that was just restarted must answer like one that was not.
+
+Idea: level-triggered. Objects as the API server sends them go in, a `Fleet` is computed from all of them, and what
+Envoy reports as healthy is laid over it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.core.picking.endpoint import Endpoint, Role
+from plimsoll.core.picking.names import Claim, names_of, owners
+
+Object = Mapping[str, Any]
+
+DEFAULT_MAX_SEQUENCES = 1024  # vLLM's own, on the largest GPUs; less elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One InferenceService as the gateway serves it.
+
+    names: what it answers to, the preferred one first. created: Unix seconds.
+    max_sequences: what one engine runs at once, and so what one death can cut at once.
+    """
+
+    namespace: str
+    name: str
+    names: tuple[str, ...]
+    created: int
+    endpoints: tuple[Endpoint, ...] = ()
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def answering(self) -> tuple[Endpoint, ...]:
+        """Live endpoints that answer clients: Envoy knows these and no other."""
+        return tuple(e for e in self.endpoints if e.live and e.role is not Role.PREFILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All services, by `NAMESPACE/NAME`, and every name that is answered to."""
+
+    services: Mapping[str, Service]
+    by_name: Mapping[str, Service]
+
+    def with_healthy(self, healthy: Mapping[str, Collection[str]]) -> Fleet:
+        """The same fleet with endpoints routable where Envoy lists them: addresses by service key."""
+        services = {key: _mark(service, healthy.get(key, ())) for key, service in self.services.items()}
+        return Fleet(services, {name: services[service.key] for name, service in self.by_name.items()})
+
+
+EMPTY = Fleet({}, {})
+
+
+def fleet(inference_services: Iterable[Object], pods: Iterable[Object]) -> Fleet:
+    """The fleet these objects describe; services that are being deleted are gone already."""
+    live = [obj for obj in inference_services if not obj["metadata"].get("deletionTimestamp")]
+    claims = {_key(obj): _claim(obj) for obj in live}
+    owned = owners(claims.values())
+    engines: dict[str, list[Endpoint]] = {key: [] for key in claims}
+    for pod in pods:
+        found = _endpoint(pod)
+        if found and found[0] in engines:
+            engines[found[0]].append(found[1])
+    services = {
+        key: Service(
+            namespace=claims[key].namespace,
+            name=claims[key].name,
+            names=names_of(claims[key], owned),
+            created=_unix(claims[key].created),
+            endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
+            max_sequences=_max_sequences(obj),
+        )
+        for key, obj in ((_key(obj), obj) for obj in live)
+    }
+    by_name = {name: services[claim.long_name] for name, claim in owned.items()}
+    return Fleet(services, by_name)
+
+
+def _mark(service: Service, healthy: Collection[str]) -> Service:
+    endpoints = tuple(
+        replace(e, routable=e.live and e.role is not Role.PREFILL and e.address in healthy) for e in service.endpoints
+    )
+    return service if endpoints == service.endpoints else replace(service, endpoints=endpoints)
+
+
+def _key(obj: Object) -> str:
+    meta = obj["metadata"]
+    return f"{meta['namespace']}/{meta['name']}"
+
+
+def _claim(obj: Object) -> Claim:
+    meta = obj["metadata"]
+    model = obj.get("spec", {}).get("model", {}).get("name") or meta["name"]
+    return Claim(meta["namespace"], meta["name"], model, meta.get("creationTimestamp") or "", meta.get("uid") or "")
+
+
+def _unix(created: str) -> int:
+    try:
+        return int(datetime.fromisoformat(created).timestamp())
+    except ValueError:
+        return 0
+
+
+def _max_sequences(obj: Object) -> int:
+    """`--max-num-seqs` of the user's engine arguments, if it is there."""
+    args = [str(arg) for arg in obj.get("spec", {}).get("engine", {}).get("args") or ()]
+    words = [word for arg in args for word in arg.split("=", 1)]
+    for flag, value in itertools.pairwise(words):
+        if flag == "--max-num-seqs" and value.isdigit():
+            return max(1, int(value))
+    return DEFAULT_MAX_SEQUENCES
+
+
+def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
+    """The service key and endpoint of an engine pod; None before it has an address or if it is not one of ours."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    marks = meta.get("labels") or {}
+    service, role, ip = marks.get(labels.SERVICE), marks.get(labels.ROLE), status.get("podIP")
+    if not service or role not in set(Role) or not ip or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    conditions = status.get("conditions") or ()
+    endpoint = Endpoint(
+        address=f"[{ip}]:{_api_port(pod)}" if ":" in ip else f"{ip}:{_api_port(pod)}",
+        pod=meta["name"],
+        role=Role(role),
+        revision=marks.get(labels.REVISION, ""),
+        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
+        terminating=bool(meta.get("deletionTimestamp")),
+    )
+    return f"{meta['namespace']}/{service}", endpoint
+
+
+def _api_port(pod: Object) -> int:
+    for container in pod.get("spec", {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == "api":
+                return int(port["containerPort"])
+    return contract().ports["api"]

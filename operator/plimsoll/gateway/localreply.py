@@ -1,0 +1,90 @@
+"""Envoy's own refusals, in OpenAI's shape and with words a caller can act on.
+
+Problem: what Envoy answers by itself (a bad path, a body too large, no engine to connect to) has an empty or plain text
+body, no `Retry-After`, and most of these carry no response flag to tell them apart.
+
+Idea: one mapper per status, with the words, the type and the retry headers that belong to it; whatever the picker
+denied through ext_authz (flag UAEX) passes first and unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Words:
+    """How one status reads. `message` may hold Envoy's format commands."""
+
+    message: str
+    code: str
+    retry_after: int | None = None  # seconds; None means that trying again does not help
+
+
+OWN_TEXT = "%LOCAL_REPLY_BODY%"
+
+WORDS = {
+    400: Words("The request is not valid HTTP (%RESPONSE_CODE_DETAILS%).", "bad_request"),
+    403: Words("This gateway takes no upgrades and no tunnels.", "forbidden"),
+    404: Words(
+        "Unknown path. This gateway serves /v1/models, /v1/chat/completions and /v1/completions.", "unknown_path"
+    ),
+    405: Words("This path does not take the method that was used.", "method_not_allowed"),
+    408: Words("The request did not arrive in time (%RESPONSE_CODE_DETAILS%).", "request_timeout"),
+    413: Words("The request body is larger than this gateway accepts.", "body_too_large"),
+    426: Words("This gateway needs HTTP/1.1 or HTTP/2.", "http_version"),
+    431: Words("The request headers are larger than this gateway accepts.", "headers_too_large"),
+    500: Words("The gateway failed (%RESPONSE_CODE_DETAILS%).", "gateway_error"),
+    502: Words("The engine's answer is not valid HTTP (%RESPONSE_CODE_DETAILS%).", "bad_gateway"),
+    503: Words("No engine could take the request (%RESPONSE_CODE_DETAILS%). Please try again.", "unavailable", 1),
+    504: Words("The engine did not answer in time (%RESPONSE_CODE_DETAILS%).", "timeout"),
+}
+
+
+def local_reply_config() -> Json:
+    """The `local_reply_config` of the HTTP connection manager."""
+    return {
+        "mappers": [_picker_own(), *(_mapper(status, words) for status, words in WORDS.items())],
+        "body_format": _body(OWN_TEXT, "invalid_request_error", "gateway_error"),
+    }
+
+
+def _picker_own() -> Json:
+    return {
+        "filter": {"response_flag_filter": {"flags": ["UAEX"]}},
+        "body_format_override": {
+            "text_format_source": {"inline_string": OWN_TEXT},
+            "content_type": "application/json",
+        },
+    }
+
+
+def _mapper(status: int, words: Words) -> Json:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {
+        "filter": {
+            "status_code_filter": {
+                "comparison": {
+                    "op": "EQ",
+                    "value": {"default_value": status, "runtime_key": f"plimsoll.reply.{status}"},
+                }
+            }
+        },
+        "headers_to_add": [_retry_header(words.retry_after)],
+        "body_format_override": _body(words.message, kind, words.code),
+    }
+
+
+def _retry_header(retry_after: int | None) -> Json:
+    key, value = ("x-should-retry", "false") if retry_after is None else ("retry-after", str(retry_after))
+    return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _body(message: str, kind: str, code: str) -> Json:
+    return {
+        "json_format": {"error": {"message": message, "type": kind, "param": None, "code": code}},
+        "content_type": "application/json",
+    }

@@ -1,0 +1,65 @@
+"""What a gateway pod is told by its environment, and where its files lie.
+
+All times are seconds. Tests and benches build a `Settings` themselves; `from_environment` is for the pod.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One gateway pod: Envoy and the picker share `directory`."""
+
+    directory: Path = Path("/run/plimsoll")
+    address: str = "0.0.0.0"
+    port: int = 8080
+    picker_port: int = 8081
+    namespaces: tuple[str, ...] = ()  # watched; empty means all
+    max_body_bytes: int = 8 << 20
+    drain_seconds: float = 600.0
+    drain_minimum_seconds: float = 5.0  # endpoints of the Service need this long to forget a pod
+    pod: str = "plimsoll-gateway"
+    headers_timeout_seconds: float = 10.0
+    body_timeout_seconds: float = 120.0  # 8 MiB at 0.6 Mbit/s
+    idle_timeout_seconds: float = 600.0  # without a byte in either direction; as long as the longest generation
+    pick_timeout_seconds: float = 30.0  # the longest hold (none yet) plus 30; a hang is found by the health check
+    poll_seconds: float = 2.0  # between two looks at Envoy's own state
+
+    @property
+    def fifo(self) -> Path:
+        return self.directory / "access.fifo"
+
+    @property
+    def picker_socket(self) -> Path:
+        return self.directory / "picker.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.directory / "admin.sock"
+
+    @property
+    def bootstrap(self) -> Path:
+        return self.directory / "envoy.json"
+
+    @property
+    def xds(self) -> Path:
+        return self.directory / "xds"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Raises ValueError for a number that is none."""
+        namespaces = environ.get("PLIMSOLL_WATCH_NAMESPACES", "").split(",")
+        return cls(
+            directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
+            port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
+            picker_port=int(environ.get("PLIMSOLL_PICKER_PORT", "8081")),
+            namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+            max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
+            drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
+            pod=environ.get("POD_NAME", "plimsoll-gateway"),
+        )

@@ -1,0 +1,62 @@
+"""`/signals`: one compact document of all services for the operator, and the state gauges of `/metrics`.
+
+The operator polls it from every gateway pod; a service counts as served when one of them lists an endpoint as routable.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from plimsoll.core.picking.endpoint import Endpoint, Load, Role
+from plimsoll.gateway.endpoints import Service
+from plimsoll.gateway.picker import Picker
+from plimsoll.telemetry import metrics
+
+VERSION = 1
+_NOTHING = Load()
+
+
+def signals(picker: Picker, gateway: str, *, synced: bool) -> dict[str, Any]:
+    """The document. Counts are since this picker's start."""
+    services = {key: _service(picker, service) for key, service in sorted(picker.fleet.services.items())}
+    return {"version": VERSION, "gateway": gateway, "synced": synced, "services": services}
+
+
+def _service(picker: Picker, service: Service) -> dict[str, Any]:
+    loads = picker.inflight.loads
+    return {
+        "models": list(service.names),
+        "endpoints": [
+            {
+                "pod": e.pod,
+                "address": e.address,
+                "role": e.role.value,
+                "revision": e.revision,
+                "routable": usable(e),
+                "inflight": loads.get(e.address, _NOTHING).inflight,
+            }
+            for e in service.endpoints
+        ],
+        **picker.tally(service.key).signals(),
+    }
+
+
+def usable(endpoint: Endpoint) -> bool:
+    """Would it be picked? Prefill engines are not reached through Envoy: for them, being live is enough."""
+    return endpoint.live and (endpoint.routable or endpoint.role is Role.PREFILL)
+
+
+def show_gauges(picker: Picker) -> None:
+    """Bring the gauges in line with the state, just before they are read."""
+    for key, service in picker.fleet.services.items():
+        roles = {e.role for e in service.endpoints}
+        held: Counter[Role] = Counter()
+        able: Counter[tuple[Role, bool]] = Counter()
+        for e in service.endpoints:
+            held[e.role] += picker.inflight.loads.get(e.address, _NOTHING).inflight
+            able[e.role, usable(e)] += 1
+        for role in roles:
+            metrics.GATEWAY_INFLIGHT.labels(key, role.value).set(held[role])
+            metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "usable").set(able[role, True])
+            metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "waiting").set(able[role, False])

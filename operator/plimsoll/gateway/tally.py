@@ -1,0 +1,74 @@
+"""What one service's requests came to, since this picker started: for `/signals` and `/metrics` alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from plimsoll.gateway.accesslog import Outcome, Record
+from plimsoll.gateway.replies import Reason
+from plimsoll.telemetry import metrics
+
+
+class Tally:
+    """Counts of one service; `service` "" takes the refusals of requests that named none."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self.arrived = 0  # first attempts: a client's retries are no new demand
+        self.retried = 0
+        self.ended: Counter[Outcome] = Counter()
+        self.refusals: Counter[Reason] = Counter()
+        self.remote = 0
+        self.local = 0
+        self._first = metrics.GATEWAY_ARRIVED.labels(service, "first")
+        self._retry = metrics.GATEWAY_ARRIVED.labels(service, "retry")
+        self._remote = metrics.GATEWAY_PREFILLS.labels(service, "remote")
+        self._local = metrics.GATEWAY_PREFILLS.labels(service, "local")
+        self._ended = {outcome: metrics.GATEWAY_ENDED.labels(service, outcome.value) for outcome in Outcome}
+        self._ttft = metrics.GATEWAY_TTFT.labels(service)
+        self._duration = metrics.GATEWAY_DURATION.labels(service)
+
+    def arrive(self, *, retry: bool) -> None:
+        if retry:
+            self.retried += 1
+            self._retry.inc()
+        else:
+            self.arrived += 1
+            self._first.inc()
+
+    def prefill(self, *, remote: bool) -> None:
+        if remote:
+            self.remote += 1
+            self._remote.inc()
+        else:
+            self.local += 1
+            self._local.inc()
+
+    def refuse(self, reason: Reason) -> None:
+        self.refusals[reason] += 1
+        metrics.GATEWAY_REFUSED.labels(self._service, reason.value).inc()
+
+    def end(self, record: Record) -> None:
+        """Count a request that a pick had sent to an engine."""
+        outcome = record.outcome
+        self.ended[outcome] += 1
+        self._ended[outcome].inc()
+        if record.ttft_us is not None and outcome is Outcome.ANSWERED:
+            self._ttft.observe(record.ttft_us / 1e6)
+        if record.duration_us is not None:
+            self._duration.observe(record.duration_us / 1e6)
+
+    def signals(self) -> dict[str, Any]:
+        """The `requests` and `prefill` parts of this service in `/signals`."""
+        return {
+            "requests": {
+                "arrived": self.arrived,
+                "retried": self.retried,
+                "answered": self.ended[Outcome.ANSWERED],
+                "failed": self.ended[Outcome.FAILED],
+                "cancelled": self.ended[Outcome.CANCELLED],
+                "refused": {reason.value: count for reason, count in self.refusals.items()},
+            },
+            "prefill": {"remote": self.remote, "local": self.local},
+        }

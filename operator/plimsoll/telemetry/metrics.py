@@ -1,0 +1,108 @@
+"""Every metric of Plimsoll's own processes, with its unit and its labels.
+
+Labels are bounded: `service` is NAMESPACE/NAME of an InferenceService that exists, the others are members of closed
+sets.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+# ---------------------------------------------------------------- gateway
+
+GATEWAY = CollectorRegistry()
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+GATEWAY_ARRIVED = Counter(
+    "plimsoll_gateway_requests_arrived",
+    "Completion requests for a known model, first attempts and retries of the client apart (attempt: first, retry).",
+    ["service", "attempt"],
+    registry=GATEWAY,
+)
+GATEWAY_ENDED = Counter(
+    "plimsoll_gateway_requests_ended",
+    "Requests sent to an engine, by how they ended (outcome: answered, failed, cancelled).",
+    ["service", "outcome"],
+    registry=GATEWAY,
+)
+GATEWAY_REFUSED = Counter(
+    "plimsoll_gateway_requests_refused",
+    "Requests the gateway refused itself, by reason; `service` is empty where no known model was named.",
+    ["service", "reason"],
+    registry=GATEWAY,
+)
+GATEWAY_PREFILLS = Counter(
+    "plimsoll_gateway_prefills",
+    "Requests to a decode tier, by where their prompt was to be computed (where: remote, local).",
+    ["service", "where"],
+    registry=GATEWAY,
+)
+GATEWAY_TTFT = Histogram(
+    "plimsoll_gateway_time_to_first_byte_seconds",
+    "From a request's first byte to the first byte of the engine's answer body.",
+    ["service"],
+    buckets=_SECONDS,
+    registry=GATEWAY,
+)
+GATEWAY_DURATION = Histogram(
+    "plimsoll_gateway_request_seconds",
+    "From a request's first byte to the last byte of its answer.",
+    ["service"],
+    buckets=_SECONDS,
+    registry=GATEWAY,
+)
+GATEWAY_INFLIGHT = Gauge(
+    "plimsoll_gateway_inflight_requests",
+    "Requests that endpoints of a role work on now, as the picker counts them.",
+    ["service", "role"],
+    registry=GATEWAY,
+)
+GATEWAY_ENDPOINTS = Gauge(
+    "plimsoll_gateway_endpoints",
+    "Engine pods by role and state (state: usable, waiting).",
+    ["service", "role", "state"],
+    registry=GATEWAY,
+)
+GATEWAY_FAILED_OPEN = Counter(
+    "plimsoll_gateway_failed_open",
+    "Requests that Envoy let through without an answer of the picker: above zero, it died or hangs.",
+    registry=GATEWAY,
+)
+GATEWAY_BAD_RECORDS = Counter(
+    "plimsoll_gateway_bad_log_records",
+    "Lines of Envoy's access log that could not be read; a restart may cut one.",
+    registry=GATEWAY,
+)
+GATEWAY_FILES_WRITTEN = Counter(
+    "plimsoll_gateway_config_files_written",
+    "Cluster and endpoint files written for Envoy.",
+    registry=GATEWAY,
+)
+GATEWAY_PICK_SECONDS = Counter(
+    "plimsoll_gateway_pick_seconds",
+    "Time spent in answering Envoy, in all: divided by requests, what a pick costs.",
+    registry=GATEWAY,
+)
+GATEWAY_LOOP_LAG = Gauge(
+    "plimsoll_gateway_loop_lag_seconds",
+    "How late the picker's event loop last ran a timer.",
+    registry=GATEWAY,
+)
+
+_OF_SERVICE = (
+    GATEWAY_ARRIVED,
+    GATEWAY_ENDED,
+    GATEWAY_REFUSED,
+    GATEWAY_PREFILLS,
+    GATEWAY_TTFT,
+    GATEWAY_DURATION,
+    GATEWAY_INFLIGHT,
+    GATEWAY_ENDPOINTS,
+)
+
+
+def forget_gateway_service(service: str) -> None:
+    """Drop every series of a service that is gone."""
+    for metric in _OF_SERVICE:
+        metric.remove_by_labels({"service": service})
