@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ from e2e.cluster.shell import output, run, succeeds
 
 # the plain builder is everywhere, buildx is not
 _PLAIN_BUILDER = {"DOCKER_BUILDKIT": "0"}
-# how this machine reaches its package index, for builds that install packages; paths are worth something only where
-# the image has the same file
-_PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
 
 
 def image_exists(image: str) -> bool:
@@ -41,8 +37,3 @@ def build(
     """Build and tag; raises Failed with the builder's last words. network: `host` for builds that install packages."""
     words = [word for name, value in (args or {}).items() for word in ("--build-arg", f"{name}={value}")]
     run("docker", "build", "--network", network, "-t", image, "-f", context / file, *words, context, env=_PLAIN_BUILDER)
-
-
-def pip_args() -> dict[str, str]:
-    """This machine's pip settings as build arguments."""
-    return {name: os.environ[name] for name in _PIP_SETTINGS if os.environ.get(name)}

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.docker import build, image_id, pip_args
+from e2e.cluster import pip
+from e2e.cluster.docker import build, image_id
 from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
 from e2e.cluster.shell import Failed, run, say, stage
 
@@ -65,7 +66,8 @@ def _build(image: Image) -> None:
         for part in image.parts:
             _copy(part, context)
         shutil.copy2(image.dockerfile, context / "Dockerfile")
-        build(image.reference, context, args=pip_args(), network="host")
+        with pip.settings() as args:
+            build(image.reference, context, args=args, network="host")
 
 
 def _copy(part: str, context: Path) -> None:

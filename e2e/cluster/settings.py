@@ -10,6 +10,7 @@ NODE = f"{CLUSTER}-control-plane"
 REGISTRY = "plimsoll-registry"
 REGISTRY_PORT = 5001  # on 127.0.0.1; pods and Docker both say localhost:5001
 GATEWAY_PORT = 8088  # on 127.0.0.1; node port 30088 inside
+WHEELS_PORT = 5003  # on 127.0.0.1, only while images are built
 GPUS = 16
 LENIENT_RUNC = "/usr/local/bin/runc-lenient"  # on the machine and on the node
 

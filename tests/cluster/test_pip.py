@@ -1,0 +1,34 @@
+"""pip's settings reach a build, and a folder of wheels does as an address."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+from e2e.cluster import pip
+
+
+def test_settings_are_passed_on_and_paths_are_not() -> None:
+    environment = {"PIP_INDEX_URL": "http://index/simple", "PIP_CERT": "/etc/ssl/here.crt", "PIP_TRUSTED_HOST": ""}
+    with pip.settings(environment) as args:
+        assert args == {"PIP_INDEX_URL": "http://index/simple"}
+
+
+def test_an_address_of_wheels_stays_an_address() -> None:
+    with pip.settings({"PIP_FIND_LINKS": "http://wheels/"}) as args:
+        assert args == {"PIP_FIND_LINKS": "http://wheels/"}
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_folder_of_wheels_is_served(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "torch-1-py3-none-any.whl").write_text("wheel")
+    environment = {"PIP_FIND_LINKS": f"{prefix}{tmp_path}"}
+    with pip.settings(environment) as args, urllib.request.urlopen(args["PIP_FIND_LINKS"]) as reply:
+        assert b"torch-1-py3-none-any.whl" in reply.read()
+
+
+@pytest.mark.parametrize("folder", ["", "missing"])
+def test_a_folder_without_wheels_is_left_out(tmp_path: Path, folder: str) -> None:
+    with pip.settings({"PIP_FIND_LINKS": str(tmp_path / folder)}) as args:
+        assert args == {}
