@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from plimsoll.api.v1alpha1.base import BROKEN
 
 _LONGEST = 100  # characters of a value in a sentence
-_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_FIELD = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS = {
     str: "text",
     bool: "true/false",

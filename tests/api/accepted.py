@@ -1,0 +1,121 @@
+"""Manifests at the edge of what is allowed: each must pass `parse` and the API server, or a rule is too strict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.cases import DECODE, POD
+
+GOOD: list[dict[str, Any]] = [
+    {"metadata.name": "a"},
+    {"metadata.name": "a" + "-" * 38 + "9"},
+    *[
+        {"spec.model.uri": uri}
+        for uri in (
+            "hf://Qwen/Qwen3-8B",
+            "hf://a/b.c_d-e",
+            "hf://_a/_b",
+            "pvc://claim/chat",
+            "pvc://claim.v2/a/b.c/d/",
+            "file:///opt/models/tiny",
+            "file:///x/",
+        )
+    ],
+    *[{"spec.model.name": name} for name in ("x", "Qwen/Qwen3-8B", "acme:chat_2.1", "a" * 253)],
+    *[{"spec.model.revision": revision} for revision in ("main", "refs/pr/1", "0f3a", "v1.0")],
+    {"spec.model.secretRef": {"name": "a.b"}},
+    {"spec.model.secretRef": {"name": "a", "key": "HF_TOKEN.txt"}},
+    {"spec.model.cache": {}},
+    *[
+        {"spec.model.cache.sizeLimit": size}
+        for size in ("1", "64Gi", "0.5Ti", "1e12", "1E", "500m", "+1Gi", ".5Gi", "2.Gi")
+    ],
+    *[
+        {"spec.engine.image": image}
+        for image in ("x", "registry.example.com:5000/a/b_c:1.0", "localhost:5001/x@sha256:" + "0" * 64)
+    ],
+    *[{"spec.engine.version": version} for version in ("0.32.0", "_x", "v1-rc.1", "v" * 128)],
+    {
+        "spec.engine.args": [
+            "--max-model-len",
+            "8192",
+            "--portable",
+            "--hosts=x",
+            "--modeling",
+            "--api-keys",
+            "-tp=2",
+            "host",
+            "--",
+            '{"a": "b c"}',
+            '--hf-overrides={"a": 1}',
+            "a --host b",
+            "--chat-template-content-format",
+            "x" * 4096,
+        ]
+    },
+    {"spec.engine.args": ["--seed"] * 128},
+    {"spec.engine.env": [{"name": name, "value": ""} for name in ("A", "a.b-c", "_X", "MY_PLIMSOLL_X", "PLIMSOLL")]},
+    {"spec.engine.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}]},
+    *[
+        {"spec.slo": {"percentile": percentile, "ttft": ttft, "tpot": "1ns"}}
+        for percentile, ttft in (
+            (1, "1h"),
+            (99, "3600s"),
+            (50, "59m59.999s"),
+            (95, "1.5ms"),
+            (95, "100µs"),
+            (95, "10us500ns"),
+        )
+    ],
+    *[
+        {f"{DECODE}.minReplicas": least, f"{DECODE}.maxReplicas": most}
+        for least, most in ((1, 1), (1000, 1000), (2, 9))
+    ],
+    *[{f"{DECODE}.gpus": gpus} for gpus in (0, 1, 64)],
+    *[{f"{DECODE}.gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-1g.10gb", "a/b")],
+    *[
+        {f"{DECODE}.rollout": {"maxSurge": surge, "maxUnavailable": unavailable}}
+        for surge, unavailable in ((0, 1), (1, 0), ("25%", "0%"), ("100%", 1000), (1000, "1%"))
+    ],
+    *[
+        {f"{POD}.{place}": {"a": "", "example.com/b.c_d-e": "F.g_h-1", "k" * 63: "v" * 63}}
+        for place in ("nodeSelector", "labels", "annotations")
+    ],
+    {f"{POD}.annotations": {"a": 'any text\n"at" all: äöü' * 100}},
+    {f"{POD}.labels": {"app.kubernetes.io/part-of": "x", "plimsoll.devx/a": "y", "version": "1"}},
+    {
+        f"{POD}.tolerations": [
+            {"operator": "Exists"},
+            {"key": "a"},
+            {"key": "a", "value": ""},
+            {"key": "a", "operator": "Exists", "value": ""},
+            {"key": "a", "value": "b", "effect": "NoExecute", "tolerationSeconds": -1},
+            {"key": "a", "operator": "Exists", "effect": "PreferNoSchedule"},
+        ]
+    },
+    {f"{POD}.runtimeClassName": "nvidia", f"{POD}.priorityClassName": "a.b-c", f"{POD}.schedulerName": "s1"},
+    {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
+    {f"{POD}.affinity": {"nodeAffinity": {"anything": [{"goes": 1}]}}},
+    {
+        f"{POD}.resources": {
+            "requests": {
+                "cpu": 4,
+                "memory": "1G",
+                "ephemeral-storage": "1Gi",
+                "hugepages-2Mi": "4Mi",
+                "example.com/nic": 1,
+            },
+            "limits": {"cpu": "4000m", "memory": "1Gi", "example.com/nic": "1"},
+        }
+    },
+    {f"{POD}.resources.requests": {"cpu": 0, "memory": "1e9"}},
+    {f"{POD}.resources.limits": {"amd.com/gpu": 1}},
+    {
+        f"{POD}.volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "nfs": {"server": "x", "path": "/"}}],
+        f"{POD}.volumeMounts": [
+            {"name": "a", "mountPath": "/a", "subPath": "x/..y/z", "readOnly": True},
+            {"name": "a", "mountPath": "/home/plimsoll/.config", "mountPropagation": "HostToContainer"},
+            {"name": "b", "mountPath": "/tmp2"},
+        ],
+    },
+]

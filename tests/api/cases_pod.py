@@ -1,0 +1,207 @@
+"""Constraints on a tier's pod overrides, broken; see `cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.cases import DECODE, POD, Case, one
+
+NAME = "must be the name of a Kubernetes object"
+LABEL = "must be a label value"
+KEY = "every key must be a name such as example.com/pool"
+OURS = "are set by Plimsoll"
+
+METADATA = [
+    *[
+        one(f"{POD}.{place}", {key: "x"}, KEY)
+        for place in ("nodeSelector", "labels", "annotations")
+        for key in ("-a", "a/b/c", "Example.com/a", "a b", "")
+    ],
+    *[
+        one(f"{POD}.{place}", {"a": value}, LABEL, at=f"{POD}.{place}.a")
+        for place in ("nodeSelector", "labels")
+        for value in ("-a", "a b", "a/b")
+    ],
+    *[
+        one(f"{POD}.{place}", {"a": "x" * 64}, "must have at most 63 characters", "Too long", at=f"{POD}.{place}.a")
+        for place in ("nodeSelector", "labels")
+    ],
+    *[
+        one(f"{POD}.{place}", {f"a{i}": "x" for i in range(65)}, "must have at most", "Too many")
+        for place in ("nodeSelector", "labels", "annotations")
+    ],
+    one(f"{POD}.annotations", {"a": "x" * 16385}, "must have at most 16384", "Too long", at=f"{POD}.annotations.a"),
+    *[
+        one(f"{POD}.{place}", {key: "x"}, OURS)
+        for place in ("labels", "annotations")
+        for key in ("plimsoll.dev/role", "plimsoll.dev/x", "app.kubernetes.io/name", "app.kubernetes.io/instance")
+    ],
+]
+
+NAMES = [
+    case
+    for place in ("runtimeClassName", "priorityClassName", "schedulerName", "serviceAccountName")
+    for case in (
+        one(f"{POD}.{place}", "", "must not be empty", "should be at least 1 chars long"),
+        one(f"{POD}.{place}", "a" * 254, "must have at most 253 characters", "Too long"),
+        *[one(f"{POD}.{place}", name, NAME) for name in ("A", "a_b", "-a", "a.", "a..b")],
+    )
+]
+
+
+def _toleration(toleration: dict[str, Any], field: str, says: str, server: str = "") -> Case:
+    at = f"{POD}.tolerations[0]{field}"
+    return one(f"{POD}.tolerations", [toleration], says, server, at=at)
+
+
+TOLERATIONS = [
+    one(f"{POD}.tolerations", [{"operator": "Exists"}] * 33, "must have at most 32 entries", "Too many"),
+    _toleration({}, ".key", "key is required with operator Equal"),
+    _toleration({"key": ""}, ".key", "key is required with operator Equal"),
+    _toleration({"key": "k" * 318, "operator": "Exists"}, ".key", "must have at most 317 characters", "Too long"),
+    _toleration({"key": "a", "operator": "Is"}, ".operator", "must be 'Exists' or 'Equal'", "Unsupported value"),
+    _toleration({"operator": "Exists", "value": "x"}, ".value", "value must be absent with operator Exists"),
+    _toleration({"key": "a", "value": "v" * 64}, ".value", "must have at most 63 characters", "Too long"),
+    _toleration(
+        {"key": "a", "effect": "Never"}, ".effect", "must be 'NoSchedule', 'PreferNoSchedule'", "Unsupported value"
+    ),
+    _toleration({"key": "a", "tolerationSeconds": 1}, ".tolerationSeconds", "tolerationSeconds needs effect NoExecute"),
+]
+
+PULL_SECRETS = [
+    one(f"{POD}.imagePullSecrets", [{"name": f"a{i}"} for i in range(17)], "must have at most 16 entries", "Too many"),
+    one(f"{POD}.imagePullSecrets", [{"name": "A"}], NAME, at=f"{POD}.imagePullSecrets[0].name"),
+    Case(
+        {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "a"}]},
+        f"{POD}.imagePullSecrets[1]",
+        "a is there twice",
+        "Duplicate value",
+        (f"{POD}.imagePullSecrets", "duplicate entries"),
+    ),
+    Case(
+        {f"{POD}.imagePullSecrets": [{}]},
+        f"{POD}.imagePullSecrets[0].name",
+        "is required",
+        "Required value",
+        (f"{POD}.imagePullSecrets", "omits all key fields"),
+    ),
+]
+
+RESOURCES = [
+    case
+    for kind in ("requests", "limits")
+    for case in (
+        *[
+            one(
+                f"{POD}.resources.{kind}",
+                {"cpu": value},
+                "must be a quantity that is not negative",
+                at=f"{POD}.resources.{kind}.cpu",
+            )
+            for value in (-1, "-1", "many", "1 Gi", "", "1GB", "0x1")
+        ],
+        one(
+            f"{POD}.resources.{kind}",
+            {"cpu": "1" * 33},
+            "must have at most 32 characters",
+            "Too long",
+            at=f"{POD}.resources.{kind}.cpu",
+        ),
+        one(f"{POD}.resources.{kind}", {"gpu": 1}, "every key must be cpu, memory, ephemeral-storage, hugepages-SIZE"),
+        one(f"{POD}.resources.{kind}", {f"a.b/c{i}": 1 for i in range(17)}, "must have at most 16 entries", "Too many"),
+        one(f"{POD}.resources.{kind}", {"nvidia.com/gpu": 1}, "GPUs are asked for with the tier's gpus"),
+        Case(
+            {f"{POD}.resources.{kind}": {"amd.com/gpu": 1}, f"{DECODE}.gpuResource": "amd.com/gpu"},
+            f"{POD}.resources.{kind}",
+            "GPUs are asked for with the tier's gpus",
+        ),
+    )
+] + [
+    one(
+        f"{POD}.resources",
+        {"requests": {name: request}, "limits": {name: limit}},
+        "a request must not exceed the limit of the same resource",
+        at=f"{POD}.resources.requests",
+    )
+    for name, request, limit in (("cpu", 2, 1), ("cpu", "1001m", 1), ("memory", "1Gi", "1G"), ("memory", "2Ki", 2047))
+]
+
+
+def _volumes(volumes: list[dict[str, Any]], field: str, says: str, server: str = "", **more: Any) -> Case:
+    return one(f"{POD}.volumes", volumes, says, server, at=f"{POD}.volumes{field}", **more)
+
+
+def _mount(mount: dict[str, Any], field: str, says: str, server: str = "", **more: Any) -> Case:
+    whole = {"name": "data", "mountPath": "/data", **mount}
+    return Case(
+        {f"{POD}.volumes": [{"name": "data", "emptyDir": {}}], f"{POD}.volumeMounts": [whole]},
+        f"{POD}.volumeMounts[0]{field}",
+        says,
+        server,
+        **more,
+    )
+
+
+VOLUMES = [
+    _volumes([{"name": f"v{i}"} for i in range(33)], "", "must have at most 32 entries", "Too many"),
+    _volumes(
+        [{"name": "a"}, {"name": "a"}],
+        "[1]",
+        "a is there twice",
+        "Duplicate value",
+        typed=(f"{POD}.volumes", "duplicate entries"),
+    ),
+    _volumes(
+        [{"emptyDir": {}}],
+        "[0].name",
+        "is required",
+        "Required value",
+        typed=(f"{POD}.volumes", "omits all key fields"),
+    ),
+    _volumes([{"name": ""}], "[0].name", "must not be empty", "should be at least 1 chars long"),
+    _volumes([{"name": "a" * 64}], "[0].name", "must have at most 63 characters", "Too long"),
+    _volumes([{"name": "A.b"}], "[0].name", "must be a volume name"),
+    *[
+        _volumes([{"name": name}], "[0].name", "is a volume of Plimsoll's own")
+        for name in ("scratch", "home", "shm", "model", "model-cache")
+    ],
+    one(
+        f"{POD}.volumeMounts",
+        [{"name": "data", "mountPath": "/data"}],
+        "every volumeMount must name one of pod.volumes",
+    ),
+    _mount({"mountPath": "data"}, ".mountPath", "must be an absolute path without ':'"),
+    _mount({"mountPath": "/a:b"}, ".mountPath", "must be an absolute path without ':'"),
+    _mount({"mountPath": "/" + "a" * 512}, ".mountPath", "must have at most 512 characters", "Too long"),
+    *[
+        _mount({"mountPath": path}, ".mountPath", "is a mount of Plimsoll's own")
+        for path in ("/tmp", "/home/plimsoll", "/home/plimsoll/hf", "/models", "/models/claim", "/dev/shm")
+    ],
+    _mount({"name": ""}, ".name", "must not be empty", "should be at least 1 chars long"),
+    _mount({"subPath": "/x"}, ".subPath", "must be a relative path"),
+    _mount({"subPath": ""}, ".subPath", "must be a relative path"),
+    _mount({"subPath": "a/../b"}, ".subPath", "must not contain '..'"),
+    _mount({"subPath": "a" * 513}, ".subPath", "must have at most 512 characters", "Too long"),
+    _mount({"mountPropagation": "All"}, ".mountPropagation", "must be 'None', 'HostToContainer'", "Unsupported value"),
+    Case(
+        {
+            f"{POD}.volumes": [{"name": "data", "emptyDir": {}}],
+            f"{POD}.volumeMounts": [{"name": "data", "mountPath": "/a"}] * 2,
+        },
+        f"{POD}.volumeMounts[1]",
+        "/a is there twice",
+        "Duplicate value",
+        (f"{POD}.volumeMounts", "duplicate entries"),
+    ),
+    Case(
+        {
+            f"{POD}.volumes": [{"name": "data", "emptyDir": {}}],
+            f"{POD}.volumeMounts": [{"name": "data", "mountPath": f"/a{i}"} for i in range(33)],
+        },
+        f"{POD}.volumeMounts",
+        "must have at most 32 entries",
+        "Too many",
+    ),
+]
+
+POD_CASES = [*METADATA, *NAMES, *TOLERATIONS, *PULL_SECRETS, *RESOURCES, *VOLUMES]

@@ -1,0 +1,148 @@
+"""`parse` takes what is right, refuses what is not, and names every field at fault."""
+
+from __future__ import annotations
+
+import pytest
+from tests.api.accepted import GOOD
+from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_pod import POD_CASES
+from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
+from tests.api.mutations import mutations
+
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.core.errors import InvalidSpec
+
+
+def problems(manifest: Manifest) -> tuple[str, ...]:
+    with pytest.raises(InvalidSpec) as caught:
+        parse(manifest)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("case", [*SPEC_CASES, *POD_CASES], ids=lambda case: case.name)
+def test_a_broken_rule_names_the_field_and_says_what_to_write(case: Case) -> None:
+    (problem,) = problems(case.manifest())
+    assert problem.startswith(f"{case.path}: ")
+    assert case.says in problem
+
+
+@pytest.mark.parametrize("name", examples())
+def test_a_wrong_kind_of_value_is_named(name: str) -> None:
+    for broken in mutations(name, examples()[name]):
+        assert any(problem.startswith(f"{broken.path}: ") for problem in problems(broken.manifest)), broken.path
+
+
+@pytest.mark.parametrize("edits", GOOD, ids=str)
+def test_the_edge_of_what_is_allowed_is_accepted(edits: Manifest) -> None:
+    assert parse(service(**edits)).metadata.uid == ""
+
+
+@pytest.mark.parametrize("name", examples())
+def test_examples_are_accepted(name: str) -> None:
+    assert isinstance(parse(examples()[name]), InferenceService)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    manifest = service(
+        **{
+            "metadata.name": "Chat",
+            "spec.model.uri": "s3://bucket/model",
+            "spec.engine.args": ["--port=1", "--seed", "--host"],
+            "spec.tiers.prefill.gpus": "one",
+            "spec.tiers.decode.color": "blue",
+        }
+    )
+    fields = [problem.split(": ")[0] for problem in problems(manifest)]
+    assert sorted(fields) == [
+        "metadata.name",
+        "spec.engine.args[0]",
+        "spec.engine.args[2]",
+        "spec.model.uri",
+        "spec.tiers.decode.color",
+        "spec.tiers.prefill.gpus",
+    ]
+
+
+def test_the_value_at_fault_is_shown() -> None:
+    (problem,) = problems(service(**{"spec.slo.ttft": "fast"}))
+    assert problem == ('spec.slo.ttft: "fast" must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s')
+
+
+def test_snake_case_is_not_a_second_spelling() -> None:
+    (problem,) = problems(service(**{"spec.tiers.decode.min_replicas": 2}))
+    assert problem == "spec.tiers.decode.min_replicas: is not a known field"
+
+
+def test_another_kind_or_version_is_refused() -> None:
+    assert "kind" in problems(service(kind="Service"))[0]
+    assert "apiVersion" in problems(service(apiVersion="plimsoll.dev/v2"))[0]
+
+
+def test_a_spec_is_required() -> None:
+    assert problems(service(spec=ABSENT)) == ("spec: is required",)
+
+
+def test_a_status_of_another_version_does_not_matter() -> None:
+    status = {"conditions": [{"type": "Ready", "phase": "new"}], "modelNames": 3}
+    assert parse({**service(), "status": status}).status.conditions == ()
+
+
+def test_a_status_is_read_and_its_unknown_fields_are_passed_over() -> None:
+    status = {"modelNames": ["chat"], "tiers": {"decode": {"ready": 1, "new": True}}, "later": {}}
+    read = parse({**service(), "status": status}).status
+    assert read.model_names == ("chat",)
+    assert read.tiers is not None
+    assert read.tiers.decode is not None
+    assert read.tiers.decode.ready == 1
+
+
+def test_metadata_of_the_api_server_is_passed_over() -> None:
+    metadata = {"name": "chat", "namespace": "a", "uid": "u", "managedFields": [{}], "resourceVersion": "7"}
+    read = parse({**service(), "metadata": metadata})
+    assert (read.key, read.metadata.uid) == ("a/chat", "u")
+
+
+def test_what_is_absent_has_the_documented_default() -> None:
+    read = parse(service())
+    tiers = dict(read.spec.tiers.items())
+    assert list(tiers) == ["prefill", "decode"]
+    decode = tiers["decode"]
+    assert decode.bounds == (1, 1)
+    assert (decode.gpus, decode.gpu_resource) == (1, None)
+    assert (decode.rollout.max_surge, decode.rollout.max_unavailable) == (1, 0)
+    assert read.model_name == "chat"
+    assert read.spec.slo is None
+    assert read.spec.model.cache_size == "64Gi"
+
+
+def test_without_a_maximum_a_tier_stays_at_its_minimum() -> None:
+    tiers = parse(aggregated(**{"spec.tiers.serve.minReplicas": 3})).spec.tiers
+    assert [tier.bounds for _, tier in tiers.items()] == [(3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("uri", "scheme", "location", "claim"),
+    [
+        ("hf://Qwen/Qwen3-8B", "hf", "Qwen/Qwen3-8B", None),
+        ("pvc://models/a/b/", "pvc", "models/a/b", ("models", "a/b")),
+        ("file:///opt/tiny/", "file", "/opt/tiny", None),
+    ],
+)
+def test_a_uri_is_taken_apart(uri: str, scheme: str, location: str, claim: tuple[str, str] | None) -> None:
+    model = parse(service(**{"spec.model.uri": uri})).spec.model
+    assert (model.scheme, model.location, model.claim) == (scheme, location, claim)
+
+
+def test_a_promise_is_read_in_seconds() -> None:
+    slo = parse(service(**{"spec.slo.ttft": "1m0.5s"})).spec.slo
+    assert slo is not None
+    assert (slo.percentile, slo.ttft_seconds, slo.tpot_seconds) == (95, 60.5, None)
+
+
+def test_the_manifest_of_a_part_is_what_was_written() -> None:
+    written = {"name": "a", "configMap": {"name": "b", "items": [{"key": "c", "path": "d"}]}}
+    pod = "spec.tiers.decode.pod"
+    read = parse(service(**{f"{pod}.volumes": [written], f"{pod}.tolerations": [{"key": "x"}]}))
+    decode = dict(read.spec.tiers.items())["decode"]
+    assert decode.pod.volumes[0].manifest() == written
+    assert decode.pod.tolerations[0].manifest() == {"key": "x", "operator": "Equal"}

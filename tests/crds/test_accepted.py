@@ -1,0 +1,130 @@
+"""The API server takes what is right, fills in the constant defaults, and shows the columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from tests.api.accepted import GOOD
+from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
+from tests.crds.conftest import WAYS, Kubectl
+
+from plimsoll.api.v1alpha1 import ConditionStatus, Status, TiersStatus, TierStatus, parse
+
+pytestmark = pytest.mark.api
+
+Shape = Callable[..., Manifest]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_edge_of_what_is_allowed_is_accepted(kubectl: Kubectl, way: str) -> None:
+    verdicts = kubectl.judge([service(**edits) for edits in GOOD], *WAYS[way])
+    assert {str(edits): said for edits, said in zip(GOOD, verdicts, strict=True) if said} == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_examples_are_accepted_and_understood(kubectl: Kubectl, way: str) -> None:
+    kubectl.must("create", "namespace", way)
+    kubectl.must("apply", "-n", way, *WAYS[way], "-f", str(EXAMPLES))
+    stored = kubectl.get("plim", "-n", way)["items"]
+    read = {parse(item).metadata.name for item in stored}
+    assert read == {manifest["metadata"]["name"] for manifest in examples().values()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_applying_again_changes_nothing(kubectl: Kubectl, way: str) -> None:
+    manifest = edited(examples()["scheduling"], {"metadata.name": f"again-{way}"})
+    first = kubectl.apply(manifest, *WAYS[way])
+    second = kubectl.apply(manifest, *WAYS[way])
+    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+def test_only_constant_defaults_are_written_into_the_object(kubectl: Kubectl) -> None:
+    stored = kubectl.apply(
+        service(**{"metadata.name": "defaults", "spec.slo": {"tpot": "50ms"}, "spec.tiers.decode.rollout": {}})
+    )
+    assert stored["spec"] == {
+        "model": {"uri": "hf://Qwen/Qwen3-8B"},
+        "slo": {"percentile": 95, "tpot": "50ms"},
+        "tiers": {
+            "prefill": {"minReplicas": 1, "gpus": 1},
+            "decode": {"minReplicas": 1, "gpus": 1, "rollout": {"maxSurge": 1, "maxUnavailable": 0}},
+        },
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("before", "after"), [(service, aggregated), (aggregated, service)])
+def test_the_shape_of_tiers_cannot_change(kubectl: Kubectl, before: Shape, after: Shape, way: str) -> None:
+    name = {"metadata.name": f"{before.__name__}-{way}"}
+    kubectl.apply(before(**name), *WAYS[way])
+    answer = kubectl.run("apply", *WAYS[way], "-f", "-", stdin=json.dumps(after(**name)))
+    assert "spec.tiers: Forbidden: the shape of tiers cannot change: delete the service" in answer.stderr
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_everything_but_the_shape_can_change(kubectl: Kubectl, way: str) -> None:
+    name = {"metadata.name": f"change-{way}"}
+    kubectl.apply(service(**name), *WAYS[way])
+    edits = {"spec.model.uri": "pvc://claim/chat", "spec.engine.args": ["--seed", "1"], "spec.tiers.decode.gpus": 4}
+    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 2
+
+
+def test_two_managers_share_the_environment(kubectl: Kubectl) -> None:
+    def manifest(variable: str) -> Manifest:
+        return service(**{"metadata.name": "shared", "spec.engine.env": [{"name": variable, "value": "x"}]})
+
+    kubectl.apply(manifest("A"), "--server-side", "--field-manager=one")
+    stored = kubectl.apply(manifest("B"), "--server-side", "--field-manager=two")
+    assert [entry["name"] for entry in stored["spec"]["engine"]["env"]] == ["A", "B"]
+
+
+def test_the_columns_tell_the_state(kubectl: Kubectl) -> None:
+    kubectl.apply(service(**{"metadata.name": "columns", "spec.model.name": "acme/chat"}))
+    tier = TierStatus(replicas=2, ready=1, desired=2, summary="1/2", revision="abc", selector="a=b")
+    ready = ConditionStatus(
+        type="Ready", status="True", reason="Serving", message="m", last_transition_time=_now(), observed_generation=1
+    )
+    status = Status(
+        observed_generation=1,
+        url="http://gateway/v1",
+        model_names=("acme/chat", "default/columns"),
+        conditions=(ready,),
+        tiers=TiersStatus(prefill=tier, decode=tier),
+    )
+    patch = json.dumps({"status": status.manifest()})
+    kubectl.must("patch", "plim", "columns", "--subresource=status", "--type=merge", "-p", patch)
+    head, row = kubectl.must("get", "plim", "columns").splitlines()
+    assert head.split() == ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "REASON", "AGE"]
+    assert row.split()[:6] == ["columns", "acme/chat", "True", "1/2", "1/2", "Serving"]
+    assert parse(kubectl.get("plim", "columns")).status == status
+
+
+def test_a_status_is_not_taken_from_a_manifest(kubectl: Kubectl) -> None:
+    stored = kubectl.apply(service(**{"metadata.name": "no-status", "status": {"url": "http://x"}}))
+    assert "status" not in stored
+
+
+def test_names_to_ask_by(kubectl: Kubectl) -> None:
+    kubectl.apply(service(**{"metadata.name": "named"}))
+    for name in ("inferenceservices", "inferenceservice", "plim", "plimsoll"):
+        assert "named" in kubectl.must("get", name)
+
+
+def test_explain_has_words_for_a_field(kubectl: Kubectl) -> None:
+    told = kubectl.must("explain", "plim.spec.tiers.decode.gpus")
+    assert "GPUs of each engine" in told
+
+
+def test_the_definition_is_structural_and_its_names_are_taken(kubectl: Kubectl) -> None:
+    found = kubectl.get("crd", "inferenceservices.plimsoll.dev")
+    conditions = {entry["type"]: entry["status"] for entry in found["status"]["conditions"]}
+    assert conditions["NamesAccepted"] == "True"
+    assert conditions["Established"] == "True"
+    assert conditions.get("NonStructuralSchema", "False") == "False"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,78 @@
+"""The generated definition: up to date, small, structural, and bounded everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.crds.conftest import CRD
+
+from plimsoll.api import crd
+
+LARGEST_BYTES = 200_000
+FOREIGN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "title", "const", "nullable", "prefixItems", "exclusiveMinimum"}
+
+
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema below one, by its path."""
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from nodes(node[key], f"{path}[{key}]")
+
+
+NODES = dict(nodes(crd.schema()))
+SPEC = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
+
+
+def test_the_file_is_what_the_models_say() -> None:
+    assert CRD.read_text(encoding="utf-8") == crd.render()
+
+
+def test_the_file_is_small_enough_for_an_annotation_and_safe_in_a_template() -> None:
+    text = crd.render()
+    assert len(text.encode()) < LARGEST_BYTES
+    assert "{{" not in text
+    assert yaml.safe_load(text) == crd.definition()
+
+
+def test_nothing_is_left_that_a_structural_schema_has_no_place_for() -> None:
+    assert {path: FOREIGN & node.keys() for path, node in NODES.items() if FOREIGN & node.keys()} == {}
+
+
+def test_every_field_has_a_description() -> None:
+    assert [path for path, node in SPEC.items() if not path.endswith("]") and not node.get("description")] == []
+
+
+def test_every_size_is_bounded() -> None:
+    for path, node in SPEC.items():
+        match node.get("type"):
+            case "string":
+                assert node.keys() & {"maxLength", "enum", "format"}, path
+            case "array":
+                assert {"maxItems", "x-kubernetes-list-type"} <= node.keys(), path
+            case "object" if "additionalProperties" in node:
+                assert "maxProperties" in node, path
+
+
+def test_defaults_are_plain_values() -> None:
+    defaults = {path: node["default"] for path, node in SPEC.items() if "default" in node}
+    assert defaults
+    assert not [path for path, default in defaults.items() if isinstance(default, dict | list)]
+
+
+def test_check_tells_a_difference_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert crd.main(["--check"]) == 1
+    assert "make generate" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert crd.main([]) == 0
+    assert crd.main(["--check"]) == 0
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [CRD.name]
