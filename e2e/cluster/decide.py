@@ -152,6 +152,10 @@ def announce(plan: Plan) -> list[str]:
         lines.append("start a Docker daemon")
     if plan.lenient_runc:
         lines.append("run containers through a runc wrapper: this machine withholds CAP_SYS_RESOURCE from root")
+    if plan.daemon:
+        lines.append(
+            "then pull the kind node image, or make it here where none can be pulled (a quarter of an hour, once)"
+        )
     if plan.binaries:
         lines.append(f"build from Go modules: {' '.join(plan.binaries)}")
     if plan.node_image and plan.source is Source.PULL:

@@ -114,6 +114,7 @@ def test_what_will_happen_is_told() -> None:
         "install Debian packages: docker.io jq",
         "start a Docker daemon",
         "run containers through a runc wrapper: this machine withholds CAP_SYS_RESOURCE from root",
+        "then pull the kind node image, or make it here where none can be pulled (a quarter of an hour, once)",
     ]
     assert announce(decide(LAPTOP)) == ["build from Go modules: kind kubectl helm", "pull the kind node image"]
     assert announce(decide(replace(LAPTOP, have=frozenset(TOOLS), node_image=Source.PULL))) == []
