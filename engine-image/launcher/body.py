@@ -1,0 +1,106 @@
+"""Request bodies: read whole but bounded, freed of transfer parameters, and extended without being rewritten.
+
+Problem: a client could name any host and any tenant's blocks in `kv_transfer_params`, and a body can be as long as the
+sender likes. Parsing and writing each body again would cost time and change what the client said.
+Idea: bytes are searched first; only a body that may hold the key is parsed. Fields are added as text before the last
+brace: of two equal keys JSON readers, vLLM's included, take the last.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from launcher.asgi import Message, Receive
+
+KEY = "kv_transfer_params"
+
+
+class TooLarge(Exception):
+    """The body is longer than the limit."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+async def read(receive: Receive, limit: int) -> bytes:
+    """The whole body; raises TooLarge beyond `limit` bytes and ClientGone."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once and then what the connection says (its end)."""
+    pending = True
+
+    async def replayed() -> Message:
+        nonlocal pending
+        if pending:
+            pending = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def parse(body: bytes) -> Any:
+    """The JSON document as the engine will read it; None where it is not one (the engine will say so itself)."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def strip(body: bytes, deep: bool) -> bytes:
+    """The body without transfer parameters; the same object where it has none.
+
+    `deep`: at any depth, for routes whose bodies nest (batches, rendered requests). For completions and chat only the
+    top counts; deeper the word may be a user's own, in a tool's schema.
+    """
+    if not _suspicious(body):
+        return body
+    document = parse(body)
+    if deep:
+        changed = _strip_deep(document)
+    else:
+        changed = isinstance(document, dict) and document.pop(KEY, document) is not document
+    return json.dumps(document).encode() if changed else body
+
+
+def _suspicious(body: bytes) -> bool:
+    """Whether the key may be in there: in plain letters, with an escaped one, or in UTF-16 or UTF-32 (zero bytes)."""
+    return KEY.encode() in body or b"\\u" in body or b"\0" in body
+
+
+def _strip_deep(document: Any) -> bool:
+    changed = False
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            changed = value.pop(KEY, value) is not value or changed
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return changed
+
+
+def extend(body: bytes, fields: dict[str, Any]) -> bytes:
+    """A JSON object's text with fields added or overridden; `body` must have parsed to an object."""
+    if b"\0" in body:  # UTF-16 or UTF-32
+        body = json.dumps(json.loads(body)).encode()
+    head = body.rstrip()[:-1].rstrip()
+    comma = b"" if head.endswith(b"{") else b","
+    return head + comma + json.dumps(fields).encode()[1:]

@@ -1,0 +1,42 @@
+"""A small HTTP client for the engine on loopback: one request, one connection, standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Response:
+    """Status and body of an answer."""
+
+    status: int
+    body: bytes
+
+
+async def request(port: int, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
+    """GET, or POST of a JSON `body`, on loopback; raises OSError, TimeoutError, or ValueError for no HTTP answer."""
+    async with asyncio.timeout(timeout):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        try:
+            method = "GET" if body is None else "POST"
+            payload = body or b""
+            head = (
+                f"{method} {path} HTTP/1.1\r\nhost: {HOST}:{port}\r\nconnection: close\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+            )
+            writer.write(head.encode() + payload)
+            await writer.drain()
+            answer = await reader.read()
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+    header, _, rest = answer.partition(b"\r\n\r\n")
+    words = header.split(b" ", 2)
+    if len(words) < 2 or not words[1].isdigit():
+        raise ValueError("the engine's answer is not HTTP")
+    return Response(int(words[1]), rest)

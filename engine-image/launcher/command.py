@@ -1,0 +1,98 @@
+"""From the environment to the command line of `vllm serve`; pure.
+
+Order decides: the model, defaults of role and chart, the user's arguments, then the contract's flags. vLLM takes the
+last of two equal flags, so the user wins over defaults and the contract wins over the user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from launcher.contract import ROOT, Contract
+from launcher.settings import Settings, SettingsError
+
+MIDDLEWARE = "launcher.middleware.Plimsoll"
+QUEUE_GUARD = "--max-num-queued-reqs"
+MAX_SEQUENCES = "--max-num-seqs"
+
+
+def flag(argument: str) -> str:
+    """The flag that an argument sets, as vLLM reads it: `--a_b=4` and `--a-b.c` are both `--a-b`; empty for a value."""
+    if not argument.startswith("--"):
+        return ""
+    return argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+
+
+def value_of(arguments: tuple[str, ...], name: str) -> str | None:
+    """The last value given for a flag, or None where it is not given (or given without a value)."""
+    found = None
+    for position, argument in enumerate(arguments):
+        if flag(argument) == name:
+            following = arguments[position + 1] if position + 1 < len(arguments) else None
+            found = argument.split("=", 1)[1] if "=" in argument else following
+    return found
+
+
+def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
+    """The limit on requests in an engine (running and waiting) that holds when nothing in front of it does.
+
+    Some sequences' worth of queue for each that can run; the contract's number where --max-num-seqs is vLLM's choice.
+    """
+    if any(flag(argument) == QUEUE_GUARD for argument in arguments):
+        return []
+    sequences = value_of(arguments, MAX_SEQUENCES)
+    limit = contract.limits["queued_requests"]
+    if sequences is not None and sequences.isdigit():
+        limit = max(64, int(sequences) * contract.limits["queued_per_sequence"])
+    return [QUEUE_GUARD, str(limit)]
+
+
+def kv_transfer(role: str, cpu: bool) -> dict[str, str] | None:
+    """vLLM's KV transfer configuration of a role; None for an engine that serves alone.
+
+    `recompute`: with vLLM's default a stream whose prefill engine died ends well, without a token.
+    """
+    if role == "serve":
+        return None
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_producer" if role == "prefill" else "kv_consumer"}
+    if role == "decode":
+        config["kv_load_failure_policy"] = "recompute"
+    if cpu:
+        config["kv_buffer_device"] = "cpu"
+    return config
+
+
+def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list[str]:
+    """The command line of the engine; `cpu` where vLLM's platform is the CPU.
+
+    Raises SettingsError for a flag that the contract keeps for itself.
+    """
+    arguments = (*settings.default_args, *settings.args)
+    for argument in arguments:
+        if flag(argument) in contract.reserved_args:
+            raise SettingsError(f"{contract.env['args']}: {flag(argument)} is set by Plimsoll")
+    command = ["vllm", "serve", settings.model, *arguments, *queue_guard(arguments, contract)]
+    command += ["--host", "::" if ":" in settings.pod_ip else "0.0.0.0", "--port", str(contract.ports["api"])]
+    command += ["--served-model-name", *settings.served_names]
+    if settings.revision:
+        command += ["--revision", settings.revision]
+    transfer = kv_transfer(settings.role, cpu)
+    if transfer:
+        command += ["--kv-transfer-config", json.dumps(transfer)]
+    return [*command, "--middleware", MIDDLEWARE, "--shutdown-timeout", str(settings.shutdown_timeout)]
+
+
+def engine_environment(base: Mapping[str, str], settings: Settings, contract: Contract) -> dict[str, str]:
+    """The engine's environment: the launcher's own, where NIXL is reached, and the path to the middleware."""
+    environment = dict(base)
+    environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), base.get("PYTHONPATH", "")]))
+    environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(contract.ports["nixl"])
+    if settings.pod_ip:
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.pod_ip
+    return environment
+
+
+def cpu_platform(version: str) -> bool:
+    """Whether vLLM will choose its CPU platform: it looks for this word in its own version (`0.32.0+cpu`)."""
+    return "cpu" in version

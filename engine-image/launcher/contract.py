@@ -1,0 +1,91 @@
+"""The contract between the operator, the gateway and the engine image, as Python values.
+
+Problem: ports, paths, environment names, headers and limits are known to three programs in two images.
+Idea: one JSON file, `contract.json`, is copied into each image and read here; nothing of it is repeated in code.
+It lies beside this package. PLIMSOLL_CONTRACT names another file: two engines on one machine then use other ports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OVERRIDE = "PLIMSOLL_CONTRACT"
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How an engine leaves; all in seconds. `max_unready_seconds` bounds the wait for a quiet moment."""
+
+    min_unready_seconds: float
+    quiet_seconds: float
+    max_unready_seconds: float
+    shutdown_timeout_seconds: int
+    grace_margin_seconds: float
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What is asked of an engine before it is ready: prompt lengths in tokens, then sizes of concurrent batches."""
+
+    prompt_tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    completion_tokens: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The contract; see contract.json for the meaning of the names."""
+
+    ports: Mapping[str, int]
+    paths: Mapping[str, str]
+    env: Mapping[str, str]
+    headers: Mapping[str, str]
+    metrics: Mapping[str, str]
+    limits: Mapping[str, int]
+    drain: Drain
+    warmup: Warmup
+    leg_deadline_seconds: float
+    start_phases: tuple[str, ...]
+    leg_outcomes: tuple[str, ...]
+    stream_error_reasons: tuple[str, ...]
+    roles: tuple[str, ...]
+    reserved_args: tuple[str, ...]
+
+
+def parse(document: Mapping[str, Any]) -> Contract:
+    """Builds the contract from the JSON document; KeyError or TypeError where a part is missing or unknown."""
+    warmup = document["warmup"]
+    return Contract(
+        ports=document["ports"],
+        paths=document["paths"],
+        env=document["env"],
+        headers=document["headers"],
+        metrics=document["metrics"],
+        limits=document["limits"],
+        start_phases=tuple(document["start_phases"]),
+        leg_outcomes=tuple(document["leg_outcomes"]),
+        stream_error_reasons=tuple(document["stream_error_reasons"]),
+        roles=tuple(document["roles"]),
+        reserved_args=tuple(document["reserved_args"]),
+        drain=Drain(**document["drain"]),
+        warmup=Warmup(
+            tuple(warmup["prompt_tokens"]),
+            tuple(warmup["batches"]),
+            warmup["completion_tokens"],
+            warmup["timeout_seconds"],
+        ),
+        leg_deadline_seconds=document["leg_deadline_seconds"],
+    )
+
+
+def load(environment: Mapping[str, str] = os.environ) -> Contract:
+    """Reads the contract file of this image, or the one that PLIMSOLL_CONTRACT names."""
+    path = Path(environment.get(OVERRIDE) or ROOT / "contract.json")
+    return parse(json.loads(path.read_text(encoding="utf-8")))

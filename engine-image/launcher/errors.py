@@ -1,0 +1,69 @@
+"""Errors in OpenAI's shape, whatever shape the engine gave them.
+
+Problem: SDKs read `error.message`, `error.type`, `error.param` and `error.code` (a string or null). vLLM sends numbers
+as codes and two spellings of types, and its web framework sends `{"detail": ...}` or plain text.
+Idea: read what came, keep its words (clients match on them, for instance on "maximum context length"), and say the
+rest the way OpenAI does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_WORDS = 4000
+# Codes that OpenAI's clients know, by words that vLLM uses.
+KNOWN_CODES = (("does not exist", "model_not_found"), ("maximum context length", "context_length_exceeded"))
+# vLLM's words for a full queue (max_num_queued_reqs) and for too many tokens waiting (max_num_queued_tokens).
+QUEUE_FULL = ("currently busy and cannot accept new requests", "has reached its prefill token backlog limit")
+
+
+def error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The error object for a message and an HTTP status."""
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def dump(document: dict[str, Any]) -> bytes:
+    """Compact JSON."""
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def reshape(raw: bytes, status: int) -> dict[str, Any]:
+    """OpenAI's error object from any error body of the engine, with the engine's words."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        return error(raw[:MAX_WORDS].decode("utf-8", "replace").strip() or f"HTTP {status}", status)
+    details = document.get("error", document) if isinstance(document, dict) else {"message": document}
+    if not isinstance(details, dict):
+        details = {"message": details}
+    message = _words(details.get("message", details.get("detail")), status)
+    param, code = details.get("param"), details.get("code")
+    if not isinstance(code, str):
+        code = next((known for words, known in KNOWN_CODES if words in message), None)
+    return error(message, status, param if isinstance(param, str) else None, code)
+
+
+def _words(said: Any, status: int) -> str:
+    if isinstance(said, list):  # FastAPI's list of {"loc": ..., "msg": ...}
+        said = "; ".join(str(item.get("msg", item) if isinstance(item, dict) else item) for item in said)
+    if not isinstance(said, str):
+        said = json.dumps(said) if said is not None else f"HTTP {status}"
+    return str(said)[:MAX_WORDS]
+
+
+def queue_full(message: str) -> bool:
+    """Whether an engine refused because its queue is full: another engine may take the request."""
+    return any(words in message for words in QUEUE_FULL)
+
+
+def event(message: str, code: str) -> bytes:
+    """A server-sent event that carries an error; SDKs raise on it."""
+    return b"data: " + dump(error(message, 500, code=code)) + b"\n\n"
+
+
+def reshape_event(raw: bytes) -> bytes:
+    """A vLLM error event (`data: {"error": ...}`) in OpenAI's shape; what follows it in the chunk is kept."""
+    line, separator, rest = raw.partition(b"\n\n")
+    return b"data: " + dump(reshape(line.removeprefix(b"data: "), 500)) + separator + rest

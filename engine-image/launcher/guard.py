@@ -1,0 +1,153 @@
+"""Watches what the engine sends and never lets a bad end look like a good one.
+
+Errors are held back until they are whole, and sent in OpenAI's shape. Answers that are not streamed are held back as
+well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a stream that ends
+badly gets an error event and is then cut: we return without the last chunk, the server closes the connection, and the
+client sees a broken transfer. Nothing is done for a client that has gone away itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher import errors
+from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
+from launcher.stream import ABORT, StreamWatch, before_done
+
+ABORTED = "The engine stopped before the answer was complete."
+UNFINISHED = "The engine ended the stream before it was complete."
+FAILED = "The engine failed while it was answering."
+INTERNAL = "Internal server error"
+
+
+class AnswerGuard:
+    """One request's way back. `generation` where the path makes completions; `dead` asks whether the engine is."""
+
+    def __init__(
+        self, send: Send, retry_header: str, count: Callable[[str], None], dead: Callable[[], bool], generation: bool
+    ) -> None:
+        self._send = send
+        self._retry = retry_header.encode()
+        self._count = count
+        self._dead = dead
+        self._generation = generation
+        self._gone = False
+        self._start: Message | None = None
+        self._held: list[bytes] | None = None
+        self._watch: StreamWatch | None = None
+        self._counted_error = False
+        self._cut = False
+        self._sent = False
+
+    def watching(self, receive: Receive) -> Receive:
+        """The same `receive`, noticing a client that goes away."""
+
+        async def watched() -> Message:
+            message = await receive()
+            self._gone = self._gone or message["type"] == "http.disconnect"
+            return message
+
+        return watched
+
+    async def send(self, message: Message) -> None:
+        """Takes a message from the engine's application."""
+        if message["type"] == "http.response.start":
+            await self._started(message)
+        elif message["type"] != "http.response.body":
+            await self._send(message)
+        elif self._held is not None:
+            self._held.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._whole(b"".join(self._held))
+        elif self._watch is not None:
+            await self._streamed(message, self._watch)
+        else:
+            await self._send(message)
+
+    async def failed(self) -> None:
+        """The application raised: the client gets an error if it can still get one."""
+        if self._gone or self._cut:
+            return
+        if not self._sent:
+            await self._count_and_respond("exception", errors.error(INTERNAL, 500), 500)
+        elif self._watch is not None and not self._watch.done:
+            await self._break(FAILED, "exception")
+
+    async def _started(self, message: Message) -> None:
+        kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
+        status = message["status"]
+        if status >= 400 or (self._generation and status == 200 and kind.startswith(b"application/json")):
+            self._start, self._held = message, []
+            return
+        if self._generation and kind.startswith(b"text/event-stream"):
+            self._watch = StreamWatch()
+        self._sent = True
+        await self._send(message)
+
+    async def _whole(self, body: bytes) -> None:
+        """An answer that was held back is complete."""
+        start = self._start
+        assert start is not None
+        status, headers = start["status"], list(start.get("headers", ()))
+        if status < 400 and ABORT in body and not self._gone:
+            await self._count_and_respond("abort", errors.error(ABORTED, 503, code="aborted"), 503)
+            return
+        if status >= 400 and body:
+            document = errors.reshape(body, status)
+            if status == 503:
+                full = errors.queue_full(document["error"]["message"])
+                headers = replaced(headers, {b"retry-after": b"1", **({self._retry: b"1"} if full else {})})
+                document["error"]["code"] = "queue_full" if full else document["error"]["code"]
+            body = errors.dump(document)
+            headers = replaced(
+                headers, {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+            )
+        await self._pass(start, headers, body)
+
+    async def _pass(self, start: Message, headers: Headers, body: bytes) -> None:
+        self._sent = True
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _count_and_respond(self, reason: str, document: dict[str, object], status: int) -> None:
+        self._count(reason)
+        self._sent = True
+        await respond(self._send, status, errors.dump(document), {b"retry-after": b"1"} if status == 503 else {})
+
+    async def _streamed(self, message: Message, watch: StreamWatch) -> None:
+        if self._cut:
+            return
+        chunk = message.get("body", b"")
+        watch.feed(chunk)
+        if self._gone:
+            await self._send(message)
+        elif watch.aborted:
+            await self._send({**message, "body": before_done(chunk), "more_body": True})
+            await self._break(ABORTED, "abort")
+        elif watch.error and not self._counted_error:
+            await self._error_event(message, chunk)
+        elif not message.get("more_body", False) and not watch.done:
+            await self._send({**message, "more_body": True})
+            await self._break(UNFINISHED, "unfinished")
+        else:
+            await self._send(message)
+
+    async def _error_event(self, message: Message, chunk: bytes) -> None:
+        """vLLM's own error event: clients notice it, so it may end well, unless the whole engine is dead."""
+        self._counted_error = True
+        if chunk.startswith(b"data: "):
+            chunk = errors.reshape_event(chunk)
+        if self._dead():
+            self._count("engine_dead")
+            self._cut = True
+            await self._send({**message, "body": before_done(chunk), "more_body": True})
+            return
+        self._count("engine_error")
+        await self._send({**message, "body": chunk})
+
+    async def _break(self, words: str, reason: str) -> None:
+        """Tells the client that its stream is broken, and sees to it that nothing follows."""
+        self._count(reason)
+        self._cut = True
+        event = errors.event(words, "engine_stopped")
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})

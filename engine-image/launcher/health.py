@@ -1,0 +1,97 @@
+"""The launcher's own port: is the pod ready, is it alive, what does it measure.
+
+Problem: vLLM's /health is 200 before anything is compiled and while it drains, so Kubernetes must not ask it.
+Idea: a server of three paths that answers from the launcher's own knowledge. /metrics is the launcher's figures and
+then vLLM's text, so that one scrape of one port has all and the API port stays closed to scrapers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from launcher.contract import Contract
+from launcher.phases import Phases
+
+REQUEST_SECONDS = 5.0
+MAX_HEADER_BYTES = 16384
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass
+class Status:
+    """What the launcher knows of its engine; it is ready when warmed up, and neither dead nor leaving."""
+
+    warm: bool = False
+    dead: bool = False
+    draining: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pod may get requests."""
+        return self.warm and not self.dead and not self.draining
+
+    @property
+    def word(self) -> str:
+        """The state in one word, for whoever asks with curl."""
+        if self.draining:
+            return "draining"
+        if self.dead:
+            return "dead"
+        return "ready" if self.warm else "starting"
+
+
+def exposition(contract: Contract, status: Status, phases: Phases) -> str:
+    """The launcher's own metrics in Prometheus' text format."""
+    names = contract.metrics
+    lines = [
+        f"# HELP {names['ready']} 1 while this engine may get requests.",
+        f"# TYPE {names['ready']} gauge",
+        f"{names['ready']} {int(status.ready)}",
+        f"# HELP {names['draining']} 1 while this engine finishes its requests to leave.",
+        f"# TYPE {names['draining']} gauge",
+        f"{names['draining']} {int(status.draining)}",
+        f"# HELP {names['start_phase']} Seconds that a phase of this start took; phases add up to the whole.",
+        f"# TYPE {names['start_phase']} gauge",
+    ]
+    lines += [f'{names["start_phase"]}{{phase="{phase}"}} {took:.3f}' for phase, took in phases.seconds().items()]
+    return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class HealthServer:
+    """Answers on the launcher's port. `scrape` returns vLLM's metrics, or nothing where it does not answer."""
+
+    contract: Contract
+    status: Status
+    phases: Phases
+    scrape: Callable[[], Awaitable[bytes]]
+
+    async def start(self, port: int) -> asyncio.Server:
+        """Listens on all addresses (IPv6 too where there is any); the caller closes the server."""
+        return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES)
+
+    async def answer(self, path: str) -> tuple[int, bytes]:
+        """Status code and body for a path."""
+        paths = self.contract.paths
+        if path == paths["ready"]:
+            return (200 if self.status.ready else 503), self.status.word.encode()
+        if path == paths["live"]:
+            return 200, self.status.word.encode()
+        if path == paths["metrics"]:
+            return 200, exposition(self.contract, self.status, self.phases).encode() + await self.scrape()
+        return 404, b"not found"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            words = head.split(b" ", 2)
+            target = words[1].decode("latin-1") if len(words) == 3 else ""
+            code, body = await self.answer(target.split("?", 1)[0])
+            lines = f"HTTP/1.1 {code} -\r\ncontent-type: {TEXT}\r\ncontent-length: {len(body)}\r\nconnection: close"
+            writer.write(lines.encode() + b"\r\n\r\n" + (b"" if words[0] == b"HEAD" else body))
+            await writer.drain()
+        writer.close()

@@ -1,0 +1,169 @@
+"""The ASGI middleware inside vLLM's API server: every request to an engine passes here first, every answer last.
+
+What it decides, in this order, for each request with a body:
+1. an engine that is leaving or dead refuses, before vLLM sees the request, with the mark that lets the gateway try
+   another engine (vLLM itself would say 500);
+2. transfer parameters that the sender had no right to set are dropped: only a prefill engine takes them, and only from
+   a decode engine's leg;
+3. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
+What comes back is watched by `guard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+from launcher import body as bodies
+from launcher import contract as contracts
+from launcher import errors, pd, settings
+from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
+from launcher.guard import AnswerGuard
+from launcher.meters import Meters
+from launcher.state import State
+
+CHAT = "/v1/chat/completions"
+GENERATION = ("/v1/completions", CHAT)
+LEAVING = "This engine is shutting down. Please try again on a different instance."
+DEAD = "This engine has failed. Please try again on a different instance."
+TOO_LARGE = "The request body is longer than {} bytes."
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the middleware needs to know; `from_environment` is the real one."""
+
+    role: str
+    leg_deadline: float
+    max_body_bytes: int
+    contract: contracts.Contract
+    state: State
+    meters: Meters
+
+    @classmethod
+    def from_environment(cls) -> Config:
+        """Reads contract and settings as the launcher did, in the environment that it passed on."""
+        contract = contracts.load()
+        own = settings.read(os.environ, contract)
+        state = State(contract.paths["state"])
+        return cls(own.role, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract))
+
+
+def engine_dead(scope: Scope) -> bool:
+    """Whether vLLM knows that its engine core has died; it serves on for some seconds then."""
+    state = getattr(scope.get("app"), "state", None)
+    return bool(getattr(getattr(state, "engine_client", None), "errored", False))
+
+
+class Plimsoll:
+    """The middleware, as vLLM's `--middleware` takes it."""
+
+    def __init__(self, app: App, config: Config | None = None) -> None:
+        self._app = app
+        self._config = config or Config.from_environment()
+        headers = self._config.contract.headers
+        self._prefill_header, self._leg_header, self._retry_header = (
+            headers["prefill"],
+            headers["leg"],
+            headers["retry"],
+        )
+        self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection event of the API server."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["method"] != "POST" or header(scope, "content-type").startswith("multipart/"):
+            await self._engine(scope, receive, send)
+        else:
+            await self._posted(scope, receive, send)
+
+    async def close(self) -> None:
+        """Closes connections to prefill engines."""
+        await self._client.close()
+
+    async def _posted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await bodies.read(receive, self._config.max_body_bytes)
+        except bodies.ClientGone:
+            return
+        except bodies.TooLarge:
+            words = TOO_LARGE.format(self._config.max_body_bytes)
+            closing = {b"connection": b"close", b"x-should-retry": b"false"}
+            await respond(send, 413, errors.dump(errors.error(words, 413)), closing)
+            return
+        if self._config.state.draining or engine_dead(scope):
+            await self._refuse(scope, send)
+            return
+        self._config.state.mark_request()
+        if not self._is_leg(scope):
+            body = bodies.strip(body, deep=scope["path"] not in GENERATION)
+        address = header(scope, self._prefill_header)
+        if address and self._config.role == "decode" and scope["path"] in GENERATION:
+            await self._decode(scope, receive, send, body, address)
+        else:
+            await self._engine(scope, bodies.replay(body, receive), send, len(body))
+
+    def _is_leg(self, scope: Scope) -> bool:
+        return self._config.role == "prefill" and header(scope, self._leg_header) == "prefill"
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        """A 503 that the gateway may take to another engine; the connection is not used again."""
+        words, code = (DEAD, "engine_failed") if engine_dead(scope) else (LEAVING, "draining")
+        marks = {self._retry_header.encode(): b"1", b"retry-after": b"1", b"connection": b"close"}
+        await respond(send, 503, errors.dump(errors.error(words, 503, code=code)), marks)
+
+    async def _decode(self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str) -> None:
+        """Runs the prefill leg, then the engine with or without its result."""
+        end = asyncio.ensure_future(receive())  # the body is in: what comes next is the client's end
+        leg = await self._leg(scope, body, address, end)
+        self._config.meters.leg(leg.outcome, leg.seconds)
+        if leg.outcome == "cancelled":
+            return
+        if self._config.state.stopping:  # the leg outlasted the drain: vLLM would say 500
+            end.cancel()
+            await self._refuse(scope, send)
+            return
+        if leg.params is not None:
+            body = pd.with_params(body, leg.params)
+
+        async def ending() -> Message:
+            return await asyncio.shield(end)
+
+        try:
+            await self._engine(scope, bodies.replay(body, ending), send, len(body))
+        finally:
+            end.cancel()
+
+    async def _leg(self, scope: Scope, body: bytes, address: str, end: asyncio.Future[Message]) -> pd.Leg:
+        """The leg's outcome; `cancelled` where the client went away first."""
+        request = bodies.parse(body)
+        if not pd.suited(request):
+            return pd.Leg("unsuited")
+        path = scope["path"]
+        sent = pd.leg_body(body, request, chat=path == CHAT)
+        leg = asyncio.create_task(self._client.run(address, path, sent, pd.forwarded(scope["headers"])))
+        try:
+            await first_of(leg, end)
+            return leg.result() if leg.done() else pd.Leg("cancelled")
+        finally:
+            leg.cancel()  # closes its connection; nothing where it is done
+
+    async def _engine(self, scope: Scope, receive: Receive, send: Send, length: int | None = None) -> None:
+        """Passes a request on to vLLM and watches the answer."""
+        if length is not None:
+            headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
+            scope = {**scope, "headers": replaced(headers, {b"content-length": str(length).encode()})}
+        guard = AnswerGuard(
+            send,
+            self._retry_header,
+            self._config.meters.stream_error,
+            lambda: engine_dead(scope),
+            scope["path"] in GENERATION,
+        )
+        try:
+            await self._app(scope, guard.watching(receive), guard.send)
+        except Exception:  # the boundary to vLLM: the client gets an error, the server's own handler the exception
+            await guard.failed()
+            raise

@@ -1,0 +1,139 @@
+"""The prefill leg: another engine computes the prompt, this one pulls the result and decodes.
+
+Problem: a prefill engine may be dead, slow, full, leaving, or answer nonsense, and the client must not notice: this
+engine can always compute the prompt itself.
+Idea: a leg is one HTTP call that ends in an outcome, never in an exception, and only the outcome `remote` carries
+transfer parameters. It is the client's own body with one token to make; the answer's parameters are passed on unread.
+A connection for each leg: an idle one that the other side just closed would look like a dead engine.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from launcher import body as bodies
+
+ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
+CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
+PRODUCE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What came of a leg: an outcome of the contract's list; `params` only where it is `remote`."""
+
+    outcome: str
+    params: dict[str, Any] | None = None
+    seconds: float | None = None
+
+
+def suited(request: Any) -> bool:
+    """Whether a request can be prefilled elsewhere: one prompt, one sequence, and nothing said about the prompt.
+
+    Several sequences would each need their own transfer; log-probabilities of the prompt are made where it is computed.
+    """
+    if not isinstance(request, dict):
+        return False
+    if request.get("n") not in (None, 1) or request.get("best_of") not in (None, 1) or request.get("use_beam_search"):
+        return False
+    if request.get("prompt_logprobs") is not None or (request.get("echo") and request.get("logprobs")):
+        return False
+    if request.get("prompt_embeds") is not None:
+        return False
+    prompt = request.get("prompt")
+    return not isinstance(prompt, list) or len(prompt) == 1 or all(isinstance(token, int) for token in prompt)
+
+
+def leg_body(body: bytes, request: dict[str, Any], chat: bool) -> bytes:
+    """The client's request as the prefill engine gets it: one token, not streamed, and the KV kept for us."""
+    fields: dict[str, Any] = {"stream": False, "max_tokens": 1, "kv_transfer_params": PRODUCE}
+    if chat or "max_completion_tokens" in request:
+        fields["max_completion_tokens"] = 1
+    if "stream_options" in request:
+        fields["stream_options"] = None
+    if "min_tokens" in request:
+        fields["min_tokens"] = 0
+    return bodies.extend(body, fields)
+
+
+class PrefillClient:
+    """Runs legs with a deadline in seconds; made inside a running loop at the first leg."""
+
+    def __init__(self, deadline: float, leg_header: str) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(CONNECT_SECONDS, deadline))
+        self._leg_header = leg_header
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self, address: str, path: str, body: bytes, headers: dict[str, str]) -> Leg:
+        """One leg to `address` (host:port) on the same path; cancelling it closes its connection."""
+        started = time.monotonic()
+        if not ADDRESS.fullmatch(address):
+            return Leg("unusable")
+        try:
+            status, raw = await self._post(f"http://{address}{path}", body, headers)
+        except TimeoutError as error:
+            # aiohttp's connect time-out is a TimeoutError as well: nobody is there, rather than slow
+            outcome = "dead" if isinstance(error, aiohttp.ConnectionTimeoutError) else "slow"
+            return Leg(outcome, seconds=time.monotonic() - started)
+        except (aiohttp.ClientError, OSError, ValueError):
+            return Leg("dead", seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if status != 200:
+            return Leg("refused", seconds=seconds)
+        params = transfer_params(raw)
+        return Leg("remote" if params else "unusable", params, seconds)
+
+    async def close(self) -> None:
+        """Closes what is open."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
+        sent = {**headers, "content-type": "application/json", self._leg_header: "prefill"}
+        async with self._session.post(url, data=body, headers=sent, allow_redirects=False) as answer:
+            raw = await answer.content.read(MAX_ANSWER_BYTES) if answer.status != 200 else await _whole(answer)
+            return answer.status, raw
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    chunks, size = [], 0
+    async for chunk in answer.content.iter_any():
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            raise ValueError("the prefill engine's answer is too long")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def transfer_params(raw: bytes) -> dict[str, Any] | None:
+    """The transfer parameters in a prefill engine's answer; None where there are none to use."""
+    document = bodies.parse(raw)
+    params = document.get(bodies.KEY) if isinstance(document, dict) else None
+    return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
+
+
+def with_params(body: bytes, params: dict[str, Any]) -> bytes:
+    """The client's request with the transfer parameters of its leg."""
+    return bodies.extend(body, {bodies.KEY: params})
+
+
+def forwarded(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers of the client's request that go along on the leg."""
+    return {key.decode(): value.decode("latin-1") for key, value in headers if key.decode("latin-1") in FORWARDED}

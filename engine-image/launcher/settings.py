@@ -1,0 +1,80 @@
+"""What the operator tells one engine, read from the environment once.
+
+Every name comes from the contract. A value that cannot be understood is a SettingsError that names its variable, so
+that the pod's last words say what to repair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.contract import Contract
+
+
+class SettingsError(ValueError):
+    """A setting is missing or malformed; the message names the environment variable."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One engine's orders; `pod_ip` is empty outside a pod, `revision` where none is pinned; times in seconds."""
+
+    role: str
+    model: str
+    revision: str
+    served_names: tuple[str, ...]
+    default_args: tuple[str, ...]
+    args: tuple[str, ...]
+    pod_ip: str
+    shutdown_timeout: int
+    leg_deadline: float
+    max_body_bytes: int
+
+
+def read(environment: Mapping[str, str], contract: Contract) -> Settings:
+    """Settings from environment variables; raises SettingsError."""
+    names = contract.env
+    role = environment.get(names["role"], "serve")
+    if role not in contract.roles:
+        raise SettingsError(f"{names['role']}: {role!r} is not one of {', '.join(contract.roles)}")
+    model = environment.get(names["model"], "")
+    if not model:
+        raise SettingsError(f"{names['model']} is not set")
+    return Settings(
+        role=role,
+        model=model,
+        revision=environment.get(names["model_revision"], ""),
+        served_names=_strings(environment, names["served_names"]) or (model,),
+        default_args=_strings(environment, names["default_args"]),
+        args=_strings(environment, names["args"]),
+        pod_ip=environment.get(names["pod_ip"], ""),
+        shutdown_timeout=int(_number(environment, names["shutdown_timeout"], contract.drain.shutdown_timeout_seconds)),
+        leg_deadline=_number(environment, names["leg_deadline"], contract.leg_deadline_seconds),
+        max_body_bytes=int(_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
+    )
+
+
+def _strings(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    text = environment.get(name, "")
+    if not text:
+        return ()
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{name} is not JSON: {error}") from None
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise SettingsError(f"{name} is not a JSON list of strings")
+    return tuple(values)
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    try:
+        value = float(text) if text else float(default)
+    except ValueError:
+        raise SettingsError(f"{name}: {text!r} is not a number") from None
+    if not 0 < value < 1e12:
+        raise SettingsError(f"{name}: {text!r} is not a positive number")
+    return value
