@@ -38,7 +38,7 @@ def look() -> Facts:
         docker=docker,
         dockerd=shutil.which("dockerd") is not None,
         can_pull=_can_pull() if docker and image is None else None,
-        sys_resource=_sys_resource(Path("/proc/self/status").read_text()),
+        sys_resource=sys_resource(Path("/proc/self/status").read_text()),
         go=_go(),
         have=binaries.present(),
         on_path=frozenset(name for name in TOOLS if shutil.which(name)),
@@ -60,7 +60,8 @@ def _debian() -> bool:
     return release.exists() and "debian" in re.findall(r"^ID=\"?(\w+)", release.read_text(), re.MULTILINE)
 
 
-def _sys_resource(status: str) -> bool:
+def sys_resource(status: str) -> bool:
+    """Whether a process with this /proc/PID/status can have CAP_SYS_RESOURCE."""
     bounding = re.search(r"^CapBnd:\s*([0-9a-f]+)", status, re.MULTILINE)
     return bounding is not None and bool(int(bounding[1], 16) >> CAP_SYS_RESOURCE & 1)
 
