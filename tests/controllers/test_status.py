@@ -18,7 +18,7 @@ PARENT = builders.service()
 
 
 def tier(kind: str, *, ready: int = 1, desired: int = 1, pods: tuple[Any, ...] = (), **found: Any) -> TierSight:
-    made = builders.deployment(PARENT, kind, replicas=desired, ready=ready, **found)
+    made = builders.deployment(PARENT, kind, replicas=desired, ready=ready, status=found)
     return TierSight(kind, desired, made, pods, f"chat-{kind}-1")
 
 

@@ -31,6 +31,7 @@ PAGE = 500  # objects a list call asks for at once
 WATCH_SECONDS = 290  # the server ends the stream, so that a dead one cannot pass for a quiet one
 STALL_SECONDS = 320
 REQUEST_SECONDS = 30
+UNTYPED = "failed to create typed patch object"  # a field that the schema does not know: the server says 500 for it
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,13 @@ class Kube:
         self.fence = fence
 
     @classmethod
-    async def connect(cls) -> Kube:
-        """In a pod by its service account, elsewhere by the kubeconfig (KUBECONFIG or the default one)."""
+    async def connect(cls, kubeconfig: str | None = None) -> Kube:
+        """By the file given, else in a pod by its service account, else by the user's own kubeconfig."""
         configuration = client.Configuration()
-        if "KUBERNETES_SERVICE_HOST" in os.environ:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=configuration)
         else:
-            await config.load_kube_config(client_configuration=configuration)
+            await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
         return cls(client.ApiClient(configuration))
 
     async def close(self) -> None:
@@ -276,7 +277,7 @@ def _raise(status: int, body: bytes, retry_after: str | None) -> NoReturn:
         raise Conflict(message, status)
     if status == 403:
         raise Forbidden(message, status)
-    if status in (400, 405, 413, 415, 422):
+    if status in (400, 405, 413, 415, 422) or message.startswith(UNTYPED):
         raise Rejected(message, status)
     if status == 401 or status == 429 or status >= 500:
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None

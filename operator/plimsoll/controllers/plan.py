@@ -47,8 +47,18 @@ def plan(seen: Observed, service: InferenceService, decided: Mapping[str, TierDe
             kept = objects.revision(service, seen.raw, kind, platform)
             keep.append(kept)
         live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
-        replicas = None if replicas_owned_elsewhere(live) else decided[kind].replicas
+        replicas = _replicas(live, decided[kind])
         wish += objects.tier(service, seen.raw, kind, KeptTemplate(name, kept["data"]), replicas)
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in wish}
     spare = tuple(child for name_, child in seen.children.items() if name_ not in wanted)
     return Plan(tuple(keep), tuple(wish), spare, revisions)
+
+
+def _replicas(live: Object | None, decided: TierDecision) -> int | None:
+    """What our apply says of replicas: the first one decides, later ones repeat, none once it has another owner.
+
+    Changes go through the scale subresource alone; an apply that left the field out too early would remove it.
+    """
+    if live is None:
+        return decided.replicas
+    return None if replicas_owned_elsewhere(live) else int(live["spec"].get("replicas", 1))

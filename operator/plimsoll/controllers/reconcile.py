@@ -86,8 +86,9 @@ class Reconciler:
         for wish in due:
             if (wish["kind"], wish["metadata"]["name"]) not in seen.children:
                 await self._must_be_free(wish, seen.raw)
-        for done in asyncio.as_completed([self._apply_one(key, wish) for wish in due]):
-            await done
+        results = await asyncio.gather(*(self._apply_one(key, wish) for wish in due), return_exceptions=True)
+        for failure in filter(None, results):
+            raise failure
         for spare in todo.spare:
             spare_meta = spare["metadata"]
             resource = BY_KIND[spare["kind"]]

@@ -1,0 +1,99 @@
+"""Everything around the pod, and that each call the code makes is allowed by the policies it renders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.cli.render import render
+from plimsoll.resources import objects
+from plimsoll.resources.platform import MetricsSettings
+from tests import builders
+
+Object = dict[str, Any]
+
+PARENT = builders.service()
+PARENT["metadata"] |= {
+    "labels": {"argocd.argoproj.io/instance": "gitops"},
+    "annotations": {"argocd.argoproj.io/tracking-id": "x"},
+}
+
+
+def everything() -> list[Object]:
+    return render(PARENT, builders.PLATFORM)
+
+
+def policy(**settings: Any) -> Object:
+    platform = builders.PLATFORM.model_copy(update=settings)
+    (found,) = [o for o in render(PARENT, platform) if o["kind"] == "NetworkPolicy"]
+    return found
+
+
+def allowed(found: Object, peer: Object, port: int) -> bool:
+    for rule in found["spec"]["ingress"]:
+        if "ports" in rule and port not in [p["port"] for p in rule["ports"]]:
+            continue
+        if peer in rule["from"]:
+            return True
+    return False
+
+
+def test_all_are_owned_by_the_service_and_copy_nothing_of_its_gitops_marks() -> None:
+    for obj in everything():
+        (owner,) = obj["metadata"]["ownerReferences"]
+        assert owner["uid"] == PARENT["metadata"]["uid"]
+        assert obj["metadata"]["labels"][labels.SERVICE] == "chat"
+        assert "argocd" not in str(obj)
+
+
+def test_names_are_unique_and_short_enough_for_services() -> None:
+    longest = builders.service("a" * 40)
+    made = render(longest, builders.PLATFORM)
+    names = [(o["kind"], o["metadata"]["name"]) for o in made]
+    assert len(names) == len(set(names))
+    assert all(len(name) <= 63 for _, name in names)
+
+
+def test_the_gateway_reaches_the_api_port_and_no_other() -> None:
+    ports = contract().ports
+    gateway = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "plimsoll-system"}},
+        "podSelector": {"matchLabels": {labels.COMPONENT: "gateway"}},
+    }
+    assert allowed(policy(), gateway, ports["api"])
+    assert not allowed(policy(), gateway, ports["launcher"])
+
+
+def test_engines_of_one_service_reach_each_other_on_every_port() -> None:
+    own = {"podSelector": {"matchLabels": {labels.SERVICE: "chat"}}}
+    assert all(allowed(policy(), own, port) for port in (*contract().ports.values(), 45678))
+
+
+def test_scrapers_reach_the_launcher_port_alone() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    found = policy(metrics=MetricsSettings.model_validate({"from": [peer]}))
+    assert allowed(found, peer, contract().ports["launcher"])
+    assert not allowed(found, peer, contract().ports["api"])
+
+
+def test_replicas_are_left_out_where_somebody_else_owns_them() -> None:
+    service = parse(PARENT)
+    kept = objects.KeptTemplate("x", {})
+    with_them = objects.tier(service, PARENT, "decode", kept, 3)[-1]
+    without = objects.tier(service, PARENT, "decode", kept, None)[-1]
+    assert with_them["spec"]["replicas"] == 3
+    assert "replicas" not in without["spec"]
+
+
+def test_the_kept_template_changes_with_what_the_user_wrote_and_with_nothing_else() -> None:
+    def name(**spec: Any) -> str:
+        return objects.revision_name(parse(builders.service(**spec)), "decode")
+
+    more = {"prefill": {}, "decode": {"minReplicas": 3, "maxReplicas": 5, "rollout": {"maxSurge": 2}}}
+    spelled = {"prefill": {}, "decode": {"gpus": 1, "pod": {}}}
+    gpus = {"prefill": {}, "decode": {"gpus": 2}}
+    assert name() == name(tiers=more) == name(tiers=spelled)
+    assert name() != name(tiers=gpus)
+    assert name() != name(engine={"args": ["--x"]})

@@ -1,0 +1,173 @@
+"""The engine's pod: what a spec becomes, and what always holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.resources import pod
+from tests import builders
+
+Object = dict[str, Any]
+
+
+def rendered(kind: str = "decode", platform: Any = builders.PLATFORM, **spec: Any) -> Object:
+    return pod.template(parse(builders.service(**spec)), kind, platform)  # type: ignore[arg-type]
+
+
+def container(template: Object) -> Object:
+    found: Object = template["spec"]["containers"][0]
+    return found
+
+
+def environment(template: Object) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(template)["env"]}
+
+
+def tiers(**decode: Any) -> Object:
+    return {"prefill": {}, "decode": decode}
+
+
+def test_every_engine_meets_the_restricted_standard() -> None:
+    made = rendered()
+    security = container(made)["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert made["spec"]["automountServiceAccountToken"] is False
+
+
+def test_gpus_are_requested_limited_and_tolerated() -> None:
+    made = rendered(tiers=tiers(gpus=4))
+    assert container(made)["resources"]["requests"]["nvidia.com/gpu"] == "4"
+    assert container(made)["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in made["spec"]["tolerations"]
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", "4"]
+
+
+def test_no_gpu_means_no_gpu_words() -> None:
+    made = rendered(tiers=tiers(gpus=0))
+    assert "nvidia.com/gpu" not in json.dumps(made)
+
+
+def test_another_gpu_resource_is_used_everywhere() -> None:
+    made = rendered(tiers=tiers(gpus=1, gpuResource="amd.com/gpu"))
+    assert container(made)["resources"]["limits"]["amd.com/gpu"] == "1"
+    assert [t["key"] for t in made["spec"]["tolerations"]] == ["amd.com/gpu"]
+
+
+def test_the_users_resources_win_key_by_key_over_the_charts() -> None:
+    made = rendered(tiers=tiers(gpus=0, pod={"resources": {"requests": {"cpu": "3"}}}))
+    assert container(made)["resources"] == {"requests": {"cpu": "3", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+
+
+def test_arguments_come_role_first_then_chart_then_user() -> None:
+    found = environment(rendered(engine={"args": ["--block-size=64"]}))
+    assert json.loads(found["PLIMSOLL_DEFAULT_ARGS"]) == ["--block-size", "128", "--enforce-eager"]
+    assert json.loads(found["PLIMSOLL_ARGS"]) == ["--block-size=64"]
+
+
+def test_an_aggregated_tier_has_no_block_size_of_its_own() -> None:
+    made = rendered("serve", tiers={"serve": {}})
+    assert "--block-size" not in environment(made)["PLIMSOLL_DEFAULT_ARGS"]
+
+
+def test_the_users_environment_wins_and_no_name_is_there_twice() -> None:
+    made = rendered(engine={"env": [{"name": "OMP_NUM_THREADS", "value": "8"}, {"name": "HF_HOME", "value": "/x"}]})
+    names = [e["name"] for e in container(made)["env"]]
+    assert len(names) == len(set(names))
+    assert environment(made)["OMP_NUM_THREADS"] == "8"
+    assert environment(made)["HF_HOME"] == "/x"
+
+
+@pytest.mark.parametrize(
+    ("uri", "model", "volume"),
+    [
+        ("hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B", {"emptyDir": {"sizeLimit": "64Gi"}}),
+        ("file:///models/tiny", "/models/tiny", None),
+        (
+            "pvc://weights/a/b",
+            "/models/claim/a/b",
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+        ),
+    ],
+)
+def test_where_the_model_is(uri: str, model: str, volume: Object | None) -> None:
+    made = rendered(model={"uri": uri})
+    assert environment(made)["PLIMSOLL_MODEL"] == model
+    extra = [v for v in made["spec"]["volumes"] if v["name"] in ("model", "model-cache")]
+    assert [{k: v for k, v in e.items() if k != "name"} for e in extra] == ([volume] if volume else [])
+
+
+def test_a_claim_becomes_the_cache_and_a_secret_the_token() -> None:
+    model = {"uri": "hf://a/b", "cache": {"claimName": "hub"}, "secretRef": {"name": "hf"}}
+    made = rendered(model=model)
+    assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "hub"}} in made["spec"]["volumes"]
+    assert environment(made)["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+
+
+def test_overrides_reach_the_pod() -> None:
+    overrides = {
+        "nodeSelector": {"pool": "h200"},
+        "affinity": {"nodeAffinity": {}},
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "high",
+        "schedulerName": "mine",
+        "serviceAccountName": "me",
+        "imagePullSecrets": [{"name": "reg"}],
+        "annotations": {"example.com/a": "b"},
+        "labels": {"example.com/team": "x"},
+        "volumes": [{"name": "extra", "emptyDir": {}}],
+        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    }
+    made = rendered(tiers=tiers(gpus=0, pod=overrides))
+    spec = made["spec"]
+    assert spec["nodeSelector"] == {"pool": "h200"}
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert (spec["runtimeClassName"], spec["priorityClassName"], spec["schedulerName"]) == ("nvidia", "high", "mine")
+    assert spec["serviceAccountName"] == "me"
+    assert spec["imagePullSecrets"] == [{"name": "reg"}]
+    assert {"name": "extra", "emptyDir": {}} in spec["volumes"]
+    assert "/extra" in [m["mountPath"] for m in container(made)["volumeMounts"]]
+    assert made["metadata"]["annotations"] == {"example.com/a": "b"}
+    assert made["metadata"]["labels"]["example.com/team"] == "x"
+
+
+def test_the_grace_period_outlasts_the_drain() -> None:
+    c = contract()
+    grace = rendered()["spec"]["terminationGracePeriodSeconds"]
+    assert grace >= c.drain["shutdown_timeout_seconds"] + c.drain["grace_margin_seconds"]
+
+
+def test_prefill_and_decode_of_one_spec_are_of_one_revision_and_another_model_is_not() -> None:
+    def revision(kind: str, **spec: Any) -> str:
+        return str(rendered(kind, **spec)["metadata"]["labels"][labels.REVISION])
+
+    assert revision("prefill") == revision("decode") == revision("decode", tiers=tiers(gpus=2))
+    assert revision("decode", engine={"args": ["--kv-cache-dtype=fp8"]}) != revision("decode")
+    assert revision("decode", engine={"image": "other:1"}) != revision("decode")
+
+
+@pytest.mark.parametrize(
+    ("reference", "repository"),
+    [
+        ("engine", "engine"),
+        ("engine:1", "engine"),
+        ("host:5000/team/engine", "host:5000/team/engine"),
+        ("host:5000/team/engine:1", "host:5000/team/engine"),
+        ("host/engine@sha256:abc", "host/engine"),
+        ("host/engine:1@sha256:abc", "host/engine"),
+    ],
+)
+def test_repository_of_an_image(reference: str, repository: str) -> None:
+    assert pod.repository(reference) == repository
+
+
+def test_version_takes_the_charts_image_at_another_tag() -> None:
+    assert container(rendered(engine={"version": "9"}))["image"] == "example.com/engine:9"
