@@ -92,6 +92,20 @@ class Service:
         current = obj["metadata"]["generation"]
         return all(condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling"))
 
+    def wait_told(self, kind: str, timeout_s: float = 60, **fields: str) -> Object:
+        """The condition of that type, once it has these fields (`status`, `reason`)."""
+
+        def told() -> Object | None:
+            found = self.condition(kind)
+            return found if found and fields.items() <= found.items() else None
+
+        return until(f"{self.key}: {kind} has {fields}", told, timeout_s)
+
+    def wait_events(self, reason: str, timeout_s: float = 60) -> list[Object]:
+        """The Events of that reason, once there is one."""
+        what = f"{self.key}: an Event tells of {reason}"
+        return until(what, lambda: [e for e in self.events() if e["reason"] == reason], timeout_s)
+
     def wait_ready(self, timeout_s: float = START_S) -> None:
         try:
             until(f"{self.key} is Ready and converged", self.is_ready, timeout_s)

@@ -33,11 +33,7 @@ def test_no_request_fails_and_the_tier_comes_back(pd: Service, cluster: Cluster,
             lambda: (gateway.prefills(pd.key) - before)["local"] > RATE * SHARE_OF_LOCAL_S,
             60,
         )
-        reason = until(
-            "the status tells",
-            lambda: pd.condition("PrefillReady").get("status") == "False" and pd.condition("PrefillReady"),
-            30,
-        )
+        told = pd.wait_told("PrefillReady", status="False")
         until(
             "the prefill tier is back",
             lambda: pd.is_ready() and uids(pd.pods("prefill")).keys() - first.keys(),
@@ -47,9 +43,9 @@ def test_no_request_fails_and_the_tier_comes_back(pd: Service, cluster: Cluster,
         again = gateway.prefills(pd.key)
         until("prefill is remote again", lambda: (gateway.prefills(pd.key) - again)["remote"] > RATE * 3, 60)
     roads = gateway.prefills(pd.key) - before
-    print(
-        f"{load.ledger.summary()}\nbefore {dict(with_tier)}, in all {dict(roads)}; {reason['reason']}: {reason['message']}; back after {back_at - gone_at:.0f} s"
-    )
+    print(load.ledger.summary())
+    print(f"prefills before {dict(with_tier)}, in all {dict(roads)}; back after {back_at - gone_at:.0f} s")
+    print(f"{told['reason']}: {told['message']}")
     assert not load.ledger.failures, load.ledger.explain()
     assert with_tier["remote"] > 0
     assert pd.condition("Ready")["status"] == "True"

@@ -75,18 +75,13 @@ def test_only_its_own_streams_end(
         kill(cluster, pd, victim)
         killed_by = time.time()
         prober.excuse(killed_at, killed_by)
-        told = until(
-            "the status tells",
-            lambda: pd.condition("DecodeReady").get("status") == "False" and pd.condition("DecodeReady"),
-            60,
-        )
+        told = pd.wait_told("DecodeReady", status="False")
         until("the engine is replaced", pd.is_ready, START_S)
         pause(SETTLE_S)
     failures, later = load.ledger.failures, load.ledger.since(killed_by)
-    print(
-        f"{load.ledger.summary()}\n{victim} {kill.__name__}: {[str(r.outcome) for r in failures]}; sent later: {later.summary()}\n"
-        f"{told['reason']}: {told['message']}; Ready {pd.condition('Ready')['status']}; {len(pd.events()) - events} new events"
-    )
+    print(f"{kill.__name__} {victim}: {[str(r.outcome) for r in failures]} of {load.ledger.summary()}")
+    print(f"sent later: {later.summary()}; {len(pd.events()) - events} new Events")
+    print(f"{told['reason']}: {told['message']}; Ready {pd.condition('Ready')['status']}")
     assert not later.failures, later.explain()
     strangers = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in GONE_WITH_THE_ENGINE)]
     assert not strangers, load.ledger.explain()

@@ -58,9 +58,8 @@ def test_no_request_fails_without_the_picker(
         whole_after = time.time() - struck_at
         pause(QUIET_S)
     allowed = gateway.failures_allowed() - before
-    print(
-        f"SIG{signal}: solo {one.ledger.summary()}\n  pd {two.ledger.summary()}\n  failure_mode_allowed {allowed}, whole again after {whole_after:.0f} s"
-    )
+    print(f"SIG{signal}: failure_mode_allowed {allowed}, whole again after {whole_after:.0f} s")
+    print(f"solo: {one.ledger.summary()}\npd: {two.ledger.summary()}")
     assert not one.ledger.failures, one.ledger.explain()
     assert not two.ledger.failures, two.ledger.explain()
     assert allowed > 0

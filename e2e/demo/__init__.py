@@ -1,0 +1,1 @@
+"""The demo: from nothing to a served model, shown step by step."""

@@ -1,0 +1,75 @@
+"""The operator is restarted and killed: it takes up where the last one was, and says nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from e2e.lib import stack
+from e2e.lib.kube import Cluster, uids
+from e2e.lib.metrics import Samples
+from e2e.lib.node import signal_container
+from e2e.lib.service import Service
+from e2e.lib.wait import until
+
+RESTARTS = 5
+SELECTOR = "app.kubernetes.io/component=operator"
+LEASE = "plimsoll-operator"
+
+
+def _holder(cluster: Cluster) -> str:
+    lease = cluster.get("leases", LEASE, stack.SYSTEM) or {}
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def _another(cluster: Cluster, old: str) -> Callable[[], bool]:
+    return lambda: _holder(cluster) not in ("", old)
+
+
+def _told(services: dict[str, Service]) -> set[tuple[str, int]]:
+    """Every Event about the services: its name and how often it was counted."""
+    return {(e["metadata"]["name"], e.get("count") or 1) for s in services.values() for e in s.events()}
+
+
+def _work_done(cluster: Cluster) -> float:
+    """How many reconciliations the leading operator has ended; 0 while it cannot be asked."""
+    for pod in cluster.list("pods", stack.SYSTEM, SELECTOR):
+        name = pod["metadata"]["name"]
+        if name in _holder(cluster) and "deletionTimestamp" not in pod["metadata"]:
+            answer = cluster.raw(f"/api/v1/namespaces/{stack.SYSTEM}/pods/{name}:8081/proxy/metrics")
+            return Samples.parse(answer.text).total("plimsoll_reconcile_total") if answer.status_code == 200 else 0.0
+    return 0.0
+
+
+def test_five_restarts_add_no_event(shared: dict[str, Service], cluster: Cluster) -> None:
+    for service in shared.values():
+        service.wait_ready()
+    before = _told(shared)
+    engines = [uids(s.pods()) for s in shared.values()]
+    statuses = [s.status() for s in shared.values()]
+    for _ in range(RESTARTS):
+        old = _holder(cluster)
+        cluster.kubectl("delete", "pod", "-n", stack.SYSTEM, "-l", SELECTOR, "--wait=false")
+        until("another operator leads", _another(cluster, old), 90)
+        until("it has looked at every service", lambda: _work_done(cluster) >= len(shared), 60)
+    added = _told(shared) - before
+    print(f"{RESTARTS} restarts: {len(before)} Events before, {len(added)} added; engines and statuses as they were")
+    assert not added
+    assert [uids(s.pods()) for s in shared.values()] == engines
+    assert [s.status() for s in shared.values()] == statuses
+
+
+@pytest.mark.parametrize("signal", ["KILL"])
+def test_a_killed_operator_leaves_no_work_undone(signal: str, solo: Service, cluster: Cluster) -> None:
+    """Killed right after an edit that it must put back; the next one does."""
+    name = f"{solo.name}-serve"
+    right = (cluster.get("poddisruptionbudgets", name, solo.namespace) or {})["spec"]["maxUnavailable"]
+    [pod] = cluster.list("pods", stack.SYSTEM, SELECTOR)
+    cluster.patch("poddisruptionbudgets", name, solo.namespace, {"spec": {"maxUnavailable": 4}})
+    signal_container(pod, "operator", signal)
+    until(
+        "the edit is put back",
+        lambda: (cluster.get("poddisruptionbudgets", name, solo.namespace) or {})["spec"]["maxUnavailable"] == right,
+        90,
+    )
+    print(f"SIG{signal}: maxUnavailable {right} again; lease {_holder(cluster)}")

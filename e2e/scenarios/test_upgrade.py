@@ -1,0 +1,45 @@
+"""An upgrade of chart, operator and default engine image restarts no engine and fails no request."""
+
+from __future__ import annotations
+
+import time
+
+from e2e.lib import stack
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster, uids
+from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.service import Service
+from e2e.lib.wait import pause, until
+
+RATE = 2.0
+NEXT = "0.1.99"
+SETTLE_S = 10.0
+
+
+def test_no_engine_restarts_and_no_request_fails(shared: dict[str, Service], cluster: Cluster) -> None:
+    def prompts(n: int) -> Prompt:
+        return Prompt(unique_text(140, f"up {start} {n}"), max_tokens=32)
+
+    start = time.time()
+    pd, solo = shared["pd"], shared["solo"]
+    engines = {s.key: uids(s.pods()) for s in shared.values()}
+    operator, engine = stack.retag("operator", "dev", NEXT), stack.retag("engine-cpu", "dev", NEXT)
+    chart = stack.chart_copy(NEXT)
+    with (
+        Load(pd.target, poisson(RATE, 600, prompts)) as one,
+        Load(solo.target, poisson(RATE, 600, prompts, seed=1)) as two,
+    ):
+        stack.install(cluster, "--set", f"image.tag={NEXT}", "--set", f"engine.image={engine}", chart=chart)
+        until("every service was seen by the new operator", lambda: all(s.is_ready() for s in shared.values()), 60)
+        pause(SETTLE_S)
+    running = {c["image"] for p in cluster.list("pods", stack.SYSTEM) for c in p["spec"]["containers"]}
+    after = {s.key: uids(s.pods()) for s in shared.values()}
+    stack.install(cluster)
+    back = {s.key: uids(s.pods()) for s in shared.values()}
+    print(f"upgrade to {operator}, default engine {engine}, and back")
+    print(f"pd: {one.ledger.summary()}\nsolo: {two.ledger.summary()}")
+    assert operator in running
+    assert after == engines
+    assert back == engines
+    assert not one.ledger.failures, one.ledger.explain()
+    assert not two.ledger.failures, two.ledger.explain()
