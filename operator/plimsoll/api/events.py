@@ -55,7 +55,10 @@ NORMAL = frozenset({EventReason.READY, EventReason.SCALED_UP, EventReason.SCALED
 
 @dataclass(frozen=True)
 class Event:
-    """Something that changed. since: names the state that it ended (tier, time, replica counts): two with one `since` are one."""
+    """Something that changed.
+
+    since: names the state that it ended (tier, time, replica counts); two Events with one `since` are one.
+    """
 
     reason: EventReason
     message: str
