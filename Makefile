@@ -40,7 +40,8 @@ check: setup ## Linter, formatter, types, layers
 
 generate: setup ## Make again what is generated: CRDs, reference pages
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
-	@$(STAGE) docs $(PYTHON) charts/docs.py
+	@$(STAGE) values $(PYTHON) charts/docs.py
+	@$(STAGE) docs $(PYTHON) docs/generate.py
 
 verify: generate ## Fail when something generated was out of date
 	@git diff --exit-code --stat -- $(GENERATED) && test -z "$$(git ls-files --others --exclude-standard -- $(GENERATED))" \

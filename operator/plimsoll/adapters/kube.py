@@ -24,6 +24,7 @@ from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from plimsoll.api import labels
 from plimsoll.core.errors import ClusterError, Conflict, Fenced, Forbidden, NotFound, Rejected, Unavailable
+from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
 
@@ -218,8 +219,10 @@ class Kube:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Object:
-        if method != "GET" and not self.fence():
-            raise Fenced("this process no longer holds the lease")
+        if method != "GET":
+            if not self.fence():
+                raise Fenced("this process no longer holds the lease")
+            metrics.OPERATOR_WRITES.labels(method).inc()
         response = await self._send(method, path, query, body, content_type)
         try:
             result: Object = json.loads(await response.read())

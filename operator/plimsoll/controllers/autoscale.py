@@ -19,6 +19,7 @@ from plimsoll.controllers.store import Store, key_of
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.scaling import TierDecision, TierPolicy, decide
 from plimsoll.resources import meta
+from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
 
@@ -81,4 +82,6 @@ async def tick(store: Store, kube: Kube, tell: Callable[[Object, Event], Awaitab
         except ClusterError as error:
             log.warning("could not scale", extra={"deployment": target["name"], "error": str(error)})
             continue
+        direction = "up" if change.decision.replicas > change.before else "down"
+        metrics.OPERATOR_SCALED.labels(change.tier, direction).inc()
         await tell(change.raw, change.event())

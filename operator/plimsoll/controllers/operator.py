@@ -33,6 +33,7 @@ from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.settings import Settings
 from plimsoll.controllers.store import Key, Store
 from plimsoll.controllers.workqueue import WorkQueue
+from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ async def run(settings: Settings) -> None:
 async def _lead(kube: Kube, settings: Settings, client: httpx.AsyncClient) -> None:
     async def work() -> None:
         log.info("leading", extra={"identity": settings.identity})
-        await Operator(kube, settings, client).run()
+        with metrics.OPERATOR_LEADING.track_inprogress():
+            await Operator(kube, settings, client).run()
 
     await lead(kube, settings.namespace, LEASE, settings.identity, work, LeaseTimes())
     log.warning("no longer leading")

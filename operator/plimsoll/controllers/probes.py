@@ -5,6 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from plimsoll.telemetry import metrics
+
 
 async def serve(port: int, metrics_port: int) -> web.AppRunner:
     """Serve until the returned runner is cleaned up. A stuck loop answers nothing: that is the liveness test."""
@@ -24,4 +26,4 @@ async def _fine(_: web.Request) -> web.Response:
 
 
 async def _metrics(_: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=generate_latest(metrics.OPERATOR), headers={"Content-Type": CONTENT_TYPE_LATEST})

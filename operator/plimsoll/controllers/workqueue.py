@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from plimsoll.core.errors import PlimsollError, Unavailable
+from plimsoll.telemetry import metrics
 
 K = TypeVar("K", bound=Hashable)
 
@@ -77,6 +78,7 @@ class WorkQueue(Generic[K]):
                 self._wake.clear()
                 await self._wake.wait()
             key = self._waiting.popleft()
+            metrics.OPERATOR_QUEUE.set(len(self._waiting))
             self._known.discard(key)
             self._active.add(key)
             try:
@@ -89,14 +91,18 @@ class WorkQueue(Generic[K]):
 
     async def _attempt(self, key: K) -> None:
         try:
-            await self._work(key)
+            with metrics.OPERATOR_RECONCILE_SECONDS.time():
+                await self._work(key)
         except PlimsollError as error:
+            metrics.OPERATOR_RECONCILES.labels("retry").inc()
             log.warning("will try again", extra={"key": key, "error": str(error)})
             self._retry(key, error)
         except Exception as error:  # the queue's boundary: one bad object stops no other
+            metrics.OPERATOR_RECONCILES.labels("unexpected").inc()
             log.exception("unexpected failure", extra={"key": key})
             self._retry(key, error)
         else:
+            metrics.OPERATOR_RECONCILES.labels("done").inc()
             self._failures.pop(key, None)
 
     def _retry(self, key: K, error: Exception) -> None:

@@ -106,3 +106,48 @@ def forget_gateway_service(service: str) -> None:
     """Drop every series of a service that is gone."""
     for metric in _OF_SERVICE:
         metric.remove_by_labels({"service": service})
+
+
+# ---------------------------------------------------------------- operator
+
+OPERATOR = CollectorRegistry()
+
+OPERATOR_LEADING = Gauge(
+    "plimsoll_operator_leading",
+    "1 while this process holds the lease and works, 0 while it stands by.",
+    registry=OPERATOR,
+)
+OPERATOR_RECONCILES = Counter(
+    "plimsoll_operator_reconciles",
+    "Rounds of work on a service, by how they ended (outcome: done, retry, unexpected).",
+    ["outcome"],
+    registry=OPERATOR,
+)
+OPERATOR_RECONCILE_SECONDS = Histogram(
+    "plimsoll_operator_reconcile_seconds",
+    "How long a round of work on a service took.",
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=OPERATOR,
+)
+OPERATOR_QUEUE = Gauge(
+    "plimsoll_operator_queue_keys",
+    "Services that wait for a round of work.",
+    registry=OPERATOR,
+)
+OPERATOR_WRITES = Counter(
+    "plimsoll_operator_writes",
+    "Writes to the API server by verb (verb: PATCH, POST, PUT, DELETE), the lease's own not counted.",
+    ["verb"],
+    registry=OPERATOR,
+)
+OPERATOR_SCALED = Counter(
+    "plimsoll_operator_scaled",
+    "Changes of a tier's replicas by the scaler (tier: prefill, decode, serve; direction: up, down).",
+    ["tier", "direction"],
+    registry=OPERATOR,
+)
+
+for _outcome in ("done", "retry", "unexpected"):
+    OPERATOR_RECONCILES.labels(_outcome)
+for _verb in ("PATCH", "POST", "PUT", "DELETE"):
+    OPERATOR_WRITES.labels(_verb)
