@@ -37,10 +37,11 @@ class Host:
 
 @dataclass(frozen=True)
 class View:
-    """Envoy's own state: hosts by address for each service key, and the names of all clusters."""
+    """Envoy's own state: hosts by address for each service key, its clusters, and whether it would ask the picker."""
 
     hosts: dict[str, dict[str, Host]]
     clusters: frozenset[str]
+    picker_healthy: bool
 
 
 @dataclass(frozen=True)
@@ -86,30 +87,45 @@ class Admin:
     async def _exchange(self, method: str, path: str) -> bytes:
         reader, writer = await asyncio.open_unix_connection(self._socket, limit=1 << 20)
         try:
-            writer.write(f"{method} {path} HTTP/1.0\r\nhost: admin\r\nconnection: close\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            status = int(head.split(b" ", 2)[1])
-            body = await reader.read()
+            writer.write(f"{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n".encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            body = await _unchunked(reader) if b"transfer-encoding: chunked" in head else await reader.read()
         finally:
             writer.close()
-        if status >= 500:
+        status = int(head.split(b" ", 2)[1])
+        if status not in (200, 503):  # 503 is how /ready says that it is not
             raise ValueError(f"status {status}")
         return body
+
+
+async def _unchunked(reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while size := int(await reader.readline(), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    return bytes(body)
 
 
 def parse_clusters(document: bytes) -> View:
     """`/clusters?format=json` by service. Raises EnvoyAway for anything else."""
     hosts: dict[str, dict[str, Host]] = {}
     names: set[str] = set()
+    picker_healthy = False
     try:
         for cluster in orjson.loads(document).get("cluster_statuses", ()):
             name, service = cluster["name"], cluster.get("eds_service_name")
             names.add(name)
+            if name == "picker":
+                picker_healthy = all(_healthy(status) for status in cluster.get("host_statuses", ()))
             if service and name.startswith((PICK, MODEL)):
                 _merge(hosts.setdefault(service, {}), cluster.get("host_statuses", ()))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise EnvoyAway(f"unreadable /clusters: {error}") from error
-    return View(hosts, frozenset(names))
+    return View(hosts, frozenset(names), picker_healthy)
+
+
+def _healthy(status: dict[str, Any]) -> bool:
+    health = status.get("health_status", {})
+    return not health.get("failed_outlier_check") and not health.get("failed_active_health_check")
 
 
 def _merge(hosts: dict[str, Host], statuses: list[dict[str, Any]]) -> None:
@@ -118,10 +134,9 @@ def _merge(hosts: dict[str, Host], statuses: list[dict[str, Any]]) -> None:
         ip, port = where["address"], where["port_value"]
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         stats = {stat["name"]: int(stat.get("value", 0)) for stat in status.get("stats", ())}
-        health = status.get("health_status", {})
         before = hosts.get(address, Host(True, 0, 0))
         hosts[address] = Host(
-            before.healthy and not health.get("failed_outlier_check") and not health.get("failed_active_health_check"),
+            before.healthy and _healthy(status),
             before.active + stats.get("rq_active", 0),
             before.connect_failures + stats.get("cx_connect_fail", 0),
         )

@@ -87,7 +87,7 @@ class Gateway:
             return "draining"
         if not self._objects.synced:
             return "the API server's objects are not all here yet"
-        return "" if self._view.current else "Envoy is not up, or does not have all clusters yet"
+        return "" if self._view.current else "Envoy is not up, lacks clusters, or does not ask this picker yet"
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """After each change the fleet is computed anew and written; after the first one Envoy may ask."""

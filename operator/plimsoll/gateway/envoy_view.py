@@ -35,7 +35,7 @@ class EnvoyView:
         self._failures: dict[str, int] = {}
         self._failed_open = 0
         self._changed = asyncio.Event()
-        self.current = False  # Envoy answers, and has every cluster that it should have
+        self.current = False  # Envoy answers, has every cluster that it should have, and would ask us
 
     def want(self, fleet: Fleet) -> None:
         """This is what was written for Envoy; endpoints it already knows stay routable."""
@@ -101,7 +101,7 @@ class EnvoyView:
     def _settled(self, view: View) -> bool:
         names = {PICK + key for key in self._wanted.services} | {MODEL + name for name in self._wanted.by_name}
         present = {name for name in view.clusters if name.startswith((PICK, MODEL))}
-        self.current = names <= present
+        self.current = names <= present and view.picker_healthy
         addresses = {key: {e.address for e in s.answering} for key, s in self._wanted.services.items()}
         known = {key: set(view.hosts.get(key, ())) for key in addresses}
-        return names == present and addresses == known
+        return self.current and names == present and addresses == known

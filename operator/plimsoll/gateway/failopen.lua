@@ -8,14 +8,13 @@ local function refuse(handle)
 end
 
 function envoy_on_request(handle)
-  local headers = handle:headers()
-  if headers:get("x-envoy-auth-failure-mode-allowed") == nil then return end
+  if handle:headers():get("x-envoy-auth-failure-mode-allowed") == nil then return end
   local body = handle:body()
   if body == nil then return refuse(handle) end
   local text = body:getBytes(0, body:length())
   local _, keys = string.gsub(text, '"model"%s*:', "")
   local name = string.match(text, '"model"%s*:%s*"([%w%._:/-]+)"')
   if keys ~= 1 or name == nil or #name > 320 then return refuse(handle) end
-  headers:replace("x-plimsoll-cluster", "model/" .. name)
+  handle:headers():replace("x-plimsoll-cluster", "model/" .. name)
   handle:clearRouteCache()
 end

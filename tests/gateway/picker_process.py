@@ -1,0 +1,20 @@
+"""The real picker in a process of its own, over objects from a file: python picker_process.py SETTINGS-JSON FILE."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import uvloop
+
+from plimsoll.gateway.main import serve
+from plimsoll.gateway.settings import Settings
+from tests.gateway.objects import FileSource
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    fields = json.loads(sys.argv[1])
+    settings = Settings(**{**fields, "directory": Path(fields["directory"]), "namespaces": tuple(fields["namespaces"])})
+    uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

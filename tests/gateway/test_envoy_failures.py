@@ -1,0 +1,310 @@
+"""What breaks: engines, the picker, Envoy itself. Nobody else's request may notice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import aiohttp
+import pytest
+from tests.gateway.objects import pod, service
+from tests.gateway.stack import Stack, stop, until
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Load:
+    """Requests one after the other on a few lanes, until it is stopped; every answer is kept."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self.answers: list[int | str] = []
+        self._going = True
+        self._lanes = [asyncio.ensure_future(self._lane(bool(lane % 2))) for lane in range(4)]
+
+    async def _lane(self, stream: bool) -> None:
+        while self._going:
+            try:
+                async with self._stack.ask(stream=stream) as answer:
+                    text = await answer.text()
+                    whole = answer.status == 200 and (not stream or text.endswith("data: [DONE]\n\n"))
+                    self.answers.append(200 if whole else f"{answer.status} {text[-200:]}")
+            except aiohttp.ClientError as error:
+                self.answers.append(repr(error))
+            await asyncio.sleep(0.005)
+
+    async def more(self, count: int = 40) -> None:
+        """Wait for so many more answers."""
+        target = len(self.answers) + count
+        await until(lambda: len(self.answers) >= target, f"{count} more answers")
+
+    async def end(self) -> None:
+        self._going = False
+        await asyncio.gather(*self._lanes)
+        assert set(self.answers) == {200}
+
+
+async def test_a_refusing_engine_is_passed_over(stack: Stack) -> None:
+    dead, alive = await stack.engine(), await stack.engine()
+    await stack.have([service()], [pod(dead.address), pod(alive.address)])
+    await stack.routable(dead, alive)
+    dead.kill()
+    for _ in range(20):
+        status, _, headers = await stack.ask_fully()
+        assert (status, headers["x-engine"]) == (200, alive.address)
+
+
+async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack) -> None:
+    draining, alive = await stack.engine(), await stack.engine()
+    draining.behaviour.marked = True
+    await stack.have([service()], [pod(draining.address), pod(alive.address)])
+    await stack.routable(draining, alive)
+    for _ in range(10):
+        status, _, headers = await stack.ask_fully()
+        assert (status, headers["x-engine"]) == (200, alive.address)
+    assert 0 < len(draining.seen) < 10
+
+
+async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_retry_after(stack: Stack) -> None:
+    engine = await stack.engine()
+    engine.behaviour.marked = True
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+    status, body, headers = await stack.ask_fully()
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "draining", "1")
+
+
+async def test_no_engine_that_can_be_reached_is_a_503_in_openais_shape(stack: Stack) -> None:
+    engine = await stack.engine()
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+    engine.kill()
+    status, body, headers = await stack.ask_fully()
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
+
+
+async def test_an_unmarked_503_is_not_tried_elsewhere(stack: Stack) -> None:
+    first, second = await stack.engine(), await stack.engine()
+    first.behaviour.status = second.behaviour.status = 503
+    await stack.have([service()], [pod(first.address), pod(second.address)])
+    await stack.routable(first, second)
+    assert (await stack.ask_fully())[0] == 503
+    assert len(first.seen) + len(second.seen) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reset_before_the_first_byte_takes_the_engine_out_for_a_while(stack: Stack, stream: bool) -> None:
+    broken, alive = await stack.engine(), await stack.engine()
+    broken.behaviour.die_after = 0
+    await stack.have([service()], [pod(broken.address), pod(alive.address)])
+    await stack.routable(broken, alive)
+    statuses = []
+    for _ in range(8):
+        async with stack.ask(stream=stream) as answer:
+            await answer.read()
+            statuses.append(answer.status)
+        await stack.inflight(broken, 0)
+        await stack.inflight(alive, 0)
+    assert statuses.count(503) == len(broken.seen) == 1
+
+
+async def test_a_stream_cut_by_its_engine_never_ends_cleanly(stack: Stack) -> None:
+    engine = await stack.engine()
+    engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with stack.ask(stream=True) as answer:
+            assert answer.status == 200
+            await answer.read()
+    await stack.inflight(engine, 0)
+    assert (await stack.signals())["services"]["team/chat"]["requests"]["failed"] == 1
+
+
+async def test_many_cut_streams_eject_nobody(stack: Stack) -> None:
+    engine = await stack.engine()
+    engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+
+    async def cut() -> None:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async with stack.ask(stream=True) as answer:
+                await answer.read()
+
+    await asyncio.gather(*(cut() for _ in range(20)))
+    engine.behaviour.die_after = None
+    assert (await stack.ask_fully())[0] == 200
+
+
+async def test_a_client_that_leaves_is_seen_by_the_engine_and_is_no_failure(stack: Stack) -> None:
+    engine = await stack.engine()
+    engine.behaviour.pause = asyncio.Event()
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+    async with stack.ask(stream=True) as answer:
+        await answer.content.readany()
+        answer.close()
+    await until(lambda: engine.open == 0, "the engine sees that the client has left")
+    await stack.inflight(engine, 0)
+    requests = (await stack.signals())["services"]["team/chat"]["requests"]
+    assert (requests["cancelled"], requests["failed"]) == (1, 0)
+
+
+async def test_a_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> None:
+    first, second = await lone.engine(), await lone.engine()
+    await lone.up([service()], [pod(first.address), pod(second.address)])
+    await lone.routable(first, second)
+    assert (await lone.admin.stats()).failed_open == 0
+    load = Load(lone)
+    await load.more()
+    assert lone.picker is not None
+    stop(lone.picker)
+    await load.more(80)
+    failed_open = (await lone.admin.stats()).failed_open
+    assert failed_open > 0
+    status, body, _ = await lone.ask_fully("nobody")
+    assert (status, body["error"]["code"]) == (503, "unavailable")
+    lone.start_picker()
+    await lone.ready()
+    await lone.routable(first, second)
+    before = (await lone.admin.stats()).failed_open
+    await load.more()
+    await load.end()
+    assert (await lone.admin.stats()).failed_open == before
+    async with lone.http.get(f"{lone.picker_url}/metrics") as answer:
+        assert f"plimsoll_gateway_failed_open_total {before}.0" in await answer.text()
+
+
+async def test_failing_open_reads_a_model_only_where_there_is_no_doubt(lone: Stack) -> None:
+    engine = await lone.engine()
+    await lone.up([service(model="org/tiny-1.5")], [pod(engine.address)])
+    await lone.routable(engine)
+    assert lone.picker is not None
+    stop(lone.picker)
+    for name in ("org/tiny-1.5", "team/chat"):
+        assert (await lone.ask_fully(name))[0] == 200
+    doubtful = (
+        b'{"model":"org/tiny-1.5","model":"org/tiny-1.5"}',
+        b'{"m\\u006fdel":"org/tiny-1.5"}',
+        b'{"model":"org/tiny-1.5","x":{"model":"other"}}',
+        b'{"model":"no\\tsuch"}',
+        b'{"model":null}',
+        b'{"model":"a\\"b"}',
+        b'{"model":"' + b"x" * 400 + b'"}',
+        b'{"model":"../org/tiny-1.5"}',
+        b"not json",
+        b"",
+    )
+    for body in doubtful:
+        async with lone.http.post(f"{lone.url}/v1/completions", data=body) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"], answer.headers["retry-after"]) == (503, "unavailable", "1"), body
+    assert len(engine.seen) == 2
+    async with lone.http.get(f"{lone.url}/v1/models") as answer:
+        assert answer.status == 503
+
+
+async def test_a_hung_picker_is_checked_away(lone: Stack) -> None:
+    engine = await lone.engine()
+    await lone.up([service()], [pod(engine.address)])
+    await lone.routable(engine)
+    load = Load(lone)
+    await load.more()
+    assert lone.picker is not None
+    lone.picker.send_signal(signal.SIGSTOP)
+
+    async def is_away() -> bool:
+        return not (await lone.admin.view()).picker_healthy
+
+    await until(is_away, "Envoy takes the picker for unhealthy")
+    # New requests pass at once; those that were already asked for wait, until the picker answers or is killed.
+    status, *_ = await lone.ask_fully()
+    assert status == 200
+    assert (await lone.admin.stats()).failed_open > 0
+    os.kill(lone.picker.pid, signal.SIGCONT)
+    await lone.ready()
+    await load.more()
+    await load.end()
+
+
+async def test_a_restarted_picker_knows_what_is_in_flight(lone: Stack) -> None:
+    engine = await lone.engine()
+    engine.behaviour.pause = asyncio.Event()
+    await lone.up([service()], [pod(engine.address)])
+    await lone.routable(engine)
+
+    async def stream() -> str:
+        async with lone.ask(stream=True) as answer:
+            return await answer.text()
+
+    streams = [asyncio.ensure_future(stream()) for _ in range(5)]
+    await until(lambda: engine.open == 5, "five streams run")
+    assert lone.picker is not None
+    stop(lone.picker)
+    lone.start_picker()
+    await lone.ready()
+    await lone.inflight(engine, 5)
+    streams += [asyncio.ensure_future(stream()) for _ in range(2)]
+    await lone.inflight(engine, 7)
+    engine.behaviour.pause.set()
+    assert all(text.endswith("data: [DONE]\n\n") for text in await asyncio.gather(*streams))
+    await lone.inflight(engine, 0)
+
+
+async def test_a_restarted_envoy_serves_again_and_holds_nothing(lone: Stack) -> None:
+    engine = await lone.engine()
+    engine.behaviour.pause = asyncio.Event()
+    await lone.up([service()], [pod(engine.address)])
+    await lone.routable(engine)
+
+    async def stream() -> None:
+        with pytest.raises(aiohttp.ClientError):
+            async with lone.ask(stream=True) as answer:
+                await answer.read()
+
+    cut = asyncio.ensure_future(stream())
+    await lone.inflight(engine, 1)
+    assert lone.envoy is not None
+    stop(lone.envoy)
+    await cut
+    lone.start_envoy()
+    await lone.inflight(engine, 0)
+    await lone.ready()
+    engine.behaviour.pause.set()
+    assert (await lone.ask_fully())[0] == 200
+    await lone.inflight(engine, 0)
+
+
+async def test_a_drain_lets_streams_end_and_closes_what_is_idle(lone: Stack) -> None:
+    engine = await lone.engine()
+    pause = engine.behaviour.pause = asyncio.Event()
+    await lone.up([service()], [pod(engine.address)])
+    await lone.routable(engine)
+
+    async def stream() -> str:
+        async with lone.ask(stream=True) as answer:
+            return await answer.text()
+
+    running = asyncio.ensure_future(stream())
+    await until(lambda: engine.open == 1, "a stream runs")
+    assert lone.picker is not None
+    picker = lone.picker
+    picker.send_signal(signal.SIGTERM)
+
+    async def is_unready() -> bool:
+        async with lone.http.get(f"{lone.picker_url}/readyz") as answer:
+            return answer.status == 503
+
+    await until(is_unready, "the gateway is not ready")
+    engine.behaviour.pause = None
+    status, _, headers = await lone.ask_fully()
+    assert (status, headers.get("connection")) == (200, "close")
+    assert (await lone.admin.stats()).failed_open == 0
+    assert picker.poll() is None
+    assert engine.open == 1
+    pause.set()
+    assert (await running).endswith("data: [DONE]\n\n")
+    await until(lambda: picker.poll() is not None, "the picker ends")
+    assert picker.returncode == 0
