@@ -57,7 +57,7 @@ def pod(
 
 
 class FileSource:
-    """Objects of a JSON file {plural: [object]}; a replaced file is a new sync. No file is an API server that is away."""
+    """Objects of a JSON file {plural: [object]}; a replaced file is a new sync, no file an API server that is away."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack, until
 
