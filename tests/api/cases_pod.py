@@ -108,7 +108,7 @@ RESOURCES = [
             at=f"{POD}.resources.{kind}.cpu",
         ),
         one(f"{POD}.resources.{kind}", {"gpu": 1}, "every key must be cpu, memory, ephemeral-storage, hugepages-SIZE"),
-        one(f"{POD}.resources.{kind}", {f"a.b/c{i}": 1 for i in range(17)}, "must have at most 16 entries", "Too many"),
+        one(f"{POD}.resources.{kind}", {f"a.b/c{i}": 1 for i in range(17)}, "must have at most 12 entries", "Too many"),
         one(f"{POD}.resources.{kind}", {"nvidia.com/gpu": 1}, "GPUs are asked for with the tier's gpus"),
         Case(
             {f"{POD}.resources.{kind}": {"amd.com/gpu": 1}, f"{DECODE}.gpuResource": "amd.com/gpu"},
@@ -123,7 +123,13 @@ RESOURCES = [
         "a request must not exceed the limit of the same resource",
         at=f"{POD}.resources.requests",
     )
-    for name, request, limit in (("cpu", 2, 1), ("cpu", "1001m", 1), ("memory", "1Gi", "1G"), ("memory", "2Ki", 2047))
+    for name, request, limit in (
+        ("cpu", 2, 1),
+        ("cpu", "1001m", 1),
+        ("memory", "1Gi", "1G"),
+        ("memory", "2Ki", 2047),
+        ("ephemeral-storage", "1Ti", "1T"),
+    )
 ]
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from plimsoll.api.v1alpha1.base import Model, Rule, Rules, matching
 from plimsoll.api.v1alpha1.pod import ObjectName, is_quantity
+from plimsoll.core import units
 
 SCHEMES: Final = ("hf", "pvc", "file")
 PLANNED_SCHEMES: Final = ("s3", "gs", "oci")
@@ -97,7 +98,7 @@ class Cache(Model):
                 Rule[str](
                     "isQuantity(self) && quantity(self).compareTo(quantity('0')) > 0",
                     "must be a quantity above zero, such as 64Gi",
-                    lambda text: is_quantity(text, positive=True),
+                    lambda text: is_quantity(text) and units.parse_quantity(text) > 0,
                 )
             ),
         ]

@@ -63,15 +63,15 @@ Quantity = Annotated[
     IntOrString(32, "500m, 4 or 64Gi"),
     Rules(
         Rule[int | str](
-            "type(self) == int ? self >= 0 : isQuantity(self) && quantity(self).compareTo(quantity('0')) >= 0",
+            "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
             "must be a quantity that is not negative, such as 500m, 4 or 64Gi",
-            lambda value: is_quantity(value, positive=False),
+            lambda value: is_quantity(value) and not str(value).startswith("-"),
         )
     ),
 ]
 Resources = Annotated[
     dict[str, Quantity],
-    Field(max_length=16),
+    Field(max_length=12),
     Rules(
         Rule[dict[str, Any]](
             "self.all(key, key in ['cpu', 'memory', 'ephemeral-storage'] || key.startsWith('hugepages-')"
@@ -84,13 +84,13 @@ Resources = Annotated[
 ]
 
 
-def is_quantity(value: int | str, *, positive: bool) -> bool:
-    """Whether a value is a quantity of at least zero, or more than zero."""
+def is_quantity(value: int | str) -> bool:
+    """Whether a value can be read as a quantity."""
     try:
-        number = units.parse_quantity(value)
+        units.parse_quantity(value)
     except ValueError:
         return False
-    return number > 0 if positive else number >= 0
+    return True
 
 
 def is_resource(key: str) -> bool:
@@ -143,6 +143,10 @@ class Toleration(Model):
     )
 
 
+# Older API servers (1.31) see no bound on a quantity's length when they estimate a rule's cost: few are compared.
+_COMPARED: Final = ("cpu", "memory", "ephemeral-storage")
+
+
 class ResourceRequirements(Model):
     """CPU, memory and other resources of the engine container. GPUs are the tier's `gpus`."""
 
@@ -151,12 +155,13 @@ class ResourceRequirements(Model):
 
     rules: ClassVar[tuple[Rule[ResourceRequirements], ...]] = (
         Rule(
-            "!has(self.requests) || !has(self.limits) || self.requests.all(key, !(key in self.limits) ||"
-            " quantity(string(self.requests[key])).compareTo(quantity(string(self.limits[key]))) <= 0)",
+            f"!has(self.requests) || !has(self.limits) || {list(_COMPARED)}.all(key, !(key in self.requests) ||"
+            " !(key in self.limits) || quantity(string(self.requests[key])).compareTo("
+            "quantity(string(self.limits[key]))) <= 0)",
             "a request must not exceed the limit of the same resource",
             lambda own: all(
                 units.parse_quantity(own.requests[key]) <= units.parse_quantity(own.limits[key])
-                for key in own.requests.keys() & own.limits.keys()
+                for key in own.requests.keys() & own.limits.keys() & set(_COMPARED)
             ),
             field=".requests",
         ),
