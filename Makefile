@@ -62,6 +62,7 @@ demo: setup images ## From nothing to a served model, shown step by step
 demo-down: cluster-down ## Remove what the demo made
 
 e2e: images $(VENV)/.clients ## Scenarios on the cluster
+	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
 	@$(STAGE) -v e2e $(PYTHON) -m pytest e2e -m cluster
 
 bench: setup images ## Measure: added latency, operator at rest, pod start

@@ -8,6 +8,7 @@ otherwise it is made from Kubernetes' own Go modules and Debian packages. Everyt
     check     only the preconditions, each missing one a line
     up        machine -> binaries -> node image -> cluster -> registry -> GPUs on the node; what is there is kept
     images    project images, pushed to the local registry when they changed
+    cuda-lines  the GPU engine's Dockerfile, built on the CPU engine's base
     binaries  just the named programs (the API tests need only kube-apiserver and etcd)
     gpus      the node advertises GPUs
     down      cluster and registry go, caches stay

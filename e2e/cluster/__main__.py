@@ -59,6 +59,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "down": lambda _: down(),
     "images": images.ensure,
     "binaries": binaries.ensure,
+    "cuda-lines": lambda _: images.check_cuda(),
     "gpus": lambda _: kind.advertise_gpus(),
 }
 

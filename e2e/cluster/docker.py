@@ -32,8 +32,15 @@ def container(name: str) -> dict[str, Any] | None:
 
 
 def build(
-    image: str, context: Path, *, file: str = "Dockerfile", args: Mapping[str, str] | None = None, network: str = "none"
+    image: str,
+    context: Path,
+    *,
+    file: str = "Dockerfile",
+    args: Mapping[str, str] | None = None,
+    target: str = "",
+    network: str = "none",
 ) -> None:
     """Build and tag; raises Failed with the builder's last words. network: `host` for builds that install packages."""
     words = [word for name, value in (args or {}).items() for word in ("--build-arg", f"{name}={value}")]
+    words += ["--target", target] if target else []
     run("docker", "build", "--network", network, "-t", image, "-f", context / file, *words, context, env=_PLAIN_BUILDER)

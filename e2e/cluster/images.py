@@ -10,7 +10,8 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +61,25 @@ def ensure(names: Iterable[str]) -> None:
                     run("docker", "push", image.reference)
 
 
+def check_cuda() -> None:
+    """Build the GPU engine's Dockerfile on the CPU engine's base: every line of it but FROM runs, and nothing is pushed."""
+    with stage("cuda.Dockerfile on the CPU base"), _context(("engine-image/.",)) as context, pip.settings() as args:
+        build("plimsoll/vllm-cpu", context, file="cpu.Dockerfile", args=args, target="vllm", network="host")
+        build("plimsoll/engine-cuda-lines", context, file="cuda.Dockerfile", args={"BASE": "plimsoll/vllm-cpu"})
+
+
 def _build(image: Image) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        context = Path(folder)
-        for part in image.parts:
-            _copy(part, context)
+    with _context(image.parts) as context, pip.settings() as args:
         shutil.copy2(image.dockerfile, context / "Dockerfile")
-        with pip.settings() as args:
-            build(image.reference, context, args=args, network="host")
+        build(image.reference, context, args=args, network="host")
+
+
+@contextmanager
+def _context(parts: Iterable[str]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            _copy(part, Path(folder))
+        yield Path(folder)
 
 
 def _copy(part: str, context: Path) -> None:

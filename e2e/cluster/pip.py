@@ -18,12 +18,16 @@ from e2e.cluster.settings import WHEELS_PORT
 
 _PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
 _LINKS = "PIP_FIND_LINKS"
+_CERT = "PIP_CERT"
+_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # the one path that means the same in a Debian image; others mean nothing there
 
 
 @contextmanager
 def settings(environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
     """Build arguments, good while the context lasts; builds that use them need the host's network."""
     passed_on = {name: environment[name] for name in _PASSED_ON if environment.get(name)}
+    if environment.get(_CERT) == _BUNDLE:
+        passed_on[_CERT] = _BUNDLE
     links = environment.get(_LINKS, "")
     place = links.removeprefix("file://")
     if "://" in place:

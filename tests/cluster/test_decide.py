@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from e2e.cluster.decide import (
     CONTROL_PLANE,
     NODE,

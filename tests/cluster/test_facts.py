@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from e2e.cluster.facts import sys_resource
 
 

@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
 from e2e.cluster import pip
 
 
@@ -13,6 +14,12 @@ def test_settings_are_passed_on_and_paths_are_not() -> None:
     environment = {"PIP_INDEX_URL": "http://index/simple", "PIP_CERT": "/etc/ssl/here.crt", "PIP_TRUSTED_HOST": ""}
     with pip.settings(environment) as args:
         assert args == {"PIP_INDEX_URL": "http://index/simple"}
+
+
+def test_debians_own_bundle_of_certificates_is_in_the_image_too() -> None:
+    environment = {"PIP_CERT": "/etc/ssl/certs/ca-certificates.crt"}
+    with pip.settings(environment) as args:
+        assert args == environment
 
 
 def test_an_address_of_wheels_stays_an_address() -> None:
