@@ -62,7 +62,7 @@ def ensure(names: Iterable[str]) -> None:
 
 
 def check_cuda() -> None:
-    """Build the GPU engine's Dockerfile on the CPU engine's base: every line of it but FROM runs, and nothing is pushed."""
+    """Build the GPU engine's Dockerfile on the CPU engine's base: every line but FROM runs; nothing is pushed."""
     with stage("cuda.Dockerfile on the CPU base"), _context(("engine-image/.",)) as context, pip.settings() as args:
         build("plimsoll/vllm-cpu", context, file="cpu.Dockerfile", args=args, target="vllm", network="host")
         build("plimsoll/engine-cuda-lines", context, file="cuda.Dockerfile", args={"BASE": "plimsoll/vllm-cpu"})

@@ -19,7 +19,7 @@ from e2e.cluster.settings import WHEELS_PORT
 _PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
 _LINKS = "PIP_FIND_LINKS"
 _CERT = "PIP_CERT"
-_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # the one path that means the same in a Debian image; others mean nothing there
+_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # the one path that means the same in a Debian image
 
 
 @contextmanager
