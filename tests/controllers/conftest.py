@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import builders
-from tests.apiserver import ApiServer
 
 from plimsoll.adapters.kube import BY_KIND, EVENTS, INFERENCESERVICES, Kube, WatchEvent
 from plimsoll.api import labels
@@ -22,6 +20,8 @@ from plimsoll.controllers.observe import CHILDREN
 from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.store import Store
 from plimsoll.core.errors import Unavailable
+from tests import builders
+from tests.apiserver import ApiServer
 
 Object = dict[str, Any]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests import builders
-
 from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale import changes
 from plimsoll.controllers.store import Store
+from tests import builders
 
 
 def test_a_tier_with_other_replicas_than_decided_is_set_and_explains_itself() -> None:

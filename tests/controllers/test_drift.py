@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from tests import builders
-
 from plimsoll.controllers.drift import Memory, replicas_owned_elsewhere
+from tests import builders
 
 KEY = ("team", "chat")
 LIVE = builders.deployment(builders.service(), "decode")

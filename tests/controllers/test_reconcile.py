@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.controllers.conftest import World
 
 from plimsoll.adapters.kube import DEPLOYMENTS
 from plimsoll.api import labels
 from plimsoll.controllers.gateways import View
 from plimsoll.core.errors import Unavailable
+from tests.controllers.conftest import World
 
 pytestmark = pytest.mark.api
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests import builders
 
 from plimsoll.api import conditions
 from plimsoll.api.conditions import MEANING, Condition, Reason, Type
@@ -13,6 +12,7 @@ from plimsoll.api.events import MEANING as EVENT_MEANING
 from plimsoll.api.events import EventReason
 from plimsoll.controllers import status
 from plimsoll.controllers.status import Sight, TierSight
+from tests import builders
 
 PARENT = builders.service()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from tests import builders
-
 from plimsoll.controllers.store import Key, Store
+from tests import builders
 
 
 def test_an_older_version_that_arrives_late_is_ignored() -> None:

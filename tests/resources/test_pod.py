@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.api.v1alpha1 import parse

@@ -30,18 +30,25 @@ def add_verb(verbs: Any) -> None:
     """Add this verb to the program's parser."""
     parser = verbs.add_parser("render", help="print the objects that the operator would apply for a manifest")
     parser.add_argument("-f", "--filename", required=True, help="manifest file, or - for standard input")
-    parser.add_argument("--config", type=Path, help="operator configuration file (the chart's ConfigMap)")
+    parser.add_argument("--config", help="operator configuration file (the chart's ConfigMap)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    text = sys.stdin.read() if arguments.filename == "-" else Path(arguments.filename).read_text()
+    text = _read(arguments.filename)
     platform = DEFAULTS
     if arguments.config:
-        platform = Platform.model_validate(yaml.safe_load(arguments.config.read_text()))
+        platform = Platform.model_validate(yaml.safe_load(_read(arguments.config)))
     rendered = [obj for document in yaml.safe_load_all(text) if document for obj in render(document, platform)]
     yaml.safe_dump_all(rendered, sys.stdout, sort_keys=False)
     return 0
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text()
+    except OSError as error:
+        raise InvalidSpec((f"{name}: {error.strerror}",)) from error
 
 
 def render(manifest: Object, platform: Platform) -> list[Object]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from plimsoll.adapters.kube import PODS, Kube
+from plimsoll.adapters.kube import PODS, Kube, WatchEvent
 from plimsoll.controllers.store import Key
 from plimsoll.resources.platform import GatewaySettings
 
@@ -74,12 +74,16 @@ class Gateways:
     async def _follow(self) -> None:
         selector = ",".join(f"{k}={v}" for k, v in sorted(self._settings.pod_selector.items()))
         async for event in self._kube.watch(PODS, self._settings.namespace, selector):
-            if event.type == "SYNC":
-                present = {pod["metadata"]["uid"] for pod in event.objects}
-                self._replicas = {uid: r for uid, r in self._replicas.items() if uid in present}
-            for pod in event.objects or (event.object,):
-                if pod:
-                    self._note(pod, gone=event.type == "DELETED")
+            self.saw(event)
+
+    def saw(self, event: WatchEvent) -> None:
+        """Take in one event of the watch of the gateway's pods."""
+        if event.type == "SYNC":
+            present = {pod["metadata"]["uid"] for pod in event.objects}
+            self._replicas = {uid: r for uid, r in self._replicas.items() if uid in present}
+        for pod in event.objects or (event.object,):
+            if pod:
+                self._note(pod, gone=event.type == "DELETED")
 
     def _note(self, pod: Mapping[str, Any], *, gone: bool) -> None:
         uid, address = pod["metadata"]["uid"], pod.get("status", {}).get("podIP")

@@ -1,0 +1,78 @@
+"""The lease against a real API server: one at a time, given back at the end, writes fenced once it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plimsoll.adapters.kube import EVENTS, LEASES, Kube, LeaseTimes, lead
+from plimsoll.core.errors import Fenced, NotFound, Unavailable
+from tests.apiserver import ApiServer
+
+pytestmark = pytest.mark.api
+
+QUICK = LeaseTimes(duration=4, renew_deadline=3, retry_period=1)
+
+
+@pytest.fixture
+async def kubes(apiserver: ApiServer) -> AsyncIterator[list[Kube]]:
+    made = [await Kube.connect(str(apiserver.kubeconfig)) for _ in range(2)]
+    yield made
+    for kube in made:
+        await kube.close()
+
+
+class Worker:
+    """Work that says when it began and ends when told."""
+
+    def __init__(self) -> None:
+        self.began, self.end = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.began.set()
+        await self.end.wait()
+
+
+async def test_the_second_waits_and_takes_over_at_once_when_the_first_ends(kubes: list[Kube]) -> None:
+    first, second = Worker(), Worker()
+    one = asyncio.create_task(lead(kubes[0], "default", "handover", "one", first, QUICK))
+    await first.began.wait()
+    two = asyncio.create_task(lead(kubes[1], "default", "handover", "two", second, QUICK))
+    await asyncio.sleep(2 * QUICK.retry_period)
+    assert not second.began.is_set()
+    first.end.set()
+    await one
+    async with asyncio.timeout(10):
+        await second.began.wait()
+    assert (await kubes[0].get(LEASES, "default", "handover"))["spec"]["holderIdentity"] == "two"
+    second.end.set()
+    await two
+    assert not (await kubes[0].get(LEASES, "default", "handover"))["spec"].get("holderIdentity")
+
+
+async def test_cancelling_ends_the_work_and_gives_the_lease_back(kubes: list[Kube]) -> None:
+    worker = Worker()
+    leading = asyncio.create_task(lead(kubes[0], "default", "cancelled", "one", worker, QUICK))
+    await worker.began.wait()
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    assert not (await kubes[0].get(LEASES, "default", "cancelled"))["spec"].get("holderIdentity")
+
+
+async def test_a_failure_of_the_work_reaches_the_caller(kubes: list[Kube]) -> None:
+    async def work() -> None:
+        raise Unavailable("the work broke")
+
+    with pytest.raises(Unavailable, match="the work broke"):
+        await lead(kubes[0], "default", "failing", "one", work, QUICK)
+
+
+async def test_nothing_is_written_past_the_renew_deadline(kubes: list[Kube]) -> None:
+    kube = kubes[0]
+    kube.fence = lambda: False
+    with pytest.raises(Fenced):
+        await kube.create({"kind": "Event", "metadata": {"name": "x", "namespace": "default"}})
+    with pytest.raises(NotFound):
+        await kube.get(EVENTS, "default", "x")
