@@ -1,18 +1,22 @@
-"""kopf's side of the operator: the services as they change, told to our store. Handlers do no work of their own."""
+"""kopf's side of the operator: it tells of services as they change. Handlers do no work of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import kopf
 
 from plimsoll.api import labels
 from plimsoll.controllers.settings import tune
-from plimsoll.controllers.store import Store
 
 
-def registry(store: Store, *, namespaced: bool) -> kopf.OperatorRegistry:
-    """The handlers, bound to one store."""
+# Told of a service as it now is, or of its last state and that it is gone.
+Changed = Callable[[dict[str, Any], bool], None]
+
+
+def registry(changed: Changed, *, namespaced: bool) -> kopf.OperatorRegistry:
+    """The handlers, bound to who wants to know."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=made)
@@ -26,18 +30,15 @@ def registry(store: Store, *, namespaced: bool) -> kopf.OperatorRegistry:
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=made)
     async def service(event: Any, **_: Any) -> None:
         obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
-        if event["type"] == "DELETED":
-            store.drop(obj)
-        else:
-            store.put(obj)
+        changed(obj, event["type"] == "DELETED")
 
     return made
 
 
-async def watch_services(store: Store, namespaces: tuple[str, ...]) -> None:
-    """Feed the store with services until cancelled, or until SIGTERM, which kopf takes over."""
+async def watch_services(changed: Changed, namespaces: tuple[str, ...]) -> None:
+    """Tell of services as they change until cancelled, or until SIGTERM, which kopf takes over."""
     await kopf.operator(
-        registry=registry(store, namespaced=bool(namespaces)),
+        registry=registry(changed, namespaced=bool(namespaces)),
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,

@@ -59,11 +59,23 @@ def claims(store: Store) -> list[Claim]:
     found = []
     for raw in store.all(labels.KIND):
         meta = raw["metadata"]
-        model = raw.get("spec", {}).get("model") or {}
-        name = model.get("name") or meta["name"]
-        namespace, own = key_of(raw)
-        found.append(Claim(namespace, own, str(name), meta.get("creationTimestamp", ""), meta["uid"]))
+        namespace, name = key_of(raw)
+        found.append(Claim(namespace, name, claimed(raw), meta.get("creationTimestamp", ""), meta["uid"]))
     return found
+
+
+def claimed(raw: Object) -> str:
+    """The bare model name that a service claims."""
+    model = raw.get("spec", {}).get("model") or {}
+    return str(model.get("name") or raw["metadata"]["name"])
+
+
+def rivals(store: Store, before: Object | None, after: Object | None) -> list[Key]:
+    """The services whose ownership of a name may change when a service comes, goes, or claims another name."""
+    names = {claimed(raw) for raw in (before, after) if raw is not None}
+    if before is not None and after is not None and len(names) == 1:
+        return []
+    return [key_of(raw) for raw in store.all(labels.KIND) if claimed(raw) in names]
 
 
 def _parsed(raw: Object) -> tuple[InferenceService | None, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import httpx
 
@@ -29,9 +30,10 @@ from plimsoll.adapters.kube import (
 from plimsoll.api import labels
 from plimsoll.controllers import autoscale, handlers, probes
 from plimsoll.controllers.gateways import Gateways
+from plimsoll.controllers.observe import rivals
 from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.settings import Settings
-from plimsoll.controllers.store import Key, Store
+from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.telemetry import metrics
 
@@ -81,8 +83,17 @@ class Operator:
             log.info("told to end")
 
     async def _watch_services(self) -> None:
-        await handlers.watch_services(self.store, self._namespaces)
+        await handlers.watch_services(self._service_changed, self._namespaces)
         raise _Stopped
+
+    def _service_changed(self, obj: dict[str, Any], gone: bool) -> None:
+        before = self.store.get(labels.KIND, key_of(obj))
+        if gone:
+            self.store.drop(obj)
+        else:
+            self.store.put(obj)
+        for key in rivals(self.store, before, None if gone else obj):
+            self.queue.add(key)
 
     @property
     def synced(self) -> bool:
