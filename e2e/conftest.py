@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
+from e2e.cluster.settings import KUBECONFIG
 from e2e.lib import stack
 from e2e.lib.kube import Cluster
 from e2e.lib.metrics import Gateway
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quiet-seconds", type=float, default=300.0, help="how long a converged fleet must make no API write"
     )
     parser.addoption("--keep", action="store_true", help="leave services, namespaces and the chart in place at the end")
-    parser.addoption("--no-setup", action="store_true", help="cluster, images and chart are as they should be")
+    parser.addoption("--no-setup", action="store_true", help="the chart is installed as it should be")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,12 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The local cluster with the images and the chart in it."""
-    setup = not request.config.getoption("--no-setup")
-    for verb in ("up", "images") if setup else ():
-        stack.cluster_verb(verb)
+    """The local cluster with the chart installed; `make e2e` has made it and the images."""
+    if not KUBECONFIG.exists():
+        pytest.exit("there is no cluster: run make e2e", returncode=2)
     with stack.connect() as access:
-        if setup:
+        if not request.config.getoption("--no-setup"):
             stack.install(access)
         yield access
 
@@ -148,10 +148,16 @@ def promises(prober: Prober) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A scenario that held shows what it saw; one that did not, the state of the cluster too."""
     report = yield
-    access = getattr(item, "funcargs", {}).get("cluster")
-    if report.failed and access:  # type: ignore[attr-defined]
-        namespaces = {SHARED, item.funcargs.get("namespace", SHARED)}  # type: ignore[attr-defined]
-        report.sections.append(("the cluster", explain(access, sorted(namespaces), stack.SYSTEM)))  # type: ignore[attr-defined]
+    fixtures = getattr(item, "funcargs", {})
+    if report.failed and "cluster" in fixtures:
+        namespaces = {SHARED, fixtures.get("namespace", SHARED)}
+        report.sections.append(("the cluster", explain(fixtures["cluster"], sorted(namespaces), stack.SYSTEM)))
+    if report.when == "call" and report.passed and report.capstdout:
+        terminal = item.config.pluginmanager.getplugin("terminalreporter")
+        terminal.write_line(
+            f"\n{item.name} ({report.duration:.0f} s)\n  " + report.capstdout.strip().replace("\n", "\n  ")
+        )
     return report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from e2e.lib.kube import Cluster, KubectlError, Object
 from plimsoll.api import labels
 
-EVENTS, LINES = 40, 60
+EVENTS, LINES, WIDTH = 40, 30, 300
 
 
 def explain(cluster: Cluster, namespaces: Iterable[str], system: str) -> str:
@@ -53,12 +53,17 @@ def _logs(cluster: Cluster, namespace: str) -> str:
     return "\n".join(text for pod in cluster.list("pods", namespace) for text in _pod_logs(cluster, namespace, pod))
 
 
+def _short(text: str) -> str:
+    """Without the lists of extensions that Envoy begins with, and without the ends of very long lines."""
+    return "\n".join(line[:WIDTH] for line in text.splitlines() if "[info][main]" not in line)
+
+
 def _pod_logs(cluster: Cluster, namespace: str, pod: Object) -> Iterable[str]:
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         for previous in (True, False) if container.get("restartCount") else (False,):
             try:
-                text = cluster.logs(namespace, name, container["name"], LINES, previous)
+                text = _short(cluster.logs(namespace, name, container["name"], LINES, previous))
             except KubectlError as error:
                 text = str(error)
             yield f"--- {name} {container['name']}{' (before its restart)' if previous else ''}\n{text}"

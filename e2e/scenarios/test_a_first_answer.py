@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.load import Arrival, Load, OpenLoop

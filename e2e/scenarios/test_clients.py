@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from e2e.cluster.settings import CACHE
 from e2e.lib import stack
 from e2e.lib.kube import Cluster, Object

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
 from e2e.lib.ledger import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from e2e.lib.kube import Cluster, Object, uids
 from e2e.lib.service import Service
 from e2e.lib.wait import until

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.dump import difference, dump

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Arrival, Load, OpenLoop

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from e2e.cluster.settings import ROOT
 from e2e.lib.kube import Cluster, KubectlError, Object
 from e2e.lib.service import manifest
@@ -41,7 +42,7 @@ BAD = {
     "no model": (_set("spec", "model", value={}), "spec.model.uri", "Required"),
     "a scheme to come": (_set("spec", "model", "uri", value="s3://b/m"), "spec.model.uri", "not supported yet"),
     "zero replicas": (_set(*DECODE, "minReplicas", value=0), "spec.tiers.decode.minReplicas", "equal to 1"),
-    "limits crossed": (_set(*DECODE, "maxReplicas", value=1), "spec.tiers.decode.maxReplicas", "is below minReplicas"),
+    "limits crossed": (_set(*DECODE, "maxReplicas", value=1), "spec.tiers.decode.maxReplicas", "below minReplicas"),
     "three tiers": (_set("spec", "tiers", "serve", value={}), "spec.tiers", "write either serve alone"),
     "a reserved flag": (_set("spec", "engine", "args", value=["--port", "1"]), "spec.engine.args", "--port"),
     "a reserved variable": (_set("spec", "engine", "env", value=ROLE), "spec.engine.env", "PLIMSOLL_"),

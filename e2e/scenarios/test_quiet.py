@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import datetime
 
 import pytest
+
 from e2e.lib import stack
 from e2e.lib.kube import Cluster
 from e2e.lib.node import WRITES, audit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from e2e.lib import stack
 from e2e.lib.kube import Cluster, uids
 from e2e.lib.metrics import Samples

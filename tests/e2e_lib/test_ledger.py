@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from e2e.lib.ledger import SSE, Ledger, Outcome, Record, Seen, judge, percentile
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from e2e.lib.client import Prompt, Target
 from e2e.lib.ledger import Outcome, Record
 from e2e.lib.load import Arrival, ClosedLoop, Load, OpenLoop, poisson, unique_text

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+
 from e2e.lib.client import Target
 from e2e.lib.prober import Prober, ready_for
 from e2e.lib.wait import until

@@ -1,6 +1,6 @@
 """LangChain's ChatOpenAI: a whole answer and a stream. Usage: URL MODEL"""
 
-# mypy: ignore-errors  # the clients are installed for the scenarios only
+# mypy: ignore-errors
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """LiteLLM's completion: a whole answer, a stream, a refusal. Usage: URL MODEL"""
 
-# mypy: ignore-errors  # the clients are installed for the scenarios only
+# mypy: ignore-errors
 
 from __future__ import annotations
 

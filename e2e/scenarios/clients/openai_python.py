@@ -1,6 +1,6 @@
 """The openai SDK for Python: a stream, a whole answer, the model list, a refusal. Usage: URL MODEL"""
 
-# mypy: ignore-errors  # the clients are installed for the scenarios only
+# mypy: ignore-errors
 
 from __future__ import annotations
 
