@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.core.errors import InvalidSpec
 from tests.api.accepted import GOOD
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_pod import POD_CASES
 from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
 from tests.api.mutations import mutations
-
-from plimsoll.api.v1alpha1 import InferenceService, parse
-from plimsoll.core.errors import InvalidSpec
 
 
 def problems(manifest: Manifest) -> tuple[str, ...]:

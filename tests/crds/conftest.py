@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.api.manifests import Manifest
 from tests.apiserver import ApiServer, api_server
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+
+from plimsoll.api.v1alpha1 import ConditionStatus, Status, TiersStatus, TierStatus, parse
 from tests.api.accepted import GOOD
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.crds.conftest import WAYS, Kubectl
-
-from plimsoll.api.v1alpha1 import ConditionStatus, Status, TiersStatus, TierStatus, parse
 
 pytestmark = pytest.mark.api
 

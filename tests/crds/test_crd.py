@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.crds.conftest import CRD
 
 from plimsoll.api import crd
+from tests.crds.conftest import CRD
 
 LARGEST_BYTES = 200_000
 FOREIGN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "title", "const", "nullable", "prefixItems", "exclusiveMinimum"}

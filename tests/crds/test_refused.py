@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_pod import POD_CASES
 from tests.api.manifests import examples

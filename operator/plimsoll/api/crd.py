@@ -70,6 +70,7 @@ def schema() -> Schema:
     for name in ("apiVersion", "kind"):
         fields[name] = {"type": "string"}
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    fields["status"] = _without_defaults(fields["status"])
     root["required"] = ["spec"]
     root[VALIDATIONS] = [rule.below(".metadata.name").schema() for rule in NAME_RULES]
     return root
@@ -133,6 +134,14 @@ def _structural_map(out: Schema, definitions: dict[str, Schema]) -> None:
         out["additionalProperties"] = _structural(values, definitions)
     else:
         out.pop("additionalProperties", None)
+
+
+def _without_defaults(node: Schema) -> Schema:
+    """The status is stored as the operator writes it: a default filled in would look like a change."""
+    out = {key: value for key, value in node.items() if key != "default"}
+    if "properties" in out:
+        out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
+    return out
 
 
 def _plain(node: Schema, definitions: dict[str, Schema]) -> Schema:

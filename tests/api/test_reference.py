@@ -1,0 +1,29 @@
+"""The generated page of InferenceService."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll.api import reference
+
+PAGE = Path(__file__).parents[2] / reference.PATH
+
+
+def test_the_page_is_what_the_models_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference.render()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| `tiers.TIER.gpus` | integer, 0 to 64 | `1` | GPUs of each engine. |",
+        "| `engine.env[].valueFrom.secretKeyRef.name` | string |  | Name of the object. |",
+        "- `spec.tiers.TIER.maxReplicas`: maxReplicas must not be below minReplicas",
+        "| `tiers.TIER.summary` | string |  | ready/desired. |",
+        "| MODEL | Name that clients send as model. |",
+    ],
+)
+def test_fields_rules_and_columns_have_a_line_each(line: str) -> None:
+    assert reference.render().splitlines().count(line) == 1
