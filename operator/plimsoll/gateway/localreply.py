@@ -38,17 +38,23 @@ WORDS = {
     426: Words("This gateway needs HTTP/1.1 or HTTP/2.", "http_version"),
     431: Words("The request headers are larger than this gateway accepts.", "headers_too_large"),
     500: Words("The gateway failed (%RESPONSE_CODE_DETAILS%).", "gateway_error"),
+    501: Words("The request is framed in a way that this gateway does not read.", "not_implemented"),
     502: Words("The engine's answer is not valid HTTP (%RESPONSE_CODE_DETAILS%).", "bad_gateway"),
     503: Words("No engine could take the request (%RESPONSE_CODE_DETAILS%). Please try again.", "unavailable", 1),
     504: Words("The engine did not answer in time (%RESPONSE_CODE_DETAILS%).", "timeout"),
 }
 
+OTHERS = Words("The gateway refused the request (%RESPONSE_CODE_DETAILS%).", "gateway_error")
+
 
 def local_reply_config() -> Json:
     """The `local_reply_config` of the HTTP connection manager."""
     return {
-        "mappers": [_picker_own(), *(_mapper(status, words) for status, words in WORDS.items())],
-        "body_format": _body(OWN_TEXT, "invalid_request_error", "gateway_error"),
+        "mappers": [
+            _picker_own(),
+            *(_mapper("EQ", status, words) for status, words in WORDS.items()),
+            _mapper("GE", 400, OTHERS),
+        ]
     }
 
 
@@ -62,14 +68,14 @@ def _picker_own() -> Json:
     }
 
 
-def _mapper(status: int, words: Words) -> Json:
+def _mapper(comparison: str, status: int, words: Words) -> Json:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {
         "filter": {
             "status_code_filter": {
                 "comparison": {
-                    "op": "EQ",
-                    "value": {"default_value": status, "runtime_key": f"plimsoll.reply.{status}"},
+                    "op": comparison,
+                    "value": {"default_value": status, "runtime_key": f"plimsoll.reply.{comparison}.{status}"},
                 }
             }
         },

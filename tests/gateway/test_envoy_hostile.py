@@ -1,0 +1,167 @@
+"""Hostile requests never reach a route of the engine that is not allowed, and never disturb the next good one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.gateway import hostile
+from tests.gateway.engine import Engine
+from tests.gateway.hostile import GOOD_BODY, Case, request
+from tests.gateway.objects import pod, service
+from tests.gateway.stack import Stack
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+ALLOWED = (b"/v1/chat/completions", b"/v1/completions")
+ANSWER_SECONDS = 5.0
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# These are the allowed path once they are decoded, and the engine gets them decoded.
+DECODED = ("path '/v1/chat/%63ompletions'", r"path '/v1/chat\\completions'")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stack, Engine]]:
+    stack = Stack(Path(tmp_path_factory.mktemp("gw")), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
+    try:
+        engine = await stack.engine()
+        await stack.up([service()], [pod(engine.address)])
+        await stack.routable(engine)
+        yield stack, engine
+    finally:
+        await stack.down()
+        print(stack.log.read_text()[-4000:])
+
+
+async def exchange(stack: Stack, raw: bytes) -> bytes:
+    """What comes back for these bytes, up to the end of one answer or of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
+    answer = b""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            writer.write(raw)
+            while not complete(answer):
+                piece = await reader.read(65536)
+                if not piece:
+                    break
+                answer += piece
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    return answer.removeprefix(CONTINUE)
+
+
+def complete(answer: bytes) -> bool:
+    head, end, body = answer.removeprefix(CONTINUE).partition(b"\r\n\r\n")
+    if not end:
+        return False
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return len(body) >= int(line.split(b":")[1])
+    return answer.endswith(b"0\r\n\r\n")
+
+
+def fault(answer: bytes) -> str:
+    """What is wrong with a refusal's shape; "" if nothing is. A closed connection is a refusal too."""
+    if not answer:
+        return ""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split(b" ")[1])
+    if status < 400 or b"HEAD" in head:
+        return ""
+    lines = head.lower()
+    if b"x-should-retry: false" not in lines and b"retry-after: " not in lines:
+        return f"{status} without a word on retries"
+    if not body:
+        return f"{status} without a body"
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return f"{status} in another shape: {body[:200]!r}"
+    return "" if error["message"] and (error["code"] is None or isinstance(error["code"], str)) else f"{error}"
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ")[1]) if answer else 0
+
+
+async def run(door: tuple[Stack, Engine], cases: Iterator[Case], right: Callable[[str, int], bool]) -> None:
+    """Send each case and a good request after it; tell all that went wrong at once."""
+    stack, engine = door
+    wrong: list[str] = []
+    count = 0
+    for name, raw in cases:
+        count += 1
+        engine.seen.clear()
+        try:
+            answer = await exchange(stack, raw)
+        except TimeoutError:
+            wrong.append(f"{name}: no answer")
+            continue
+        status = status_of(answer)
+        reached = [seen.path for seen in engine.seen if seen.path.partition(b"?")[0] not in ALLOWED]
+        problems = [
+            f"reached {reached}" if reached else "",
+            fault(answer) if not name.startswith("method HEAD") else "",
+        ]
+        problems.append("" if right(name, status) else f"status {status}")
+        if (good := status_of(await exchange(stack, request()))) != 200:
+            problems.append(f"the next good request got {good}")
+        wrong += [f"{name}: {problem}" for problem in problems if problem]
+    print(f"{count} cases")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+async def test_paths_and_methods(door: tuple[Stack, Engine]) -> None:
+    refused = (0, 400, 403, 404, 405, 413, 414, 431)
+    await run(door, hostile.paths(), lambda name, status: status in refused or (name in DECODED and status == 200))
+
+
+async def test_framing(door: tuple[Stack, Engine]) -> None:
+    await run(door, hostile.framing(), lambda name, status: status in (0, 200, 400, 404, 408, 413, 426, 431, 501, 505))
+
+
+async def test_headers(door: tuple[Stack, Engine]) -> None:
+    await run(door, hostile.headers(), lambda name, status: status in (0, 200, 400, 403, 404, 408, 411, 417, 431))
+
+
+async def test_bodies(door: tuple[Stack, Engine]) -> None:
+    await run(door, hostile.bodies(), lambda name, status: status in (400, 404))
+
+
+async def test_odd_bodies_that_are_the_engines_to_judge(door: tuple[Stack, Engine]) -> None:
+    await run(door, hostile.harmless(), lambda name, status: status == 200)
+
+
+async def test_half_sent_heads_and_bodies_end_in_time(door: tuple[Stack, Engine]) -> None:
+    stack, engine = door
+    engine.seen.clear()
+    whole = request()
+    cuts = [1, 10, 40, whole.index(b"\r\n\r\n") + 2, whole.index(GOOD_BODY), whole.index(GOOD_BODY) + 5, len(whole) - 1]
+    answers = await asyncio.gather(*(exchange(stack, whole[:cut]) for cut in cuts for _ in range(5)))
+    assert {status_of(answer) for answer in answers} <= {0, 408}
+    assert [fault(answer) for answer in answers if fault(answer)] == []
+    assert engine.seen == []
+    assert status_of(await exchange(stack, whole)) == 200
+
+
+async def test_slow_bytes_do_not_buy_time(door: tuple[Stack, Engine]) -> None:
+    stack, _ = door
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
+
+    async def drip() -> None:
+        for byte in request():
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.1)
+
+    dripping = asyncio.ensure_future(drip())
+    answer = await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS)
+    dripping.cancel()
+    writer.close()
+    assert status_of(answer) in (0, 408)
