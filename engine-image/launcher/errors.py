@@ -50,7 +50,7 @@ def _words(said: Any, status: int) -> str:
         said = "; ".join(str(item.get("msg", item) if isinstance(item, dict) else item) for item in said)
     if not isinstance(said, str):
         said = json.dumps(said) if said is not None else f"HTTP {status}"
-    return str(said)[:MAX_WORDS]
+    return str(said)[:MAX_WORDS] or f"HTTP {status}"
 
 
 def queue_full(message: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
-from launcher.stream import ABORT, StreamWatch, before_done
+from launcher.stream import ABORT, EVENT_END, StreamWatch, before_done
 
 ABORTED = "The engine stopped before the answer was complete."
 UNFINISHED = "The engine ended the stream before it was complete."
@@ -71,7 +71,7 @@ class AnswerGuard:
         if not self._sent:
             await self._count_and_respond("exception", errors.error(INTERNAL, 500), 500)
         elif self._watch is not None and not self._watch.done:
-            await self._break(FAILED, "exception")
+            await self._break(FAILED, "exception", half_sent=not self._watch.between)
 
     async def _started(self, message: Message) -> None:
         kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
@@ -118,19 +118,26 @@ class AnswerGuard:
         if self._cut:
             return
         chunk = message.get("body", b"")
+        end = watch.abort_ends(chunk)
         watch.feed(chunk)
         if self._gone:
             await self._send(message)
         elif watch.aborted:
-            await self._send({**message, "body": before_done(chunk), "more_body": True})
-            await self._break(ABORTED, "abort")
+            await self._aborted(message, chunk, end)
         elif watch.error and not self._counted_error:
             await self._error_event(message, chunk)
         elif not message.get("more_body", False) and not watch.done:
             await self._send({**message, "more_body": True})
-            await self._break(UNFINISHED, "unfinished")
+            await self._break(UNFINISHED, "unfinished", half_sent=not watch.between)
         else:
             await self._send(message)
+
+    async def _aborted(self, message: Message, chunk: bytes, end: int) -> None:
+        """Sends the aborted event to its end, which may be in a later chunk, then breaks the stream."""
+        last = not message.get("more_body", False)
+        await self._send({**message, "body": chunk[:end] if end >= 0 else chunk, "more_body": True})
+        if end >= 0 or last:
+            await self._break(ABORTED, "abort", half_sent=end < 0)
 
     async def _error_event(self, message: Message, chunk: bytes) -> None:
         """vLLM's own error event: clients notice it, so it may end well, unless the whole engine is dead."""
@@ -145,9 +152,9 @@ class AnswerGuard:
         self._count("engine_error")
         await self._send({**message, "body": chunk})
 
-    async def _break(self, words: str, reason: str) -> None:
+    async def _break(self, words: str, reason: str, half_sent: bool) -> None:
         """Tells the client that its stream is broken, and sees to it that nothing follows."""
         self._count(reason)
         self._cut = True
-        event = errors.event(words, "engine_stopped")
+        event = (EVENT_END if half_sent else b"") + errors.event(words, "engine_stopped")
         await self._send({"type": "http.response.body", "body": event, "more_body": True})

@@ -10,17 +10,33 @@ from __future__ import annotations
 ABORT = b'"finish_reason":"abort"'
 DONE = b"\ndata: [DONE]"
 ERROR = b'\ndata: {"error"'
+EVENT_END = b"\n\n"
 SEAM = max(len(ABORT), len(DONE), len(ERROR)) - 1
 
 
 class StreamWatch:
-    """What a stream has shown so far: `aborted`, `done` (its end mark), `error` (an error event of the engine)."""
+    """What a stream has shown so far: `aborted`, `done` (its end mark), `error` (an error event of the engine).
+
+    `between` is whether the last byte fed ended an event.
+    """
 
     def __init__(self) -> None:
         self.aborted = False
         self.done = False
         self.error = False
-        self._tail = b"\n"  # the first event needs no line end before it
+        self._tail = EVENT_END  # the first event needs no line end before it
+
+    @property
+    def between(self) -> bool:
+        """Whether no event is half sent."""
+        return self._tail.endswith(EVENT_END)
+
+    def abort_ends(self, chunk: bytes) -> int:
+        """Where the aborted event ends in the chunk that is fed next: the place behind it, or -1 if not in there."""
+        if self._tail.endswith(b"\n") and chunk.startswith(b"\n") and not self.between:
+            return 1
+        place = chunk.find(EVENT_END, max(0, chunk.find(ABORT)))
+        return place + len(EVENT_END) if place >= 0 else -1
 
     def feed(self, chunk: bytes) -> None:
         """Looks at the next chunk."""

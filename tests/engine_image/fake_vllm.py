@@ -1,0 +1,62 @@
+"""A `vllm` command for the launcher's tests: a server of the paths that the launcher asks for, and some ways to die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+PORT = int(sys.argv[sys.argv.index("--port") + 1])
+DEAD = False
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers like vLLM, as far as the launcher looks."""
+
+    def log_message(self, *_: Any) -> None:
+        """Keeps the log for what the tests read."""
+
+    def reply(self, status: int, body: bytes) -> None:
+        """One whole answer."""
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        """Health, models, metrics."""
+        bodies = {
+            "/health": b"",
+            "/v1/models": json.dumps({"data": [{"max_model_len": 64}]}).encode(),
+            "/metrics": b"vllm:num_requests_running 0\n",
+        }
+        self.reply(503 if DEAD and self.path == "/health" else 200, bodies[self.path])
+
+    def do_POST(self) -> None:
+        """Ends the engine, kills it, leaves an orphan, or answers a completion."""
+        global DEAD
+        self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/exit0":
+            os._exit(0)
+        if self.path == "/dead":
+            DEAD = True
+        self.reply(200, b"{}")
+
+
+def main() -> None:
+    """Serves until SIGTERM, which is a clean end; `orphan` in the arguments leaves a child behind."""
+    if "broken" in sys.argv:
+        sys.exit(3)
+    print("Initializing a V1 LLM engine (v0) with config: none", flush=True)
+    print("init engine (profile, create kv cache, warmup model) took 0.01 s", flush=True)
+    if "orphan" in sys.argv:
+        child = subprocess.Popen(["sleep", "1000"])
+        print(f"orphan {child.pid}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What the middleware makes of the engine's answers: errors in one shape, and no bad end that looks good."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.engine_image.lab import DONE, answer, bench, completion, event, streaming, token
+
+STREAM = {"model": "tiny", "prompt": "a", "stream": True}
+ABORT = token("", "abort")
+
+
+async def test_a_good_stream_passes_byte_for_byte(tmp_path: Path) -> None:
+    chunks = [token(' "finish_reason":"abort" data: [DONE]'), token("\ndata: [DONE]", "length"), DONE]
+    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert got.body == b"".join(chunks)
+    assert got.complete
+    assert serve.count("stream_errors", reason="abort") == 0
+
+
+async def test_an_abort_becomes_an_error_event_and_a_cut(tmp_path: Path) -> None:
+    async with bench(streaming([token(), ABORT, DONE]), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert json.loads(got.events[-1])["error"]["type"] == "server_error"
+    assert "[DONE]" not in got.events
+    assert not got.complete
+    assert serve.count("stream_errors", reason="abort") == 1
+
+
+@pytest.mark.parametrize("split", range(1, len(ABORT) - 1))
+async def test_an_abort_split_anywhere_is_found(tmp_path: Path, split: int) -> None:
+    chunks = [token(), ABORT[:split], ABORT[split:] + DONE]
+    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert "error" in json.loads(got.events[-1])
+    assert "[DONE]" not in got.events
+    assert not got.complete
+
+
+async def test_an_abort_in_single_bytes_is_found(tmp_path: Path) -> None:
+    raw = token() + ABORT + DONE
+    async with bench(streaming(raw[at : at + 1] for at in range(len(raw))), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert not got.complete
+    assert serve.count("stream_errors", reason="abort") == 1
+
+
+@pytest.mark.parametrize("split", range(len(DONE)))
+async def test_an_end_mark_split_anywhere_is_found(tmp_path: Path, split: int) -> None:
+    chunks = [token(finish="length"), DONE[:split], DONE[split:]]
+    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert got.complete
+
+
+async def test_a_stream_without_its_end_mark_is_cut(tmp_path: Path) -> None:
+    async with bench(streaming([token(), token(finish="length")]), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert "error" in json.loads(got.events[-1])
+    assert not got.complete
+    assert serve.count("stream_errors", reason="unfinished") == 1
+
+
+async def test_an_engine_that_raises_in_a_stream_gives_an_error_event_and_a_cut(tmp_path: Path) -> None:
+    async with bench(streaming([token()], RuntimeError("x")), "serve", tmp_path) as serve:
+        exchange = serve.send(STREAM)
+        with pytest.raises(RuntimeError):
+            await exchange
+    assert serve.count("stream_errors", reason="exception") == 1
+
+
+async def test_vllms_own_error_event_passes_in_openais_shape_and_is_counted(tmp_path: Path) -> None:
+    error = event(error={"message": "bad schema", "type": "InternalServerError", "param": None, "code": 500})
+    async with bench(streaming([error, DONE]), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert json.loads(got.events[0])["error"] == {
+        "message": "bad schema",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+    assert got.events[-1] == "[DONE]"
+    assert got.complete
+    assert serve.count("stream_errors", reason="engine_error") == 1
+
+
+async def test_the_error_event_of_a_dead_engine_does_not_end_well(tmp_path: Path) -> None:
+    error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
+
+    async with bench(streaming([token(), error, DONE]), "serve", tmp_path) as serve:
+        script = serve.engine.script
+
+        async def dying(scope, receive, send):  # type: ignore[no-untyped-def]
+            scope["app"].state.engine_client.errored = True
+            await script(scope, receive, send)
+
+        serve.engine.script = dying
+        got = await serve.send(STREAM)
+    assert json.loads(got.events[-1])["error"]["message"] == "EngineCore encountered an issue."
+    assert not got.complete
+    assert serve.count("stream_errors", reason="engine_dead") == 1
+
+
+async def test_an_aborted_answer_becomes_a_503(tmp_path: Path) -> None:
+    async with bench(completion("abort"), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "tiny", "prompt": "a"})
+    assert (got.status, got.headers["retry-after"]) == (503, "1")
+    assert got.json["error"]["code"] == "aborted"
+    assert serve.count("stream_errors", reason="abort") == 1
+
+
+async def test_an_answer_passes_unchanged(tmp_path: Path) -> None:
+    async with bench(completion(), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "tiny", "prompt": "a"})
+    assert (got.status, got.json["choices"][0]["finish_reason"], got.complete) == (200, "length", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "raw", "message", "kind", "code"),
+    [
+        (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+         "The model `x` does not exist.", "invalid_request_error", "model_not_found"),
+        (400, b'{"error":{"message":"maximum context length is 4096","type":"BadRequestError","code":400}}',
+         "maximum context length is 4096", "invalid_request_error", "context_length_exceeded"),
+        (400, b'{"detail":"There was an error parsing the body"}',
+         "There was an error parsing the body", "invalid_request_error", None),
+        (404, b'{"detail":"Not Found"}', "Not Found", "invalid_request_error", None),
+        (422, b'{"detail":[{"loc":["body"],"msg":"Field required"}]}', "Field required", "invalid_request_error", None),
+        (500, b"Internal Server Error", "Internal Server Error", "server_error", None),
+        (500, b'{"error":"broken"}', "broken", "server_error", None),
+        (500, b"[]", "HTTP 500", "server_error", None),
+        (429, b'{"error":{"message":"slow down","code":"busy"}}', "slow down", "rate_limit_error", "busy"),
+    ],
+)  # fmt: skip
+async def test_errors_have_openais_shape(
+    tmp_path: Path, status: int, raw: bytes, message: str, kind: str, code: str | None
+) -> None:
+    async with bench(answer(status, raw), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "x"})
+    error = got.json["error"]
+    assert (got.status, error["message"], error["type"], error["code"]) == (status, message, kind, code)
+    assert got.headers["content-length"] == str(len(got.body))
+    assert "x-plimsoll-retry" not in got.headers
+
+
+@pytest.mark.parametrize("words", ["The engine is currently busy and cannot accept new requests.",
+                                   "The engine has reached its prefill token backlog limit."])  # fmt: skip
+async def test_a_full_queue_may_be_tried_elsewhere(tmp_path: Path, words: str) -> None:
+    raw = json.dumps({"error": {"message": words, "type": "Service Unavailable", "code": 503}}).encode()
+    async with bench(answer(503, raw), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "x"})
+    assert (got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == ("1", "1")
+    assert (got.json["error"]["message"], got.json["error"]["code"]) == (words, "queue_full")
+
+
+async def test_an_engine_that_raises_before_its_answer_gives_an_error_in_shape(tmp_path: Path) -> None:
+    async def script(*_: object) -> None:
+        raise RuntimeError("x")
+
+    engine = answer(200, b"")
+    engine.script = script
+    async with bench(engine, "serve", tmp_path) as serve:
+        with pytest.raises(RuntimeError):
+            await serve.send({"model": "x"})
+    assert serve.count("stream_errors", reason="exception") == 1
+
+
+async def test_other_paths_pass_untouched(tmp_path: Path) -> None:
+    async with bench(answer(200, b'"finish_reason":"abort"'), "serve", tmp_path) as serve:
+        got = await serve.send(b"", path="/metrics", method="GET")
+    assert got.body == b'"finish_reason":"abort"'
+
+
+async def test_an_empty_error_stays_empty(tmp_path: Path) -> None:
+    async with bench(answer(503, b""), "serve", tmp_path) as serve:
+        got = await serve.send(b"", path="/health", method="GET")
+    assert (got.status, got.body) == (503, b"")

@@ -1,0 +1,125 @@
+"""The command line of the engine, from its environment."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from launcher import command, settings
+from launcher.settings import Settings, SettingsError
+
+from tests.engine_image.lab import CONTRACT
+
+PLAIN = {"PLIMSOLL_ROLE": "serve", "PLIMSOLL_MODEL": "org/model"}
+
+
+def built(cpu: bool = False, **more: str) -> list[str]:
+    return command.engine_command(settings.read({**PLAIN, **more}, CONTRACT), CONTRACT, cpu=cpu)
+
+
+def value(argv: list[str], flag: str) -> str:
+    return argv[len(argv) - argv[::-1].index(flag)]
+
+
+def test_order_is_model_defaults_user_contract() -> None:
+    argv = built(PLIMSOLL_DEFAULT_ARGS='["--dtype","auto"]', PLIMSOLL_ARGS='["--dtype","float32"]')
+    assert argv[:7] == ["vllm", "serve", "org/model", "--dtype", "auto", "--dtype", "float32"]
+    assert argv.index("--port") > argv.index("float32")
+    assert value(argv, "--port") == "8000"
+
+
+def test_the_contracts_flags() -> None:
+    argv = built(
+        PLIMSOLL_SERVED_NAMES='["m","ns/m"]',
+        PLIMSOLL_MODEL_REVISION="abc",
+        PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS="77",
+        PLIMSOLL_POD_IP="10.0.0.1",
+    )
+    names = argv.index("--served-model-name")
+    assert argv[names + 1 : names + 3] == ["m", "ns/m"]
+    assert value(argv, "--revision") == "abc"
+    assert value(argv, "--shutdown-timeout") == "77"
+    assert value(argv, "--middleware") == "launcher.middleware.Plimsoll"
+    assert value(argv, "--host") == "0.0.0.0"  # noqa: S104
+
+
+def test_the_shutdown_timeout_of_the_contract() -> None:
+    assert value(built(), "--shutdown-timeout") == "600"
+
+
+def test_an_ipv6_pod_listens_on_ipv6() -> None:
+    assert value(built(PLIMSOLL_POD_IP="fd00::1"), "--host") == "::"
+
+
+@pytest.mark.parametrize(
+    ("role", "cpu", "config"),
+    [
+        ("prefill", False, {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}),
+        ("prefill", True, {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_buffer_device": "cpu"}),
+        ("decode", False, {"kv_connector": "NixlConnector", "kv_role": "kv_consumer",
+                           "kv_load_failure_policy": "recompute"}),
+        ("serve", True, None),
+    ],
+)  # fmt: skip
+def test_kv_transfer_by_role(role: str, cpu: bool, config: dict[str, str] | None) -> None:
+    argv = built(cpu, PLIMSOLL_ROLE=role)
+    assert ("--kv-transfer-config" in argv) is (config is not None)
+    if config:
+        assert json.loads(value(argv, "--kv-transfer-config")) == config
+
+
+@pytest.mark.parametrize(
+    ("args", "limit"),
+    [
+        ('["--max-num-seqs","16"]', "128"),
+        ('["--max_num_seqs=256"]', "2048"),
+        ('["--max-num-seqs","1"]', "64"),
+        ("[]", "2048"),
+        ('["--max-num-seqs"]', "2048"),
+    ],
+)
+def test_the_queue_has_a_limit(args: str, limit: str) -> None:
+    assert value(built(PLIMSOLL_ARGS=args), "--max-num-queued-reqs") == limit
+
+
+@pytest.mark.parametrize("args", ['["--max-num-queued-reqs","7"]', '["--max_num_queued_reqs=7"]'])
+def test_the_users_queue_limit_stands(args: str) -> None:
+    assert sum(command.flag(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
+
+
+@pytest.mark.parametrize("arg", ["--port", "--port=1", "--served_model_name", "--kv-transfer-config.kv_role", "--uds"])
+def test_reserved_flags_are_refused_by_name(arg: str) -> None:
+    with pytest.raises(SettingsError, match="PLIMSOLL_ARGS: --"):
+        built(PLIMSOLL_ARGS=json.dumps([arg, "x"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PLIMSOLL_ROLE", "router"),
+        ("PLIMSOLL_MODEL", ""),
+        ("PLIMSOLL_ARGS", "--x"),
+        ("PLIMSOLL_ARGS", '{"a":1}'),
+        ("PLIMSOLL_SERVED_NAMES", "[1]"),
+        ("PLIMSOLL_LEG_DEADLINE_SECONDS", "soon"),
+        ("PLIMSOLL_LEG_DEADLINE_SECONDS", "nan"),
+        ("PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS", "-1"),
+    ],
+)
+def test_bad_settings_name_their_variable(name: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        settings.read({**PLAIN, name: text}, CONTRACT)
+
+
+def test_the_engines_environment() -> None:
+    read: Settings = settings.read({**PLAIN, "PLIMSOLL_POD_IP": "10.0.0.9"}, CONTRACT)
+    environment = command.engine_environment({"PYTHONPATH": "/a", "X": "1"}, read, CONTRACT)
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.0.0.9"
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert environment["PYTHONPATH"].endswith("engine-image:/a")
+    assert environment["X"] == "1"
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in command.engine_environment({}, replace(read, pod_ip=""), CONTRACT)
+
+
+@pytest.mark.parametrize(("version", "cpu"), [("0.32.0+cpu", True), ("0.32.0", False), ("", False)])
+def test_the_platform_is_read_from_the_version(version: str, cpu: bool) -> None:
+    assert command.cpu_platform(version) is cpu

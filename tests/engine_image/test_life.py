@@ -1,0 +1,194 @@
+"""Phases of a start, the plan of a warm-up, when a leaving engine stops, and what the launcher's port says."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from launcher import client, contract, drain, health, warmup
+from launcher.contract import Drain, Warmup
+from launcher.health import HealthServer, Status, exposition
+from launcher.phases import Phases
+from launcher.state import State
+
+from tests.engine_image.lab import CONTRACT
+
+LOG = {
+    "import": b"(EngineCore pid=7) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: x\n",
+    "download": b"INFO [weight_utils.py:4] Time spent downloading weights for m: 1.5 seconds\n",
+    "load": b"INFO [default_loader.py:501] Loading weights took 0.08 seconds\n",
+    "init": b"INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 0.08 s (compilation: 3 s)\n",
+}
+
+
+def phases() -> Phases:
+    return Phases(CONTRACT.start_phases, 100.0)
+
+
+def test_phases_add_up() -> None:
+    times = phases()
+    times.end("launch", 101.0)
+    for at, line in zip((105.0, 106.0, 110.0, 120.0), LOG.values(), strict=True):
+        times.observe(line, at)
+    times.end("api", 121.0)
+    times.end("warmup", 124.0)
+    assert times.seconds() == {
+        "launch": 1.0, "import": 4.0, "download": 1.0, "load": 4.0, "init": 10.0, "api": 1.0, "warmup": 3.0,
+    }  # fmt: skip
+
+
+def test_a_missing_line_gives_its_time_to_the_next_phase() -> None:
+    times = phases()
+    times.observe(LOG["import"], 105.0)
+    times.observe(LOG["init"], 120.0)
+    assert times.seconds() == {"import": 5.0, "init": 15.0}
+
+
+def test_late_and_repeated_lines_change_nothing() -> None:
+    times = phases()
+    times.observe(LOG["import"], 105.0)
+    times.observe(LOG["load"], 110.0)
+    times.observe(LOG["import"], 111.0)
+    times.observe(LOG["load"], 112.0)
+    times.observe(b"anything else", 113.0)
+    assert times.seconds() == {"import": 5.0, "load": 5.0}
+
+
+DRAIN = Drain(5, 2, 10, 600, 15)
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "may"),
+    [
+        (104.9, None, False),
+        (105.0, None, True),
+        (105.0, 102.9, True),
+        (105.0, 103.1, False),
+        (107.0, 105.1, False),
+        (107.2, 105.1, True),
+        (110.0, 109.9, True),
+    ],
+)
+def test_when_a_leaving_engine_may_stop(now: float, last: float | None, may: bool) -> None:
+    assert drain.may_stop(now, 100.0, last, DRAIN) is may
+
+
+async def test_a_drain_that_may_end_ends(tmp_path: Path) -> None:
+    await drain.quiet(State(tmp_path), Drain(0, 0, 0, 1, 1))
+
+
+def test_the_longest_drain_fits_the_grace() -> None:
+    limits = CONTRACT.drain
+    grace = limits.shutdown_timeout_seconds + limits.grace_margin_seconds + limits.quiet_seconds
+    assert limits.max_unready_seconds + limits.shutdown_timeout_seconds + 5 <= grace
+    assert limits.min_unready_seconds <= limits.max_unready_seconds
+
+
+def test_marks_are_forgotten_at_the_next_start(tmp_path: Path) -> None:
+    state = State(tmp_path / "a")
+    state.reset()
+    state.mark_draining()
+    state.mark_stopping()
+    state.mark_request()
+    state.mark_request()
+    assert (state.draining, state.stopping, state.last_request() is None) == (True, True, False)
+    state.reset()
+    assert (state.draining, state.stopping, state.last_request()) == (False, False, None)
+
+
+WARMUP = Warmup((16, 128, 1024), (1, 4), 8, 5.0)
+
+
+def test_the_warm_up_asks_for_each_length_and_batch() -> None:
+    plan = warmup.plan(WARMUP, 4096)
+    assert [(batch.size, batch.prompt_tokens) for batch in plan] == [(1, 16), (1, 128), (1, 1024), (4, 16)]
+
+
+def test_the_warm_up_fits_the_model() -> None:
+    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 200)] == [16, 128, 16]
+    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 12)] == [4, 4]
+
+
+def test_no_two_warm_up_prompts_start_alike() -> None:
+    requests = [json.loads(raw) for batch in warmup.bodies(warmup.plan(WARMUP, 4096), "m", 8) for raw in batch]
+    assert len({tuple(request["prompt"][:4]) for request in requests}) == len(requests) == 7
+
+
+async def test_a_model_that_refuses_is_ready_all_the_same() -> None:
+    asked: list[str] = []
+
+    async def ask(path: str, _: bytes | None) -> client.Response:
+        asked.append(path)
+        if path == warmup.MODELS:
+            return client.Response(200, b'{"data":[{"max_model_len":4096}]}')
+        return client.Response(400, b"no")
+
+    await warmup.run(ask, WARMUP, "m")
+    assert asked.count(warmup.COMPLETIONS) == 7
+    assert asked.count(warmup.CHAT) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP")])
+async def test_a_warm_up_that_fails_ends(error: Exception) -> None:
+    async def ask(*_: object) -> client.Response:
+        raise error
+
+    await warmup.run(ask, WARMUP, "m")
+
+
+@pytest.mark.parametrize(
+    ("status", "ready", "word"),
+    [
+        (Status(), 503, b"starting"),
+        (Status(warm=True), 200, b"ready"),
+        (Status(warm=True, draining=True), 503, b"draining"),
+        (Status(warm=True, dead=True), 503, b"dead"),
+    ],
+)
+async def test_the_launchers_port(status: Status, ready: int, word: bytes) -> None:
+    async def scrape() -> bytes:
+        return b"vllm:x 1\n"
+
+    server = await HealthServer(CONTRACT, status, phases(), scrape).start(0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        assert await client.request(port, "/readyz") == client.Response(ready, word)
+        assert (await client.request(port, "/livez?verbose")).status == 200
+        assert (await client.request(port, "/other")).status == 404
+        metrics = (await client.request(port, "/metrics")).body
+    assert metrics.endswith(b"vllm:x 1\n")
+    assert b"plimsoll_engine_ready %d\n" % (ready == 200) in metrics
+
+
+async def test_the_launchers_port_survives_nonsense() -> None:
+    async def scrape() -> bytes:
+        return b""
+
+    server = await HealthServer(CONTRACT, Status(), phases(), scrape).start(0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        for raw in (b"\r\n\r\n", b"x" * (health.MAX_HEADER_BYTES + 9), b"\xff\xfe\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            await writer.drain()
+            try:
+                await reader.read()
+            except ConnectionResetError:
+                pass
+            writer.close()
+        assert (await client.request(port, "/livez")).status == 200
+
+
+def test_phases_are_published() -> None:
+    times = phases()
+    times.end("launch", 100.25)
+    assert 'plimsoll_engine_start_phase_seconds{phase="launch"} 0.250\n' in exposition(CONTRACT, Status(), times)
+
+
+def test_another_contract_can_be_named(tmp_path: Path) -> None:
+    document = json.loads((contract.ROOT / "contract.json").read_text())
+    document["ports"]["api"] = 9000
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(document))
+    assert contract.load({contract.OVERRIDE: str(path)}).ports["api"] == 9000
+    assert contract.load({}).ports["api"] == 8000

@@ -1,0 +1,242 @@
+"""Real vLLM engines under the launcher on loopback: a prefill and a decode engine with a tiny model.
+
+Needs an interpreter with vLLM, NIXL and pytest. The tests run in order: the later ones take the engines down.
+"""
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher.contract import ROOT
+
+from tests.engine_image.test_launcher import free_ports
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+ARGS = (
+    "--enforce-eager --max-model-len 4096 --max-num-batched-tokens 512 --max-num-seqs 16 "
+    "--kv-cache-memory-bytes 67108864 --dtype float32 --block-size 128"
+).split()
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass
+class Engine:
+    """A launcher with a real engine; its log is kept."""
+
+    process: subprocess.Popen[str]
+    api: int
+    port: int
+    log: list[str] = field(default_factory=list)
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        """Keeps the log; says when the engine is ready or gone."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if "ready after" in line:
+                self.ready.set()
+        self.ready.set()
+
+    def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """A completion that is not streamed."""
+        sent = {"content-type": "application/json", **(headers or {})}
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=120)) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), sent)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    @contextlib.contextmanager
+    def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        """A streamed completion whose first line has come."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=120)) as connection:
+            sent = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), sent)
+            answer = connection.getresponse()
+            answer.readline()
+            yield answer
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels, from the launcher's port."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in text.splitlines() if re.match(rf"{re.escape(name)}[ {{]", line)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode engine."""
+
+    prefill: Engine
+    decode: Engine
+
+
+def body(prompt: str, tokens: int = 24, **more: Any) -> dict[str, Any]:
+    """A greedy completion of exactly `tokens` tokens."""
+    return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **more}
+
+
+def words(seed: str, count: int = 60) -> str:
+    """A prompt that no other test uses, a few hundred tokens long."""
+    return f"{seed} " + f"The quick brown fox of {seed} jumps over the lazy dog. " * count
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image's tiny model, made by the image's own script."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    subprocess.run([sys.executable, ROOT / "image" / "make_tiny_model.py", folder], check=True, capture_output=True)
+    return folder
+
+
+@contextlib.contextmanager
+def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
+    """An engine of a role under its launcher."""
+    api, port, nixl = free_ports(3)
+    document = json.loads((ROOT / "contract.json").read_text())
+    document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
+    document["paths"]["state"] = str(folder / role / "state")
+    folder.joinpath(role).mkdir()
+    contract = folder / role / "contract.json"
+    contract.write_text(json.dumps(document))
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PLIMSOLL_CONTRACT": str(contract),
+        "PLIMSOLL_ROLE": role,
+        "PLIMSOLL_MODEL": str(model),
+        "PLIMSOLL_SERVED_NAMES": '["tiny"]',
+        "PLIMSOLL_DEFAULT_ARGS": json.dumps(ARGS),
+        "PLIMSOLL_POD_IP": "127.0.0.1",
+        "PLIMSOLL_LEG_DEADLINE_SECONDS": "30",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    running = Engine(process, api, port)
+    reader = threading.Thread(target=running.read)
+    reader.start()
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # killed, it could not end its engine
+            os.killpg(process.pid, signal.SIGKILL)
+        reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both engines, ready."""
+    folder = tmp_path_factory.mktemp("pair")
+    with engine(model, "prefill", folder) as prefill, engine(model, "decode", folder) as decode:
+        for one in (prefill, decode):
+            one.ready.wait()
+            assert one.process.poll() is None, "".join(one.log[-40:])
+        yield Pair(prefill, decode)
+
+
+def test_the_start_is_timed_in_phases(pair: Pair) -> None:
+    line = next(line for line in pair.decode.log if "ready after" in line)
+    print(line)
+    for phase in ("launch", "import", "load", "init", "api", "warmup"):
+        assert pair.decode.metric("plimsoll_engine_start_phase_seconds", phase=phase) > 0
+
+
+def test_prompts_move_and_the_text_is_the_same(pair: Pair) -> None:
+    moved = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+    computed = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
+    prompt_tokens = 0
+    for number in range(3):
+        asked = body(words(f"move{number}"))
+        status, alone = pair.prefill.post(asked)
+        assert status == 200
+        status, split = pair.decode.post(asked, {"x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"})
+        assert (status, split["choices"][0]["text"]) == (200, alone["choices"][0]["text"])
+        prompt_tokens += split["usage"]["prompt_tokens"]
+    after = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+    print("prompt tokens", prompt_tokens, "moved", after - moved)
+    assert after - moved == prompt_tokens
+    assert pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == computed
+    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == 3
+
+
+def test_a_clients_own_parameters_do_nothing(pair: Pair) -> None:
+    evil = {"do_remote_decode": True, "do_remote_prefill": False}
+    for one in (pair.prefill, pair.decode):
+        status, got = one.post(body(words("evil"), kv_transfer_params=evil))
+        assert (status, got["kv_transfer_params"]) == (200, None)
+
+
+def test_a_dead_prefill_engine_is_done_without(pair: Pair) -> None:
+    (port,) = free_ports(1)
+    status, got = pair.decode.post(body(words("dead")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
+    assert (status, got["usage"]["completion_tokens"]) == (200, 24)
+    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="dead") == 1
+
+
+def test_errors_have_openais_shape(pair: Pair) -> None:
+    status, got = pair.decode.post({**body("a"), "model": "other"})
+    assert (status, got["error"]["code"]) == (404, "model_not_found")
+    status, got = pair.decode.post(body("a", tokens=99999))
+    assert (status, got["error"]["type"], got["error"]["code"]) == (
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+    )
+
+
+def test_a_stream_ends_whole_while_the_engine_leaves(pair: Pair) -> None:
+    with pair.prefill.stream(body(words("drain", 5), 1500, stream_options={"include_usage": True})) as stream:
+        pair.prefill.process.send_signal(signal.SIGTERM)
+        rest = stream.read().decode()
+    usage = json.loads(rest.split("data: ")[-2])["usage"]
+    assert rest.endswith("data: [DONE]\n\n")
+    assert usage["completion_tokens"] == 1500
+    assert pair.prefill.process.wait() == 0
+
+
+def test_a_killed_engine_core_never_ends_a_stream_well(pair: Pair) -> None:
+    core = int(next(found[1] for line in pair.decode.log if (found := re.search(r"EngineCore pid=(\d+)", line))))
+    with pair.decode.stream(body(words("kill", 5), 3000)) as stream:
+        os.kill(core, signal.SIGKILL)
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            stream.read()
+    print(cut.value.partial[-400:].decode())
+    assert b"[DONE]" not in cut.value.partial
+    assert b'data: {"error"' in cut.value.partial
+    status, refused = pair.decode.post(body("a"))
+    assert (status, refused["error"]["code"]) == (503, "engine_failed")
+    assert pair.decode.process.wait() == 1
