@@ -8,15 +8,16 @@ the path and the words of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.api.manifests import ABSENT, Manifest, aggregated, service
 
-MODEL, ENGINE, SLO, TIERS = "spec.model", "spec.engine", "spec.slo", "spec.tiers"
+MODEL, SLO, TIERS = "spec.model", "spec.slo", "spec.tiers"
 DECODE = "spec.tiers.decode"
 POD = "spec.tiers.decode.pod"
+OBJECT_NAME = "must be the name of a Kubernetes object"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,28 @@ def one(path: str, value: Any, says: str, server: str = "", **more: Any) -> Case
     return Case({path: value}, more.pop("at", path), says, server, **more)
 
 
-def _kind(path: str, value: Any, says: str, server: str, typed: str) -> Case:
-    """A value of the wrong kind."""
-    return one(path, value, says, server, typed=(path, typed))
+def text(
+    path: str,
+    longest: int,
+    says: str = "",
+    wrong: Sequence[str] = (),
+    *,
+    at: str = "",
+    build: Callable[[str], Any] = str,
+    may_be_empty: bool = False,
+    base: Callable[..., Manifest] = service,
+) -> list[Case]:
+    """Text that is empty, too long, or wrong in a way that `says` tells; `build` puts it into the value of `path`."""
+    at = at or path
+    empty = one(path, build(""), "must not be empty", "should be at least 1 chars long", at=at, base=base)
+    long = one(
+        path, build("a" * (longest + 1)), f"must have at most {longest} characters", "Too long", at=at, base=base
+    )
+    return [
+        *([] if may_be_empty else [empty]),
+        long,
+        *[one(path, build(value), says, at=at, base=base) for value in wrong],
+    ]
 
 
 NAMES = [
@@ -95,15 +115,13 @@ MODELS = [
         one("spec.model.uri", uri, "needs an absolute path in the engine image, without '..': file:///PATH")
         for uri in ("file://models", "file:///", "file:///opt/../etc", "file:////x", "file:///a b")
     ],
-    one("spec.model.name", "", "must not be empty", "should be at least 1 chars long"),
-    one("spec.model.name", "a" * 254, "must have at most 253 characters", "Too long"),
-    *[
-        one("spec.model.name", name, "must begin with a letter or digit and have only letters, digits")
-        for name in ("-chat", "my chat", "chat\n", "/chat", "chät")
-    ],
-    one("spec.model.revision", "", "must not be empty", "should be at least 1 chars long"),
-    one("spec.model.revision", "r" * 254, "must have at most 253 characters", "Too long"),
-    one("spec.model.revision", "--revision", "must be a branch, a tag or a commit"),
+    *text(
+        "spec.model.name",
+        253,
+        "must begin with a letter or digit and have only letters, digits",
+        ("-chat", "my chat", "chat\n", "/chat", "chät"),
+    ),
+    *text("spec.model.revision", 253, "must be a branch, a tag or a commit", ("--revision", "a b", "main\n")),
     Case(
         {"spec.model.uri": "pvc://claim/chat", "spec.model.revision": "main"},
         "spec.model.revision",
@@ -115,48 +133,45 @@ MODELS = [
         "secretRef is only for hf:// models",
     ),
     one("spec.model.secretRef", {}, "is required", "Required value", at="spec.model.secretRef.name"),
-    one("spec.model.secretRef.name", "My_Secret", "must be the name of a Kubernetes object"),
-    one(
+    *text("spec.model.secretRef.name", 253, OBJECT_NAME, ("My_Secret",)),
+    *text(
         "spec.model.secretRef",
-        {"name": "a", "key": ""},
-        "must not be empty",
-        "at least 1 chars",
+        253,
+        "must be a key of a Secret",
+        ("a/b",),
         at="spec.model.secretRef.key",
-    ),
-    one(
-        "spec.model.secretRef", {"name": "a", "key": "a/b"}, "must be a key of a Secret", at="spec.model.secretRef.key"
+        build=lambda key: {"name": "a", "key": key},
     ),
     Case(
         {"spec.model.cache": {"claimName": "cache", "sizeLimit": "1Gi"}},
         "spec.model.cache.sizeLimit",
         "claimName and sizeLimit exclude each other",
     ),
-    one("spec.model.cache.claimName", "Cache", "must be the name of a Kubernetes object"),
-    one("spec.model.cache.claimName", "", "must not be empty", "at least 1 chars"),
-    *[
-        one("spec.model.cache.sizeLimit", size, "must be a quantity above zero, such as 64Gi")
-        for size in ("0", "-1Gi", "64GB", "much", "")
-    ],
+    *text("spec.model.cache.claimName", 253, OBJECT_NAME, ("Cache",)),
+    *text(
+        "spec.model.cache.sizeLimit",
+        32,
+        "must be a quantity above zero, such as 64Gi",
+        ("0", "-1Gi", "64GB", "much", ""),
+        may_be_empty=True,
+    ),
 ]
 
 ENGINES = [
-    one("spec.engine.image", "", "must not be empty", "should be at least 1 chars long"),
-    one("spec.engine.image", "a" * 513, "must have at most 512 characters", "Too long"),
-    *[
-        one("spec.engine.image", image, "must be an image reference, such as registry.example.com/team/engine:1.0")
-        for image in ("-x", "a b", "https://example.com/x y", "x@sha256:12")
-    ],
-    one("spec.engine.version", "", "must not be empty", "should be at least 1 chars long"),
-    one("spec.engine.version", "v" * 129, "must have at most 128 characters", "Too long"),
-    one("spec.engine.version", "1:0", "must be an image tag"),
+    *text(
+        "spec.engine.image",
+        512,
+        "must be an image reference, such as registry.example.com/team/engine:1.0",
+        ("-x", "a b", "https://example.com/x y", "x@sha256:12"),
+    ),
+    *text("spec.engine.version", 128, "must be an image tag", ("1:0", "-1", "a/b")),
     Case(
         {"spec.engine.image": "example.com/x:1", "spec.engine.version": "1"},
         "spec.engine.version",
         "image and version exclude each other",
     ),
     one("spec.engine.args", ["--x"] * 129, "must have at most 128 entries", "Too many"),
-    one("spec.engine.args", [""], "must not be empty", "should be at least 1 chars long", at="spec.engine.args[0]"),
-    one("spec.engine.args", ["x" * 4097], "must have at most 4096 characters", "Too long", at="spec.engine.args[0]"),
+    *text("spec.engine.args", 4096, at="spec.engine.args[0]", build=lambda arg: [arg]),
     *[
         one("spec.engine.args", ["--seed", "1", arg], "is set by Plimsoll", at="spec.engine.args[2]")
         for arg in (
@@ -179,12 +194,46 @@ ENGINES = [
         )
     ],
     one("spec.engine.args", ["--seed 1"], "has a flag and its value in one item", at="spec.engine.args[0]"),
-    one(
-        "spec.engine.env",
-        [{"name": f"A{i}", "value": ""} for i in range(129)],
-        "must have at most 128 entries",
-        "Too many",
-    ),
+]
+
+
+def _variable(variable: dict[str, Any], field: str, says: str, server: str = "") -> Case:
+    return one("spec.engine.env", [variable], says, server, at=f"spec.engine.env[0]{field}")
+
+
+def _key_refs(ref: str) -> list[Case]:
+    at = f"spec.engine.env[0].valueFrom.{ref}"
+
+    def variable(key_ref: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"name": "A", "valueFrom": {ref: key_ref}}]
+
+    return [
+        one("spec.engine.env", variable({"key": "b"}), "is required", "Required value", at=f"{at}.name"),
+        one("spec.engine.env", variable({"name": "a"}), "is required", "Required value", at=f"{at}.key"),
+        *text(
+            "spec.engine.env",
+            253,
+            OBJECT_NAME,
+            ("A_b",),
+            at=f"{at}.name",
+            build=lambda name: variable({"name": name, "key": "b"}),
+        ),
+        *text(
+            "spec.engine.env",
+            253,
+            "must be a key",
+            ("b c", "b/c"),
+            at=f"{at}.key",
+            build=lambda key: variable({"name": "a", "key": key}),
+        ),
+    ]
+
+
+_ONE_REF = {"name": "a", "key": "b"}
+_TWO_SOURCES = "needs exactly one of secretKeyRef and configMapKeyRef"
+
+ENVIRONMENTS = [
+    one("spec.engine.env", [{"name": f"A{i}", "value": ""} for i in range(129)], "must have at most 128", "Too many"),
     Case(
         {"spec.engine.env": [{"value": "x"}]},
         "spec.engine.env[0].name",
@@ -199,72 +248,28 @@ ENGINES = [
         "Duplicate value",
         ("spec.engine.env", "duplicate entries"),
     ),
-    one(
+    *text(
         "spec.engine.env",
-        [{"name": "", "value": "x"}],
-        "must not be empty",
-        "at least 1 chars",
+        253,
+        "must be a variable's name",
+        ("A=B", "9A", "A B"),
         at="spec.engine.env[0].name",
+        build=lambda name: [{"name": name, "value": "x"}],
     ),
-    one("spec.engine.env", [{"name": "A=B", "value": "x"}], "must be a variable's name", at="spec.engine.env[0].name"),
-    one("spec.engine.env", [{"name": "9A", "value": "x"}], "must be a variable's name", at="spec.engine.env[0].name"),
-    one(
-        "spec.engine.env",
-        [{"name": "PLIMSOLL_ROLE", "value": "x"}],
-        "names that begin with PLIMSOLL_",
-        at="spec.engine.env[0].name",
-    ),
-    one("spec.engine.env", [{"name": "A"}], "needs exactly one of value and valueFrom", at="spec.engine.env[0]"),
-    one(
-        "spec.engine.env",
-        [{"name": "A", "value": "x", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+    _variable({"name": "PLIMSOLL_ROLE", "value": "x"}, ".name", "is reserved: names that begin with PLIMSOLL_"),
+    _variable({"name": "A", "value": "x" * 32769}, ".value", "must have at most 32768", "Too long"),
+    _variable({"name": "A"}, "", "needs exactly one of value and valueFrom"),
+    _variable(
+        {"name": "A", "value": "x", "valueFrom": {"secretKeyRef": _ONE_REF}},
+        "",
         "needs exactly one of value and valueFrom",
-        at="spec.engine.env[0]",
     ),
-    one(
-        "spec.engine.env",
-        [{"name": "A", "value": "x" * 32769}],
-        "must have at most 32768",
-        "Too long",
-        at="spec.engine.env[0].value",
+    _variable({"name": "A", "valueFrom": {}}, ".valueFrom", _TWO_SOURCES),
+    _variable(
+        {"name": "A", "valueFrom": {"secretKeyRef": _ONE_REF, "configMapKeyRef": _ONE_REF}}, ".valueFrom", _TWO_SOURCES
     ),
-    one(
-        "spec.engine.env",
-        [{"name": "A", "valueFrom": {}}],
-        "needs exactly one of secretKeyRef and configMapKeyRef",
-        at="spec.engine.env[0].valueFrom",
-    ),
-    one(
-        "spec.engine.env",
-        [{"name": "A", "valueFrom": {ref: {"name": "a", "key": "b"} for ref in ("secretKeyRef", "configMapKeyRef")}}],
-        "needs exactly one of secretKeyRef and configMapKeyRef",
-        at="spec.engine.env[0].valueFrom",
-    ),
-    *[
-        one(
-            "spec.engine.env",
-            [{"name": "A", "valueFrom": {ref: {"name": "A_b", "key": "b"}}}],
-            "must be the name of a Kubernetes object",
-            at=f"spec.engine.env[0].valueFrom.{ref}.name",
-        )
-        for ref in ("secretKeyRef", "configMapKeyRef")
-    ],
-    *[
-        one(
-            "spec.engine.env",
-            [{"name": "A", "valueFrom": {ref: {"name": "a"}}}],
-            "is required",
-            "Required value",
-            at=f"spec.engine.env[0].valueFrom.{ref}.key",
-        )
-        for ref in ("secretKeyRef", "configMapKeyRef")
-    ],
-    one(
-        "spec.engine.env",
-        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b c"}}}],
-        "must be a key",
-        at="spec.engine.env[0].valueFrom.secretKeyRef.key",
-    ),
+    *_key_refs("secretKeyRef"),
+    *_key_refs("configMapKeyRef"),
 ]
 
 PROMISES = [
@@ -294,7 +299,8 @@ PROMISES = [
         for name in ("ttft", "tpot")
         for value in ("0s", "0.0ms", "61m", "3600.1s")
     ],
-    one("spec.slo.ttft", "1" * 40 + "s", "must have at most 32 characters", "Too long"),
+    *text("spec.slo.ttft", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
+    *text("spec.slo.tpot", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
 ]
 
 SHAPES = [
@@ -350,10 +356,11 @@ def sizes(tier: str) -> list[Case]:
             for surge, unavailable in ((0, 0), ("0%", 0), (0, "0%"), ("00%", "0%"))
         ],
         one(f"{at}.rollout.maxSurge", 0, "must not both be 0", at=f"{at}.rollout.maxUnavailable", base=base),
-        one(f"{at}.rollout.maxSurge", "1" * 9, "must have at most 8 characters", "Too long", base=base),
+        *text(f"{at}.rollout.maxSurge", 8, may_be_empty=True, base=base),
+        *text(f"{at}.rollout.maxUnavailable", 8, may_be_empty=True, base=base),
     ]
 
 
 TIER_NUMBERS = [case for tier in ("prefill", "decode", "serve") for case in sizes(tier)]
 
-SPEC_CASES = [*NAMES, *MODELS, *ENGINES, *PROMISES, *SHAPES, *TIER_NUMBERS]
+SPEC_CASES = [*NAMES, *MODELS, *ENGINES, *ENVIRONMENTS, *PROMISES, *SHAPES, *TIER_NUMBERS]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.cases import DECODE, POD, Case, one
+from tests.api.cases import DECODE, OBJECT_NAME, POD, Case, one, text
 
-NAME = "must be the name of a Kubernetes object"
 LABEL = "must be a label value"
 KEY = "every key must be a name such as example.com/pool"
 OURS = "are set by Plimsoll"
@@ -41,11 +40,7 @@ METADATA = [
 NAMES = [
     case
     for place in ("runtimeClassName", "priorityClassName", "schedulerName", "serviceAccountName")
-    for case in (
-        one(f"{POD}.{place}", "", "must not be empty", "should be at least 1 chars long"),
-        one(f"{POD}.{place}", "a" * 254, "must have at most 253 characters", "Too long"),
-        *[one(f"{POD}.{place}", name, NAME) for name in ("A", "a_b", "-a", "a.", "a..b")],
-    )
+    for case in text(f"{POD}.{place}", 253, OBJECT_NAME, ("A", "a_b", "-a", "a.", "a..b"))
 ]
 
 
@@ -70,7 +65,14 @@ TOLERATIONS = [
 
 PULL_SECRETS = [
     one(f"{POD}.imagePullSecrets", [{"name": f"a{i}"} for i in range(17)], "must have at most 16 entries", "Too many"),
-    one(f"{POD}.imagePullSecrets", [{"name": "A"}], NAME, at=f"{POD}.imagePullSecrets[0].name"),
+    *text(
+        f"{POD}.imagePullSecrets",
+        253,
+        OBJECT_NAME,
+        ("A",),
+        at=f"{POD}.imagePullSecrets[0].name",
+        build=lambda name: [{"name": name}],
+    ),
     Case(
         {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "a"}]},
         f"{POD}.imagePullSecrets[1]",
@@ -184,6 +186,21 @@ VOLUMES = [
         for path in ("/tmp", "/home/plimsoll", "/home/plimsoll/hf", "/models", "/models/claim", "/dev/shm")
     ],
     _mount({"name": ""}, ".name", "must not be empty", "should be at least 1 chars long"),
+    _mount({"name": "a" * 64}, ".name", "must have at most 63 characters", "Too long"),
+    one(
+        f"{POD}.volumeMounts",
+        [{"mountPath": "/a"}],
+        "is required",
+        "Required value",
+        at=f"{POD}.volumeMounts[0].name",
+    ),
+    Case(
+        {f"{POD}.volumeMounts": [{"name": "a"}]},
+        f"{POD}.volumeMounts[0].mountPath",
+        "is required",
+        "Required value",
+        (f"{POD}.volumeMounts", "omits all key fields"),
+    ),
     _mount({"subPath": "/x"}, ".subPath", "must be a relative path"),
     _mount({"subPath": ""}, ".subPath", "must be a relative path"),
     _mount({"subPath": "a/../b"}, ".subPath", "must not contain '..'"),

@@ -90,7 +90,7 @@ class Tier(Model):
     gpu_resource: (
         Annotated[
             str,
-            Field(min_length=3, max_length=253),
+            Field(max_length=253),
             Rules(
                 matching(
                     "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
