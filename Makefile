@@ -7,7 +7,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
-GENERATED := crds charts docs/reference
+GENERATED := crds charts/plimsoll/files docs/reference
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
@@ -42,6 +42,7 @@ generate: setup ## Make again what is generated: CRDs, reference pages
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
 	@$(STAGE) values $(PYTHON) charts/docs.py
 	@$(STAGE) docs $(PYTHON) docs/generate.py
+	@$(STAGE) reference $(PYTHON) -m plimsoll.api.reference
 
 verify: generate ## Fail when something generated was out of date
 	@git diff --exit-code --stat -- $(GENERATED) && test -z "$$(git ls-files --others --exclude-standard -- $(GENERATED))" \
