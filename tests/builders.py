@@ -44,7 +44,7 @@ def service(name: str = "chat", namespace: str = "team", **spec: Any) -> Object:
     }
 
 
-def deployment(parent: Object, tier: str, *, replicas: int = 1, ready: int = 0, **status: Any) -> Object:
+def deployment(parent: Object, tier: str, *, replicas: int = 1, ready: int = 0, status: Object | None = None) -> Object:
     """A tier's Deployment as the API server has it after its controller saw it."""
     meta = parent["metadata"]
     return {
@@ -66,7 +66,7 @@ def deployment(parent: Object, tier: str, *, replicas: int = 1, ready: int = 0, 
             "updatedReplicas": replicas,
             "readyReplicas": ready,
         }
-        | status,
+        | (status or {}),
     }
 
 

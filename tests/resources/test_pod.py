@@ -10,6 +10,7 @@ import pytest
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1.pod import OWN_MOUNTS, OWN_VOLUMES
 from plimsoll.resources import pod
 from tests import builders
 
@@ -172,3 +173,10 @@ def test_repository_of_an_image(reference: str, repository: str) -> None:
 
 def test_version_takes_the_charts_image_at_another_tag() -> None:
     assert container(rendered(engine={"version": "9"}))["image"] == "example.com/engine:9"
+
+
+def test_users_cannot_take_the_names_of_our_volumes_and_mounts() -> None:
+    for uri in ("hf://a/b", "pvc://claim/path", "file:///models/tiny"):
+        made = rendered(model={"uri": uri})
+        assert {v["name"] for v in made["spec"]["volumes"]} <= set(OWN_VOLUMES)
+        assert {m["mountPath"] for m in container(made)["volumeMounts"]} <= set(OWN_MOUNTS)

@@ -10,7 +10,6 @@ import kopf
 from plimsoll.api import labels
 from plimsoll.controllers.settings import tune
 
-
 # Told of a service as it now is, or of its last state and that it is gone.
 Changed = Callable[[dict[str, Any], bool], None]
 

@@ -1,0 +1,133 @@
+"""What the gateway adds to a request, and what a pick costs: `python -m bench.gateway.latency [SECONDS]`.
+
+Problem: an engine's own latency is a hundred times what the gateway adds, and on a busy machine two runs cannot be
+compared.
+
+Idea: a constant upstream in a process of its own, asked directly and through Envoy and picker in turns within one run, each
+at 50 requests a second with kept-alive connections. CPU is the processes' own, from /proc, over the same requests.
+Prints one JSON object; latencies in milliseconds, CPU in microseconds per request through the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tests.gateway.objects import pod, service
+from tests.gateway.stack import ROOT, Stack, free_port, stop
+
+RATE = 50.0  # requests a second on each way
+BODY = json.dumps(
+    {"model": "chat", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 16}
+).encode()
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+WARM_UP = 100
+
+
+class Way:
+    """One way to the upstream: a pool of kept-alive connections and the latencies seen, in seconds."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.latencies: list[float] = []
+
+    async def ask(self) -> None:
+        pair = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = pair
+        began = time.perf_counter()
+        writer.write(REQUEST)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        self.latencies.append(time.perf_counter() - began)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"not answered: {head[:200]!r}")
+        self._idle.append(pair)
+
+    def figures(self) -> dict[str, float]:
+        ordered = sorted(self.latencies)
+        return {f"p{q}": round(1e3 * ordered[int(q / 100 * (len(ordered) - 1))], 3) for q in (50, 90, 99)}
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def drive(ways: list[Way], count: int) -> None:
+    """Ask each way `count` times at RATE, in turns, without waiting for answers."""
+    began = time.perf_counter()
+    asked = []
+    for number in range(count * len(ways)):
+        due = began + number / (RATE * len(ways))
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        asked.append(asyncio.ensure_future(ways[number % len(ways)].ask()))
+    await asyncio.gather(*asked)
+
+
+async def measure(seconds: float) -> dict[str, Any]:
+    upstream_port = free_port()
+    upstream = subprocess.Popen([sys.executable, "-m", "bench.gateway.upstream", str(upstream_port)], cwd=ROOT)
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        stack = Stack(Path(directory))
+        try:
+            await stack.up([service()], [pod(f"127.0.0.1:{upstream_port}")])
+            return await compare(stack, upstream_port, int(seconds * RATE))
+        finally:
+            await stack.down()
+            stop(upstream)
+
+
+async def compare(stack: Stack, upstream_port: int, count: int) -> dict[str, Any]:
+    assert stack.picker is not None
+    assert stack.envoy is not None
+    direct, through = Way(upstream_port), Way(stack.settings.port)
+    await drive([direct, through], WARM_UP)
+    for way in (direct, through):
+        way.latencies.clear()
+    pids = {"picker": stack.picker.pid, "envoy": stack.envoy.pid}
+    idle_before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    await asyncio.sleep(2.0)
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    idle = {name: (before[name] - idle_before[name]) / 2.0 for name in pids}
+    began = time.perf_counter()
+    await drive([direct, through], count)
+    lasted = time.perf_counter() - began
+    used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+    failed_open = (await stack.admin.stats()).failed_open
+    for way in (direct, through):
+        way.close()
+    added = through.figures()["p50"] - direct.figures()["p50"]
+    return {
+        "requests_each_way": count,
+        "rate_each_way": RATE,
+        "direct_ms": direct.figures(),
+        "through_gateway_ms": through.figures(),
+        "added_p50_ms": round(added, 3),
+        "failed_open": failed_open,
+        "cpu_us_per_request": {n: round(1e6 * (used[n] - idle[n] * lasted) / count, 1) for n in pids},
+        "cpu_percent_at_rest": {n: round(100 * idle[n], 2) for n in pids},
+        "load_average": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)), indent=2))
