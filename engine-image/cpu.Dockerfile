@@ -7,7 +7,7 @@ FROM ${DEBIAN} AS build
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       binutils ca-certificates libgomp1 libnuma1 python3 python3-venv > /dev/null \
- && rm -rf /var/lib/apt/lists/*
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc
 # pip reads these from its environment.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -25,13 +25,15 @@ FROM ${DEBIAN} AS vllm
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       ca-certificates libgomp1 libnuma1 python3 > /dev/null \
- && rm -rf /var/lib/apt/lists/*
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc
 COPY --from=build /opt/vllm /opt/vllm
 COPY --from=build /models /models
-# Pods share a node's cores: no binding to core 0, no second worker process. There is no compiler for torch to use.
+# Pods share a node's cores: no binding to core 0, no second worker process, no second import of everything.
+# There is no compiler for torch to use.
 ENV PATH=/opt/vllm/bin:$PATH \
     VLLM_CPU_OMP_THREADS_BIND=nobind \
     VLLM_ENABLE_V1_MULTIPROCESSING=0 \
+    VLLM_WORKER_MULTIPROC_METHOD=fork \
     TORCHDYNAMO_DISABLE=1
 
 FROM vllm

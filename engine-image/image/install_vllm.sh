@@ -1,14 +1,19 @@
 #!/bin/sh
 # Installs vLLM for the CPU into the virtual environment named in $1, from the lock file $2, and makes it small.
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, ...) are honoured; TORCH_INDEX is where torch's CPU
-# builds are looked for first. Where that cannot be reached pip takes PyPI's build, and CUDA is taken out of it.
+# builds are looked for first. Where that cannot be reached (pip would try for each package) or has none, pip takes
+# PyPI's build, and CUDA is taken out of it.
 set -eu
 venv=$1 lock=$2 here=$(dirname "$0")
 python3 -m venv "$venv"
 PATH=$venv/bin:$PATH
 packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-pip install -q --no-compile --no-cache-dir --retries 1 --extra-index-url "$TORCH_INDEX" torch==2.13.0
+ask='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)'
+reached=
+! env ${PIP_CERT:+SSL_CERT_FILE="$PIP_CERT"} python -c "$ask" "$TORCH_INDEX/torch/" 2> /dev/null || reached=yes
+echo "torch's CPU index: ${reached:-not reached}"
+pip install -q --no-compile --no-cache-dir ${reached:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0
 unused=$(python "$here/slim_torch.py")
 [ -z "$unused" ] || pip uninstall -q -y $unused
 pip install -q --no-compile --no-cache-dir --no-deps -r "$lock"
@@ -22,6 +27,12 @@ echo plimsoll > "$stub/INSTALLER"
 # NIXL's progress thread polls without a pause and takes a whole core of an idle engine: 1 ms between polls.
 sed -i 's/agent_config.pthrDelay = 0$/agent_config.pthrDelay = 1000/' "$packages/nixl_cu13/_api.py"
 grep -q 'pthrDelay = 1000' "$packages/nixl_cu13/_api.py"
+
+# vLLM's CPU platform insists on `spawn`, so that the engine core imports everything a second time: 5 s and 200 MB of
+# each start. The environment may decide (the image says `fork`).
+cpu="$packages/vllm/platforms/cpu.py" method=VLLM_WORKER_MULTIPROC_METHOD
+sed -i "s/os.environ\[\"$method\"\] = \"spawn\"/os.environ.setdefault(\"$method\", \"spawn\")/" "$cpu"
+grep -q "setdefault(\"$method\"" "$cpu"
 
 # What a CPU engine never loads: expert-parallel NIXL (GPU only), C++ headers, test suites, debug symbols, GPU code.
 rm -rf "$packages/nixl_ep_cu13" "$packages/torch/include"

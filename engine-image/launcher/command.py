@@ -15,6 +15,8 @@ from launcher.settings import Settings, SettingsError
 MIDDLEWARE = "launcher.middleware.Plimsoll"
 QUEUE_GUARD = "--max-num-queued-reqs"
 MAX_SEQUENCES = "--max-num-seqs"
+# The launcher and its scrapers ask for these every second: no line of log for each.
+QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics")
 
 
 def flag(argument: str) -> str:
@@ -72,7 +74,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     for argument in arguments:
         if flag(argument) in contract.reserved_args:
             raise SettingsError(f"{contract.env['args']}: {flag(argument)} is set by Plimsoll")
-    command = ["vllm", "serve", settings.model, *arguments, *queue_guard(arguments, contract)]
+    command = ["vllm", "serve", settings.model, *QUIET, *arguments, *queue_guard(arguments, contract)]
     command += ["--host", "::" if ":" in settings.pod_ip else "0.0.0.0", "--port", str(contract.ports["api"])]
     command += ["--served-model-name", *settings.served_names]
     if settings.revision:

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
+
 from launcher import contract as contracts
 from launcher.asgi import Message, Receive, Scope, Send
 from launcher.meters import Meters
 from launcher.middleware import Config, Plimsoll
 from launcher.state import State
-from prometheus_client import CollectorRegistry
 
 CONTRACT = contracts.load({})
 COMPLETIONS = "/v1/completions"

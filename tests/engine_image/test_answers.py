@@ -120,7 +120,7 @@ async def test_an_answer_passes_unchanged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "raw", "message", "kind", "code"),
     [
-        (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+        (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"x","code":404}}',
          "The model `x` does not exist.", "invalid_request_error", "model_not_found"),
         (400, b'{"error":{"message":"maximum context length is 4096","type":"BadRequestError","code":400}}',
          "maximum context length is 4096", "invalid_request_error", "context_length_exceeded"),

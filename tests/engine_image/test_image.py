@@ -59,7 +59,8 @@ def test_a_section_is_cut_out_and_the_library_still_loads(tmp_path: Path) -> Non
     script = tmp_path / "a.ld"
     script.write_text(
         "PHDRS { headers PT_LOAD FILEHDR PHDRS; text PT_LOAD; data PT_LOAD; dynamic PT_DYNAMIC; }\n"
-        "SECTIONS { . = SIZEOF_HEADERS + 512; .hash : { *(.hash) *(.gnu.hash) } :headers .dynsym : { *(.dynsym) } .dynstr : { *(.dynstr) }"
+        "SECTIONS { . = SIZEOF_HEADERS + 512;"
+        " .hash : { *(.hash) *(.gnu.hash) } :headers .dynsym : { *(.dynsym) } .dynstr : { *(.dynstr) }"
         " . = ALIGN(4096); .text : { *(.text) } :text . = ALIGN(4096);"
         " .before : { LONG(1) } :data .ballast : { *(.ballast) } .after : { *(.after) }"
         " .dynamic : { *(.dynamic) } :data :dynamic }\n"
@@ -68,10 +69,9 @@ def test_a_section_is_cut_out_and_the_library_still_loads(tmp_path: Path) -> Non
     before = library.stat().st_size
     subprocess.run([sys.executable, IMAGE / "image" / "cut_section.py", library, ".ballast"], check=True)
     assert before - library.stat().st_size >= 61440
-    check = "import ctypes; l = ctypes.CDLL(%r); print(l.answer(), ctypes.c_int.in_dll(l, 'behind').value)" % str(
-        library
-    )
-    shown = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
+    check = "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); "
+    check += "print(l.answer(), ctypes.c_int.in_dll(l, 'behind').value)"
+    shown = subprocess.run([sys.executable, "-c", check, library], check=True, capture_output=True, text=True).stdout
     assert shown.split() == ["42", "4711"]
 
 

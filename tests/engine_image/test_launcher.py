@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from launcher import client
 from launcher.contract import ROOT
 
@@ -28,6 +29,12 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended (it may wait for its parent to look)."""
+    status = Path(f"/proc/{process}/status")
+    return not status.exists() or "zombie" in status.read_text()
 
 
 @dataclass
@@ -125,8 +132,7 @@ async def test_what_the_engine_leaves_behind_ends_with_it(tmp_path: Path) -> Non
         await launcher.until("ready after")
         launcher.process.send_signal(signal.SIGTERM)
         assert await launcher.process.wait() == 0
-    status = Path(f"/proc/{orphan}/status")
-    assert not status.exists() or "zombie" in status.read_text()
+    assert gone(orphan)
 
 
 async def test_a_start_that_is_broken_off_is_no_failure(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ async def test_nonsense_is_left_to_the_engine_to_refuse(tmp_path: Path) -> None:
     assert (got.status, peer.requests, decode.engine.raw) == (400, [], [b"{nonsense"])
 
 
-class cancelling:  # noqa: N801  reads as a context in the tests
+class cancelling:
     """A prefill engine on loopback whose handler is cancelled as soon as its client closes the connection."""
 
     def __init__(self, handler: object) -> None:

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+
 from launcher import client, contract, drain, health, warmup
 from launcher.contract import Drain, Warmup
 from launcher.health import HealthServer, Status, exposition
 from launcher.phases import Phases
 from launcher.state import State
-
 from tests.engine_image.lab import CONTRACT
 
 LOG = {

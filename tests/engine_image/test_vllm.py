@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher.contract import ROOT
 
+from launcher.contract import ROOT
 from tests.engine_image.test_launcher import free_ports
 
 pytestmark = [
@@ -28,12 +28,24 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
-ARGS = (
-    "--enforce-eager --max-model-len 4096 --max-num-batched-tokens 512 --max-num-seqs 16 "
-    "--kv-cache-memory-bytes 67108864 --dtype float32 --block-size 128"
-).split()
+ARGS = [
+    "--enforce-eager",
+    "--max-model-len",
+    "4096",
+    "--max-num-batched-tokens",
+    "512",
+    "--max-num-seqs",
+    "16",
+    "--kv-cache-memory-bytes",
+    "67108864",
+    "--dtype",
+    "float32",
+    "--block-size",
+    "128",
+]
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -210,7 +222,7 @@ def test_a_dead_prefill_engine_is_done_without(pair: Pair) -> None:
 def test_errors_have_openais_shape(pair: Pair) -> None:
     status, got = pair.decode.post({**body("a"), "model": "other"})
     assert (status, got["error"]["code"]) == (404, "model_not_found")
-    status, got = pair.decode.post(body("a", tokens=99999))
+    status, got = pair.decode.post({**body(""), "prompt": [9] * 5000})
     assert (status, got["error"]["type"], got["error"]["code"]) == (
         400,
         "invalid_request_error",
