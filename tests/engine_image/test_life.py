@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,11 @@ async def test_a_warm_up_that_fails_ends(error: Exception) -> None:
     await warmup.run(ask, WARMUP, "m")
 
 
+def port_of(server: asyncio.Server) -> int:
+    """The IPv4 port: with port 0 each address family has its own."""
+    return next(int(one.getsockname()[1]) for one in server.sockets if one.family == socket.AF_INET)
+
+
 @pytest.mark.parametrize(
     ("status", "ready", "word"),
     [
@@ -150,7 +156,7 @@ async def test_the_launchers_port(status: Status, ready: int, word: bytes) -> No
         return b"vllm:x 1\n"
 
     server = await HealthServer(CONTRACT, status, phases(), scrape).start(0)
-    port = server.sockets[0].getsockname()[1]
+    port = port_of(server)
     async with server:
         assert await client.request(port, "/readyz") == client.Response(ready, word)
         assert (await client.request(port, "/livez?verbose")).status == 200
@@ -165,7 +171,7 @@ async def test_the_launchers_port_survives_nonsense() -> None:
         return b""
 
     server = await HealthServer(CONTRACT, Status(), phases(), scrape).start(0)
-    port = server.sockets[0].getsockname()[1]
+    port = port_of(server)
     async with server:
         for raw in (b"\r\n\r\n", b"x" * (health.MAX_HEADER_BYTES + 9), b"\xff\xfe\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
