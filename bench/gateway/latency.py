@@ -3,9 +3,9 @@
 Problem: an engine's own latency is a hundred times what the gateway adds, and on a busy machine two runs cannot be
 compared.
 
-Idea: a constant upstream in a process of its own, asked directly and through Envoy and picker in turns within one run, each
-at 50 requests a second with kept-alive connections. CPU is the processes' own, from /proc, over the same requests.
-Prints one JSON object; latencies in milliseconds, CPU in microseconds per request through the gateway.
+Idea: a constant upstream in a process of its own, asked directly and through Envoy and picker in turns within one
+run, each at 50 requests a second with kept-alive connections. CPU is the processes' own, from /proc, over the same
+requests. Prints one JSON object; latencies in milliseconds, CPU in microseconds per request through the gateway.
 """
 
 from __future__ import annotations

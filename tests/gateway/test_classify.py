@@ -45,11 +45,6 @@ def test_size_of_a_prompt(body: str, prompt: Prompt) -> None:
     assert read(body.encode()).prompt == prompt
 
 
-@pytest.mark.parametrize(("value", "stream"), [("true", True), ("false", False), ("null", False), ('"yes"', True)])
-def test_stream(value: str, stream: bool) -> None:
-    assert read(f'{{"model":"m","stream":{value}}}'.encode()).stream is stream
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from plimsoll.gateway.http1 import MAX_HEAD, BadRequest, Parser, Request, response
 
 SIZED = b"POST /check/v1/completions HTTP/1.1\r\nHost: picker\r\nContent-Length: 5\r\n\r\nhello"
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nX-A:  b \r\nTransfer-Encoding: Chunked\r\n\r\n3;x=y\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nX-A:  b \r\nTransfer-Encoding: Chunked\r\n\r\n"
+    b"3;x=y\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+)
 GET = b"GET /healthz HTTP/1.1\r\n\r\n"
 
 

@@ -29,12 +29,10 @@ class Request:
 
     model: str
     prompt: Prompt
-    stream: bool
 
 
 class _Body(msgspec.Struct):
     model: object = None
-    stream: object = None
     n: object = None
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -68,7 +66,7 @@ def _request(fields: _Body) -> Request | Refusal:
     if not isinstance(model, str) or not model:
         said = "is missing" if model is None else "is empty" if model == "" else "must be a string"
         return Refusal(Reason.MODEL_REQUIRED, f"The field 'model' {said}: name the model to use.", param="model")
-    return Request(model, _prompt(fields), fields.stream in (True, 1, "true", "True", "yes", "on", "1"))
+    return Request(model, _prompt(fields))
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -88,9 +86,10 @@ def _words(error: Exception) -> str:
 def _prompt(fields: _Body) -> Prompt:
     """Tokens of the first sequence and the number of sequences: `n` times prompts."""
     n = fields.n if isinstance(fields.n, int) and fields.n > 0 else 1
-    raw = bytes(fields.prompt)
-    if not raw.startswith(b"["):
-        return Prompt((len(raw) or len(bytes(fields.messages))) // BYTES_PER_TOKEN, n)
+    prompt = memoryview(fields.prompt)  # no copy: it may be megabytes
+    if bytes(prompt[:1]) != b"[":
+        return Prompt((len(prompt) or len(memoryview(fields.messages))) // BYTES_PER_TOKEN, n)
+    raw = bytes(prompt)
     if raw.lstrip(b"[ \t\r\n")[:1].isdigit():
         prompts = max(1, raw.count(b"["))  # tokens as numbers; nested means several prompts
         prompts = prompts - 1 if prompts > 1 else 1

@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 import re
 
-READ = ("model", "stream", "n", "prompt", "messages")
+READ = ("model", "n", "prompt", "messages")
 
-_QUOTED = tuple(f'"{key}"'.encode() for key in READ)
+_QUOTED = re.compile(b'"(?:' + "|".join(READ).encode() + b')"')
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 
 
 def suspicious(body: bytes) -> bool:
     """Does this body need `repeated`?"""
-    if any(body.count(quoted) > 1 for quoted in _QUOTED):
+    quoted = _QUOTED.findall(body)
+    if len(quoted) != len(set(quoted)):
         return True
     return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
