@@ -67,9 +67,9 @@ class Way:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its threads included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Time on a CPU of a process, its threads included."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 async def drive(ways: list[Way], count: int) -> None:
@@ -83,17 +83,23 @@ async def drive(ways: list[Way], count: int) -> None:
     await asyncio.gather(*asked)
 
 
-async def measure(seconds: float) -> dict[str, Any]:
-    upstream_port = free_port()
-    upstream = subprocess.Popen([sys.executable, "-m", "bench.gateway.upstream", str(upstream_port)], cwd=ROOT)
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        stack = Stack(Path(directory))
-        try:
-            await stack.up([service()], [pod(f"127.0.0.1:{upstream_port}")])
-            return await compare(stack, upstream_port, int(seconds * RATE))
-        finally:
-            await stack.down()
-            stop(upstream)
+def main(seconds: float) -> None:
+    port = free_port()
+    upstream = subprocess.Popen([sys.executable, "-m", "bench.gateway.upstream", str(port)], cwd=ROOT)
+    try:
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            print(json.dumps(uvloop.run(measure(Path(directory), port, int(seconds * RATE))), indent=2))
+    finally:
+        stop(upstream)
+
+
+async def measure(directory: Path, upstream_port: int, count: int) -> dict[str, Any]:
+    stack = Stack(directory, poll_seconds=2.0)
+    try:
+        await stack.up([service()], [pod(f"127.0.0.1:{upstream_port}")])
+        return await compare(stack, upstream_port, count)
+    finally:
+        await stack.down()
 
 
 async def compare(stack: Stack, upstream_port: int, count: int) -> dict[str, Any]:
@@ -130,4 +136,4 @@ async def compare(stack: Stack, upstream_port: int, count: int) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)), indent=2))
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)

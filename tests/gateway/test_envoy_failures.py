@@ -67,6 +67,17 @@ async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack)
     assert 0 < len(draining.seen) < 10
 
 
+async def test_a_large_body_is_tried_elsewhere_as_well(stack: Stack) -> None:
+    draining, alive = await stack.engine(), await stack.engine()
+    draining.behaviour.marked = True
+    await stack.have([service()], [pod(draining.address), pod(alive.address)])
+    await stack.routable(draining, alive)
+    statuses = [(await stack.ask_fully(pad="x" * (7 << 20)))[0] for _ in range(2)]
+    assert statuses == [200, 200]
+    assert len(draining.seen) == 1
+    assert {len(seen.body) for seen in alive.seen} == {len(draining.seen[0].body)}
+
+
 async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_retry_after(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.marked = True
