@@ -87,7 +87,7 @@ async def launched(folder: Path, *args: str, role: str = "serve") -> AsyncIterat
         yield Running(process, api, port)
     finally:
         if process.returncode is None:
-            process.kill()
+            process.terminate()  # not killed: it must end its engine
         await process.communicate()
 
 

@@ -134,6 +134,7 @@ def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
     document = json.loads((ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"]["state"] = str(folder / role / "state")
+    document["drain"].update(min_unready_seconds=1, quiet_seconds=0.5, shutdown_timeout_seconds=60)
     folder.joinpath(role).mkdir()
     contract = folder / role / "contract.json"
     contract.write_text(json.dumps(document))
@@ -159,11 +160,8 @@ def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
     try:
         yield running
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.terminate()  # not killed: it must end its engine
         process.wait()
-        with contextlib.suppress(ProcessLookupError):  # killed, it could not end its engine
-            os.killpg(process.pid, signal.SIGKILL)
         reader.join()
         assert process.stdout is not None
         process.stdout.close()
