@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import dataclass
 
 from e2e.lib.client import Prompt
 from e2e.lib.load import Arrival, Load, OpenLoop, unique_text
@@ -11,45 +13,69 @@ from e2e.lib.prober import Prober
 from e2e.lib.service import Service
 
 WORDS = (130, 300, 500, 700, 900, 1100)
-PROMPTS = [
-    Prompt(unique_text(words, f"b {time.time_ns()} {words}"), max_tokens=24, chat=words % 200 > 100) for words in WORDS
-]
-PLAN = [Arrival(0.5 * n, prompt) for n, prompt in enumerate(PROMPTS)]
+ROUNDS = 3
 
 
-def test_every_prompt_token_moves_and_none_is_computed_again(pd: Service, prober: Prober, gateway: Gateway) -> None:
+def _prompts(run: str) -> list[Prompt]:
+    return [Prompt(unique_text(n, f"b {run} {n}"), max_tokens=24, chat=n % 200 > 100) for n in WORDS]
+
+
+def _plan(prompts: list[Prompt]) -> OpenLoop:
+    return OpenLoop([Arrival(0.5 * n, prompt) for n, prompt in enumerate(prompts)])
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of unique prompts did: prompt tokens sent, where the decode tier had them from, slow legs."""
+
+    requests: int
+    sent: int
+    sources: dict[str, int]
+    roads: Counter[str]
+    slow_legs: int
+
+
+def _round(pd: Service, prober: Prober, gateway: Gateway) -> Round:
     start = time.time()
     with prober.held():
         before, roads = pd.metrics("decode"), gateway.prefills(pd.key)
-    ledger = Load(pd.target, OpenLoop(PLAN)).run()
+    ledger = Load(pd.target, _plan(_prompts(str(start)))).run()
     with prober.held():
-        moved = prompt_sources(pd.metrics("decode") - before)
+        grown = pd.metrics("decode") - before
         roads = gateway.prefills(pd.key) - roads
         probes = prober.ledger(start, pd.name)
     assert not ledger.failures, ledger.explain()
-    sent = ledger.prompt_tokens + probes.prompt_tokens
-    print(f"{len(PROMPTS)} requests and {len(probes.records)} probes with {sent} prompt tokens")
-    print(f"decode tier got {moved}; gateway {dict(roads)}")
-    assert moved["external_kv_transfer"] == sent
-    assert moved.get("local_compute", 0) == 0
-    assert roads["remote"] == len(PROMPTS) + len(probes.records)
-    assert roads["local"] == 0
+    slow = int(grown.total("plimsoll_engine_prefill_legs_total", outcome="slow"))
+    requests, sent = len(ledger.records) + len(probes.records), ledger.prompt_tokens + probes.prompt_tokens
+    print(f"{requests} requests, probes among them, with {sent} prompt tokens; {slow} slow legs")
+    print(f"decode tier had them from {prompt_sources(grown)}; the gateway said {dict(roads)}")
+    return Round(requests, sent, prompt_sources(grown), roads, slow)
+
+
+def test_every_prompt_token_moves_and_none_is_computed_again(pd: Service, prober: Prober, gateway: Gateway) -> None:
+    """On a starved machine a leg may miss its deadline, and is done locally by design: such a round proves nothing."""
+    rounds = (_round(pd, prober, gateway) for _ in range(ROUNDS))
+    found = next((r for r in rounds if not r.slow_legs), None)
+    assert found, f"each of {ROUNDS} rounds had legs beyond the deadline"
+    assert found.sources["external_kv_transfer"] == found.sent
+    assert found.sources.get("local_compute", 0) == 0
+    assert found.roads == {"remote": found.requests}
 
 
 def test_the_words_equal_those_of_an_aggregated_engine(pd: Service, solo: Service) -> None:
-    by_two = Load(pd.target, OpenLoop(PLAN)).run()
-    by_one = Load(solo.target, OpenLoop(PLAN)).run()
+    plan = _plan(_prompts(str(time.time())))
+    by_two, by_one = Load(pd.target, plan).run(), Load(solo.target, plan).run()
     assert not by_two.failures, by_two.explain()
     assert not by_one.failures, by_one.explain()
     texts = {r.prompt_tokens: r.text for r in by_one.records}
     same = sum(texts[r.prompt_tokens] == r.text for r in by_two.records)
-    print(f"{same} of {len(PLAN)} answers equal, prompts of {sorted(texts)} tokens")
-    assert same == len(PLAN)
+    print(f"{same} of {len(WORDS)} answers equal, prompts of {sorted(texts)} tokens")
+    assert same == len(WORDS)
 
 
 def test_a_client_cannot_name_a_prefill_host(pd: Service, prober: Prober) -> None:
     """Transfer parameters can point at any host and at other tenants' blocks: they are dropped."""
-    prompt = PROMPTS[1]
+    prompt = _prompts("host")[1]
     engine = pd.ready_pods("decode")[0]
     stolen = {
         "do_remote_prefill": True,
