@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -27,6 +28,8 @@ from plimsoll.core.errors import ClusterError, Conflict, Fenced, Forbidden, NotF
 from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 PAGE = 500  # objects a list call asks for at once
 WATCH_SECONDS = 290  # the server ends the stream, so that a dead one cannot pass for a quiet one
@@ -149,7 +152,8 @@ class Kube:
                 delay = 0.5
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
-            except (ClusterError, TimeoutError, aiohttp.ClientError):
+            except (ClusterError, TimeoutError, aiohttp.ClientError) as error:
+                log.warning("watch broke, will list again", extra={"resource": resource.plural, "error": str(error)})
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 30.0)
 
