@@ -35,6 +35,7 @@ class Config:
     """What the middleware needs to know; `from_environment` is the real one."""
 
     role: str
+    address: str  # host:port by which the gateway knows this engine; empty outside a pod
     leg_deadline: float
     max_body_bytes: int
     contract: contracts.Contract
@@ -47,7 +48,9 @@ class Config:
         contract = contracts.load()
         own = settings.read(os.environ, contract)
         state = State(contract.paths["state"])
-        return cls(own.role, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract))
+        host = f"[{own.pod_ip}]" if ":" in own.pod_ip else own.pod_ip
+        address = f"{host}:{contract.ports['api']}" if host else ""
+        return cls(own.role, address, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract))
 
 
 def engine_dead(scope: Scope) -> bool:
@@ -63,11 +66,8 @@ class Plimsoll:
         self._app = app
         self._config = config or Config.from_environment()
         headers = self._config.contract.headers
-        self._prefill_header, self._leg_header, self._retry_header = (
-            headers["prefill"],
-            headers["leg"],
-            headers["retry"],
-        )
+        self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
+        self._leg_header, self._retry_header = headers["leg"], headers["retry"]
         self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,8 +136,18 @@ class Plimsoll:
         finally:
             end.cancel()
 
+    def _strayed(self, scope: Scope) -> bool:
+        """Whether the gateway meant other engines: Envoy went past its list, maybe to an engine of another revision.
+
+        KV blocks of another revision's prefill engine would be read as if they were ours.
+        """
+        meant = header(scope, self._endpoint_header)
+        return bool(meant and self._config.address) and self._config.address not in meant.split(",")
+
     async def _leg(self, scope: Scope, body: bytes, address: str, end: asyncio.Future[Message]) -> pd.Leg:
         """The leg's outcome; `cancelled` where the client went away first."""
+        if self._strayed(scope):
+            return pd.Leg("strayed")
         request = bodies.parse(body)
         if not pd.suited(request):
             return pd.Leg("unsuited")

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.engine_image.lab import (
+    ADDRESS,
     CHAT,
     COMPLETIONS,
     DONE,
@@ -73,6 +74,23 @@ async def test_a_leg_that_failed_is_computed_here(tmp_path: Path, status: int, b
         got = await through(decode, peer.address)
     assert got.status == 200
     assert decode.engine.requests == [BODY]
+    assert decode.count("legs", outcome=outcome) == 1
+
+
+@pytest.mark.parametrize(
+    ("meant", "outcome"),
+    [
+        (ADDRESS, "remote"),
+        (f"10.0.0.1:8000,{ADDRESS}", "remote"),
+        ("10.0.0.1:8000", "strayed"),
+        ("10.0.0.7:80001,110.0.0.7:8000", "strayed"),
+    ],
+)
+async def test_an_engine_that_was_not_meant_takes_nobodys_blocks(tmp_path: Path, meant: str, outcome: str) -> None:
+    async with bench(completion(), "decode", tmp_path) as decode, prefill(healthy()) as peer:
+        got = await decode.send(BODY, headers={"x-plimsoll-prefill": peer.address, "x-plimsoll-endpoint": meant})
+    assert got.status == 200
+    assert len(peer.requests) == (outcome == "remote")
     assert decode.count("legs", outcome=outcome) == 1
 
 

@@ -29,10 +29,9 @@ class Contract:
 
     @property
     def grace_seconds(self) -> int:
-        """How long a pod may take to end: quiet time, every stream's end, and a margin."""
+        """How long a pod may take to end: until it is quiet, every stream's end, and a margin."""
         d = self.drain
-        waiting = d["min_unready_seconds"] + d["quiet_seconds"]
-        return waiting + d["shutdown_timeout_seconds"] + d["grace_margin_seconds"]
+        return d["max_unready_seconds"] + d["shutdown_timeout_seconds"] + d["grace_margin_seconds"]
 
 
 @functools.cache
