@@ -103,3 +103,25 @@ async def test_who_must_be_told() -> None:
     fleet.answers = {"10.0.0.1": {"synced": True, "services": {}}}
     await fleet.ask()
     assert fleet.told == [None, CHAT, CHAT]
+
+
+async def test_nothing_is_known_before_every_replica_has_spoken() -> None:
+    fleet = Fleet()
+    assert not fleet.gateways.synced
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.answers = {"10.0.0.1": signals(1)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.answers["10.0.0.2"] = signals(0)
+    await fleet.ask()
+    assert fleet.gateways.synced
+
+
+async def test_no_replica_at_all_is_known_after_the_first_round() -> None:
+    fleet = Fleet()
+    fleet.present()
+    assert not fleet.gateways.synced
+    await fleet.ask()
+    assert fleet.gateways.synced

@@ -63,7 +63,17 @@ class Gateways:
         self._client = client
         self._changed = changed
         self._replicas: dict[str, _Replica] = {}
+        self._asked = False  # since the pods were first known
+        self._listed: float | None = None  # when the pods were first known
         self.view = View()
+
+    @property
+    def synced(self) -> bool:
+        """True once every replica has spoken or had its time to: before that, silence says nothing."""
+        if self._listed is None:
+            return False
+        heard = self._asked and all(r.heard > float("-inf") for r in self._replicas.values())
+        return heard or asyncio.get_running_loop().time() - self._listed > TRUST_SECONDS
 
     async def run(self) -> None:
         """Follow and ask until cancelled."""
@@ -79,6 +89,8 @@ class Gateways:
     def saw(self, event: WatchEvent) -> None:
         """Take in one event of the watch of the gateway's pods."""
         if event.type == "SYNC":
+            if self._listed is None:
+                self._listed = asyncio.get_running_loop().time()
             present = {pod["metadata"]["uid"] for pod in event.objects}
             self._replicas = {uid: r for uid, r in self._replicas.items() if uid in present}
         for pod in event.objects or (event.object,):
@@ -99,7 +111,9 @@ class Gateways:
 
     async def ask(self) -> None:
         """One round: every replica once, then the view and who must be told."""
+        known = self._listed is not None
         await asyncio.gather(*(self._ask(replica) for replica in list(self._replicas.values())))
+        self._asked = self._asked or known
         now = asyncio.get_running_loop().time()
         fresh = [r for r in self._replicas.values() if now - r.heard < TRUST_SECONDS]
         together: dict[Key, int] = {}

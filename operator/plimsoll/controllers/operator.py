@@ -7,6 +7,7 @@ writes. Losing the lease ends the process: what it knew may be old, and a fresh 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import httpx
 from plimsoll.adapters.kube import (
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
+    INFERENCESERVICES,
     NETWORKPOLICIES,
     PODDISRUPTIONBUDGETS,
     PODS,
@@ -35,6 +37,7 @@ from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.settings import Settings
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
+from plimsoll.core.errors import NotFound
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class Operator:
 
     async def run(self) -> None:
         """Until SIGTERM or cancellation; any part that fails ends them all."""
+        await self._list_services()
         try:
             async with asyncio.TaskGroup() as group:
                 for namespace in self._namespaces or (None,):
@@ -81,6 +85,14 @@ class Operator:
                 group.create_task(self._tick_for_ever())
         except* _Stopped:
             log.info("told to end")
+
+    async def _list_services(self) -> None:
+        """Know every service before the first round: kopf does not say when its own list is complete, and who owns
+        a model name depends on all of them."""
+        for namespace in self._namespaces or (None,):
+            with contextlib.suppress(NotFound):  # the definition may come later
+                items, _ = await self._kube.list(INFERENCESERVICES, namespace)
+                self.store.replace(labels.KIND, tuple(items), namespace)
 
     async def _watch_services(self) -> None:
         await handlers.watch_services(self._service_changed, self._namespaces)
@@ -97,8 +109,8 @@ class Operator:
 
     @property
     def synced(self) -> bool:
-        """True once every watch has told what there is: before that, an absent child is only unknown."""
-        return len(self._synced) == len(WATCHED) * max(1, len(self._namespaces))
+        """True once every watch has told what there is and the gateways have spoken: before, absent is unknown."""
+        return self.gateways.synced and len(self._synced) == len(WATCHED) * max(1, len(self._namespaces))
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):
