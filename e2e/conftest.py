@@ -25,26 +25,10 @@ TIMEOUT_S = 900
 PD = manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
 SOLO = manifest("solo", {"serve": {}})
 
-# Read-only scenarios come first: together they are the quiet time that test_quiet.py judges. Those that break things
-# follow; the one that removes everything is the last.
-ORDER = (
-    "test_a_",
-    "test_b_",
-    "test_i_",
-    "test_clients",
-    "test_quiet",
-    "test_g_",
-    "test_words",
-    "test_names",
-    "test_hub",
-    "test_c_",
-    "test_d_",
-    "test_e_",
-    "test_f_",
-    "test_restarts",
-    "test_upgrade",
-    "test_h_",
-)
+# What only sends requests comes right before test_quiet, whose quiet time it is. What breaks things follows; what
+# removes everything is the last.
+ORDER = ("i_", "words", "names", "g_", "hub", "a_", "b_", "clients", "quiet")
+ORDER_OF_THE_END = ("c_", "d_", "e_", "f_", "restarts", "upgrade", "h_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,9 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    items.sort(
-        key=lambda item: next((n for n, prefix in enumerate(ORDER) if item.path.name.startswith(prefix)), len(ORDER))
-    )
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    names = [*ORDER, *ORDER_OF_THE_END]
+    return next((n for n, name in enumerate(names) if item.path.stem.startswith(f"test_{name}")), len(ORDER))
 
 
 @pytest.fixture(scope="session")

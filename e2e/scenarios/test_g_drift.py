@@ -29,14 +29,15 @@ def test_an_edit_is_put_back(
     right = _at(cluster.get(plural, name, solo.namespace), path)
     assert right != edit
     cluster.patch(plural, name, solo.namespace, _nest(path, edit))
+    where = ".".join(path)
     until(
-        f"{plural} {'.'.join(path)} is {right} again",
+        f"{plural} {where} is {right} again",
         lambda: _at(cluster.get(plural, name, solo.namespace), path) == right,
         PUT_BACK_S,
     )
     solo.wait_ready()
     until("no other engine is left", lambda: uids(solo.pods()) == engines, 120)
-    print(f"{plural}/{name} {'.'.join(path)}: {edit} -> {right}; engines unchanged")
+    print(f"{plural}/{name} {where} put back; engines unchanged")
 
 
 @pytest.mark.parametrize(

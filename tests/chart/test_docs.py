@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import yaml
+
 from charts import docs
 from tests.chart.rendering import ROOT, find, render
 

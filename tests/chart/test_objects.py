@@ -6,6 +6,8 @@ import tomllib
 
 import pytest
 import yaml
+
+from plimsoll.resources.platform import Platform
 from tests.chart.rendering import (
     CHART,
     EVERYTHING,
@@ -20,8 +22,6 @@ from tests.chart.rendering import (
     render,
     snapshot,
 )
-
-from plimsoll.resources.platform import Platform
 
 NAME, INSTANCE, COMPONENT = (f"app.kubernetes.io/{key}" for key in ("name", "instance", "component"))
 

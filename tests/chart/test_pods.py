@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of_kind, pod_specs, render
 
 from plimsoll.gateway.settings import Settings
+from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of_kind, pod_specs, render
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
 

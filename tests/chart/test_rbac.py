@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
 from plimsoll.controllers.operator import LEASE
+from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
 READ = ("get", "list", "watch")
 OWNED = (*READ, "create", "patch", "delete")

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from charts import docs
 from tests.chart.rendering import CHART, EVERYTHING, Object, Refused, merged, render
 
