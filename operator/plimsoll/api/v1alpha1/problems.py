@@ -67,9 +67,14 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A plain value as a manifest shows it, with a space behind it; nothing for objects and lists."""
+    """A plain value as a manifest shows it, with a space behind it; nothing for objects and lists.
+
+    Of a flag only its name: sentences reach conditions and logs, and `--api-key=...` has a secret behind it.
+    """
     if not isinstance(value, str | int | float):
         return ""
+    if isinstance(value, str) and value.startswith("--"):
+        value = re.split("[= ]", value, maxsplit=1)[0]
     text = json.dumps(value, ensure_ascii=False)
     return f"{text if len(text) <= _LONGEST else text[:_LONGEST] + '...'} "
 
