@@ -51,10 +51,15 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """`concurrency` requests under way at any time, each followed at once by the next."""
+    """`concurrency` users, each of whom waits for the answer, thinks for `think_s` seconds and asks again.
+
+    Unlike arrivals at a rate it never asks more of a slow machine than it can do, so it suits scenarios that are
+    about whether requests fail and not about how fast they are.
+    """
 
     concurrency: int
     prompts: Callable[[int], Prompt]
+    think_s: float = 0.0
     seconds: float = MAX_SECONDS
 
 
@@ -148,8 +153,8 @@ class Load:
     async def _worker(self, plan: ClosedLoop, http: aiohttp.ClientSession, numbers: Iterator[int]) -> None:
         start = time.monotonic()
         while (elapsed := time.monotonic() - start) < plan.seconds and self._may_send(elapsed):
-            if not await self._one(http, plan.prompts(next(numbers))):
-                await asyncio.sleep(FAILURE_NAP_S)
+            went_well = await self._one(http, plan.prompts(next(numbers)))
+            await asyncio.sleep(plan.think_s if went_well else max(plan.think_s, FAILURE_NAP_S))
 
     async def _one(self, http: aiohttp.ClientSession, prompt: Prompt) -> bool:
         record = await send(http, self._target, prompt, self._source, self._patience_s)

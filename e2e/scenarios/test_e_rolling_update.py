@@ -7,12 +7,12 @@ import time
 
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, uids
-from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.metrics import Gateway
 from e2e.lib.service import START_S, Service
 from e2e.lib.wait import until
 
-RATE = 3.0
+USERS = 3
 
 
 def test_no_request_fails_while_every_engine_is_replaced(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
@@ -23,7 +23,7 @@ def test_no_request_fails_while_every_engine_is_replaced(pd: Service, cluster: C
     first = uids(pd.pods())
     before = gateway.prefills(pd.key)
     changed = {"spec": {"engine": {"args": ["--max-num-seqs", "12"]}}}
-    with Load(pd.target, poisson(RATE, 800, prompts)) as load:
+    with Load(pd.target, ClosedLoop(USERS, prompts, think_s=0.5)) as load:
         cluster.patch("inferenceservices", pd.name, pd.namespace, changed)
         until("every engine is new", lambda: pd.is_ready() and not uids(pd.pods()).items() & first.items(), 3 * START_S)
         seconds = time.time() - start

@@ -9,13 +9,13 @@ import pytest
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
-from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.metrics import Gateway
 from e2e.lib.node import signal_container
 from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
 
-RATE = 4.0
+USERS = 2
 QUIET_S = 5.0
 
 
@@ -40,12 +40,15 @@ def test_no_request_fails_without_the_picker(
     def prompts(n: int) -> Prompt:
         return Prompt(unique_text(140, f"f {start} {n}"), max_tokens=32)
 
+    def more(n: int) -> Prompt:
+        return prompts(-n - 1)
+
     start = time.time()
     before, restarts = gateway.failures_allowed(), _restarts(_gateway_pods(cluster))
     engines = [s.ready_pods() for s in (solo, pd)]
     with (
-        Load(solo.target, poisson(RATE / 2, 600, prompts)) as one,
-        Load(pd.target, poisson(RATE / 2, 600, prompts, seed=1)) as two,
+        Load(solo.target, ClosedLoop(USERS, prompts, think_s=0.3)) as one,
+        Load(pd.target, ClosedLoop(USERS, more, think_s=0.3)) as two,
     ):
         pause(QUIET_S)
         pods = _gateway_pods(cluster)

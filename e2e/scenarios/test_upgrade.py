@@ -7,11 +7,11 @@ import time
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, uids
-from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
 
-RATE = 2.0
+USERS = 2
 NEXT = "0.1.99"
 SETTLE_S = 10.0
 
@@ -20,14 +20,17 @@ def test_no_engine_restarts_and_no_request_fails(shared: dict[str, Service], clu
     def prompts(n: int) -> Prompt:
         return Prompt(unique_text(140, f"up {start} {n}"), max_tokens=32)
 
+    def more(n: int) -> Prompt:
+        return prompts(-n - 1)
+
     start = time.time()
     pd, solo = shared["pd"], shared["solo"]
     engines = {s.key: uids(s.pods()) for s in shared.values()}
     operator, engine = stack.retag("operator", "dev", NEXT), stack.retag("engine-cpu", "dev", NEXT)
     chart = stack.chart_copy(NEXT)
     with (
-        Load(pd.target, poisson(RATE, 600, prompts)) as one,
-        Load(solo.target, poisson(RATE, 600, prompts, seed=1)) as two,
+        Load(pd.target, ClosedLoop(USERS, prompts, think_s=0.5)) as one,
+        Load(solo.target, ClosedLoop(USERS, more, think_s=0.5)) as two,
     ):
         stack.install(cluster, "--set", f"image.tag={NEXT}", "--set", f"engine.image={engine}", chart=chart)
         until("every service was seen by the new operator", lambda: all(s.is_ready() for s in shared.values()), 60)
