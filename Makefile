@@ -35,7 +35,7 @@ test: setup ## Unit tests, and API tests on a real API server
 check: setup ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .
 	@$(STAGE) format ruff format --check .
-	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster'
+	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher'
 	@$(STAGE) layers lint-imports
 
 generate: setup ## Make again what is generated: CRDs, reference pages
