@@ -320,3 +320,18 @@ async def test_a_drain_lets_streams_end_and_closes_what_is_idle(lone: Stack) -> 
     assert (await running).endswith("data: [DONE]\n\n")
     await until(lambda: picker.poll() is not None, "the picker ends")
     assert picker.returncode == 0
+
+
+async def test_a_picker_that_was_ended_alone_leaves_no_drain_behind(lone: Stack) -> None:
+    """A kubelet may end the picker and leave Envoy: the next picker must not inherit the drain of the one before."""
+    engine = await lone.engine()
+    await lone.up([service()], [pod(engine.address)])
+    await lone.routable(engine)
+    assert lone.picker is not None
+    picker = lone.picker
+    picker.send_signal(signal.SIGTERM)
+    await until(lambda: picker.poll() is not None, "the picker ends")
+    lone.start_picker()
+    await lone.ready()
+    status, _, headers = await lone.ask_fully()
+    assert (status, headers.get("connection")) == (200, None)

@@ -77,6 +77,10 @@ class Admin:
         """From now on every answer closes its connection (or says GOAWAY); new ones are still taken."""
         await self._call("POST", "/healthcheck/fail")
 
+    async def pass_health(self) -> None:
+        """The end of `fail_health`: connections are kept again."""
+        await self._call("POST", "/healthcheck/ok")
+
     async def _call(self, method: str, path: str) -> bytes:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -8,6 +8,7 @@ written before it, which would take every model away from Envoy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -47,6 +48,7 @@ class Gateway:
         self._log = AccessLog(settings.fifo, self._record)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._open = False  # Envoy can ask; what it last thought of the picker before says nothing
 
     def stop(self) -> None:
         """Begin the drain; safe to call from a signal handler of the loop."""
@@ -87,7 +89,11 @@ class Gateway:
             return "draining"
         if not self._objects.synced:
             return "the API server's objects are not all here yet"
-        return "" if self._view.current else "Envoy is not up, lacks clusters, or does not ask this picker yet"
+        return (
+            ""
+            if self._open and self._view.current
+            else "Envoy is not up, lacks clusters, or does not ask this picker yet"
+        )
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """After each change the fleet is computed anew and written; after the first one Envoy may ask."""
@@ -100,12 +106,15 @@ class Gateway:
             now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS))
             metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds))
             self._view.want(now)
-            if len(servers) == 1:
+            if not self._open:
                 servers.append(await self._open_to_envoy())
+                self._open = True
 
     async def _open_to_envoy(self) -> asyncio.Server:
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
+        with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
+            await self._admin.pass_health()
         door = EnvoyDoor(self._picker, self._worker)
         most = self._settings.max_body_bytes + 1024
         server = await asyncio.get_running_loop().create_unix_server(lambda: Door(door, most, None), str(path))

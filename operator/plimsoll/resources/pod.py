@@ -112,6 +112,7 @@ def _container(service: InferenceService, kind: Role, tier: Tier, platform: Plat
             "periodSeconds": 10,
             "failureThreshold": 6,
             "timeoutSeconds": 5,
+            "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not hear SIGTERM: no drain for it
         },
         "resources": _resources(tier, platform),
         "securityContext": SECURITY,
