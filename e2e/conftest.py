@@ -89,7 +89,7 @@ def shared(cluster: Cluster, prober: Prober, request: pytest.FixtureRequest) -> 
     for service in services.values():
         prober.forget(service.key)
     if not request.config.getoption("--keep"):
-        cluster.delete("namespace", SHARED, timeout_s=240)
+        stack.drop_namespace(cluster, SHARED)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     stack.make_namespace(cluster, name)
     yield name
     if not request.config.getoption("--keep"):
-        cluster.delete("namespace", name, timeout_s=240)
+        stack.drop_namespace(cluster, name)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import httpx
 from e2e.cluster.settings import BIN, GATEWAY_PORT, KUBECONFIG, REGISTRY_PORT, ROOT
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.wait import until
+from plimsoll.api import labels
 
 RELEASE = "plimsoll"
 SYSTEM = "plimsoll-system"
@@ -19,6 +20,7 @@ CHART = ROOT / "charts" / "plimsoll"
 VALUES = CHART / "ci" / "local-values.yaml"
 GATEWAY_URL = f"http://127.0.0.1:{GATEWAY_PORT}"
 REGISTRY_URL = f"http://127.0.0.1:{REGISTRY_PORT}"
+DRAIN_S = 120.0  # more than idle engines need to end
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
 
 _MANIFEST_TYPES = (
@@ -37,10 +39,21 @@ def connect() -> Cluster:
     return Cluster(KUBECONFIG, BIN)
 
 
-def make_namespace(cluster: Cluster, name: str, **labels: str) -> None:
+def make_namespace(cluster: Cluster, name: str) -> None:
     """A namespace that enforces the restricted pod security standard."""
-    metadata: Object = {"name": name, "labels": {**RESTRICTED, **labels}}
+    metadata: Object = {"name": name, "labels": RESTRICTED}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+
+def drop_namespace(cluster: Cluster, name: str) -> None:
+    """Removes a namespace, its services first.
+
+    Left to itself the namespace controller deletes the pods and then looks again after half of their grace, which is
+    five minutes for engines that may finish their streams, though they are gone after seconds.
+    """
+    cluster.delete("inferenceservices", "--all", namespace=name)
+    until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
+    cluster.delete("namespace", name)
 
 
 def install(cluster: Cluster, *extra: str, chart: Path = CHART) -> None:
