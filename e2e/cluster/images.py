@@ -79,6 +79,7 @@ def _context(parts: Iterable[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             _copy(part, Path(folder))
+        _even_modes(Path(folder))
         yield Path(folder)
 
 
@@ -92,6 +93,12 @@ def _copy(part: str, context: Path) -> None:
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
+
+
+def _even_modes(context: Path) -> None:
+    """Docker's cache looks at modes too, and git keeps of them only who may execute: two checkouts must be alike."""
+    for path in context.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def _registry_has(image: Image) -> bool:

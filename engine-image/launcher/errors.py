@@ -63,6 +63,12 @@ def event(message: str, code: str) -> bytes:
     return b"data: " + dump(error(message, 500, code=code)) + b"\n\n"
 
 
+def of_event(raw: bytes) -> str:
+    """The words of a vLLM error event."""
+    line, _, _ = raw.partition(b"\n\n")
+    return str(reshape(line.removeprefix(b"data: "), 500)["error"]["message"])
+
+
 def reshape_event(raw: bytes) -> bytes:
     """A vLLM error event (`data: {"error": ...}`) in OpenAI's shape; what follows it in the chunk is kept."""
     line, separator, rest = raw.partition(b"\n\n")

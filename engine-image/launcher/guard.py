@@ -4,6 +4,9 @@ Errors are held back until they are whole, and sent in OpenAI's shape. Answers t
 well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a stream that ends
 badly gets an error event and is then cut: we return without the last chunk, the server closes the connection, and the
 client sees a broken transfer. Nothing is done for a client that has gone away itself.
+
+A stream's headers wait for its first event: if that says that the engine is dead or full, nothing was promised yet, and
+the answer becomes a 503 that the gateway may take to another engine.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable
 
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
-from launcher.stream import ABORT, EVENT_END, StreamWatch, before_done
+from launcher.stream import ABORT, EVENT_END, FIRST_ERROR, StreamWatch, before_done
 
 ABORTED = "The engine stopped before the answer was complete."
 UNFINISHED = "The engine ended the stream before it was complete."
@@ -68,7 +71,9 @@ class AnswerGuard:
         """The application raised: the client gets an error if it can still get one."""
         if self._gone or self._cut:
             return
-        if not self._sent:
+        if not self._sent and self._dead():
+            await self._elsewhere(FAILED, "engine_failed", "engine_dead")
+        elif not self._sent:
             await self._count_and_respond("exception", errors.error(INTERNAL, 500), 500)
         elif self._watch is not None and not self._watch.done:
             await self._break(FAILED, "exception", half_sent=not self._watch.between)
@@ -80,7 +85,8 @@ class AnswerGuard:
             self._start, self._held = message, []
             return
         if self._generation and kind.startswith(b"text/event-stream"):
-            self._watch = StreamWatch()
+            self._start, self._watch = message, StreamWatch()
+            return
         self._sent = True
         await self._send(message)
 
@@ -89,6 +95,9 @@ class AnswerGuard:
         start = self._start
         assert start is not None
         status, headers = start["status"], list(start.get("headers", ()))
+        if status >= 500 and self._dead():
+            await self._elsewhere(errors.reshape(body, status)["error"]["message"], "engine_failed", "engine_dead")
+            return
         if status < 400 and ABORT in body and not self._gone:
             await self._count_and_respond("abort", errors.error(ABORTED, 503, code="aborted"), 503)
             return
@@ -114,10 +123,34 @@ class AnswerGuard:
         self._sent = True
         await respond(self._send, status, errors.dump(document), {b"retry-after": b"1"} if status == 503 else {})
 
+    async def _elsewhere(self, words: str, code: str, reason: str) -> None:
+        """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
+        self._count(reason)
+        self._sent = self._cut = True
+        marks = {self._retry: b"1", b"retry-after": b"1", b"connection": b"close"}
+        await respond(self._send, 503, errors.dump(errors.error(words, 503, code=code)), marks)
+
+    async def _begin(self, chunk: bytes) -> None:
+        """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
+        start, self._start = self._start, None
+        assert start is not None
+        if chunk.startswith(FIRST_ERROR) and not self._gone:
+            words = errors.of_event(chunk)
+            if self._dead():
+                await self._elsewhere(words, "engine_failed", "engine_dead")
+                return
+            if errors.queue_full(words):
+                await self._elsewhere(words, "queue_full", "engine_error")
+                return
+        self._sent = True
+        await self._send(start)
+
     async def _streamed(self, message: Message, watch: StreamWatch) -> None:
-        if self._cut:
-            return
         chunk = message.get("body", b"")
+        if self._start is not None and (chunk or not message.get("more_body", False)):
+            await self._begin(chunk)
+        if self._cut or self._start is not None:
+            return
         end = watch.abort_ends(chunk)
         watch.feed(chunk)
         if self._gone:

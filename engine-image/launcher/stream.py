@@ -10,6 +10,7 @@ from __future__ import annotations
 ABORT = b'"finish_reason":"abort"'
 DONE = b"\ndata: [DONE]"
 ERROR = b'\ndata: {"error"'
+FIRST_ERROR = ERROR[1:]  # where it begins a chunk
 EVENT_END = b"\n\n"
 SEAM = max(len(ABORT), len(DONE), len(ERROR)) - 1
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_image.lab import DONE, answer, bench, completion, event, streaming, token
+from tests.engine_image.lab import DONE, Bench, answer, bench, completion, event, streaming, token
 
 STREAM = {"model": "tiny", "prompt": "a", "stream": True}
 ABORT = token("", "abort")
@@ -101,6 +101,51 @@ async def test_the_error_event_of_a_dead_engine_does_not_end_well(tmp_path: Path
     assert json.loads(got.events[-1])["error"]["message"] == "EngineCore encountered an issue."
     assert not got.complete
     assert serve.count("stream_errors", reason="engine_dead") == 1
+
+
+def dying_in(serve: Bench) -> None:
+    """The engine dies after it took the request."""
+    script = serve.engine.script
+
+    async def dying(scope, receive, send):  # type: ignore[no-untyped-def]
+        scope["app"].state.engine_client.errored = True
+        await script(scope, receive, send)
+
+    serve.engine.script = dying
+
+
+async def test_a_stream_that_the_dead_engine_never_began_may_be_tried_elsewhere(tmp_path: Path) -> None:
+    error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
+    async with bench(streaming([error, DONE]), "serve", tmp_path) as serve:
+        dying_in(serve)
+        got = await serve.send(STREAM)
+    assert (got.status, got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == (503, "1", "1")
+    assert got.json["error"]["code"] == "engine_failed"
+    assert got.complete
+
+
+async def test_an_answer_that_the_dead_engine_never_began_may_be_tried_elsewhere(tmp_path: Path) -> None:
+    body = b'{"error":{"message":"EngineCore encountered an issue.","code":500}}'
+    async with bench(answer(500, body), "serve", tmp_path) as serve:
+        dying_in(serve)
+        got = await serve.send({"model": "tiny", "prompt": "a"})
+    assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
+
+
+async def test_an_exception_of_a_dead_engine_may_be_tried_elsewhere(tmp_path: Path) -> None:
+    async with bench(streaming([], RuntimeError("x")), "serve", tmp_path) as serve:
+        dying_in(serve)
+        with pytest.raises(RuntimeError):
+            await serve.send(STREAM)
+    assert serve.count("stream_errors", reason="engine_dead") == 1
+
+
+async def test_a_full_queue_that_shows_in_a_stream_may_be_tried_elsewhere(tmp_path: Path) -> None:
+    words = "The engine is currently busy and cannot accept new requests. Please try again later."
+    async with bench(streaming([event(error={"message": words, "code": 503}), DONE]), "serve", tmp_path) as serve:
+        got = await serve.send(STREAM)
+    assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
+    assert got.json["error"]["code"] == "queue_full"
 
 
 async def test_an_aborted_answer_becomes_a_503(tmp_path: Path) -> None:
