@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from e2e.lib.client import Prompt
-from e2e.lib.kube import Cluster
+from e2e.lib.kube import Cluster, KubectlError
 from e2e.lib.ledger import Outcome
 from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.metrics import Gateway
@@ -39,8 +39,11 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 
 def _kill_core(cluster: Cluster, service: Service, pod: str) -> None:
-    said = cluster.execute(service.namespace, pod, "engine", "python3", "-c", _KILL_CORE)
-    assert "killed" in said, "no EngineCore process was found"
+    try:
+        said = cluster.execute(service.namespace, pod, "engine", "python3", "-c", _KILL_CORE)
+    except KubectlError as error:  # the container may end, and this command with it, before it has returned
+        said = str(error)
+    assert "killed " in said, f"no EngineCore process was found: {said}"
 
 
 def _kill_container(cluster: Cluster, service: Service, pod: str) -> None:
