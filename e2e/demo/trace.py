@@ -1,7 +1,8 @@
 """The demo's load: real arrivals and real lengths, thinned to what two cores carry.
 
 A trace is never compressed in time (that would change its bursts into something nobody saw): every second request of
-it is sent at its own moment. Requests longer than the demo engine's context are left out and counted.
+it is sent at its own moment. Requests longer than the demo engine's context are left out, and so are those of less
+than two KV blocks: a prompt that fills no block is read where it is decoded, and the demo shows the transfer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from e2e.lib.load import Arrival, OpenLoop, unique_text
 TRACE = Path(__file__).with_name("azure2023_code.csv")
 KEEP_EVERY = 2
 CONTEXT_TOKENS = 4000  # below the engine's --max-model-len, with room for the chat template
+LEAST_PROMPT_TOKENS = 256  # two blocks; the gateway only guesses tokens from bytes
 MAX_OUTPUT_TOKENS = 64  # longer answers show nothing more
 
 
@@ -36,8 +38,9 @@ def read(path: Path = TRACE) -> list[Row]:
 
 
 def thin(rows: list[Row], every: int = KEEP_EVERY, limit_tokens: int = CONTEXT_TOKENS) -> list[Row]:
-    """Every n-th of the rows that fit into the context, times counted from the first one."""
-    kept = [row for row in rows if row.prompt_tokens + row.output_tokens <= limit_tokens][::every]
+    """Every n-th of the rows that fit into the context and fill two blocks, times counted from the first one."""
+    fitting = (row for row in rows if row.prompt_tokens + row.output_tokens <= limit_tokens)
+    kept = [row for row in fitting if row.prompt_tokens >= LEAST_PROMPT_TOKENS][::every]
     origin = kept[0].arrival_s if kept else 0.0
     return [Row(row.arrival_s - origin, row.prompt_tokens, row.output_tokens) for row in kept]
 

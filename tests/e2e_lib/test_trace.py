@@ -15,8 +15,8 @@ def test_the_trace_names_its_source_and_licence() -> None:
 
 
 def test_thinning_keeps_moments_and_leaves_out_what_does_not_fit() -> None:
-    rows = [Row(10, 100, 10), Row(11, 5000, 10), Row(12, 100, 10), Row(15.5, 200, 20), Row(16, 300, 30)]
-    assert thin(rows, every=2, limit_tokens=4000) == [Row(0, 100, 10), Row(5.5, 200, 20)]
+    rows = [Row(10, 400, 10), Row(11, 5000, 10), Row(12, 400, 10), Row(13, 255, 9), Row(15.5, 500, 20), Row(16, 600, 9)]
+    assert thin(rows, every=2, limit_tokens=4000) == [Row(0, 400, 10), Row(5.5, 500, 20)]
     assert thin([]) == []
 
 
