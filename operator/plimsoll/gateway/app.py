@@ -48,7 +48,7 @@ class Gateway:
         self._log = AccessLog(settings.fifo, self._record)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
-        self._open = False  # Envoy can ask; what it last thought of the picker before says nothing
+        self._door = EnvoyDoor(self._picker, self._worker)
 
     def stop(self) -> None:
         """Begin the drain; safe to call from a signal handler of the loop."""
@@ -91,7 +91,7 @@ class Gateway:
             return "the API server's objects are not all here yet"
         return (
             ""
-            if self._open and self._view.current
+            if self._door.asked and self._view.current
             else "Envoy is not up, lacks clusters, or does not ask this picker yet"
         )
 
@@ -106,18 +106,15 @@ class Gateway:
             now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS))
             metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds))
             self._view.want(now)
-            if not self._open:
+            if len(servers) == 1:
                 servers.append(await self._open_to_envoy())
-                self._open = True
 
     async def _open_to_envoy(self) -> asyncio.Server:
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
         with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
             await self._admin.pass_health()
-        door = EnvoyDoor(self._picker, self._worker)
         most = self._settings.max_body_bytes + 1024
-        server = await asyncio.get_running_loop().create_unix_server(lambda: Door(door, most, None), str(path))
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 

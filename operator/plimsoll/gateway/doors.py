@@ -28,11 +28,12 @@ _CHECK = CHECK_PREFIX.encode()
 
 
 class EnvoyDoor:
-    """Answers Envoy."""
+    """Answers Envoy. `asked`: whether its health check has met this picker, so that it does not fail open any more."""
 
     def __init__(self, picker: Picker, worker: Worker) -> None:
         self._picker = picker
         self._worker = worker
+        self.asked = False
 
     def __call__(self, request: Request) -> Reply:
         if request.path.startswith(_CHECK):
@@ -41,7 +42,10 @@ class EnvoyDoor:
             return written(from_header(reply.decode("ascii")))
         if request.path.partition(b"?")[0] == MODELS.encode():
             return response(200, JSON, models(self._picker))
-        return response(200 if request.path == b"/healthz" else 404)
+        if request.path != b"/healthz":
+            return response(404)
+        self.asked = True
+        return response(200)
 
     def _check(self, request: Request) -> Reply:
         began = time.monotonic()
