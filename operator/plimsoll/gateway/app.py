@@ -115,6 +115,7 @@ class Gateway:
         with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
             await self._admin.pass_health()
         most = self._settings.max_body_bytes + 1024
+        server = await asyncio.get_running_loop().create_unix_server(lambda: Door(self._door, most, None), str(path))
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 
