@@ -48,6 +48,7 @@ class Gateway:
         self._log = AccessLog(settings.fifo, self._record)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._open = False
         self._door = EnvoyDoor(self._picker, self._worker)
 
     def stop(self) -> None:
@@ -91,7 +92,7 @@ class Gateway:
             return "the API server's objects are not all here yet"
         return (
             ""
-            if self._door.asked and self._view.current
+            if self._open and self._door.asked and self._view.current
             else "Envoy is not up, lacks clusters, or does not ask this picker yet"
         )
 
@@ -112,11 +113,12 @@ class Gateway:
     async def _open_to_envoy(self) -> asyncio.Server:
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
-        with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
-            await self._admin.pass_health()
         most = self._settings.max_body_bytes + 1024
         server = await asyncio.get_running_loop().create_unix_server(lambda: Door(self._door, most, None), str(path))
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
+        with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
+            await self._admin.pass_health()
+        self._open = True
         return server
 
     def _record(self, record: Record) -> None:
