@@ -44,12 +44,11 @@ class Gateway:
         self._admin = Admin(settings.admin_socket)
         self._picker = Picker(Random())
         self._worker = Worker()
-        self._view = EnvoyView(self._admin, self._picker, settings.poll_seconds)
+        self._door = EnvoyDoor(self._picker, self._worker)
+        self._view = EnvoyView(self._admin, self._picker, settings.poll_seconds, lambda: self._door.asked)
         self._log = AccessLog(settings.fifo, self._record)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
-        self._open = False
-        self._door = EnvoyDoor(self._picker, self._worker)
 
     def stop(self) -> None:
         """Begin the drain; safe to call from a signal handler of the loop."""
@@ -90,11 +89,9 @@ class Gateway:
             return "draining"
         if not self._objects.synced:
             return "the API server's objects are not all here yet"
-        return (
-            ""
-            if self._open and self._door.asked and self._view.current
-            else "Envoy is not up, lacks clusters, or does not ask this picker yet"
-        )
+        if not self._view.current:
+            return "Envoy is not up, lacks clusters, or does not ask this picker yet"
+        return ""
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """After each change the fleet is computed anew and written; after the first one Envoy may ask."""
@@ -111,14 +108,18 @@ class Gateway:
                 servers.append(await self._open_to_envoy())
 
     async def _open_to_envoy(self) -> asyncio.Server:
+        """An Envoy that outlived the picker before may ask at once, so its endpoints are known first.
+
+        It may also still be draining, since that picker told it to.
+        """
+        await self._view.looked.wait()
+        with contextlib.suppress(EnvoyAway):
+            await self._admin.pass_health()
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
         most = self._settings.max_body_bytes + 1024
         server = await asyncio.get_running_loop().create_unix_server(lambda: Door(self._door, most, None), str(path))
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
-        with contextlib.suppress(EnvoyAway):  # an Envoy that outlived the picker before may still be draining
-            await self._admin.pass_health()
-        self._open = True
         return server
 
     def _record(self, record: Record) -> None:

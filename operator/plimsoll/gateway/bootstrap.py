@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 MAX_CONNECTIONS = 20_000  # about 0.1 MB of Envoy's memory each while a stream runs
 UNBOUNDED = 1_000_000
+# Envoy's workers hear of a changed health up to a second after its main thread, unless told not to gather changes.
+HEALTH_AT_ONCE: Json = {"update_merge_window": "0s"}
 
 
 def init(settings: Settings) -> None:
@@ -93,7 +95,7 @@ def _picker(settings: Settings) -> Json:
                 "http_health_check": {"path": "/healthz"},
             }
         ],
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}} | HEALTH_AT_ONCE,
     }
 
 

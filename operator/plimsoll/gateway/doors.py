@@ -28,7 +28,7 @@ _CHECK = CHECK_PREFIX.encode()
 
 
 class EnvoyDoor:
-    """Answers Envoy. `asked`: whether its health check has met this picker, so that it does not fail open any more."""
+    """Answers Envoy. `asked`: its health check has met this picker."""
 
     def __init__(self, picker: Picker, worker: Worker) -> None:
         self._picker = picker

@@ -26,15 +26,18 @@ SOON_TIMES = 50  # then at the usual pace: what Envoy has not taken up in five s
 class EnvoyView:
     """Keeps the picker's fleet in line with what Envoy can reach."""
 
-    def __init__(self, admin: Admin, picker: Picker, poll_seconds: float) -> None:
+    def __init__(self, admin: Admin, picker: Picker, poll_seconds: float, asked: Callable[[], bool]) -> None:
+        """asked: whether Envoy's health check has met this picker; before, it tells of the picker before."""
         self._admin = admin
         self._picker = picker
         self._poll_seconds = poll_seconds
+        self._asked = asked
         self._wanted: Fleet = EMPTY
         self._healthy: dict[str, set[str]] = {}
         self._failures: dict[str, int] = {}
         self._failed_open = 0
         self._changed = asyncio.Event()
+        self.looked = asyncio.Event()  # the first look is over, whether Envoy answered or not
         self.current = False  # Envoy answers, has every cluster that it should have, and would ask us
 
     def want(self, fleet: Fleet) -> None:
@@ -48,6 +51,7 @@ class EnvoyView:
         soon = SOON_TIMES
         while True:
             settled = await self.look()
+            self.looked.set()
             tick()
             soon = SOON_TIMES if settled else soon - 1
             pause = self._poll_seconds if settled or soon <= 0 else SOON_SECONDS
@@ -67,6 +71,7 @@ class EnvoyView:
 
     async def look(self) -> bool:
         """One look; True if Envoy has all that was written for it."""
+        asked = self._asked()  # as it was when the look began
         try:
             view = await self._admin.view()
             stats = await self._admin.stats()
@@ -77,7 +82,7 @@ class EnvoyView:
             return False
         self._take(view, time.monotonic())
         self._count_failed_open(stats.failed_open)
-        return self._settled(view)
+        return self._settled(view, asked)
 
     def _take(self, view: View, now: float) -> None:
         self._healthy = {
@@ -98,10 +103,10 @@ class EnvoyView:
         metrics.GATEWAY_FAILED_OPEN.inc(total - self._failed_open if total >= self._failed_open else total)
         self._failed_open = total
 
-    def _settled(self, view: View) -> bool:
+    def _settled(self, view: View, asked: bool) -> bool:
         names = {PICK + key for key in self._wanted.services} | {MODEL + name for name in self._wanted.by_name}
         present = {name for name in view.clusters if name.startswith((PICK, MODEL))}
-        self.current = names <= present and view.picker_healthy
+        self.current = asked and view.picker_healthy and names <= present
         addresses = {key: {e.address for e in s.answering} for key, s in self._wanted.services.items()}
         known = {key: set(view.hosts.get(key, ())) for key in addresses}
         return self.current and names == present and addresses == known

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from plimsoll.core.picking.endpoint import Endpoint
-from plimsoll.gateway.bootstrap import unbounded
+from plimsoll.gateway.bootstrap import HEALTH_AT_ONCE, unbounded
 from plimsoll.gateway.endpoints import Fleet, Service
 from plimsoll.gateway.files import write
 from plimsoll.gateway.listener import TYPE
@@ -95,6 +95,7 @@ def _cluster(name: str, service: Service, path: Path) -> Json:
             "service_name": service.key,
             "eds_config": {"resource_api_version": "V3", "path_config_source": {"path": str(path)}},
         },
+        "common_lb_config": HEALTH_AT_ONCE,
         "circuit_breakers": {
             "thresholds": [
                 unbounded() | {"retry_budget": {"budget_percent": {"value": 25.0}, "min_retry_concurrency": 100}}
