@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from bench.controlplane import at_rest, edit, objects, start
+from bench.gateway import latency
 from e2e.cluster.settings import ROOT
 from e2e.lib import stack
 from e2e.lib.kube import Cluster
@@ -17,6 +18,7 @@ from e2e.lib.kube import Cluster
 REPORT = ROOT / "build" / "bench" / "report.json"
 
 MEASUREMENTS: dict[str, Callable[[Cluster], dict[str, object]]] = {
+    "added latency of the gateway at 50 requests/s (target: p50 2 ms)": lambda _: latency.run(20.0),
     "manifest to objects (target: 2 s)": objects.measure,
     "operator at rest with 10 services (target: 120 MB, 1 % of a core)": at_rest.measure,
     "engine pod start (target: vLLM's own time + 3 s)": start.measure,

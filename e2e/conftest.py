@@ -25,10 +25,10 @@ TIMEOUT_S = 900
 PD = manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
 SOLO = manifest("solo", {"serve": {}})
 
-# What only sends requests comes right before test_quiet, whose quiet time it is. What breaks things follows; what
-# removes everything is the last.
-ORDER = ("i_", "words", "names", "g_", "hub", "a_", "b_", "clients", "quiet")
-ORDER_OF_THE_END = ("c_", "d_", "e_", "f_", "restarts", "upgrade", "h_")
+# What leaves the shared services alone comes before test_quiet, whose quiet time it is. What breaks things follows;
+# what removes everything is the last.
+ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "quiet")
+ORDER_OF_THE_END = ("g_", "c_", "d_", "e_", "f_", "restarts", "upgrade", "h_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -83,12 +83,13 @@ async def drive(ways: list[Way], count: int) -> None:
     await asyncio.gather(*asked)
 
 
-def main(seconds: float) -> None:
+def run(seconds: float) -> dict[str, Any]:
+    """Both ways for so many seconds, beside an upstream, a picker and an Envoy of our own."""
     port = free_port()
     upstream = subprocess.Popen([sys.executable, "-m", "bench.gateway.upstream", str(port)], cwd=ROOT)
     try:
         with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-            print(json.dumps(uvloop.run(measure(Path(directory), port, int(seconds * RATE))), indent=2))
+            return uvloop.run(measure(Path(directory), port, int(seconds * RATE)))
     finally:
         stop(upstream)
 
@@ -136,4 +137,4 @@ async def compare(stack: Stack, upstream_port: int, count: int) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)
+    print(json.dumps(run(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0), indent=2))

@@ -127,9 +127,9 @@ class Cluster:
         where = ["-n", namespace] if namespace else []
         self.kubectl("apply", *where, "-f", "-", stdin="---\n".join(json.dumps(m) + "\n" for m in manifests))
 
-    def apply_dry(self, manifest: Object, namespace: str) -> None:
+    def apply_dry(self, manifest: Object, namespace: str) -> str:
         """What kubectl and the API server say to a manifest, without keeping it; raises KubectlError."""
-        self.kubectl("apply", "-n", namespace, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+        return self.kubectl("apply", "-n", namespace, "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
 
     def patch(self, plural: str, name: str, namespace: str, patch: Object) -> None:
         """A merge patch."""

@@ -24,7 +24,8 @@ GOOD = manifest("good", {"prefill": {}, "decode": {"minReplicas": 2}}, slo={"ttf
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_taken(path: Path, cluster: Cluster, namespace: str) -> None:
     for document in yaml.safe_load_all(path.read_text()):
-        cluster.apply_dry(document, namespace)
+        said = cluster.apply_dry(document, namespace)
+        assert said.strip().endswith("created (server dry run)")
 
 
 def _set(*path: str, value: object) -> Callable[[Object], None]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,11 @@ def test_when_a_leaving_engine_may_stop(now: float, last: float | None, may: boo
     assert drain.may_stop(now, 100.0, last, DRAIN) is may
 
 
-async def test_a_drain_that_may_end_ends(tmp_path: Path) -> None:
-    await drain.quiet(State(tmp_path), Drain(0, 0, 0, 1, 1))
+async def test_a_drain_waits_until_it_may_end(tmp_path: Path) -> None:
+    limits = Drain(0.3, 0, 5, 1, 1)
+    began = time.time()
+    await drain.quiet(State(tmp_path), limits)
+    assert drain.may_stop(time.time(), began, None, limits)
 
 
 def test_the_longest_drain_fits_the_grace() -> None:
@@ -131,10 +135,14 @@ async def test_a_model_that_refuses_is_ready_all_the_same() -> None:
 
 @pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP")])
 async def test_a_warm_up_that_fails_ends(error: Exception) -> None:
-    async def ask(*_: object) -> client.Response:
+    asked = []
+
+    async def ask(*what: object) -> client.Response:
+        asked.append(what)
         raise error
 
     await warmup.run(ask, WARMUP, "m")
+    assert asked
 
 
 def port_of(server: asyncio.Server) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from tests.gateway.engine import Engine
+from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack
 
 
@@ -33,6 +35,20 @@ async def lone(tmp_path_factory: object) -> AsyncIterator[Stack]:
     gateway = Stack(_directory(tmp_path_factory))
     try:
         yield gateway
+    finally:
+        await gateway.down()
+        print(gateway.log.read_text()[-4000:])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(tmp_path_factory: object) -> AsyncIterator[tuple[Stack, Engine]]:
+    """A gateway that is impatient with slow requests, and its one engine."""
+    gateway = Stack(_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
+    try:
+        engine = await gateway.engine()
+        await gateway.up([service()], [pod(engine.address)])
+        await gateway.routable(engine)
+        yield gateway, engine
     finally:
         await gateway.down()
         print(gateway.log.read_text()[-4000:])

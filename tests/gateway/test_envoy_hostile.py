@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
-import pytest_asyncio
 
 from tests.gateway import hostile
 from tests.gateway.engine import Engine
 from tests.gateway.hostile import GOOD_BODY, Case, request
-from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -23,19 +20,6 @@ ANSWER_SECONDS = 5.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # These are the allowed path once they are decoded, and the engine gets them decoded.
 DECODED = ("path '/v1/chat/%63ompletions'", r"path '/v1/chat\\completions'")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stack, Engine]]:
-    stack = Stack(Path(tmp_path_factory.mktemp("gw")), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
-    try:
-        engine = await stack.engine()
-        await stack.up([service()], [pod(engine.address)])
-        await stack.routable(engine)
-        yield stack, engine
-    finally:
-        await stack.down()
-        print(stack.log.read_text()[-4000:])
 
 
 async def exchange(stack: Stack, raw: bytes) -> bytes:

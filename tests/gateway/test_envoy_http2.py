@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-import pytest_asyncio
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
@@ -16,24 +14,11 @@ from h2.exceptions import ProtocolError
 
 from tests.gateway.engine import Engine
 from tests.gateway.hostile import GOOD_BODY
-from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 Headers = list[tuple[str, str]]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stack, Engine]]:
-    stack = Stack(Path(tmp_path_factory.mktemp("gw")), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
-    try:
-        engine = await stack.engine()
-        await stack.up([service()], [pod(engine.address)])
-        await stack.routable(engine)
-        yield stack, engine
-    finally:
-        await stack.down()
 
 
 class Client:
