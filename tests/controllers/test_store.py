@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.store import Key, Store
+from plimsoll.core.errors import InvalidSpec
 from tests import builders
 
 
@@ -47,3 +49,14 @@ def test_children_belong_to_the_service_of_their_label_and_tell_it() -> None:
     assert [o["metadata"]["name"] for o in store.children("Pod", ("team", "chat"))] == ["p"]
     store.drop(builders.pod(parent, "decode"))
     assert store.children("Pod", ("team", "chat")) == []
+
+
+def test_a_service_is_read_once_per_version() -> None:
+    store = Store()
+    raw, other = builders.service(), builders.service(tiers={})
+    store.put(raw)
+    first = store.typed(raw)
+    assert isinstance(first, InferenceService)
+    assert store.typed(raw) is first
+    store.put(other)
+    assert isinstance(store.typed(other), InvalidSpec)

@@ -14,7 +14,7 @@ from typing import Any
 from plimsoll.adapters.kube import Kube
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.store import Store, key_of
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.scaling import TierDecision, TierPolicy, decide
@@ -56,9 +56,8 @@ def changes(store: Store) -> list[Change]:
     for raw in store.all(labels.KIND):
         if raw["metadata"].get("deletionTimestamp"):
             continue
-        try:
-            service = parse(raw)
-        except InvalidSpec:
+        service = store.typed(raw)
+        if isinstance(service, InvalidSpec):
             continue
         namespace, _ = key_of(raw)
         for tier, decision in decisions(service).items():

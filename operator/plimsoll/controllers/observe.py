@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core.errors import InvalidSpec
@@ -36,11 +36,11 @@ def observe(store: Store, gateways: View, key: Key) -> Observed | None:
     raw = store.get(labels.KIND, key)
     if raw is None or raw["metadata"].get("deletionTimestamp"):
         return None
-    service, problems = _parsed(raw)
+    service = store.typed(raw)
     return Observed(
         raw=raw,
-        service=service,
-        problems=problems,
+        service=None if isinstance(service, InvalidSpec) else service,
+        problems=service.problems if isinstance(service, InvalidSpec) else (),
         children={
             (kind, child["metadata"]["name"]): child
             for kind in CHILDREN
@@ -76,13 +76,6 @@ def rivals(store: Store, before: Object | None, after: Object | None) -> list[Ke
     if before is not None and after is not None and len(names) == 1:
         return []
     return [key_of(raw) for raw in store.all(labels.KIND) if claimed(raw) in names]
-
-
-def _parsed(raw: Object) -> tuple[InferenceService | None, tuple[str, ...]]:
-    try:
-        return parse(raw), ()
-    except InvalidSpec as error:
-        return None, error.problems
 
 
 def _owned(child: Object, parent: Object) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.core.errors import InvalidSpec
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
@@ -40,6 +42,7 @@ class Store:
     def __init__(self, changed: Callable[[Key], None] = lambda key: None) -> None:
         self._objects: dict[str, dict[Key, Object]] = {}
         self._children: dict[tuple[str, Key], dict[Key, None]] = {}
+        self._typed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}  # by uid, with what it was read from
         self._changed = changed
 
     def put(self, obj: Object) -> None:
@@ -56,6 +59,7 @@ class Store:
         if live is None or not _same(live, obj):
             return
         del self._objects[kind][key]
+        self._typed.pop(live["metadata"].get("uid"), None)
         owner = service_of(live)
         if owner:
             self._children.get((kind, owner), {}).pop(key, None)
@@ -73,6 +77,14 @@ class Store:
     def get(self, kind: str, key: Key) -> Object | None:
         return self._objects.get(kind, {}).get(key)
 
+    def typed(self, raw: Object) -> InferenceService | InvalidSpec:
+        """The service that an object of this store stands for, or what is wrong with it; read once per version."""
+        uid = raw["metadata"]["uid"]
+        known = self._typed.get(uid)
+        if known is None or known[0] is not raw:
+            known = self._typed[uid] = (raw, _read(raw))
+        return known[1]
+
     def all(self, kind: str) -> Iterator[Object]:
         return iter(list(self._objects.get(kind, {}).values()))
 
@@ -86,6 +98,13 @@ class Store:
         if owner:
             self._children.setdefault((kind, owner), {})[key] = None
             self._changed(owner)
+
+
+def _read(raw: Object) -> InferenceService | InvalidSpec:
+    try:
+        return parse(raw)
+    except InvalidSpec as error:
+        return error
 
 
 def _same(a: Object, b: Object) -> bool:
