@@ -37,6 +37,9 @@ EVERYTHING: Object = {
 }
 
 
+LEAST_KUBERNETES = "1.31.0"  # as Chart.yaml promises
+
+
 class Refused(Exception):
     """Helm would not render: the message is what it told the user."""
 
@@ -59,7 +62,8 @@ def render(values: Mapping[str, Any] | None = None, *options: str) -> list[Objec
 
 @functools.cache
 def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
-    text = _run("template", values, *options)
+    version = () if "--kube-version" in options else ("--kube-version", LEAST_KUBERNETES)
+    text = _run("template", values, *version, *options)
     return tuple(document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
 
 
