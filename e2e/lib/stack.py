@@ -51,7 +51,8 @@ def drop_namespace(cluster: Cluster, name: str) -> None:
     Left to itself the namespace controller deletes the pods and then looks again after half of their grace, which is
     five minutes for engines that may finish their streams, though they are gone after seconds.
     """
-    cluster.delete("inferenceservices", "--all", namespace=name)
+    if cluster.list("inferenceservices", name):  # empty, too, once the definition is gone
+        cluster.delete("inferenceservices", "--all", namespace=name)
     until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
     cluster.delete("namespace", name)
 
