@@ -1,0 +1,1 @@
+"""Measurements of the pure core: no cluster is needed."""

@@ -1,0 +1,460 @@
+"""The time of one engine step, and what follows from it: the work of a request, TPOT under load, what binds first.
+
+Problem: an engine's speed is not one number. A step is slowed by prompt tokens, by running sequences and by the tokens
+that they have cached, each by its own amount, and what binds first differs between models and machines: a small model
+on a large GPU slows every stream and queues nobody, a large one runs out of cache while its steps are still short.
+
+Idea: one linear model of a step with six coefficients. Summed over a request it gives that request's work in GPU
+seconds; decoding shares the GPU, so TPOT is base / (1 - rho). Both regimes come out of it: a batch that a TPOT target
+allows, one that the slots allow, one that the KV cache allows. All are computed, the smallest is taken and named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cached_property
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from plimsoll.core.workload import FloatArray, Workload
+
+# p95 TPOT over base / (1 - rho) where the lengths are unknown: above all but one recorded window of vLLM 0.26 on one
+# H200 under a chat mix (1.1 to 1.7). With lengths, `tail_factor` computes it.
+UNKNOWN_TAIL_FACTOR: Final = 1.75
+
+_MIDDLES: Final = (np.arange(24) + 0.5) / 24  # of strata of output lengths
+_NORMAL: Final = np.linspace(-3.5, 3.5, 29)  # and of what varies at each length, with its weights
+_DENSITY: Final = np.exp(-(_NORMAL**2) / 2) / np.exp(-(_NORMAL**2) / 2).sum() / _MIDDLES.size
+_FULLEST: Final = 0.98  # rho at which the tail's law is read for any higher one: beyond, no steady state is reached
+_ROUNDS: Final = 12  # of Newton's method, which doubles the digits in each
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Seconds of one engine step, linear in what the step does.
+
+    A step that prefills tokens n at context ctx, decodes b sequences and reads k cached tokens takes
+    base + any_prefill [some n > 0] + prefill_token sum n + prefill_pair sum n (ctx + n / 2) + sequence b
+    + cached_token k. Fitted to real vLLM on one H200 within 3 % per block of steps.
+    All are finite; base is above 0, any_prefill may be negative but not below -base, the others are 0 or more.
+    Raises ValueError that names the coefficient.
+    """
+
+    base_s: float  # launch and reading the weights
+    any_prefill_s: float  # once in a step with any prefill; may be negative
+    prefill_token_s: float
+    prefill_pair_s: float  # per prefilled token and token of its context
+    sequence_s: float  # per decoding sequence
+    cached_token_s: float  # per cached token that decoding reads
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = -self.base_s if field.name == "any_prefill_s" else 0.0
+            if not (math.isfinite(value) and value >= least):
+                raise ValueError(f"{field.name} must be finite and at least {least:g}, not {value}")
+        if self.base_s == 0:
+            raise ValueError("base_s must be above 0: no step is free")
+
+    def step_s(
+        self,
+        prefill_tokens: npt.ArrayLike,
+        prefill_pairs: npt.ArrayLike,
+        sequences: npt.ArrayLike,
+        cached_tokens: npt.ArrayLike,
+    ) -> FloatArray:
+        """Seconds of steps: numbers or arrays that broadcast; prefill_pairs is sum n (ctx + n / 2), see `pairs`.
+
+        Here and below counts are finite and 0 or more; ValueError names the one that is not.
+        """
+        tokens = _count("prefill_tokens", prefill_tokens)
+        return np.asarray(
+            self.base_s
+            + self.any_prefill_s * (tokens > 0)
+            + self.prefill_token_s * tokens
+            + self.prefill_pair_s * _count("prefill_pairs", prefill_pairs)
+            + self.sequence_s * _count("sequences", sequences)
+            + self.cached_token_s * _count("cached_tokens", cached_tokens)
+        )
+
+    def prefill_work_s(self, uncached: npt.ArrayLike, cached: npt.ArrayLike) -> FloatArray:
+        """GPU seconds that prefills add to steps: a U + c U (H + U / 2). Token counts, arrays that broadcast."""
+        return np.asarray(
+            self.prefill_token_s * _count("uncached", uncached) + self.prefill_pair_s * pairs(cached, uncached)
+        )
+
+    def decode_work_s(self, prompt: npt.ArrayLike, output: npt.ArrayLike) -> FloatArray:
+        """GPU seconds that decoding adds to steps: O (d + e (P + O / 2)), P the whole prompt, cached or not.
+
+        Cached prompt tokens are free in prefill only: every decode step reads them.
+        """
+        tokens = _count("output", output)
+        return np.asarray(tokens * (self.sequence_s + self.cached_token_s * (_count("prompt", prompt) + tokens / 2)))
+
+    def prefill_s(self, uncached: npt.ArrayLike, cached: npt.ArrayLike, token_budget: float) -> FloatArray:
+        """Seconds to prefill prompts on an otherwise idle engine, one step per chunk of at most `token_budget` tokens.
+
+        ceil(U / budget) (base + any_prefill) + a U + c U (H + U / 2): pairs over chunks add up to those of the whole.
+        """
+        if not token_budget >= 1:
+            raise ValueError(f"token_budget must be at least 1, not {token_budget}")
+        chunks = np.ceil(_count("uncached", uncached) / token_budget)
+        return np.asarray(chunks * (self.base_s + self.any_prefill_s) + self.prefill_work_s(uncached, cached))
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What one replica's engine may hold at once. All are whole numbers of at least 1; raises ValueError."""
+
+    max_sequences: int  # slots, vLLM's max_num_seqs
+    kv_tokens: int  # tokens that the KV cache holds
+    token_budget: int  # tokens a step may compute, vLLM's max_num_batched_tokens
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field.name} must be a whole number of at least 1, not {value!r}")
+
+
+class Binding(StrEnum):
+    """What stops a replica from taking more."""
+
+    STEP_TIME = "step time"
+    SLOTS = "slots"
+    KV = "KV"
+
+
+@dataclass(frozen=True)
+class KvTransfer:
+    """What receiving KV costs a decode engine: its main loop posts every read and launches no step meanwhile.
+
+    Measured with vLLM 0.26 and NIXL between two H200s of one host. layers and block_tokens are at least 1, times 0 or
+    more, shares above 0 (lost_share 0 or more); raises ValueError that names the argument.
+    """
+
+    layers: int
+    block_tokens: int
+    post_fixed_s: float = 0.7e-3
+    post_piece_s: float = 2.9e-6  # per block and layer
+    step_factor: float = 0.93  # steps of an engine that only decodes, over the model's; 0.91 to 0.95 measured
+    lost_share: float = 0.9  # of the posting time that steps lose; the rest overlaps with the step on the GPU
+
+    def __post_init__(self) -> None:
+        least = {"layers": 1, "block_tokens": 1, "step_factor": math.ulp(0.0)}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not least.get(field.name, 0.0) <= value < math.inf:
+                raise ValueError(f"{field.name} must be finite and at least {least.get(field.name, 0)}, not {value}")
+
+    def post_s(self, tokens: npt.ArrayLike) -> FloatArray:
+        """Seconds of posting for prompts of so many tokens computed elsewhere (arrays broadcast); 0 for none."""
+        blocks = np.ceil(_count("tokens", tokens) / self.block_tokens)
+        return np.asarray((blocks > 0) * self.post_fixed_s + self.post_piece_s * self.layers * blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class TierWork:
+    """What requests of a workload do to the steps of one tier's replica. Made by `serve_tier` and `decode_tier`.
+
+    A step takes base_s when nothing runs. Over its life a request adds stall_s at once, while every other stream stands
+    still (its prefill, or the posting of its KV reads), and decode_s in shares, one a token (arrays, one a row of the
+    workload). any_stall_s comes on top of each step with a stall.
+    """
+
+    workload: Workload
+    base_s: float
+    any_stall_s: float
+    stall_s: FloatArray
+    decode_s: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.mean_output_tokens <= 0 or self.work_s <= 0:
+            raise ValueError("output_tokens are all 0: such requests have no TPOT and no place in a batch")
+
+    @cached_property
+    def work_s(self) -> float:
+        """Mean GPU seconds of a request, w."""
+        return self.workload.mean(self.stall_s + self.decode_s)
+
+    @cached_property
+    def mean_output_tokens(self) -> float:
+        """Mean output tokens of a request: it stays for that many steps."""
+        return self.workload.mean(self.workload.output_tokens)
+
+    @cached_property
+    def sequence_s(self) -> float:
+        """What one running sequence adds to a step, its mean decode work over its mean tokens."""
+        return self.workload.mean(self.decode_s) / self.mean_output_tokens
+
+    def rho(self, rate_per_s: npt.ArrayLike, replicas: npt.ArrayLike = 1) -> FloatArray:
+        """Share of the GPU's time that requests' work takes, lambda w / replicas; arrays broadcast.
+
+        Rates are finite and 0 or more, replicas above 0; raises ValueError.
+        """
+        return np.asarray(_count("rate_per_s", rate_per_s) * self.work_s / _count("replicas", replicas, above=True))
+
+    def tpot_s(self, rate_per_s: npt.ArrayLike, replicas: npt.ArrayLike = 1) -> FloatArray:
+        """Mean TPOT at a rate: T = (base + any_stall (1 - e^(-lambda T))) / (1 - rho); infinite at overload.
+
+        The law of processor sharing with the any-stall term in the share of steps that have one. Against vLLM on one
+        H200 its p50 is within 5 % for an 8B to rho 0.75, within 10 % for a 70B to 0.6, where base / (1 - rho) alone is
+        10 % high and 20 % low. Arrays broadcast; raises ValueError as `rho`.
+        """
+        rho = self.rho(rate_per_s, replicas)
+        rate, free = rho / self.work_s, 1.0 - rho
+        stable = np.where(free > 0, free, 1.0)
+        # Newton from here converges from one side: the residual is concave and falls, or convex and falls.
+        step = (self.base_s + self.any_stall_s) / stable
+        for _ in range(_ROUNDS if self.any_stall_s else 0):
+            none = np.exp(-rate * step)
+            residual = self.base_s + self.any_stall_s * (1 - none) - stable * step
+            step = step - residual / (self.any_stall_s * rate * none - stable)
+        return np.asarray(np.where(free > 0, step, math.inf))
+
+    def step_s(self, batch: float) -> float:
+        """Step time of a mean batch: base + any_stall (1 - e^(-b / O)) + b w / O, as lambda T = b / O (Little)."""
+        each = batch / self.mean_output_tokens
+        return self.base_s - self.any_stall_s * math.expm1(-each) + each * self.work_s
+
+    def batch(self, tpot_s: float) -> float:
+        """Mean running sequences at which a step takes tpot_s, the inverse of `step_s`; 0 where the base is longer.
+
+        tpot_s: 0 or more, infinite where nothing is promised. Raises ValueError.
+        """
+        if not tpot_s >= 0:
+            raise ValueError(f"tpot_s must be 0 or more, not {tpot_s}")
+        if tpot_s <= self.base_s or math.isinf(tpot_s):
+            return 0.0 if tpot_s <= self.base_s else math.inf
+        each = max(0.0, (tpot_s - self.base_s - self.any_stall_s) / self.work_s)
+        for _ in range(_ROUNDS if self.any_stall_s else 0):
+            excess = self.step_s(each * self.mean_output_tokens) - tpot_s
+            each -= excess / max(self.work_s + self.any_stall_s * math.exp(-each), self.work_s * 1e-3)
+        return max(0.0, each) * self.mean_output_tokens
+
+    def rate_per_s(self, batch: float) -> float:
+        """Requests a second that a mean batch sustains, b / (O T)."""
+        return batch / (self.mean_output_tokens * self.step_s(batch))
+
+
+def serve_tier(model: StepModel, workload: Workload) -> TierWork:
+    """Replicas that prefill and decode: work a U + c U (H + U / 2) + O (d + e (H + U + O / 2)) a request.
+
+    The any-prefill term is no request's: several prompts may share a step. It counts once a step that has any.
+    """
+    return TierWork(
+        workload,
+        model.base_s,
+        model.any_prefill_s,
+        model.prefill_work_s(workload.uncached_tokens, workload.cached_tokens),
+        model.decode_work_s(workload.prompt_tokens, workload.output_tokens),
+    )
+
+
+def decode_tier(model: StepModel, workload: Workload, transfer: KvTransfer) -> TierWork:
+    """Replicas that decode what others have prefilled: TPOT = f base / (1 - f rho_D - 0.9 lambda post / replicas).
+
+    The loss to posting adds to rho, since the batch grows too. cached_tokens are those that the decode engine itself
+    has, so that only uncached_tokens travel.
+    """
+    return TierWork(
+        workload,
+        transfer.step_factor * model.base_s,
+        0.0,
+        transfer.lost_share * transfer.post_s(workload.uncached_tokens),
+        transfer.step_factor * model.decode_work_s(workload.prompt_tokens, workload.output_tokens),
+    )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What one constraint allows a replica.
+
+    batch: running sequences. For slots and KV the most there can be; for step time the mean at which TPOT meets its
+    target. rate_per_s: the highest request rate that keeps within it (for slots and KV: that finds room at once, in the
+    share of time asked for; beyond it requests queue). full_rate_per_s: what leaves with the batch always full.
+    """
+
+    binding: Binding
+    batch: float
+    rate_per_s: float
+    full_rate_per_s: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """One replica's three limits, all computed always."""
+
+    step_time: Limit
+    slots: Limit
+    kv: Limit
+
+    @property
+    def binding(self) -> Limit:
+        """The limit that allows the lowest rate."""
+        return min((self.step_time, self.slots, self.kv), key=lambda limit: limit.rate_per_s)
+
+    @property
+    def batch(self) -> float:
+        """The batch limit b*: the smallest of the three."""
+        return min(self.step_time.batch, self.slots.batch, self.kv.batch)
+
+
+def capacity(
+    tier: TierWork, limits: EngineLimits, tpot_target_s: float, share: float | None = None, room: float = 0.95
+) -> Capacity:
+    """What step time, slots and KV each allow one replica.
+
+    tpot_target_s: above 0. share: of the requests that are to meet it, by `tail_factor`; None: their mean is to. room:
+    share of time, 0.5 or more, in which a new request is to find a slot and KV. Raises ValueError.
+    """
+    if not 0 < tpot_target_s < math.inf:
+        raise ValueError(f"tpot_target_s must be finite and above 0, not {tpot_target_s}")
+    if not 0.5 <= room < 1:
+        raise ValueError(f"room must be at least 0.5 and below 1, not {room}")
+    batch = tier.batch(tpot_target_s) if share is None else _tail_batch(tier, tpot_target_s, share)
+    step_time = Limit(Binding.STEP_TIME, batch, tier.rate_per_s(batch), tier.rate_per_s(batch))
+    slots = _held(Binding.SLOTS, tier, float(limits.max_sequences), room, 1.0)
+    # Sequences in cache are weighted by their stay, so by output; each is counted with all it will hold, since a cache
+    # filled beyond that preempts and computes again (simulated: -12 % throughput).
+    w = tier.workload
+    final = w.prompt_tokens + w.output_tokens
+    held = w.mean(w.output_tokens * final) / tier.mean_output_tokens
+    spread = w.mean(w.output_tokens * final**2) / tier.mean_output_tokens / held**2
+    return Capacity(step_time, slots, _held(Binding.KV, tier, limits.kv_tokens / held, room, spread))
+
+
+def _tail_batch(tier: TierWork, tpot_target_s: float, share: float) -> float:
+    """Mean running sequences at the highest load whose tail is within the target: a table of loads, interpolated."""
+    loads = np.linspace(0.0, _FULLEST, 50)
+    tails = np.maximum.accumulate(tail_factor(tier, loads, share) * tpot_s(tier.base_s, loads))
+    if tails[0] > tpot_target_s:
+        return 0.0
+    # In 1 / TPOT, which is almost a line, so that coarse steps lose nothing near saturation.
+    rate = float(np.interp(-1 / tpot_target_s, -1 / tails, loads)) / tier.work_s
+    return rate * tier.mean_output_tokens * float(tier.tpot_s(rate))
+
+
+def _held(binding: Binding, tier: TierWork, batch: float, room: float, spread: float) -> Limit:
+    """The limit of a hard cap on the batch: its mean must leave room for its own swings.
+
+    With steps of base + s b the number running is negative binomial of variance m + m^2 / r, r = 1 + base / s (the
+    stationary law of the birth-death chain of processor sharing); spread is E[k^2] / E[k]^2 of what each takes of the
+    cap. The normal quantile of that, m + z sqrt(spread m + m^2 / r) = batch, is a quadratic in m. Prefills come in
+    lumps, which the chain leaves out: where they are most of the work, batches swing up to 1.6 times as much.
+    """
+    z2 = NormalDist().inv_cdf(room) ** 2
+    square = 1.0 - z2 / (1.0 + tier.base_s / tier.sequence_s) if tier.sequence_s > 0 else 1.0
+    half = batch + z2 * spread / 2
+    mean = batch**2 / (half + math.sqrt(half**2 - square * batch**2))
+    return Limit(binding, batch, tier.rate_per_s(mean), tier.rate_per_s(batch))
+
+
+def pairs(context: npt.ArrayLike, tokens: npt.ArrayLike) -> FloatArray:
+    """Token pairs of prefilling `tokens` after `context`: n (ctx + n / 2), the sum over tokens of those before each."""
+    n = _count("tokens", tokens)
+    return np.asarray(n * (_count("context", context) + n / 2))
+
+
+def _count(name: str, values: npt.ArrayLike, above: bool = False) -> FloatArray:
+    numbers = np.asarray(values, dtype=np.float64)
+    if not np.all(np.isfinite(numbers) & ((numbers > 0) if above else (numbers >= 0))):
+        raise ValueError(f"{name} must be finite and {'above 0' if above else '0 or more'}, not {values!r}")
+    return numbers
+
+
+def tpot_s(base_s: npt.ArrayLike, rho: npt.ArrayLike) -> FloatArray:
+    """Mean TPOT under processor sharing, base / (1 - rho); infinite from rho 1 on. Arrays broadcast.
+
+    A step holds the base and the work that arrived during it: T = base + rho T. `TierWork.tpot_s` adds the any-prefill
+    term. rho and base_s are finite and 0 or more; raises ValueError.
+    """
+    free = 1.0 - _count("rho", rho)
+    return np.asarray(np.where(free > 0, _count("base_s", base_s) / np.where(free > 0, free, 1.0), math.inf))
+
+
+def tail_factor(tier: TierWork, rho: npt.ArrayLike, share: float = 0.95) -> FloatArray:
+    """Prior of the `share` quantile of requests' TPOT over base / (1 - rho). rho: finite, 0 or more, any shape.
+
+    Nothing in it is fitted; it is the linear noise of the step model under Poisson arrivals. Steps without stalls take
+    D = T (1 - rho_p), T as `TierWork.tpot_s`, rho_p the stalls' share of time. Requests of O tokens differ from T by
+    - the stalls p that fall into their life: compound Poisson, each growing into a busy period, variance
+      lambda E[p^2] / ((1 - rho_p) O D) relative to T^2;
+    - the batch they meet: stalls let arrivals in as clusters of dispersion I = (1 - rho_p^2 + lambda^2 E[p^2]) /
+      (1 - rho_p)^2 (the customers of an M/G/1 busy period), so the batch has variance over mean V = (1 + (I - 1) h)
+      (1 - rho_p) / (1 - rho), h = E[min(O, O')] / E[O] (batch arrivals to infinite servers, slowed by sharing). It
+      forgets within E[O] (1 - rho_p) / (1 - rho) steps, over which a long request averages;
+    - the prefills that have queued behind their own: that busy period, divided by O, delays short ones.
+    Mean and variance at each output length give the excess over the base, taken as lognormal; the quantile is that of
+    the mixture. Against simulated single steps (7 mixes, rho 0.3 to 0.84) p95 is within 9 %, most often 2 to 5 % low,
+    and p99 within 15 %; prompts of 6,000 to outputs of 100 have both up to 17 % low. At rho 0.89 it turns high, by up
+    to 15 and 22 %. A chat mix has 1.29 at rho 0.5 and 1.38 at 0.84, even short prompts 1.05 and 0.98: a negative
+    any-prefill term takes the mean below base / (1 - rho), to which the factor refers. Recorded p95 are met within 6 %
+    in most windows. Raises ValueError.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, not {share}")
+    load = np.minimum(_count("rho", rho), _FULLEST)
+    means, variances = _tpot_moments(tier, load.reshape(-1, 1))
+    least = tier.base_s + min(0.0, tier.any_stall_s)
+    above = np.maximum(means - least, 1e-9 * tier.base_s)[..., None]
+    log_variance = np.log1p(variances[..., None] / above**2)
+    values = least + above * np.exp(np.sqrt(log_variance) * _NORMAL - log_variance / 2)
+    found = _row_quantiles(values.reshape(load.size, -1), np.tile(_DENSITY, _MIDDLES.size), share)
+    return np.asarray(found.reshape(load.shape) * (1 - load) / tier.base_s)
+
+
+def _row_quantiles(values: FloatArray, weights: FloatArray, share: float) -> FloatArray:
+    """Weighted quantile of each row, linear between the points; values (rows, n), weights (n,) that sum to 1."""
+    order = np.argsort(values, axis=1)
+    ordered, mass = np.take_along_axis(values, order, axis=1), weights[order]
+    reached = np.cumsum(mass, axis=1) - mass / 2
+    above = np.clip(np.sum(reached < share, axis=1), 1, weights.size - 1)[:, None]
+    ends = [
+        np.take_along_axis(each, index, axis=1)[:, 0] for index in (above - 1, above) for each in (reached, ordered)
+    ]
+    part = np.clip((share - ends[0]) / np.maximum(ends[2] - ends[0], 1e-300), 0.0, 1.0)
+    return np.asarray(ends[1] + part * (ends[3] - ends[1]))
+
+
+def _tpot_moments(tier: TierWork, rho: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of TPOT, (loads, strata of output length), for rho of shape (loads, 1): see `tail_factor`."""
+    w, mean_output = tier.workload, tier.mean_output_tokens
+    outputs = np.maximum(w.quantile(w.output_tokens, _MIDDLES), 1.0)
+    rate = rho / tier.work_s
+    p1, p2, p3 = (w.moment(tier.stall_s, order) for order in (1, 2, 3))
+    rho_p = rate * p1
+    free, free_p = 1 - rho, 1 - rho_p
+    step = tier.tpot_s(rate)
+    calm = step * free_p
+
+    clusters = (1 - rho_p**2 + rate**2 * p2) / free_p**2
+    over_mean = (1 + (clusters - 1) * _overlap(w)) * free_p / free
+    age = outputs * free / (mean_output * free_p)
+    averaged = 2 * (age + np.expm1(-age)) / age**2
+    met = (tier.sequence_s / calm) ** 2 * rate * mean_output * step * over_mean * averaged
+    fell = rate * p2 / (free_p * outputs * calm)
+
+    wait = rate * p2 / (2 * free_p)  # Pollaczek-Khinchine, as is its second moment below
+    stay = p1 + wait
+    stay_variance = p2 - p1**2 + rate * p3 / (3 * free_p) + wait**2
+    behind = rho_p * stay
+    behind_variance = rate * p2 * stay + rho_p**2 * stay_variance
+    delay = behind / free_p
+    delay_variance = behind_variance / free_p**2 + rate * p2 * behind / free_p**3
+
+    means = step * (1 + tier.sequence_s * over_mean / calm) + delay / outputs
+    return means, step**2 * (met + fell) + delay_variance / outputs**2
+
+
+def _overlap(workload: Workload) -> float:
+    """E[min(O, O')] / E[O] of two requests' output lengths: 1 for equal lengths, 1/2 for exponential ones."""
+    order = np.argsort(workload.output_tokens, kind="stable")
+    lengths, weights = workload.output_tokens[order], workload.weights[order]
+    still = np.cumsum(weights[::-1])[::-1]
+    return float(np.diff(lengths, prepend=0.0) @ still**2) / workload.mean(workload.output_tokens)

@@ -1,0 +1,51 @@
+"""The latency promise of a service: what share of its requests must meet which targets.
+
+Problem: one TTFT target for all lengths makes long prompts hopeless even on an idle fleet, and a mean hides the tail
+that users feel.
+
+Idea: a percentile over requests, each of which meets all its targets together or is missed; the TTFT target may grow
+with the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A share of requests, and the targets that each of them meets together. None: no such target.
+
+    share: of requests, above 0 and below 1, such as 0.95. ttft_s: time to first token. ttft_per_1k_tokens_s: added to
+    it for each 1,000 prompt tokens. tpot_s: mean time per output token of one request after its first.
+    Raises ValueError that names the argument.
+    """
+
+    share: float
+    ttft_s: float | None = None
+    ttft_per_1k_tokens_s: float = 0.0
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"share must lie between 0 and 1, both excluded, not {self.share}")
+        for name in ("ttft_s", "tpot_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be finite and above 0, not {value}")
+        if not (math.isfinite(self.ttft_per_1k_tokens_s) and self.ttft_per_1k_tokens_s >= 0):
+            raise ValueError(f"ttft_per_1k_tokens_s must be finite and at least 0, not {self.ttft_per_1k_tokens_s}")
+        if self.ttft_s is None and self.ttft_per_1k_tokens_s > 0:
+            raise ValueError("ttft_per_1k_tokens_s adds to ttft_s, which is missing")
+        if self.ttft_s is None and self.tpot_s is None:
+            raise ValueError("ttft_s or tpot_s is needed: a promise without a target sizes nothing")
+
+    def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
+        """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""
+        tokens = np.asarray(prompt_tokens, dtype=np.float64)
+        first = math.inf if self.ttft_s is None else self.ttft_s
+        return np.asarray(first + self.ttft_per_1k_tokens_s * tokens / 1000)

@@ -1,0 +1,237 @@
+"""Waiting formulas against high-precision sums, theory and simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.core import queueing
+
+PROMISED = 1e-9
+
+
+def inverse_loss(growth: Callable[[int], mpmath.mpf], slots: int) -> mpmath.mpf:
+    """(w_0 + ... + w_N) / w_N for w_n = w_(n-1) growth(n), summed in 30 digits."""
+    total = mpmath.mpf(1)
+    for n in range(1, slots + 1):
+        total = 1 + total / growth(n)
+    return total
+
+
+def off_by(log_found: float, exact: mpmath.mpf) -> float:
+    """Relative error of e^log_found."""
+    return abs(float(mpmath.expm1(mpmath.mpf(float(log_found)) - mpmath.log(exact))))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 30, 1000, 10_000])
+def test_erlang_is_right_to_nine_digits(servers: int) -> None:
+    with mpmath.workdps(30):
+        for rho in (1e-6, 0.7, 0.9999):
+            a = servers * rho
+            inverse = inverse_loss(lambda n, a=a: mpmath.mpf(a) / n, servers)  # type: ignore[misc]
+            waiting = 1 / (mpmath.mpf(a) / servers + (1 - mpmath.mpf(a) / servers) * inverse)
+            assert off_by(float(queueing.log_inverse_erlang_b(a, servers)), inverse) < PROMISED
+            assert off_by(float(queueing.log_erlang_c(a, servers)), waiting) < PROMISED
+
+
+@pytest.mark.parametrize("slots", [1, 66, 250])
+@pytest.mark.parametrize("replicas", [1, 9])
+def test_the_chain_is_right_to_nine_digits(slots: int, replicas: int) -> None:
+    steps, base = 220, 0.005
+    with mpmath.workdps(30):
+        for per_sequence in (0.0, 1e-9, 5.8e-5, 4e-3):
+            capacity = replicas * slots / (steps * (base + per_sequence * slots))
+            for rho in (0.05, 0.7, 0.9999):
+                rate, s = capacity * rho, mpmath.mpf(per_sequence)
+
+                def growth(n: int, rate: float = rate, s: mpmath.mpf = s) -> mpmath.mpf:
+                    return mpmath.mpf(rate) * steps * (mpmath.mpf(base) + s * n / replicas) / n
+
+                found = queueing.slot_queue(rate, steps, base, per_sequence, slots, replicas)
+                assert off_by(float(found.log_inverse), inverse_loss(growth, slots * replicas)) < PROMISED
+
+
+def test_the_tail_is_that_of_erlang_c() -> None:
+    t = np.array([0.0, 0.1, 1.0])
+    found = queueing.wait_tail(t, 9.0, 1.0, 10)
+    assert found == pytest.approx(float(queueing.erlang_c(9.0, 10)) * np.exp(-t), rel=1e-12)
+    assert queueing.wait_mean_s(9.0, 1.0, 10) == pytest.approx(float(queueing.erlang_c(9.0, 10)))
+
+
+@pytest.mark.parametrize(("ca2", "cs2"), [(1.0, 0.0), (2.0, 1.5), (0.5, 0.3), (4.0, 1.0)])
+def test_the_tail_of_other_arrivals_and_services_is_near_a_simulation(ca2: float, cs2: float) -> None:
+    """G/G/1 at rho 0.85 by Lindley's recursion: the tail's decay over ten service times."""
+    rng = np.random.default_rng(5)
+    count = 1_000_000
+    gaps = rng.gamma(1 / ca2, ca2, count)
+    work = 0.85 * (rng.gamma(1 / cs2, cs2, count) if cs2 else np.ones(count))
+    steps = np.concatenate(([0.0], np.cumsum(work - gaps)))
+    waits = steps - np.minimum.accumulate(steps)
+    near, far = 1.0, 6.0
+    decay = np.log(np.mean(waits > near) / np.mean(waits > far))
+    tail = queueing.wait_tail(np.array([near, far]), 1.0, 0.85, 1, ca2, cs2)
+    assert np.log(tail[0] / tail[1]) == pytest.approx(decay, rel=0.2)
+
+
+def test_known_values() -> None:
+    assert queueing.erlang_b(1.0, 1) == pytest.approx(0.5)
+    assert queueing.erlang_b(0.0, 3) == 0
+    assert queueing.erlang_b(3.0, 0) == pytest.approx(1)
+    assert queueing.erlang_c(0.3, 1) == pytest.approx(0.3)  # M/M/1: rho
+
+
+def test_overload_is_a_value() -> None:
+    for rate in (10.0, 10.5, 1e7):
+        assert queueing.wait_tail(100.0, rate, 1.0, 10) == 1
+        assert math.isinf(queueing.wait_mean_s(rate, 1.0, 10))
+        assert math.isinf(queueing.wait_quantile_s(0.0, rate, 1.0, 10))
+        found = queueing.slot_queue(rate, 10, 0.1, 0.001, 10)
+        assert (found.delayed, found.drain_per_s) == (1, 0)
+        assert queueing.residents(rate, 10, 0.1, 0.001, 10)[-1] == 1
+
+
+@given(share=st.floats(0.01, 0.999), rho=st.floats(0.01, 0.99), servers=st.integers(1, 50), cv2=st.floats(0.1, 4))
+@settings(max_examples=60)
+def test_the_quantile_inverts_the_tail(share: float, rho: float, servers: int, cv2: float) -> None:
+    rate = rho * servers
+    wait = queueing.wait_quantile_s(share, rate, 1.0, servers, cv2, cv2)
+    over = float(queueing.wait_tail(wait, rate, 1.0, servers, cv2, cv2))
+    assert over == pytest.approx(1 - share) if wait > 0 else over <= 1 - share + 1e-12
+
+
+@given(
+    rho=st.floats(0.01, 0.98),
+    more=st.floats(0, 0.02),
+    servers=st.integers(1, 200),
+    ca2=st.floats(0, 6),
+    cs2=st.floats(0, 6),
+    t=st.floats(0, 20),
+)
+@settings(max_examples=60)
+def test_more_load_never_waits_less(rho: float, more: float, servers: int, ca2: float, cs2: float, t: float) -> None:
+    less, greater = (float(queueing.wait_tail(t, r * servers, 1.0, servers, ca2, cs2)) for r in (rho, rho + more))
+    assert less <= greater * (1 + 1e-9)
+
+
+@given(rate=st.floats(0.1, 60), servers=st.integers(1, 12), places=st.integers(0, 40))
+@settings(max_examples=60)
+def test_the_finite_queue_is_its_balance_equations(rate: float, servers: int, places: int) -> None:
+    weights = [1.0]
+    for n in range(1, servers + places + 1):
+        weights.append(weights[-1] * rate / min(n, servers))
+    p = np.array(weights) / sum(weights)
+    found = queueing.finite_queue(rate, 1.0, servers, places)
+    queue = sum(j * p[servers + j] for j in range(1, places + 1))
+    assert found.refused == pytest.approx(p[-1], rel=1e-9)
+    assert found.delayed == pytest.approx(p[servers:-1].sum(), rel=1e-9, abs=1e-300)
+    assert found.wait_mean_s == pytest.approx(queue / (rate * p[:-1].sum()), rel=1e-8, abs=1e-300)  # Little's law
+
+
+def test_the_finite_queue_without_limit_is_erlang_c() -> None:
+    found = queueing.finite_queue(9.0, 1.0, 10, 2000)
+    assert found.delayed == pytest.approx(float(queueing.erlang_c(9.0, 10)), rel=1e-9)
+    assert found.wait_mean_s == pytest.approx(float(queueing.wait_mean_s(9.0, 1.0, 10)), rel=1e-9)
+    assert queueing.finite_queue(0.0, 1.0, 10, 5).refused == 0
+
+
+def test_residents_without_slot_limit_have_the_mean_of_the_step_law() -> None:
+    rate, steps, base, s = 20.0, 220, 4.9e-3, 5.8e-5
+    shares = queueing.residents(rate, steps, base, s, 2000)
+    step = (base + s) / (1 - rate * steps * s)  # base / (1 - rho), the request itself counted
+    assert shares @ np.arange(2001) == pytest.approx(rate * steps * step, rel=1e-9)
+
+
+def test_a_full_engine_delays_as_its_chain_says() -> None:
+    found = queueing.slot_queue(1.3, 1000, 0.0132, 2.27e-4, 66, 1, 0.222)
+    shares = queueing.residents(1.3, 1000, 0.0132, 2.27e-4, 66, 0.222)
+    assert found.delayed == pytest.approx(shares[-1], rel=1e-9)
+    assert found.full_per_s == pytest.approx(66 * (1 - 1.3 * 0.222) / (1000 * (0.0132 + 66 * 2.27e-4)))
+
+
+def test_without_slack_the_deadline_queue_is_the_loss_system() -> None:
+    rate, full, one = np.array(9.0), np.array(10.0), np.array(1.0)
+    log_inverse = queueing.log_inverse_erlang_b(9.0, 10)
+    let_in = queueing.in_time(log_inverse, rate, full, one, np.array([0.0]), np.array([1.0]))
+    assert let_in[0] == pytest.approx(1 - float(queueing.erlang_b(9.0, 10)), rel=1e-9)
+    patient = queueing.in_time(log_inverse, rate, full, one, np.array([1.0, np.inf]), np.array([1e-9, 1.0 - 1e-9]))
+    assert patient[0] == pytest.approx(1 - float(queueing.wait_tail(1.0, 9.0, 1.0, 10)), rel=1e-6)
+    assert patient[1] == 1
+
+
+def wait_or_leave(rate: float, slack: np.ndarray, weights: np.ndarray, seed: int) -> np.ndarray:
+    """M/M/1 where only those are let in who will wait no longer than their slack: share let in, by class."""
+    rng = np.random.default_rng(seed)
+    count = 60_000
+    gaps, work = rng.exponential(1 / rate, count), rng.exponential(1.0, count)
+    classes = rng.choice(len(slack), count, p=weights)
+    backlog, let_in = 0.0, np.zeros(len(slack))
+    for gap, own, k in zip(gaps, work, classes, strict=True):
+        backlog = max(0.0, backlog - gap)
+        if backlog <= slack[k]:
+            let_in[k] += 1
+            backlog += own
+    return np.asarray(let_in / np.bincount(classes))
+
+
+@pytest.mark.parametrize("rate", [0.7, 1.3])
+def test_the_deadline_queue_is_what_a_simulation_shows(rate: float) -> None:
+    slack, weights = np.array([0.5, 3.0]), np.array([0.4, 0.6])
+    log_inverse = queueing.log_inverse_erlang_b(rate, 1)
+    found = queueing.in_time(log_inverse, np.array(rate), np.array(1.0), np.array(1.0), slack, weights)
+    assert found == pytest.approx(wait_or_leave(rate, slack, weights, seed=7), abs=0.015)
+
+
+def test_overload_with_deadlines_serves_what_the_servers_can() -> None:
+    log_inverse = queueing.log_inverse_erlang_b(30.0, 10)
+    found = queueing.in_time(
+        log_inverse, np.array(30.0), np.array(10.0), np.array(0.5), np.array([50.0]), np.array([1.0])
+    )
+    assert 30 * found[0] == pytest.approx(10, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_nonsense_is_refused_by_name(bad: float) -> None:
+    with pytest.raises(ValueError, match="arrival_per_s"):
+        queueing.wait_tail(0.1, bad, 1.0, 2)
+    with pytest.raises(ValueError, match="service_s"):
+        queueing.wait_tail(0.1, 1.0, bad, 2)
+    with pytest.raises(ValueError, match="servers"):
+        queueing.erlang_c(1.0, bad)
+    with pytest.raises(ValueError, match="per_sequence_s"):
+        queueing.slot_queue(1.0, 10, 0.1, bad, 5)
+    with pytest.raises(ValueError, match="cs2"):
+        queueing.wait_mean_s(1.0, 1.0, 2, 1.0, bad)
+
+
+def test_servers_are_whole_and_shares_below_one() -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        queueing.erlang_c(1.0, 1.5)
+    with pytest.raises(ValueError, match="servers"):
+        queueing.erlang_c(1.0, 0)
+    with pytest.raises(ValueError, match="share"):
+        queueing.wait_quantile_s(1.0, 1.0, 1.0, 2)
+
+
+def test_single_precision_is_widened_on_the_way_in() -> None:
+    rho = np.float32(0.9999)
+    wide = queueing.log_erlang_c(np.float64(rho) * 1000, 1000)
+    assert queueing.log_erlang_c(rho * np.float32(1000), 1000).dtype == np.float64
+    assert queueing.log_erlang_c(np.array(rho, dtype=np.float32) * 1000, 1000) == pytest.approx(float(wide), rel=1e-3)
+
+
+def test_arrays_broadcast() -> None:
+    found = queueing.wait_tail(0.1, np.array([[1.0], [5.0], [90.0]]), 1.0, np.array([2, 6]))
+    assert found.shape == (3, 2)
+    assert found[1, 1] == pytest.approx(float(queueing.wait_tail(0.1, 5.0, 1.0, 6)), rel=1e-12)
+
+
+def test_the_p95_of_the_wait_is_no_mean() -> None:
+    """Near the knee the tail is several times the mean: sizing by means breaks the promise."""
+    mean, p95 = queueing.wait_mean_s(0.9, 1.0, 1), queueing.wait_quantile_s(0.95, 0.9, 1.0, 1)
+    assert p95 > 3 * mean

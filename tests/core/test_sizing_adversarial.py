@@ -1,0 +1,159 @@
+"""What sizing must survive: nonsense, extremes, and the traps that other autoscalers fell into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.core import knee
+from plimsoll.core.knee import Tier
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.queueing import wait_mean_s, wait_quantile_s
+from plimsoll.core.sizing import Infeasible, Sizing, size, size_many
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import from_samples
+
+MODEL = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)
+MIX = from_samples([300.0, 1000.0, 3000.0], [0.0, 100.0, 0.0], [100.0, 300.0, 200.0])
+LIMITS = EngineLimits(256, 700_000, 8192)
+TIER = Tier(Role.SERVE, MODEL, MIX, LIMITS, Slo(0.95, 0.5, 0.0, 0.05))
+PROFILE = knee.profile(TIER)
+BAD = [math.nan, math.inf, -math.inf, -1.0]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("rate_per_s", lambda bad: size(TIER, bad)),
+        ("headroom", lambda bad: size(TIER, 1.0, bad)),
+        ("rate_per_s", lambda bad: size_many(PROFILE, [bad])),
+        ("replicas", lambda bad: knee.slo_rate(PROFILE, bad)),
+        ("replicas", lambda bad: knee.knee_rate(PROFILE, bad)),
+        ("rate_per_s", lambda bad: knee.goodput(PROFILE, bad, 1)),
+        ("rate_per_s", lambda bad: knee.attainment(PROFILE, bad, 1)),
+        ("arrival_cv2", lambda bad: replace(TIER, arrival_cv2=bad)),
+        ("tail_scale", lambda bad: replace(TIER, tail_scale=bad)),
+        ("elsewhere_s", lambda bad: replace(TIER, elsewhere_s=bad)),
+        ("share", lambda bad: Slo(bad, 0.5)),
+        ("ttft_s", lambda bad: Slo(0.95, bad)),
+        ("ttft_per_1k_tokens_s", lambda bad: Slo(0.95, 0.5, bad)),
+        ("tpot_s", lambda bad: Slo(0.95, 0.5, 0.0, bad)),
+    ],
+)
+def test_nonsense_is_refused_by_name(name: str, call: Callable[[float], object], bad: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        call(bad)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 95.0])
+def test_a_percentile_is_a_share_and_no_percent(share: float) -> None:
+    with pytest.raises(ValueError, match="share"):
+        Slo(share, 0.5)
+
+
+def test_promises_without_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="target"):
+        Slo(0.95)
+    with pytest.raises(ValueError, match="ttft_per_1k_tokens_s"):
+        Slo(0.95, None, 0.1, 0.05)
+    with pytest.raises(ValueError, match="ttft_s"):
+        replace(TIER, role=Role.PREFILL, slo=Slo(0.95, tpot_s=0.05))
+    with pytest.raises(ValueError, match="transfer"):
+        replace(TIER, role=Role.DECODE)
+    with pytest.raises(ValueError, match="transfer"):
+        replace(TIER, transfer=KvTransfer(32, 128))
+    with pytest.raises(ValueError, match="headroom"):
+        size(TIER, 1.0, 1.0)
+
+
+def test_an_estimate_of_ten_million_requests_a_second_is_refused() -> None:
+    with pytest.raises(ValueError, match="rate_per_s"):
+        size(TIER, 1e7)
+
+
+def test_the_rate_is_that_of_the_fleet_and_not_the_mean_of_its_pods() -> None:
+    """Fed with one pod's mean, the sizing of a fleet is one pod: the sum says what is needed."""
+    pods = np.full(12, 14.0)
+    whole, one = size(TIER, float(pods.sum())), size(TIER, float(pods.mean()))
+    assert isinstance(whole, Sizing)
+    assert isinstance(one, Sizing)
+    assert one.replicas == 1
+    assert whole.replicas > 6
+
+
+def test_a_tail_is_promised_and_no_mean() -> None:
+    """Replicas by the mean wait break the promise that replicas by its tail keep."""
+    prefill = replace(TIER, role=Role.PREFILL, slo=Slo(0.95, 0.35))
+    reduced = knee.profile(prefill)
+    service = float(reduced.slot_base_s[0])
+    room = 0.2
+    rates = np.linspace(0.3, 0.999, 400) / service
+    mean_says = rates[np.flatnonzero(wait_mean_s(rates, service, 1) <= room)[-1]]
+    tail_says = rates[np.flatnonzero(wait_quantile_s(0.95, rates, service, 1) <= room)[-1]]
+    assert tail_says < mean_says
+    assert knee.attainment(reduced, mean_says, 1, admission=False).attained[0] < 0.95
+
+
+def test_single_precision_gives_the_same_fleet() -> None:
+    rates = np.linspace(1, 500, 50, dtype=np.float32)
+    tiled = PROFILE.take(np.zeros(50, dtype=np.intp))
+    narrow = size_many(tiled, rates)
+    assert narrow.replicas.dtype == narrow.attained.dtype == np.float64
+    assert narrow.replicas == pytest.approx(size_many(tiled, rates.astype(np.float64)).replicas)
+
+
+def test_overload_is_an_answer() -> None:
+    for rate in (1e3, 1e5, 1e6):
+        found = knee.attainment(PROFILE, rate, 1)
+        assert found.attained[0] == 0
+        assert knee.goodput(PROFILE, rate, 1)[0] > 0  # admission keeps the peak
+
+
+def test_arguments_stay_as_they_were() -> None:
+    rates, start = np.array([5.0, 50.0]), np.array([3.0, 1.0])
+    tiled = PROFILE.take(np.zeros(2, dtype=np.intp))
+    slack = tiled.slack_s.copy()
+    size_many(tiled, rates, start=start)
+    assert (rates.tolist(), start.tolist()) == ([5.0, 50.0], [3.0, 1.0])
+    assert np.array_equal(slack, tiled.slack_s)
+
+
+@given(
+    rate=st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 333.0, 1e6]),
+    share=st.sampled_from([1e-6, 0.3, 0.5, 0.95, 0.999999]),
+    ttft=st.sampled_from([None, 1e-9, 0.05, 0.5, 1e6]),
+    tpot=st.sampled_from([1e-9, 4.8e-3, 0.05, 1e6]),
+    scale=st.sampled_from([1e-6, 1.0, 1e4]),
+    limits=st.sampled_from([EngineLimits(1, 1, 1), EngineLimits(1, 10**6, 64), EngineLimits(10**6, 10**9, 10**5)]),
+    role=st.sampled_from(list(Role)),
+)
+@settings(max_examples=60, deadline=None)
+def test_extremes_are_answered_sanely(
+    rate: float, share: float, ttft: float | None, tpot: float, scale: float, limits: EngineLimits, role: Role
+) -> None:
+    slo = Slo(share, ttft if role is not Role.PREFILL else ttft or 1.0, 0.0, tpot)
+    model = StepModel(*(getattr(MODEL, f) * scale for f in StepModel.__dataclass_fields__))
+    transfer = KvTransfer(32, 128) if role is Role.DECODE else None
+    reduced = knee.profile(Tier(role, model, MIX, limits, slo, transfer))
+    found = size_many(reduced, rate)
+    count = float(found.replicas[0])
+    assert count >= 0
+    assert not math.isnan(count)
+    assert 0 <= found.attained[0] <= 1 + 1e-9
+    assert 0 <= found.one_fewer[0] <= 1 + 1e-9
+    assert math.isinf(count) or found.attained[0] >= share - 1e-9
+    assert np.isfinite(knee.slo_rate(reduced, 2)[0])
+    assert np.isfinite(knee.knee_rate(reduced, 2)[0])
+
+
+def test_an_infeasible_promise_comes_back_as_a_value_whatever_the_rate() -> None:
+    for rate in (0.0, 1e-9, 1e6):
+        assert isinstance(size(replace(TIER, slo=Slo(0.95, 1e-4, 0.0, 1e-4)), rate), Infeasible)
