@@ -1,0 +1,24 @@
+"""A tier's demand over the next start-up: the state that takes samples, forecast, quantile and spare. Pure."""
+
+from plimsoll.core.forecast.predict import Forecast, forecast
+from plimsoll.core.forecast.risk import RiskControl
+from plimsoll.core.forecast.spare import MISS_COST, Odds, SpareWorth, odds, spare_replicas, spare_worth
+from plimsoll.core.forecast.state import State, Unknown, observe
+from plimsoll.core.forecast.stored import from_dict, to_dict
+
+__all__ = [
+    "MISS_COST",
+    "Forecast",
+    "Odds",
+    "RiskControl",
+    "SpareWorth",
+    "State",
+    "Unknown",
+    "forecast",
+    "from_dict",
+    "observe",
+    "odds",
+    "spare_replicas",
+    "spare_worth",
+    "to_dict",
+]

@@ -1,0 +1,80 @@
+"""How restless a tier's work is: one number, the grain, in GPU-seconds.
+
+Problem: a change of load and mere chance look alike, and how they differ depends on the load and on the tick.
+
+Idea: if requests of work w come as a Poisson process, the mean of work over dt has the variance grain * level / dt with
+grain = E[w^2] / E[w] (compound Poisson). So one number gives the noise at every level and tick; arrivals that bunch
+make it larger. It is the sum of squared differences of successive samples over the sum of their levels (von Neumann
+1941), which no slow change disturbs, at two time scales: ticks, and blocks long enough for arrivals that bunch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+BLOCK_S: Final = 20.0
+_MEMORY: Final = 3600.0  # differences, of a tick or a block
+_FIRST_TICKS: Final = 4.0  # what the guess weighs against measured ticks
+_FIRST_GRAINS: Final = 4.0  # the guess: so many grains in the first sample
+
+
+class Grain(NamedTuple):
+    """Sums over differences at one time scale, how many there were (discounted), and the last sample."""
+
+    spread: float = 0.0
+    level: float = 0.0
+    seen: float = 0.0
+    last_work: float = 0.0
+    last_span_s: float = 0.0
+
+
+class Noise(NamedTuple):
+    """The grain of ticks and of blocks, and the block that runs."""
+
+    tick: Grain = Grain()
+    block: Grain = Grain()
+    block_gpu_s: float = 0.0
+    block_s: float = 0.0
+
+
+def grain_gpu_s(noise: Noise) -> float:
+    """The grain: of ticks, or of blocks where those say more by two standard errors; 0 before any work."""
+    tick, block = noise.tick, noise.block
+    if tick.level <= 0.0:
+        return 0.0
+    found = tick.spread / tick.level
+    if block.level > 0.0:
+        # The variance of a mean of n squared successive differences is 3 / n of its square.
+        found = max(found, block.spread / block.level / (1.0 + 2.0 * math.sqrt(3.0 / block.seen)))
+    return found
+
+
+def learn(noise: Noise, work: float, span_s: float, suspicious: bool) -> Noise:
+    """The noise with one more sample. suspicious: the load may just have changed, so the difference is not counted."""
+    tick = noise.tick
+    if tick.last_span_s == 0.0 and work > 0.0:
+        guess = work * span_s / _FIRST_GRAINS
+        tick = Grain(_FIRST_TICKS * guess * work, _FIRST_TICKS * work)
+    tick = _differ(tick, work, span_s, suspicious)
+    gpu_s, covered_s = noise.block_gpu_s + work * span_s, noise.block_s + span_s
+    if suspicious:
+        return Noise(tick, noise.block._replace(last_span_s=0.0))
+    if covered_s < BLOCK_S:
+        return Noise(tick, noise.block, gpu_s, covered_s)
+    return Noise(tick, _differ(noise.block, gpu_s / covered_s, covered_s, False))
+
+
+def _differ(grain: Grain, work: float, span_s: float, suspicious: bool) -> Grain:
+    spread, level, seen, last_work, last_span_s = grain
+    if suspicious or last_span_s == 0.0:
+        return Grain(spread, level, seen, work, span_s)
+    keep = 1.0 - 1.0 / _MEMORY
+    difference = work - last_work
+    return Grain(
+        keep * spread + difference * difference / (1.0 / span_s + 1.0 / last_span_s),
+        keep * level + 0.5 * (work + last_work),
+        keep * seen + 1.0,
+        work,
+        span_s,
+    )

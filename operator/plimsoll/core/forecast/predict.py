@@ -1,0 +1,108 @@
+"""The upper quantile of the largest work within a start-up, with its parts.
+
+Problem: a replica ordered now serves one start-up later, so what counts is the most that comes until then; and a figure
+that nobody can take apart is not believed.
+
+Idea: level + the larger of what trend and shape of the day foretell, times the factor by which own history has gone
+beyond what was foretold, + the doubt about the level. Work here is the rate of work: the sizing already takes account
+of chance within a minute, so that is not paid for twice. The total never falls as quantile, horizon or load rise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+from plimsoll.core.forecast import growth, level, season
+from plimsoll.core.forecast.state import State, Unknown
+from plimsoll.core.jumps import WEIGHT_S
+
+STALE_S: Final = 600.0  # the longest horizon that growth is counted for; beyond it nothing known is recent
+_SURELY_NONE: Final = 0.99  # probability of no request at all in the horizon from which on the answer is 0
+_DOUBT: Final = 0.1  # of the level at most: a level seconds old is known better before any replica ordered for it is up
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Work in GPU-seconds per second: what to size for, and its parts, which sum to it.
+
+    season: what the shape of day or week foretells beyond the trend. age_s: of the last sample. history: share of own
+    history, against the prior, in what is known of growth, 0 to 1. changed_s_ago: since the level last leapt.
+    ordinary: the lowest level of the past hour, from which spare is reckoned. rate_per_s, tokens_per_s: as told along;
+    None if not.
+    """
+
+    work: float
+    level: float
+    trend: float
+    season: float
+    burst: float
+    doubt: float
+    horizon_s: float
+    quantile: float
+    age_s: float
+    history: float
+    ordinary: float
+    changed_s_ago: float | None
+    rate_per_s: float | None
+    tokens_per_s: float | None
+
+    @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """Name and amount of each part, in order."""
+        names = ("level", "trend", "season", "burst", "doubt")
+        return tuple((name, getattr(self, name)) for name in names)
+
+
+def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> Forecast | Unknown:
+    """The upper quantile of the largest work over [now, now + horizon].
+
+    horizon_s: 0 or more; time since the last sample is added to it. quantile: in (0, 1). Unknown without a sample in
+    the last STALE_S. Raises ValueError for arguments out of range.
+    """
+    if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
+        raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
+    if state.at_s is None:
+        return Unknown("no sample yet")
+    age_s = max(0.0, now_s - state.at_s)
+    if age_s > STALE_S:
+        return Unknown(f"the last sample is {age_s:.0f} s old")
+    reach_s = horizon_s + age_s
+    parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile)
+    own_s = growth.history_s(state.growth, horizon_s)
+    return Forecast(
+        sum(parts),
+        *parts,
+        horizon_s=horizon_s,
+        quantile=quantile,
+        age_s=age_s,
+        history=own_s / (own_s + growth.interpolate(WEIGHT_S, horizon_s)),
+        ordinary=growth.ordinary(state.growth, parts[0]),
+        changed_s_ago=None if state.changed_s is None else max(0.0, now_s - state.changed_s),
+        rate_per_s=state.explained.rate_per_s,
+        tokens_per_s=state.explained.tokens_per_s,
+    )
+
+
+def _parts(state: State, reach_s: float, quantile: float) -> tuple[float, float, float, float, float]:
+    """Level, trend, season, burst, doubt."""
+    now = state.now
+    assert state.at_s is not None  # else there is no level
+    trend = level.rise(now.slope_per_s, reach_s)
+    shape = max(0.0, now.level * season.growth(state.season, state.at_s, reach_s) - trend)
+    burst = (now.level + trend + shape) * (growth.sure_factor(state.growth, reach_s, quantile) - 1.0)
+    return (
+        now.level,
+        trend,
+        shape,
+        burst,
+        min(_DOUBT * now.level, max(0.0, _NORMAL.inv_cdf(quantile)) * now.error),
+    )
+
+
+def _silent(state: State, reach_s: float, quantile: float) -> bool:
+    """Whether the quantile of "any request at all in the horizon", Poisson in grains, is none."""
+    return state.now.level * reach_s <= -math.log(max(quantile, _SURELY_NONE)) * state.grain_gpu_s

@@ -1,0 +1,108 @@
+"""Whether one more replica is worth its GPU time in quiet times.
+
+Problem: load that leaps within a start-up finds the replicas that are there; a percentile of own history cannot tell,
+since leaps are too rare to be in it, and the longer the start-up the more a leap costs.
+
+Idea: newsvendor. Let P(x) be the probability that work leaps past x within the start-up time L. A leap is met L later,
+so without a further replica the work between the n replicas' capacity and the n + 1 replicas' is missed for L after it:
+over L, the expected missed work is L times the integral of P over that range. Missed work, in requests, times missCost
+times the GPU-seconds of a request is the saving; L GPU-seconds are the price, whatever the replica does in them.
+P is the prior's, weighed with own history as a Gamma prior is: (weight * prior + history * own) / (weight + history).
+
+MISS_COST, the default: the saving of a replica that is needed for sure is missCost * u * L, u the share of a replica's
+time that requests in promise take, so the replica is bought while the probability that it is needed is above
+1 / (missCost * u). The promise itself names that probability: 1 - percentile of the requests may miss. With the
+percentile 0.95 and u = 0.8, 1 / (0.05 * 0.8) = 25: spare ends where need is as rare as the promise allows. Read another
+way, a replica is kept if a leap that fills it comes at least once in missCost * u = 20 start-up times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from plimsoll.core.forecast import growth
+from plimsoll.core.forecast.state import State
+from plimsoll.core.jumps import EXCEEDANCE, FACTORS, WEIGHT_S
+
+MISS_COST: Final = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """Probability that work grows past each factor within the horizon; history: as in Forecast."""
+
+    horizon_s: float
+    factors: tuple[float, ...]
+    exceedance: tuple[float, ...]
+    history: float
+
+    def between(self, low: float, high: float) -> float:
+        """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""
+        return self._upto(high) - self._upto(low)
+
+    def _upto(self, factor: float) -> float:
+        total = min(max(0.0, factor), 1.0)
+        at, share = 1.0, 1.0
+        for next_at, next_share in zip(self.factors, self.exceedance, strict=True):
+            if factor <= at:
+                break
+            width = min(factor, next_at) - at
+            end = share + (next_share - share) * width / (next_at - at)
+            total += 0.5 * (share + end) * width
+            at, share = next_at, next_share
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class SpareWorth:
+    """What a further replica saves and takes over the horizon, both in GPU-seconds."""
+
+    saving_gpu_s: float
+    cost_gpu_s: float
+
+    @property
+    def worth(self) -> bool:
+        return self.saving_gpu_s > self.cost_gpu_s
+
+
+def odds(state: State, horizon_s: float) -> Odds:
+    """What prior and own history say about growth within the horizon. Raises ValueError unless 0 <= horizon < inf."""
+    if not 0.0 <= horizon_s < math.inf:
+        raise ValueError(f"a horizon is a finite number of seconds, zero or more, not {horizon_s}")
+    own_s = growth.history_s(state.growth, horizon_s)
+    weight_s = growth.interpolate(WEIGHT_S, horizon_s)
+    part = own_s / (own_s + weight_s)
+    prior, own = growth.across(EXCEEDANCE, horizon_s), growth.shares(state.growth, horizon_s)
+    mixed = tuple(p + part * (o - p) for p, o in zip(prior, own, strict=True))
+    return Odds(horizon_s, FACTORS, mixed, part)
+
+
+def spare_worth(
+    chances: Odds, work: float, replica_work: float, replicas: int, miss_cost: float = MISS_COST
+) -> SpareWorth:
+    """Expected saving and price of the replica after the first `replicas`, over the horizon of `chances`.
+
+    work: what load leaps from, GPU-seconds per second: Forecast.ordinary (with the level itself, spare would be bought
+    on top of a leap that has just come). replica_work: what one replica serves in promise, same unit, > 0. replicas:
+    all there would be without it. miss_cost: what a missed request costs, in multiples of the GPU-seconds that it
+    takes; >= 0. Raises ValueError.
+    """
+    if not (0.0 <= work < math.inf and 0.0 < replica_work < math.inf and replicas >= 0 and 0.0 <= miss_cost < math.inf):
+        raise ValueError(f"no worth of a replica for {work=}, {replica_work=}, {replicas=}, {miss_cost=}")
+    price = chances.horizon_s
+    if work == 0.0:
+        return SpareWorth(0.0, price)
+    needed = work * chances.between(replicas * replica_work / work, (replicas + 1) * replica_work / work)
+    return SpareWorth(miss_cost * needed * chances.horizon_s, price)
+
+
+def spare_replicas(
+    chances: Odds, work: float, replica_work: float, replicas: int, most: int, miss_cost: float = MISS_COST
+) -> int:
+    """Replicas worth having beyond `replicas`, 0 to most - replicas; arguments as for `spare_worth`."""
+    spare = 0
+    while replicas + spare < most and spare_worth(chances, work, replica_work, replicas + spare, miss_cost).worth:
+        spare += 1
+    return spare

@@ -1,0 +1,128 @@
+"""A forecast's state in plain form, to be kept where a restart finds it.
+
+Problem: what was learned in weeks must survive the process, and what lies there may be another version's, or damaged.
+
+Idea: numbers and lists under a version, None for a gap, so that JSON can hold them exactly; what is read is checked
+number by number, and anything else is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from plimsoll.core.forecast import growth, level, noise, season
+from plimsoll.core.forecast.state import Explained, State
+
+VERSION: Final = 1
+
+
+def to_dict(state: State) -> dict[str, Any]:
+    """The state as numbers, None, lists and a version: what JSON can hold, without NaN."""
+    return {
+        "version": VERSION,
+        "times": [state.at_s, state.seen_s, state.changed_s],
+        "mean": _plain(state.mean),
+        "lines": _plain(state.lines),
+        "tests": _plain(state.tests),
+        "noise": _plain(state.noise),
+        "growth": _plain(state.growth[:6]),  # the rest follows from these
+        "season": _plain(state.season),
+        "explained": [state.explained.rate_per_s, state.explained.tokens_per_s],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return None if value != value else value
+
+
+def from_dict(stored: Mapping[str, Any]) -> State:
+    """The state that `to_dict` gave. Raises ValueError for anything else, other versions included."""
+    if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
+        raise ValueError(f"not a forecast's state of version {VERSION}: {str(stored)[:80]}")
+    try:
+        at_s, seen_s, changed_s = (None if time is None else _number(time) for time in stored["times"])
+        rate, tokens = (None if value is None else _number(value) for value in stored["explained"])
+        first, second, third = (level.Cusum(*_amounts(test, 3)) for test in stored["tests"])
+        slow, fast = (level.Line(*_amounts(line, 8)) for line in stored["lines"])
+        mean, lines, heard = level.Mean(*_amounts(stored["mean"], 2)), (slow, fast), _noise(stored["noise"])
+        grain_gpu_s = noise.grain_gpu_s(heard)
+        return State(
+            at_s,
+            seen_s,
+            changed_s,
+            mean,
+            lines,
+            (first, second, third),
+            heard,
+            _growth(stored["growth"]),
+            _season(stored["season"]),
+            Explained(rate, tokens),
+            grain_gpu_s,
+            level.estimate(mean, lines, grain_gpu_s),
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"not a forecast's state: {error}") from error
+
+
+def _noise(stored: Any) -> noise.Noise:
+    tick, block, *running = stored
+    return noise.Noise(noise.Grain(*_amounts(tick, 5)), noise.Grain(*_amounts(block, 5)), *_amounts(running, 2))
+
+
+def _growth(stored: Any) -> growth.Growth:
+    minute, gpu_s, covered_s, minutes, windows, exceeded = stored
+    kept = growth.Growth()
+    if len(minutes) > growth.KEPT or len(exceeded) != len(kept.exceeded):
+        raise ValueError("more minutes or horizons than are kept")
+    return growth.drawn_up(
+        int(_number(minute)),
+        _amount(gpu_s),
+        _amount(covered_s),
+        tuple(growth.Minute(*_numbers(one, 3, gaps=True)) for one in minutes),
+        _amounts(windows, len(kept.windows)),
+        tuple(_amounts(row, len(kept.exceeded[0])) for row in exceeded),
+    )
+
+
+def _season(stored: Any) -> season.Season:
+    index, gpu_s, covered_s, previous, day, week = stored
+    return season.Season(
+        int(_number(index)),
+        _amount(gpu_s),
+        _amount(covered_s),
+        math.nan if previous is None else _amount(previous),
+        _shape(day, season.DAY),
+        _shape(week, season.WEEK),
+    )
+
+
+def _shape(stored: Any, period: int) -> season.Shape:
+    bins, seen, *errors = stored
+    return season.Shape(_amounts(bins, period if bins else 0, gaps=True), int(_number(seen)), *_amounts(errors, 2))
+
+
+def _amounts(values: Any, length: int, gaps: bool = False) -> tuple[float, ...]:
+    return tuple(value if math.isnan(value) else _amount(value) for value in _numbers(values, length, gaps))
+
+
+def _amount(value: Any) -> float:
+    found = _number(value)
+    if found < 0.0:
+        raise ValueError(f"{value!r} where only 0 and more can be")
+    return found
+
+
+def _numbers(values: Any, length: int, gaps: bool = False) -> tuple[float, ...]:
+    if not isinstance(values, list | tuple) or len(values) != length:
+        raise ValueError(f"{length} numbers expected, not {str(values)[:80]}")
+    return tuple(math.nan if gaps and value is None else _number(value) for value in values)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} where a finite number is expected")
+    return float(value)

@@ -1,0 +1,293 @@
+"""Counters that lie, clocks that jump, states that somebody edited: the posterior holds, never below the floor."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.core.calibration.answer import estimate, expectation, knowledge, pessimistic
+from plimsoll.core.calibration.belief import Posterior, coefficients, counted, unknown
+from plimsoll.core.calibration.state import EngineKey, from_dict, to_dict
+from plimsoll.core.calibration.update import refusal, update, update_all
+from plimsoll.core.calibration.window import WindowSums
+from plimsoll.core.latency import StepModel
+
+FLOOR = StepModel(3.3e-3, -3.3e-3, 1.4e-5, 5e-10, 2e-6, 2.7e-8)
+PRIOR = StepModel(4.5e-3, 0.0, 1.9e-5, 7e-10, 1.4e-5, 3.6e-8)
+TRUTH = StepModel(4.9e-3, -1.0e-3, 2.1e-5, 1.0e-9, 1.5e-5, 3.2e-8)
+KEY = EngineKey("model", "gpu", "tp1", "vllm 0.26.0")
+FRESH = unknown(PRIOR, FLOOR)
+
+
+def window(batch: float, end_s: float = 0.0, truth: StepModel = TRUTH, slowness: float = 1.0) -> WindowSums:
+    """15 s at a steady batch; prompts of 1,000 tokens, contexts of 1,300."""
+    prompt = 6 * batch
+    sums = np.array([1 - prompt / 1000, prompt / 1000, prompt, 500 * prompt, batch, 1300 * batch])
+    steps = 15.0 / float(sums @ coefficients(truth))
+    _, prefill_steps, prompt, pairs, output, read = (float(value) for value in steps * sums)
+    return WindowSums(
+        end_s, 15.0 * slowness, steps, prompt + output, output, prompt, batch, 1.0, prefill_steps, pairs, read
+    )
+
+
+def learned(count: int = 60) -> Posterior:
+    """After `count` windows at batches from 4 to 60."""
+    rng = np.random.default_rng(4)
+    posterior = FRESH
+    for number in range(count):
+        batch, noise = float(rng.uniform(4, 60)), float(rng.normal(1, 0.02))
+        posterior = update(posterior, window(batch, 15.0 * number, slowness=noise))
+    return posterior
+
+
+LEARNED = learned()
+GOOD = window(20.0, 15.0 * 60)
+
+
+def sound(posterior: Posterior) -> None:
+    """Finite, nowhere faster than the floor, pessimism above the mean, and storable."""
+    floor = coefficients(FLOOR)
+    for model in (estimate(posterior), pessimistic(posterior, 0.95), pessimistic(posterior, 0.95, at=GOOD)):
+        assert np.isfinite(coefficients(model)).all()
+        assert (coefficients(model) >= floor * (1 - 1e-12)).all()
+    assert (coefficients(pessimistic(posterior, 0.95)) >= coefficients(estimate(posterior)) * (1 - 1e-12)).all()
+    text = json.dumps(to_dict(posterior, KEY), separators=(",", ":"), allow_nan=False)
+    assert len(text) <= 1024
+    from_dict(json.loads(text), KEY, PRIOR, FLOOR)
+
+
+def test_learning_works_here_at_all() -> None:
+    assert knowledge(LEARNED).known
+    assert expectation(LEARNED, GOOD).busy_s == pytest.approx(15.0, rel=0.01)
+    sound(LEARNED)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("field", [field.name for field in fields(WindowSums)])
+def test_one_bad_value_makes_the_window_nothing(field: str, bad: float) -> None:
+    if (field, bad) == ("end_s", -1.0):
+        return  # a time has any sign
+    assert update(LEARNED, replace(GOOD, **{field: bad})) is LEARNED
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"steps": 0.0, "prefill_steps": 0.0}, "too few"),
+        ({"steps": 19.0, "prefill_steps": 0.0}, "too few"),
+        ({"busy_s": 0.0}, "too few"),
+        ({"coverage": 0.8}, "saw 80%"),
+        ({"coverage": 1.2}, "saw 120%"),
+        ({"mean_running": 0.6}, "idle"),
+        ({"output_tokens": -50.0}, "reset"),
+        ({"steps": -3000.0}, "reset"),
+        ({"prompt_tokens": 0.0}, "not of the same moments"),
+        ({"computed_tokens": 0.0, "output_tokens": 5e5}, "not of the same moments"),
+        ({"prefill_steps": 1e5}, "more steps"),
+        ({"busy_s": 1e7}, "for work of"),
+        ({"steps": 1e7}, "faster than the hardware"),
+        ({"cached_tokens_read": 1e12}, "faster than the hardware"),
+        ({"busy_s": 1e-7}, "faster than the hardware"),
+    ],
+)
+def test_what_is_refused_is_refused_in_words(changes: dict[str, float], why: str) -> None:
+    bad = replace(GOOD, **changes)
+    assert why in str(refusal(LEARNED, bad))
+    assert update(LEARNED, bad) is LEARNED
+    with pytest.raises(ValueError, match="nothing can be expected"):
+        expectation(LEARNED, bad)
+
+
+def test_an_engine_reset_in_mid_window_does_not_move_it() -> None:
+    half = replace(GOOD, steps=GOOD.steps / 2, computed_tokens=GOOD.computed_tokens / 2)
+    half = replace(half, output_tokens=GOOD.output_tokens / 2, prompt_tokens=GOOD.prompt_tokens / 2)
+    half = replace(half, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)  # busy seconds go on
+    after = update(LEARNED, half)
+    assert coefficients(estimate(after)) == pytest.approx(coefficients(estimate(LEARNED)), rel=0.01)
+
+
+def test_nothing_comes_of_no_windows() -> None:
+    assert update_all(LEARNED, ()) is LEARNED
+    assert update_all(LEARNED, [replace(GOOD, steps=math.nan)] * 3) is LEARNED
+
+
+def test_bad_windows_in_a_batch_leave_the_good_ones_alone() -> None:
+    bad = [replace(GOOD, busy_s=math.nan), replace(GOOD, steps=1e7), replace(GOOD, coverage=0.1)]
+    assert update_all(LEARNED, [bad[0], GOOD, *bad[1:]]) == update_all(LEARNED, [GOOD])
+
+
+def test_absent_is_not_zero() -> None:
+    absent = replace(GOOD, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)
+    zero = replace(GOOD, prefill_steps=0.0, prefill_pairs=0.0, cached_tokens_read=0.0)
+    assert expectation(LEARNED, absent).busy_s == pytest.approx(expectation(LEARNED, GOOD).busy_s, rel=0.05)
+    assert expectation(LEARNED, absent).deviation_s > 2 * expectation(LEARNED, GOOD).deviation_s
+    assert expectation(LEARNED, zero).busy_s < 0.95 * expectation(LEARNED, GOOD).busy_s
+
+
+def test_huge_but_consistent_sums_count_as_one_window() -> None:
+    names = ["busy_s", "steps", "computed_tokens", "output_tokens", "prompt_tokens"]
+    names += ["prefill_steps", "prefill_pairs", "cached_tokens_read"]
+    huge = replace(GOOD, **{name: 1e4 * getattr(GOOD, name) for name in names})
+    after = update(LEARNED, huge)
+    assert after.weight <= LEARNED.weight + 1
+    sound(after)
+
+
+def test_time_that_goes_backwards_forgets_nothing_and_is_followed() -> None:
+    back = update(LEARNED, replace(GOOD, end_s=-1e6))
+    assert back.weight > LEARNED.weight
+    assert back.updated_s == -1e6
+    again = update(back, replace(GOOD, end_s=-1e6 + 15))
+    assert again.weight > back.weight
+    sound(again)
+
+
+def test_a_clock_that_leaps_ahead_costs_knowledge_and_never_invents_any() -> None:
+    leapt = update(LEARNED, replace(GOOD, end_s=1e14))
+    assert not knowledge(leapt).known
+    assert knowledge(leapt).base_sd > knowledge(LEARNED).base_sd
+    sound(leapt)
+
+
+def test_garbage_that_persists_ends_as_not_known() -> None:
+    rng = np.random.default_rng(0)
+    posterior = LEARNED
+    for number in range(60):
+        slowness = float(rng.uniform(1.0, 10.0))
+        posterior = update(posterior, window(float(rng.uniform(4, 60)), 900.0 + 15 * number, slowness=slowness))
+        sound(posterior)
+    assert not knowledge(posterior).known
+
+
+def test_data_at_the_floor_stay_at_or_above_it() -> None:
+    posterior = FRESH
+    for number in range(100):
+        posterior = update(posterior, window(4.0 + number % 50, 15.0 * number, FLOOR, slowness=0.95))
+    sound(posterior)
+    assert expectation(posterior, window(20.0, truth=FLOOR)).busy_s == pytest.approx(15.0, rel=0.02)
+
+
+def test_overload_does_not_make_an_engine_of_ten_million() -> None:
+    posterior = LEARNED
+    for number in range(50):  # batches far beyond what was learned, 40 % slower than the line
+        posterior = update(posterior, window(400.0, 900.0 + 15 * number, replace(TRUTH, sequence_s=1e-4), slowness=1.4))
+        sound(posterior)
+    work = counted(GOOD)
+    assert work @ coefficients(estimate(posterior)) == pytest.approx(15.0, rel=0.6)
+
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+ANY_WINDOW = st.builds(
+    WindowSums, *[ANY] * 8, prefill_steps=st.none() | ANY, prefill_pairs=st.none() | ANY, cached_tokens_read=st.none()
+)
+NEAR_WINDOW = st.builds(
+    lambda batch, slowness, end_s, exact: (
+        window(batch, end_s, slowness=slowness)
+        if exact
+        else replace(
+            window(batch, end_s, slowness=slowness), prefill_steps=None, prefill_pairs=None, cached_tokens_read=None
+        )
+    ),
+    st.floats(1, 150),
+    st.floats(0.5, 15),
+    st.floats(-1e6, 1e6),
+    st.booleans(),
+)
+
+
+@given(ANY_WINDOW)
+@settings(max_examples=200)
+def test_any_floats_whatever_never_raise(anything: WindowSums) -> None:
+    after = update(LEARNED, anything)
+    if after is not LEARNED:
+        sound(after)
+
+
+@given(st.lists(NEAR_WINDOW, min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_plausible_windows_never_bring_it_below_the_floor(windows: list[WindowSums]) -> None:
+    posterior = FRESH
+    for one in windows:
+        posterior = update(posterior, one)
+        sound(posterior)
+    sound(update_all(FRESH, windows))
+
+
+@given(st.lists(NEAR_WINDOW, min_size=2, max_size=8), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_a_batch_has_no_order(windows: list[WindowSums], rng: Any) -> None:
+    mixed = list(windows)
+    rng.shuffle(mixed)
+    one, other = update_all(LEARNED, windows), update_all(LEARNED, mixed)
+    assert other.moment == pytest.approx(one.moment, rel=1e-9, abs=1e-9)
+    assert (other.weight, other.noise_sum) == pytest.approx((one.weight, one.noise_sum), rel=1e-9)
+
+
+STORED = to_dict(LEARNED, KEY)
+
+
+@pytest.mark.parametrize("data", [None, "", 1, [], {}, {"version": 1}, {**STORED, "more": 1}])
+def test_what_is_no_state_is_refused(data: object) -> None:
+    with pytest.raises(ValueError, match="exactly the fields"):
+        from_dict(data, KEY, PRIOR, FLOOR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"engine": ["other", "gpu", "tp1", "vllm 0.26.0"]}, "is of"),
+        ({"engine": None}, "is of"),
+        ({"prior": [1.0] * 6}, "another prior"),
+        ({"prior": [1.0] * 5}, "6 numbers"),
+        ({"prior": "abcdef"}, "6 numbers"),
+        ({"weight": -1.0}, "not negative"),
+        ({"weight": "12"}, "not a number"),
+        ({"weight": True}, "not a number"),
+        ({"weight": 1e5}, "add up"),
+        ({"noise": [1.0]}, "2 numbers"),
+        ({"noise": [1.0, -1.0]}, "not negative"),
+        ({"shift": [math.nan, 0.0]}, "not a number"),
+        ({"updatedSeconds": "now"}, "not a number"),
+        ({"updatedSeconds": math.nan}, "not a number"),
+        ({"moment": [1e300] * 7}, "not a number"),
+        ({"information": [0.0] * 28}, "add up"),
+        ({"information": [-value for value in STORED["information"]]}, "add up"),
+    ],
+)
+def test_a_state_that_is_off_in_one_place_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        from_dict({**STORED, **changes}, KEY, PRIOR, FLOOR)
+
+
+def test_information_with_a_negative_direction_is_refused() -> None:
+    edited = list(STORED["information"])
+    edited[0] -= 1000.0  # the sum is kept by its neighbour
+    edited[1] += 500.0
+    with pytest.raises(ValueError, match="sum of squares"):
+        from_dict({**STORED, "information": edited}, KEY, PRIOR, FLOOR)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.sampled_from(sorted(STORED)), JSON)
+@settings(max_examples=150)
+def test_any_value_in_any_field_is_read_or_refused_and_nothing_else(field: str, value: object) -> None:
+    try:
+        read = from_dict({**STORED, field: value}, KEY, PRIOR, FLOOR)
+    except ValueError:
+        return
+    assert np.isfinite(coefficients(estimate(read))).all()
+    assert (coefficients(estimate(read)) >= coefficients(FLOOR) * (1 - 1e-12)).all()

@@ -1,0 +1,378 @@
+"""The forecast's parts, its quantile's steering, and the worth of spare."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from plimsoll.core.forecast import (
+    Forecast,
+    Odds,
+    RiskControl,
+    State,
+    Unknown,
+    forecast,
+    from_dict,
+    growth,
+    noise,
+    observe,
+    odds,
+    risk,
+    season,
+    spare_replicas,
+    spare_worth,
+    to_dict,
+)
+
+REQUEST_GPU_S = 0.08
+SIGMA = 0.6  # of the lognormal sizes
+Floats = NDArray[np.float64]
+
+
+def demand(rates: Floats, tick_s: float, seed: int, sigma: float = SIGMA) -> Floats:
+    """Work per tick of Poisson requests with lognormal sizes at the given rates."""
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(rates * tick_s)
+    sizes = rng.lognormal(math.log(REQUEST_GPU_S) - sigma**2 / 2, sigma, counts.sum())
+    work = np.zeros(len(rates))
+    np.add.at(work, np.repeat(np.arange(len(rates)), counts), sizes)
+    return work / tick_s
+
+
+def fed(works: Floats, tick_s: float = 1.0, state: State | None = None, start_s: float = 0.0) -> State:
+    state = state or State()
+    for number, work in enumerate(works, start=1):
+        state = observe(state, start_s + number * tick_s, float(work))
+    return state
+
+
+def told(state: State, horizon_s: float = 120.0, quantile: float = 0.95, later_s: float = 0.0) -> Forecast:
+    assert state.at_s is not None
+    found = forecast(state, state.at_s + later_s, horizon_s, quantile)
+    assert isinstance(found, Forecast)
+    return found
+
+
+def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> State:
+    return fed(demand(np.full(int(seconds / tick_s), rate), tick_s, seed), tick_s)
+
+
+# Level, noise and change
+
+
+def test_parts_sum_to_the_forecast_in_order() -> None:
+    found = told(constant(6.0, 900))
+    assert [name for name, _ in found.parts] == ["level", "trend", "season", "burst", "doubt"]
+    assert found.work == pytest.approx(sum(amount for _, amount in found.parts))
+    assert found.level == pytest.approx(6 * REQUEST_GPU_S, rel=0.05)
+
+
+@pytest.mark.parametrize("tick_s", [1.0, 15.0])
+def test_the_grain_is_that_of_compound_poisson_work_at_any_tick(tick_s: float) -> None:
+    state = constant(6.0, int(2 * 3600 * math.sqrt(tick_s)), tick_s=tick_s)
+    expected = REQUEST_GPU_S * math.exp(SIGMA**2)  # E[w^2] / E[w] of a lognormal
+    assert noise.grain_gpu_s(state.noise) == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("rate", [2.0, 20.0])
+def test_constant_load_gives_a_constant_answer(rate: float) -> None:
+    tick_s = 5.0
+    works = demand(np.full(4 * 720, rate), tick_s, seed=2)
+    state, answers = fed(works[:720], tick_s), []
+    for number, work in enumerate(works[720:], start=721):
+        state = observe(state, number * tick_s, float(work))
+        answers.append(told(state).work)
+    mean = rate * REQUEST_GPU_S
+    spread = (max(answers) - min(answers)) / mean
+    print(
+        f"{rate} req/s, hours 2 to 4: answers within {spread:.3f} of the mean work, mean {np.mean(answers) / mean:.3f}"
+    )
+    assert spread < (0.12 if rate == 2.0 else 0.04)
+    assert 1.0 <= float(np.mean(answers)) / mean < 1.05
+
+
+@pytest.mark.parametrize(("tick_s", "days"), [(1.0, 0.5), (15.0, 3)])
+def test_constant_load_gives_at_most_one_false_alarm_a_day(tick_s: float, days: float) -> None:
+    works = demand(np.full(int(86400 * days / tick_s), 3.0), tick_s, seed=4)
+    state, alarms = fed(works[:100], tick_s), set()
+    for number, work in enumerate(works[100:].tolist(), start=101):
+        state = observe(state, number * tick_s, work)
+        alarms.add(state.changed_s)
+    print(f"{len(alarms) - 1} false alarms in {days} days at {tick_s} s")
+    assert len(alarms) - 1 <= math.ceil(days)
+
+
+def test_a_leap_moves_the_level_within_seconds_up_and_down() -> None:
+    rates = np.concatenate([np.full(600, 6.0), np.full(600, 36.0), np.full(600, 6.0)])
+    works = demand(rates, 1.0, seed=3)
+    before = fed(works[:600])
+    top = fed(works[600:604], state=before, start_s=600.0)
+    assert told(top).level == pytest.approx(36 * REQUEST_GPU_S, rel=0.25)
+    assert told(top).changed_s_ago == pytest.approx(0.0, abs=3.0)
+    settled = fed(works[604:1200], state=top, start_s=604.0)
+    assert told(settled).work == pytest.approx(36 * REQUEST_GPU_S, rel=0.05)
+    down = fed(works[1200:1220], state=settled, start_s=1200.0)
+    assert told(down).level == pytest.approx(6 * REQUEST_GPU_S, rel=0.4)
+
+
+def test_a_ramp_is_foretold() -> None:
+    times = np.arange(900)
+    rates = 5 + 31 * np.sin(np.pi * times / 1800)
+    works = demand(rates, 1.0, seed=1)
+    for now in (240, 360, 480, 600):
+        found = told(fed(works[:now]), quantile=0.5)
+        due = rates[now : now + 120].max() * REQUEST_GPU_S
+        assert found.trend > 0.0
+        assert found.work == pytest.approx(due, rel=0.12)
+
+
+def test_a_falling_line_lowers_the_level_and_foretells_nothing() -> None:
+    rates = np.linspace(40.0, 10.0, 900)
+    found = told(fed(demand(rates, 1.0, seed=1)))
+    assert found.trend == 0.0
+    assert found.level == pytest.approx(10 * REQUEST_GPU_S, rel=0.15)
+
+
+# Season
+
+
+def daily(days: float, tick_s: float = 60.0) -> Floats:
+    times = np.arange(int(days * 86400 / tick_s)) * tick_s
+    return 1.0 + np.where((times % 86400 >= 9 * 3600) & (times % 86400 < 18 * 3600), 3.0, 0.0)
+
+
+def shaped(days: float) -> season.Season:
+    found = season.Season()
+    for number, work in enumerate(daily(days).tolist(), start=1):
+        found = season.add(found, number * 60.0 - 30.0, work, 60.0)
+    return found
+
+
+def test_the_shape_of_the_day_counts_from_the_third_day_on() -> None:
+    before_nine = 8 * 3600 + 45 * 60
+    assert season.growth(shaped(1 + 8.75 / 24), 86400 + before_nine, 600.0) == 0.0
+    rise = season.growth(shaped(3 + 8.75 / 24), 3 * 86400 + before_nine, 600.0)
+    assert 0.3 < rise <= 3.0
+    assert season.growth(shaped(3 + 14 / 24), 3 * 86400 + 14 * 3600, 600.0) == 0.0
+
+
+def test_the_rise_of_the_day_is_a_part_of_the_forecast() -> None:
+    ended = 3 + 8.75 / 24
+    state = fed(daily(ended), 60.0)
+    assert told(state, 600.0).season > 0.3
+    assert told(fed(daily(1.4), 60.0), 600.0).season == 0.0
+
+
+def test_noise_has_no_shape() -> None:
+    rng = np.random.default_rng(8)
+    found = season.Season()
+    for number, work in enumerate(rng.gamma(20.0, 0.05, 6 * 288), start=1):
+        found = season.add(found, number * 300.0 - 1.0, float(work), 300.0)
+    worst = max(season.growth(found, 6 * 86400.0 + hour * 3600, 600.0) for hour in range(24))
+    assert worst < 0.05
+
+
+# Quantile
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.5, 3.0, 30.0]), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_monotone_in_quantile_horizon_and_work(seed: int, rate: float, bursty: bool) -> None:
+    rng = np.random.default_rng(seed)
+    rates = np.full(180, rate) * (np.where(rng.random(180) < 0.1, 4.0, 1.0) if bursty else 1.0)
+    works = demand(rates, 15.0, seed)
+    state, double = fed(works, 15.0), fed(2 * works, 15.0)
+    by_quantile = [told(state, 120.0, q).work for q in (0.01, 0.5, 0.8, 0.95, 0.99, 0.999)]
+    by_horizon = [told(state, h).work for h in (0.0, 10.0, 60.0, 100.0, 240.0, 600.0, 5000.0)]
+    assert by_quantile == sorted(by_quantile)
+    assert by_horizon == sorted(by_horizon)
+    assert told(double).work == pytest.approx(2 * told(state).work, rel=1e-6)
+
+
+def test_own_bursts_are_in_the_upper_quantiles_once_history_is_sure() -> None:
+    rates = np.full(6 * 720, 5.0)
+    for start in range(300, len(rates), 240):
+        rates[start : start + 36] = 15.0  # every twenty minutes, for three
+    state = fed(demand(rates, 5.0, seed=6), 5.0)
+    quiet, sure = told(state, 240.0, 0.5), told(state, 240.0, 0.99)
+    assert quiet.burst == 0.0
+    assert sure.work > 2.0 * quiet.level
+    assert growth.sure_factor(state.growth, 240.0, 0.99) < 3.5
+
+
+def losses(rates: Floats, budget: float) -> tuple[Floats, RiskControl, RiskControl]:
+    """Losses per horizon of 120 s, and both controls at the end.
+
+    Columns: share of work above the forecast that one control steers; whether any was by 2 %, for the other control.
+    """
+    tick_s, ticks = 10.0, 12
+    works = demand(rates, tick_s, seed=9).tolist()
+    state, of_share, of_any, found = State(), risk.begin(budget), risk.begin(budget), []
+    for number in range(1, len(works) - ticks + 1):
+        state = observe(state, number * tick_s, works[number - 1])
+        if number % ticks or number == ticks:
+            continue
+        due = rates[number : number + ticks] * REQUEST_GPU_S
+        missed = np.maximum(0.0, due - told(state, 120.0, of_share.quantile).work)
+        share = float(missed.sum() / due.sum())
+        anything = float(due.max() > 1.02 * told(state, 120.0, of_any.quantile).work)
+        of_share, of_any = risk.feed(of_share, share), risk.feed(of_any, anything)
+        found.append((share, anything))
+    return np.array(found), of_share, of_any
+
+
+def load(kind: str) -> Floats:
+    rng = np.random.default_rng(5)
+    ticks = 8640 * 5 // 4
+    times = np.arange(ticks) * 10.0
+    if kind == "daily":
+        return np.asarray(10 * (1.3 + np.sin(2 * np.pi * times / 86400)))
+    if kind == "steps":
+        return rng.lognormal(2.0, 0.6, ticks // 360 + 1)[np.arange(ticks) // 360]
+    if kind == "bursts":
+        rates = np.full(ticks, 5.0)
+        for start in np.cumsum(rng.exponential(240, 60)).astype(int):
+            rates[start : start + int(rng.exponential(30)) + 1] = 5.0 * rng.uniform(2, 5)
+        return rates
+    keep, noise_now, rates = math.exp(-10 / 600), 0.0, np.empty(ticks)
+    for index, shock in enumerate(rng.normal(size=ticks) * math.sqrt(1 - keep**2)):
+        noise_now = keep * noise_now + shock
+        rates[index] = 10 * math.exp(0.3 * noise_now)
+    return rates
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "bursts", "steps", "daily"])
+def test_realised_misses_meet_the_budget(kind: str) -> None:
+    found, of_share, of_any = losses(load(kind), 0.05)
+    share, anything = found[len(found) // 4 :].mean(axis=0)
+    print(f"{kind}: share {share:.4f} (quantile {of_share.quantile:.3f}), any {anything:.4f} ({of_any.quantile:.3f})")
+    assert share < 0.06
+    assert anything < 0.065
+
+
+def test_control_starts_at_the_budget_and_ten_good_horizons_hardly_move_it() -> None:
+    control = risk.begin(0.05)
+    assert control.quantile == pytest.approx(0.95)
+    for _ in range(10):
+        control = risk.feed(control, 0.0)
+    assert 0.9 < control.quantile < 0.95
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=300), st.floats(0.001, 0.9))
+def test_control_stays_within_its_clamps(seen: list[float], budget: float) -> None:
+    control = risk.begin(budget)
+    for loss in seen:
+        control = risk.feed(control, loss)
+        assert risk.LEAST <= control.quantile <= risk.MOST
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20)
+def test_the_bound_on_the_mean_loss_holds_for_any_losses_that_do_not_touch_the_clamps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    control, total, budget = risk.begin(0.1), 0.0, 0.1
+    for _ in range(500):
+        loss = float(rng.random() < 3 * (1.0 - control.quantile))  # a forecast that misses three times too often
+        control, total = risk.feed(control, loss), total + loss
+    assert abs(total / 500 - budget) <= 3.1 / (0.5 * 500) + 0.005
+
+
+# Spare
+
+
+def test_odds_are_the_priors_without_history_and_own_ones_in_the_end() -> None:
+    assert odds(State(), 240.0).history == 0.0
+    new, hours = odds(State(), 240.0), odds(constant(6.0, 3 * 3600, tick_s=5.0), 240.0)
+    assert hours.history > 0.85
+    assert all(own < 0.16 * prior + 1e-9 for own, prior in zip(hours.exceedance[5:], new.exceedance[5:], strict=True))
+
+
+@given(
+    st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.sampled_from([0.0, 10.0, 60.0, 150.0, 900.0])
+)
+def test_the_integral_of_the_odds_is_additive_and_bounded(a: float, b: float, c: float, horizon_s: float) -> None:
+    low, middle, high = sorted((a, b, c))
+    chances = odds(State(), horizon_s)
+    assert 0.0 <= chances.between(low, high) <= high - low + 1e-9
+    both = chances.between(low, middle) + chances.between(middle, high)
+    assert both == pytest.approx(chances.between(low, high), abs=1e-9)
+
+
+def test_the_integral_agrees_with_brute_force() -> None:
+    chances = Odds(60.0, (1.5, 2.0, 4.0), (0.4, 0.2, 0.1), 0.0)
+    grid = np.linspace(0.5, 5.0, 450_001)
+    heights = np.interp(grid, [1.0, 1.5, 2.0, 4.0], [1.0, 0.4, 0.2, 0.1], left=1.0, right=0.0)
+    assert chances.between(0.5, 5.0) == pytest.approx(heights.mean() * 4.5, rel=1e-4)
+
+
+def test_the_longer_the_start_the_more_spare() -> None:
+    state = constant(6.0, 450)
+    counts = [
+        spare_replicas(odds(state, horizon_s), told(state).ordinary, 0.96, 1, 8)
+        for horizon_s in (10.0, 60.0, 120.0, 240.0, 600.0)
+    ]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[3]) == (0, 1)
+    worths = [spare_worth(odds(state, h), 0.48, 0.96, 1) for h in (60.0, 120.0, 240.0, 600.0)]
+    ratios = [worth.saving_gpu_s / worth.cost_gpu_s for worth in worths]
+    assert ratios == sorted(ratios)
+
+
+def test_spare_kept_by_the_prior_is_gone_after_two_constant_hours() -> None:
+    state = constant(6.0, 7200, tick_s=5.0)
+    assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 1, 8) == 0
+
+
+def test_no_spare_is_bought_on_top_of_a_leap() -> None:
+    rates = np.concatenate([np.full(450, 6.0), np.full(300, 36.0)])
+    state = fed(demand(rates, 1.0, seed=1))
+    assert told(state).level > 5 * told(state).ordinary
+    assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 3, 8) == 0
+
+
+def test_own_leaps_buy_spare_that_constant_load_does_not() -> None:
+    rates = np.full(6 * 720, 5.0)
+    for start in range(300, len(rates), 240):
+        rates[start : start + 36] = 20.0
+    leaping = odds(fed(demand(rates, 5.0, seed=6), 5.0), 120.0)
+    assert spare_worth(leaping, 0.4, 0.8, 1).worth
+    assert not spare_worth(odds(constant(5.0, 6 * 3600, tick_s=5.0), 120.0), 0.4, 0.8, 1).worth
+
+
+@given(st.floats(0.0, 50.0), st.floats(0.1, 5.0), st.integers(0, 20), st.floats(0.0, 200.0))
+def test_worth_rises_with_what_a_miss_costs_and_falls_with_replicas(
+    work: float, replica_work: float, replicas: int, miss_cost: float
+) -> None:
+    chances = odds(State(), 120.0)
+    here = spare_worth(chances, work, replica_work, replicas, miss_cost)
+    assert here.saving_gpu_s <= spare_worth(chances, work, replica_work, replicas, miss_cost + 1).saving_gpu_s
+    further = spare_worth(chances, work, replica_work, replicas + 1, miss_cost).saving_gpu_s
+    assert further <= here.saving_gpu_s * (1 + 1e-6) + 1e-6
+
+
+# Storing
+
+
+def test_a_state_survives_json_exactly() -> None:
+    works = demand(np.full(3 * 1440, 4.0), 60.0, seed=3)
+    state = fed(works, 60.0)
+    state = observe(state, 3 * 86400.0 + 4000.0, 0.3, rate_per_s=4.0, tokens_per_s=900.0)  # after a gap
+    again = from_dict(json.loads(json.dumps(to_dict(state), allow_nan=False)))
+    assert to_dict(again) == to_dict(state)
+    assert told(again, 240.0) == told(state, 240.0)
+    assert told(again).rate_per_s == 4.0
+
+
+def test_the_state_is_bounded() -> None:
+    state = fed(demand(np.full(8 * 1440, 4.0), 60.0, 3), 60.0)  # every half hour of the week seen
+    assert len(json.dumps(to_dict(state))) < 20_000
+
+
+def test_unknown_has_its_reason() -> None:
+    assert forecast(State(), 0.0, 60.0, 0.95) == Unknown("no sample yet")

@@ -1,0 +1,87 @@
+"""The jump prior: what the table must be like, and the script that makes it."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.forecast import jump_prior
+from plimsoll.core import jumps
+from plimsoll.core.forecast import State, odds
+
+
+def test_the_table_is_the_shape_of_its_axes_and_what_the_script_uses() -> None:
+    assert len(jumps.EXCEEDANCE) == len(jumps.HORIZONS_S) == len(jumps.WEIGHT_S)
+    assert all(len(row) == len(jumps.FACTORS) for row in jumps.EXCEEDANCE)
+    assert jumps.FACTORS == jump_prior.FACTORS
+    assert tuple(60.0 * minutes for minutes in jump_prior.HORIZONS_MIN) == jumps.HORIZONS_S
+
+
+def test_greater_growth_is_rarer_and_longer_horizons_see_more() -> None:
+    for row in jumps.EXCEEDANCE:
+        assert all(rarer < share for share, rarer in pairwise(row))
+        assert 0.0 < row[-1] <= row[0] < 1.0
+    for shorter, longer in pairwise(jumps.EXCEEDANCE):
+        assert all(a <= b for a, b in zip(shorter, longer, strict=True))
+    assert list(jumps.WEIGHT_S) == sorted(jumps.WEIGHT_S)
+    assert all(60.0 < weight_s < 7200.0 for weight_s in jumps.WEIGHT_S)
+
+
+def test_the_origin_is_told() -> None:
+    text = jumps.__doc__ or ""
+    for word in ("Office 365", "BurstGPT", "MIT", "CC-BY-4.0", "jump_prior.py"):
+        assert word in text
+
+
+@pytest.mark.parametrize("horizon_s", [60.0, 120.0, 240.0, 600.0])
+def test_the_odds_without_history_are_the_table(horizon_s: float) -> None:
+    row = jumps.EXCEEDANCE[jumps.HORIZONS_S.index(horizon_s)]
+    assert odds(State(), horizon_s).exceedance == pytest.approx(row)
+
+
+def test_between_horizons_the_odds_lie_between_and_go_to_zero_with_the_horizon() -> None:
+    horizons_s = (0.0, 1.0, 10.0, 30.0, 60.0, 61.0, 90.0, 120.0, 200.0, 240.0, 400.0, 600.0, 3600.0)
+    found = [odds(State(), horizon_s).exceedance for horizon_s in horizons_s]
+    assert set(found[0]) == {0.0}
+    for shorter, longer in pairwise(found):
+        assert all(a <= b + 1e-12 for a, b in zip(shorter, longer, strict=True))
+    assert found[2][5] == pytest.approx(1 - (1 - jumps.EXCEEDANCE[0][5]) ** (1 / 6))
+
+
+def test_growth_counts_the_largest_minute_over_the_five_before() -> None:
+    series = np.full(100, 10.0)
+    series[50] = 40.0
+    within = jump_prior.growth(series, 4)
+    assert len(within) == 100 - 5 - 4 + 1
+    assert np.sum(within == 4.0) == 4  # the four minutes from which it lies ahead
+    assert np.sum(within > 1.0) == 4
+
+
+def test_quiet_minutes_are_no_start() -> None:
+    series = np.concatenate([np.zeros(50), np.full(50, 10.0)])
+    assert len(jump_prior.growth(series, 1)) == 49
+    assert math.isfinite(jump_prior.growth(series, 1).max())
+
+
+def test_series_that_agree_weigh_more() -> None:
+    alike, apart = np.array([0.10, 0.11, 0.09]), np.array([0.02, 0.25, 0.03])
+    assert jump_prior.weight_s(alike, 4) > 10 * jump_prior.weight_s(apart, 4)
+
+
+def test_the_script_writes_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(1)
+    names = [tmp_path / "a.csv.gz", tmp_path / "d.csv.gz", tmp_path / "b.csv"]
+    for path in names:
+        rows = "".join(f"{minute},{work:.0f}\n" for minute, work in enumerate(rng.lognormal(5, 0.8, 2000)))
+        text = f"minute,tokens\n{rows}".encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    assert jump_prior.main([str(path) for path in names]) == 0
+    space: dict[str, object] = {}
+    exec(capsys.readouterr().out, space)
+    assert space["FACTORS"] == jump_prior.FACTORS
+    assert space["__doc__"] == jumps.__doc__
