@@ -7,11 +7,13 @@ this command, so what it needs lies where it does not go away with a cache or a 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 from e2e.cluster.decide import Plan
-from e2e.cluster.settings import CACHE, HERE, LENIENT_RUNC
+from e2e.cluster.settings import BIN, CACHE, HERE, LENIENT_RUNC
 from e2e.cluster.shell import Failed, run, stage, succeeds, wait_for
 
 START_SECONDS = 60
@@ -36,6 +38,15 @@ def prepare(plan: Plan) -> None:
             _start(plan.lenient_runc)
 
 
+def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without our own programs: Docker starts the first containerd and shim on its path.
+
+    Those that are built for the node are of another version, and only one of the two may be there when it starts.
+    """
+    kept = (folder for folder in environ["PATH"].split(os.pathsep) if folder != str(BIN))
+    return {**environ, "PATH": os.pathsep.join(kept)}
+
+
 def _start(lenient_runc: bool) -> None:
     config = {"storage-driver": "overlay2", "ip6tables": False}
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -51,6 +62,7 @@ def _start(lenient_runc: bool) -> None:
             stdout=out,
             stderr=out,
             start_new_session=True,
+            env=daemon_environment(os.environ),
         )
     try:
         wait_for(lambda: daemon.poll() is not None or succeeds("docker", "info"), "the Docker daemon", START_SECONDS)

@@ -17,7 +17,7 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.store import Store, key_of
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
-from plimsoll.core.scaling import TierDecision, TierPolicy, decide
+from plimsoll.core.scaling import Observation, Policy, TierDecision, TierPolicy, decide
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
@@ -30,7 +30,8 @@ TICK_SECONDS = 1.0
 
 def decisions(service: InferenceService) -> dict[str, TierDecision]:
     """What the core decides for a service, from its spec's bounds."""
-    return decide({kind: TierPolicy(*tier.bounds) for kind, tier in service.spec.tiers.items()})
+    bounds: dict[str, TierPolicy] = {kind: TierPolicy(*tier.bounds) for kind, tier in service.spec.tiers.items()}
+    return dict(decide(Observation(), Policy(bounds), 0.0).tiers)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""One tier on its way through the steps: what is aimed at so far, and what has been said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from plimsoll.core.scaling.decision import Limit, Step
+from plimsoll.core.scaling.observation import TierObservation
+from plimsoll.core.scaling.policy import TierPolicy
+from plimsoll.core.scaling.state import TierState
+
+
+@dataclass(slots=True)
+class Course:
+    """Lives within one decision.
+
+    bounds: least and most replicas at this time. up: the count below which the fleet is too small. release: the count
+    above which it is too large; up <= release, and between the two nothing moves, so that chance does not. count: after
+    the last step. held: why demand is not known.
+    """
+
+    name: str
+    seen: TierObservation
+    policy: TierPolicy
+    state: TierState
+    bounds: tuple[int, int]
+    up: int = 0
+    release: int = 0
+    count: int = 0
+    held: str | None = None
+    overdue: tuple[str, ...] = ()
+    etas_s: tuple[float, ...] = ()
+    limits: list[Limit] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def aim(self) -> int:
+        """What the fleet should become when nothing delays or limits it."""
+        return max(self.up, min(self.seen.replicas, self.release))
+
+    def say(self, name: str, said: str, *values: object, count: int | None = None) -> None:
+        """Add a step; words of others belong into the values. count: replicas after it; None: what is aimed at."""
+        self.count = self.aim if count is None else count
+        self.steps.append(Step(name, self.count, said, values))
+
+    def keep(self, name: str, value: Any) -> None:
+        """Put a value into the state that is left to the next decision; mostly it is there already."""
+        if getattr(self.state, name) != value:
+            self.state = self.state._replace(**{name: value})
+
+    def limited_by(self, limit: Limit) -> None:
+        if limit not in self.limits:
+            self.limits.append(limit)

@@ -1,0 +1,97 @@
+"""Step 6: up at once and all the way, down only when it is worth it.
+
+Problem: a replica given back too early is paid for twice, in misses and in a new start; one kept too long is paid for
+in GPU-hours; and a count that follows every wiggle flaps.
+
+Idea: ski rental. Giving back costs at most one start's worth of GPU time, so a replica is kept for that long at most:
+for the start-up time L times the probability that its need returns within L (Karlin et al. 1988 for the bound; the
+probability from prior and own history makes it an expectation). For each count that would have been enough it is
+remembered since when, without a break; the fleet goes at once to the smallest count for which that has lasted for its
+hold time. That is the whole delay.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+from plimsoll.core.forecast import Odds, Unknown
+from plimsoll.core.scaling.course import Course
+from plimsoll.core.scaling.observation import Demand, Need
+from plimsoll.core.scaling.state import MOST_KEPT, Mark
+
+
+def direction(courses: list[Course], now_s: float) -> None:
+    """Step 6 for all tiers, which reach zero together."""
+    counts = [_count(course, now_s) for course in courses]
+    some = any(count for count, _ in counts)
+    for course, (count, words) in zip(courses, counts, strict=True):
+        if some and count == 0:
+            count, words = 1, "the last one goes when the other tier's may go too"
+        course.say("direction", "{}", words, count=count)
+
+
+def _count(course: Course, now_s: float) -> tuple[int, str]:
+    before = course.seen.replicas
+    if course.up >= before or course.held is not None:
+        course.keep("lower", ())
+        return course.up, "up at once" if course.up > before else "stays"
+    marks = _marks(course, now_s)
+    course.keep("lower", marks)
+    if not marks:
+        return before, "stays"
+    # The marks stay even where they are acted on: what follows may forbid it for now. A larger count has lasted longer
+    # and is held for less.
+    counts = range(marks[-1].replicas, before)
+    left = bisect_left(counts, 0.0, key=lambda count: _lasted_s(marks, count, now_s) - _hold_s(course, count))
+    if left == len(counts):
+        left_s = _hold_s(course, before - 1) - _lasted_s(marks, before - 1, now_s)
+        return before, f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
+    reached = counts[left]
+    lasted_s, held_s = _lasted_s(marks, reached, now_s), _hold_s(course, reached)
+    return reached, f"{reached} have been enough for {lasted_s:.0f} s, held for {held_s:.0f} s"
+
+
+def _lasted_s(marks: tuple[Mark, ...], replicas: int, now_s: float) -> float:
+    return now_s - next(mark.since_s for mark in marks if mark.replicas <= replicas)
+
+
+def _marks(course: Course, now_s: float) -> tuple[Mark, ...]:
+    """Counts that would have been enough, largest first, each since when: a stack that a higher need cuts off."""
+    before, release = course.seen.replicas, course.release
+    kept = [
+        Mark(mark.replicas, min(mark.since_s, now_s))  # a clock that was set back
+        for mark in course.state.lower
+        if release <= mark.replicas < before
+    ]
+    if release < before and (not kept or kept[-1].replicas > release):
+        kept.append(Mark(release, now_s))
+    return tuple(kept[-MOST_KEPT:])
+
+
+def _hold_s(course: Course, replicas: int) -> float:
+    """How long `replicas` must have been enough before the rest is given back, seconds."""
+    demand, need = course.seen.demand, course.seen.need
+    if not isinstance(demand, Demand) or isinstance(need, Unknown):
+        return course.seen.horizon_s
+    return demand.forecast.horizon_s * _returns(demand, need, replicas)
+
+
+def _returns(demand: Demand, need: Need, replicas: int) -> float:
+    """Probability that load outgrows so many replicas within the horizon; 1 for none, since any request does."""
+    level = demand.forecast.level
+    if replicas == 0:
+        return 1.0
+    return _chance(demand.odds, replicas * need.replica_work / level) if level > 0.0 else 0.0
+
+
+def _chance(odds: Odds, factor: float) -> float:
+    """Probability of growth past a factor: 1 up to 1, linear between those of the odds, falling as 1/x^2 beyond."""
+    if factor <= 1.0:
+        return 1.0
+    at, share = 1.0, 1.0
+    for next_at, next_share in zip(odds.factors, odds.exceedance, strict=True):
+        if factor <= next_at:
+            return share + (next_share - share) * (factor - at) / (next_at - at)
+        at, share = next_at, next_share
+    return share * (at / factor) ** 2 if math.isfinite(factor) else 0.0

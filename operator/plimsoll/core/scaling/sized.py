@@ -1,0 +1,165 @@
+"""From forecasts to replicas, for the tiers of all services in one call.
+
+Problem: a thousand services are sized within a tick, and profile and load line of a tier are dear (milliseconds), while
+a decision needs some figures beyond the count: what the present fleet would give, what one fewer would.
+
+Idea: what is dear is kept in a `Line` for as long as model and mix stay the same; the rest is a few vectorised calls
+over all tiers at once. A promise that no fleet keeps is replaced by the nearest that can be kept, and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from plimsoll.core.forecast import Forecast, Unknown
+from plimsoll.core.knee import (
+    HIGHEST_RATE,
+    Constraint,
+    Profile,
+    Tier,
+    attainment,
+    constraint,
+    profile,
+    slo_rate,
+    stack,
+)
+from plimsoll.core.queueing import Floats
+from plimsoll.core.scaling.observation import Need
+from plimsoll.core.sizing import Infeasible, size, size_many
+
+_ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
+RELEASE_MARGIN: Final = 0.05  # of the forecast
+RELEASE_DOUBTS: Final = 2.0  # or so many times the doubt about the level, where that is more
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One tier reduced to what sizing needs. Make it anew when model, mix, limits or promise have changed.
+
+    request_gpu_s: work of a request of the mix, the unit between rates and forecasts. replica_work: load line of one
+    replica among about as many as are needed, GPU-seconds per second. infeasible: as in Need.
+    """
+
+    profile: Profile
+    request_gpu_s: float
+    replica_work: float
+    constraint: Constraint
+    infeasible: Infeasible | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One tier to be sized. replicas, ready: as in TierObservation. headroom: share of the load line kept free.
+
+    backlog_gpu_s: work that waits. Where nothing is ready yet it is to be cleared within one horizon, beside the load.
+    """
+
+    line: Line
+    forecast: Forecast
+    replicas: int
+    ready: int
+    headroom: float = 0.0
+    backlog_gpu_s: float = 0.0
+
+
+def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
+    """The line of a tier that has or needs about `replicas`; Infeasible where no looser target helps either."""
+    asked = size(tier, _ANY_RATE)
+    infeasible = asked if isinstance(asked, Infeasible) else None
+    if infeasible is not None:
+        if infeasible.feasible is None:
+            return infeasible
+        tier = replace(tier, slo=infeasible.feasible)
+    reduced = profile(tier)
+    at = slo_rate(reduced, max(replicas, 1))
+    request_gpu_s = float(reduced.rho(1.0, 1.0)[0])
+    return Line(
+        reduced,
+        request_gpu_s,
+        float(at[0]) * request_gpu_s / max(replicas, 1),
+        constraint(reduced, at, max(replicas, 1))[0],
+        infeasible,
+    )
+
+
+def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
+    """The need of each tier, in order. Unknown where a rate is beyond belief, or no fleet carries it."""
+    if not asks:
+        return []
+    tiers = stack([ask.line.profile for ask in asks])
+    request = np.array([ask.line.request_gpu_s for ask in asks])
+    asked = np.array([_work(ask) for ask in asks]) / request
+    rate = np.where(asked <= HIGHEST_RATE / 2, asked, 0.0)
+    margin = np.array([_margin(ask.forecast) for ask in asks])
+    headroom = np.array([ask.headroom for ask in asks])
+    ordered = np.array([float(max(ask.replicas, 1)) for ask in asks])
+    ready = np.array([float(max(ask.ready, 1)) for ask in asks])
+    level = np.array([ask.forecast.level for ask in asks]) / request
+    sizes = size_many(tiers, rate, headroom, start=ordered)
+    release, kept = sizes.replicas.copy(), sizes.attained.copy()
+    down = np.flatnonzero((ordered > sizes.replicas) & (rate > 0))
+    release[down] = size_many(tiers.take(down), (rate * margin)[down], headroom[down], start=release[down]).replicas
+    other = np.flatnonzero(ordered != sizes.replicas)
+    kept[other] = _attained(tiers.take(other), rate[other], ordered[other])
+    ahead, by_law = _tpot_s(tiers, rate, ordered), _tpot_s(tiers, np.minimum(level, HIGHEST_RATE), ready)
+    found: list[Need | Unknown] = []
+    for i, ask in enumerate(asks):
+        if rate[i] != asked[i] or not math.isfinite(release[i]):
+            found.append(Unknown(f"{asked[i]:.3g} req/s is no load that a fleet carries but a wrong estimate"))
+            continue
+        found.append(
+            Need(
+                replicas=int(sizes.replicas[i]),
+                release=int(release[i]),
+                rate_per_s=float(rate[i]),
+                request_gpu_s=ask.line.request_gpu_s,
+                replica_work=ask.line.replica_work,
+                constraint=ask.line.constraint,
+                attained=float(kept[i]) if ask.replicas else 0.0,
+                one_fewer=float(sizes.one_fewer[i]),
+                tpot_s=_known(ahead[i]) if ask.replicas else None,
+                law_tpot_s=_known(by_law[i]) if ask.ready and math.isfinite(by_law[i]) else None,
+                headroom=ask.headroom,
+                infeasible=ask.line.infeasible,
+            )
+        )
+    return found
+
+
+def _work(ask: Ask) -> float:
+    if ask.ready or ask.backlog_gpu_s <= 0.0:
+        return ask.forecast.work
+    return ask.forecast.work + ask.backlog_gpu_s / max(ask.forecast.horizon_s, 1.0)
+
+
+def _margin(forecast: Forecast) -> float:
+    """What the forecast is multiplied with before a step down, so that chance does not take it back."""
+    if forecast.work <= 0.0:
+        return 1.0
+    return 1.0 + max(RELEASE_MARGIN, RELEASE_DOUBTS * forecast.doubt / forecast.work)
+
+
+def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
+    """Share in promise; what exceeds the full rate is refused at random."""
+    served = np.minimum(rate, tiers.full_rate_per_s(replicas))
+    return np.asarray(attainment(tiers, served, replicas).attained * served / np.maximum(rate, 1e-300))
+
+
+def _tpot_s(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
+    """Promised percentile of TPOT by the law: tail * base / (1 - rho), s; NaN where nothing is promised of it."""
+    rho = rate * tiers.work_s / replicas
+    at = np.minimum(rho, 1.0) * (tiers.tail.shape[1] - 1)
+    left = np.minimum(at.astype(np.intp), tiers.tail.shape[1] - 2)
+    rows = np.arange(len(tiers))
+    tail = tiers.tail[rows, left] + (at - left) * (tiers.tail[rows, left + 1] - tiers.tail[rows, left])
+    law = np.where(rho < 1.0, tail * tiers.base_s / np.maximum(1.0 - rho, 1e-12), np.inf)
+    return np.where(np.isfinite(tiers.tpot_s), law, np.nan)
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else float(seconds)

@@ -1,0 +1,228 @@
+"""The first three steps: what is coming, what it needs, and what measured latency says of the law.
+
+Problem: sized on the count that the forecast needs alone, a fleet flaps at each boundary between two counts; and when
+the forecast is lost, latency, queues and caches still tell that a tier is short.
+
+Idea: two counts, one below which the fleet grows and a larger one above which it may shrink, each the larger of need
+(with warm replicas) and of what is worth having in reserve against a leap. Where demand is not known the present count
+is both, and the lagging signals may only raise it. One integrator alone, of the law's tail, closes the loop between
+measured and expected latency; it acts through the next sizing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import Final, TypeGuard
+
+from plimsoll.core.forecast import Odds, SpareWorth, Unknown, spare_worth
+from plimsoll.core.scaling.course import Course
+from plimsoll.core.scaling.decision import Limit
+from plimsoll.core.scaling.observation import Need
+from plimsoll.core.scaling.policy import Policy
+from plimsoll.core.scaling.state import LEAST_SCALE, MOST_SCALE
+from plimsoll.core.slo import Slo
+
+STALE_S: Final = 30.0  # a sample older than this says nothing of the load of now
+
+_RESERVE_MARGIN: Final = 1.25  # a spare replica that is there is kept until its worth has fallen so far below its price
+_UNSURE: Final = 0.09  # of the level: while it is in such doubt (the first minute or so), no reserve is bought on it
+_DEMAND_WORDS: Final = (
+    "up to {:.3g} GPU-s/s of work within {:.0f} s: "
+    "level {:.3g}, trend {:.3g}, season {:.3g}, burst {:.3g}, doubt {:.3g}"
+)
+_NEED_WORDS: Final = "forecast {:.3g} req/s in {:.0f} s needs {} (knee {:.3g} req/s each{}, {} binds){}"
+
+_PRESSED: Final = 1.05  # over a target by so much is beyond chance
+_MOST_PRESSED: Final = 2.0  # latency near saturation says that there is too little, not how much
+_KV_FULL: Final = 0.8  # share of the cache beyond which preemptions begin
+_PREEMPTING: Final = 1.25
+
+_INTEGRAL_S: Final = 600.0  # time in which the tail moves to what is measured
+_LONGEST_STEP_S: Final = 60.0
+_NOISE: Final = 0.05  # of log latency: a percentile over a minute is no surer
+_SURPRISE: Final = 0.7
+
+
+def demand(course: Course) -> None:
+    """Step 1: the forecast, or why it is not known."""
+    known, course.held = course.seen.demand, _unknown(course)
+    course.up = course.release = course.seen.replicas
+    if course.held is not None or isinstance(known, Unknown):
+        course.say("demand", "not known: {}; {} held", course.held, course.seen.replicas)
+        return
+    found = known.forecast
+    parts = (found.level, found.trend, found.season, found.burst, found.doubt)
+    course.say("demand", _DEMAND_WORDS, found.work, found.horizon_s, *parts)
+
+
+def _unknown(course: Course) -> str | None:
+    """Why demand or its need is not known; None if both are."""
+    demand, need = course.seen.demand, course.seen.need
+    if isinstance(demand, Unknown):
+        return demand.why
+    if isinstance(need, Unknown):
+        return need.why
+    if demand.forecast.age_s > STALE_S:
+        return f"the last sample is {demand.forecast.age_s:.0f} s old"
+    if not (math.isfinite(demand.forecast.work) and need.replica_work > 0.0):
+        return "the figures make no sense"
+    return None
+
+
+def need(course: Course, policy: Policy) -> None:
+    """Step 2: replicas for the forecast, warm ones, and those in reserve against a leap."""
+    seen, demand, sized = course.seen, course.seen.demand, course.seen.need
+    if course.held or isinstance(demand, Unknown) or isinstance(sized, Unknown):
+        _wake(course)
+        return
+    warm, odds, work = course.policy.warm_replicas, demand.odds, demand.forecast.ordinary
+    most = max(course.policy.max_replicas, sized.replicas)
+    unsure = demand.forecast.doubt > _UNSURE * demand.forecast.level
+    spare = 0 if unsure else _reserve(odds, work, sized.replica_work, sized.replicas, most, policy.miss_cost)
+    course.up = sized.replicas + max(warm, spare)
+    course.release = max(course.up, sized.release + warm)
+    if seen.replicas > course.release:
+        kept = _reserve(odds, work, sized.replica_work, sized.release, most, policy.miss_cost * _RESERVE_MARGIN)
+        course.release = max(course.release, sized.release + kept)
+    if seen.coverage < 1.0:
+        course.release = max(course.release, seen.replicas)
+    if sized.infeasible is not None:
+        course.limited_by(Limit.INFEASIBLE)
+    extra = _exceptions(course, sized)
+    if spare > warm:
+        worth = spare_worth(odds, work, sized.replica_work, sized.replicas + spare - 1, policy.miss_cost)
+        extra += f", {spare} more against a leap ({_worth(worth)})"
+    elif warm:
+        extra += f", {warm} more warm"
+    line = sized.replica_work / sized.request_gpu_s
+    room = f" less {sized.headroom:.0%} headroom" if sized.headroom else ""
+    known = (sized.rate_per_s, demand.forecast.horizon_s, sized.replicas, line, room, sized.constraint, extra)
+    course.say("need", _NEED_WORDS, *known)
+
+
+def _reserve(odds: Odds, work: float, replica_work: float, replicas: int, most: int, miss_cost: float) -> int:
+    """Replicas worth having beyond `replicas`, up to `most`. Each is worth no more than the one before it."""
+    further = range(replicas, most)
+    if not further or not spare_worth(odds, work, replica_work, replicas, miss_cost).worth:
+        return 0  # mostly
+    return bisect_left(further, True, key=lambda n: not spare_worth(odds, work, replica_work, n, miss_cost).worth)
+
+
+def _exceptions(course: Course, need: Need) -> str:
+    """What is out of the ordinary about a need, in words to be added."""
+    words = ""
+    if need.infeasible is not None:
+        words = f"; {_infeasible_words(need)}"
+    if course.seen.coverage < 1.0:
+        words += f"; {course.seen.coverage:.0%} answered, so nothing goes down"
+    elif need.replicas < course.seen.replicas <= need.release:
+        words += f"; {need.release} are kept, too near the boundary"
+    return words
+
+
+def _infeasible_words(need: Need) -> str:
+    assert need.infeasible is not None
+    feasible = need.infeasible.feasible
+    targets = [] if feasible is None else [("TTFT", feasible.ttft_s), ("TPOT", feasible.tpot_s)]
+    told = " and ".join(f"{name} {target * 1e3:.0f} ms" for name, target in targets if target is not None)
+    return (
+        f"no number of replicas keeps the promise ({need.infeasible.constraint} breaks it), sized for {told or 'none'}"
+    )
+
+
+def _worth(worth: SpareWorth) -> str:
+    return f"the last saves {worth.saving_gpu_s:.3g} GPU-s and takes {worth.cost_gpu_s:.3g}"
+
+
+def counterfactual(course: Course, slo: Slo | None) -> str | None:
+    """What the present count would give where more are needed; what one fewer would where some can go."""
+    before, need = course.seen.replicas, course.seen.need
+    if course.held is not None or isinstance(need, Unknown):
+        return None
+    if need.replicas > before > 0:
+        target_s = slo.tpot_s if slo is not None else None
+        if need.tpot_s is None or target_s is None or need.tpot_s <= target_s:
+            return f"{before} would keep {need.attained:.1%} in promise"
+        if math.isinf(need.tpot_s):
+            return f"{before} could not keep up with it"
+        share = f"p{100 * slo.share:g} " if slo is not None else ""
+        return f"{before} would give {share}TPOT {need.tpot_s * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms"
+    if 1 < need.replicas < before:
+        return f"{need.replicas - 1} would keep {need.one_fewer:.1%} in promise"
+    return None
+
+
+def _wake(course: Course) -> None:
+    """The need where demand is not known: what is there, at least one if work waits for none."""
+    waiting = course.seen.backlog_gpu_s
+    if course.seen.replicas == 0 and not isinstance(waiting, Unknown) and waiting > 0.0:
+        course.up = course.release = 1
+        course.say("need", "{:.3g} GPU-s of work wait and nothing runs: 1", waiting)
+        return
+    course.say("need", "not known, so {} stay", course.seen.replicas)
+
+
+def feedback(course: Course, courses: list[Course], slo: Slo | None, passed_s: float) -> None:
+    """Step 3. courses: all tiers; passed_s: since the last decision.
+
+    Demand known: latency moves the law's tail, by one integrator, and nothing else. Demand unknown: a tier whose own
+    signals say that it is short grows, from what is ready, so that saying it twice adds nothing.
+    """
+    if course.held is None:
+        course.say("feedback", *_integrate(course, passed_s))
+        return
+    elsewhere = max((_pressed(other, slo, math.inf)[0] for other in courses if other is not course), default=0.0)
+    pressure, words = _pressed(course, slo, elsewhere)
+    wanted = math.ceil(max(course.seen.ready, 1) * min(pressure, _MOST_PRESSED) - 1e-9)
+    if pressure > _PRESSED and wanted > course.up:
+        course.up = course.release = wanted
+        course.say("feedback", "{}: {}, from {} ready", words, wanted, course.seen.ready)
+        return
+    course.say("feedback", "{}", words)
+
+
+def _pressed(course: Course, slo: Slo | None, elsewhere: float) -> tuple[float, str]:
+    """How much more load a tier carries than it should by its lagging signals (1: just what it should), in words.
+
+    TTFT holds the wait for the other tier too: it counts only where that one is not pressed itself (`elsewhere`).
+    """
+    measured, ready = course.seen.measured, max(course.seen.ready, 1)
+    found = [(0.0, "no lagging signal is known")]
+    if slo is not None:
+        for name, value, target_s in (("TPOT", measured.tpot_s, slo.tpot_s), ("TTFT", measured.ttft_s, slo.ttft_s)):
+            if target_s is None or not _told(value) or (name == "TTFT" and elsewhere > _PRESSED):
+                continue
+            found.append(
+                (value / target_s, f"p{100 * slo.share:g} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms")
+            )
+    if _told(measured.waiting):
+        found.append((measured.waiting / ready, f"{measured.waiting:.0f} requests wait for {ready} ready"))
+    if _told(measured.kv_used):
+        found.append((measured.kv_used / _KV_FULL, f"KV cache {measured.kv_used:.0%} full"))
+    if _told(measured.preemptions_per_s) and measured.preemptions_per_s > 0.0:
+        found.append((_PREEMPTING, f"{measured.preemptions_per_s:.2g} preemptions/s"))
+    return max(found)
+
+
+def _told(value: float | Unknown) -> TypeGuard[float]:
+    return not isinstance(value, Unknown) and 0.0 <= value < math.inf
+
+
+def _integrate(course: Course, passed_s: float) -> tuple[str, *tuple[object, ...]]:
+    """Move the tail towards what was measured, where the fleet is settled and all of it answered."""
+    need, measured = course.seen.need, course.seen.measured.tpot_s
+    law_s = None if isinstance(need, Unknown) else need.law_tpot_s
+    settled = course.seen.ready == course.seen.replicas and not course.seen.starting and course.seen.coverage == 1.0
+    if law_s is None or isinstance(measured, Unknown) or not 0.0 < measured < math.inf:
+        return ("no measured TPOT to hold the law against",)
+    words = "TPOT {:.0f} ms, by the law {:.0f} ms"
+    if not settled:
+        return f"{words}: not counted while replicas come and go", measured * 1e3, law_s * 1e3
+    error = math.log(measured / law_s)
+    before = course.state.tail_scale
+    if abs(error) > _NOISE:
+        error = min(max(error, -_SURPRISE), _SURPRISE)
+        moved = before * math.exp(error * min(passed_s, _LONGEST_STEP_S) / _INTEGRAL_S)
+        course.keep("tail_scale", min(max(moved, LEAST_SCALE), MOST_SCALE))
+    return f"{words}: tail {{:.3g}} times its prior", measured * 1e3, law_s * 1e3, course.state.tail_scale

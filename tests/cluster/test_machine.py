@@ -1,0 +1,11 @@
+"""The Docker daemon of our own."""
+
+from __future__ import annotations
+
+from e2e.cluster.machine import daemon_environment
+from e2e.cluster.settings import BIN
+
+
+def test_docker_never_finds_the_nodes_containerd() -> None:
+    found = daemon_environment({"PATH": f"/usr/local/bin:{BIN}:/usr/bin", "HOME": "/root"})
+    assert found == {"PATH": "/usr/local/bin:/usr/bin", "HOME": "/root"}
