@@ -1,0 +1,216 @@
+"""What one more request costs a replica, and how full a replica may be: the step model made into plain numbers.
+
+Problem: the decision about a request must be made in microseconds, yet with the same model that sizes the fleet, and
+the batch must not be so full that a mean within the target hides a tail beyond it.
+
+Idea: everything that needs arrays is done once per tick. `limits` finds for each class the step time at which goodput
+of a replica that is always full peaks, and keeps the coefficients as floats. `Limits.need` then turns one request into
+six numbers that can be added up over the residents of a replica.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from plimsoll.core.admission.outcome import Request
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier
+from plimsoll.core.latency import TierWork, decode_tier, serve_tier
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+
+KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
+MODEL_ERROR: Final = 0.04  # standard deviation of what is left of the model's error once the pace is measured
+HOPELESS_STEPS: Final = 2.0  # where no batch keeps the TPOT target: run at so many times the empty step
+LEAST_SPREAD: Final = 32.0  # tokens over which a stall is spread at least; below, the share of steps for prefill binds
+MOST_SPREAD: Final = 0.1  # of the room for work in a step, that one sequence's stalls may take: a giant's soon are over
+_GRID: Final = 200
+
+
+@dataclass(frozen=True)
+class ClassPolicy:
+    """One class of requests. Raises ValueError that names the argument.
+
+    priority: higher goes first. slo: its targets. hold_s: the longest it may wait where no replica is ready, or where
+    its targets are out of reach anyway. guaranteed_share: of the work admitted, 0 to 1, that it gets before any other
+    class's priority counts. fill: how full, 0 to 1, replicas may be for it to be let in: below 1 it is shed before
+    saturation, so that higher classes find room.
+    """
+
+    name: str
+    priority: int
+    slo: Slo
+    hold_s: float = 30.0
+    guaranteed_share: float = 0.0
+    fill: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.hold_s) and self.hold_s >= 0):
+            raise ValueError(f"hold_s must be finite and at least 0, not {self.hold_s}")
+        if not 0 <= self.guaranteed_share <= 1:
+            raise ValueError(f"guaranteed_share must lie between 0 and 1, not {self.guaranteed_share}")
+        if not 0 < self.fill <= 1:
+            raise ValueError(f"fill must be above 0 and at most 1, not {self.fill}")
+
+
+class Need(NamedTuple):
+    """What one request asks of a replica.
+
+    sequences: that it runs. sequence_tokens: cached tokens that decoding reads, in the mean over its stay. stall_s:
+    time in which all other streams stand still (prefill, or posting of KV reads). step_s: what it adds to the mean step
+    while it is there, its stalls spread over its tokens. kv_mean_tokens, kv_variance: of what it will hold at its end.
+    work_s: GPU seconds in all. output_tokens: expected, of all its sequences. alone_s: time to first token on an idle
+    replica. outside_s: of it, outside the engine. prefill_s: on a prefill replica, 0 where there is none. chunks: steps
+    that its own prefill takes.
+    """
+
+    sequences: int
+    sequence_tokens: float
+    stall_s: float
+    step_s: float
+    kv_mean_tokens: float
+    kv_variance: float
+    work_s: float
+    output_tokens: float
+    alone_s: float
+    outside_s: float
+    prefill_s: float
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One tier's model as plain numbers, times in seconds; made by `limits`, the same for all its replicas.
+
+    batch: b*, sequences of a replica at which goodput peaks, whole; KV is counted in tokens beside it. step_budget_s,
+    tpot_s: of each class by its index, the step that a full batch may take and the target. rho: share of a full
+    replica's time that work takes. most_spread_s: the most that one sequence's stalls count in a step. stall_s,
+    alone_s: of a mean request, see `Need`.
+    """
+
+    base_s: float
+    any_stall_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    sequence_s: float
+    cached_token_s: float
+    post_fixed_s: float
+    post_piece_s: float  # per block of tokens
+    block_tokens: int  # of KV transfer; 0 where there is none
+    prefill_base_s: float  # step of a prefill replica
+    token_budget: int
+    kv_tokens: int
+    max_sequences: int
+    output_mean: float
+    output_variance: float
+    batch: int
+    step_budget_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    rho: float
+    most_spread_s: float
+    stall_s: float
+    alone_s: float
+
+    @property
+    def chunk_s(self) -> float:
+        """Time that a step full of prefill takes on top of its decoding."""
+        return max(self.token_budget * self.prefill_token_s, 1e-9)
+
+    def need(self, request: Request, remote: bool = False) -> Need:
+        """The cost of one request. remote: a prefill replica computes its prompt.
+
+        Output: the workload's mean, and no more than max_tokens; for values between 0 and m of mean u the variance is
+        at most (m - u) u (Bhatia and Davis 2000).
+        """
+        n, prompt = request.sequences, request.prompt_tokens
+        uncached = max(prompt - request.cached_tokens, 1)
+        output, variance = self.output_mean, self.output_variance
+        most = request.max_tokens
+        if most is not None:
+            if most < output:
+                output = float(most)
+            variance = min(variance, (most - output) * output)
+        prefill_s = self.prefill_token_s * uncached
+        prefill_s += self.prefill_pair_s * uncached * (request.cached_tokens + uncached / 2)
+        chunks = 1 if uncached <= self.token_budget else -(-uncached // self.token_budget)
+        leg_s = 0.0
+        outside_s = HTTP_S + HTTP_TOKEN_S * prompt
+        if remote and self.block_tokens:
+            leg_s = (prefill_s + chunks * self.prefill_base_s) * n
+            stall_s = self.post_fixed_s + self.post_piece_s * -(-uncached // self.block_tokens)
+            chunks = 1
+        else:
+            stall_s = max(prefill_s + self.any_stall_s * chunks, 0.0)
+        stall_s *= n
+        read = prompt + output / 2
+        decode_s = n * (self.sequence_s + self.cached_token_s * read)
+        spread_s = min(stall_s / max(output, LEAST_SPREAD), n * self.most_spread_s)
+        return Need(  # by position: names would cost a microsecond
+            n, n * read, stall_s, decode_s + spread_s, n * (prompt + output), n * variance,
+            stall_s + decode_s * output, n * output, stall_s + (0.5 + chunks) * self.base_s + outside_s + leg_s,
+            outside_s, leg_s, chunks,
+        )  # fmt: skip
+
+
+def limits(tier: Tier, classes: tuple[ClassPolicy, ...]) -> Limits:
+    """The limits of a serve or decode tier for its classes; a few hundred microseconds, so once per tick.
+
+    tier.tail_scale loosens or tightens the assumed spread of TPOT. Raises ValueError for a prefill tier, whose
+    replicas are only waited for, and without classes.
+    """
+    if tier.role is Role.PREFILL or not classes:
+        raise ValueError("limits are those of a serve or decode tier, with at least one class")
+    m, w, transfer = tier.model, tier.workload, tier.transfer
+    work = serve_tier(m, w) if transfer is None else decode_tier(m, w, transfer)
+    factor = 1.0 if transfer is None else transfer.step_factor
+    targets = tuple(math.inf if c.slo.tpot_s is None else c.slo.tpot_s for c in classes)
+    budgets = tuple(step_budget_s(work, target, tier.tail_scale) for target in targets)
+    widest = max(budgets)
+    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens
+    batch = max(1.0, min(work.batch(widest), tier.limits.max_sequences))
+    room = max(1.0, min(batch, tier.limits.kv_tokens / max(held, 1.0)))
+    return Limits(
+        base_s=work.base_s, any_stall_s=work.any_stall_s, prefill_token_s=m.prefill_token_s,
+        prefill_pair_s=m.prefill_pair_s, sequence_s=factor * m.sequence_s, cached_token_s=factor * m.cached_token_s,
+        post_fixed_s=0.0 if transfer is None else transfer.lost_share * transfer.post_fixed_s,
+        post_piece_s=0.0 if transfer is None else transfer.lost_share * transfer.post_piece_s * transfer.layers,
+        block_tokens=0 if transfer is None else transfer.block_tokens, prefill_base_s=m.base_s + m.any_prefill_s,
+        token_budget=tier.limits.token_budget, kv_tokens=tier.limits.kv_tokens,
+        max_sequences=tier.limits.max_sequences, output_mean=work.mean_output_tokens,
+        output_variance=(w.scv(w.output_tokens) or 0.0) * work.mean_output_tokens**2,
+        batch=math.floor(batch), step_budget_s=budgets, tpot_s=targets,
+        rho=1 - work.base_s / max(work.step_s(room), 1.000001 * work.base_s),
+        most_spread_s=MOST_SPREAD * (min(budgets) - work.base_s),
+        stall_s=w.mean(work.stall_s),
+        alone_s=1.5 * m.base_s + HTTP_S + w.mean(m.prefill_work_s(w.uncached_tokens, w.cached_tokens)),
+    )  # fmt: skip
+
+
+def step_budget_s(work: TierWork, target_s: float, tail_scale: float = 1.0) -> float:
+    """The mean step, s, at which an always full replica makes most goodput: the peak of rate times share in target.
+
+    A replica that refills each freed place runs a steady batch of n at a mean step T(n) = base + n w / E[O]. In the
+    life of a request of O tokens each place is refilled O / E[O] times, a renewal process: the variance of all stalls p
+    in it is n O / E[O] (var p + E[p]^2 scv O) (Cox 1962, "Renewal theory"), that of its TPOT 1 / O^2 of it, beside what
+    is left of the model's error. Shares are normal, in Page's approximation (1977).
+    target_s: of TPOT, infinity for none. A target that no batch keeps is treated as lost, not as a reason to serve
+    nobody.
+    """
+    if math.isinf(target_s):
+        return math.inf
+    w, mean_output = work.workload, work.mean_output_tokens
+    least = work.step_s(1.0)
+    if target_s <= least:
+        return HOPELESS_STEPS * least
+    steps = np.linspace(least, target_s, _GRID)
+    batches = np.array([max(work.batch(float(step)), 1.0) for step in steps])
+    outputs = np.maximum(w.output_tokens, 1.0)
+    stall_s, spread = w.mean(work.stall_s), (w.scv(work.stall_s) or 0.0) + (w.scv(w.output_tokens) or 0.0)
+    lumps = batches[:, None] * stall_s**2 * spread / (mean_output * outputs[None, :])
+    sigma = tail_scale * np.sqrt(lumps + (MODEL_ERROR * steps[:, None]) ** 2)
+    score = (target_s - steps[:, None]) / sigma
+    share = (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (score + 0.044715 * score**3))) @ w.weights
+    return float(steps[np.argmax(batches / steps * share)])

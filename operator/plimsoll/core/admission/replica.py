@@ -1,0 +1,212 @@
+"""What one replica holds, as the gateway knows it: enough to say what one more request would do to it.
+
+Problem: the gateway sees a request leave and its end, seldom more, while engines differ from their model: another
+card, a hot one, a noisy neighbour. Counts that drift apart from the truth fill a replica too far or leave it empty.
+
+Idea: sums over the residents, added when a request is let in and taken away when it ends, each with the very numbers
+that were added. Prefill is a first-come-first-served server whose end of work is a time. How fast the replica really
+is comes from every request that ends: the time that its tokens took over the time the model gives for them. That ratio,
+the pace, scales all predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
+
+PACE_MEMORY: Final = 60.0  # seconds of streams' time, per running sequence, that the measured pace remembers
+PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed against the measurement
+PACE_RANGE: Final = (0.5, 4.0)
+BURST: Final = 0.03  # of a mean answer's time in full steps: how far prefills may run ahead of their share
+BURST_STALLS: Final = 3.0  # mean prefills that may at least
+_LEAST_PREFILL_SHARE: Final = 0.05
+
+
+@dataclass(slots=True)
+class Resident:
+    """One request on a replica. predicted_s: from admission to its first token. The rest: the replica's then."""
+
+    need: Need
+    klass: int
+    tenant: str
+    admitted_s: float
+    predicted_s: float
+    step_s: float = 0.0  # what it adds to the mean step
+    stalled_s: float = 0.0
+    area: float = 0.0
+
+
+class Replica:
+    """One serve or decode replica; all times of the gate's clock.
+
+    scale: one over this gateway's share of it: what the others send is taken as like ours. cap: sequences that this
+    gateway may have there.
+    """
+
+    def __init__(self, address: str, limits: Limits, now: float) -> None:
+        self.address = address
+        self.limits = limits
+        self.residents: dict[str, Resident] = {}
+        self.counts = [0] * len(limits.tpot_s)
+        self.sequences = 0
+        self.sequence_tokens = 0.0
+        self.kv_mean = self.kv_variance = 0.0
+        self._amortised_s = 0.0
+        self.pace = 1.0
+        self._took_s = self._asked_s = PACE_PRIOR_S
+        self.free_s = self.tat_s = now  # prefill work is done; its share of steps is paid back
+        self.stalled_s = 0.0  # all stalls ever let in
+        self.area = 0.0  # integral of the decode step over time
+        self._at_s = now
+        self.decode_s = 0.0
+        self._tighten()
+        self.set_share(limits.batch, limits.batch)
+
+    def set_share(self, cap: int, whole: int) -> None:
+        """This gateway may use `cap` of the replica's `whole` sequences, both as published for all gateways."""
+        share = min(1.0, max(cap, 0) / max(whole, 1))
+        self.cap = max(cap, 0)
+        self.scale = 1.0 / share if share > 0 else math.inf
+        self.kv_tokens = self.limits.kv_tokens * share
+        self._settle()
+
+    def set_limits(self, limits: Limits) -> None:
+        """A new model from now on; what residents have added stays as it was."""
+        share = 1.0 / self.scale
+        self.limits = limits
+        self.kv_tokens = limits.kv_tokens * share
+        self._tighten()
+        self._settle()
+
+    def add(self, id: str, resident: Resident, now: float) -> None:
+        """The request goes there now."""
+        self._run(now)
+        need = resident.need
+        self.residents[id] = resident
+        self.counts[resident.klass] += 1
+        if self.counts[resident.klass] == 1:
+            self._tighten()
+        self.sequences += need.sequences
+        self.sequence_tokens += need.sequence_tokens
+        self.kv_mean += need.kv_mean_tokens
+        self.kv_variance += need.kv_variance
+        # It is there from its admission on, and decodes only after its first token.
+        tokens = max(need.output_tokens / need.sequences, LEAST_SPREAD)
+        waited = resident.predicted_s / self.tightest_s
+        resident.step_s = need.step_s * tokens / (tokens + waited)
+        self._amortised_s += resident.step_s
+        stall_s = need.stall_s * self.factor
+        self.free_s = max(self.free_s, now) + stall_s
+        self.tat_s = max(self.tat_s, now) + stall_s / self.prefill_share
+        self.stalled_s += need.stall_s * self.scale
+        resident.stalled_s = self.stalled_s
+        resident.area = self.area
+        self._settle()
+
+    def remove(self, id: str, now: float) -> Resident | None:
+        """The request has ended or was withdrawn; None if it is not there."""
+        resident = self.residents.pop(id, None)
+        if resident is None:
+            return None
+        self._run(now)
+        need = resident.need
+        self.counts[resident.klass] -= 1
+        if not self.counts[resident.klass]:
+            self._tighten()
+        self.sequences -= need.sequences
+        if not self.residents:  # so that rounding never adds up
+            self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
+        else:
+            self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens)
+            self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
+            self.kv_variance = max(0.0, self.kv_variance - need.kv_variance)
+            self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
+        self._settle()
+        return resident
+
+    def measure(self, resident: Resident, output_tokens: int, ttft_s: float, now: float) -> None:
+        """Learn the pace from a request that has just ended and was removed.
+
+        output_tokens: of all its sequences. ttft_s: from its admission. The model's time for its tokens is that of
+        their steps at the mean batch while it was there, and the stalls let in meanwhile.
+        """
+        tokens = output_tokens / resident.need.sequences - 1
+        stay_s = now - resident.admitted_s
+        took_s = stay_s - ttft_s
+        if not (tokens >= 1 and 0 <= ttft_s < stay_s and took_s > 0):
+            return
+        share = took_s / stay_s
+        asked_s = share * (self.stalled_s - resident.stalled_s)
+        asked_s += tokens * (self.area - resident.area) / stay_s
+        if not 0 < asked_s < math.inf:
+            return
+        memory_s = PACE_MEMORY * max(self.sequences, 1) * self.scale
+        keep = max(0.0, 1.0 - took_s / memory_s)
+        self._took_s = keep * self._took_s + took_s
+        self._asked_s = keep * self._asked_s + asked_s
+        low, high = PACE_RANGE
+        self.pace = min(max(self._took_s / self._asked_s, low), high)
+        self._settle()
+
+    def has_room(self, need: Need, budget_s: float, fill: float) -> bool:
+        """Whether with this one more all stay within targets and KV holds all at their ends, at a quantile of the sum.
+
+        budget_s: of its class. fill: how full, 0 to 1, the replica may be for it. Where nothing runs anything goes that
+        fits: waiting would find no better place.
+        """
+        if not self.sequences:
+            return self.cap > 0 and self._fits_kv(need, 1.0)
+        if self.sequences + need.sequences > self.most * fill:
+            return False
+        allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
+        step_s = self.step_s + need.step_s * self.factor
+        if fill < 1.0:
+            step_s += (1.0 - fill) * (allowed_s - self.idle_s)
+        return step_s <= allowed_s and self._fits_kv(need, fill)
+
+    def _fits_kv(self, need: Need, fill: float) -> bool:
+        tokens = self.kv_mean + need.kv_mean_tokens
+        return tokens + KV_QUANTILE * math.sqrt(self.kv_variance + need.kv_variance) <= self.kv_tokens * fill
+
+    def first_token_s(self, need: Need, now: float) -> float:
+        """Predicted time from now to the first token of a request let in now.
+
+        The rest of the step under way and the whole of the next (two are in flight), then all prefill ahead and its
+        own, in steps that also decode.
+        """
+        ahead_s = self.free_s - now
+        wait_s = ahead_s * self.stretch if ahead_s > 0 else 0.0
+        steps = 0.5 + need.chunks
+        return wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s
+
+    def _run(self, now: float) -> None:
+        if now > self._at_s:
+            self.area += (now - self._at_s) * self.decode_s / self.pace
+            self._at_s = now
+
+    def _settle(self) -> None:
+        """What checks read, from what is held."""
+        limits, scale = self.limits, self.scale
+        if math.isinf(scale):  # no share of it: nothing of ours may go there
+            scale = 1.0
+        self.factor = self.pace * scale
+        decode_s = limits.sequence_s * self.sequences + limits.cached_token_s * self.sequence_tokens
+        self.decode_s = self.pace * (limits.base_s + scale * decode_s)
+        self.idle_s = self.pace * limits.base_s
+        self.step_s = self.idle_s + self.factor * self._amortised_s
+        self.load = self.step_s if self.cap else math.inf
+        # The cap comes from the model: a replica that is faster than it holds more within the same step.
+        self.most = min(self.cap / min(self.pace, 1.0), limits.max_sequences / scale) if self.cap else 0.0
+        self.stretch = 1.0 + self.decode_s / (limits.chunk_s * self.pace)
+        share = 1.0 - self.decode_s / self.tightest_s
+        self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
+
+    def _tighten(self) -> None:
+        """The tightest targets of the classes that are there."""
+        limits = self.limits
+        there = [k for k, count in enumerate(self.counts) if count]
+        self.tightest_s = min((limits.step_budget_s[k] for k in there), default=math.inf)
+        self.ahead_s = max(BURST * limits.output_mean * self.tightest_s, BURST_STALLS * limits.stall_s)

@@ -1,0 +1,387 @@
+"""A small discrete-event lab for admission: engines that step, clients that come back, gates and plain caps.
+
+Engines schedule as vLLM does: decodes first, then prompts in order of arrival within the token budget, one step
+composed while another runs, the newest preempted and computed again where KV runs out. Their step model is the plant's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from plimsoll.core.admission import Decision, Gate, Outcome, Request
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S
+from plimsoll.core.latency import EngineLimits, StepModel
+
+
+@dataclass
+class Job:
+    """One client's request: what it asks, and what became of it."""
+
+    id: str
+    arrived_s: float
+    prompt: int
+    output: int
+    klass: str = "chat"
+    tenant: str = "t"
+    target_s: float = 0.5
+    admitted_s: float | None = None
+    first_s: float | None = None
+    end_s: float | None = None
+    outcome: Outcome | None = None
+    attempts: int = 0
+    told: list[int] = field(default_factory=list)
+    left: int = 0  # tokens still to make
+    context: int = 0  # tokens to prefill, more than the prompt after a preemption
+
+    @property
+    def tpot_s(self) -> float:
+        if self.end_s is None or self.first_s is None or self.output < 2:
+            return 0.0
+        return (self.end_s - self.first_s) / (self.output - 1)
+
+    def good(self, tpot_s: float) -> bool:
+        """In promise, counted from its first arrival."""
+        return (
+            self.end_s is not None
+            and self.first_s is not None
+            and self.first_s - self.arrived_s <= self.target_s
+            and self.tpot_s <= tpot_s
+        )
+
+
+class Engine:
+    """One replica, step by step; the work of a step is constant time, however large the batch."""
+
+    def __init__(self, model: StepModel, limits: EngineLimits, rng: np.random.Generator | None = None) -> None:
+        self.model, self.limits, self.rng = model, limits, rng
+        self.waiting: deque[Job] = deque()
+        self.running: dict[str, tuple[Job, int]] = {}  # with the step of its first token
+        self.finish: list[tuple[int, int, str]] = []
+        self.cached = 0
+        self.partial = 0  # tokens already prefilled of the first that waits
+        self.number = 0
+        self.preempted = 0
+        self.ends_at: float | None = None  # of the step under way
+        self.composed: _Step | None = None
+        self.current: _Step | None = None
+
+    def submit(self, job: Job, now: float) -> None:
+        job.left, job.context = job.output, job.prompt
+        self.waiting.append(job)
+        if self.ends_at is None:
+            self._begin(now)
+
+    def step_done(self, now: float) -> list[Job]:
+        """The step under way ends; returns those that are finished."""
+        assert self.current is not None
+        for job in self.current.first:
+            if job.first_s is None:
+                job.first_s = now + HTTP_S + HTTP_TOKEN_S * job.prompt
+        done = self.current.done
+        for job in done:
+            job.end_s = max(now, job.first_s or now)
+        self._begin(now)
+        return done
+
+    def _begin(self, now: float) -> None:
+        step = self.composed or self._compose()
+        self.composed = None
+        if step is None:
+            self.current, self.ends_at = None, None
+            return
+        self.current = step
+        self.ends_at = now + step.seconds
+        self.composed = self._compose()
+
+    def _compose(self) -> _Step | None:
+        while self.finish and self.finish[0][0] <= self.number:
+            _, number, id = heapq.heappop(self.finish)
+            found = self.running.get(id)
+            if found is not None and found[1] == number:
+                del self.running[id]
+                self.cached -= found[0].prompt + found[0].output
+        while self.cached + len(self.running) > self.limits.kv_tokens:
+            self._preempt()
+        self.number += 1
+        step = _Step()
+        n = len(self.running)
+        tokens, pairs = self._prefill(step, self.limits.token_budget - n)
+        if not n and not tokens:
+            return None
+        m = self.model
+        seconds = m.base_s + (m.any_prefill_s if tokens else 0.0) + m.prefill_token_s * tokens
+        seconds += m.prefill_pair_s * pairs + m.sequence_s * n + m.cached_token_s * self.cached
+        step.seconds = seconds * (1.0 if self.rng is None else float(np.exp(0.03 * self.rng.standard_normal())))
+        self.cached += n
+        for job in step.first:
+            self.running[job.id] = (job, self.number)
+            self.cached += job.context + 1
+            heapq.heappush(self.finish, (self.number + job.left - 1, self.number, job.id))
+        while self.finish and self.finish[0][0] <= self.number:
+            _, number, id = heapq.heappop(self.finish)
+            found = self.running.get(id)
+            if found is not None and found[1] == number:
+                step.done.append(found[0])
+                del self.running[id]
+                self.cached -= found[0].prompt + found[0].output
+        return step
+
+    def _prefill(self, step: _Step, budget: int) -> tuple[int, float]:
+        tokens, pairs, room = 0, 0.0, self.limits.kv_tokens - self.cached
+        slots = self.limits.max_sequences - len(self.running)
+        while self.waiting and budget > 0 and slots > 0:
+            job = self.waiting[0]
+            if job.context + 1 > room:
+                break
+            chunk = min(budget, job.context - self.partial)
+            pairs += chunk * (self.partial + chunk / 2)
+            tokens, budget, self.partial = tokens + chunk, budget - chunk, self.partial + chunk
+            if self.partial < job.context:
+                break
+            self.partial = 0
+            room -= job.context + 1
+            slots -= 1
+            step.first.append(self.waiting.popleft())
+        return tokens, pairs
+
+    def _preempt(self) -> None:
+        id = next(reversed(self.running))
+        job, began = self.running.pop(id)
+        made = self.number - began + 1
+        self.cached -= job.context + made
+        job.context, job.left = job.context + made, job.left - made
+        self.waiting.appendleft(job)
+        self.preempted += 1
+
+
+@dataclass
+class _Step:
+    seconds: float = 0.0
+    first: list[Job] = field(default_factory=list)
+    done: list[Job] = field(default_factory=list)
+
+
+class GatePolicy:
+    """The gate under test."""
+
+    def __init__(self, gate: Gate, on_tick: Callable[[Gate, float], None] | None = None) -> None:
+        self.gate, self.on_tick = gate, on_tick
+        self.jobs: dict[str, Job] = {}
+        self.engines = 0
+
+    def offer(self, job: Job, now: float) -> list[tuple[Job, int]]:
+        id = f"{job.id}/{job.attempts}"
+        job.attempts += 1
+        self.jobs[id] = job
+        asked = Request(id, job.klass, job.tenant, now, job.prompt, body_hash=hash(job.id))
+        return self._take([self.gate.offer(asked, now)], now)
+
+    def done(self, job: Job, now: float) -> list[tuple[Job, int]]:
+        id = f"{job.id}/{job.attempts - 1}"
+        self.jobs.pop(id, None)
+        assert job.first_s is not None
+        assert job.admitted_s is not None
+        self.gate.end(id, now, job.output, job.first_s - job.admitted_s)
+        return self.wake(now)
+
+    def wake(self, now: float) -> list[tuple[Job, int]]:
+        return self._take(self.gate.release(now), now)
+
+    def wake_s(self) -> float:
+        return self.gate.wake_s
+
+    def ready(self, engines: int, now: float) -> list[tuple[Job, int]]:
+        self.engines = engines
+        batch = self.gate.fleet.limits.batch
+        self.gate.set_replicas({str(k): batch for k in range(engines)}, now)
+        return self.wake(now)
+
+    def tick(self, now: float) -> None:
+        if self.on_tick is not None:
+            self.on_tick(self.gate, now)
+
+    def _take(self, decisions: Iterable[Decision], now: float) -> list[tuple[Job, int]]:
+        let_in = []
+        for decision in decisions:
+            job = self.jobs[decision.id]
+            job.outcome = decision.outcome
+            if decision.outcome is Outcome.ADMITTED:
+                assert decision.address is not None
+                let_in.append((job, int(decision.address)))
+            elif decision.outcome is not Outcome.HELD:
+                del self.jobs[decision.id]
+                if decision.told is not None and decision.told.retry_after_s is not None:
+                    job.told.append(decision.told.retry_after_s)
+        return let_in
+
+
+class CapPolicy:
+    """A constant cap on what is in flight on each engine; the rest waits, first come first served, while in time."""
+
+    def __init__(self, cap: int, hold: bool, model: StepModel) -> None:
+        self.cap, self.hold, self.model = cap, hold, model
+        self.inflight: list[int] = []
+        self.where: dict[str, int] = {}
+        self.queue: deque[Job] = deque()
+
+    def offer(self, job: Job, now: float) -> list[tuple[Job, int]]:
+        self.queue.append(job)
+        let_in = self.wake(now)
+        if not self.hold:
+            while self.queue:
+                self.queue.pop().outcome = Outcome.SHED_SATURATED
+        return let_in
+
+    def done(self, job: Job, now: float) -> list[tuple[Job, int]]:
+        self.inflight[self.where.pop(job.id)] -= 1
+        return self.wake(now)
+
+    def wake(self, now: float) -> list[tuple[Job, int]]:
+        let_in = []
+        while self.queue and self.inflight:
+            engine = min(range(len(self.inflight)), key=lambda k: self.inflight[k])
+            if self.inflight[engine] >= self.cap:
+                break
+            job = self.queue.popleft()
+            m = self.model
+            own_s = m.prefill_token_s * job.prompt + 3 * m.base_s + HTTP_S + 0.3 * job.target_s
+            if job.arrived_s + job.target_s - own_s < now:
+                job.outcome = Outcome.SHED_SATURATED
+                continue
+            job.outcome = Outcome.ADMITTED
+            self.inflight[engine] += 1
+            self.where[job.id] = engine
+            let_in.append((job, engine))
+        return let_in
+
+    def wake_s(self) -> float:
+        return float("inf")
+
+    def ready(self, engines: int, now: float) -> list[tuple[Job, int]]:
+        self.inflight += [0] * (engines - len(self.inflight))
+        return self.wake(now)
+
+    def tick(self, now: float) -> None:
+        """It does not learn."""
+
+
+Retry = Callable[[Job, float], list[float]]
+
+
+def never(job: Job, now: float) -> list[float]:
+    """A client that takes the first refusal."""
+    return []
+
+
+class _Lab:
+    """The events of one run, in order of time."""
+
+    def __init__(self, policy: GatePolicy | CapPolicy, engines: list[Engine], retry: Retry) -> None:
+        self.policy, self.engines, self.retry = policy, engines, retry
+        self.events: list[tuple[float, int, str, int, Job | None]] = []
+        self.number = 0
+        self.undecided: list[Job] = []
+        self.woken = float("inf")
+
+    def push(self, at: float, kind: str, index: int = 0, job: Job | None = None) -> None:
+        self.number += 1
+        heapq.heappush(self.events, (at, self.number, kind, index, job))
+
+    def run(self, until_s: float) -> None:
+        while self.events and self.events[0][0] <= until_s:
+            now, _, kind, index, job = heapq.heappop(self.events)
+            getattr(self, kind)(now, index, job)
+            self.undecided = [each for each in self.undecided if not self.back(each, now)]
+            wake_s = max(self.policy.wake_s(), now)
+            if wake_s < self.woken:
+                self.woken = wake_s
+                self.push(wake_s, "wake")
+
+    def begin(self, let_in: list[tuple[Job, int]], now: float) -> None:
+        for job, k in let_in:
+            job.admitted_s = now
+            idle = self.engines[k].ends_at is None
+            self.engines[k].submit(job, now)
+            if idle:
+                self.push(self.engines[k].ends_at or now, "step", k)
+
+    def step(self, now: float, index: int, _: Job | None) -> None:
+        engine = self.engines[index]
+        for job in engine.step_done(now):
+            self.begin(self.policy.done(job, now), now)
+        if engine.ends_at is not None:
+            self.push(engine.ends_at, "step", index)
+
+    def offer(self, now: float, _: int, job: Job | None) -> None:
+        assert job is not None
+        self.begin(self.policy.offer(job, now), now)
+        if self.retry is not never:
+            self.undecided.append(job)
+
+    def ready(self, now: float, index: int, _: Job | None) -> None:
+        self.begin(self.policy.ready(index, now), now)
+
+    def wake(self, now: float, _: int, __: Job | None) -> None:
+        self.woken = float("inf")
+        self.begin(self.policy.wake(now), now)
+
+    def tick(self, now: float, _: int, __: Job | None) -> None:
+        self.policy.tick(now)
+        self.push(now + 1.0, "tick")
+
+    def back(self, job: Job, now: float) -> bool:
+        """Whether the fate of this attempt is known; refused clients come back as they do."""
+        if job.outcome is Outcome.HELD:
+            return False
+        if job.outcome is not Outcome.ADMITTED:
+            for at in self.retry(job, now):
+                self.push(at, "offer", job=job)
+        return True
+
+
+def run(
+    policy: GatePolicy | CapPolicy,
+    engines: list[Engine],
+    jobs: list[Job],
+    until_s: float,
+    ready_s: list[float] | None = None,
+    retry: Retry = never,
+) -> None:
+    """Plays the jobs, changed in place. ready_s: when each engine is ready. retry: times at which a refused client is
+    back. Ticks come every second."""
+    lab = _Lab(policy, engines, retry)
+    for k, at in enumerate(sorted(ready_s or [0.0] * len(engines)), start=1):
+        lab.push(at, "ready", k)
+    for job in jobs:
+        lab.push(job.arrived_s, "offer", job=job)
+    lab.push(0.0, "tick")
+    lab.run(until_s)
+
+
+def poisson(
+    rate: float, seconds: float, rng: np.random.Generator, start_s: float = 0.0, prefix: str = "j", **same: object
+) -> list[Job]:
+    """Arrivals of chat requests: prompts of about 1,200 tokens, answers of about 220, lognormal."""
+    gaps = rng.exponential(1 / rate, int(rate * seconds * 1.2) + 50)
+    times = start_s + np.cumsum(gaps)
+    times = times[times < start_s + seconds]
+    prompts = np.ceil(1000 * np.exp(0.6 * rng.standard_normal(times.size)))
+    outputs = np.ceil(195 * np.exp(0.5 * rng.standard_normal(times.size)))
+    base = Job("", 0.0, 1, 1)
+    return [
+        replace(base, id=f"{prefix}{i}", arrived_s=float(t), prompt=int(p), output=int(o), told=[], **same)  # type: ignore[arg-type]
+        for i, (t, p, o) in enumerate(zip(times, prompts, outputs, strict=True))
+    ]
+
+
+def goodput(jobs: Iterable[Job], tpot_s: float, start_s: float, end_s: float) -> tuple[float, float]:
+    """Requests in promise per second of those offered in the window, and their share of those let in."""
+    inside = [job for job in jobs if start_s <= job.arrived_s < end_s]
+    good = sum(job.good(tpot_s) for job in inside)
+    let_in = sum(job.admitted_s is not None for job in inside)
+    return good / (end_s - start_s), good / max(let_in, 1)
