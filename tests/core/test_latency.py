@@ -6,7 +6,6 @@ import csv
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -16,14 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core.latency import (
-    UNKNOWN_TAIL_FACTOR,
-    Binding,
-    Capacity,
     EngineLimits,
     KvTransfer,
     StepModel,
     TierWork,
-    capacity,
     decode_tier,
     pairs,
     serve_tier,
@@ -43,7 +38,6 @@ H200 = EngineLimits(max_sequences=1024, kv_tokens=919_824, token_budget=8192)
 
 # A 32B on two H100s, prompts of 4,000 and outputs of 1,000 tokens.
 LARGE = StepModel(0.0132, 0.0, 5.2e-5, 1.75e-9, 2.0e-5, 4.6e-8)
-LARGE_LIMITS = EngineLimits(max_sequences=1024, kv_tokens=330_000, token_budget=8192)
 LONG = from_samples([4000.0], [0.0], [1000.0])
 
 
@@ -233,74 +227,9 @@ def test_recorded_decode_engines_are_met_in_the_middle_and_the_tail(name: str, b
     assert tail_factor(tier, rho) * tpot_s(tier.base_s, rho) == pytest.approx(float(run["tpot_p95_s"]), rel=0.04)
 
 
-# The regimes
-
-
-def test_the_large_model_is_bound_by_kv() -> None:
-    found = capacity(serve_tier(LARGE, LONG), LARGE_LIMITS, tpot_target_s=0.1)
-    assert found.binding is found.kv
-    assert found.binding.binding is Binding.KV
-    assert found.kv.batch == pytest.approx(66)
-    assert 1.4 <= found.kv.rate_per_s <= 1.5
-    assert found.kv.full_rate_per_s == pytest.approx(1.54, abs=0.01)  # simulated with reservation: 1.542
-    assert found.step_time.rate_per_s == pytest.approx(1.93, abs=0.01)  # what base / (1 - rho) alone would say
-
-
-def test_the_small_model_on_a_large_gpu_is_bound_by_its_steps() -> None:
-    found = capacity(serve_tier(HOT, CHAT), H200, tpot_target_s=0.05, share=0.95)
-    assert found.binding.binding is Binding.STEP_TIME
-    assert found.binding.rate_per_s == pytest.approx(21, rel=0.02)  # simulated for 1,500 s: p95 50 ms at 21
-    assert found.batch < 0.4 * found.kv.batch
-
-
-def test_few_slots_bind_first() -> None:
-    found = capacity(serve_tier(HOT, CHAT), replace(H200, max_sequences=16), tpot_target_s=0.05)
-    assert found.binding.binding is Binding.SLOTS
-    assert found.batch == 16
-    assert found.slots.rate_per_s < found.slots.full_rate_per_s
-
-
-def test_a_target_under_the_base_allows_nothing() -> None:
-    found = capacity(serve_tier(HOT, CHAT), H200, tpot_target_s=0.004)
-    assert (found.binding.binding, found.batch, found.binding.rate_per_s) == (Binding.STEP_TIME, 0.0, 0.0)
-    assert capacity(serve_tier(HOT, CHAT), H200, tpot_target_s=0.004, share=0.95).batch == 0.0
-
-
-@given(models, lengths, st.integers(1, 2000), st.integers(1000, 10**6), st.floats(0.001, 1), st.floats(1, 10))
-@settings(max_examples=30)
-def test_more_of_anything_never_allows_less(
-    model: StepModel, rows: list[tuple[int, int, int]], slots: int, kv: int, target: float, factor: float
-) -> None:
-    tier = serve_tier(replace(model, any_prefill_s=abs(model.any_prefill_s)), workload(rows))
-    limits = EngineLimits(slots, kv, 8192)
-    least = capacity(tier, limits, target)
-    wider = EngineLimits(math.ceil(slots * factor), math.ceil(kv * factor), 8192)
-    for more in (capacity(tier, limits, target * factor), capacity(tier, wider, target)):
-        for one, other in zip(each(least), each(more), strict=True):
-            assert other.batch >= one.batch * (1 - 1e-9)
-            assert other.rate_per_s >= one.rate_per_s * (1 - 1e-9)
-    for limit in each(least):
-        assert 0 <= limit.rate_per_s <= limit.full_rate_per_s * (1 + 1e-9) <= 1 / tier.work_s * (1 + 1e-9) or (
-            model.any_prefill_s < 0
-        )
-
-
-def each(found: Capacity) -> Iterator:
-    return iter((found.step_time, found.slots, found.kv))
-
-
-def test_room_is_found_in_the_share_of_time_asked_for() -> None:
+def test_step_time_alone_would_let_the_large_model_take_more_than_its_cache_does() -> None:
     tier = serve_tier(LARGE, LONG)
-    for room in (0.9, 0.95, 0.99):
-        limit = capacity(tier, LARGE_LIMITS, 0.1, room=room).kv
-        mean = limit.rate_per_s * tier.mean_output_tokens * float(tier.tpot_s(limit.rate_per_s))
-        # The exact negative binomial of that mean, term by term.
-        r = 1 + tier.base_s / tier.sequence_s
-        p, term, within = mean / (r + mean), (r / (r + mean)) ** r, 0.0
-        for n in range(67):
-            within += term
-            term *= (n + r) / (n + 1) * p
-        assert within == pytest.approx(room, abs=0.02)
+    assert tier.rate_per_s(tier.batch(0.1)) == pytest.approx(1.93, abs=0.01)
 
 
 # The tail
@@ -391,7 +320,6 @@ def test_even_short_prompts_have_hardly_a_tail() -> None:
     assert tail_factor(tier, rho) * tpot_s(tier.base_s, rho) == pytest.approx(float(run["tpot_p95_s"]), rel=0.03)
     above = tail_factor(serve_tier(replace(HOT, any_prefill_s=0.0), EVEN), [0.3, 0.5, 0.84])
     assert np.all((above > 1.05) & (above < 1.19))
-    assert np.all(tail_factor(serve_tier(HOT, CHAT), [0.5, 0.84]) < UNKNOWN_TAIL_FACTOR)
 
 
 def test_the_tail_at_the_ends_of_load() -> None:
@@ -450,9 +378,6 @@ def test_impossible_counts_and_rates_are_refused(value: float) -> None:
         lambda: tail_factor(tier, value),
         lambda: tail_factor(tier, 0.5, value),
         lambda: tpot_s(0.01, value),
-        lambda: capacity(tier, H200, value),
-        lambda: capacity(tier, H200, 0.05, share=value),
-        lambda: capacity(tier, H200, 0.05, room=value),
         lambda: KvTransfer(32, 16, post_piece_s=value),
     ):
         with pytest.raises(ValueError, match="must"):

@@ -29,7 +29,7 @@ TICK_SECONDS = 1.0
 
 
 def decisions(service: InferenceService) -> dict[str, TierDecision]:
-    """What the core decides for a service, from its spec's bounds."""
+    """What the core decides for a service, from its spec's bounds alone: without signals, time plays no part."""
     bounds: dict[str, TierPolicy] = {kind: TierPolicy(*tier.bounds) for kind, tier in service.spec.tiers.items()}
     return dict(decide(Observation(), Policy(bounds), 0.0).tiers)
 

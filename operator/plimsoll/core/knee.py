@@ -149,7 +149,7 @@ def stack(profiles: list[Profile]) -> Profile:
 
 
 def profile(tier: Tier) -> Profile:
-    """One tier, reduced. The costly part of sizing (about a millisecond): keep it while model and mix stay the same."""
+    """One tier, reduced. The costly part of sizing (2 to 3 ms): keep it while model and mix stay the same."""
     if tier.role is Role.PREFILL:
         return _prefill_profile(tier)
     reduced = _shared_profile(tier)

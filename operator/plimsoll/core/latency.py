@@ -1,31 +1,23 @@
-"""The time of one engine step, and what follows from it: the work of a request, TPOT under load, what binds first.
+"""The time of one engine step, and what follows from it: the work of a request, TPOT under load and its tail.
 
 Problem: an engine's speed is not one number. A step is slowed by prompt tokens, by running sequences and by the tokens
-that they have cached, each by its own amount, and what binds first differs between models and machines: a small model
-on a large GPU slows every stream and queues nobody, a large one runs out of cache while its steps are still short.
+that they have cached, each by its own amount, and which of them weighs most differs between models and machines.
 
 Idea: one linear model of a step with six coefficients. Summed over a request it gives that request's work in GPU
-seconds; decoding shares the GPU, so TPOT is base / (1 - rho). Both regimes come out of it: a batch that a TPOT target
-allows, one that the slots allow, one that the KV cache allows. All are computed, the smallest is taken and named.
+seconds; decoding shares the GPU, so TPOT is base / (1 - rho). Whether step time, slots or KV binds is `knee`'s answer.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from functools import cached_property
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from plimsoll.core.workload import FloatArray, Workload
-
-# p95 TPOT over base / (1 - rho) where the lengths are unknown: above all but one recorded window of vLLM 0.26 on one
-# H200 under a chat mix (1.1 to 1.7). With lengths, `tail_factor` computes it.
-UNKNOWN_TAIL_FACTOR: Final = 1.75
 
 _MIDDLES: Final = (np.arange(24) + 0.5) / 24  # of strata of output lengths
 _NORMAL: Final = np.linspace(-3.5, 3.5, 29)  # and of what varies at each length, with its weights
@@ -120,14 +112,6 @@ class EngineLimits:
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field.name} must be a whole number of at least 1, not {value!r}")
-
-
-class Binding(StrEnum):
-    """What stops a replica from taking more."""
-
-    STEP_TIME = "step time"
-    SLOTS = "slots"
-    KV = "KV"
 
 
 @dataclass(frozen=True)
@@ -269,90 +253,6 @@ def decode_tier(model: StepModel, workload: Workload, transfer: KvTransfer) -> T
         transfer.lost_share * transfer.post_s(workload.uncached_tokens),
         transfer.step_factor * model.decode_work_s(workload.prompt_tokens, workload.output_tokens),
     )
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What one constraint allows a replica.
-
-    batch: running sequences. For slots and KV the most there can be; for step time the mean at which TPOT meets its
-    target. rate_per_s: the highest request rate that keeps within it (for slots and KV: that finds room at once, in the
-    share of time asked for; beyond it requests queue). full_rate_per_s: what leaves with the batch always full.
-    """
-
-    binding: Binding
-    batch: float
-    rate_per_s: float
-    full_rate_per_s: float
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """One replica's three limits, all computed always."""
-
-    step_time: Limit
-    slots: Limit
-    kv: Limit
-
-    @property
-    def binding(self) -> Limit:
-        """The limit that allows the lowest rate."""
-        return min((self.step_time, self.slots, self.kv), key=lambda limit: limit.rate_per_s)
-
-    @property
-    def batch(self) -> float:
-        """The batch limit b*: the smallest of the three."""
-        return min(self.step_time.batch, self.slots.batch, self.kv.batch)
-
-
-def capacity(
-    tier: TierWork, limits: EngineLimits, tpot_target_s: float, share: float | None = None, room: float = 0.95
-) -> Capacity:
-    """What step time, slots and KV each allow one replica.
-
-    tpot_target_s: above 0. share: of the requests that are to meet it, by `tail_factor`; None: their mean is to. room:
-    share of time, 0.5 or more, in which a new request is to find a slot and KV. Raises ValueError.
-    """
-    if not 0 < tpot_target_s < math.inf:
-        raise ValueError(f"tpot_target_s must be finite and above 0, not {tpot_target_s}")
-    if not 0.5 <= room < 1:
-        raise ValueError(f"room must be at least 0.5 and below 1, not {room}")
-    batch = tier.batch(tpot_target_s) if share is None else _tail_batch(tier, tpot_target_s, share)
-    step_time = Limit(Binding.STEP_TIME, batch, tier.rate_per_s(batch), tier.rate_per_s(batch))
-    slots = _held(Binding.SLOTS, tier, float(limits.max_sequences), room, 1.0)
-    # Sequences in cache are weighted by their stay, so by output; each is counted with all it will hold, since a cache
-    # filled beyond that preempts and computes again (simulated: -12 % throughput).
-    w = tier.workload
-    final = w.prompt_tokens + w.output_tokens
-    held = w.mean(w.output_tokens * final) / tier.mean_output_tokens
-    spread = w.mean(w.output_tokens * final**2) / tier.mean_output_tokens / held**2
-    return Capacity(step_time, slots, _held(Binding.KV, tier, limits.kv_tokens / held, room, spread))
-
-
-def _tail_batch(tier: TierWork, tpot_target_s: float, share: float) -> float:
-    """Mean running sequences at the highest load whose tail is within the target: a table of loads, interpolated."""
-    loads = np.linspace(0.0, _FULLEST, 50)
-    tails = np.maximum.accumulate(tail_factor(tier, loads, share) * tpot_s(tier.base_s, loads))
-    if tails[0] > tpot_target_s:
-        return 0.0
-    # In 1 / TPOT, which is almost a line, so that coarse steps lose nothing near saturation.
-    rate = float(np.interp(-1 / tpot_target_s, -1 / tails, loads)) / tier.work_s
-    return rate * tier.mean_output_tokens * float(tier.tpot_s(rate))
-
-
-def _held(binding: Binding, tier: TierWork, batch: float, room: float, spread: float) -> Limit:
-    """The limit of a hard cap on the batch: its mean must leave room for its own swings.
-
-    With steps of base + s b the number running is negative binomial of variance m + m^2 / r, r = 1 + base / s (the
-    stationary law of the birth-death chain of processor sharing); spread is E[k^2] / E[k]^2 of what each takes of the
-    cap. The normal quantile of that, m + z sqrt(spread m + m^2 / r) = batch, is a quadratic in m. Prefills come in
-    lumps, which the chain leaves out: where they are most of the work, batches swing up to 1.6 times as much.
-    """
-    z2 = NormalDist().inv_cdf(room) ** 2
-    square = 1.0 - z2 / (1.0 + tier.base_s / tier.sequence_s) if tier.sequence_s > 0 else 1.0
-    half = batch + z2 * spread / 2
-    mean = batch**2 / (half + math.sqrt(half**2 - square * batch**2))
-    return Limit(binding, batch, tier.rate_per_s(mean), tier.rate_per_s(batch))
 
 
 def pairs(context: npt.ArrayLike, tokens: npt.ArrayLike) -> FloatArray:
