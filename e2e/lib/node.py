@@ -26,14 +26,24 @@ def on_node(*argv: str) -> str:
     return subprocess.run(["docker", "exec", NODE, *argv], capture_output=True, text=True, check=True).stdout
 
 
-def signal_container(pod: Object, container: str, signal: str) -> None:
-    """Sends a signal (`KILL`, `STOP`) to the first process of a pod's container."""
+def main_process(pod: Object, container: str) -> str:
+    """The node's id of the first process of a pod's running container."""
     status = pod["status"]
     every = [*(status.get("initContainerStatuses") or []), *status["containerStatuses"]]
     container_id = next(s["containerID"] for s in every if s["name"] == container).removeprefix("containerd://")
     tasks = on_node("ctr", "-n", "k8s.io", "task", "ls").splitlines()
-    pid = next(line.split()[1] for line in tasks if line.startswith(container_id))
-    on_node("kill", f"-{signal}", pid)
+    return next(line.split()[1] for line in tasks if line.startswith(container_id))
+
+
+def signal_container(pod: Object, container: str, signal: str) -> None:
+    """Sends a signal (`KILL`, `STOP`) to the first process of a pod's container."""
+    on_node("kill", f"-{signal}", main_process(pod, container))
+
+
+def ended(pid: str) -> bool:
+    """True once a container's first process has ended: the kernel ends all others of its PID namespace before it."""
+    state = on_node("sh", "-c", f"cat /proc/{pid}/stat 2>/dev/null || true").rpartition(")")[2].split()
+    return not state or state[0] in "ZX"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Prober:
         self._watched: dict[str, tuple[Target, Look]] = {}
         self._probes: list[Probe] = []
         self._kills: list[tuple[float, float]] = []
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._lock = threading.Condition()
         self._held = False
@@ -86,8 +87,10 @@ class Prober:
             self._watched[key] = (target, look)
 
     def forget(self, key: str) -> None:
+        """Probes it no more; returns when its last probe has ended, so that what `look` reads from may be closed."""
         with self._lock:
             self._watched.pop(key, None)
+            self._lock.wait_for(lambda: not self._under_way[key], PATIENCE_S)
 
     def excuse(self, begin: float, end: float) -> None:
         """An engine was killed between `begin` and `end`: probes that were open then may have been its own."""
@@ -98,7 +101,7 @@ class Prober:
         """No probe is under way in the block: for reading counters that must add up to the token."""
         with self._lock:
             self._held = True
-            self._lock.wait_for(lambda: not self._under_way, PATIENCE_S)
+            self._lock.wait_for(lambda: not self._under_way.total(), PATIENCE_S)
         try:
             yield
         finally:
@@ -129,18 +132,18 @@ class Prober:
         async with session() as http, asyncio.TaskGroup() as tasks:
             while not self._stop.is_set():
                 beat = time.monotonic()
-                for target, look in self._due():
-                    tasks.create_task(self._probe(http, target, look))
+                for key, target, look in self._due():
+                    tasks.create_task(self._probe(http, key, target, look))
                 await asyncio.sleep(max(0.0, beat + BEAT_S - time.monotonic()))
 
-    def _due(self) -> list[tuple[Target, Look]]:
+    def _due(self) -> list[tuple[str, Target, Look]]:
         with self._lock:
-            if self._held or self._under_way >= MOST_UNDER_WAY:
+            if self._held or self._under_way.total() >= MOST_UNDER_WAY:
                 return []
-            self._under_way += len(self._watched)
-            return list(self._watched.values())
+            self._under_way.update(self._watched.keys())
+            return [(key, *watched) for key, watched in self._watched.items()]
 
-    async def _probe(self, http: aiohttp.ClientSession, target: Target, look: Look) -> None:
+    async def _probe(self, http: aiohttp.ClientSession, key: str, target: Target, look: Look) -> None:
         try:
             obj = await asyncio.to_thread(look)
             known = ready_for(obj, time.time())
@@ -150,5 +153,5 @@ class Prober:
                 self._probes.append(Probe(record, known))
         finally:
             with self._lock:
-                self._under_way -= 1
+                self._under_way[key] -= 1
                 self._lock.notify_all()

@@ -33,11 +33,17 @@ def _pods(cluster: Cluster, namespace: str) -> str:
 
 
 def _services(cluster: Cluster, namespace: str) -> str:
-    found = cluster.list(labels.PLURAL, namespace)
-    return "\n".join(
-        f"{o['metadata']['name']}: {json.dumps({'spec': o['spec'], 'status': o.get('status')}, indent=1)}"
-        for o in found
-    )
+    return "\n".join(line for obj in cluster.list(labels.PLURAL, namespace) for line in _service(obj))
+
+
+def _service(obj: Object) -> Iterable[str]:
+    """One line for the spec, one for each tier and each condition of the status."""
+    status = obj.get("status") or {}
+    yield f"{obj['metadata']['name']}: {json.dumps(obj['spec'])}"
+    for tier, told in (status.get("tiers") or {}).items():
+        yield f"  {tier}: {json.dumps(told)}"
+    for c in status.get("conditions") or []:
+        yield f"  {c['type']} {c['status']} since {c['lastTransitionTime']} {c.get('reason')}: {c.get('message')}"
 
 
 def _events(cluster: Cluster, namespace: str) -> str:

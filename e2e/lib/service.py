@@ -85,12 +85,13 @@ class Service:
         return self.cluster.call(f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{API_PORT}/proxy{path}", body)
 
     def is_ready(self) -> bool:
-        """Ready and not reconciling, both judged on the present generation."""
+        """Ready and not reconciling, both judged on the present generation, and no engine comes or goes any more."""
         obj = self.get()
         if not obj or not is_true(obj, "Ready") or is_true(obj, "Reconciling"):
             return False
         current = obj["metadata"]["generation"]
-        return all(condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling"))
+        judged = all(condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling"))
+        return judged and len(self.pods()) == len(self.ready_pods())
 
     def wait_told(self, kind: str, timeout_s: float = 60, **fields: str) -> Object:
         """The condition of that type, once it has these fields (`status`, `reason`)."""

@@ -16,7 +16,7 @@ from e2e.lib.kube import Cluster, KubectlError
 from e2e.lib.ledger import Outcome
 from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.metrics import Gateway
-from e2e.lib.node import signal_container
+from e2e.lib.node import ended, main_process, signal_container
 from e2e.lib.prober import Prober
 from e2e.lib.service import START_S, Service
 from e2e.lib.wait import pause, until
@@ -75,8 +75,13 @@ def test_only_its_own_streams_end(
         victim = until(
             "a decode engine has streams", lambda: _busiest(gateway.in_flight(pd.key), pd.ready_pods("decode"))
         )
+        found = cluster.get("pods", victim, pd.namespace)
+        assert found
+        process = main_process(found, "engine")
         killed_at = time.time()
         kill(cluster, pd, victim)
+        # Until its last process has ended, the engine takes connections that it can no longer serve.
+        until("the engine's processes have ended", lambda: ended(process), every_s=0.1)
         killed_by = time.time()
         prober.excuse(killed_at, killed_by)
         told = pd.wait_told("DecodeReady", status="False")
