@@ -1,0 +1,120 @@
+"""What the outside tells about a fleet, as values: one reading of one source at one moment.
+
+Problem: sources differ in what they export, restart, fall silent and come in any number; a sum over them that does not
+say so lies.
+
+Idea: adapters put what they read into these records and judge nothing. Counts are since the source's start; `born`
+names that start, so that a new one is seen. What a source does not export is None, never 0. All times are seconds, all
+points in time seconds since the epoch by the reader's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Buckets(NamedTuple):
+    """A histogram since its source's start: ascending upper edges, the last infinite; counts in each; sum of values.
+
+    counts are not cumulated and have one entry an edge.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """One engine's own metrics at one moment.
+
+    kv_used: share of the KV cache. steps, computed_tokens: engine steps and the tokens that they computed, prompts and
+    outputs. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
+    moved_prompt_tokens: those whose KV came from another engine. post_s, transfer_s: time spent in posting KV reads and
+    in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over ended requests.
+    """
+
+    pod: str
+    at_s: float
+    born: str
+    running: float | None = None
+    waiting: float | None = None
+    kv_used: float | None = None
+    steps: float | None = None
+    computed_tokens: float | None = None
+    generated_tokens: float | None = None
+    local_prompt_tokens: float | None = None
+    cached_prompt_tokens: float | None = None
+    moved_prompt_tokens: float | None = None
+    preemptions: float | None = None
+    post_s: float | None = None
+    transfer_s: float | None = None
+    prompt_tokens: Buckets | None = None
+    output_tokens: Buckets | None = None
+    tpot_s: Buckets | None = None
+    ttft_s: Buckets | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReading:
+    """What one gateway replica counted of one service.
+
+    arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
+    retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
+    ttft_s: from a request's receipt to the first byte of its answer, of those answered. waiting: requests held now.
+    inflight: requests at each engine now, by pod.
+    """
+
+    arrived: float
+    arrived_tokens: float
+    retried: float
+    answered: float
+    failed: float
+    cancelled: float
+    refused: Mapping[str, float]
+    ttft_s: Buckets
+    waiting: float = 0.0
+    inflight: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReading:
+    """One gateway replica at one moment. services: by NAMESPACE/NAME."""
+
+    gateway: str
+    at_s: float
+    born: str
+    services: Mapping[str, ServiceReading]
+
+
+class Ladder(NamedTuple):
+    """What an engine's own warm-up measured, idle but for itself.
+
+    prefill: (prompt tokens, seconds to the first token) of single requests. decode: (sequences, context tokens of each,
+    seconds for each further token) of batches.
+    """
+
+    prefill: tuple[tuple[int, float], ...]
+    decode: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an engine is, as its launcher says; None where it does not know.
+
+    config: the model's config.json. max_model_len: longest prompt and output together, tokens.
+    """
+
+    engine: str
+    engine_version: str
+    accelerator: str
+    gpus: int
+    max_sequences: int | None = None
+    kv_tokens: int | None = None
+    token_budget: int | None = None
+    block_tokens: int | None = None
+    max_model_len: int | None = None
+    config: Mapping[str, object] | None = None
+    ladder: Ladder | None = None
