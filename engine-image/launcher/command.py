@@ -1,20 +1,26 @@
-"""From the environment to the command line of `vllm serve`; pure.
+"""From the environment to the command line of the engine; pure.
 
 Order decides: the model, defaults of role and chart, the user's arguments, then the contract's flags. vLLM takes the
-last of two equal flags, so the user wins over defaults and the contract wins over the user.
+last of two equal flags, so the user wins over defaults and the contract wins over the user. The simulated runtime takes
+vLLM's command line word for word, so that a fleet of it differs in nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from launcher.contract import ROOT, Contract
 from launcher.settings import Settings, SettingsError
 
+PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
 QUEUE_GUARD = "--max-num-queued-reqs"
 MAX_SEQUENCES = "--max-num-seqs"
+TOKEN_BUDGET = "--max-num-batched-tokens"
+TENSOR = "--tensor-parallel-size"
+COUNT = re.compile(r"(?P<whole>[0-9]{1,12})(?P<part>\.[0-9]{1,12})?(?P<unit>[kKmMgGtT]?)")
 # The launcher and its scrapers ask for these every second: no line of log for each.
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics")
 
@@ -34,6 +40,20 @@ def value_of(arguments: tuple[str, ...], name: str) -> str | None:
             following = arguments[position + 1] if position + 1 < len(arguments) else None
             found = argument.split("=", 1)[1] if "=" in argument else following
     return found
+
+
+def count_of(arguments: tuple[str, ...], name: str) -> int | None:
+    """The last number given for a flag, read as vLLM reads it (`8k` is 8,000, `8K` 8,192); None for none of 1 or more.
+
+    Flags that vLLM knows by a short name too are not looked for under it.
+    """
+    found = COUNT.fullmatch(value_of(arguments, name) or "")
+    if not found or (found["part"] and not found["unit"].islower()):  # vLLM takes a part of a decimal unit only
+        return None
+    place = "kmgt".find(found["unit"].lower()) + 1 if found["unit"] else 0
+    unit = 1000**place if found["unit"].islower() else 1024**place
+    count = int(found["whole"]) * unit + int(float(found["part"] or 0) * unit)
+    return count if count >= 1 else None
 
 
 def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
@@ -74,7 +94,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     for argument in arguments:
         if flag(argument) in contract.reserved_args:
             raise SettingsError(f"{contract.env['args']}: {flag(argument)} is set by Plimsoll")
-    command = ["vllm", "serve", settings.model, *QUIET, *arguments, *queue_guard(arguments, contract)]
+    command = [*PROGRAMS[settings.runtime], settings.model, *QUIET, *arguments, *queue_guard(arguments, contract)]
     command += ["--host", "::" if ":" in settings.pod_ip else "0.0.0.0", "--port", str(contract.ports["api"])]
     command += ["--served-model-name", *settings.served_names]
     if settings.revision:

@@ -40,6 +40,15 @@ class Warmup:
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """How the warm engine is timed: rounds, output tokens of a batch's requests, and what it may take in all."""
+
+    repeats: int
+    output_tokens: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
 class Contract:
     """The contract; see contract.json for the meaning of the names."""
 
@@ -51,10 +60,12 @@ class Contract:
     limits: Mapping[str, int]
     drain: Drain
     warmup: Warmup
+    ladder: Measuring
     leg_deadline_seconds: float
     start_phases: tuple[str, ...]
     leg_outcomes: tuple[str, ...]
     stream_error_reasons: tuple[str, ...]
+    runtimes: tuple[str, ...]
     roles: tuple[str, ...]
     reserved_args: tuple[str, ...]
 
@@ -72,6 +83,7 @@ def parse(document: Mapping[str, Any]) -> Contract:
         start_phases=tuple(document["start_phases"]),
         leg_outcomes=tuple(document["leg_outcomes"]),
         stream_error_reasons=tuple(document["stream_error_reasons"]),
+        runtimes=tuple(document["runtimes"]),
         roles=tuple(document["roles"]),
         reserved_args=tuple(document["reserved_args"]),
         drain=Drain(**document["drain"]),
@@ -81,6 +93,7 @@ def parse(document: Mapping[str, Any]) -> Contract:
             warmup["completion_tokens"],
             warmup["timeout_seconds"],
         ),
+        ladder=Measuring(**document["ladder"]),
         leg_deadline_seconds=document["leg_deadline_seconds"],
     )
 

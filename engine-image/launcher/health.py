@@ -1,8 +1,9 @@
 """The launcher's own port: is the pod ready, is it alive, what does it measure.
 
 Problem: vLLM's /health is 200 before anything is compiled and while it drains, so Kubernetes must not ask it.
-Idea: a server of three paths that answers from the launcher's own knowledge. /metrics is the launcher's figures and
-then vLLM's text, so that one scrape of one port has all and the API port stays closed to scrapers.
+Idea: a server of four paths that answers from the launcher's own knowledge. /metrics is the launcher's figures and
+then vLLM's text, so that one scrape of one port has all and the API port stays closed to scrapers. /about says what
+the engine is and how far its start has come; it is made of what is known already, so that nothing waits for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from launcher.phases import Phases
 REQUEST_SECONDS = 5.0
 MAX_HEADER_BYTES = 16384
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+JSON = "application/json"
 
 
 @dataclass
@@ -62,12 +64,16 @@ def exposition(contract: Contract, status: Status, phases: Phases) -> str:
 
 @dataclass(frozen=True)
 class HealthServer:
-    """Answers on the launcher's port. `scrape` returns vLLM's metrics, or nothing where it does not answer."""
+    """Answers on the launcher's port.
+
+    `scrape` returns vLLM's metrics, or nothing where it does not answer; `about` the document of /about, at once.
+    """
 
     contract: Contract
     status: Status
     phases: Phases
     scrape: Callable[[], Awaitable[bytes]]
+    about: Callable[[], bytes]
 
     async def start(self, port: int) -> asyncio.Server:
         """Listens on all addresses (IPv6 too where there is any); the caller closes the server."""
@@ -82,6 +88,8 @@ class HealthServer:
             return 200, self.status.word.encode()
         if path == paths["metrics"]:
             return 200, exposition(self.contract, self.status, self.phases).encode() + await self.scrape()
+        if path == paths["about"]:
+            return 200, self.about()
         return 404, b"not found"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,8 +98,10 @@ class HealthServer:
                 head = await reader.readuntil(b"\r\n\r\n")
             words = head.split(b" ", 2)
             target = words[1].decode("latin-1") if len(words) == 3 else ""
-            code, body = await self.answer(target.split("?", 1)[0])
-            lines = f"HTTP/1.1 {code} -\r\ncontent-type: {TEXT}\r\ncontent-length: {len(body)}\r\nconnection: close"
+            path = target.split("?", 1)[0]
+            code, body = await self.answer(path)
+            kind = JSON if path == self.contract.paths["about"] else TEXT
+            lines = f"HTTP/1.1 {code} -\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close"
             writer.write(lines.encode() + b"\r\n\r\n" + (b"" if words[0] == b"HEAD" else body))
             await writer.drain()
         writer.close()

@@ -13,13 +13,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
-from launcher import client, command, drain, supervise, warmup
+from launcher import about, client, command, drain, ladder, supervise, warmup
 from launcher.asgi import first_of
 from launcher.contract import Contract, load
 from launcher.health import HealthServer, Status
 from launcher.phases import Phases
+from launcher.prompts import Prompts
 from launcher.settings import Settings, SettingsError, read
 from launcher.state import State
 
@@ -36,12 +40,14 @@ log = logging.getLogger("launcher")
 class Launcher:
     """One engine from its start to its end."""
 
-    def __init__(self, settings: Settings, contract: Contract, started: float) -> None:
+    def __init__(self, settings: Settings, contract: Contract, facts: about.Facts, started: float) -> None:
         self._settings = settings
         self._contract = contract
+        self._facts = facts
         self._port = contract.ports["api"]
         self._status = Status()
-        self._phases = Phases(contract.start_phases, started)
+        local = os.path.isdir(settings.model)
+        self._phases = Phases(contract.start_phases, started, skipped=("download",) if local else ())
         self._state = State(contract.paths["state"])
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
@@ -53,9 +59,9 @@ class Launcher:
             loop.add_signal_handler(number, stop.set)
         engine = supervise.start(argv, environment, lambda line: self._phases.observe(line, time.monotonic()))
         self._phases.end("launch", time.monotonic())
-        server = await HealthServer(self._contract, self._status, self._phases, self._scrape).start(
-            self._contract.ports["launcher"]
-        )
+        _aside(about.look, self._facts)
+        answers = HealthServer(self._contract, self._status, self._phases, self._scrape, self._about)
+        server = await answers.start(self._contract.ports["launcher"])
         watch = asyncio.create_task(self._watch(engine))
         stopped = asyncio.create_task(stop.wait())
         await first_of(engine.exit, stopped, watch)
@@ -69,7 +75,8 @@ class Launcher:
         while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTING_POLL_SECONDS)
         self._phases.end("api", time.monotonic())
-        await warmup.run(self._ask, self._contract.warmup, self._settings.served_names[0])
+        _aside(about.find_config, self._facts, self._settings, dict(os.environ))  # downloaded by now
+        await self._warm_up()
         self._phases.end("warmup", time.monotonic())
         self._status.warm = True
         log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._phases.seconds().items()))
@@ -78,6 +85,18 @@ class Launcher:
             self._status.dead = await self._healthy() is False
         log.error("the engine is dead: vLLM's /health says 503")
         await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
+
+    async def _warm_up(self) -> None:
+        """First requests, then what the engine says of itself, then how fast it is in the time that is left."""
+        began = time.monotonic()
+        prompts = Prompts(self._settings.served_names[0])
+        await warmup.run(self._ask, self._contract.warmup, prompts)
+        await about.learn(self._facts, self._contract, self._get)
+        known, role = self._facts, self._settings.role
+        plan = ladder.plan(self._contract, role, known.max_model_len or 0, known.max_sequences, known.kv_tokens)
+        left = began + self._contract.warmup.timeout_seconds - time.monotonic()
+        seconds = min(left, self._contract.ladder.timeout_seconds)
+        self._facts.ladder = await ladder.run(self._ask, plan, prompts, time.monotonic, seconds)
 
     async def _healthy(self) -> bool | None:
         """What vLLM says of its engine: True, False (dead), or None where it gives no answer (starting, busy)."""
@@ -89,6 +108,12 @@ class Launcher:
 
     async def _ask(self, path: str, body: bytes | None) -> client.Response:
         return await client.request(self._port, path, body, self._contract.warmup.timeout_seconds)
+
+    async def _get(self, path: str) -> client.Response:
+        return await client.request(self._port, path)
+
+    def _about(self) -> bytes:
+        return about.document(self._facts, self._settings.role, self._status, self._phases, time.monotonic())
 
     async def _scrape(self) -> bytes:
         try:
@@ -130,6 +155,11 @@ class Launcher:
         return code if was_ready else 0  # a start that was broken off has no failure to report
 
 
+def _aside(work: Callable[..., None], *arguments: Any) -> None:
+    """Runs what may hang (a driver, a disk) where nobody waits for it, at the end of the process neither."""
+    threading.Thread(target=work, args=arguments, name=work.__name__, daemon=True).start()
+
+
 def _installed_version() -> str:
     try:
         return importlib.metadata.version("vllm")
@@ -144,10 +174,12 @@ def main() -> int:
     contract = load()
     try:
         settings = read(os.environ, contract)
-        argv = command.engine_command(settings, contract, cpu=command.cpu_platform(_installed_version()))
+        version = _installed_version() if settings.runtime == "vllm" else ""
+        argv = command.engine_command(settings, contract, cpu=command.cpu_platform(version))
     except SettingsError as error:
         log.error("%s", error)
         return 2
     environment = command.engine_environment(os.environ, settings, contract)
     log.info("starting: %s", " ".join(argv))
-    return asyncio.run(Launcher(settings, contract, started).run(argv, environment))
+    facts = about.told(settings, version)
+    return asyncio.run(Launcher(settings, contract, facts, started).run(argv, environment))

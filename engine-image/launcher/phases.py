@@ -19,11 +19,15 @@ LINES = (
 
 
 class Phases:
-    """Ends of phases on one clock (seconds); `order` is the contract's list, `start` when the launcher began."""
+    """Ends of phases on one clock (seconds); `order` is the contract's list, `start` when the launcher began.
 
-    def __init__(self, order: tuple[str, ...], start: float) -> None:
+    skipped: phases that this start does not have, as far as is known; one that ends nevertheless is counted.
+    """
+
+    def __init__(self, order: tuple[str, ...], start: float, skipped: tuple[str, ...] = ()) -> None:
         self._order = order
         self._start = start
+        self._skipped = skipped
         self._ends: dict[str, float] = {}
 
     def end(self, phase: str, now: float) -> None:
@@ -46,3 +50,10 @@ class Phases:
                 durations[phase] = self._ends[phase] - previous
                 previous = self._ends[phase]
         return durations
+
+    def current(self, now: float) -> tuple[str, float] | None:
+        """The phase that runs now and the seconds that it has run, None once the last one has ended."""
+        ended = [phase for phase in self._order if phase in self._ends]
+        following = self._order[self._order.index(ended[-1]) + 1 :] if ended else self._order
+        name = next((phase for phase in following if phase not in self._skipped), None)
+        return None if name is None else (name, now - (self._ends[ended[-1]] if ended else self._start))

@@ -19,8 +19,12 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One engine's orders; `pod_ip` is empty outside a pod, `revision` where none is pinned; times in seconds."""
+    """One engine's orders; times in seconds.
 
+    `runtime` is the program that serves; `pod_ip` is empty outside a pod, `revision` where none is pinned.
+    """
+
+    runtime: str
     role: str
     model: str
     revision: str
@@ -36,13 +40,13 @@ class Settings:
 def read(environment: Mapping[str, str], contract: Contract) -> Settings:
     """Settings from environment variables; raises SettingsError."""
     names = contract.env
-    role = environment.get(names["role"], "serve")
-    if role not in contract.roles:
-        raise SettingsError(f"{names['role']}: {role!r} is not one of {', '.join(contract.roles)}")
+    runtime = _one_of(environment, names["runtime"], "vllm", contract.runtimes)
+    role = _one_of(environment, names["role"], "serve", contract.roles)
     model = environment.get(names["model"], "")
     if not model:
         raise SettingsError(f"{names['model']} is not set")
     return Settings(
+        runtime=runtime,
         role=role,
         model=model,
         revision=environment.get(names["model_revision"], ""),
@@ -54,6 +58,13 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
         leg_deadline=_number(environment, names["leg_deadline"], contract.leg_deadline_seconds),
         max_body_bytes=int(_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
     )
+
+
+def _one_of(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:
+    value = environment.get(name, default)
+    if value not in known:
+        raise SettingsError(f"{name}: {value!r} is not one of {', '.join(known)}")
+    return value
 
 
 def _strings(environment: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """First requests before the first user: prompts of several lengths, batches of several sizes.
 
 Problem: an engine that answers /health still compiles, allocates and imports at its first requests, for seconds.
-Idea: ask it once for what is coming, by the same road that users take, and be ready only then. Prompts are token ids,
-so that lengths are exact for any tokenizer, and all differ, so that the prefix cache does not answer. A model that
-refuses a request (no chat template, another task) is not broken: the refusal is logged and the engine becomes ready.
+Idea: ask it once for what is coming, by the same road that users take, and be ready only then. A model that refuses a
+request (no chat template, another task) is not broken: the refusal is logged and the engine becomes ready.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.client import Response
 from launcher.contract import Warmup
+from launcher.prompts import COMPLETIONS, Prompts
 
-COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
-# Ids above the special tokens that tokenizers put first, and below the smallest vocabulary.
-FIRST_ID, IDS = 10, 200
 
 log = logging.getLogger(__name__)
 
@@ -48,39 +44,34 @@ def plan(warmup: Warmup, max_model_len: int) -> list[Batch]:
     ]
 
 
-def bodies(batches: list[Batch], model: str, completion_tokens: int) -> Iterator[list[bytes]]:
-    """The requests of each batch; no two prompts start with the same tokens."""
-    serial = 0
+def bodies(batches: list[Batch], prompts: Prompts, completion_tokens: int) -> Iterator[list[bytes]]:
+    """The requests of each batch."""
     for batch in batches:
-        requests = []
-        for _ in range(batch.size):
-            prompt = [FIRST_ID + (serial + place) % IDS for place in range(batch.prompt_tokens)]
-            serial += 1
-            requests.append(_body(model, completion_tokens, prompt=prompt))
-        yield requests
+        yield [prompts.completion(prompts.new(batch.prompt_tokens), completion_tokens) for _ in range(batch.size)]
 
 
-def _body(model: str, max_tokens: int, **fields: Any) -> bytes:
-    common = {"model": model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    return json.dumps({**common, **fields}).encode()
-
-
-async def run(ask: Ask, warmup: Warmup, model: str) -> None:
+async def run(ask: Ask, warmup: Warmup, prompts: Prompts) -> None:
     """Warms the engine up; never fails, and ends at the contract's time at the latest."""
     try:
         async with asyncio.timeout(warmup.timeout_seconds):
-            batches = plan(warmup, await _max_model_len(ask))
-            for requests in bodies(batches, model, warmup.completion_tokens):
+            batches = plan(warmup, max_model_len((await ask(MODELS, None)).body))
+            for requests in bodies(batches, prompts, warmup.completion_tokens):
                 await asyncio.gather(*(_ask(ask, COMPLETIONS, request) for request in requests))
-            chat = _body(model, 2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
+            chat = prompts.body(2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
             await _ask(ask, CHAT, chat)
-    except (OSError, TimeoutError, ValueError, KeyError) as error:
+    except (OSError, TimeoutError, ValueError) as error:
         log.warning("warm-up ended early: %s: %s", type(error).__name__, error)
 
 
-async def _max_model_len(ask: Ask) -> int:
-    answer = await ask(MODELS, None)
-    return int(json.loads(answer.body)["data"][0]["max_model_len"])
+def max_model_len(models: bytes) -> int:
+    """The longest prompt and output together, in tokens, from the engine's list of models; raises ValueError."""
+    try:
+        found = json.loads(models)["data"][0]["max_model_len"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, int) or found < 1:
+        raise ValueError(f"{MODELS} names no max_model_len")
+    return found
 
 
 async def _ask(ask: Ask, path: str, body: bytes) -> None:

@@ -67,6 +67,74 @@ GOOD: list[dict[str, Any]] = [
             (95, "10us500ns"),
         )
     ],
+    *[{"spec.slo": {"ttft": "1s", "ttftPerKToken": allowance}} for allowance in ("0s", "0ms", "100µs", "3600s", "1h")],
+    *[{"spec.engine.runtime": runtime} for runtime in ("vllm", "simulated")],
+    {"spec.engine": {"runtime": "simulated", "version": "1"}},
+    {"spec.scaling": {}},
+    *[{"spec.scaling": {"mode": mode, "paused": mode == "Off"}} for mode in ("Auto", "Recommend", "Off")],
+    *[{"spec.scaling.headroom": headroom} for headroom in ("0%", "00%", "9%", "09%", "10%", "89%", "90%")],
+    *[{"spec.scaling.missCost": cost} for cost in (0, 1, 100_000)],
+    *[{"spec.scaling.warmReplicas": replicas} for replicas in (0, 1000)],
+    *[{"spec.scaling.horizon": horizon} for horizon in ("1s", "1000ms", "90s", "2h", "1h59m60s")],
+    *[
+        {f"spec.scaling.{way}": {"replicas": replicas, "per": per}}
+        for way in ("scaleUp", "scaleDown")
+        for replicas, per in ((1, "1ns"), (1000, "24h"), (2, "5m"))
+    ],
+    *[
+        {"spec.scaling.prefillPerDecode": bounds}
+        for bounds in (
+            {"min": 0},
+            {"max": "0.001"},
+            {"min": "0.000", "max": 1000},
+            {"min": "0.5", "max": "0.5"},
+            {"min": "0.5", "max": "0.50"},
+            {"min": 9, "max": "10.5"},
+            {"min": "999.999", "max": "1000"},
+        )
+    ],
+    *[
+        {"spec.scaling.schedule": [{"from": start, "until": end, "minReplicas": 2}]}
+        for start, end in (("00:00", "24:00"), ("22:00", "06:00"), ("23:59", "00:00"), ("19:00", "20:30"))
+    ],
+    {"spec.scaling.schedule": [{"from": "00:00", "until": "00:01", "minReplicas": 1000, "maxReplicas": 1000}]},
+    {
+        "spec.scaling.schedule": [
+            {"from": "08:00", "until": f"20:{minute}", "maxReplicas": 1} for minute in range(10, 26)
+        ]
+    },
+    *[
+        {"spec.scaling.schedule": [{"days": days, "from": "08:00", "until": "09:00", "maxReplicas": 1}]}
+        for days in (["Sun"], ["Sun", "Mon"], ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"])
+    ],
+    *[
+        {"spec.scaling.schedule": [{"timeZone": zone, "from": "08:00", "until": "09:00", "maxReplicas": 1}]}
+        for zone in ("UTC", "Europe/Berlin", "America/Argentina/Buenos_Aires", "Etc/GMT+12", "Asia/Kathmandu", "GMT0")
+    ],
+    {
+        "spec.scaling.schedule": [
+            {"from": "08:00", "until": "09:00", "maxReplicas": 1, **more}
+            for more in ({}, {"days": ["Mon"]}, {"days": ["Tue"]}, {"days": ["Mon", "Tue"]}, {"timeZone": "Asia/Tokyo"})
+        ]
+    },
+    {
+        "spec.scaling.schedule": [  # the dearest for the API server to compare
+            {
+                "days": ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
+                "from": "08:00",
+                "until": f"20:{minute}",
+                "timeZone": "America/Argentina/ComodRivadavia",
+                "minReplicas": 1,
+                "maxReplicas": 1000,
+            }
+            for minute in range(10, 26)
+        ]
+    },
+    *[
+        {"spec.cost": {"gpuHour": price}}
+        for price in (1, 999_999_999, "2.50", "0.000001", "999999999.5", "0.1", "007", "999999999.12345")
+    ],
+    {"spec.cost": {"gpuHour": "2.50", "currency": "EUR"}},
     *[
         {f"{DECODE}.minReplicas": least, f"{DECODE}.maxReplicas": most}
         for least, most in ((1, 1), (1000, 1000), (2, 9))

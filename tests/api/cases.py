@@ -158,6 +158,10 @@ MODELS = [
 ]
 
 ENGINES = [
+    *[
+        one("spec.engine.runtime", runtime, "must be 'vllm' or 'simulated'", "Unsupported value")
+        for runtime in ("sglang", "VLLM", "")
+    ],
     *text(
         "spec.engine.image",
         512,
@@ -299,6 +303,22 @@ PROMISES = [
         for name in ("ttft", "tpot")
         for value in ("0s", "0.0ms", "61m", "3600.1s")
     ],
+    *[
+        Case({SLO: {"ttft": "1s", "ttftPerKToken": value}}, "spec.slo.ttftPerKToken", "must be a duration with a unit")
+        for value in ("100", "-1ms", "", "fast", "1ms per token")
+    ],
+    *[
+        Case({SLO: {"ttft": "1s", "ttftPerKToken": value}}, "spec.slo.ttftPerKToken", "must be at most one hour")
+        for value in ("1h1ns", "61m")
+    ],
+    Case(
+        {SLO: {"ttft": "1s", "ttftPerKToken": "1" * 33}}, "spec.slo.ttftPerKToken", "must have at most 32", "Too long"
+    ),
+    Case(
+        {SLO: {"tpot": "50ms", "ttftPerKToken": "100ms"}},
+        "spec.slo.ttftPerKToken",
+        "ttftPerKToken is added to ttft, which is missing",
+    ),
     *text("spec.slo.ttft", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
     *text("spec.slo.tpot", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
 ]

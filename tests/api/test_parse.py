@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import InferenceService, Status, parse
 from plimsoll.core.errors import InvalidSpec
 from tests.api.accepted import GOOD
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_pod import POD_CASES
+from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
 from tests.api.mutations import mutations
+from tests.api.statuses import STATUS
 
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
@@ -19,7 +23,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("case", [*SPEC_CASES, *POD_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES], ids=lambda case: case.name)
 def test_a_broken_rule_names_the_field_and_says_what_to_write(case: Case) -> None:
     (problem,) = problems(case.manifest())
     assert problem.startswith(f"{case.path}: ")
@@ -94,6 +98,33 @@ def test_a_status_is_read_and_its_unknown_fields_are_passed_over() -> None:
     assert read.tiers is not None
     assert read.tiers.decode is not None
     assert read.tiers.decode.ready == 1
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"slo": {"ttft": 0.4}},
+        {"slo": "fine"},
+        {"limitedBy": ["a", "b"]},
+        {"decisions": [{"time": 1}], "lastDecision": {}},
+        {"tiers": {"decode": {"ready": "many"}}, "conditions": [{}]},
+        {"coldStart": {"decode": {"phases": [{"name": "load"}, {"name": "load"}]}}},
+        {"observedGeneration": -1},
+    ],
+    ids=str,
+)
+def test_what_was_learned_outlives_what_another_version_wrote(unread: Manifest) -> None:
+    status = parse({**service(), "status": {"url": "http://x", "learned": {"a": [1]}, **unread}}).status
+    assert status == Status(url="http://x", learned={"a": [1]})
+
+
+@pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"learned": "x"}])
+def test_a_status_that_is_none_is_empty(status: Any) -> None:
+    assert parse({**service(), "status": status}).status == Status()
+
+
+def test_a_status_is_read_as_it_was_written() -> None:
+    assert parse({**service(), "status": STATUS.manifest()}).status == STATUS
 
 
 def test_metadata_of_the_api_server_is_passed_over() -> None:

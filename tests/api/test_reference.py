@@ -22,6 +22,12 @@ def test_the_page_is_what_the_models_say() -> None:
         "| `engine.env[].valueFrom.secretKeyRef.name` | string |  | Name of the object. |",
         "- `spec.tiers.TIER.maxReplicas`: maxReplicas must not be below minReplicas",
         "| `tiers.TIER.summary` | string |  | ready/desired. |",
+        "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas of each tier kept beyond its need, up to"
+        " maxReplicas. |",
+        "| `coldStart.TIER.phases[].name` | string |  | Name of the phase, such as pull or load. |",
+        "| `decisions[].tiers.TIER.to` | integer |  | Replicas decided on. |",
+        "- `spec.scaling.prefillPerDecode`: prefillPerDecode is only for prefill and decode tiers, not for serve",
+        "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",
         "| MODEL | Name that clients send as model. |",
     ],
 )

@@ -90,6 +90,7 @@ def test_the_operator_understands_its_settings() -> None:
         "watchNamespaces": ["a"],
         "engine": {
             "image": "r/engine:1",
+            "simulatedImage": "r/simulated:1",
             "imagePullSecrets": [{"name": "pull"}],
             "runtimeClassName": "nvidia",
             "defaults": {
@@ -119,8 +120,23 @@ def test_the_operator_understands_its_settings() -> None:
 def test_default_settings() -> None:
     got = settings()
     assert got.engine.image.startswith("plimsoll/engine-cuda:")
+    assert got.engine.simulated_image == got.engine.image.replace("engine-cuda", "engine-simulated")
     assert got.engine.runtime_class_name is None
     assert (got.watch_namespaces, got.metrics.peers) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("image", "simulated"),
+    [
+        ("localhost:5001/plimsoll/engine-cpu:dev", "localhost:5001/plimsoll/engine-simulated:dev"),
+        ("engine:1", "engine-simulated:1"),
+        ("registry:5000/engine", "registry:5000/engine-simulated:0.1.0"),
+        ("registry/team/engine@sha256:" + "0" * 64, "registry/team/engine-simulated:0.1.0"),
+        ("registry/team/engine:1@sha256:" + "0" * 64, "registry/team/engine-simulated:0.1.0"),
+    ],
+)
+def test_the_simulated_image_lies_beside_the_engines(image: str, simulated: str) -> None:
+    assert settings({"engine": {"image": image}}).engine.simulated_image == simulated
 
 
 def test_the_definition_can_be_kept_dropped_or_left_out() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ import yaml
 
 from plimsoll.cli.main import main
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "crds" / "examples").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "crds" / "examples").glob("*.yaml"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -35,3 +40,46 @@ def test_no_verb_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain"],
+        ["status", "chat", "-A"],
+        ["status", "-n", "team", "-A"],
+        ["explain", "chat", "-A"],
+        ["status", "a", "b"],
+    ],
+)
+def test_words_that_do_not_go_together_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: plimsoll" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "explain"])
+def test_a_question_without_a_cluster_is_one_line_and_a_status(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "chat", "--kubeconfig", "/nowhere"]) == 1
+    assert capsys.readouterr().err == "plimsoll: /nowhere: No such file or directory\n"
+
+
+def test_a_question_loads_neither_the_controllers_nor_the_apis_models() -> None:
+    look = "import sys, plimsoll.cli.main, plimsoll.cli.explain, plimsoll.cli.status; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    heavy = {"kopf", "numpy", "uvloop", "httpx", "plimsoll.controllers", "plimsoll.api.v1alpha1"}
+    assert heavy.isdisjoint(loaded.stdout.split())
+
+
+def test_whoever_has_read_enough_is_no_trouble() -> None:
+    program = "import sys; from plimsoll.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "render", "-f", str(EXAMPLES[0])]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=ENVIRONMENT)
+    finally:
+        os.close(writer)
+    assert ended.stderr == ""
+    assert ended.returncode == 1

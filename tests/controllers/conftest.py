@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from plimsoll.adapters.kube import BY_KIND, EVENTS, INFERENCESERVICES, Kube, WatchEvent
 from plimsoll.api import labels
-from plimsoll.controllers import autoscale
+from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.observe import CHILDREN
 from plimsoll.controllers.reconcile import Reconciler
@@ -26,6 +26,7 @@ from tests.apiserver import ApiServer
 Object = dict[str, Any]
 
 CRD = Path(__file__).parents[2] / "crds" / "plimsoll.dev_inferenceservices.yaml"
+NOW_S = 1.8e9
 WATCHED = (*CHILDREN, "ControllerRevision", labels.KIND)
 
 
@@ -63,6 +64,14 @@ class Breaking(Kube):
         return result
 
 
+class Parts(NamedTuple):
+    """An operator without its watches."""
+
+    store: Store
+    reconciler: Reconciler
+    scaler: Autoscaler
+
+
 @dataclass
 class World:
     """One namespace of the API server, and an operator's parts that can be thrown away and made anew."""
@@ -71,10 +80,14 @@ class World:
     namespace: str
     view: View = field(default_factory=View)
 
-    def operator(self) -> tuple[Store, Reconciler]:
-        """A fresh operator that knows nothing."""
+    def operator(self) -> Parts:
+        """A fresh operator that knows nothing, and to which nobody speaks."""
         store = Store()
-        return store, Reconciler(self.kube, store, builders.PLATFORM, lambda: self.view, "operator-1")
+        view, report = lambda: self.view, lambda key: scaler.report(key)
+        reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, "operator-1")
+        silence = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+        scaler = Autoscaler(store, self.kube, silence, reconciler.tell, lambda key: None)
+        return Parts(store, reconciler, scaler)
 
     async def look(self, store: Store) -> None:
         """Fill the store as the watches would."""
@@ -82,13 +95,13 @@ class World:
             items, _ = await self.kube.list(BY_KIND[kind], self.namespace)
             store.replace(kind, tuple(items))
 
-    async def round(self, name: str, operator: tuple[Store, Reconciler] | None = None) -> tuple[Store, Reconciler]:
+    async def round(self, name: str, operator: Parts | None = None) -> Parts:
         """One look, one round and one scaling tick for a service, by a fresh operator if none is given."""
-        store, reconciler = operator or self.operator()
-        await self.look(store)
-        await reconciler.reconcile((self.namespace, name))
-        await autoscale.tick(store, self.kube, reconciler.tell)
-        return store, reconciler
+        parts = operator or self.operator()
+        await self.look(parts.store)
+        await parts.reconciler.reconcile((self.namespace, name))
+        await parts.scaler.tick(NOW_S)
+        return parts
 
     async def create(self, name: str = "chat", **spec: Any) -> Object:
         wish = builders.service(name, self.namespace, **spec)

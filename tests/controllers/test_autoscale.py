@@ -1,11 +1,91 @@
-"""The scaling tick decides what to set from the cache alone."""
+"""The scaling tick decides what to set from the caches and from what was heard."""
 
 from __future__ import annotations
 
-from plimsoll.api.events import EventReason
-from plimsoll.controllers.autoscale import changes
-from plimsoll.controllers.store import Store
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.kube import Kube
+from plimsoll.api.events import Event, EventReason
+from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
+from plimsoll.controllers.store import Key, Store
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About, Buckets, EngineReading, GatewayReading, Ladder, ServiceReading
+from plimsoll.telemetry import metrics
 from tests import builders
+
+Object = dict[str, Any]
+
+NOW_S = 1.8e9
+INFINITE = float("inf")
+ABOUT = About(
+    "vllm", "0.32.0", "some GPU", 1, 64, 200_000, 2048, 16, 8192, None,
+    Ladder(((128, 0.02), (1024, 0.06)), ((1, 64, 0.0152), (4, 64, 0.0158), (8, 64, 0.0166))),
+)  # fmt: skip
+PROMISED: Object = {"slo": {"ttft": "2s", "tpot": "50ms"}, "tiers": {"serve": {"minReplicas": 1, "maxReplicas": 9}}}
+
+
+class World:
+    """A store, and what gateways and engines say; `heard` are the services whose report changed."""
+
+    def __init__(self, *parents: Object) -> None:
+        self.store = Store()
+        for parent in parents:
+            self.store.put(parent)
+        self.readings: tuple[GatewayReading, ...] = ()
+        self.heard: list[Key] = []
+        sources = Sources(lambda: (self.readings, ("gw-1",)), lambda pod: ABOUT, lambda pod: None)
+        self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, self.heard.append)
+
+    def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[Change]:
+        """So many seconds of ticks, each with its words of one gateway and, every fifth, of the engine."""
+        due: list[Change] = []
+        for second in range(seconds):
+            now_s = start_s + second
+            self.readings = (GatewayReading("gw-1", now_s, "a", {"/".join(key): arrivals(rate * second)}),)
+            if second % 5 == 0:
+                self.scaler.hear_engine(key, Role.SERVE, engine(rate * second, now_s))
+            due = self.scaler.decide(now_s)
+            self.settle(due)
+        return due
+
+    def settle(self, due: Iterable[Change]) -> None:
+        """What was ordered is ordered."""
+        for change in due:
+            self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
+
+
+async def _tell(_: Object, __: Event) -> None:
+    return None
+
+
+def arrivals(count: float) -> ServiceReading:
+    ttft = Buckets((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
+    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft)
+
+
+def engine(ended: float, at_s: float) -> EngineReading:
+    """An engine after so many requests of 500 prompt and 100 output tokens."""
+    return EngineReading(
+        "p", at_s, "a", running=4.0, waiting=0.0, kv_used=0.1, steps=40.0 * ended, computed_tokens=600.0 * ended,
+        generated_tokens=100.0 * ended, local_prompt_tokens=500.0 * ended, preemptions=0.0,
+        prompt_tokens=Buckets((200.0, 1000.0, INFINITE), (0.0, ended, 0.0), 500.0 * ended),
+        output_tokens=Buckets((50.0, 200.0, INFINITE), (0.0, ended, 0.0), 100.0 * ended),
+        tpot_s=Buckets((0.01, 0.05, INFINITE), (0.0, ended, 0.0), 0.02 * ended),
+    )  # fmt: skip
+
+
+def ready(parent: Object, tier: str) -> Object:
+    pod = builders.pod(parent, tier, conditions=[{"type": "Ready", "status": "True"}])
+    pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    return pod
+
+
+def changes(store: Store) -> list[Change]:
+    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    return Autoscaler(store, Kube.__new__(Kube), sources, _tell, lambda key: None).decide(NOW_S)
 
 
 def test_a_tier_with_other_replicas_than_decided_is_set_and_explains_itself() -> None:
@@ -32,3 +112,64 @@ def test_nothing_is_set_where_all_is_well_invalid_foreign_or_going_away() -> Non
     foreign["metadata"]["ownerReferences"][0]["uid"] = "somebody"
     store.put(foreign)
     assert changes(store) == []
+
+
+def test_load_grows_the_tier_and_the_report_says_so() -> None:
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(("team", "chat"), 40.0, 120, NOW_S)
+    live = world.store.get("Deployment", ("team", "chat-serve"))
+    report = world.scaler.report(("team", "chat"))
+    assert live is not None
+    assert report is not None
+    assert live["spec"]["replicas"] == report.desired["serve"] > 1
+    assert report.tiers["serve"]["needed"] > 1
+    assert report.last_decision is not None
+    assert [*report.decisions, report.last_decision][-1]["tiers"]["serve"]["to"] == live["spec"]["replicas"]
+    assert [report.last_decision, *report.decisions][-1]["tiers"]["serve"]["from"] == 1
+    assert {c.type.value for c in report.conditions} >= {"ScalingActive", "MetricsAvailable", "SLOFeasible", "SLOMet"}
+    assert world.heard.count(("team", "chat")) < 10, "a report is told when it says something new, not at each tick"
+
+
+@pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
+def test_nothing_is_set_unless_the_user_wants_it(scaling: Object) -> None:
+    parent = builders.service(**PROMISED, scaling=scaling)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
+    world.store.put(ready(parent, "serve"))
+    assert world.load(("team", "chat"), 40.0, 60, NOW_S) == []
+    report = world.scaler.report(("team", "chat"))
+    assert report is not None
+    assert report.desired == {"serve": 3}
+
+
+def test_what_was_learned_is_in_the_report_and_comes_back() -> None:
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(("team", "chat"), 40.0, 60, NOW_S)
+    report = world.scaler.report(("team", "chat"))
+    assert report is not None
+    again = World({**parent, "status": {"learned": report.learned}})
+    again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
+    assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
+
+
+def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(("team", "chat"), 40.0, 30, NOW_S)
+    labels = {"service": "team/chat", "tier": "serve"}
+    needed = metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels)
+    load = metrics.OPERATOR.get_sample_value("plimsoll_scaling_load_requests_per_second", labels)
+    assert needed is not None
+    assert needed > 1
+    assert load == pytest.approx(40.0, rel=0.15)
+    world.store.drop(parent)
+    world.scaler.decide(NOW_S + 31)
+    assert metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels) is None

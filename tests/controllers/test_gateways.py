@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-import httpx
+import orjson
+import pytest
 
 from plimsoll.adapters.kube import WatchEvent
-from plimsoll.controllers.gateways import Gateways, View, routable
+from plimsoll.controllers.gateways import TRUST_SECONDS, Gateways, View
 from plimsoll.controllers.store import Key
+from plimsoll.core.errors import Unavailable
 from tests.builders import PLATFORM
 
 CHAT = ("team", "chat")
 
 
-def signals(count: int, *, synced: bool = True, role: str = "decode") -> dict[str, Any]:
-    endpoints = [{"pod": f"p{n}", "role": role, "routable": True} for n in range(count)]
-    return {"synced": synced, "services": {"team/chat": {"endpoints": endpoints}}}
+def signals(count: int, *, synced: bool = True, born: str = "a", arrived: int = 0) -> dict[str, Any]:
+    """A replica's document: a service with so many endpoints that can be reached."""
+    endpoints = [{"pod": f"p{n}", "role": "decode", "routable": True, "inflight": 0} for n in range(count)]
+    requests = {"arrived": arrived, "retried": 0, "answered": 0, "failed": 0, "cancelled": 0, "refused": {}}
+    services = {"team/chat": {"endpoints": endpoints, "requests": requests}}
+    return {"version": 2, "born": born, "synced": synced, "services": services}
 
 
-def pod(address: str) -> dict[str, Any]:
-    return {"metadata": {"uid": address}, "status": {"podIP": address, "phase": "Running"}}
+def name_of(address: str) -> str:
+    return f"gw-{address.rpartition('.')[2]}"
+
+
+def pod(address: str, uid: str | None = None) -> dict[str, Any]:
+    uid = uid or address
+    return {"metadata": {"uid": uid, "name": name_of(uid)}, "status": {"podIP": address, "phase": "Running"}}
 
 
 class Fleet:
@@ -29,14 +40,22 @@ class Fleet:
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.told: list[Key | None] = []
-        client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
-        self.gateways = Gateways(None, PLATFORM.gateway, client, self.told.append)  # type: ignore[arg-type]
+        self.now_s = 100.0
+        self.elapsed_s = 0.0
+        self.gateways = Gateways(
+            None,  # type: ignore[arg-type]
+            PLATFORM.gateway,
+            self._answer,
+            self.told.append,
+            lambda: self.now_s,
+            lambda: self.elapsed_s,
+        )
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        if request.url.host not in self.answers:
-            raise httpx.ConnectError("refused")
-        assert request.url.path == "/signals"
-        return httpx.Response(200, json=self.answers[request.url.host])
+    async def _answer(self, address: str, port: int, path: str) -> bytes:
+        assert (port, path) == (PLATFORM.gateway.picker_port, "/signals")
+        if address not in self.answers:
+            raise Unavailable("refused")
+        return orjson.dumps({"gateway": name_of(address), **self.answers[address]})
 
     def present(self, *addresses: str) -> None:
         self.gateways.saw(WatchEvent("SYNC", objects=tuple(pod(a) for a in addresses)))
@@ -45,10 +64,11 @@ class Fleet:
         await self.gateways.ask()
         return self.gateways.view
 
-
-def test_only_endpoints_that_answer_clients_count() -> None:
-    assert routable(signals(2)) == {CHAT: 2}
-    assert routable(signals(2, role="prefill")) == {CHAT: 0}
+    async def counted(self) -> dict[str, tuple[str, float, float]]:
+        """After a round: born, time and arrivals by replica, of those whose word is fresh."""
+        await self.gateways.ask()
+        readings, _ = self.gateways.readings()
+        return {r.gateway: (r.born, r.at_s, r.services["team/chat"].arrived) for r in readings}
 
 
 async def test_one_replica_that_lists_an_endpoint_is_enough() -> None:
@@ -65,6 +85,18 @@ async def test_a_silent_replica_keeps_its_last_word_for_a_while() -> None:
     await fleet.ask()
     fleet.answers = {}
     assert (await fleet.ask()).routable == {CHAT: 1}
+
+
+async def test_a_word_that_is_too_old_is_none() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(0, arrived=6)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    del fleet.answers["10.0.0.1"]
+    fleet.elapsed_s = TRUST_SECONDS
+    assert fleet.gateways.readings() == ((), ("gw-1", "gw-2"))
+    assert await fleet.ask() == View(2, 1, {CHAT: 0})
+    assert list(await fleet.counted()) == ["gw-2"]
 
 
 async def test_silence_from_the_start_is_not_zero() -> None:
@@ -100,7 +132,7 @@ async def test_who_must_be_told() -> None:
     fleet.answers = {"10.0.0.1": signals(2)}
     await fleet.ask()
     assert fleet.told == [None, CHAT]
-    fleet.answers = {"10.0.0.1": {"synced": True, "services": {}}}
+    fleet.answers = {"10.0.0.1": signals(0) | {"services": {}}}
     await fleet.ask()
     assert fleet.told == [None, CHAT, CHAT]
 
@@ -119,9 +151,115 @@ async def test_nothing_is_known_before_every_replica_has_spoken() -> None:
     assert fleet.gateways.synced
 
 
+async def test_a_replica_that_never_speaks_is_waited_for_only_so_long() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.elapsed_s = TRUST_SECONDS + 1.0
+    assert fleet.gateways.synced
+
+
 async def test_no_replica_at_all_is_known_after_the_first_round() -> None:
     fleet = Fleet()
     fleet.present()
     assert not fleet.gateways.synced
     await fleet.ask()
     assert fleet.gateways.synced
+
+
+# ---------------------------------------------------------------- what they counted
+
+
+async def test_nobody_has_counted_anything_yet() -> None:
+    assert Fleet().gateways.readings() == ((), ())
+
+
+async def test_two_replicas_count_for_themselves() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.2", "10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, born="b", arrived=9)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5), "gw-2": ("b", 100.0, 9)}
+    assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
+
+
+async def test_a_restarted_replica_is_the_same_with_another_start() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, born="a", arrived=500)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 500)}
+    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, born="b", arrived=3)}, 101.0
+    assert await fleet.counted() == {"gw-1": ("b", 101.0, 3)}
+
+
+async def test_a_partial_answer_is_told_as_such() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1", "10.0.0.2")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    assert list(await fleet.counted()) == ["gw-1"]
+    assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
+    assert (fleet.gateways.view.present, fleet.gateways.view.answering) == (2, 1)
+
+
+async def test_the_last_word_of_a_silent_replica_keeps_its_time() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers, fleet.now_s = {}, 102.0
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5)}
+
+
+async def test_a_clock_that_is_set_back_makes_nobody_silent() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, arrived=6)}, -1000.0
+    assert await fleet.counted() == {"gw-1": ("a", -1000.0, 6)}
+    assert fleet.gateways.view.answering == 1
+
+
+async def test_a_replica_that_knows_nothing_yet_has_counted_nothing() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(0, synced=False)}
+    assert await fleet.counted() == {}
+
+
+# ---------------------------------------------------------------- answers that are none
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"version": 99}, signals(1, arrived=-1), signals(1) | {"gateway": "gw-7"}, signals(1) | {"services": None}],
+    ids=["empty", "future", "negative", "of another pod", "no services"],
+)
+async def test_a_garbled_answer_is_silence(answer: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1", "10.0.0.2")
+    fleet.answers = {"10.0.0.1": answer, "10.0.0.2": signals(2)}
+    assert await fleet.ask() == View(2, 1, {CHAT: 2})
+    assert await fleet.ask() == View(2, 1, {CHAT: 2})
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert [(r.msg, r.__dict__["gateway"]) for r in warned] == [
+        ("what a gateway says of its signals cannot be read", "gw-1")
+    ]
+
+
+async def test_a_garbled_answer_leaves_the_last_word() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=-5)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5)}
+
+
+async def test_a_pod_is_asked_where_it_is_now() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.9": signals(1) | {"gateway": "gw-1"}}
+    assert (await fleet.ask()).answering == 0
+    fleet.gateways.saw(WatchEvent("MODIFIED", pod("10.0.0.9", uid="10.0.0.1")))
+    assert await fleet.ask() == View(1, 1, {CHAT: 1})

@@ -169,10 +169,11 @@ async def test_another_default_image_or_operator_changes_no_pod_template(world: 
     await world.create()
     await world.round("chat")
     before = (await world.get("Deployment", "chat-decode"))["spec"]["template"]
-    store, reconciler = world.operator()
+    parts = world.operator()
+    reconciler = parts.reconciler
     other = reconciler._platform.engine.model_copy(update={"image": "example.com/engine:2"})
     reconciler._platform = reconciler._platform.model_copy(update={"engine": other})
-    await world.round("chat", (store, reconciler))
+    await world.round("chat", parts)
     assert (await world.get("Deployment", "chat-decode"))["spec"]["template"] == before
 
 
@@ -202,10 +203,11 @@ async def test_the_older_service_keeps_a_model_name(world: World) -> None:
 
 async def test_a_network_policy_that_is_not_wanted_any_more_is_deleted(world: World) -> None:
     await world.create()
-    store, reconciler = await world.round("chat")
+    parts = await world.round("chat")
+    reconciler = parts.reconciler
     off = reconciler._platform.network_policy.model_copy(update={"enabled": False})
     reconciler._platform = reconciler._platform.model_copy(update={"network_policy": off})
-    await world.round("chat", (store, reconciler))
+    await world.round("chat", parts)
     assert await world.names("NetworkPolicy") == []
 
 

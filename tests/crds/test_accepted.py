@@ -8,14 +8,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plimsoll.api.v1alpha1 import ConditionStatus, Status, TiersStatus, TierStatus, parse
+from plimsoll.api.v1alpha1 import ConditionStatus, SloStatus, Status, TiersStatus, TierStatus, parse
 from tests.api.accepted import GOOD
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
+from tests.api.statuses import STATUS
 from tests.crds.conftest import WAYS, Kubectl
 
 pytestmark = pytest.mark.api
 
 Shape = Callable[..., Manifest]
+
+LINE = 120  # characters of a terminal
+COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "LIMITED-BY", "REASON"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -43,7 +47,16 @@ def test_applying_again_changes_nothing(kubectl: Kubectl, way: str) -> None:
 
 def test_only_constant_defaults_are_written_into_the_object(kubectl: Kubectl) -> None:
     stored = kubectl.apply(
-        service(**{"metadata.name": "defaults", "spec.slo": {"tpot": "50ms"}, "spec.tiers.decode.rollout": {}})
+        service(
+            **{
+                "metadata.name": "defaults",
+                "spec.engine": {},
+                "spec.slo": {"tpot": "50ms"},
+                "spec.tiers.decode.rollout": {},
+                "spec.scaling": {"schedule": [{"from": "08:00", "until": "20:00", "minReplicas": 2}]},
+                "spec.cost": {"gpuHour": 2},
+            }
+        )
     )
     assert stored["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-8B"},
@@ -52,6 +65,15 @@ def test_only_constant_defaults_are_written_into_the_object(kubectl: Kubectl) ->
             "prefill": {"minReplicas": 1, "gpus": 1},
             "decode": {"minReplicas": 1, "gpus": 1, "rollout": {"maxSurge": 1, "maxUnavailable": 0}},
         },
+        "engine": {"runtime": "vllm"},
+        "scaling": {
+            "mode": "Auto",
+            "paused": False,
+            "headroom": "0%",
+            "warmReplicas": 0,
+            "schedule": [{"from": "08:00", "until": "20:00", "timeZone": "UTC", "minReplicas": 2}],
+        },
+        "cost": {"gpuHour": 2, "currency": "USD"},
     }
 
 
@@ -70,6 +92,8 @@ def test_everything_but_the_shape_can_change(kubectl: Kubectl, way: str) -> None
     kubectl.apply(service(**name), *WAYS[way])
     edits = {"spec.model.uri": "pvc://claim/chat", "spec.engine.args": ["--seed", "1"], "spec.tiers.decode.gpus": 4}
     assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 2
+    edits |= {"spec.engine.runtime": "simulated", "spec.scaling.paused": True, "spec.cost": {"gpuHour": 2}}
+    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 3
 
 
 def test_two_managers_share_the_environment(kubectl: Kubectl) -> None:
@@ -93,13 +117,28 @@ def test_the_columns_tell_the_state(kubectl: Kubectl) -> None:
         model_names=("acme/chat", "default/columns"),
         conditions=(ready,),
         tiers=TiersStatus(prefill=tier, decode=tier),
+        slo=SloStatus(ttft="412ms", tpot="38ms"),
+        limited_by="decode TPOT",
     )
     patch = json.dumps({"status": status.manifest()})
     kubectl.must("patch", "plim", "columns", "--subresource=status", "--type=merge", "-p", patch)
     head, row = kubectl.must("get", "plim", "columns").splitlines()
-    assert head.split() == ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "REASON", "AGE"]
-    assert row.split()[:6] == ["columns", "acme/chat", "True", "1/2", "1/2", "Serving"]
+    assert head.split() == [*COLUMNS, "AGE"]
+    shown = ["columns", "acme/chat", "True", "1/2", "1/2", "412ms", "38ms", "decode", "TPOT", "Serving"]
+    assert row.split()[: len(shown)] == shown
+    assert len(head) < LINE
+    wide, _ = kubectl.must("get", "plim", "columns", "-o", "wide").splitlines()
+    assert wide.split() == [*COLUMNS, "AGE", "OFFERED", "ATTAINMENT", "PER-MTOK", "URL"]
     assert parse(kubectl.get("plim", "columns")).status == status
+
+
+def test_a_whole_status_is_stored_as_it_is_written(kubectl: Kubectl) -> None:
+    kubectl.apply(service(**{"metadata.name": "told"}))
+    patch = json.dumps({"status": STATUS.manifest()})
+    kubectl.must("patch", "plim", "told", "--subresource=status", "--type=merge", "-p", patch)
+    stored = kubectl.get("plim", "told")
+    assert stored["status"] == STATUS.manifest()
+    assert parse(stored).status == STATUS
 
 
 def test_a_status_is_not_taken_from_a_manifest(kubectl: Kubectl) -> None:

@@ -13,8 +13,9 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.errors import InvalidSpec
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_pod import POD_CASES
+from tests.api.cases_scaling import SCALING_CASES
 
-CASES = [*SPEC_CASES, *POD_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES]
 
 # What the API server says when one of these is broken.
 WORDS = {

@@ -66,6 +66,10 @@ def test_defaults_are_plain_values() -> None:
     assert not [path for path, default in defaults.items() if isinstance(default, dict | list)]
 
 
+def test_the_status_is_stored_as_it_is_written() -> None:
+    assert [path for path, node in NODES.items() if path.startswith(".status") and "default" in node] == []
+
+
 def test_check_tells_a_difference_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_pod import POD_CASES
+from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import examples
 from tests.api.mutations import Mutation, mutations
 from tests.crds.conftest import WAYS, Kubectl
 
 pytestmark = pytest.mark.api
 
-CASES = [*SPEC_CASES, *POD_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES]
 
 Judge = Callable[[str], list[str]]
 
@@ -65,6 +66,6 @@ def _keys_as_fields(said: str) -> str:
 
 
 def _without_positions(said: str) -> str:
-    """Items of lists are `[0]`, `[name="A"]` or `: element 0`, after what finds fault with them."""
-    said = re.sub(r'\[\w+=(\[\]|"[^"]*"|[^\]]*)\]|\[\d+\]|: element \d+', "[]", said)
+    """Items of lists are `[0]`, `[name="A"]`, `[="Mon"]` or `: element 0`, after what finds fault with them."""
+    said = re.sub(r'\[\w*=(\[\]|"[^"]*"|[^\]]*)\]|\[\d+\]|: element \d+', "[]", said)
     return _keys_as_fields(said)

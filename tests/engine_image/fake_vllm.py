@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PORT = int(sys.argv[sys.argv.index("--port") + 1])
-DEAD = False
+DEAD = "unhealthy" in sys.argv
+METRICS = b"""vllm:num_requests_running 0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
+"""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,23 +29,24 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        """Health, models, metrics."""
+        """Health, models, metrics, version."""
         bodies = {
             "/health": b"",
             "/v1/models": json.dumps({"data": [{"max_model_len": 64}]}).encode(),
-            "/metrics": b"vllm:num_requests_running 0\n",
+            "/metrics": METRICS,
+            "/version": b'{"version": "9.9", "accelerator": "H200"}',
         }
         self.reply(503 if DEAD and self.path == "/health" else 200, bodies[self.path])
 
     def do_POST(self) -> None:
         """Ends the engine, kills it, leaves an orphan, or answers a completion."""
         global DEAD
-        self.rfile.read(int(self.headers["content-length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/exit0":
             os._exit(0)
         if self.path == "/dead":
             DEAD = True
-        self.reply(200, b"{}")
+        self.reply(200, json.dumps({"usage": {"completion_tokens": asked.get("max_tokens")}}).encode())
 
 
 def main() -> None:

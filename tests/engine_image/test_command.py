@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher import command, settings
+from launcher import command, contract, settings
 from launcher.settings import Settings, SettingsError
 from tests.engine_image.lab import CONTRACT
 
@@ -26,6 +26,52 @@ def test_order_is_model_defaults_user_contract() -> None:
     assert argv[5:9] == ["--dtype", "auto", "--dtype", "float32"]
     assert argv.index("--port") > argv.index("float32")
     assert value(argv, "--port") == "8000"
+
+
+@pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
+def test_the_simulated_runtime_takes_the_same_flags(role: str) -> None:
+    more = {"PLIMSOLL_ROLE": role, "PLIMSOLL_ARGS": '["--max-num-seqs","16"]', "PLIMSOLL_MODEL_REVISION": "abc"}
+    real, light = built(**more), built(PLIMSOLL_RUNTIME="simulated", **more)
+    assert real[:2] == ["vllm", "serve"]
+    assert light[:4] == ["python3", "-m", "simulated", "serve"]
+    assert light[4:] == real[2:]
+
+
+def test_the_simulated_runtime_finds_its_package() -> None:
+    read = settings.read({**PLAIN, "PLIMSOLL_RUNTIME": "simulated"}, CONTRACT)
+    assert command.engine_environment({}, read, CONTRACT)["PYTHONPATH"] == str(contract.ROOT)
+
+
+def test_the_runtime_is_vllm_unless_told() -> None:
+    assert settings.read(PLAIN, CONTRACT).runtime == "vllm"
+    assert set(command.PROGRAMS) == set(CONTRACT.runtimes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["--max-num-seqs", "16"], 16),
+        (["--max_num_seqs=16"], 16),
+        (["--max-num-seqs", "16", "--max-num-seqs=32"], 32),
+        (["--max-num-seqs", "8k"], 8000),
+        (["--max-num-seqs", "8K"], 8192),
+        (["--max-num-seqs", "2.5k"], 2500),
+        (["--max-num-seqs", "2.5K"], None),
+        (["--max-num-seqs", "2.5"], None),
+        (["--max-num-seqs", "1m"], 1_000_000),
+        (["--max-num-seqs", "0"], None),
+        (["--max-num-seqs", "-1"], None),
+        (["--max-num-seqs", "auto"], None),
+        (["--max-num-seqs", "9" * 400], None),
+        (["--max-num-seqs", "٣"], None),
+        (["--max-num-seqs"], None),
+        (["--max-num-seqs", "--enforce-eager"], None),
+        (["--max-num-batched-tokens", "16"], None),
+        ([], None),
+    ],
+)
+def test_numbers_among_the_arguments(arguments: list[str], count: int | None) -> None:
+    assert command.count_of(tuple(arguments), "--max-num-seqs") == count
 
 
 def test_the_contracts_flags() -> None:
@@ -96,6 +142,8 @@ def test_reserved_flags_are_refused_by_name(arg: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("PLIMSOLL_RUNTIME", "sglang"),
+        ("PLIMSOLL_RUNTIME", ""),
         ("PLIMSOLL_ROLE", "router"),
         ("PLIMSOLL_MODEL", ""),
         ("PLIMSOLL_ARGS", "--x"),

@@ -60,23 +60,26 @@ class Running:
 
 
 @asynccontextmanager
-async def launched(folder: Path, *args: str, role: str = "serve") -> AsyncIterator[Running]:
-    """A launcher with its own ports, state folder and a `vllm` on its path; killed at the end."""
+async def launched(
+    folder: Path, *args: str, role: str = "serve", runtime: str = "vllm", model: str = "m"
+) -> AsyncIterator[Running]:
+    """A launcher with its own ports, state folder and a program for the runtime on its path; killed at the end."""
     api, port, nixl = free_ports(3)
     document = json.loads((ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"]["state"] = str(folder / "state")
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
-    command = folder / "vllm"
+    command = folder / {"vllm": "vllm", "simulated": "python3"}[runtime]
     command.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")
     command.chmod(0o755)
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
+        "PLIMSOLL_RUNTIME": runtime,
         "PLIMSOLL_ROLE": role,
-        "PLIMSOLL_MODEL": "m",
+        "PLIMSOLL_MODEL": model,
         "PLIMSOLL_ARGS": json.dumps(list(args)),
     }
     process = await asyncio.create_subprocess_exec(
@@ -103,6 +106,43 @@ async def test_ready_after_warm_up_and_gone_with_zero(tmp_path: Path) -> None:
         assert f'plimsoll_engine_start_phase_seconds{{phase="{phase}"}}' in metrics
     assert (tmp_path / "state" / "draining").exists()
     assert (tmp_path / "state" / "stopping").exists()
+
+
+async def test_it_says_what_the_engine_is_and_how_fast(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "architectures": ["x"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    async with launched(tmp_path, "--max-num-seqs", "8", model=str(tmp_path)) as launcher:
+        await launcher.until("ready after")
+        said = json.loads((await launcher.get("/about")).body)
+    assert (said["engine"], said["role"], said["phase"], said["ready"]) == ("vllm", "serve", None, True)
+    assert said["limits"] == {
+        "max_sequences": 8, "kv_tokens": 1600, "token_budget": None, "block_tokens": 16, "max_model_len": 64,
+    }  # fmt: skip
+    assert said["config"] == {"model_type": "llama", "hidden_size": 64}
+    assert [name for name, _ in said["phases"]] == ["launch", "import", "init", "api", "warmup"]
+    ((tokens, seconds),) = said["ladder"]["prefill"]
+    assert tokens == 16
+    assert seconds > 0
+
+
+async def test_a_start_is_in_the_phase_that_comes_next(tmp_path: Path) -> None:
+    async with launched(tmp_path, "unhealthy", model=str(tmp_path)) as launcher:
+        await launcher.until("init engine")
+        said = json.loads((await launcher.get("/about")).body)
+    assert said["phase"] in ("load", "api")  # the line that ends the former may be read later
+    assert (said["ready"], said["ladder"], said["limits"]["kv_tokens"]) == (False, None, None)
+
+
+async def test_the_simulated_runtime_lives_as_vllm_does(tmp_path: Path) -> None:
+    async with launched(tmp_path, runtime="simulated") as launcher:
+        argv = (await launcher.until(r"starting: (.*)"))[1].split()
+        await launcher.until("ready after")
+        said = json.loads((await launcher.get("/about")).body)
+        launcher.process.send_signal(signal.SIGTERM)
+        assert await launcher.process.wait() == 0
+    assert argv[:5] == ["python3", "-m", "simulated", "serve", "m"]
+    assert (said["engine"], said["engine_version"]) == ("simulated", "simulated")
+    assert said["accelerator"] == {"name": "H200", "count": 1}
 
 
 async def test_an_engine_that_exits_0_by_itself_is_a_failure(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from launcher import client, contract, drain, health, warmup
 from launcher.contract import Drain, Warmup
 from launcher.health import HealthServer, Status, exposition
 from launcher.phases import Phases
+from launcher.prompts import COMPLETIONS, Prompts
 from launcher.state import State
 from tests.engine_image.lab import CONTRACT
 
@@ -54,6 +55,25 @@ def test_late_and_repeated_lines_change_nothing() -> None:
     times.observe(LOG["load"], 112.0)
     times.observe(b"anything else", 113.0)
     assert times.seconds() == {"import": 5.0, "load": 5.0}
+
+
+def test_the_phase_that_runs_now() -> None:
+    times = phases()
+    assert times.current(100.5) == ("launch", 0.5)
+    times.end("launch", 101.0)
+    assert times.current(103.0) == ("import", 2.0)
+    times.observe(LOG["load"], 104.0)
+    assert times.current(104.0) == ("init", 0.0)
+    times.end("warmup", 110.0)
+    assert times.current(999.0) is None
+
+
+def test_a_phase_that_this_start_does_not_have_never_runs() -> None:
+    times = Phases(CONTRACT.start_phases, 100.0, skipped=("download",))
+    times.observe(LOG["import"], 105.0)
+    assert times.current(107.0) == ("load", 2.0)
+    times.observe(LOG["download"], 108.0)
+    assert times.seconds() == {"import": 5.0, "download": 3.0}
 
 
 DRAIN = Drain(5, 2, 10, 600, 15)
@@ -115,8 +135,16 @@ def test_the_warm_up_fits_the_model() -> None:
 
 
 def test_no_two_warm_up_prompts_start_alike() -> None:
-    requests = [json.loads(raw) for batch in warmup.bodies(warmup.plan(WARMUP, 4096), "m", 8) for raw in batch]
+    batches = warmup.bodies(warmup.plan(WARMUP, 4096), Prompts("m"), 8)
+    requests = [json.loads(raw) for batch in batches for raw in batch]
     assert len({tuple(request["prompt"][:4]) for request in requests}) == len(requests) == 7
+
+
+def test_ten_thousand_prompts_begin_differently_and_have_their_length() -> None:
+    prompts = Prompts("m")
+    begun = {tuple(prompts.new(16)[:2]) for _ in range(10_000)}
+    assert len(begun) == 10_000
+    assert [len(prompts.new(tokens)) for tokens in (1, 2, 3, 500)] == [1, 2, 3, 500]
 
 
 async def test_a_model_that_refuses_is_ready_all_the_same() -> None:
@@ -128,8 +156,8 @@ async def test_a_model_that_refuses_is_ready_all_the_same() -> None:
             return client.Response(200, b'{"data":[{"max_model_len":4096}]}')
         return client.Response(400, b"no")
 
-    await warmup.run(ask, WARMUP, "m")
-    assert asked.count(warmup.COMPLETIONS) == 7
+    await warmup.run(ask, WARMUP, Prompts("m"))
+    assert asked.count(COMPLETIONS) == 7
     assert asked.count(warmup.CHAT) == 1
 
 
@@ -141,8 +169,20 @@ async def test_a_warm_up_that_fails_ends(error: Exception) -> None:
         asked.append(what)
         raise error
 
-    await warmup.run(ask, WARMUP, "m")
+    await warmup.run(ask, WARMUP, Prompts("m"))
     assert asked
+
+
+@pytest.mark.parametrize(
+    "models", [b"", b"[]", b'{"data":[]}', b'{"data":[{}]}', b'{"data":[{"max_model_len":null}]}', b"[" * 9999]
+)
+def test_a_list_of_models_that_tells_no_length_is_said_so(models: bytes) -> None:
+    with pytest.raises(ValueError, match="/v1/models names no max_model_len"):
+        warmup.max_model_len(models)
+
+
+def about() -> bytes:
+    return b"{}"
 
 
 def port_of(server: asyncio.Server) -> int:
@@ -163,12 +203,13 @@ async def test_the_launchers_port(status: Status, ready: int, word: bytes) -> No
     async def scrape() -> bytes:
         return b"vllm:x 1\n"
 
-    server = await HealthServer(CONTRACT, status, phases(), scrape).start(0)
+    server = await HealthServer(CONTRACT, status, phases(), scrape, about).start(0)
     port = port_of(server)
     async with server:
         assert await client.request(port, "/readyz") == client.Response(ready, word)
         assert (await client.request(port, "/livez?verbose")).status == 200
         assert (await client.request(port, "/other")).status == 404
+        assert await client.request(port, "/about?x") == client.Response(200, b"{}")
         metrics = (await client.request(port, "/metrics")).body
     assert metrics.endswith(b"vllm:x 1\n")
     assert b"plimsoll_engine_ready %d\n" % (ready == 200) in metrics
@@ -178,7 +219,7 @@ async def test_the_launchers_port_survives_nonsense() -> None:
     async def scrape() -> bytes:
         return b""
 
-    server = await HealthServer(CONTRACT, Status(), phases(), scrape).start(0)
+    server = await HealthServer(CONTRACT, Status(), phases(), scrape, about).start(0)
     port = port_of(server)
     async with server:
         for raw in (b"\r\n\r\n", b"x" * (health.MAX_HEADER_BYTES + 9), b"\xff\xfe\r\n\r\n"):

@@ -39,6 +39,10 @@ def reason(body: bytes) -> Reason | None:
         ('{"model":"m","n":4}', Prompt(0, 4)),
         ('{"model":"m","n":"four"}', Prompt(0, 1)),
         ('{"model":"m","n":-4}', Prompt(0, 1)),
+        ('{"model":"m","n":16384}', Prompt(0, 16384)),
+        ('{"model":"m","n":16385}', Prompt(0, 1)),  # an engine refuses it
+        ('{"model":"m","n":1' + "0" * 400 + "}", Prompt(0, 1)),
+        ('{"model":"m","n":18446744073709551617}', Prompt(0, 1)),
     ],
 )
 def test_size_of_a_prompt(body: str, prompt: Prompt) -> None:

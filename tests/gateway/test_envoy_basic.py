@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from plimsoll.adapters.signals import parse
+from plimsoll.core import buckets
 from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack, until
 
@@ -243,6 +245,27 @@ async def test_retries_of_a_client_are_no_demand_where_the_first_attempt_was_see
         pass
     requests = (await stack.signals())["services"]["team/chat"]["requests"]
     assert (requests["arrived"], requests["retried"]) == (2, 2)
+
+
+async def test_the_operator_reads_what_was_asked_and_how_long_it_took(stack: Stack) -> None:
+    engine = await stack.engine()
+    await stack.have([service()], [pod(engine.address)])
+    await stack.routable(engine)
+    body = {"model": "chat", "messages": [{"role": "user", "content": "x" * 4000}], "stream": True}
+    for _ in range(3):
+        async with stack.http.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
+            await answer.read()
+    await stack.inflight(engine, 0)
+    document = await stack.signals()
+    heard = parse(document, document["gateway"], 0.0)
+    assert heard.routable == {("team", "chat"): 1}
+    found = heard.reading.services["team/chat"]
+    assert (found.arrived, found.answered) == (3, 3)
+    assert found.arrived_tokens is not None
+    assert 3000 < found.arrived_tokens < 3100
+    assert found.ttft_s is not None
+    assert buckets.count(found.ttft_s) == 3
+    assert found.ttft_s.total > 0.0
 
 
 async def test_metrics_show_what_was_served(stack: Stack) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import orjson
 import pytest
 
 from plimsoll.adapters.kube import INFERENCESERVICES, PODS, WatchEvent
+from plimsoll.core.buckets import LATENCY_EDGES_S
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.doors import EnvoyDoor, models
 from plimsoll.gateway.endpoints import fleet
@@ -85,8 +87,10 @@ def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
 def test_signals_list_endpoints_with_what_they_hold() -> None:
     asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
     asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", None, 0.0)
-    told = signals(asked, "gateway-0", synced=True)
-    assert (told["version"], told["gateway"], told["synced"]) == (1, "gateway-0", True)
+    told = signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
+    assert list(told) == ["version", "gateway", "born", "at", "synced", "services"]
+    assert (told["version"], told["gateway"], told["at"], told["synced"]) == (2, "gateway-0", 12.346, True)
+    assert told["born"] == asked.born
     found = told["services"]["team/chat"]
     assert found["models"] == ["chat", "team/chat"]
     assert [(e["address"], e["role"], e["revision"], e["routable"], e["inflight"]) for e in found["endpoints"]] == [
@@ -94,6 +98,81 @@ def test_signals_list_endpoints_with_what_they_hold() -> None:
         ("10.0.0.2:8000", "prefill", "r1", True, 1),
     ]
     assert found["prefill"] == {"remote": 1, "local": 0}
+
+
+def requests(asked: Picker) -> dict[str, Any]:
+    found: dict[str, Any] = signals(asked, "g", synced=True)["services"]["team/chat"]["requests"]
+    return found
+
+
+def test_tokens_arrive_for_each_answer_that_is_wanted() -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    asked.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', None, 0.0)
+    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (1, 15)
+    asked.check(b'{"model":"chat","prompt":"%s"}' % (b"x" * 398), None, 0.0)
+    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (2, 115)
+
+
+def test_demand_is_counted_before_it_is_refused_and_once() -> None:
+    asked = picker()
+    body = b'{"model":"chat","prompt":[1,2,3,4]}'
+    for retry_count in (b"0", b"1", b"2"):
+        asked.check(body, retry_count, 0.0)
+    found = requests(asked)
+    assert (found["arrived"], found["arrived_tokens"], found["retried"]) == (1, 4, 2)
+    assert found["refused"] == {"model_starting": 3}
+
+
+def test_what_names_no_model_of_ours_is_nobodys_demand() -> None:
+    asked = picker()
+    asked.check(b'{"model":"other","prompt":[1,2,3,4]}', None, 0.0)
+    asked.check(b"not json", None, 0.0)
+    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (0, 0)
+
+
+def answered(asked: Picker, **record: Any) -> None:
+    ticket = headers(asked.check(BODY, None, 0.0))["x-plimsoll-ticket"]
+    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", **record), 1.0)
+
+
+def test_latencies_are_counted_by_buckets() -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
+        answered(asked, code=200, flags="-", ttft_us=ttft_us)
+    told = signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
+    assert dict(zip(told["buckets"], told["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
+    assert told["sum_s"] == pytest.approx(2000.253051)
+    assert LATENCY_EDGES_S[63] < 0.25 <= LATENCY_EDGES_S[64]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"code": 200, "flags": "-"},  # no body
+        {"code": 400, "flags": "-", "ttft_us": 900},  # the engine's own refusal comes at once
+        {"code": 500, "flags": "-", "ttft_us": 900},
+        {"code": 200, "flags": "UC", "ttft_us": 900},
+        {"code": 200, "flags": "DC", "ttft_us": 900},
+    ],
+)
+def test_only_answers_have_a_latency(record: dict[str, Any]) -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    answered(asked, **record)
+    found = signals(asked, "g", synced=True)["services"]["team/chat"]
+    assert found["ttft"] == {"sum_s": 0.0, "buckets": [], "counts": []}
+    assert sum(found["requests"][outcome] for outcome in ("answered", "failed", "cancelled")) == 1
+
+
+def test_a_new_picker_has_a_new_name_for_its_counts() -> None:
+    assert picker().born != picker().born
+
+
+def test_a_service_that_came_back_counts_anew() -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    asked.check(BODY, None, 0.0)
+    asked.set_fleet(fleet([], []))
+    asked.set_fleet(fleet([service()], []))
+    assert requests(asked)["arrived"] == 0
 
 
 async def test_envoys_door_tells_its_questions_apart() -> None:

@@ -175,6 +175,66 @@ def test_version_takes_the_charts_image_at_another_tag() -> None:
     assert container(rendered(engine={"version": "9"}))["image"] == "example.com/engine:9"
 
 
+SIMULATED = {"runtime": "simulated"}
+STAND_IN = builders.PLATFORM.model_copy(
+    update={
+        "engine": builders.PLATFORM.engine.model_copy(
+            update={"simulated_image": "example.com/simulated:1", "runtime_class_name": "nvidia"}
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, "example.com/engine:1"),
+        (SIMULATED, "example.com/simulated:1"),
+        ({**SIMULATED, "version": "9"}, "example.com/simulated:9"),
+        ({**SIMULATED, "image": "own:2"}, "own:2"),
+    ],
+)
+def test_each_runtime_has_its_image(engine: Object, expected: str) -> None:
+    assert container(rendered(platform=STAND_IN, engine=engine))["image"] == expected
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "simulated"])
+def test_the_launcher_is_told_the_runtime(runtime: str) -> None:
+    assert environment(rendered(engine={"runtime": runtime}))["PLIMSOLL_RUNTIME"] == runtime
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "hf://a/b", "secretRef": {"name": "absent"}},
+        {"uri": "hf://a/b", "cache": {"claimName": "absent"}},
+        {"uri": "pvc://absent/path"},
+        {"uri": "file:///absent"},
+    ],
+    ids=str,
+)
+def test_a_simulated_engine_needs_neither_weights_nor_gpus(model: Object) -> None:
+    made = rendered(platform=STAND_IN, model=model, engine=SIMULATED, tiers=tiers(gpus=2))
+    assert {v["name"] for v in made["spec"]["volumes"]} == {"scratch", "home", "shm"}
+    assert {m["name"] for m in container(made)["volumeMounts"]} == {"scratch", "home", "shm"}
+    assert "HF_TOKEN" not in environment(made)
+    assert "nvidia" not in json.dumps(made)
+    assert "tolerations" not in made["spec"]
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", "2"]
+
+
+def test_what_the_user_asks_of_a_simulated_engines_pod_is_kept() -> None:
+    own = {"runtimeClassName": "gvisor", "resources": {"limits": {"memory": "1Gi"}}}
+    made = rendered(platform=STAND_IN, engine=SIMULATED, tiers=tiers(pod=own))
+    assert made["spec"]["runtimeClassName"] == "gvisor"
+    assert container(made)["resources"]["limits"] == {"memory": "1Gi"}
+
+
+def test_a_simulated_engine_shares_no_revision_with_a_real_one() -> None:
+    real, simulated = rendered(platform=STAND_IN), rendered(platform=STAND_IN, engine=SIMULATED)
+    assert real["metadata"]["labels"][labels.REVISION] != simulated["metadata"]["labels"][labels.REVISION]
+
+
 def test_users_cannot_take_the_names_of_our_volumes_and_mounts() -> None:
     for uri in ("hf://a/b", "pvc://claim/path", "file:///models/tiny"):
         made = rendered(model={"uri": uri})

@@ -215,6 +215,13 @@ class Kube:
         with contextlib.suppress(NotFound):
             await self._json("DELETE", resource.path(namespace, name), None, body, "application/json")
 
+    async def ask_pod(self, namespace: str, pod: str, port: int, path: str) -> Object:
+        """GET of JSON from a pod, through the API server: needs `get` on `pods/proxy`.
+
+        Raises NotFound where there is no such pod, or no such path in it; Unavailable where it does not answer.
+        """
+        return await self._json("GET", PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}"))
+
     async def _json(
         self,
         method: str,

@@ -24,6 +24,11 @@ class Type(StrEnum):
     DECODE_READY = "DecodeReady"
     SERVE_READY = "ServeReady"
     MODEL_NAME_OWNED = "ModelNameOwned"
+    SCALING_ACTIVE = "ScalingActive"
+    SCALING_LIMITED = "ScalingLimited"
+    METRICS_AVAILABLE = "MetricsAvailable"
+    SLO_FEASIBLE = "SLOFeasible"
+    SLO_MET = "SLOMet"
 
 
 class Reason(StrEnum):
@@ -47,6 +52,24 @@ class Reason(StrEnum):
     NOT_STALLED = "NotStalled"
     OWNED = "Owned"
     MODEL_NAME_TAKEN = "ModelNameTaken"
+    SCALING_ON_FORECAST = "ScalingOnForecast"
+    DEMAND_UNKNOWN = "DemandUnknown"
+    NO_PROMISE = "NoPromise"
+    PAUSED = "Paused"
+    RECOMMEND_ONLY = "RecommendOnly"
+    SCALING_OFF = "ScalingOff"
+    NOT_LIMITED = "NotLimited"
+    AT_MAXIMUM = "AtMaximum"
+    RATE_LIMITED = "RateLimited"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    METRICS_FRESH = "MetricsFresh"
+    METRICS_PARTIAL = "MetricsPartial"
+    METRICS_MISSING = "MetricsMissing"
+    FEASIBLE = "Feasible"
+    INFEASIBLE = "Infeasible"
+    PROMISE_KEPT = "PromiseKept"
+    PROMISE_BROKEN = "PromiseBroken"
+    NOT_MEASURED = "NotMeasured"
 
 
 MEANING: dict[Reason, str] = {
@@ -68,6 +91,24 @@ MEANING: dict[Reason, str] = {
     Reason.NOT_STALLED: "Nothing keeps the operator from working on this service.",
     Reason.OWNED: "Clients reach this service by its model name.",
     Reason.MODEL_NAME_TAKEN: "An older service owns the model name; this one answers to its long name only.",
+    Reason.SCALING_ON_FORECAST: "Each tier is sized for its forecast; the message names the tier that binds.",
+    Reason.DEMAND_UNKNOWN: "What is coming or what it needs is not known, so replicas are held; the message says why.",
+    Reason.NO_PROMISE: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`.",
+    Reason.PAUSED: "`spec.scaling.paused` is true: decisions are shown, nothing is set.",
+    Reason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: decisions are shown, nothing is set.",
+    Reason.SCALING_OFF: "`spec.scaling.mode` is Off: nothing is set.",
+    Reason.NOT_LIMITED: "Nothing stands between the tiers and the replicas that they need.",
+    Reason.AT_MAXIMUM: "A tier needs more than its `maxReplicas`.",
+    Reason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` spreads a change over time.",
+    Reason.BUDGET_EXHAUSTED: "A tier needs more GPUs than it is granted.",
+    Reason.METRICS_FRESH: "Gateways and engines answer with their metrics.",
+    Reason.METRICS_PARTIAL: "Some gateways or engines do not answer: what is known is scaled up, nothing goes down.",
+    Reason.METRICS_MISSING: "Nobody tells of the requests, or no engine of its work; replicas are held.",
+    Reason.FEASIBLE: "Enough replicas keep the promise at the present mix of requests.",
+    Reason.INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that can be kept.",
+    Reason.PROMISE_KEPT: "The promised percentiles of the last minute lie within their targets.",
+    Reason.PROMISE_BROKEN: "A promised percentile of the last minute lies beyond its target.",
+    Reason.NOT_MEASURED: "There is nothing yet to judge by.",
 }
 
 TIER_READY = {"prefill": Type.PREFILL_READY, "decode": Type.DECODE_READY, "serve": Type.SERVE_READY}

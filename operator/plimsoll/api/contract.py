@@ -25,6 +25,8 @@ class Contract:
     drain: dict[str, int]
     leg_deadline_seconds: int
     metrics: dict[str, str]
+    start_phases: tuple[str, ...]
+    runtimes: tuple[str, ...]
     reserved_args: tuple[str, ...]
 
     @property
@@ -39,4 +41,5 @@ def contract() -> Contract:
     """The bundled contract; fields that only the launcher reads are left out."""
     text: dict[str, Any] = orjson.loads(files("plimsoll.api").joinpath("contract.json").read_bytes())
     known = {name: text[name] for name in Contract.__dataclass_fields__}
-    return Contract(**{**known, "reserved_args": tuple(known["reserved_args"])})
+    lists = {name: tuple(known[name]) for name in ("start_phases", "runtimes", "reserved_args")}
+    return Contract(**{**known, **lists})

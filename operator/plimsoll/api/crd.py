@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -50,15 +50,37 @@ _KEPT: Final = (
     VALIDATIONS,
 )
 
+
+class _Column(NamedTuple):
+    """A column of `kubectl get`; wide: only with `-o wide`."""
+
+    name: str
+    path: str
+    about: str
+    kind: str = "string"
+    wide: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        said = {"name": self.name, "type": self.kind, "jsonPath": self.path, "description": self.about}
+        return {**said, "priority": 1} if self.wide else said
+
+
 _CONDITION: Final = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS: Final = (
-    ("Model", "string", ".status.modelNames[0]", "Name that clients send as model."),
-    ("Ready", "string", f"{_CONDITION}.status", "Whether clients get answers."),
-    ("Prefill", "string", ".status.tiers.prefill.summary", "Prefill engines, ready/desired."),
-    ("Decode", "string", ".status.tiers.decode.summary", "Decode engines, ready/desired."),
-    ("Serve", "string", ".status.tiers.serve.summary", "Aggregated engines, ready/desired."),
-    ("Reason", "string", f"{_CONDITION}.reason", "Why it is ready or not."),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since it was made."),
+    _Column("Model", ".status.modelNames[0]", "Name that clients send as model."),
+    _Column("Ready", f"{_CONDITION}.status", "Whether clients get answers."),
+    _Column("Prefill", ".status.tiers.prefill.summary", "Prefill engines, ready/desired."),
+    _Column("Decode", ".status.tiers.decode.summary", "Decode engines, ready/desired."),
+    _Column("Serve", ".status.tiers.serve.summary", "Aggregated engines, ready/desired."),
+    _Column("TTFT", ".status.slo.ttft", "Time to the first token, at the promise's percentile."),
+    _Column("TPOT", ".status.slo.tpot", "Time per output token, at the promise's percentile."),
+    _Column("Limited-By", ".status.limitedBy", "The tier nearest to its load line, and what breaks first."),
+    _Column("Reason", f"{_CONDITION}.reason", "Why it is ready or not."),
+    _Column("Age", ".metadata.creationTimestamp", "Time since it was made.", kind="date"),
+    _Column("Offered", ".status.slo.offered", "Requests that arrive.", wide=True),
+    _Column("Attainment", ".status.slo.attainment", "Share of answered requests within the promise.", wide=True),
+    _Column("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million output tokens.", wide=True),
+    _Column("URL", ".status.url", "Base URL for clients inside the cluster.", wide=True),
 )
 
 
@@ -78,15 +100,12 @@ def schema() -> Schema:
 
 def definition() -> dict[str, Any]:
     """The whole CustomResourceDefinition."""
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path, "description": about} for name, kind, path, about in _COLUMNS
-    ]
     version = {
         "name": labels.VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": columns,
+        "additionalPrinterColumns": [column.entry() for column in _COLUMNS],
         "schema": {"openAPIV3Schema": schema()},
     }
     names = {
@@ -139,6 +158,8 @@ def _structural_map(out: Schema, definitions: dict[str, Schema]) -> None:
 def _without_defaults(node: Schema) -> Schema:
     """The status is stored as the operator writes it: a default filled in would look like a change."""
     out = {key: value for key, value in node.items() if key != "default"}
+    if "items" in out:
+        out["items"] = _without_defaults(out["items"])
     if "properties" in out:
         out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
     return out

@@ -32,6 +32,10 @@ class EventReason(StrEnum):
     APPLY_REJECTED = "ApplyRejected"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_OWNED = "ModelNameOwned"
+    SCALING_LIMITED = "ScalingLimited"
+    METRICS_LOST = "MetricsLost"
+    METRICS_RECOVERED = "MetricsRecovered"
+    SLO_INFEASIBLE = "SLOInfeasible"
 
 
 MEANING: dict[EventReason, str] = {
@@ -48,9 +52,21 @@ MEANING: dict[EventReason, str] = {
     EventReason.APPLY_REJECTED: "The API server rejected an object made from the spec.",
     EventReason.MODEL_NAME_TAKEN: "An older service owns the model name.",
     EventReason.MODEL_NAME_OWNED: "The model name is free now and belongs to this service.",
+    EventReason.SCALING_LIMITED: "A tier needs more replicas than it may have; the message says what stands in the way.",
+    EventReason.METRICS_LOST: "Nobody tells of the service's requests or work any more; its replicas are held.",
+    EventReason.METRICS_RECOVERED: "The service's metrics are there again.",
+    EventReason.SLO_INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that works.",
 }
 
-NORMAL = frozenset({EventReason.READY, EventReason.SCALED_UP, EventReason.SCALED_DOWN, EventReason.MODEL_NAME_OWNED})
+NORMAL = frozenset(
+    {
+        EventReason.READY,
+        EventReason.SCALED_UP,
+        EventReason.SCALED_DOWN,
+        EventReason.MODEL_NAME_OWNED,
+        EventReason.METRICS_RECOVERED,
+    }
+)
 
 
 @dataclass(frozen=True)

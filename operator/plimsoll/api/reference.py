@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,7 @@ PATH: Final = Path("docs") / "reference" / f"{labels.KIND.lower()}.md"
 Schema = dict[str, Any]
 
 _TIER: Final = "TIER"  # stands for all tiers, whose fields are the same
-_ONE_TIER: Final = {f"spec.tiers.{role}": f"spec.tiers.{_TIER}" for role in ROLES}
-_ONE_STATUS: Final = {f"status.tiers.{role}": f"status.tiers.{_TIER}" for role in ROLES}
+_ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
 
@@ -63,8 +63,11 @@ def _fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
     for name, child in node.get("properties", {}).items():
         at = f"{path}.{name}".removeprefix(".")
         yield at, child
-        at = _ONE_TIER.get(at) or _ONE_STATUS.get(at) or at
-        yield from _below(at, child)
+        yield from _below(_one_tier(at), child)
+
+
+def _one_tier(path: str) -> str:
+    return _ROLE.sub(f".{_TIER}", path)
 
 
 def _below(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
@@ -115,7 +118,7 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
 
 
 def _validations(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
-    path = _ONE_TIER.get(path, path)
+    path = _one_tier(path)
     for entry in node.get(VALIDATIONS, []):
         yield f"{path}{entry.get('fieldPath', '')}".removeprefix("."), entry
     for entry in node.get("additionalProperties", {}).get(VALIDATIONS, []):
@@ -126,7 +129,8 @@ def _columns() -> str:
     lines = ["| column | meaning |", "|---|---|"]
     version = crd.definition()["spec"]["versions"][0]
     for column in version["additionalPrinterColumns"]:
-        lines.append(f"| {column['name'].upper()} | {_cell(column['description'])} |")
+        wide = " Only with `-o wide`." if column.get("priority") else ""
+        lines.append(f"| {column['name'].upper()} | {_cell(column['description'])}{wide} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from plimsoll.cli import render
 from plimsoll.core.errors import PlimsollError
 from plimsoll.telemetry import logging as telemetry
 
@@ -18,10 +17,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     telemetry.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO"))
     try:
-        return int(arguments.run(arguments) or 0)
+        status = int(arguments.run(arguments) or 0)
+        sys.stdout.flush()
     except PlimsollError as error:
         print(f"plimsoll: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read has enough, as `head` does; Python must not flush at its end again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,11 +37,47 @@ def _parser() -> argparse.ArgumentParser:
     parts = gateway.add_subparsers(required=True, metavar="PART")
     parts.add_parser("init", help="prepare the shared folder for Envoy").set_defaults(run=_gateway_init)
     parts.add_parser("run", help="run the picker").set_defaults(run=_gateway_run)
-    render.add_verb(verbs)
+    _add_render(verbs)
+    _add_status(verbs)
+    _add_explain(verbs)
     return parser
 
 
-# Each process loads only its own half: the gateway knows nothing of kopf, the operator nothing of uvloop.
+def _add_render(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("render", help="print the objects that the operator would apply for a manifest")
+    parser.add_argument("-f", "--filename", required=True, help="manifest file, or - for standard input")
+    parser.add_argument("--config", help="operator configuration file (the chart's ConfigMap)")
+    parser.set_defaults(run=_render)
+
+
+def _add_status(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("status", help="how services are, or one of them in full")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of one service; all of a namespace without it")
+    where = _add_namespace(parser)
+    where.add_argument("-A", "--all-namespaces", action="store_true", help="services of all namespaces")
+    parser.set_defaults(run=_status, refuse=parser.error)
+
+
+def _add_explain(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("explain", help="why a service has the replicas that it has")
+    parser.add_argument("name", metavar="NAME", help="of the service")
+    _add_namespace(parser)
+    parser.add_argument(
+        "--operator-namespace", default="plimsoll-system", metavar="NS", help="where the operator runs (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the operator's document as it is")
+    parser.set_defaults(run=_explain)
+
+
+def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    parser.add_argument("--kubeconfig", metavar="FILE", help="instead of $KUBECONFIG or ~/.kube/config")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-n", "--namespace", metavar="NS", help="the current context's if not given")
+    return where
+
+
+# Each process loads only its own part: the gateway knows nothing of kopf, the operator nothing of uvloop, and questions
+# are answered in less time than it takes to build the API's models.
 
 
 def _operator(_: argparse.Namespace) -> int:
@@ -59,3 +99,21 @@ def _gateway_run(_: argparse.Namespace) -> int:
 
     gateway.run()
     return 0
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import render
+
+    return render.run(arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import status
+
+    return status.run(arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import explain
+
+    return explain.run(arguments)

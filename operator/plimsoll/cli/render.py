@@ -26,14 +26,6 @@ DEFAULTS = Platform(
 )
 
 
-def add_verb(verbs: Any) -> None:
-    """Add this verb to the program's parser."""
-    parser = verbs.add_parser("render", help="print the objects that the operator would apply for a manifest")
-    parser.add_argument("-f", "--filename", required=True, help="manifest file, or - for standard input")
-    parser.add_argument("--config", help="operator configuration file (the chart's ConfigMap)")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     text = _read(arguments.filename)
     platform = DEFAULTS

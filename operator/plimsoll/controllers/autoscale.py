@@ -1,4 +1,4 @@
-"""The scaling tick: one pass over all services, deciding each tier's replicas and setting what differs.
+"""The scaling tick: what was heard of all services, one pass of the core over them, and what differs is set.
 
 Only `spec.replicas` is written here, through the scale subresource and under the scaler's own field manager, so that
 it never meets the rest of the Deployment, and so that another scaler could own that one field instead.
@@ -7,31 +7,44 @@ it never meets the rest of the Deployment, and so that another scaler could own 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+from plimsoll.adapters.about import Start
 from plimsoll.adapters.kube import Kube
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.store import Store, key_of
+from plimsoll.controllers import memory, report, starts
+from plimsoll.controllers.gauges import Gauges
+from plimsoll.controllers.report import Report
+from plimsoll.controllers.store import Key, Store, key_of
+from plimsoll.core import autoscaler
+from plimsoll.core.autoscaler import Seen, TierSeen, Wish
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
-from plimsoll.core.scaling import Observation, Policy, TierDecision, TierPolicy, decide
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About, EngineReading, GatewayReading
+from plimsoll.core.scaling import Mode, TierDecision
+from plimsoll.core.signals import Listener
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
+Tell = Callable[[Object, Event], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
+DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
 
-def decisions(service: InferenceService) -> dict[str, TierDecision]:
-    """What the core decides for a service, from its spec's bounds alone: without signals, time plays no part."""
-    bounds: dict[str, TierPolicy] = {kind: TierPolicy(*tier.bounds) for kind, tier in service.spec.tiers.items()}
-    return dict(decide(Observation(), Policy(bounds), 0.0).tiers)
+def wish(service: InferenceService, now_s: float) -> Wish:
+    """What the user wants, as the core takes it."""
+    spec = service.spec
+    slo = None if spec.slo is None else spec.slo.to_core()
+    return Wish(service.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s)
 
 
 @dataclass(frozen=True)
@@ -51,37 +64,168 @@ class Change:
         return Event(reason, message, f"{self.tier}/{self.before}/{after}/{generation}")
 
 
-def changes(store: Store) -> list[Change]:
-    """Every tier that must be scaled. Pure: reads the cache alone."""
-    due = []
-    for raw in store.all(labels.KIND):
-        if raw["metadata"].get("deletionTimestamp"):
-            continue
-        service = store.typed(raw)
-        if isinstance(service, InvalidSpec):
-            continue
-        namespace, _ = key_of(raw)
-        for tier, decision in decisions(service).items():
-            live = store.get("Deployment", (namespace, meta.tier_name(service.metadata.name, tier)))
-            if live is None or meta.owner_uid(live) != raw["metadata"]["uid"]:
-                continue
-            before = live["spec"].get("replicas", 1)
-            if before != decision.replicas:
-                due.append(Change(raw, live, tier, before, decision))
-    return due
+@dataclass
+class _Known:
+    """One service in this process. starting: pods that were seen before they were ready, so that their start counts."""
+
+    service: autoscaler.Service
+    listener: Listener
+    starting: set[str] = field(default_factory=set)
+    report: Report | None = None
+    reported_s: float = float("-inf")
 
 
-async def tick(store: Store, kube: Kube, tell: Callable[[Object, Event], Awaitable[None]]) -> None:
-    """Set what differs; a tier that cannot be set is tried again at the next tick."""
-    for change in changes(store):
+@dataclass(frozen=True)
+class Sources:
+    """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod."""
+
+    gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
+    about: Callable[[str], About | None]
+    start: Callable[[str], Start | None]
+
+
+class Autoscaler:
+    """Decides for every service, once a second, and remembers what it has learned of each."""
+
+    def __init__(self, store: Store, kube: Kube, sources: Sources, tell: Tell, changed: Callable[[Key], None]) -> None:
+        """changed: called with a service whose report says something new."""
+        self._store = store
+        self._kube = kube
+        self._sources = sources
+        self._tell = tell
+        self._changed = changed
+        self._known: dict[Key, _Known] = {}
+        self._gauges = Gauges()
+
+    def hear_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
+        """An engine's metrics have come."""
+        if key in self._known:
+            self._known[key].listener.hear_engine(role, reading)
+
+    def report(self, key: Key) -> Report | None:
+        """What the status says of the scaling of a service; None before its first tick."""
+        known = self._known.get(key)
+        return None if known is None else known.report
+
+    async def tick(self, now_s: float) -> None:
+        """One pass over all services. now_s: seconds since the epoch."""
+        for change in self.decide(now_s):
+            await self._set(change)
+
+    def decide(self, now_s: float) -> list[Change]:
+        """Every tier that must be scaled; reads the caches alone."""
+        typed = {key_of(raw): (raw, service) for raw, service in self._services()}
+        for gone in self._known.keys() - typed.keys():
+            del self._known[gone]
+            self._gauges.forget(gone)
+        readings, gateways = self._sources.gateways()
+        self._hear(tuple(readings))
+        asked = {}
+        for key, (raw, service) in typed.items():
+            known = self._known.get(key) or self._meet(key, raw, service)
+            wanted = wish(service, now_s)
+            asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
+        autoscaler.decide_all(asked, now_s)
+        due: list[Change] = []
+        for key, (raw, _) in typed.items():
+            _, seen, wanted = asked[key]
+            self._judge(key, seen, wanted, now_s)
+            due += self._changes(raw, self._known[key].service, wanted)
+        return due
+
+    def _services(self) -> Iterable[tuple[Object, InferenceService]]:
+        for raw in self._store.all(labels.KIND):
+            if not raw["metadata"].get("deletionTimestamp"):
+                service = self._store.typed(raw)
+                if not isinstance(service, InvalidSpec):
+                    yield raw, service
+
+    def _meet(self, key: Key, raw: Object, service: InferenceService) -> _Known:
+        roles = [kind for kind, _ in service.spec.tiers.items()]
+        known = _Known(autoscaler.Service.of(roles), Listener([Role(role) for role in roles]))
+        memory.recall(known.service, (raw.get("status") or {}).get("learned"))
+        self._known[key] = known
+        return known
+
+    def _hear(self, readings: Iterable[GatewayReading]) -> None:
+        for reading in readings:
+            for name, counted in reading.services.items():
+                namespace, _, short = name.partition("/")
+                known = self._known.get((namespace, short))
+                if known is not None:
+                    known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
+
+    def _see(self, key: Key, raw: Object, known: _Known, wanted: Wish, gateways: tuple[str, ...], now_s: float) -> Seen:
+        tiers: dict[str, TierSeen] = {}
+        ready: dict[Role, list[str]] = {}
+        pods = self._store.children("Pod", key)
+        for name in known.service.tiers:
+            own = [p for p in pods if p["metadata"]["labels"].get(labels.ROLE) == name and not starts.is_leaving(p)]
+            ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]
+            live = self._deployment(raw, name)
+            if live is not None:
+                tiers[name] = self._tier(key, known, name, live, own, ready[Role(name)])
+        share = DEFAULT_SHARE if wanted.slo is None else wanted.slo.share
+        return Seen(known.listener.heard(now_s, ready, gateways, share), tiers)
+
+    def _tier(self, key: Key, known: _Known, name: str, live: Object, pods: list[Object], ready: list[str]) -> TierSeen:
+        able = set(ready)
+        waiting = [p for p in pods if p["metadata"]["name"] not in able]
+        for pod in pods:
+            pod_name = pod["metadata"]["name"]
+            if pod_name not in able:
+                known.starting.add(pod_name)
+            elif pod_name in known.starting:
+                known.starting.discard(pod_name)
+                known.service.started(name, starts.took(pod, self._sources.start(pod_name)))
+        return TierSeen(
+            replicas=int(live["spec"].get("replicas", 1)),
+            ready=len(ready),
+            starting=tuple(starts.starting(p, self._sources.start(p["metadata"]["name"])) for p in waiting),
+            about=next(filter(None, map(self._sources.about, ready)), None),
+        )
+
+    def _deployment(self, raw: Object, tier: str) -> Object | None:
+        namespace, name = key_of(raw)
+        live = self._store.get("Deployment", (namespace, meta.tier_name(name, tier)))
+        return live if live is not None and meta.owner_uid(live) == raw["metadata"]["uid"] else None
+
+    def _changes(self, raw: Object, service: autoscaler.Service, wanted: Wish) -> Iterable[Change]:
+        if wanted.policy.mode is not Mode.AUTO or wanted.policy.paused or service.last is None:
+            return
+        for tier, decision in service.last.decision.tiers.items():
+            live = self._deployment(raw, tier)
+            before = None if live is None else int(live["spec"].get("replicas", 1))
+            if live is not None and before is not None and before != decision.replicas:
+                yield Change(raw, live, tier, before, decision)
+
+    def _judge(self, key: Key, seen: Seen, wanted: Wish, now_s: float) -> None:
+        """Make the service's report anew where it says something else, and now and then for its figures."""
+        known = self._known[key]
+        self._gauges.show(key, known.service, seen, wanted)
+        old = known.report
+        if (
+            old is not None
+            and now_s - known.reported_s < REPORT_SECONDS
+            and old.state == report.state(known.service, seen)
+        ):
+            return
+        new = report.make(known.service, seen, wanted, old, now_s)
+        known.reported_s = now_s
+        if new != old:
+            known.report = new
+            self._changed(key)
+
+    async def _set(self, change: Change) -> None:
+        """A tier that cannot be set is tried again at the next tick."""
         target = change.deployment["metadata"]
         try:
-            await kube.scale(target["namespace"], target["name"], change.decision.replicas, labels.SCALER)
+            await self._kube.scale(target["namespace"], target["name"], change.decision.replicas, labels.SCALER)
         except NotFound:
-            continue
+            return
         except ClusterError as error:
             log.warning("could not scale", extra={"deployment": target["name"], "error": str(error)})
-            continue
+            return
         direction = "up" if change.decision.replicas > change.before else "down"
         metrics.OPERATOR_SCALED.labels(change.tier, direction).inc()
-        await tell(change.raw, change.event())
+        await self._tell(change.raw, change.event())

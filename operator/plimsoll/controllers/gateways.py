@@ -1,28 +1,32 @@
-"""What the gateway replicas say: which endpoints they can route to.
+"""What the gateway replicas say: which endpoints they can route to, and what they counted.
 
-A service is ready when a client can reach it, and only a gateway knows that. Every replica is asked once a second;
-a replica that does not answer keeps its last word for a few seconds, then counts as silent, never as "no endpoint".
+A service is ready when a client can reach it, and only a gateway knows that; how much is asked of it, too. Every
+replica is asked once a second; one that does not answer, or answers what cannot be, keeps its last word for a few
+seconds, then counts as silent, never as "no endpoint" or "no demand".
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from plimsoll.adapters.kube import PODS, Kube, WatchEvent
+from plimsoll.adapters.signals import Heard, parse
 from plimsoll.controllers.store import Key
+from plimsoll.core.errors import Unavailable
+from plimsoll.core.ports import GatewayReading
 from plimsoll.resources.platform import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 TRUST_SECONDS = 5.0
-ROUTABLE_ROLES = ("decode", "serve")
+
+Ask = Callable[[str, int, str], Awaitable[bytes]]  # a pod's address, port and path
 
 
 @dataclass(frozen=True)
@@ -36,32 +40,38 @@ class View:
 
 @dataclass
 class _Replica:
+    """A pod and its last word. heard: when it came, by the monotonic clock. garbled: what came since was none."""
+
+    name: str
     address: str
+    said: Heard | None = None
     heard: float = float("-inf")
-    routable: dict[Key, int] = field(default_factory=dict)
+    garbled: bool = False
 
-
-def routable(signals: Mapping[str, Any]) -> dict[Key, int]:
-    """Endpoints that answer clients, by service, from one replica's /signals document."""
-    found: dict[Key, int] = {}
-    for name, service in signals.get("services", {}).items():
-        count = sum(e["routable"] and e["role"] in ROUTABLE_ROLES for e in service["endpoints"])
-        namespace, _, short = name.partition("/")
-        found[namespace, short] = count
-    return found
+    def fresh(self, now: float) -> Heard | None:
+        return self.said if now - self.heard < TRUST_SECONDS else None
 
 
 class Gateways:
     """Follows the gateway's pods and asks each of them."""
 
     def __init__(
-        self, kube: Kube, settings: GatewaySettings, client: httpx.AsyncClient, changed: Callable[[Key | None], None]
+        self,
+        kube: Kube,
+        settings: GatewaySettings,
+        ask: Ask,
+        changed: Callable[[Key | None], None],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """changed: called with a service whose routability changed, or with None when any may have."""
+        """ask: what a pod answers, or Unavailable. changed: called with a service whose routability changed, or with
+        None when any may have. clock: seconds since the epoch, for the readings; `monotonic` tells what is fresh."""
         self._kube = kube
         self._settings = settings
-        self._client = client
+        self._page = ask
         self._changed = changed
+        self._clock = clock
+        self._monotonic = monotonic
         self._replicas: dict[str, _Replica] = {}
         self._asked = False  # since the pods were first known
         self._listed: float | None = None  # when the pods were first known
@@ -72,8 +82,15 @@ class Gateways:
         """True once every replica has spoken or had its time to: before that, silence says nothing."""
         if self._listed is None:
             return False
-        heard = self._asked and all(r.heard > float("-inf") for r in self._replicas.values())
-        return heard or asyncio.get_running_loop().time() - self._listed > TRUST_SECONDS
+        heard = self._asked and all(r.said for r in self._replicas.values())
+        return heard or self._monotonic() - self._listed > TRUST_SECONDS
+
+    def readings(self) -> tuple[tuple[GatewayReading, ...], tuple[str, ...]]:
+        """What the replicas whose word is fresh counted, and the names of all replicas that exist."""
+        now = self._monotonic()
+        replicas = sorted(self._replicas.values(), key=lambda r: r.name)
+        fresh = (replica.fresh(now) for replica in replicas)
+        return tuple(said.reading for said in fresh if said), tuple(replica.name for replica in replicas)
 
     async def run(self) -> None:
         """Follow and ask until cancelled."""
@@ -90,7 +107,7 @@ class Gateways:
         """Take in one event of the watch of the gateway's pods."""
         if event.type == "SYNC":
             if self._listed is None:
-                self._listed = asyncio.get_running_loop().time()
+                self._listed = self._monotonic()
             present = {pod["metadata"]["uid"] for pod in event.objects}
             self._replicas = {uid: r for uid, r in self._replicas.items() if uid in present}
         for pod in event.objects or (event.object,):
@@ -101,8 +118,9 @@ class Gateways:
         uid, address = pod["metadata"]["uid"], pod.get("status", {}).get("podIP")
         if gone or pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
             self._replicas.pop(uid, None)
-        elif address and uid not in self._replicas:
-            self._replicas[uid] = _Replica(address)
+        elif address:
+            replica = self._replicas.setdefault(uid, _Replica(pod["metadata"]["name"], address))
+            replica.address = address  # a pod whose sandbox died gets another one
 
     async def _ask_for_ever(self) -> None:
         while True:
@@ -114,11 +132,11 @@ class Gateways:
         known = self._listed is not None
         await asyncio.gather(*(self._ask(replica) for replica in list(self._replicas.values())))
         self._asked = self._asked or known
-        now = asyncio.get_running_loop().time()
-        fresh = [r for r in self._replicas.values() if now - r.heard < TRUST_SECONDS]
+        now = self._monotonic()
+        fresh = [said for r in self._replicas.values() if (said := r.fresh(now))]
         together: dict[Key, int] = {}
-        for replica in fresh:
-            for key, count in replica.routable.items():
+        for said in fresh:
+            for key, count in said.routable.items():
                 together[key] = max(count, together.get(key, 0))
         self._tell(View(len(self._replicas), len(fresh), together))
 
@@ -132,15 +150,21 @@ class Gateways:
                 self._changed(key)
 
     async def _ask(self, replica: _Replica) -> None:
-        url = f"http://{replica.address}:{self._settings.picker_port}/signals"
+        about = {"gateway": replica.name, "address": replica.address}
         try:
-            answer = await self._client.get(url, timeout=2.0)
-            answer.raise_for_status()
-            signals = answer.json()
-            if not signals["synced"]:
-                return
-            replica.routable = routable(signals)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            log.debug("gateway replica did not answer", extra={"address": replica.address, "error": str(error)})
+            document = await self._page(replica.address, self._settings.picker_port, "/signals")
+            said = parse(document, replica.name, self._clock())
+        except Unavailable as error:
+            log.debug("gateway does not answer", extra={**about, "error": str(error)})
             return
-        replica.heard = asyncio.get_running_loop().time()
+        except ValueError as error:
+            log.log(
+                logging.DEBUG if replica.garbled else logging.WARNING,
+                "what a gateway says of its signals cannot be read",
+                extra={**about, "error": str(error)},
+            )
+            replica.garbled = True
+            return
+        replica.garbled = False
+        if said.synced:
+            replica.said, replica.heard = said, self._monotonic()

@@ -10,11 +10,15 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import aiohttp
 import httpx
 
+from plimsoll.adapters import pods
 from plimsoll.adapters.kube import (
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
@@ -30,14 +34,19 @@ from plimsoll.adapters.kube import (
     lead,
 )
 from plimsoll.api import labels
-from plimsoll.controllers import autoscale, handlers, probes
+from plimsoll.controllers import handlers, probes
+from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways
 from plimsoll.controllers.observe import rivals
 from plimsoll.controllers.reconcile import Reconciler
+from plimsoll.controllers.report import Report
 from plimsoll.controllers.settings import Settings
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import NotFound
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -61,15 +70,22 @@ class _Stopped(Exception):
 class Operator:
     """The parts, wired."""
 
-    def __init__(self, kube: Kube, settings: Settings, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self, kube: Kube, settings: Settings, client: httpx.AsyncClient, session: aiohttp.ClientSession
+    ) -> None:
         self._kube = kube
         self._settings = settings
         self._namespaces = settings.platform.watch_namespaces
         self._synced: set[tuple[str, str | None]] = set()
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.store = Store(self.queue.add)
-        self.gateways = Gateways(kube, settings.platform.gateway, client, self._routability_changed)
-        self.reconciler = Reconciler(kube, self.store, settings.platform, lambda: self.gateways.view, settings.identity)
+        self.gateways = Gateways(kube, settings.platform.gateway, partial(pods.get, session), self._routability_changed)
+        self.engines = Engines(self.store, client, self._engine_heard)
+        self.reconciler = Reconciler(
+            kube, self.store, settings.platform, lambda: self.gateways.view, self._report, settings.identity
+        )
+        sources = Sources(self.gateways.readings, self.engines.about, self.engines.start)
+        self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add)
 
     async def run(self) -> None:
         """Until SIGTERM or cancellation; any part that fails ends them all."""
@@ -81,6 +97,7 @@ class Operator:
                         group.create_task(self._follow(resource, selector, namespace))
                 group.create_task(self._watch_services())
                 group.create_task(self.gateways.run())
+                group.create_task(self.engines.run())
                 group.create_task(self.queue.run())
                 group.create_task(self._tick_for_ever())
         except* _Stopped:
@@ -132,8 +149,14 @@ class Operator:
     async def _tick_for_ever(self) -> None:
         while True:
             if self.synced:
-                await autoscale.tick(self.store, self._kube, self.reconciler.tell)
-            await asyncio.sleep(autoscale.TICK_SECONDS)
+                await self.autoscaler.tick(time.time())
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
+        self.autoscaler.hear_engine(key, role, reading)
+
+    def _report(self, key: Key) -> Report | None:
+        return self.autoscaler.report(key)
 
     def _routability_changed(self, key: Key | None) -> None:
         if key is not None:
@@ -152,18 +175,18 @@ async def run(settings: Settings) -> None:
     runner = await probes.serve(settings.probe_port, settings.metrics_port)
     kube = await Kube.connect()
     try:
-        async with httpx.AsyncClient() as client:
-            await _until(ended, lambda: _lead(kube, settings, client))
+        async with httpx.AsyncClient() as client, aiohttp.ClientSession() as session:
+            await _until(ended, lambda: _lead(kube, settings, client, session))
     finally:
         await kube.close()
         await runner.cleanup()
 
 
-async def _lead(kube: Kube, settings: Settings, client: httpx.AsyncClient) -> None:
+async def _lead(kube: Kube, settings: Settings, client: httpx.AsyncClient, session: aiohttp.ClientSession) -> None:
     async def work() -> None:
         log.info("leading", extra={"identity": settings.identity})
         with metrics.OPERATOR_LEADING.track_inprogress():
-            await Operator(kube, settings, client).run()
+            await Operator(kube, settings, client, session).run()
 
     await lead(kube, settings.namespace, LEASE, settings.identity, work, LeaseTimes())
     log.warning("no longer leading")

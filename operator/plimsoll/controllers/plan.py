@@ -13,7 +13,6 @@ from typing import Any
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.drift import replicas_owned_elsewhere
 from plimsoll.controllers.observe import Observed
-from plimsoll.core.scaling import TierDecision
 from plimsoll.resources import meta, objects
 from plimsoll.resources.objects import KeptTemplate
 from plimsoll.resources.platform import Platform
@@ -35,8 +34,8 @@ class Plan:
     revisions: dict[str, str]
 
 
-def plan(seen: Observed, service: InferenceService, decided: Mapping[str, TierDecision], platform: Platform) -> Plan:
-    """The objects of one service."""
+def plan(seen: Observed, service: InferenceService, replicas: Mapping[str, int], platform: Platform) -> Plan:
+    """The objects of one service. replicas: that each tier should have."""
     keep: list[Object] = []
     wish = objects.shared(service, seen.raw, platform)
     revisions: dict[str, str] = {}
@@ -47,18 +46,17 @@ def plan(seen: Observed, service: InferenceService, decided: Mapping[str, TierDe
             kept = objects.revision(service, seen.raw, kind, platform)
             keep.append(kept)
         live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
-        replicas = _replicas(live, decided[kind])
-        wish += objects.tier(service, seen.raw, kind, KeptTemplate(name, kept["data"]), replicas)
+        wish += objects.tier(service, seen.raw, kind, KeptTemplate(name, kept["data"]), _replicas(live, replicas[kind]))
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in wish}
     spare = tuple(child for name_, child in seen.children.items() if name_ not in wanted)
     return Plan(tuple(keep), tuple(wish), spare, revisions)
 
 
-def _replicas(live: Object | None, decided: TierDecision) -> int | None:
+def _replicas(live: Object | None, desired: int) -> int | None:
     """What our apply says of replicas: the first one decides, later ones repeat, none once it has another owner.
 
     Changes go through the scale subresource alone; an apply that left the field out too early would remove it.
     """
     if live is None:
-        return decided.replicas
+        return desired
     return None if replicas_owned_elsewhere(live) else int(live["spec"].get("replicas", 1))

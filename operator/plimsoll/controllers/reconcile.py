@@ -17,12 +17,13 @@ from typing import Any
 from plimsoll.adapters.kube import BY_KIND, CONTROLLERREVISIONS, Kube
 from plimsoll.api import conditions, labels
 from plimsoll.api.events import Event
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import status
-from plimsoll.controllers.autoscale import decisions
 from plimsoll.controllers.drift import Memory
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.observe import Observed, observe
 from plimsoll.controllers.plan import Plan, plan
+from plimsoll.controllers.report import Report
 from plimsoll.controllers.status import Sight, TierSight
 from plimsoll.controllers.store import Key, Store
 from plimsoll.core.errors import Conflict, Forbidden, NotFound, Rejected, Unavailable
@@ -43,12 +44,20 @@ class Reconciler:
     """Brings services to what their specs want, and says how far it got."""
 
     def __init__(
-        self, kube: Kube, store: Store, platform: Platform, gateways: Callable[[], View], identity: str
+        self,
+        kube: Kube,
+        store: Store,
+        platform: Platform,
+        gateways: Callable[[], View],
+        report: Callable[[Key], Report | None],
+        identity: str,
     ) -> None:
+        """report: what the autoscaler says of a service, None before it has looked at it."""
         self._kube = kube
         self._store = store
         self._platform = platform
         self._gateways = gateways
+        self._report = report
         self._identity = identity
         self._memory = Memory()
 
@@ -61,13 +70,13 @@ class Reconciler:
         todo: Plan | None = None
         rejected: str | None = None
         if seen.service is not None:
-            todo = plan(seen, seen.service, decisions(seen.service), self._platform)
+            todo = plan(seen, seen.service, desired(seen, seen.service, self._report(key)), self._platform)
             try:
                 await self._apply(key, seen, todo)
             except (Rejected, Forbidden) as error:
                 rejected = str(error)
         seen = observe(self._store, self._gateways(), key) or seen
-        sight = sight_of(seen, todo, rejected, self._platform)
+        sight = sight_of(seen, todo, rejected, self._report(key), self._platform)
         await self._publish(seen.raw, sight)
         if todo is not None:
             await self._sweep(seen, sight, todo)
@@ -126,6 +135,7 @@ class Reconciler:
             "modelNames": list(sight.model_names),
             "tiers": status.tiers(sight),
             "conditions": conditions.merge(old.get("conditions", []), stated, generation, now()),
+            **status.scaling(sight, old),
         }
         if new == old:
             return
@@ -154,7 +164,19 @@ class Reconciler:
                 await self._kube.delete(CONTROLLERREVISIONS, spare["namespace"], name, spare["uid"])
 
 
-def sight_of(seen: Observed, todo: Plan | None, rejected: str | None, platform: Platform) -> Sight:
+def desired(seen: Observed, service: InferenceService, report: Report | None) -> dict[str, int]:
+    """Replicas that each tier should have; before the autoscaler's first word, those that are ordered."""
+    found: dict[str, int] = {}
+    for kind, tier in service.spec.tiers.items():
+        live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
+        ordered = tier.min_replicas if live is None else int(live["spec"].get("replicas", 1))
+        found[kind] = ordered if report is None else report.desired.get(kind, ordered)
+    return found
+
+
+def sight_of(
+    seen: Observed, todo: Plan | None, rejected: str | None, report: Report | None, platform: Platform
+) -> Sight:
     """What the status is made from."""
     raw_meta = seen.raw["metadata"]
     key = (raw_meta["namespace"], raw_meta["name"])
@@ -166,7 +188,8 @@ def sight_of(seen: Observed, todo: Plan | None, rejected: str | None, platform: 
     view = seen.gateways
     return Sight(
         service=seen.raw,
-        tiers=_tiers(seen, todo) if todo else (),
+        tiers=_tiers(seen, todo, report) if todo else (),
+        report=report,
         gateways_present=view.present,
         routable=view.routable.get(key, 0) if view.answering else None,
         model_names=tuple(dict.fromkeys(names)),
@@ -177,13 +200,13 @@ def sight_of(seen: Observed, todo: Plan | None, rejected: str | None, platform: 
     )
 
 
-def _tiers(seen: Observed, todo: Plan) -> tuple[TierSight, ...]:
+def _tiers(seen: Observed, todo: Plan, report: Report | None) -> tuple[TierSight, ...]:
     assert seen.service is not None
-    decided = decisions(seen.service)
+    replicas = desired(seen, seen.service, report)
     return tuple(
         TierSight(
             kind=kind,
-            desired=decided[kind].replicas,
+            desired=replicas[kind],
             deployment=seen.children.get(("Deployment", meta.tier_name(seen.service.metadata.name, kind))),
             pods=tuple(p for p in seen.pods if p["metadata"]["labels"].get(labels.ROLE) == kind),
             revision=todo.revisions[kind],

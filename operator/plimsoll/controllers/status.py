@@ -12,9 +12,12 @@ from typing import Any
 from plimsoll.api.conditions import TIER_READY, Condition, Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import troubles
+from plimsoll.controllers.report import Report
 from plimsoll.resources import meta
 
 Object = dict[str, Any]
+
+SCALING = ("slo", "coldStart", "limitedBy", "lastDecision", "decisions", "learned")  # parts of the status
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Sight:
     invalid: tuple[str, ...] = ()
     rejected: str | None = None
     url: str = ""
+    report: Report | None = None  # of the autoscaler, None before its first word
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -59,6 +63,7 @@ def conditions(sight: Sight) -> tuple[Condition, ...]:
         _stalled(sight),
         *tiers,
         _name_owned(sight),
+        *(sight.report.conditions if sight.report else ()),
     )
 
 
@@ -164,9 +169,26 @@ def tiers(sight: Sight) -> dict[str, Object]:
             "summary": f"{_ready_replicas(tier)}/{tier.desired}",
             "revision": tier.revision,
             "selector": _selector(sight, tier.kind),
+            **(sight.report.tiers.get(tier.kind, {}) if sight.report else {}),
         }
         for tier in sight.tiers
     }
+
+
+def scaling(sight: Sight, old: Object) -> Object:
+    """The rest of what the autoscaler says; before its first word, what it said before this process."""
+    report = sight.report
+    if report is None:
+        return {name: old[name] for name in SCALING if name in old}
+    found: Object = {
+        "slo": report.slo,
+        "coldStart": report.cold_start,
+        "limitedBy": report.limited_by,
+        "lastDecision": report.last_decision,
+        "decisions": list(report.decisions),
+        "learned": report.learned,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _selector(sight: Sight, kind: str) -> str:
@@ -196,6 +218,18 @@ def events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]:
     return told
 
 
+# What a flip of a condition is told as; a condition that was not there before has not become well again.
+_BROKEN: dict[Type, EventReason] = {
+    Type.MODEL_NAME_OWNED: EventReason.MODEL_NAME_TAKEN,
+    Type.METRICS_AVAILABLE: EventReason.METRICS_LOST,
+    Type.SLO_FEASIBLE: EventReason.SLO_INFEASIBLE,
+}
+_MENDED: dict[Type, EventReason] = {
+    Type.MODEL_NAME_OWNED: EventReason.MODEL_NAME_OWNED,
+    Type.METRICS_AVAILABLE: EventReason.METRICS_RECOVERED,
+}
+
+
 def _event(condition: Condition, was: Object) -> EventReason | None:
     if was.get("status") == condition.status and was.get("reason") == condition.reason.value:
         return None
@@ -207,11 +241,13 @@ def _event(condition: Condition, was: Object) -> EventReason | None:
             return EventReason.NOT_READY
         case Type.STALLED if condition.holds:
             return EventReason(condition.reason.value)
-        case Type.MODEL_NAME_OWNED if flipped and condition.holds is False:
-            return EventReason.MODEL_NAME_TAKEN
-        case Type.MODEL_NAME_OWNED if flipped and was:
-            return EventReason.MODEL_NAME_OWNED
         case Type.PREFILL_READY | Type.DECODE_READY | Type.SERVE_READY:
             return _TOLD.get(condition.reason)
+        case Type.SCALING_LIMITED if condition.holds:
+            return EventReason.SCALING_LIMITED
+        case _ if flipped and condition.holds is False:
+            return _BROKEN.get(condition.type)
+        case _ if flipped and was and condition.holds:
+            return _MENDED.get(condition.type)
         case _:
             return None

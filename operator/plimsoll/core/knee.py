@@ -162,7 +162,7 @@ def alone_s(tier: Tier) -> FloatArray:
     Serve and decode: an arrival meets the rest of one step and the whole of the next, 1.5 steps in the mean.
     """
     w = tier.workload
-    own = np.full(w.weights.size, tier.elsewhere_s)
+    own = np.full(w.weights.size, float(tier.elsewhere_s))
     if tier.role is not Role.PREFILL:
         own += 1.5 * tier.model.base_s
     if tier.role is not Role.DECODE:

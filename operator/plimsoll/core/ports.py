@@ -64,24 +64,24 @@ class ServiceReading:
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
     ttft_s: from a request's receipt to the first byte of its answer, of those answered. waiting: requests held now.
-    inflight: requests at each engine now, by pod.
+    inflight: requests at each engine now, by pod. A gateway of an older release tells neither tokens nor ttft_s.
     """
 
     arrived: float
-    arrived_tokens: float
+    arrived_tokens: float | None
     retried: float
     answered: float
     failed: float
     cancelled: float
     refused: Mapping[str, float]
-    ttft_s: Buckets
+    ttft_s: Buckets | None
     waiting: float = 0.0
     inflight: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReading:
-    """One gateway replica at one moment. services: by NAMESPACE/NAME."""
+    """One gateway replica at one moment. services: by NAMESPACE/NAME. born: "" where it is not told."""
 
     gateway: str
     at_s: float

@@ -60,6 +60,16 @@ class Record(msgspec.Struct):
         return Outcome.ANSWERED
 
     @property
+    def ttft_s(self) -> float | None:
+        """Seconds from the request's receipt to the first byte of its answer; None if it had none that was wanted.
+
+        An engine's own 4xx comes at once, and would let percentiles look well.
+        """
+        if self.ttft_us is None or self.outcome is not Outcome.ANSWERED or (self.code or 0) >= 400:
+            return None
+        return self.ttft_us / 1e6
+
+    @property
     def reset_before_first_byte(self) -> bool:
         """The engine took the request and broke the connection without a word."""
         return "UC" in self.flag_set and self.ttft_us is None

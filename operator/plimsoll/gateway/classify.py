@@ -20,6 +20,7 @@ from plimsoll.gateway.replies import Reason, Refusal
 
 LARGE = 256 * 1024  # bytes; a slow parse of more than this runs in a worker process
 BYTES_PER_TOKEN = 4
+MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is refused there, and costs nothing
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -85,7 +86,7 @@ def _words(error: Exception) -> str:
 
 def _prompt(fields: _Body) -> Prompt:
     """Tokens of the first sequence and the number of sequences: `n` times prompts."""
-    n = fields.n if isinstance(fields.n, int) and fields.n > 0 else 1
+    n = fields.n if isinstance(fields.n, int) and 0 < fields.n <= MOST_ANSWERS else 1
     prompt = memoryview(fields.prompt)  # no copy: it may be megabytes
     if bytes(prompt[:1]) != b"[":
         return Prompt((len(prompt) or len(memoryview(fields.messages))) // BYTES_PER_TOKEN, n)

@@ -5,6 +5,7 @@ State in, answer out: the fleet is set from outside, records of the access log a
 
 from __future__ import annotations
 
+import secrets
 from random import Random
 
 from plimsoll.core.picking.choose import Pick, pick
@@ -22,9 +23,10 @@ from plimsoll.telemetry import metrics
 
 
 class Picker:
-    """Answers for one fleet. All times are of one monotonic clock, in seconds."""
+    """Answers for one fleet. All times are of one monotonic clock, in seconds. `born` names this picker's counts."""
 
     def __init__(self, random: Random) -> None:
+        self.born = secrets.token_hex(8)
         self.fleet: Fleet = EMPTY
         self.inflight = InFlight()
         self.tallies: dict[str, Tally] = {}
@@ -58,7 +60,7 @@ class Picker:
             message = f"The model '{asked.model[:200]}' does not exist. GET /v1/models lists those that do."
             return self._refuse(Refusal(Reason.MODEL_NOT_FOUND, message, param="model"), "", body, now)
         tally = self.tally(service.key)
-        tally.arrive(retry=self._refused.is_retry(retry_count, body, now))
+        tally.arrive(asked.prompt, retry=self._refused.is_retry(retry_count, body, now))
         self.inflight.settle(now)
         chosen = pick(service.endpoints, self.inflight.loads, asked.prompt)
         if chosen is None:

@@ -1,11 +1,14 @@
 """`/signals`: one compact document of all services for the operator, and the state gauges of `/metrics`.
 
-The operator polls it from every gateway pod; a service counts as served when one of them lists an endpoint as routable.
+The operator polls it from every gateway pod (`plimsoll.adapters.signals` reads it); a service counts as served when one
+of them lists an endpoint as routable, and its demand is what all of them counted.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from plimsoll.core.picking.endpoint import Endpoint, Load, Role
@@ -13,14 +16,24 @@ from plimsoll.gateway.endpoints import Service
 from plimsoll.gateway.picker import Picker
 from plimsoll.telemetry import metrics
 
-VERSION = 1
+VERSION = 2
 _NOTHING = Load()
 
 
-def signals(picker: Picker, gateway: str, *, synced: bool) -> dict[str, Any]:
-    """The document. Counts are since this picker's start."""
+def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+    """The document. Counts are since this picker's start, which `born` names; `at` (Unix seconds) is for people only.
+
+    `ttft` is a histogram over `LATENCY_EDGES_S`: indices of the buckets that are not empty, and the counts in these.
+    """
     services = {key: _service(picker, service) for key, service in sorted(picker.fleet.services.items())}
-    return {"version": VERSION, "gateway": gateway, "synced": synced, "services": services}
+    return {
+        "version": VERSION,
+        "gateway": gateway,
+        "born": picker.born,
+        "at": round(clock(), 3),
+        "synced": synced,
+        "services": services,
+    }
 
 
 def _service(picker: Picker, service: Service) -> dict[str, Any]:
@@ -31,7 +44,7 @@ def _service(picker: Picker, service: Service) -> dict[str, Any]:
             {
                 "pod": e.pod,
                 "address": e.address,
-                "role": e.role.value,
+                "role": e.role,
                 "revision": e.revision,
                 "routable": usable(e),
                 "inflight": loads.get(e.address, _NOTHING).inflight,

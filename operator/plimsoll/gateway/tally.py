@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from plimsoll.core import buckets
+from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.accesslog import Outcome, Record
 from plimsoll.gateway.replies import Reason
 from plimsoll.telemetry import metrics
@@ -16,9 +18,12 @@ class Tally:
     def __init__(self, service: str) -> None:
         self._service = service
         self.arrived = 0  # first attempts: a client's retries are no new demand
+        self.arrived_tokens = 0  # of their prompts, each as often as it is to be answered
         self.retried = 0
         self.ended: Counter[Outcome] = Counter()
         self.refusals: Counter[Reason] = Counter()
+        self.ttft: Counter[int] = Counter()  # by bucket of LATENCY_EDGES_S
+        self.ttft_s = 0.0  # sum
         self.remote = 0
         self.local = 0
         self._first = metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -29,12 +34,14 @@ class Tally:
         self._ttft = metrics.GATEWAY_TTFT.labels(service)
         self._duration = metrics.GATEWAY_DURATION.labels(service)
 
-    def arrive(self, *, retry: bool) -> None:
+    def arrive(self, prompt: Prompt, *, retry: bool) -> None:
+        """Count a request for this service, whatever will become of it."""
         if retry:
             self.retried += 1
             self._retry.inc()
         else:
             self.arrived += 1
+            self.arrived_tokens += prompt.tokens * prompt.sequences
             self._first.inc()
 
     def prefill(self, *, remote: bool) -> None:
@@ -54,21 +61,28 @@ class Tally:
         outcome = record.outcome
         self.ended[outcome] += 1
         self._ended[outcome].inc()
-        if record.ttft_us is not None and outcome is Outcome.ANSWERED:
-            self._ttft.observe(record.ttft_us / 1e6)
+        if record.ttft_s is not None:
+            self._time(record.ttft_s)
         if record.duration_us is not None:
             self._duration.observe(record.duration_us / 1e6)
 
+    def _time(self, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s)
+        self.ttft[buckets.index(buckets.LATENCY_EDGES_S, ttft_s)] += 1
+        self.ttft_s += ttft_s
+
     def signals(self) -> dict[str, Any]:
-        """The `requests` and `prefill` parts of this service in `/signals`."""
+        """The `requests`, `ttft` and `prefill` parts of this service in `/signals`."""
         return {
             "requests": {
                 "arrived": self.arrived,
+                "arrived_tokens": self.arrived_tokens,
                 "retried": self.retried,
                 "answered": self.ended[Outcome.ANSWERED],
                 "failed": self.ended[Outcome.FAILED],
                 "cancelled": self.ended[Outcome.CANCELLED],
                 "refused": {reason.value: count for reason, count in self.refusals.items()},
             },
+            "ttft": {"sum_s": round(self.ttft_s, 6), "buckets": list(self.ttft), "counts": list(self.ttft.values())},
             "prefill": {"remote": self.remote, "local": self.local},
         }

@@ -20,9 +20,10 @@ class EngineDefaults(_Settings):
 
 
 class EngineSettings(_Settings):
-    """The bundled engine image and what its pods need on this cluster."""
+    """The bundled engine images and what their pods need on this cluster."""
 
     image: str
+    simulated_image: str = Field("plimsoll/engine-simulated", alias="simulatedImage")
     image_pull_policy: str = Field("IfNotPresent", alias="imagePullPolicy")
     image_pull_secrets: tuple[dict[str, str], ...] = Field((), alias="imagePullSecrets")
     gpu_resource: str = Field("nvidia.com/gpu", alias="gpuResource")

@@ -12,7 +12,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1 import InferenceService, ModelSource, Pod, Role, Tier
+from plimsoll.api.v1alpha1 import InferenceService, ModelSource, Role, Tier
 from plimsoll.resources import meta
 from plimsoll.resources.platform import Platform
 
@@ -49,7 +49,7 @@ def template(service: InferenceService, tier_kind: Role, platform: Platform) -> 
         "containers": [_container(service, tier_kind, tier, platform)],
         "volumes": [*_volumes(service), *(volume.manifest() for volume in pod.volumes)],
     }
-    spec |= _placement(pod, tier, platform)
+    spec |= _placement(service, tier, platform)
     revision = meta.digest(_identity(service, platform))
     return {
         "metadata": {
@@ -71,13 +71,12 @@ def _identity(service: InferenceService, platform: Platform) -> Object:
 
 
 def image(service: InferenceService, platform: Platform) -> str:
-    """The engine image: the user's, or the bundled one at the user's version."""
+    """The engine image: the user's, or the runtime's bundled one at the user's version."""
     engine = service.spec.engine
     if engine.image:
         return engine.image
-    if engine.version:
-        return f"{repository(platform.engine.image)}:{engine.version}"
-    return platform.engine.image
+    bundled = platform.engine.simulated_image if engine.simulated else platform.engine.image
+    return f"{repository(bundled)}:{engine.version}" if engine.version else bundled
 
 
 def repository(reference: str) -> str:
@@ -102,8 +101,10 @@ def _container(service: InferenceService, kind: Role, tier: Tier, platform: Plat
         ],
         "readinessProbe": {
             "httpGet": {"path": c.paths["ready"], "port": "launcher"},
+            # One late answer of a busy node must not take an engine away: the gateway sees a deletion by itself, and
+            # a draining engine sends what still comes elsewhere.
             "periodSeconds": 1,
-            "failureThreshold": 1,
+            "failureThreshold": 3,
             "timeoutSeconds": 5,
         },
         "livenessProbe": {
@@ -114,7 +115,7 @@ def _container(service: InferenceService, kind: Role, tier: Tier, platform: Plat
             "timeoutSeconds": 5,
             "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not hear SIGTERM: no drain for it
         },
-        "resources": _resources(tier, platform),
+        "resources": _resources(service, tier, platform),
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
@@ -125,6 +126,7 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
     c, model = contract(), service.spec.model
     scratch, home = c.paths["scratch"], c.paths["home"]
     ours: list[Object] = [
+        _value(c.env["runtime"], service.spec.engine.runtime),
         _value(c.env["role"], kind),
         _value(c.env["model"], model_path(service)),
         _value(c.env["model_revision"], model.revision or ""),
@@ -142,7 +144,7 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
         _value("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
         _value("TMPDIR", scratch),
     ]
-    if model.secret_ref:
+    if model.secret_ref and not service.spec.engine.simulated:
         key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
         ours.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
     theirs = [entry.manifest() for entry in service.spec.engine.env]
@@ -172,7 +174,14 @@ def model_path(service: InferenceService) -> str:
     return f"{contract().paths['models']}/claim/{model.claim[1]}" if model.claim else model.location
 
 
-def _resources(tier: Tier, platform: Platform) -> Object:
+def _gpus(service: InferenceService, tier: Tier, platform: Platform) -> dict[str, str]:
+    """The extended resource that an engine asks for, with its amount; none for one that only stands in for another."""
+    if not tier.gpus or service.spec.engine.simulated:
+        return {}
+    return {tier.gpu_resource or platform.engine.gpu_resource: str(tier.gpus)}
+
+
+def _resources(service: InferenceService, tier: Tier, platform: Platform) -> Object:
     """The user's CPU and memory over the installation's; GPUs as requests and limits, as extended resources must."""
     defaults, own = platform.engine.defaults.resources, tier.pod.resources
     merged = {
@@ -180,25 +189,23 @@ def _resources(tier: Tier, platform: Platform) -> Object:
         for part in ("requests", "limits")
         if defaults.get(part) or getattr(own, part)
     }
-    if tier.gpus:
+    if gpus := _gpus(service, tier, platform):
         for part in ("requests", "limits"):
-            merged.setdefault(part, {})[_gpu_resource(tier, platform)] = str(tier.gpus)
+            merged.setdefault(part, {}).update(gpus)
     return merged
 
 
-def _gpu_resource(tier: Tier, platform: Platform) -> str:
-    return tier.gpu_resource or platform.engine.gpu_resource
-
-
-def _placement(pod: Pod, tier: Tier, platform: Platform) -> Object:
+def _placement(service: InferenceService, tier: Tier, platform: Platform) -> Object:
+    pod = tier.pod
     tolerations: list[Object] = [toleration.manifest() for toleration in pod.tolerations]
-    if tier.gpus:
-        tolerations.append({"key": _gpu_resource(tier, platform), "operator": "Exists", "effect": "NoSchedule"})
+    for resource in _gpus(service, tier, platform):
+        tolerations.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
+    runtime_class = None if service.spec.engine.simulated else platform.engine.runtime_class_name
     choices: Object = {
         "nodeSelector": dict(pod.node_selector),
         "tolerations": tolerations,
         "affinity": pod.affinity,
-        "runtimeClassName": pod.runtime_class_name or platform.engine.runtime_class_name,
+        "runtimeClassName": pod.runtime_class_name or runtime_class,
         "priorityClassName": pod.priority_class_name,
         "schedulerName": pod.scheduler_name,
         "imagePullSecrets": [*platform.engine.image_pull_secrets, *(ref.manifest() for ref in pod.image_pull_secrets)],
@@ -212,6 +219,8 @@ def _volumes(service: InferenceService) -> list[Object]:
         {"name": "home", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
     ]
+    if service.spec.engine.simulated:
+        return volumes
     model = service.spec.model
     if model.claim:
         claim = {"claimName": model.claim[0], "readOnly": True}
@@ -234,6 +243,8 @@ def _mounts(service: InferenceService) -> list[Object]:
         {"name": "home", "mountPath": paths["home"]},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
+    if service.spec.engine.simulated:
+        return mounts
     model = service.spec.model
     if model.claim:
         mounts.append({"name": "model", "mountPath": f"{paths['models']}/claim", "readOnly": True})

@@ -40,7 +40,7 @@ GATEWAY_PREFILLS = Counter(
 )
 GATEWAY_TTFT = Histogram(
     "plimsoll_gateway_time_to_first_byte_seconds",
-    "From a request's first byte to the first byte of the engine's answer body.",
+    "From a request's first byte to the first byte of the engine's answer body, errors left out.",
     ["service"],
     buckets=_SECONDS,
     registry=GATEWAY,
@@ -146,6 +146,75 @@ OPERATOR_SCALED = Counter(
     ["tier", "direction"],
     registry=OPERATOR,
 )
+
+_TIER = ["service", "tier"]
+
+SCALING_DESIRED = Gauge(
+    "plimsoll_scaling_desired_replicas",
+    "Replicas decided on for a tier, after all limits; in mode Recommend what would be set.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_NEEDED = Gauge(
+    "plimsoll_scaling_needed_replicas",
+    "Replicas that the forecast load of a tier needs within the promise, before limits and spare.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_KNEE = Gauge(
+    "plimsoll_scaling_knee_requests_per_second",
+    "Load that one replica of a tier carries within the promise.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_LOAD = Gauge(
+    "plimsoll_scaling_load_requests_per_second",
+    "Requests that arrive for a tier now, first attempts only, refused ones included.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_FORECAST = Gauge(
+    "plimsoll_scaling_forecast_requests_per_second",
+    "Load of a tier that is sized for: the upper quantile of the most that comes within its start-up time.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_UTILISATION = Gauge(
+    "plimsoll_scaling_utilisation_ratio",
+    "Load of a tier over what its ready replicas carry within the promise.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_ATTAINMENT = Gauge(
+    "plimsoll_scaling_ttft_attainment_ratio",
+    "Share of the last minute's answered requests within the TTFT target, as clients saw it.",
+    ["service"],
+    registry=OPERATOR,
+)
+SCALING_SHED = Gauge(
+    "plimsoll_scaling_shed_ratio",
+    "Share of the last minute's first attempts that the gateway refused.",
+    ["service"],
+    registry=OPERATOR,
+)
+
+_OF_SCALED = (
+    SCALING_DESIRED,
+    SCALING_NEEDED,
+    SCALING_KNEE,
+    SCALING_LOAD,
+    SCALING_FORECAST,
+    SCALING_UTILISATION,
+    SCALING_ATTAINMENT,
+    SCALING_SHED,
+)
+
+
+def forget_scaled_service(service: str) -> None:
+    """Drop every series of a service that is gone, or of what is not known of it any more."""
+    for metric in _OF_SCALED:
+        metric.remove_by_labels({"service": service})
+
 
 for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)

@@ -1,8 +1,21 @@
+{{- define "plimsoll.engine.image" -}}
+{{ default (printf "plimsoll/engine-cuda:%s" .Chart.AppVersion) .Values.engine.image }}
+{{- end }}
+
+{{/* The engine image under another name in the same place. A digest is that image's alone: then the appVersion. */}}
+{{- define "plimsoll.engine.simulatedImage" -}}
+{{- $image := include "plimsoll.engine.image" . -}}
+{{- $place := regexFind "^(.*/)?" $image -}}
+{{- $tag := regexFind ":[^:/@]+$" (regexReplaceAll "@.*$" $image "") -}}
+{{ $place }}engine-simulated{{ contains "@" $image | ternary "" $tag | default (printf ":%s" .Chart.AppVersion) }}
+{{- end }}
+
 {{/* The operator's settings file. Its keys are the operator's: plimsoll.controllers.settings reads them. */}}
 {{- define "plimsoll.operator.config" -}}
 watchNamespaces: {{ toJson .Values.watchNamespaces }}
 engine:
-  image: {{ default (printf "plimsoll/engine-cuda:%s" .Chart.AppVersion) .Values.engine.image }}
+  image: {{ include "plimsoll.engine.image" . }}
+  simulatedImage: {{ default (include "plimsoll.engine.simulatedImage" .) .Values.engine.simulatedImage }}
   imagePullPolicy: {{ .Values.engine.imagePullPolicy }}
   imagePullSecrets: {{ toJson .Values.engine.imagePullSecrets }}
   gpuResource: {{ .Values.engine.gpuResource }}

@@ -109,6 +109,23 @@ class Keyed:
 
 
 @dataclass(frozen=True)
+class Distinct:
+    """Annotation of a list of plain values that holds each once, in no order: server-side apply merges it as a set."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._distinct, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        return {**handler(schema), "x-kubernetes-list-type": "set"}
+
+    def _distinct(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        twice = [(f"[{at}]", f"{item} is there twice") for at, item in enumerate(items) if item in items[:at]]
+        if twice:
+            raise PydanticCustomError(BROKEN, "has duplicates", {"problems": twice})
+        return items
+
+
+@dataclass(frozen=True)
 class IntOrString:
     """Annotation of a value that is a whole number or text; `example` shows one in the message."""
 
@@ -167,14 +184,14 @@ class Model(BaseModel):
 
 def matching(pattern: str, message: str) -> Rule[str]:
     """A rule on text: `pattern` is found in it. Write anchors; keep to what RE2 and Python read alike."""
-    compiled = _compiled(pattern)
-    return Rule(f"self.matches({quote(pattern)})", message, lambda text: compiled.search(text) is not None)
+    found = compiled(pattern)
+    return Rule(f"self.matches({quote(pattern)})", message, lambda text: found.search(text) is not None)
 
 
 def refusing(pattern: str, message: str) -> Rule[str]:
     """A rule on text: `pattern` is not found in it."""
-    compiled = _compiled(pattern)
-    return Rule(f"!self.matches({quote(pattern)})", message, lambda text: compiled.search(text) is None)
+    found = compiled(pattern)
+    return Rule(f"!self.matches({quote(pattern)})", message, lambda text: found.search(text) is None)
 
 
 def none_of(values: Sequence[str], message: str) -> Rule[str]:
@@ -182,8 +199,8 @@ def none_of(values: Sequence[str], message: str) -> Rule[str]:
     return Rule(f"!(self in [{', '.join(map(quote, values))}])", message, lambda text: text not in values)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """`$` is the very end of the text, as in RE2; Python's own would also allow a line break after it."""
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern as RE2 reads it: `$` is the very end; Python's own would also allow a line break after it."""
     return re.compile(pattern.replace("$", r"\Z"), re.ASCII)
 
 

@@ -6,7 +6,7 @@ either be ignored or break the contract between engine and gateway, so it is ref
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -84,6 +84,11 @@ class EnvVar(Model):
 class Engine(Model):
     """The engine that serves the model; absent fields have defaults of the chart."""
 
+    runtime: Literal["vllm", "simulated"] = Field(
+        default="vllm",
+        description="vllm: the engine. simulated: a stand-in that answers at an engine's pace, with words that mean "
+        "nothing, to try a fleet without GPUs: it asks for none, and loads and mounts no weights.",
+    )
     image: (
         Annotated[
             str,
@@ -96,7 +101,7 @@ class Engine(Model):
             ),
         ]
         | None
-    ) = Field(default=None, description="Engine image, made from the bundled one; absent: the chart's.")
+    ) = Field(default=None, description="Engine image, made from the bundled one; absent: the chart's for the runtime.")
     version: (
         Annotated[
             str,
@@ -104,7 +109,7 @@ class Engine(Model):
             Rules(matching("^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "must be an image tag: letters, digits, '_', '.' and '-'")),
         ]
         | None
-    ) = Field(default=None, description="Another tag of the chart's engine image.")
+    ) = Field(default=None, description="Another tag of the chart's engine image for the runtime.")
     args: tuple[Annotated[str, Field(min_length=1, max_length=4096), Rules(_RESERVED_ARG, _ONE_WORD)], ...] = Field(
         default=(),
         max_length=128,
@@ -125,3 +130,8 @@ class Engine(Model):
             reason="FieldValueForbidden",
         ),
     )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether nothing is loaded and no GPU is used."""
+        return self.runtime == "simulated"

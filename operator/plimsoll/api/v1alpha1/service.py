@@ -6,19 +6,25 @@ problems at once, each as a sentence that begins with the full path of the field
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.v1alpha1.base import Model, Rule, Rules, matching
+from plimsoll.api.v1alpha1.cost import Cost
 from plimsoll.api.v1alpha1.engine import Engine
 from plimsoll.api.v1alpha1.model import ModelSource
 from plimsoll.api.v1alpha1.problems import sentences
+from plimsoll.api.v1alpha1.scaling import Scaling
+from plimsoll.api.v1alpha1.schedule import windows
 from plimsoll.api.v1alpha1.slo import Slo
 from plimsoll.api.v1alpha1.status import Status
-from plimsoll.api.v1alpha1.tiers import Tiers
+from plimsoll.api.v1alpha1.tiers import Tier, Tiers
+from plimsoll.core import scaling as core
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.forecast import MISS_COST
 
 LONGEST_NAME: Final = 40
 
@@ -43,9 +49,25 @@ class Spec(Model):
     model: ModelSource = Field(description="The model: its weights and its name.")
     engine: Engine = Field(default=Engine(), description="The engine that serves the model.")
     slo: Slo | None = Field(
-        default=None, description="The latency promise. Validated and shown; nothing acts on it yet."
+        default=None,
+        description="The latency promise: tiers are sized so that it is kept at the least GPU time. Absent: nothing is "
+        "sized, and each tier keeps minReplicas.",
     )
     tiers: Tiers = Field(description="The tiers: `serve` alone, or `prefill` and `decode`. The shape cannot change.")
+    scaling: Scaling = Field(default=Scaling(), description="How replicas follow the load, alike in all tiers.")
+    cost: Cost | None = Field(
+        default=None, description="What GPUs cost, so that the status shows the price of a million tokens."
+    )
+
+    rules: ClassVar[tuple[Rule[Spec], ...]] = (
+        Rule(
+            "!has(self.scaling) || !has(self.scaling.prefillPerDecode) || !has(self.tiers.serve)",
+            "prefillPerDecode is only for prefill and decode tiers, not for serve",
+            lambda own: own.scaling.prefill_per_decode is None or own.tiers.serve is None,
+            field=".scaling.prefillPerDecode",
+            reason="FieldValueForbidden",
+        ),
+    )
 
 
 class Meta(Model):
@@ -82,13 +104,43 @@ class InferenceService(Model):
         """The name this service claims for clients; another service may own it."""
         return self.spec.model.name or self.metadata.name
 
+    def policy(self, now_s: float) -> core.Policy:
+        """What the user wants of scaling, with the schedule's windows from now_s (seconds since the epoch) on.
+
+        It holds for a week; made again at each tick, it follows the schedule and the clocks for ever.
+        """
+        scaling, slo = self.spec.scaling, self.spec.slo
+        ratio = scaling.prefill_per_decode
+        ahead = windows(scaling.schedule, now_s)
+        return core.Policy(
+            tiers={role: self._tier_policy(tier, ahead) for role, tier in self.spec.tiers.items()},
+            slo=None if slo is None else slo.to_core(),
+            mode=core.Mode(scaling.mode),
+            paused=scaling.paused,
+            miss_cost=MISS_COST if scaling.miss_cost is None else float(scaling.miss_cost),
+            prefill_per_decode=(0.0, math.inf) if ratio is None else ratio.to_core(),
+        )
+
+    def _tier_policy(self, tier: Tier, ahead: tuple[core.Window, ...]) -> core.TierPolicy:
+        scaling = self.spec.scaling
+        least, most = tier.bounds
+        return core.TierPolicy(
+            min_replicas=least,
+            max_replicas=most,
+            warm_replicas=scaling.warm_replicas,
+            gpus=tier.gpus,
+            up=None if scaling.scale_up is None else scaling.scale_up.to_core(),
+            down=None if scaling.scale_down is None else scaling.scale_down.to_core(),
+            schedule=ahead,
+        )
+
 
 def parse(obj: Mapping[str, Any]) -> InferenceService:
     """The typed object for a manifest as the API server sends it.
 
-    Raises InvalidSpec with every problem found. A status that this version cannot read counts as empty: it is not the
-    user's. Rules that span fields of an object are judged once each of these fields is right by itself, as in the API
-    server; that the shape of tiers never changes is judged by the API server alone.
+    Raises InvalidSpec with every problem found. What this version cannot read of a status counts as absent: it is not
+    the user's. Rules that span fields of an object are judged once each of these fields is right by itself, as in the
+    API server; that the shape of tiers never changes is judged by the API server alone.
     """
     try:
         return InferenceService.model_validate({**obj, "status": _status(obj.get("status"))}, by_name=False)
@@ -97,7 +149,11 @@ def parse(obj: Mapping[str, Any]) -> InferenceService:
 
 
 def _status(found: Any) -> Status:
+    """The fields that can be read: one that another version wrote must not cost what was learned."""
     try:
         return Status.model_validate(found, by_name=False)
-    except ValidationError:
-        return Status()
+    except ValidationError as error:
+        if not isinstance(found, Mapping):
+            return Status()
+        unread = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+        return Status.model_validate({name: found[name] for name in found if name not in unread}, by_name=False)

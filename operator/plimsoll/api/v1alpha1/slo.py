@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import Model, Rule, Rules, matching, quote
+from plimsoll.api.v1alpha1.base import Model, Rule
+from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, duration
+from plimsoll.core import slo as core
 from plimsoll.core import units
-
-LONGEST_SECONDS: Final = 3600
-
-_IS_DURATION = matching(
-    units.DURATION_PATTERN.replace(r"\.", "[.]"),
-    "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s",
-)
-
-
-def _in_range(text: str) -> bool:
-    try:
-        return 0 < units.parse_duration(text) <= LONGEST_SECONDS
-    except ValueError:
-        return True  # said by the rule on its form
-
 
 Latency = Annotated[
     str,
-    Field(max_length=32),
-    Rules(
-        _IS_DURATION,
-        Rule[str](
-            f"!({_IS_DURATION.cel}) || (duration(self) > duration('0s') && duration(self) <="
-            f" duration({quote(f'{LONGEST_SECONDS}s')}))",
-            "must be longer than zero and at most one hour",
-            _in_range,
-        ),
-    ),
+    Field(max_length=DURATION_LENGTH),
+    duration("0s", "3600s", "must be longer than zero and at most one hour", above=True),
 ]
+Allowance = Annotated[str, Field(max_length=DURATION_LENGTH), duration("0s", "3600s", "must be at most one hour")]
 
 
 class Slo(Model):
-    """The latency promise. Validated and shown; nothing acts on it yet."""
+    """The latency promise: tiers are sized so that it is kept at the least GPU time."""
 
     percentile: int = Field(
-        default=95, ge=1, le=99, description="Share of requests, in percent, that must be this quick."
+        default=95,
+        ge=1,
+        le=99,
+        description="Share of requests, in percent, each of which must meet all targets together.",
     )
-    ttft: Latency | None = Field(default=None, description="Time to the first token, such as 500ms.")
-    tpot: Latency | None = Field(default=None, description="Time per output token after the first, such as 50ms.")
+    ttft: Latency | None = Field(
+        default=None, description="Time to the first token, such as 500ms: above 0, at most 1h."
+    )
+    ttft_per_k_token: Allowance | None = Field(
+        default=None,
+        alias="ttftPerKToken",
+        description="Added to ttft for each 1,000 prompt tokens, such as 100ms: without it, long prompts miss even on "
+        "idle engines. 0s to 1h; absent: nothing.",
+    )
+    tpot: Latency | None = Field(
+        default=None,
+        description="Mean time per output token of a request after its first, such as 50ms: above 0, at most 1h.",
+    )
 
     rules: ClassVar[tuple[Rule[Slo], ...]] = (
         Rule(
@@ -54,6 +48,13 @@ class Slo(Model):
             "needs ttft or tpot",
             lambda own: own.ttft is not None or own.tpot is not None,
             reason="FieldValueRequired",
+        ),
+        Rule(
+            "has(self.ttft) || !has(self.ttftPerKToken)",
+            "ttftPerKToken is added to ttft, which is missing",
+            lambda own: own.ttft is not None or own.ttft_per_k_token is None,
+            field=".ttftPerKToken",
+            reason="FieldValueForbidden",
         ),
     )
 
@@ -64,3 +65,12 @@ class Slo(Model):
     @property
     def tpot_seconds(self) -> float | None:
         return None if self.tpot is None else units.parse_duration(self.tpot)
+
+    def to_core(self) -> core.Slo:
+        """The promise that the core sizes for."""
+        return core.Slo(
+            share=self.percentile / 100,
+            ttft_s=self.ttft_seconds,
+            ttft_per_1k_tokens_s=units.parse_duration(self.ttft_per_k_token or "0s"),
+            tpot_s=self.tpot_seconds,
+        )

@@ -1,22 +1,23 @@
-"""What the operator says about a service: conditions, where it is reached, and the tiers' counts.
+"""What the operator says about a service: conditions, where it is reached, its tiers, its promise, its decisions.
 
 Read tolerantly: a status may have been written by another version of the operator.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import Keyed, Model
-from plimsoll.api.v1alpha1.tiers import Role
+from plimsoll.api.v1alpha1.base import Keyed
+from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
+from plimsoll.api.v1alpha1.tier_status import ColdStartsStatus, Observed, TiersStatus
+
+KEPT_DECISIONS: Final = 5
 
 
-class ConditionStatus(Model):
+class ConditionStatus(Observed):
     """A statement about the service, as metav1.Condition."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: str = Field(max_length=316, description="What the statement is about.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
@@ -30,38 +31,8 @@ class ConditionStatus(Model):
     )
 
 
-class TierStatus(Model):
-    """Counts of one tier's engines."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    replicas: int = Field(default=0, ge=0, json_schema_extra={"format": "int32"}, description="Pods that exist.")
-    ready: int = Field(default=0, ge=0, json_schema_extra={"format": "int32"}, description="Pods that are ready.")
-    desired: int = Field(default=0, ge=0, json_schema_extra={"format": "int32"}, description="Pods that are wanted.")
-    summary: str = Field(default="", max_length=32, description="ready/desired.")
-    revision: str = Field(default="", max_length=63, description="Revision that new pods get.")
-    selector: str = Field(default="", max_length=1024, description="Label selector of the tier's pods.")
-
-
-class TiersStatus(Model):
-    """Counts of each tier."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    prefill: TierStatus | None = Field(default=None, description="The prefill tier.")
-    decode: TierStatus | None = Field(default=None, description="The decode tier.")
-    serve: TierStatus | None = Field(default=None, description="The aggregated tier.")
-
-    def of(self, role: Role) -> TierStatus | None:
-        """The tier of one role, if the status has it."""
-        found: TierStatus | None = getattr(self, role)
-        return found
-
-
-class Status(Model):
+class Status(Observed):
     """What was last observed."""
-
-    model_config = ConfigDict(extra="ignore")
 
     observed_generation: int | None = Field(
         default=None,
@@ -80,4 +51,29 @@ class Status(Model):
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), Keyed(("type",))] = Field(
         default=(), description="Statements about the service."
     )
-    tiers: TiersStatus | None = Field(default=None, description="Counts of each tier.")
+    tiers: TiersStatus | None = Field(default=None, description="Each tier's engines, and what they can carry.")
+    slo: SloStatus | None = Field(default=None, description="The promise as clients saw it of late.")
+    limited_by: str | None = Field(
+        default=None,
+        max_length=64,
+        description="The tier nearest to its load line, and what breaks first there: TPOT, TTFT, slots or KV.",
+    )
+    cold_start: ColdStartsStatus | None = Field(
+        default=None, description="Where the time of a start goes, in each tier, as learned."
+    )
+    last_decision: DecisionStatus | None = Field(
+        default=None, description="The last decision that changed, or would have changed, a tier's replicas."
+    )
+    decisions: tuple[DecisionStatus, ...] = Field(
+        default=(),
+        max_length=KEPT_DECISIONS,
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="The decisions before the last one, the newest first.",
+    )
+    cost: CostStatus | None = Field(default=None, description="What the service costs, where the spec has a price.")
+    learned: dict[str, Any] | None = Field(
+        default=None,
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        description="The operator's own memory, so that a restart forgets nothing: not an interface, at most 64 KiB.",
+    )

@@ -84,7 +84,8 @@ class Tier(Model):
     min_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Engines that always run.")
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
         default=None,
-        description="Engines that run at most; absent: minReplicas. Validated and shown; nothing acts on it yet.",
+        description="Engines that run at most: up to here replicas follow the load; absent: minReplicas, so that they "
+        "never do. 1 to 1000.",
     )
     gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each engine.")
     gpu_resource: (

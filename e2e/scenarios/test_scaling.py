@@ -1,0 +1,106 @@
+"""The fleet sizes itself: light engines at a slow model's step times, real operator, real gateway, real pods.
+
+A light engine takes the time that a GPU would take and hardly any of this machine's, so that a fleet of them fits on
+two cores. Its steps are slowed down (SCALE) until a load that two cores can send is one that needs several replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.service import Service, manifest
+from e2e.lib.wait import until
+
+SCALE = 8.0  # of the profile's step times: about 40 ms a step
+START_UP_S = 15
+OUTPUT_TOKENS = 48
+LOW, HIGH = 0.5, 6.0  # requests/s
+ENGINE = {
+    "runtime": "simulated",
+    "args": ["--profile", "h200-8b", "--profile-scale", str(SCALE), "--start-seconds", str(START_UP_S)],
+}
+SLO = {"ttft": "2s", "tpot": "80ms"}
+GROWS_S = 120.0  # horizon, a tick, and a busy machine
+
+
+def _fleet(name: str, most: int, **scaling: object) -> Object:
+    tiers = {"serve": {"minReplicas": 1, "maxReplicas": most, "gpus": 0}}
+    made = manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=SLO)
+    made["spec"]["scaling"] = scaling
+    return made
+
+
+def _prompts(name: str) -> Callable[[int], Prompt]:
+    start = time.time()
+    return lambda n: Prompt(unique_text(300, f"{name} {start} {n}"), max_tokens=OUTPUT_TOKENS)
+
+
+def _desired(service: Service, tier: str = "serve") -> int:
+    return int(service.status()["tiers"][tier]["desired"])
+
+
+@pytest.fixture(scope="module")
+def fleet(service: Callable[[str], Service], cluster: Cluster, namespace: str) -> Service:
+    """A fleet that has told what it is and has seen some load."""
+    cluster.apply(_fleet("fleet", 6), namespace=namespace)
+    found = service("fleet")
+    found.wait_ready()
+    return found
+
+
+def test_a_step_up_is_met_and_given_back(fleet: Service) -> None:
+    """Up in one go while the load lasts, down after it, and no request of either is lost."""
+    prompts = _prompts("step")
+    low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
+    before = _desired(fleet)
+    started = time.time()
+    with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
+        until("the fleet is told to grow", lambda: _desired(fleet) > before, GROWS_S)
+        told_s = time.time() - started
+        until("the new engines serve", lambda: len(fleet.ready_pods("serve")) >= 3, GROWS_S)
+    most = _desired(fleet)
+    up = [e["message"] for e in fleet.wait_events("ScaledUp")]
+    until("the fleet gives back what it does not need", lambda: _desired(fleet) < most, 300)
+    down = [e["message"] for e in fleet.wait_events("ScaledDown")]
+    print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
+    print("\n".join([*up, *down]))
+    assert most >= 3
+    assert all("serve" in message and "->" in message and "knee" in message for message in up)
+    assert not low.failures, low.explain()
+    assert not load.ledger.failures, load.ledger.explain()
+
+
+def test_the_status_says_what_was_measured_and_decided(fleet: Service) -> None:
+    status = fleet.status()
+    tier, last = status["tiers"]["serve"], status["lastDecision"]
+    print(f"{tier}\n{status['slo']}\n{status['coldStart']}\n{last}")
+    assert tier["knee"].endswith("req/s")
+    assert tier["needed"] >= 1
+    assert {"p50", "p90"} <= tier["startup"].keys()
+    assert last["tiers"]["serve"]["why"]
+    assert status["learned"]
+    for kind in ("ScalingActive", "MetricsAvailable", "SLOFeasible"):
+        assert fleet.condition(kind)["status"] == "True", fleet.condition(kind)
+
+
+def test_recommend_decides_and_changes_nothing(
+    cluster: Cluster, namespace: str, service: Callable[[str], Service]
+) -> None:
+    cluster.apply(_fleet("advised", 6, mode="Recommend"), namespace=namespace)
+    advised = service("advised")
+    advised.wait_ready()
+    with Load(advised.target, poisson(3.0, 120, _prompts("advice"), seed=3)) as load:
+        until("more is recommended", lambda: advised.status()["tiers"]["serve"].get("needed", 0) > 1, GROWS_S)
+    deployment = cluster.get("deployments", "advised-serve", namespace)
+    assert deployment
+    print(f"{advised.status()['tiers']['serve']}; {advised.condition('ScalingActive')}; {load.ledger.summary()}")
+    assert deployment["spec"]["replicas"] == 1
+    assert advised.condition("ScalingActive")["reason"] == "RecommendOnly"
+    assert not [e for e in advised.events() if e["reason"] in ("ScaledUp", "ScaledDown")]
+    cluster.kubectl("delete", "plim", "advised", "-n", namespace)

@@ -1,0 +1,37 @@
+"""Requests whose lengths are exact for any tokenizer and that no prefix cache has seen.
+
+Prompts are token ids: above the special tokens that tokenizers put first, and below the smallest vocabulary. Their
+first two ids count them, so that no two of some ten thousand begin alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+COMPLETIONS = "/v1/completions"
+FIRST_ID, IDS = 10, 200
+
+
+class Prompts:
+    """Bodies of requests to one model, each with a prompt of its own."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._serial = itertools.count()
+
+    def new(self, tokens: int) -> list[int]:
+        """A prompt of so many tokens that has not been before."""
+        serial = next(self._serial)
+        places = [serial, serial // IDS, *(serial + place for place in range(2, tokens))]
+        return [FIRST_ID + place % IDS for place in places[:tokens]]
+
+    def completion(self, prompt: list[int], max_tokens: int) -> bytes:
+        """A greedy completion that ends after exactly `max_tokens` tokens."""
+        return self.body(max_tokens, prompt=prompt)
+
+    def body(self, max_tokens: int, **fields: Any) -> bytes:
+        """A greedy request with these fields."""
+        common = {"model": self._model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        return json.dumps({**common, **fields}).encode()

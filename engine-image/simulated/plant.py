@@ -1,0 +1,62 @@
+"""How long a step takes on this machine: the law of its profile, and what real machines do besides.
+
+Problem: a controller that is tried only on its own formula learns nothing about itself.
+Idea: the deviations that were measured. Decoding bends at a batch (matrix products turn from memory- to arithmetic-
+bound); a card that computes much is power-capped and slower; no two replicas and no two steps are quite alike.
+
+The heat follows the share of time spent in matrix products: on an H200 (8B, nine loads) the clock falls in a line
+from 1,900 MHz at a share of 0.25 to 1,450 at 0.7; it is read here as a running mean over 10 s, an assumption.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Final
+
+from simulated.profiles import Coefficients, Profile
+
+_COOL_SHARE: Final = 0.25
+_HOT_SHARE: Final = 0.70
+_HEAT_SECONDS: Final = 10.0
+_LEAST: Final = 0.5  # of a step, whatever the noise says
+
+
+class Plant:
+    """The step time of one replica; `factor` multiplies every step, `noise` is a step's relative standard deviation."""
+
+    def __init__(self, profile: Profile, factor: float = 1.0, noise: float = 0.0, seed: int = 0) -> None:
+        self._profile = profile.scaled(factor)
+        self._noise = noise
+        self._random = random.Random(seed)
+        self._share = 0.0
+        self._seen = -math.inf
+        self._now = self._profile.coefficients
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Those that hold at the present heat."""
+        return self._now
+
+    def seconds(self, start: float, tokens: int, pairs: float, sequences: int, cached: int) -> float:
+        """A step that begins at `start` (seconds on any clock) and prefills, decodes and reads so much."""
+        c = self._now
+        products = c.pretok * tokens + c.preattn * pairs + c.dec * sequences
+        took = c.base + products + c.ctx * cached + (c.anypre if tokens else 0.0)
+        if sequences > self._profile.hinge_sequences:
+            took += self._profile.hinge_dec * (sequences - self._profile.hinge_sequences)
+        if self._noise:
+            took *= max(_LEAST, 1.0 + self._noise * self._random.gauss(0.0, 1.0))
+        if self._profile.hot is not None:
+            self._warm(start + took, products)
+        return took
+
+    def _warm(self, end: float, products: float) -> None:
+        """Takes a step into the mean share of products, idle time before it included."""
+        assert self._profile.hot is not None
+        passed = max(end - self._seen, products)
+        self._seen = end
+        kept = math.exp(-passed / _HEAT_SECONDS)
+        self._share = kept * self._share + (1 - kept) * products / passed if passed < math.inf else 0.0
+        heat = min(1.0, max(0.0, (self._share - _COOL_SHARE) / (_HOT_SHARE - _COOL_SHARE)))
+        self._now = self._profile.coefficients.towards(self._profile.hot, heat)

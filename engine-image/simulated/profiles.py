@@ -1,0 +1,146 @@
+"""What a simulated accelerator with a model on it can do: coefficients of a step and limits, from a JSON file.
+
+Problem: an engine must stand in for a card and a model that were measured, or for one that somebody wants to try.
+Idea: a file of numbers. Those that come with the package lie in `profiles/` and show the form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parent / "profiles"
+
+
+class ProfileError(ValueError):
+    """A profile cannot be found or does not make sense; the message names the key."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Seconds of a step, linear in what it does.
+
+    base + anypre [any prefill] + pretok p + preattn sum n (ctx + n / 2) + dec b + ctx k, for p prefilled tokens, b
+    decoding sequences and k cached tokens that these read.
+    """
+
+    base: float
+    anypre: float
+    pretok: float
+    preattn: float
+    dec: float
+    ctx: float
+
+    def scaled(self, factor: float) -> Coefficients:
+        """All of them times a factor."""
+        return Coefficients(*(getattr(self, field.name) * factor for field in fields(self)))
+
+    def towards(self, other: Coefficients, share: float) -> Coefficients:
+        """A mixture: this at share 0, the other at share 1."""
+        return Coefficients(
+            *(
+                (1 - share) * getattr(self, field.name) + share * getattr(other, field.name)
+                for field in fields(self)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One replica. Times in seconds.
+
+    hot: the coefficients while the card is power-capped, None where it never is. From `hinge_sequences` on each
+    sequence costs `hinge_dec` more. `consumer_factor`: steps of an engine that only decodes, over the law's.
+    `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing.
+    """
+
+    coefficients: Coefficients
+    kv_tokens: int
+    max_num_seqs: int
+    budget: int
+    block_size: int
+    layers: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    hot: Coefficients | None = None
+    hinge_sequences: int = 0
+    hinge_dec: float = 0.0
+    consumer_factor: float = 1.0
+    frontend: float = 0.0
+    frontend_token: float = 0.0
+
+    def scaled(self, factor: float) -> Profile:
+        """A machine on which every step takes `factor` times as long."""
+        return replace(
+            self,
+            coefficients=self.coefficients.scaled(factor),
+            hot=self.hot and self.hot.scaled(factor),
+            hinge_dec=self.hinge_dec * factor,
+        )
+
+
+_COUNTS: Final = {
+    "kv_tokens": 720_000,
+    "max_num_seqs": 256,
+    "budget": 8_192,
+    "block_size": 16,
+    "layers": 32,
+    "max_model_len": 40_960,
+    "kv_bytes_per_token": 131_072,
+}
+_TIMES: Final = ("hinge_dec", "frontend", "frontend_token")
+
+
+def load(name: str) -> Profile:
+    """The profile of that name that comes with the package, or the one in a file; raises ProfileError."""
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.json")))
+        raise ProfileError(f"no profile {name!r}: known are {known}, or the path of a .json file") from None
+    except ValueError as error:
+        raise ProfileError(f"{name}: not JSON: {error}") from None
+    return parse(document)
+
+
+def parse(document: Any) -> Profile:
+    """A profile from its JSON document; every key but the six coefficients has a default. Raises ProfileError."""
+    if not isinstance(document, dict):
+        raise ProfileError("a profile is a JSON object")
+    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES)
+    if unknown := set(document) - known - {"hot", "hinge_sequences", "consumer_factor"}:
+        raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
+    hot = document.get("hot")
+    return Profile(
+        coefficients=_coefficients(document),
+        hot=None if hot is None else _coefficients(hot),
+        hinge_sequences=_count(document, "hinge_sequences", 0, least=0),
+        consumer_factor=_number(document, "consumer_factor", 1.0, least=math.ulp(0.0)),
+        **{key: _count(document, key, default) for key, default in _COUNTS.items()},
+        **{key: _number(document, key, 0.0) for key in _TIMES},
+    )
+
+
+def _coefficients(document: Mapping[str, Any]) -> Coefficients:
+    base = _number(document, "base", None, least=math.ulp(0.0))
+    anypre = _number(document, "anypre", None, least=-base)
+    return Coefficients(base, anypre, *(_number(document, key, None) for key in ("pretok", "preattn", "dec", "ctx")))
+
+
+def _number(document: Mapping[str, Any], key: str, default: float | None, least: float = 0.0) -> float:
+    value = document.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ProfileError(f"{key} must be a number of at least {least:g}, not {value!r}")
+    return float(value)
+
+
+def _count(document: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    value = document.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ProfileError(f"{key} must be a whole number of at least {least}, not {value!r}")
+    return value

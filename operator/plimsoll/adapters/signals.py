@@ -1,0 +1,130 @@
+"""A gateway's `/signals`, read: what it counted, and which services it can route to.
+
+Problem: the document comes over the network from a pod that may be of an older release, of another fleet that got its
+address, or broken; and what is made of it buys and sells GPUs.
+
+Idea: one typed decoder refuses what cannot be: a count that is negative, fractional, NaN or beyond what a double holds
+exactly. What a release does not tell yet is None. A document is taken whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from plimsoll.core import buckets
+from plimsoll.core.ports import Buckets, GatewayReading, ServiceReading
+
+ROUTABLE_ROLES = ("decode", "serve")
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+
+
+class Heard(NamedTuple):
+    """What one gateway said. synced: it knows what the API server has; before that, what it lacks is not known.
+
+    routable: engines that answer clients and that it can reach, by namespace and name of their service.
+    """
+
+    synced: bool
+    reading: GatewayReading
+    routable: Mapping[tuple[str, str], int]
+
+
+class _Endpoint(msgspec.Struct):
+    pod: str
+    role: str
+    routable: bool
+    inflight: Count
+
+
+class _Requests(msgspec.Struct):
+    arrived: Count
+    retried: Count
+    answered: Count
+    failed: Count
+    cancelled: Count
+    refused: dict[str, Count]
+    arrived_tokens: Count | None = None  # from version 2 on
+
+
+class _Histogram(msgspec.Struct):
+    sum_s: Seconds
+    buckets: list[Count]
+    counts: list[Count]
+
+
+class _Service(msgspec.Struct):
+    endpoints: list[_Endpoint]
+    requests: _Requests
+    ttft: _Histogram | None = None  # from version 2 on
+
+
+class _Document(msgspec.Struct):
+    version: Annotated[int, msgspec.Meta(ge=1, le=2)]
+    gateway: str
+    synced: bool
+    services: dict[str, _Service]
+    born: str = ""  # from version 2 on
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+
+def parse(document: bytes | Mapping[str, Any], gateway: str, at_s: float) -> Heard:
+    """Read a document that the pod `gateway` was asked for, at a time of the reader's clock.
+
+    Raises ValueError, in words, for one that is broken, of a version that is not known, or of another pod.
+    """
+    read = _typed(document)
+    if read.gateway != gateway:
+        raise ValueError(f"it is that of {read.gateway!r}, not that of {gateway!r}")
+    services = {name: _service(name, service) for name, service in read.services.items()}
+    routable = {_key(name): _routable(service) for name, service in read.services.items()}
+    return Heard(read.synced, GatewayReading(gateway, at_s, read.born, services), routable)
+
+
+def _typed(document: bytes | Mapping[str, Any]) -> _Document:
+    try:
+        return _decode(document) if isinstance(document, bytes) else msgspec.convert(document, _Document)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _key(name: str) -> tuple[str, str]:
+    namespace, slash, short = name.partition("/")
+    if not (namespace and slash and short) or "/" in short:
+        raise ValueError(f"a service is called NAMESPACE/NAME, not {name!r}")
+    return namespace, short
+
+
+def _routable(service: _Service) -> int:
+    return sum(e.routable and e.role in ROUTABLE_ROLES for e in service.endpoints)
+
+
+def _service(name: str, read: _Service) -> ServiceReading:
+    requests = read.requests
+    return ServiceReading(
+        arrived=requests.arrived,
+        arrived_tokens=requests.arrived_tokens,
+        retried=requests.retried,
+        answered=requests.answered,
+        failed=requests.failed,
+        cancelled=requests.cancelled,
+        refused=requests.refused,
+        ttft_s=None if read.ttft is None else _histogram(name, read.ttft),
+        inflight={e.pod: e.inflight for e in read.endpoints},
+    )
+
+
+def _histogram(name: str, read: _Histogram) -> Buckets:
+    edges = buckets.LATENCY_EDGES_S
+    counts = dict(zip(read.buckets, read.counts, strict=False))
+    if not len(counts) == len(read.buckets) == len(read.counts):
+        raise ValueError(f"each bucket of the TTFT of {name} must have one count")
+    if max(counts, default=0) >= len(edges):
+        raise ValueError(f"the TTFT of {name} has a bucket {max(counts)}, the last is {len(edges) - 1}")
+    return buckets.from_sparse(edges, counts, read.sum_s)

@@ -1,0 +1,202 @@
+"""`plimsoll explain NAME`: the last decision step by step, what it rests on, and the decisions before it.
+
+The operator that leads tells it, through the API server, with the rights of whoever asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.output import NONE, Screen, cut, duration, hanging, listed, plain, table
+from plimsoll.cli.reading import entries, items, number, part, text, whole
+
+VERSION: Final = 1  # of the document
+_INDENT: Final = "  "
+_COEFFICIENTS: Final = (
+    ("base_s", "a step"),
+    ("any_prefill_s", "more with any prefill"),
+    ("prefill_token_s", "a prompt token"),
+    ("prefill_pair_s", "a prompt token for each token before it"),
+    ("sequence_s", "a sequence"),
+    ("cached_token_s", "a cached token read"),
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    namespace = arguments.namespace or kubeconfig.namespace(arguments.kubeconfig)
+    document = asyncio.run(_ask(arguments, namespace))
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    else:
+        print("\n".join(render(document, Screen.of(sys.stdout))))
+    return 0
+
+
+async def _ask(arguments: argparse.Namespace, namespace: str) -> Any:
+    async with cluster.connected(arguments.kubeconfig) as kube:
+        return await cluster.explanation(kube, namespace, arguments.name, arguments.operator_namespace)
+
+
+def render(document: Any, screen: Screen) -> list[str]:
+    """The document for a person, in lines. Raises Unanswered for one of another version."""
+    if whole(document, "version") != VERSION:
+        told = part(document, "version")
+        raise cluster.Unanswered(
+            f"the operator's document is of version {told!r:.40}, this program reads {VERSION}; --json prints it"
+        )
+    decisions = items(document, "decisions")
+    lines = hanging("", f"{text(document, 'service') or NONE} at {text(document, 'at') or NONE}", screen)
+    if not decisions:
+        lines += ["", "Nothing was decided yet: the operator has only begun to look at it."]
+    for last in decisions[:1]:
+        lines += _last(last, screen)
+    lines += _basis(entries(document, "tiers"), screen)
+    return lines + _before(decisions[1:], screen)
+
+
+# ---------------------------------------------------------------- the last decision
+
+
+def _last(decision: Any, screen: Screen) -> list[str]:
+    binding = text(decision, "binding")
+    lines = []
+    for name, tier in entries(decision, "tiers").items():
+        binds = ", the tier that binds" if name == binding else ""
+        lines += ["", *(screen.bold(line) for line in hanging("", f"{name} {_change(tier)}{binds}", screen))]
+        lines += table(_steps(tier), screen, _INDENT, head=False)
+        facts = [[label, words] for label, words in _facts(tier) if words]
+        lines += ["", *table(facts, screen, _INDENT, head=False)] if facts else []
+    return lines
+
+
+def _change(tier: Any) -> str:
+    before, after, wanted = whole(tier, "before"), whole(tier, "replicas"), whole(tier, "recommended")
+    if before is None:
+        return f"{_count(after)}, not observed"
+    if wanted is not None and wanted != after:
+        return f"stays {_count(after)}, recommended {wanted}"
+    return f"stays {before}" if before == after else f"{before} -> {_count(after)}"
+
+
+def _steps(tier: Any) -> list[list[str]]:
+    return [
+        [f"{place}.", text(step, "name") or NONE, _count(whole(step, "replicas")), text(step, "why") or NONE]
+        for place, step in enumerate(items(tier, "steps"), 1)
+    ]
+
+
+def _facts(tier: Any) -> Iterable[tuple[str, str]]:
+    etas = [number(eta) for eta in items(tier, "etas_s")]
+    yield "otherwise", text(tier, "counterfactual") or ""
+    yield "limited by", _words(tier, "limits")
+    yield "held", "demand is not known, so nothing is concluded from it" if part(tier, "held") is True else ""
+    yield "starting", f"{len(etas)}, likely ready in {listed(map(duration, etas))}" if etas else ""
+    yield "overdue", _words(tier, "overdue")
+
+
+# ---------------------------------------------------------------- what it rests on
+
+
+def _basis(tiers: dict[str, Any], screen: Screen) -> list[str]:
+    lines = []
+    for name, tier in tiers.items():
+        told = (_engine(tier), _model(tier), _coefficients(tier), _line(tier), _forecast(tier), _starts(tier))
+        rows = [[label, words] for label, words in zip(_LABELS, told, strict=True) if words]
+        lines += ["", *(screen.bold(line) for line in hanging("", f"{name} rests on", screen))]
+        lines += table(rows, screen, _INDENT, head=False)
+    return lines
+
+
+_LABELS: Final = ("engine", "model", "", "load line", "forecast", "start-up")
+
+
+def _engine(tier: Any) -> str:
+    names = ("model", "accelerator", "parallelism", "engine_version")
+    return listed(text(tier, "engine", name) or "" for name in names)
+
+
+def _model(tier: Any) -> str:
+    model = part(tier, "model")
+    if (missing := _unknown(model)) is not None:
+        return missing
+    quantile = number(model, "quantile")
+    pessimism = f"; sized slower than {quantile:.0%} of what is believed" if quantile is not None else ""
+    return f"{text(model, 'words') or NONE}{pessimism}"
+
+
+def _coefficients(tier: Any) -> str:
+    told = [(number(tier, "model", name), words) for name, words in _COEFFICIENTS]
+    return listed(f"{duration(value)} {words}" for value, words in told if value is not None)
+
+
+def _line(tier: Any) -> str:
+    line = part(tier, "line")
+    if (missing := _unknown(line)) is not None:
+        return missing
+    knee = f"{_digits(number(line, 'knee_per_s'))} req/s a replica, {text(line, 'constraint') or NONE} binds"
+    infeasible = text(line, "infeasible", "words")
+    return f"{knee}; {infeasible}" if infeasible else knee
+
+
+def _forecast(tier: Any) -> str:
+    found = part(tier, "forecast")
+    if (missing := _unknown(found)) is not None:
+        return missing
+    parts = ", ".join(f"{name} {_digits(number(value))}" for name, value in entries(found, "parts").items())
+    quantile = number(found, "quantile")
+    chance = f" at p{100.0 * quantile:.3g}" if quantile is not None else ""
+    work, within = _digits(number(found, "work")), duration(number(found, "horizon_s"))
+    return f"{work} GPU-s/s within {within}{chance}: {parts or NONE}"
+
+
+def _starts(tier: Any) -> str:
+    phases = [
+        f"{text(phase, 'name') or NONE} {duration(number(phase, 'p50_s'))} to {duration(number(phase, 'p90_s'))}"
+        for phase in items(tier, "starts", "phases")
+    ]
+    seen = number(tier, "starts", "seen")
+    rests = f"starts seen: {seen:.0f}" if seen else "a guess: no start was seen"
+    return f"{', '.join(phases)} (p50 to p90; {rests})" if phases else NONE
+
+
+def _unknown(value: Any) -> str | None:
+    """Why it is not known; None if it is."""
+    why = text(value, "unknown")
+    return NONE if not entries(value) else None if why is None else f"not known: {why}"
+
+
+# ---------------------------------------------------------------- the decisions before
+
+
+def _before(decisions: list[Any], screen: Screen) -> list[str]:
+    if not decisions:
+        return []
+    lines = [cut(f"{_INDENT}{plain(text(one, 'at') or NONE)}  ", _changes(one), screen) for one in decisions]
+    return ["", screen.bold("before, what changed"), *lines]
+
+
+def _changes(decision: Any) -> str:
+    moved = [
+        f"{name} {_change(tier)}: {text(tier, 'why') or NONE}"
+        for name, tier in entries(decision, "tiers").items()
+        if whole(tier, "before") != whole(tier, "recommended")
+    ]
+    return "; ".join(moved) or NONE
+
+
+def _words(tier: Any, name: str) -> str:
+    return listed(text(one) or "" for one in items(tier, name))
+
+
+def _count(value: int | None) -> str:
+    return NONE if value is None else str(value)
+
+
+def _digits(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3g}"

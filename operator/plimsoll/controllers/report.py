@@ -1,0 +1,314 @@
+"""What the status says of a service's scaling: conditions, figures and the last decisions. Pure.
+
+Problem: every figure moves at every tick, and a status that follows costs the API server a write a second.
+
+Idea: a report is made when the state behind it has changed (a count, a limit, what is known), and once a minute for the
+figures alone; figures that have moved little keep their old words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from plimsoll.api.conditions import Condition, Reason, Type
+from plimsoll.controllers import memory
+from plimsoll.core import buckets, units
+from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
+from plimsoll.core.autoscaler.service import Told
+from plimsoll.core.calibration.answer import knowledge
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecision
+from plimsoll.core.slo import Slo
+
+Object = dict[str, Any]
+
+MOVED: Final = 0.1  # a figure that has moved by less keeps its old words
+SLACK: Final = 0.1  # of a target: a promise that was broken counts as met again only so far below it
+LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
+
+_LIMITS: Final = {
+    Limit.MAX: Reason.AT_MAXIMUM,
+    Limit.RATE: Reason.RATE_LIMITED,
+    Limit.BUDGET: Reason.BUDGET_EXHAUSTED,
+    Limit.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """state: what makes a new one due. desired: replicas that each tier should have, by role.
+
+    The rest are parts of the status, as Kubernetes keeps them.
+    """
+
+    state: tuple[object, ...]
+    desired: Mapping[str, int]
+    conditions: tuple[Condition, ...]
+    tiers: Mapping[str, Object]
+    slo: Object
+    cold_start: Object
+    limited_by: str | None
+    last_decision: Object | None
+    decisions: tuple[Object, ...]
+    learned: Object | None
+    learned_s: float  # when that was
+
+
+_NOTHING: Final = Report((), {}, (), {}, {}, {}, None, None, (), None, -math.inf)
+
+
+def state(service: Service, seen: Seen) -> tuple[object, ...]:
+    """What a reader must hear of at once."""
+    if service.last is None:
+        return ()
+    tiers = service.last.decision.tiers
+    return bool(seen.heard.coverage), *(
+        (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue), isinstance(service.tiers[name].line, Line))
+        for name, t in tiers.items()
+    )
+
+
+def make(service: Service, seen: Seen, wish: Wish, old: Report | None, now_s: float) -> Report:
+    """The report of this moment; figures of the old one are kept where little has changed. Needs a decision made."""
+    assert service.last is not None
+    decision = service.last.decision
+    promised = wish.slo is not None
+    told = [*service.decisions]
+    now_state = state(service, seen)
+    keep = not promised or (old is not None and old.state == now_state and now_s - old.learned_s < LEARNED_SECONDS)
+    last = old or _NOTHING
+    return Report(
+        state=now_state,
+        desired={name: tier.replicas for name, tier in decision.tiers.items()},
+        conditions=tuple(_conditions(service, seen, wish, old)),
+        tiers={name: _tier(service, name, old) for name in service.tiers} if promised else {},
+        slo=_slo(seen, wish.slo, old) if wish.slo is not None else {},
+        cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
+        limited_by=_limited_by(service, decision) if promised else None,
+        last_decision=_decision(told[-1]) if told else None,
+        decisions=tuple(_decision(one) for one in reversed(told[:-1])),
+        learned=last.learned if keep else memory.write(service),
+        learned_s=last.learned_s if keep else now_s,
+    )
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _conditions(service: Service, seen: Seen, wish: Wish, old: Report | None) -> Iterable[Condition]:
+    if wish.slo is None and all(tier.min_replicas == tier.max_replicas for tier in wish.policy.tiers.values()):
+        return  # nobody asked for any scaling
+    yield _active(service, wish)
+    if wish.slo is None or service.last is None:
+        return
+    yield _metrics(seen)
+    yield _feasible(service)
+    yield _met(seen, wish.slo, old)
+    yield _limited(service.last.decision)
+
+
+def _active(service: Service, wish: Wish) -> Condition:
+    def no(reason: Reason, message: str) -> Condition:
+        return Condition(Type.SCALING_ACTIVE, False, reason, message)
+
+    if wish.slo is None:
+        return no(Reason.NO_PROMISE, "spec.slo is not set: nothing is promised, so each tier keeps minReplicas")
+    if wish.policy.paused:
+        return no(Reason.PAUSED, "spec.scaling.paused is true: decisions are made and shown, nothing is set")
+    if wish.policy.mode is not Mode.AUTO:
+        return no(
+            Reason.RECOMMEND_ONLY if wish.policy.mode is Mode.RECOMMEND else Reason.SCALING_OFF,
+            f"spec.scaling.mode is {wish.policy.mode}: nothing is set",
+        )
+    held = {name: need.why for name, need in service.needs.items() if isinstance(need, Unknown)}
+    if held:
+        words = "; ".join(f"{name}: {why}" for name, why in held.items())
+        return no(Reason.DEMAND_UNKNOWN, f"replicas are held: {words}")
+    binding = service.last.decision.binding if service.last else None
+    return Condition(Type.SCALING_ACTIVE, True, Reason.SCALING_ON_FORECAST, f"{binding or 'no tier'} binds")
+
+
+def _metrics(seen: Seen) -> Condition:
+    missing = [
+        name
+        for name, tier in seen.tiers.items()
+        if tier.ready and not any(role == name and told.coverage for role, told in seen.heard.tiers.items())
+    ]
+    if not seen.heard.coverage:
+        message = "no gateway replica tells of its requests, so demand is not known and replicas are held"
+        return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
+    if missing:
+        message = f"no ready engine of {', '.join(missing)} answers with its metrics; nothing is learned from them"
+        return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
+    least = min((told.coverage for told in seen.heard.tiers.values() if told.coverage), default=1.0)
+    if min(least, seen.heard.coverage) < 1.0:
+        message = "some gateways or engines do not answer: what is known is scaled up, and nothing goes down"
+        return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_PARTIAL, message)
+    return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_FRESH, "gateways and engines answer")
+
+
+def _feasible(service: Service) -> Condition:
+    broken = {n: s for n, s in service.needs.items() if isinstance(s, Need) and s.infeasible is not None}
+    for name, need in broken.items():
+        assert need.infeasible is not None
+        nearest = need.infeasible.feasible
+        told = [] if nearest is None else [("ttft", nearest.ttft_s), ("tpot", nearest.tpot_s)]
+        words = ", ".join(f"slo.{field} {_duration(value)}" for field, value in told if value is not None)
+        message = f"{name}: no number of replicas keeps it, {need.infeasible.constraint} breaks it; feasible: {words}"
+        return Condition(Type.SLO_FEASIBLE, False, Reason.INFEASIBLE, message)
+    if service.needs and all(isinstance(need, Need) for need in service.needs.values()):
+        return Condition(Type.SLO_FEASIBLE, True, Reason.FEASIBLE, "enough replicas keep the promise at this mix")
+    return Condition(Type.SLO_FEASIBLE, None, Reason.NOT_MEASURED, "the tiers' load lines are not known yet")
+
+
+def _met(seen: Seen, slo: Slo, old: Report | None) -> Condition:
+    """By what clients saw over the last minute; a promise that was broken must be kept by some margin to be met."""
+    worst: tuple[float, str] | None = None
+    ttft_s, tpot_s = _measured(seen)
+    for name, value, target_s in (("TTFT", ttft_s, slo.ttft_s), ("TPOT", tpot_s, slo.tpot_s)):
+        if target_s is not None and value is not None:
+            words = f"p{100 * slo.share:g} {name} {_duration(value)}, target {_duration(target_s)}"
+            worst = max(worst or (0.0, ""), (value / target_s, words))
+    if worst is None:
+        return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, "no request has ended in the last minute")
+    before = next((c.holds for c in old.conditions if c.type is Type.SLO_MET), None) if old else None
+    limit = 1.0 - SLACK if before is False else 1.0
+    met = worst[0] <= limit
+    kept = next((c for c in (old.conditions if old else ()) if c.type is Type.SLO_MET and c.holds is met), None)
+    return kept or Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
+
+
+def _limited(decision: Decision) -> Condition:
+    for name, tier in decision.tiers.items():
+        for limit in tier.limits:
+            if limit in _LIMITS:
+                message = f"{name}: {_step(tier, 'limits')}"
+                return Condition(Type.SCALING_LIMITED, True, _LIMITS[limit], message)
+    return Condition(Type.SCALING_LIMITED, False, Reason.NOT_LIMITED, "each tier has the replicas that it needs")
+
+
+def _step(tier: TierDecision, name: str) -> str:
+    return next((step.why for step in tier.steps if step.name == name), tier.why)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _tier(service: Service, name: str, old: Report | None) -> Object:
+    """The sizing part of `status.tiers`."""
+    before = old.tiers.get(name, {}) if old else {}
+    need, tier = service.needs.get(name), service.tiers[name]
+    found: Object = {}
+    if tier.ledger.whole.starts:
+        whole = tier.ledger.whole
+        found["startup"] = {"p50": _duration(whole.quantile_s(0.5)), "p90": _duration(whole.quantile_s(0.9))}
+    if isinstance(need, Need):
+        found["needed"] = need.replicas
+        found["knee"] = f"{need.replica_work / need.request_gpu_s:.2g} req/s"
+        found["model"] = _model(tier, need, before.get("model", {}))
+        level = _level(service, name)
+        if level is not None and service.last is not None:
+            count = max(service.last.decision.tiers[name].replicas, 1)
+            found["utilisation"] = f"{_tens(100.0 * level / (count * need.replica_work))}%"
+    return found
+
+
+def _model(tier: Tier, need: Need, before: Mapping[str, Any]) -> Object:
+    assert tier.posterior is not None  # there is no need without a model
+    told, model = knowledge(tier.posterior), tier.model
+    assert model is not None
+    return {
+        "baseSeconds": _seconds(before.get("baseSeconds"), model.base_s),
+        "workSeconds": _seconds(before.get("workSeconds"), need.request_gpu_s),
+        "known": told.known,
+        "words": "known" if told.known else told.words.split(":")[0],
+    }
+
+
+def _seconds(before: Any, value: float) -> str:
+    """Two digits; the old ones where they are still near enough."""
+    if isinstance(before, str) and abs(float(before) - value) <= MOVED * value:
+        return before
+    return f"{value:.2g}"
+
+
+def _level(service: Service, name: str) -> float | None:
+    state_ = service.tiers[name].demand
+    return None if state_.at_s is None else state_.now.level
+
+
+def _tens(percent: float) -> int:
+    return round(percent / 10.0) * 10
+
+
+def _slo(seen: Seen, slo: Slo, old: Report | None) -> Object:
+    before = old.slo if old else {}
+    ttft_s, tpot_s = _measured(seen)
+    found: Object = {"window": "1m"}
+    if ttft_s is not None:
+        found["ttft"] = _figure(before.get("ttft"), ttft_s)
+    if tpot_s is not None:
+        found["tpot"] = _figure(before.get("tpot"), tpot_s)
+    if seen.heard.ttft is not None and slo.ttft_s is not None:
+        met = buckets.share_below(seen.heard.ttft, slo.ttft_s)
+        shed = 0.0 if isinstance(seen.heard.shed_share, Unknown) else seen.heard.shed_share
+        if met is not None:
+            found["attainment"] = f"{math.floor(100.0 * met)}%"
+            found["attainmentOffered"] = f"{math.floor(100.0 * met * (1.0 - shed))}%"
+    return found if len(found) > 1 else {}
+
+
+def _measured(seen: Seen) -> tuple[float | None, float | None]:
+    """Promised percentiles as clients saw them: TTFT at the gateway, TPOT in the tier that decodes, s."""
+    ttft = seen.heard.ttft_s
+    decoding = [told.measured.tpot_s for role, told in seen.heard.tiers.items() if role != "prefill"]
+    tpot = next((value for value in decoding if not isinstance(value, Unknown)), None)
+    return (None if isinstance(ttft, Unknown) else ttft), tpot
+
+
+def _figure(before: Any, seconds: float) -> str:
+    """A duration of two digits; the old one where it is still near enough."""
+    if isinstance(before, str) and abs(units.parse_duration(before) - seconds) <= MOVED * seconds:
+        return before
+    return _duration(seconds)
+
+
+def _duration(seconds: float) -> str:
+    """Two significant digits, in the unit that people would use: 340ms, 1.2s, 95s."""
+    if seconds < 0.000001:
+        return "0s"
+    digits = 1 - math.floor(math.log10(seconds))
+    rounded = round(seconds, digits)
+    if rounded < 0.0099995:
+        return f"{round(rounded * 1e6)}us"
+    return f"{round(rounded * 1e3)}ms" if rounded < 1.0 else f"{rounded:g}s"
+
+
+def _starts(tier: Tier) -> Object:
+    return {
+        "phases": [
+            {"name": name, "p50": _duration(q.p50_s), "p90": _duration(q.p90_s)} for name, q in tier.ledger.quantiles
+        ]
+    }
+
+
+def _limited_by(service: Service, decision: Decision) -> str | None:
+    """What keeps the binding tier from carrying more, in one word."""
+    need = service.needs.get(decision.binding or "")
+    return f"{decision.binding} {need.constraint}" if isinstance(need, Need) else None
+
+
+def _decision(told: Told) -> Object:
+    return {
+        "time": datetime.fromtimestamp(told.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "tiers": {
+            name: {"from": tier.before, "to": tier.recommended or 0, "why": tier.why[:1024]}
+            for name, tier in told.decision.tiers.items()
+            if tier.before is not None and tier.before != tier.recommended
+        },
+        **({"binding": told.decision.binding} if told.decision.binding else {}),
+    }

@@ -1,0 +1,79 @@
+"""How far an engine's start has come, and what it took: from its pod and from its launcher. Pure.
+
+Before the container runs only Kubernetes knows (scheduling, pulling); after it, only the launcher does. Together they
+are one list of phases, in order, whose sum is the time from the pod's creation to its readiness.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from plimsoll.adapters.about import Start
+from plimsoll.core.lifecycle import Starting
+
+Object = dict[str, Any]
+Phases = list[tuple[str, float]]
+
+
+def is_ready(pod: Object) -> bool:
+    return _condition(pod, "Ready").get("status") == "True"
+
+
+def is_leaving(pod: Object) -> bool:
+    """Being deleted, or ended for good: nothing starts there any more."""
+    return bool(pod["metadata"].get("deletionTimestamp")) or pod.get("status", {}).get("phase") in (
+        "Failed",
+        "Succeeded",
+    )
+
+
+def starting(pod: Object, told: Start | None) -> Starting:
+    """A pod that is not ready yet; told: its launcher's last word."""
+    created_s = _epoch_s(pod["metadata"]["creationTimestamp"])
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") != "True":
+        refused = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
+        return Starting(pod["metadata"]["name"], created_s, "schedule", created_s, refused)
+    placed_s = _epoch_s(scheduled["lastTransitionTime"])
+    running_s = _running_s(pod)
+    if running_s is None:
+        return Starting(pod["metadata"]["name"], created_s, "pull", placed_s)
+    if told is None or told.phase is None:
+        return Starting(pod["metadata"]["name"], created_s, "launch", running_s)
+    began_s = running_s + sum(seconds for _, seconds in told.phases)
+    return Starting(pod["metadata"]["name"], created_s, told.phase, began_s)
+
+
+def took(pod: Object, told: Start | None) -> Phases:
+    """The phases of a pod that has become ready, seconds; empty where its times make no sense (a restart, a clock)."""
+    created_s = _epoch_s(pod["metadata"]["creationTimestamp"])
+    ready, scheduled, running_s = _condition(pod, "Ready"), _condition(pod, "PodScheduled"), _running_s(pod)
+    if running_s is None or "lastTransitionTime" not in ready or "lastTransitionTime" not in scheduled:
+        return []
+    placed_s, ready_s = _epoch_s(scheduled["lastTransitionTime"]), _epoch_s(ready["lastTransitionTime"])
+    phases: Phases = [("schedule", placed_s - created_s), ("pull", running_s - placed_s)]
+    if told is not None and told.phases:
+        phases += [(name, seconds) for name, seconds in told.phases]
+        phases.append(("probe", max(0.0, ready_s - running_s - sum(seconds for _, seconds in told.phases))))
+    else:
+        phases.append(("engine", ready_s - running_s))
+    return phases if all(seconds >= 0.0 for _, seconds in phases) else []
+
+
+def _running_s(pod: Object) -> float | None:
+    """When the engine's container last began to run, seconds since the epoch; None if it does not."""
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        began = container.get("state", {}).get("running", {}).get("startedAt")
+        if began:
+            return _epoch_s(began)
+    return None
+
+
+def _condition(pod: Object, kind: str) -> Object:
+    found: Object = next((c for c in pod.get("status", {}).get("conditions", []) if c["type"] == kind), {})
+    return found
+
+
+def _epoch_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

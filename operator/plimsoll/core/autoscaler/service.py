@@ -1,0 +1,199 @@
+"""One service over time: takes in what is heard, asks for the size of its tiers, and keeps what it decided."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from plimsoll.core import buckets, forecast
+from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
+from plimsoll.core.forecast import RiskControl, Unknown
+from plimsoll.core.forecast.risk import begin, feed
+from plimsoll.core.lifecycle import record
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import (
+    Ask,
+    Decision,
+    Demand,
+    Line,
+    Measured,
+    Need,
+    Observation,
+    State,
+    TierObservation,
+    decide,
+)
+from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload
+
+TICK_S: Final = 1.0
+KEPT: Final = 6  # decisions that changed something, the last one and a few before it
+NO_REQUEST: Final = Unknown("no request has ended yet")
+NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
+
+
+class Told(NamedTuple):
+    """A decision and when it was made, seconds since the epoch."""
+
+    at_s: float
+    decision: Decision
+
+
+@dataclass
+class Service:
+    """Lives as long as the InferenceService. decisions: those that changed a count, newest last."""
+
+    tiers: dict[str, Tier]
+    state: State = field(default_factory=State)
+    risk: RiskControl | None = None
+    decisions: deque[Told] = field(default_factory=lambda: deque(maxlen=KEPT))
+    last: Told | None = None
+    workload: Workload | Unknown = NO_REQUEST
+    needs: dict[str, Need | Unknown] = field(default_factory=dict)
+    _judged_s: float | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, roles: Sequence[str]) -> Service:
+        return cls({role: Tier(Role(role)) for role in roles})
+
+    @property
+    def looked_s(self) -> float:
+        """When the tier that waits longest was last looked at: the oldest comes first."""
+        return min((tier.looked_s for tier in self.tiers.values()), default=0.0)
+
+    def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
+        """An engine has become ready; its phases in order with their seconds. Nonsense is not recorded."""
+        if took_s and all(0.0 <= seconds < 86400.0 for _, seconds in took_s):
+            self.tiers[tier].ledger = record(self.tiers[tier].ledger, took_s)
+
+    def hear(self, seen: Seen, wish: Wish, now_s: float) -> None:
+        """Take in one tick's news: engines, lengths, speeds, arrivals, misses."""
+        if not isinstance(seen.heard.workload, Unknown):
+            self.workload = seen.heard.workload
+        for name, tier in self.tiers.items():
+            about = seen.tiers[name].about if name in seen.tiers else None
+            if about is not None:
+                tier.meet(about)
+            told = seen.heard.tiers.get(tier.role, NOT_HEARD)
+            tier.learn(without_posting(told.windows, told.post_share), self.workload)
+        self._judge(seen.heard, wish.slo, now_s)
+
+    def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> int:
+        """Bring at most so many of the tiers' lines up to date; returns how many were made."""
+        if wish.slo is None or isinstance(self.workload, Unknown):
+            return 0
+        made = 0
+        tiers = list(self.tiers.values())
+        for name, tier in self.tiers.items():
+            if made >= most or not tier.due(now_s) or name not in seen.tiers:
+                continue
+            scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
+            elsewhere_s = spent_elsewhere_s(tiers, tier, self.workload)
+            made += tier.draw(now_s, wish.slo, self.workload, seen.tiers[name].replicas, scale, elsewhere_s)
+        return made
+
+    def demand(self, seen: Seen, wish: Wish, now_s: float) -> dict[str, Demand | Unknown]:
+        """What is coming to each tier over its own start-up time."""
+        return {name: self._demand(tier, seen.heard, wish, now_s) for name, tier in self.tiers.items()}
+
+    def _demand(self, tier: Tier, heard: Heard, wish: Wish, now_s: float) -> Demand | Unknown:
+        if wish.slo is None:
+            return Unknown("the service has no slo: nothing is promised, so nothing is sized")
+        if isinstance(tier.line, Unknown):
+            return tier.line if not isinstance(self.workload, Unknown) else self.workload
+        rate = heard.rate_per_s
+        if heard.fresh or isinstance(rate, Unknown):
+            work = rate if isinstance(rate, Unknown) else rate * tier.line.request_gpu_s
+            told = None if isinstance(rate, Unknown) else rate
+            tier.demand = forecast.observe(tier.demand, now_s, work, rate_per_s=told)
+        horizon_s = wish.horizon_s if wish.horizon_s is not None else tier.ledger.horizon_s + TICK_S
+        assert self.risk is not None
+        found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile)
+        return found if isinstance(found, Unknown) else Demand(found, forecast.odds(tier.demand, horizon_s))
+
+    def asks(self, seen: Seen, wish: Wish, demand: Mapping[str, Demand | Unknown]) -> dict[str, Ask]:
+        """What is to be sized: the tiers whose demand and line are known."""
+        found = {}
+        for name, coming in demand.items():
+            line, there = self.tiers[name].line, seen.tiers.get(name)
+            if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
+                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom)
+        return found
+
+    def decide(
+        self,
+        seen: Seen,
+        wish: Wish,
+        demand: Mapping[str, Demand | Unknown],
+        needs: Mapping[str, Need | Unknown],
+        now_s: float,
+    ) -> Decision:
+        """The decision of this tick, remembered."""
+        self.needs = {name: needs.get(name) or self._unsized(name, demand) for name in self.tiers}
+        tiers = {
+            name: self._observed(name, there, seen.heard, demand[name])
+            for name, there in seen.tiers.items()
+            if wish.slo is not None and name in self.tiers
+        }
+        decision = decide(Observation(tiers, self.state), wish.policy, now_s)
+        self.state = decision.state
+        self.last = Told(now_s, decision)
+        moves = any(tier.before is not None and tier.recommended != tier.before for tier in decision.tiers.values())
+        if moves and not (self.decisions and _counts(self.decisions[-1].decision) == _counts(decision)):
+            self.decisions.append(self.last)
+        return decision
+
+    def _unsized(self, name: str, demand: Mapping[str, Demand | Unknown]) -> Unknown:
+        coming, line = demand[name], self.tiers[name].line
+        if isinstance(coming, Unknown):
+            return coming
+        return line if isinstance(line, Unknown) else Unknown("not sized")
+
+    def _observed(self, name: str, there: TierSeen, heard: Heard, coming: Demand | Unknown) -> TierObservation:
+        told = heard.tiers.get(Role(name), NOT_HEARD)
+        return TierObservation(
+            replicas=there.replicas,
+            ready=there.ready,
+            ledger=self.tiers[name].ledger,
+            demand=coming,
+            need=self.needs[name],
+            starting=there.starting,
+            coverage=heard.coverage or 1.0,
+            measured=told.measured,
+        )
+
+    def _judge(self, heard: Heard, slo: Slo | None, now_s: float) -> None:
+        """Once a start-up time: the share of requests that missed moves the quantile that is sized for."""
+        if slo is None:
+            return
+        budget = 1.0 - slo.share
+        if self.risk is None or self.risk.budget != budget:
+            self.risk = begin(budget)
+        horizon_s = max(tier.ledger.horizon_s for tier in self.tiers.values())
+        if self._judged_s is None or now_s < self._judged_s:
+            self._judged_s = now_s
+        elif now_s - self._judged_s >= horizon_s:
+            self._judged_s = now_s
+            missed = missed_share(heard, slo)
+            if missed is not None:
+                self.risk = feed(self.risk, missed)
+
+
+def missed_share(heard: Heard, slo: Slo) -> float | None:
+    """Share of the last minute's requests that were refused or late, as clients saw it; None without requests."""
+    shed = 0.0 if isinstance(heard.shed_share, Unknown) else heard.shed_share
+    if heard.ttft is None or slo.ttft_s is None:
+        return shed if shed else None
+    target_s = slo.ttft_s
+    if not isinstance(heard.prompt_tokens, Unknown):
+        target_s += slo.ttft_per_1k_tokens_s * heard.prompt_tokens / 1000.0
+    met = buckets.share_below(heard.ttft, target_s)
+    return None if met is None else min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
+
+
+def _counts(decision: Decision) -> dict[str, tuple[int | None, int | None]]:
+    return {name: (tier.before, tier.recommended) for name, tier in decision.tiers.items()}

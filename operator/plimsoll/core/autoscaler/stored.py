@@ -1,0 +1,73 @@
+"""What a service's autoscaler remembers, as one small dictionary, so that a restart forgets nothing.
+
+Problem: hours of traffic have taught speeds, start-up times and the shape of the day; a new process must not begin
+anew, nor believe what another release or a hand has written.
+
+Idea: each part stores itself with its version and refuses what does not fit; a part that is refused begins anew, the
+others do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any, Final
+
+from plimsoll.core import forecast, lifecycle, scaling
+from plimsoll.core.autoscaler.service import Service
+from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.calibration import state as calibration
+from plimsoll.core.forecast import RiskControl
+from plimsoll.core.latency import StepModel
+
+VERSION: Final = 1
+
+
+def to_dict(service: Service) -> dict[str, Any]:
+    """All of it as JSON can hold it; about 10 KB a tier once there is history."""
+    return {
+        "version": VERSION,
+        "scaling": scaling.to_dict(service.state),
+        "risk": None if service.risk is None else [service.risk.budget, service.risk.score],
+        "tiers": {name: _tier(tier) for name, tier in service.tiers.items()},
+    }
+
+
+def restore(service: Service, stored: Any) -> None:
+    """Put back what `to_dict` gave, part by part, as far as it fits."""
+    if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
+        return
+    with contextlib.suppress(ValueError, KeyError):
+        service.state = scaling.from_dict(stored["scaling"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        budget, score = stored["risk"]
+        service.risk = RiskControl(float(budget), float(score))
+    tiers = stored.get("tiers")
+    for name, tier in service.tiers.items():
+        if isinstance(tiers, Mapping) and isinstance(tiers.get(name), Mapping):
+            _restore(tier, tiers[name])
+
+
+def _tier(tier: Tier) -> dict[str, Any]:
+    speed = None
+    if tier.posterior is not None and tier.key is not None:
+        speed = {
+            "engine": list(astuple(tier.key)),
+            "prior": list(astuple(tier.posterior.prior)),
+            "floor": list(astuple(tier.posterior.floor)),
+            "learned": calibration.to_dict(tier.posterior, tier.key),
+        }
+    return {"starts": lifecycle.to_dict(tier.ledger), "demand": forecast.to_dict(tier.demand), "speed": speed}
+
+
+def _restore(tier: Tier, stored: Mapping[str, Any]) -> None:
+    with contextlib.suppress(ValueError, KeyError):
+        tier.ledger = lifecycle.from_dict(stored["starts"])
+    with contextlib.suppress(ValueError, KeyError):
+        tier.demand = forecast.from_dict(stored["demand"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        speed = stored["speed"]
+        key = calibration.EngineKey(*map(str, speed["engine"]))
+        prior, floor = StepModel(*speed["prior"]), StepModel(*speed["floor"])
+        tier.posterior, tier.key = calibration.from_dict(speed["learned"], key, prior, floor), key

@@ -1,0 +1,222 @@
+"""What is remembered of one tier: how fast its engines are, how long they take to start, what comes to them.
+
+Problem: the reduction of a tier to its load line takes milliseconds, and its inputs move a little at every scrape.
+
+Idea: the line is kept until an input has moved by more than the line's own doubt, and looked at only now and then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from plimsoll.core import forecast, ladder
+from plimsoll.core.calibration.answer import pessimistic
+from plimsoll.core.calibration.belief import Posterior, unknown
+from plimsoll.core.calibration.state import EngineKey
+from plimsoll.core.calibration.update import refusal, update_all
+from plimsoll.core.calibration.window import WindowSums, filled, lengths_of
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S
+from plimsoll.core.knee import Tier as Sized
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
+from plimsoll.core.lifecycle import Ledger, prior
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About
+from plimsoll.core.scaling import Line, line
+from plimsoll.core.sizing import Infeasible
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload
+
+PESSIMISM: Final = 0.75  # quantile of the posterior to size on: of the models believed one in four is slower
+LOOK_S: Final = 5.0  # between two looks at whether the line still holds
+MOVED: Final = 0.03  # an input that has moved by this share makes the line anew
+
+# Where an engine does not tell: vLLM's own defaults, and a cache that does not bind.
+MAX_SEQUENCES: Final = 256
+TOKEN_BUDGET: Final = 8192
+KV_TOKENS: Final = 1 << 24
+BLOCK_TOKENS: Final = 16
+LAYERS: Final = 32
+
+# A start of which nothing is known: a 10 GB image over 1 GB/s, 16 GB of weights from a volume at 2 GB/s.
+FIRST_LEDGER: Final = prior(10e9, 0.0, 16e9, 1e9, 2e9)
+
+NO_DEMAND: Final = forecast.State()
+NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request."""
+
+    slo: Slo
+    limits: EngineLimits
+    base_s: float
+    work_s: float
+    output_tokens: float
+    tail_scale: float
+    elsewhere_s: float
+
+    def holds_for(self, other: _Basis) -> bool:
+        if (self.slo, self.limits) != (other.slo, other.limits):
+            return False
+        pairs = (
+            (self.base_s, other.base_s),
+            (self.work_s, other.work_s),
+            (self.output_tokens, other.output_tokens),
+            (self.tail_scale, other.tail_scale),
+        )
+        moved = any(abs(new - old) > MOVED * old for old, new in pairs)
+        return not moved and abs(other.elsewhere_s - self.elsewhere_s) <= MOVED * (self.slo.ttft_s or 1.0)
+
+
+@dataclass
+class Tier:
+    """Lives as long as its service. line: what sizing uses; Unknown says what is missing."""
+
+    role: Role
+    ledger: Ledger = FIRST_LEDGER
+    demand: forecast.State = NO_DEMAND
+    key: EngineKey | None = None
+    posterior: Posterior | None = None
+    limits: EngineLimits | None = None
+    layers: int = LAYERS
+    block_tokens: int = BLOCK_TOKENS
+    line: Line | Unknown = NO_ENGINE
+    at: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
+    looked_s: float = -math.inf  # when it was last looked at whether the line still holds
+    _basis: _Basis | None = field(default=None, repr=False)
+
+    def meet(self, about: About) -> None:
+        """An engine has said what it is. One of another build, model or accelerator begins anew."""
+        config = about.config or {}
+        told = about.max_sequences, about.kv_tokens, about.token_budget
+        defaults = MAX_SEQUENCES, KV_TOKENS, TOKEN_BUDGET
+        self.limits = EngineLimits(*(value or default for value, default in zip(told, defaults, strict=True)))
+        self.block_tokens = about.block_tokens or BLOCK_TOKENS
+        layers = config.get("num_hidden_layers")
+        self.layers = layers if isinstance(layers, int) and layers > 0 else LAYERS
+        key = engine_key(about)
+        if self.posterior is not None and key == self.key:
+            return
+        chosen = ladder.choose(about)
+        if isinstance(chosen, Unknown):
+            if self.posterior is None:
+                self.line = chosen
+            return
+        self.key, self.posterior, self.at = key, unknown(*chosen), None
+        self.looked_s, self._basis = -math.inf, None
+
+    def learn(self, windows: Sequence[WindowSums], workload: Workload | Unknown) -> None:
+        """Take in what engines did, with the lengths of the requests that they did it for."""
+        if self.posterior is None or self.limits is None or not windows or isinstance(workload, Unknown):
+            return
+        lengths = lengths_of(workload, self.limits.token_budget)
+        known = [filled(window, lengths) for window in windows]
+        known = [window for window in known if refusal(self.posterior, window) is None]
+        if known:
+            self.posterior, self.at = update_all(self.posterior, known), known[-1]
+
+    @property
+    def model(self) -> StepModel | None:
+        """What the tier is sized on: pessimistic until engines have told."""
+        if self.posterior is None:
+            return None
+        usable = self.at is not None and refusal(self.posterior, self.at) is None
+        return pessimistic(self.posterior, PESSIMISM, self.at if usable else None)
+
+    def due(self, now_s: float) -> bool:
+        """Is it time to look whether the line still holds?"""
+        return not 0.0 <= now_s - self.looked_s < LOOK_S
+
+    def draw(
+        self, now_s: float, slo: Slo, workload: Workload, replicas: int, tail_scale: float, elsewhere_s: float
+    ) -> bool:
+        """Make the line anew if its basis has moved; True if it was made."""
+        self.looked_s = now_s
+        model, limits = self.model, self.limits
+        if model is None or limits is None:
+            return False
+        if self.role is Role.PREFILL and slo.ttft_s is None:
+            self.line = Unknown("slo.ttft is needed to size a prefill tier")
+            return False
+        work = self._work(model, workload)
+        basis = _Basis(
+            slo,
+            limits,
+            model.base_s,
+            work.work_s,
+            workload.mean(workload.output_tokens),
+            tail_scale,
+            elsewhere_s,
+        )
+        if self._basis is not None and self._basis.holds_for(basis):
+            return False
+        sized = Sized(
+            self.role,
+            model,
+            workload,
+            limits,
+            slo,
+            transfer=self.transfer if self.role is Role.DECODE else None,
+            tail_scale=tail_scale,
+            elsewhere_s=elsewhere_s,
+        )
+        made = line(sized, max(replicas, 1))
+        self._basis = basis
+        self.line = made if isinstance(made, Line) else _hopeless(made)
+        return True
+
+    @property
+    def transfer(self) -> KvTransfer:
+        """What receiving KV costs; an engine that was watched while it received has it in its own steps already."""
+        if self.at is not None:
+            return KvTransfer(self.layers, self.block_tokens, step_factor=1.0)
+        return KvTransfer(self.layers, self.block_tokens)
+
+    def leg_s(self, workload: Workload) -> float:
+        """What a mean request spends of its TTFT in this tier, for the other tier's sake."""
+        model = self.model
+        if model is None or self.limits is None:
+            return 0.0
+        if self.role is Role.DECODE:
+            posted = workload.mean(self.transfer.post_s(workload.uncached_tokens))
+            return model.base_s + posted
+        prefill = model.prefill_s(workload.uncached_tokens, workload.cached_tokens, self.limits.token_budget)
+        return workload.mean(prefill) + HTTP_S + HTTP_TOKEN_S * workload.mean(workload.prompt_tokens)
+
+    def _work(self, model: StepModel, workload: Workload) -> TierWork:
+        if self.role is Role.DECODE:
+            return decode_tier(model, workload, self.transfer)
+        return serve_tier(model, workload)
+
+
+def engine_key(about: About) -> EngineKey:
+    """What a calibration holds for, as far as the engine tells."""
+    config = about.config or {}
+    names = config.get("architectures")
+    named = names[0] if isinstance(names, (list, tuple)) and names else "unknown"
+    size = f"{config.get('num_hidden_layers', '?')}x{config.get('hidden_size', '?')}"
+    return EngineKey(
+        f"{named} {size}", about.accelerator, f"{about.gpus} GPUs", f"{about.engine} {about.engine_version}"
+    )
+
+
+def _hopeless(made: Infeasible) -> Unknown:
+    return Unknown(f"no number of replicas keeps the promise, nor any looser one: {made.constraint} breaks it")
+
+
+def spent_elsewhere_s(tiers: Sequence[Tier], tier: Tier, workload: Workload) -> float:
+    """What a mean request spends of its TTFT in the other tiers, seconds."""
+    return math.fsum(other.leg_s(workload) for other in tiers if other is not tier)
+
+
+def without_posting(windows: Sequence[WindowSums], post_share: float | Unknown) -> list[WindowSums]:
+    """Windows of a decode engine with the time taken out in which it posted KV reads: that is reckoned apart."""
+    if isinstance(post_share, Unknown) or not 0.0 < post_share < 1.0:
+        return list(windows)
+    lost = KvTransfer(1, 1).lost_share * post_share
+    return [replace(window, busy_s=window.busy_s * (1.0 - lost)) for window in windows]

@@ -1,0 +1,60 @@
+"""What was heard of a service, in the terms of a scaling decision. What is not known says so: it is never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from plimsoll.core.calibration.window import WindowSums
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import Buckets
+from plimsoll.core.scaling.observation import Measured
+from plimsoll.core.workload import Workload
+
+NOTHING_HEARD: Final = Unknown("nothing heard yet")
+
+
+@dataclass(frozen=True, slots=True)
+class TierHeard:
+    """One tier's engines. All but `windows` is over the last minute or now.
+
+    measured: promised percentiles of ended requests; `waiting` and `preemptions_per_s` are sums over the tier, scaled
+    up to all its pods; `kv_used` is the fullest pod's. coverage: share of the tier's pods with a fresh reading; 1 for
+    a tier without pods, of which nothing else is known. age_s: of the oldest reading among those. windows: new since
+    the last call. step_rate_per_s: steps of one pod, mean over the time in which it was never idle. post_share: share
+    of a pod's time spent in posting KV reads.
+    """
+
+    measured: Measured = field(default_factory=Measured)
+    coverage: float = 0.0
+    age_s: float | None = None
+    windows: tuple[WindowSums, ...] = ()
+    step_rate_per_s: float | Unknown = NOTHING_HEARD
+    post_share: float | Unknown = NOTHING_HEARD
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One service. Rates are means over the time since the last one, and sums over all gateways, silent ones included.
+
+    rate_per_s: first attempts. fresh: whether there is a new rate since the last call; an old one is no new sample.
+    coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
+    workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
+    tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from.
+    shed_share: refused over first attempts, last minute. held: requests that wait at the gateways now.
+    """
+
+    rate_per_s: float | Unknown = NOTHING_HEARD
+    fresh: bool = False
+    coverage: float = 0.0
+    answered_per_s: float | Unknown = NOTHING_HEARD
+    failed_per_s: float | Unknown = NOTHING_HEARD
+    prompt_tokens: float | Unknown = NOTHING_HEARD
+    workload: Workload | Unknown = NOTHING_HEARD
+    ttft_s: float | Unknown = NOTHING_HEARD
+    ttft: Buckets | None = None
+    shed_share: float | Unknown = NOTHING_HEARD
+    held: float | Unknown = NOTHING_HEARD
+    tiers: Mapping[Role, TierHeard] = field(default_factory=dict)

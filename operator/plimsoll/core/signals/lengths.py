@@ -1,0 +1,162 @@
+"""How long requests are: their joint lengths from the engines' histograms, and an arrival's mean prompt.
+
+Problem: what a request will cost is wanted when it arrives, and there only its bytes are known. Engines know tokens,
+but of requests that ended, minutes later; they do not say what belongs together, and a tier that prefills for others
+sees one output token each.
+
+Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
+make the ratio that turns the one into the other. Lengths fade over minutes, and are brought to the prompts that arrive
+now. Cached tokens are a share of each prompt, the same for all: engines count them only in sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from plimsoll.core.buckets import count
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.ports import Buckets
+from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
+from plimsoll.core.signals.memory import Faded
+from plimsoll.core.workload import Histogram, Workload, from_histograms
+
+_MEMORY_S: Final = 300.0
+_LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
+_KNOWN: Final = 5.0  # fewer requests say nothing of lengths
+_PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
+_REBUILD_S: Final = 30.0
+_OFF: Final = 0.1  # a mean that differs by a larger share is news
+
+
+class _Lengths(NamedTuple):
+    prompt: Buckets
+    output: Buckets
+
+
+class _Means(NamedTuple):
+    requests: float
+    tokens: float
+
+
+class _Sources(NamedTuple):
+    computed: float
+    saved: float
+
+
+class Lengths:
+    """Of one service's requests."""
+
+    def __init__(self) -> None:
+        self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
+        self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
+        self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
+        self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
+        self._built: tuple[float, float, float, Workload] | None = None  # when, of which means (tokens), what
+
+    def arrived(self, at_s: float, interval: ServiceInterval) -> None:
+        """What a gateway counted until at_s."""
+        if interval.sized is not None and interval.arrived_tokens is not None:
+            self._estimated.add(at_s, interval.sized, _Means(interval.sized, interval.arrived_tokens))
+
+    def answered(self, at_s: float, interval: EngineInterval) -> None:
+        """What an engine that answers clients counted until at_s."""
+        if interval.prompt_tokens is not None and interval.output_tokens is not None:
+            lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
+            self._ended.add(at_s, count(interval.prompt_tokens), lengths)
+        means = _prompts(interval)
+        if means is not None:
+            self._counted.add(at_s, means.requests, means)
+
+    def prefilled(self, at_s: float, interval: EngineInterval) -> None:
+        """What an engine that prefills, for itself or for others, counted until at_s."""
+        computed, cached = interval.local_prompt_tokens, interval.cached_prompt_tokens
+        if computed is not None and cached is not None:
+            # Blocks that came from a store or another engine were not computed here either.
+            saved = cached + (interval.moved_prompt_tokens or 0.0)
+            requests = float(computed + saved > 0.0) if interval.ttft_s is None else count(interval.ttft_s)
+            self._sources.add(at_s, requests, _Sources(computed, saved))
+
+    @property
+    def cached_share(self) -> float:
+        """Share of prompt tokens that no prefill computes; 0 where engines do not tell: too much work, never too
+        little."""
+        known = self._sources.sum
+        return known.saved / (known.computed + known.saved) if known and known.saved > 0.0 else 0.0
+
+    def prompt_tokens(self, recent: ServiceInterval | None) -> float | Unknown:
+        """Mean of the arrivals of the last minute."""
+        if recent is None or recent.arrived <= 0.0:
+            return Unknown("nothing arrived in the last minute")
+        estimate, counted = self._estimated.sum, self._counted.sum
+        if recent.sized and recent.arrived_tokens and estimate is not None:
+            return recent.arrived_tokens / recent.sized * _ratio(estimate, counted)
+        if counted is None or counted.requests < _KNOWN:
+            return Unknown("neither gateways nor engines count prompt tokens")
+        return counted.tokens / counted.requests
+
+    def workload(self, now_s: float, prompt_tokens: float | Unknown) -> Workload | Unknown:
+        """Joint lengths, their mean prompt that of arrivals where it is known and differs by more than a tenth."""
+        ended = self._ended.sum
+        if ended is None or self._ended.weight < _KNOWN:
+            return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
+        base = self._base(now_s, ended)
+        if isinstance(base, Unknown):
+            return base
+        mean, wanted = base.mean(base.uncached_tokens), prompt_tokens
+        factor = 1.0 if isinstance(wanted, Unknown) or abs(wanted / mean - 1.0) <= _OFF else wanted / mean
+        prompts = np.maximum(base.uncached_tokens * factor, 1.0)
+        cached = np.minimum(prompts * self.cached_share, prompts - 1.0)  # the last token is always computed
+        return replace(base, uncached_tokens=prompts - cached, cached_tokens=cached)
+
+    def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
+        """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
+        try:
+            prompt, output = _histogram(ended.prompt), _histogram(ended.output)
+            means = (prompt.mean_tokens or 0.0, output.mean_tokens or 0.0)
+            if self._built is not None and _near(self._built, now_s, means):
+                return self._built[3]
+            base = from_histograms(prompt, output)
+        except ValueError as error:
+            return Unknown(f"the engines' histograms of lengths do not make sense: {error}")
+        self._built = (now_s, *means, base)
+        return base
+
+
+def _prompts(interval: EngineInterval) -> _Means | None:
+    """Prompt tokens of the requests that began to be answered.
+
+    Those that ended are the second choice: clients that went away are not among them, and theirs were the long ones.
+    """
+    sources = (interval.local_prompt_tokens, interval.cached_prompt_tokens, interval.moved_prompt_tokens)
+    known = [tokens for tokens in sources if tokens is not None]
+    if interval.ttft_s is not None and interval.local_prompt_tokens is not None:
+        return _Means(count(interval.ttft_s), math.fsum(known))
+    if interval.prompt_tokens is not None:
+        return _Means(count(interval.prompt_tokens), interval.prompt_tokens.total)
+    return None
+
+
+def _ratio(estimate: _Means, counted: _Means | None) -> float:
+    """Real over estimated tokens of a request, drawn to 1 while few are known."""
+    if counted is None:
+        return 1.0
+    mean = estimate.tokens / estimate.requests
+    return (counted.tokens + _PRIOR * mean) / ((counted.requests + _PRIOR) * mean)
+
+
+def _histogram(b: Buckets) -> Histogram:
+    """Of the open bucket only the mean tells how far it goes; twice its edge is a guess at the rest."""
+    size = count(b)
+    mean = b.total / size if size > 0.0 and b.total > 0.0 else None
+    longest = 2.0 * b.edges[-2] if len(b.edges) > 1 and b.counts[-1] > 0.0 else None
+    return Histogram(np.array(b.edges), np.array(b.counts), mean, longest)
+
+
+def _near(built: tuple[float, float, float, Workload], now_s: float, means: tuple[float, float]) -> bool:
+    at_s, *of, _ = built
+    moved = any(abs(new - old) > _OFF * old for old, new in zip(of, means, strict=True))
+    return 0.0 <= now_s - at_s < _REBUILD_S and not moved

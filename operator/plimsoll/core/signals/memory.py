@@ -1,0 +1,73 @@
+"""What is remembered of intervals, from all sources together: the last minute, and what fades.
+
+Problem: sources come and go. What a source counted while it was there stays true after it left, and memory must not
+grow with their number, nor with their past.
+
+Idea: intervals are added up by time, not by source. `Recent` keeps slots of a few seconds for a minute. `Faded` keeps
+one sum that loses weight with time, but not below that of a number of requests: where few come, the last ones count,
+however old.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Generic
+
+from plimsoll.core.signals.intervals import CLOCK_S, Sums, times, together
+
+WINDOW_S: Final = 60.0
+_SLOT_S: Final = 5.0
+
+
+class Recent(Generic[Sums]):
+    """Intervals of the last minute, to the nearest few seconds; an interval counts where it ends."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Sums] = {}
+        self._whole: Sums | None = None
+
+    def add(self, at_s: float, interval: Sums) -> None:
+        """at_s: the interval's end."""
+        slot = math.floor(at_s / _SLOT_S)
+        known = self._slots.get(slot)
+        self._slots[slot] = interval if known is None else together(known, interval)
+        self._whole = None
+        if len(self._slots) > 2 * WINDOW_S / _SLOT_S:
+            self._forget(at_s)
+
+    def over(self, now_s: float) -> Sums | None:
+        """The sum over the last minute; None of nothing."""
+        self._forget(now_s)
+        if self._whole is None:
+            for part in self._slots.values():
+                self._whole = part if self._whole is None else together(self._whole, part)
+        return self._whole
+
+    def _forget(self, now_s: float) -> None:
+        first, last = now_s - WINDOW_S, now_s + CLOCK_S
+        gone = [slot for slot in self._slots if not first < (slot + 1) * _SLOT_S <= last + _SLOT_S]
+        for slot in gone:
+            del self._slots[slot]
+            self._whole = None
+
+
+class Faded(Generic[Sums]):
+    """A sum of intervals that fades by e in `memory_s`, while more than `least` (requests) are left of it."""
+
+    def __init__(self, memory_s: float, least: float) -> None:
+        self._memory_s, self._least = memory_s, least
+        self._at_s: float | None = None
+        self.weight = 0.0  # requests in the sum, faded as it is
+        self.sum: Sums | None = None
+
+    def add(self, at_s: float, weight: float, interval: Sums) -> None:
+        """Fade what there is to at_s (s), then add the interval; weight: its requests. None of them is no news."""
+        if weight <= 0.0:
+            return
+        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+        self._at_s = at_s
+        kept = math.exp(-passed_s / self._memory_s)
+        if self.weight > 0.0:
+            kept = min(1.0, max(kept, (self._least - weight) / self.weight))
+        self.sum = interval if self.sum is None else together(times(self.sum, kept), interval)
+        self.weight = self.weight * kept + weight

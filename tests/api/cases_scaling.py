@@ -1,0 +1,201 @@
+"""The constraints on scaling, its schedule, and cost, each broken once or more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.api.v1alpha1.schedule import DAYS
+from tests.api.cases import Case, one, text
+from tests.api.manifests import aggregated
+
+SCALING, SCHEDULE, COST = "spec.scaling", "spec.scaling.schedule", "spec.cost"
+DURATION = "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s"
+PERCENTAGE = "must be a whole percentage from 0% to 90%"
+BAD_DURATIONS = ("60", "five minutes", "-1m", "1 m", "", "1d", ".5s")
+BAD_DECIMALS = ("", "-1", "+1", "1e3", ".5", "1.", "1,5", "half", "NaN", "Infinity", " 1", "0x1", "1/2", "1:2", "1\n")
+LONG = "1" * 33
+
+
+def _digits(texts: str) -> str:
+    return f"{len(texts) * '1'}s"
+
+
+MODES = [
+    one(f"{SCALING}.mode", "auto", "must be 'Auto', 'Recommend' or 'Off', not 'auto'", "Unsupported value"),
+    one(f"{SCALING}.mode", "", "must be 'Auto', 'Recommend' or 'Off', not ''", "Unsupported value"),
+    *text(
+        f"{SCALING}.headroom", 8, PERCENTAGE, ("91%", "100%", "10", "0.1", "-1%", "1.5%", "", "010%"), may_be_empty=True
+    ),
+    one(f"{SCALING}.missCost", -1, "must be at least 0", "greater than or equal to 0"),
+    one(f"{SCALING}.missCost", 100_001, "must be at most 100000", "less than or equal to 100000"),
+    one(f"{SCALING}.warmReplicas", -1, "must be at least 0", "greater than or equal to 0"),
+    one(f"{SCALING}.warmReplicas", 1001, "must be at most 1000", "less than or equal to 1000"),
+    *[one(f"{SCALING}.horizon", value, DURATION) for value in BAD_DURATIONS],
+    *[
+        one(f"{SCALING}.horizon", value, "must be from one second to two hours")
+        for value in ("0s", "999ms", "2h1ns", "121m", "7201s")
+    ],
+    *text(f"{SCALING}.horizon", 32, may_be_empty=True, build=_digits),
+]
+
+
+def _rates(name: str) -> list[Case]:
+    at = f"{SCALING}.{name}"
+
+    def limit(path: str, replicas: int, per: str, says: str, server: str = "") -> Case:
+        return one(at, {"replicas": replicas, "per": per}, says, server, at=f"{at}.{path}")
+
+    return [
+        one(at, {"per": "1m"}, "is required", "Required value", at=f"{at}.replicas"),
+        one(at, {"replicas": 1}, "is required", "Required value", at=f"{at}.per"),
+        limit("replicas", 0, "1m", "must be at least 1", "greater than or equal to 1"),
+        limit("replicas", 1001, "1m", "must be at most 1000", "less than or equal to 1000"),
+        *[limit("per", 1, per, DURATION) for per in BAD_DURATIONS],
+        *[limit("per", 1, per, "must be longer than zero and at most 24 hours") for per in ("0s", "24h1ns", "1441m")],
+        limit("per", 1, LONG, "must have at most 32 characters", "Too long"),
+    ]
+
+
+RATES = [case for name in ("scaleUp", "scaleDown") for case in _rates(name)]
+
+
+def _ratio(bounds: dict[str, Any], field: str, says: str, server: str = "") -> Case:
+    return one(f"{SCALING}.prefillPerDecode", bounds, says, server, at=f"{SCALING}.prefillPerDecode{field}")
+
+
+RATIOS = [
+    _ratio({}, "", "needs min or max"),
+    *[
+        _ratio({"min": value}, ".min", "must be from 0 to 1000 with at most 3 decimals")
+        for value in (-1, 1001, "1000.1", "0.0001", "1000.000", *BAD_DECIMALS)
+    ],
+    *[
+        _ratio({"max": value}, ".max", "must be above 0 and at most 1000 with at most 3 decimals")
+        for value in (0, "0", "0.000", -1, 1001, *BAD_DECIMALS)
+    ],
+    *[
+        _ratio({"min": least, "max": most}, ".max", "max must not be below min")
+        for least, most in ((2, 1), ("0.5", "0.499"), (1, "0.9"), ("9", "8.999"), ("10", "9"), (1000, 999))
+    ],
+    _ratio({"min": "1" * 9}, ".min", "must have at most 8 characters", "Too long"),
+    _ratio({"max": "1" * 9}, ".max", "must have at most 8 characters", "Too long"),
+    one(
+        f"{SCALING}.prefillPerDecode",
+        {"min": 1},
+        "prefillPerDecode is only for prefill and decode tiers, not for serve",
+        base=aggregated,
+    ),
+]
+
+_ENTRY = {"from": "08:00", "until": "20:00", "minReplicas": 2}
+_HOURS = {"from": "08:00", "until": "20:00"}
+
+
+def _entry(edits: dict[str, Any], field: str, says: str, server: str = "", **more: Any) -> Case:
+    """An entry with other fields; a field that is None is left out."""
+    entry = {name: value for name, value in {**_ENTRY, **edits}.items() if value is not None}
+    return one(SCHEDULE, [entry], says, server, at=f"{SCHEDULE}[0]{field}", **more)
+
+
+def _twice(**edits: Any) -> Case:
+    entry = {**_ENTRY, **edits}
+    other = {**entry, "minReplicas": 3}
+    if "days" in entry:
+        other["days"] = entry["days"][::-1]
+    return one(SCHEDULE, [entry, {**_ENTRY, "until": "21:00"}, other], "two entries have the same days, from, until")
+
+
+_BAD_HOURS = ("8:00", "24:01", "25:00", "12:60", "8", "", "1200", "8 am", "-1:00", "08:00\n")
+
+SCHEDULES = [
+    one(SCHEDULE, [{**_ENTRY, "until": f"21:{i}"} for i in range(10, 27)], "must have at most 16 entries", "Too many"),
+    _entry({"from": None}, ".from", "is required", "Required value"),
+    _entry({"until": None}, ".until", "is required", "Required value"),
+    _entry({"minReplicas": None}, "", "needs minReplicas or maxReplicas"),
+    *[
+        case
+        for name in ("minReplicas", "maxReplicas")
+        for case in (
+            _entry({name: 0}, f".{name}", "must be at least 1", "greater than or equal to 1"),
+            _entry({name: 1001}, f".{name}", "must be at most 1000", "less than or equal to 1000"),
+        )
+    ],
+    _entry({"minReplicas": 3, "maxReplicas": 2}, ".maxReplicas", "maxReplicas must not be below minReplicas"),
+    *[
+        _entry({"from": hour}, ".from", "must be a time of day from 00:00 to 23:59")
+        for hour in (*_BAD_HOURS[:4], "24:00")
+    ],
+    *[_entry({"until": hour}, ".until", "must be a time of day from 00:00 to 24:00") for hour in _BAD_HOURS[:4]],
+    *[_entry({"from": hour}, ".from", "must be a time of day") for hour in _BAD_HOURS[4:] if len(hour) < 6],
+    _entry({"from": "08:00\n"}, ".from", "must have at most 5 characters", "Too long"),
+    _entry({"until": "08:00:00"}, ".until", "must have at most 5 characters", "Too long"),
+    _entry({"until": "08:00"}, ".until", "until must differ from from; a whole day is from 00:00 until 24:00"),
+    _entry({"days": []}, ".days", "must name a day; leave it out for every day"),
+    _entry(
+        {"days": [*DAYS, "Mon"]},
+        ".days",
+        "must have at most 7 entries",
+        "Too many",
+        typed=(f"{SCHEDULE}[0].days", "duplicate entries"),
+    ),
+    *[
+        _entry(
+            {"days": ["Mon", day]},
+            ".days[1]",
+            "must be 'Mon', 'Tue', 'Wed', 'Thu', 'Fri', 'Sat' or 'Sun'",
+            "Unsupported value",
+        )
+        for day in ("mon", "Monday", "", "Mon-Fri")
+    ],
+    _entry(
+        {"days": ["Mon", "Tue", "Mon"]},
+        ".days[2]",
+        "Mon is there twice",
+        "Duplicate value",
+        typed=(f"{SCHEDULE}[0].days", "duplicate entries"),
+    ),
+    *[
+        _entry({"timeZone": zone}, ".timeZone", "must be a time zone's name, such as UTC or Europe/Berlin")
+        for zone in (
+            "",
+            "+02:00",
+            "02:00",
+            "utc",
+            "Europe/",
+            "/Berlin",
+            "Europe Berlin",
+            "../UTC",
+            "Europe/../UTC",
+            "UTC\n",
+        )
+    ],
+    *[
+        _entry({"timeZone": zone}, ".timeZone", "must be in the time zone database, such as UTC or Europe/Berlin")
+        for zone in ("Europe/Atlantis", "Europe", "Local", "Berlin", "CEST")
+    ],
+    _entry({"timeZone": "A" * 65}, ".timeZone", "must have at most 64 characters", "Too long"),
+    _twice(),
+    _twice(days=["Mon", "Tue"]),
+    _twice(timeZone="Europe/Berlin"),
+]
+
+
+def _price(cost: dict[str, Any], field: str, says: str, server: str = "") -> Case:
+    return one(COST, cost, says, server, at=f"{COST}.{field}")
+
+
+COSTS = [
+    _price({}, "gpuHour", "is required", "Required value"),
+    *[
+        _price({"gpuHour": value}, "gpuHour", "must be above 0 and below a billion with at most 6 decimals")
+        for value in (0, "0", "0.000000", -1, 1_000_000_000, "1000000000", "0.0000001", "$2", "2.50 USD", *BAD_DECIMALS)
+    ],
+    _price({"gpuHour": "1" * 17}, "gpuHour", "must have at most 16 characters", "Too long"),
+    *[
+        _price({"gpuHour": 1, "currency": value}, "currency", "must be a currency's three capital letters, such as USD")
+        for value in ("", "usd", "US", "EURO", "$", "€", "US1", "USD\n")
+    ],
+    _price({"gpuHour": 1, "currency": "DOLLARSUS"}, "currency", "must have at most 8 characters", "Too long"),
+]
+
+SCALING_CASES = [*MODES, *RATES, *RATIOS, *SCHEDULES, *COSTS]

@@ -1,0 +1,65 @@
+"""A status in which every field says something."""
+
+from __future__ import annotations
+
+from plimsoll.api.v1alpha1 import (
+    ColdStartsStatus,
+    ColdStartStatus,
+    ConditionStatus,
+    CostStatus,
+    DecisionStatus,
+    LatencyStatus,
+    PhaseStatus,
+    SloStatus,
+    StartupStatus,
+    Status,
+    TierChangesStatus,
+    TierChangeStatus,
+    TiersStatus,
+    TierStatus,
+)
+
+TIER = TierStatus(
+    replicas=3,
+    ready=2,
+    desired=3,
+    needed=4,
+    summary="2/3",
+    revision="abc",
+    selector="a=b",
+    utilisation="71%",
+    knee="9.1 req/s",
+    model=LatencyStatus(base_seconds="0.0072", work_seconds="0.109", known=True, words="measured over 4,100 requests"),
+    startup=StartupStatus(p50="41s", p90="63s"),
+)
+STARTS = ColdStartStatus(
+    phases=(PhaseStatus(name="schedule", p50="1s", p90="3s"), PhaseStatus(name="load", p50="20s", p90="31s"))
+)
+CHANGE = TierChangeStatus(from_=3, to=5, why="forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each)")
+CHANGES = TierChangesStatus(prefill=CHANGE, decode=CHANGE, serve=CHANGE)
+DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", tiers=CHANGES, binding="decode")
+STATUS = Status(
+    observed_generation=2,
+    url="http://gateway/v1",
+    model_names=("chat",),
+    conditions=(
+        ConditionStatus(
+            type="Ready",
+            status="True",
+            reason="Serving",
+            message="m",
+            last_transition_time="2026-01-01T00:00:00Z",
+            observed_generation=2,
+        ),
+    ),
+    tiers=TiersStatus(prefill=TIER, decode=TIER, serve=TIER),
+    slo=SloStatus(
+        ttft="412ms", tpot="38ms", attainment="97.3%", attainment_offered="95.1%", offered="41.2 req/s", window="1m"
+    ),
+    limited_by="decode TPOT",
+    cold_start=ColdStartsStatus(prefill=STARTS, decode=STARTS, serve=STARTS),
+    last_decision=DECISION,
+    decisions=(DECISION,) * 5,
+    cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
+    learned={"version": 1, "tiers": {"decode": [0.25, 1e-9, {"deep": [True, "x"]}]}},
+)

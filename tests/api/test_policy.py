@@ -1,0 +1,157 @@
+"""What the user wrote becomes what the core decides by."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from plimsoll.api import contract
+from plimsoll.api.v1alpha1 import Cost, Engine, InferenceService, Scaling, Slo, parse
+from plimsoll.core.forecast import MISS_COST, Unknown
+from plimsoll.core.scaling import Mode, Policy, RateLimit, TierPolicy
+from plimsoll.core.slo import Slo as CoreSlo
+from tests.api.manifests import aggregated, examples, service
+
+NOON_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()  # a Wednesday
+START_S = 300.0
+
+
+def scaling(**written: Any) -> Policy:
+    return parse(service(**{"spec.scaling": written})).policy(NOON_S)
+
+
+def test_without_a_word_a_tier_stays_at_its_minimum_and_nothing_is_promised() -> None:
+    one = TierPolicy(min_replicas=1, max_replicas=1)
+    assert parse(service()).policy(NOON_S) == Policy({"prefill": one, "decode": one})
+
+
+def test_the_whole_example() -> None:
+    read = parse(examples()["autoscaling"])
+    made = read.policy(NOON_S)
+    decode = made.tiers["decode"]
+    assert list(made.tiers) == ["prefill", "decode"]
+    assert (decode.min_replicas, decode.max_replicas, decode.warm_replicas, decode.gpus) == (2, 16, 1, 1)
+    assert (decode.up, decode.down) == (RateLimit(8, 60.0), RateLimit(2, 300.0))
+    assert made.slo == CoreSlo(share=0.95, ttft_s=0.5, ttft_per_1k_tokens_s=0.12, tpot_s=0.05)
+    assert (made.mode, made.paused, made.miss_cost) == (Mode.AUTO, False, 25.0)
+    assert made.prefill_per_decode == (0.25, 1.0)
+    assert (read.spec.scaling.headroom_share, read.spec.scaling.horizon_s) == (0.1, 180.0)
+
+
+@pytest.mark.parametrize(
+    ("utc", "bounds"),
+    [
+        ("2026-06-10 05:54", (2, 16)),  # Wednesday in Berlin, 07:54
+        ("2026-06-10 05:55", (4, 16)),  # one start-up before 08:00
+        ("2026-06-10 17:59", (4, 16)),
+        ("2026-06-10 18:00", (2, 16)),
+        ("2026-06-13 12:00", (2, 16)),  # Saturday
+        ("2026-06-13 21:57", (1, 16)),
+        ("2026-06-13 22:00", (1, 2)),
+        ("2026-06-14 05:59", (1, 2)),
+        ("2026-06-14 06:00", (2, 16)),
+    ],
+)
+def test_the_schedule_bounds_every_tier(utc: str, bounds: tuple[int, int]) -> None:
+    now_s = datetime.fromisoformat(utc).replace(tzinfo=UTC).timestamp()
+    decode = parse(examples()["autoscaling"]).policy(now_s).tiers["decode"]
+    assert decode.bounds(now_s, START_S) == bounds
+
+
+def test_a_policy_holds_for_a_week() -> None:
+    read = parse(examples()["autoscaling"])
+    old = read.policy(NOON_S).tiers["decode"]
+    for hour in range(7 * 24):
+        now_s = NOON_S + hour * 3600
+        assert old.bounds(now_s, START_S) == read.policy(now_s).tiers["decode"].bounds(now_s, START_S)
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Recommend", "Off"])
+def test_every_mode_is_the_cores(mode: str) -> None:
+    assert scaling(mode=mode).mode is Mode(mode)
+
+
+def test_the_core_has_no_mode_that_cannot_be_written() -> None:
+    assert list(get_args(Scaling.model_fields["mode"].annotation)) == [mode.value for mode in Mode]
+
+
+def test_the_launcher_knows_the_same_runtimes() -> None:
+    told = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
+    assert list(get_args(Engine.model_fields["runtime"].annotation)) == told["runtimes"]
+
+
+@pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"missCost": 0}, 0.0), ({"missCost": 7}, 7.0)])
+def test_no_miss_cost_is_the_cores_and_zero_is_zero(written: dict[str, int], cost: float) -> None:
+    assert scaling(**written).miss_cost == cost
+
+
+@pytest.mark.parametrize(
+    ("bounds", "ratio"),
+    [
+        ({"min": 1}, (1.0, math.inf)),
+        ({"max": "0.5"}, (0.0, 0.5)),
+        ({"min": 0, "max": 2}, (0.0, 2.0)),
+        ({"min": "0.333", "max": "0.333"}, (0.333, 0.333)),
+    ],
+)
+def test_a_ratio_is_open_where_nothing_is_said(bounds: dict[str, Any], ratio: tuple[float, float]) -> None:
+    assert scaling(prefillPerDecode=bounds).prefill_per_decode == ratio
+
+
+def test_a_paused_service_and_an_aggregated_one() -> None:
+    made = parse(aggregated(**{"spec.scaling.paused": True, "spec.tiers.serve.gpus": 8})).policy(NOON_S)
+    assert made.paused
+    assert {name: tier.gpus for name, tier in made.tiers.items()} == {"serve": 8}
+
+
+@pytest.mark.parametrize(
+    ("written", "promise"),
+    [
+        ({"tpot": "50ms"}, CoreSlo(share=0.95, tpot_s=0.05)),
+        ({"percentile": 99, "ttft": "1m"}, CoreSlo(share=0.99, ttft_s=60.0)),
+        ({"ttft": "1s", "ttftPerKToken": "0s"}, CoreSlo(share=0.95, ttft_s=1.0)),
+    ],
+)
+def test_a_promise(written: dict[str, Any], promise: CoreSlo) -> None:
+    assert Slo.model_validate(written).to_core() == promise
+
+
+@pytest.mark.parametrize("name", examples())
+def test_every_example_makes_a_policy(name: str) -> None:
+    read: InferenceService = parse(examples()[name])
+    assert list(read.policy(NOON_S).tiers) == [role for role, _ in read.spec.tiers.items()]
+
+
+@pytest.mark.parametrize(
+    ("price", "gpus", "per_hour", "shown"),
+    [
+        ("2.50", 4, 10.0, "10.00 USD"),
+        (3, 1, 3.0, "3.00 USD"),
+        ("0.000001", 1, 1e-6, "0.000001 USD"),
+        ("0.0731", 1, 0.0731, "0.0731 USD"),
+        ("0.5", 1, 0.5, "0.5000 USD"),
+        (1, 0, 0.0, "0.00 USD"),
+    ],
+)
+def test_a_price_by_the_hour(price: str | int, gpus: int, per_hour: float, shown: str) -> None:
+    cost = Cost.model_validate({"gpuHour": price})
+    assert cost.per_hour(gpus) == per_hour
+    assert cost.shown(cost.per_hour(gpus)) == shown
+
+
+def test_a_price_by_the_token() -> None:
+    cost = Cost.model_validate({"gpuHour": "3.60", "currency": "EUR"})
+    price = cost.per_million_tokens(2, 2000.0)
+    assert isinstance(price, float)
+    assert price == pytest.approx(1.0)
+    assert cost.shown(1.0) == "1.00 EUR"
+
+
+@pytest.mark.parametrize("tokens_per_s", [0.0, -1.0, math.nan])
+def test_no_tokens_have_no_price(tokens_per_s: float) -> None:
+    assert Cost.model_validate({"gpuHour": 1}).per_million_tokens(1, tokens_per_s) == Unknown("no tokens were made")

@@ -1,0 +1,214 @@
+"""A document in, text out; and documents that nobody should have written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.cli.cluster import Unanswered
+from plimsoll.cli.explain import render
+from plimsoll.cli.output import Screen
+
+PIPE = Screen()
+UNKNOWN = {"unknown": "no engine of the tier has told what it is yet"}
+
+DECODE = {
+    "before": 3,
+    "replicas": 5,
+    "recommended": 5,
+    "limits": ["rate limit"],
+    "held": False,
+    "overdue": ["chat-decode-7"],
+    "etas_s": [41.0, 60.0],
+    "counterfactual": "3 would give p95 TPOT 71 ms, target 50 ms",
+    "why": "forecast 41 req/s in 95 s needs 5; 3 would give p95 TPOT 71 ms, target 50 ms",
+    "steps": [
+        {"name": "demand", "replicas": 3, "why": "up to 4.5 GPU-s/s of work within 95 s: level 4, burst 0.5"},
+        {"name": "need", "replicas": 5, "why": "forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each, TPOT binds)"},
+    ],
+}
+PREFILL = {
+    "before": 2,
+    "replicas": 2,
+    "recommended": 2,
+    "limits": [],
+    "held": True,
+    "overdue": [],
+    "etas_s": [],
+    "counterfactual": None,
+    "why": "not known: nothing heard; 2 held",
+    "steps": [{"name": "demand", "replicas": 2, "why": "not known: nothing heard; 2 held"}],
+}
+DOCUMENT: dict[str, Any] = {
+    "version": 1,
+    "service": "team/chat",
+    "at": "2026-01-01T12:00:05Z",
+    "decisions": [
+        {"at": "2026-01-01T12:00:04Z", "binding": "decode", "tiers": {"prefill": PREFILL, "decode": DECODE}},
+        {
+            "at": "2026-01-01T11:31:00Z",
+            "binding": None,
+            "tiers": {
+                "prefill": PREFILL | {"before": 1, "why": "1 forecast"},
+                "decode": DECODE | {"before": 5, "replicas": 3, "recommended": 3, "why": "less work"},
+            },
+        },
+        {
+            "at": "2026-01-01T11:00:00Z",
+            "binding": "decode",
+            "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "why": "mode is Recommend"}},
+        },
+    ],
+    "tiers": {
+        "prefill": {
+            "engine": None,
+            "model": UNKNOWN,
+            "line": UNKNOWN,
+            "forecast": UNKNOWN,
+            "starts": {"seen": 0.0, "phases": [{"name": "whole", "p50_s": 109.0, "p90_s": 213.0, "p99_s": 300.0}]},
+        },
+        "decode": {
+            "engine": {
+                "model": "Qwen3ForCausalLM 36x4096",
+                "accelerator": "NVIDIA H200",
+                "parallelism": "1 GPUs",
+                "engine_version": "vllm 0.26.0",
+            },
+            "model": {
+                "known": True,
+                "words": "base known within 1.2%, work at this mix within 2.0% (one deviation)",
+                "quantile": 0.75,
+                "base_s": 0.0051,
+                "any_prefill_s": 0.0012,
+                "prefill_token_s": 3.5e-05,
+                "prefill_pair_s": 2e-10,
+                "sequence_s": 4e-05,
+                "cached_token_s": 8e-09,
+            },
+            "line": {
+                "knee_per_s": 9.1,
+                "replica_work": 0.9,
+                "request_gpu_s": 0.1,
+                "constraint": "TPOT",
+                "infeasible": {
+                    "constraint": "TPOT",
+                    "feasible": {"ttft_s": None, "tpot_s": 0.022},
+                    "words": "no number of replicas keeps the promise (TPOT breaks it), sized for TPOT 22 ms",
+                },
+            },
+            "forecast": {
+                "work": 4.5,
+                "parts": {"level": 4.0, "trend": 0.0, "season": 0.0, "burst": 0.5, "doubt": 0.0},
+                "rate_per_s": 36.0,
+                "horizon_s": 95.0,
+                "quantile": 0.95,
+                "age_s": 1.0,
+                "history": 0.4,
+            },
+            "starts": {
+                "seen": 12.0,
+                "phases": [
+                    {"name": "pull", "p50_s": 9.0, "p90_s": 12.0, "p99_s": 15.0},
+                    {"name": "load", "p50_s": 20.0, "p90_s": 23.0, "p99_s": 26.0},
+                    {"name": "whole", "p50_s": 29.0, "p90_s": 34.0, "p99_s": 40.0},
+                ],
+            },
+        },
+    },
+}
+GOLDEN = (Path(__file__).parent / "explained.txt").read_text()
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The document with one part replaced; path: keys and places, joined by dots."""
+    made = copy.deepcopy(DOCUMENT)
+    *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    at: Any = made
+    for key in way:
+        at = at[key]
+    at[last] = value
+    return made
+
+
+def test_a_document_as_a_person_reads_it() -> None:
+    assert "\n".join(render(DOCUMENT, Screen(100))) + "\n" == GOLDEN
+
+
+def test_a_pipe_gets_the_same_words_uncut_and_plain() -> None:
+    lines = render(DOCUMENT, PIPE)
+    assert "\x1b" not in "".join(lines)
+    assert max(map(len, lines)) > 100
+    assert " ".join(" ".join(lines).split()) == " ".join(GOLDEN.split())
+
+
+def test_a_terminal_gets_nothing_wider_than_itself() -> None:
+    for width in (60, 80, 120):
+        assert max(map(len, render(DOCUMENT, Screen(width)))) <= width
+
+
+@pytest.mark.parametrize(
+    ("before", "replicas", "recommended", "words"),
+    [
+        (3, 5, 5, "decode 3 -> 5"),
+        (5, 5, 5, "decode stays 5"),
+        (5, 5, 4, "decode stays 5, recommended 4"),
+        (None, 1, None, "decode 1, not observed"),
+        (None, None, None, "decode -, not observed"),
+        ("3", True, [], "decode -, not observed"),
+    ],
+)
+def test_what_was_decided_in_one_line(before: Any, replicas: Any, recommended: Any, words: str) -> None:
+    tier = DECODE | {"before": before, "replicas": replicas, "recommended": recommended}
+    lines = render(changed("decisions.0.tiers.decode", tier), PIPE)
+    assert f"{words}, the tier that binds" in lines
+
+
+def test_before_the_first_tick_there_is_nothing_to_tell_but_that() -> None:
+    lines = render({**DOCUMENT, "decisions": [], "tiers": {}}, PIPE)
+    assert lines[-1] == "Nothing was decided yet: the operator has only begun to look at it."
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1", True, 1.0, [1], {"a": 1}])
+def test_another_version_is_refused_in_words(version: Any) -> None:
+    with pytest.raises(Unanswered, match="this program reads 1; --json prints it"):
+        render({**DOCUMENT, "version": version}, PIPE)
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 7, True, {}, [{"version": 1}]])
+def test_what_is_no_document_is_refused_in_words(document: Any) -> None:
+    with pytest.raises(Unanswered):
+        render(document, PIPE)
+
+
+PARTS = [
+    "service", "at", "decisions", "decisions.0", "decisions.0.at", "decisions.0.binding", "decisions.0.tiers",
+    "decisions.0.tiers.decode", "decisions.0.tiers.decode.steps", "decisions.0.tiers.decode.steps.0",
+    "decisions.0.tiers.decode.steps.0.why", "decisions.0.tiers.decode.limits", "decisions.0.tiers.decode.etas_s",
+    "decisions.0.tiers.decode.overdue", "decisions.0.tiers.decode.counterfactual", "decisions.1",
+    "decisions.1.tiers.decode.why", "tiers", "tiers.decode", "tiers.decode.engine", "tiers.decode.model",
+    "tiers.decode.model.words", "tiers.decode.model.base_s", "tiers.decode.line", "tiers.decode.line.knee_per_s",
+    "tiers.decode.line.infeasible", "tiers.decode.forecast", "tiers.decode.forecast.parts",
+    "tiers.decode.forecast.parts.level", "tiers.decode.forecast.horizon_s", "tiers.decode.forecast.quantile",
+    "tiers.decode.starts", "tiers.decode.starts.seen", "tiers.decode.starts.phases", "tiers.decode.starts.phases.0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_whatever_a_part_is_the_rest_is_shown(part: str) -> None:
+    nonsense = (None, True, -1, 10**400, float("nan"), float("inf"), 1e308, "", "x\x1b[2J\n{}", [], [[]], {}, {"a": {}})
+    for value in nonsense:
+        for screen in (PIPE, Screen(40)):
+            text = "\n".join(render(changed(part, value), screen))
+            assert "\x1b" not in text
+            assert "nan" not in text
+            assert "Traceback" not in text
+
+
+def test_hostile_words_do_not_reach_the_terminal() -> None:
+    hostile = json.loads(json.dumps(DOCUMENT).replace("Qwen3", "\\u001b]0;owned\\u0007").replace("needs", "\\u009b2J"))
+    text = "".join(render(hostile, Screen(100, colour=False)))
+    assert text.isprintable()

@@ -1,0 +1,93 @@
+"""Layout: what a terminal and what a pipe get, and what never passes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from plimsoll.cli.output import Screen, age, cut, duration, hanging, plain, table
+
+PIPE = Screen()
+ROWS = [["A", "LONGER", "WORDS"], ["some", "x", "one two three four five six seven eight"]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_columns_are_aligned_and_a_pipe_gets_whole_lines() -> None:
+    assert table(ROWS, PIPE, "  ") == [
+        "  A     LONGER  WORDS",
+        "  some  x       one two three four five six seven eight",
+    ]
+
+
+def test_a_terminal_gets_the_last_column_wrapped_below_itself() -> None:
+    assert table(ROWS, Screen(39)) == [
+        "A     LONGER  WORDS",
+        "some  x       one two three four five",
+        "              six seven eight",
+    ]
+
+
+def test_a_column_too_narrow_to_read_is_left_to_the_terminal() -> None:
+    assert table(ROWS, Screen(20))[1].endswith("eight")
+
+
+def test_a_word_longer_than_the_room_is_broken_and_nothing_is_lost() -> None:
+    lines = hanging("why: ", "y" * 70, Screen(35))
+    assert max(map(len, lines)) <= 35
+    assert "".join(line[5:] for line in lines) == "y" * 70
+
+
+def test_emphasis_is_for_terminals_alone_and_does_not_move_columns() -> None:
+    bright = table(ROWS, Screen(None, colour=True), alarming={1})
+    assert bright[0].startswith("\x1b[1m")
+    assert bright[1].startswith("\x1b[31m")
+    assert [line.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") for line in bright] == table(
+        ROWS, PIPE
+    )
+
+
+def test_a_screen_is_what_the_stream_is() -> None:
+    assert Screen.of(io.StringIO(), {"TERM": "xterm"}) == PIPE
+    assert Screen.of(Terminal(), {"TERM": "xterm"}).colour
+    assert not Screen.of(Terminal(), {"TERM": "dumb"}).colour
+    assert not Screen.of(Terminal(), {"TERM": "xterm", "NO_COLOR": ""}).colour
+    assert Screen.of(Terminal(), {}).width is not None
+
+
+@pytest.mark.parametrize("hostile", ["a\x1b[2Jb", "a\x07b", "a\u202eb", "a\x9bb", "a\u2028\x00b"])
+def test_nothing_that_steers_a_terminal_passes(hostile: str) -> None:
+    for shown in (plain(hostile), *table([[hostile, hostile]], PIPE), *hanging("", hostile, PIPE)):
+        assert shown.isprintable()
+        assert "a" in shown
+
+
+def test_lines_become_one() -> None:
+    assert plain(" one\n two\tthree ") == "one two three"
+    assert cut("> ", "one two three", Screen(10)) == "> one t..."
+    assert cut("> ", "one", Screen(5)) == "> one"
+
+
+def test_no_rows_are_no_table() -> None:
+    assert table([], PIPE) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "-"), (0.0, "0s"), (0.34, "340ms"), (1.24, "1.2s"), (95.2, "95s"), (213.0, "213s"), (0.9999, "1s"),
+     (4.1e-6, "4.1us"), (3.1e-11, "31ps"), (-0.0012, "-1.2ms"), (1e-20, "1e-08ps")],
+)  # fmt: skip
+def test_durations(seconds: float | None, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172800, "2d"), (1e7, "115d")],
+)
+def test_ages_are_kubectls(seconds: float, words: str) -> None:
+    assert age(seconds) == words

@@ -1,0 +1,163 @@
+"""A status in, text out; and statuses that another version, or nobody, has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.cli.cluster import Unanswered
+from plimsoll.cli.output import Screen
+from plimsoll.cli.status import answer
+from plimsoll.core.errors import Unavailable
+from tests import builders
+from tests.cli import fake
+
+PIPE = Screen()
+NOW_S = 1767229200.0  # an hour after the builders' services were made, 2026-01-01T01:00:00Z
+
+STATUS: dict[str, Any] = {
+    "url": "http://gateway.plimsoll-system.svc",
+    "modelNames": ["chat", "team/chat"],
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "Serving", "message": "2 gateways list an endpoint"},
+        {"type": "Stalled", "status": "False", "reason": "NotStalled", "message": "nothing is in the way"},
+        {"type": "SLOMet", "status": "False", "reason": "PromiseBroken", "message": "p95 TTFT 700ms, target 500ms"},
+        {"type": "ScalingLimited", "status": "True", "reason": "AtMaximum", "message": "6 wanted, maxReplicas is 5"},
+    ],
+    "tiers": {
+        "prefill": {"ready": 1, "desired": 1, "summary": "1/1"},
+        "decode": {
+            "ready": 3,
+            "desired": 5,
+            "needed": 6,
+            "summary": "3/5",
+            "utilisation": "110%",
+            "knee": "9.1 req/s",
+            "startup": {"p50": "41s", "p90": "63s"},
+            "model": {"known": True, "words": "known"},
+        },
+    },
+    "slo": {"ttft": "700ms", "tpot": "38ms", "attainment": "91%", "attainmentOffered": "88%", "window": "1m"},
+    "limitedBy": "decode TPOT",
+    "lastDecision": {
+        "time": "2026-01-01T00:59:00Z",
+        "tiers": {"decode": {"from": 3, "to": 5, "why": "forecast 50 req/s in 95 s needs 6"}},
+        "binding": "decode",
+    },
+    "decisions": [
+        {
+            "time": "2026-01-01T00:30:00Z",
+            "tiers": {"prefill": {"from": 2, "to": 1, "why": "less work"}, "decode": {"from": 4, "to": 3, "why": ""}},
+        }
+    ],
+}
+CHAT = builders.service(slo={"ttft": "500ms", "ttftPerKToken": "100ms", "tpot": "50ms"}) | {"status": STATUS}
+FRESH = builders.service("fresh")
+AGGREGATED = builders.service("draft", "lab") | {
+    "status": {
+        "conditions": [{"type": "Ready", "status": "False", "reason": "Starting", "message": "m"}],
+        "tiers": {"serve": {"summary": "0/1"}},
+    }
+}
+GOLDEN = (Path(__file__).parent / "status.txt").read_text()
+
+
+def cluster(*services: Any) -> fake.FakeKube:
+    """A cluster with these services, the first of which can be asked for by name."""
+    namespaces = {one["metadata"]["namespace"] for one in services}
+    of = {name: [one for one in services if one["metadata"]["namespace"] == name] for name in namespaces}
+    answers: dict[str, Any] = {fake.services(name): {"items": found} for name, found in of.items()}
+    for one in services:
+        answers[fake.services(one["metadata"]["namespace"], one["metadata"]["name"])] = one
+    return fake.FakeKube({fake.SERVICES: {"items": list(services)}, fake.services("void"): {"items": []}} | answers)
+
+
+async def shown(service: Any, screen: Screen = PIPE, name: str | None = "chat") -> list[str]:
+    return await answer(cluster(service), service["metadata"]["namespace"], name, screen, NOW_S)
+
+
+async def test_a_namespace_is_a_table_of_what_its_services_have() -> None:
+    lines = await answer(cluster(CHAT, FRESH, AGGREGATED), "team", None, PIPE, NOW_S)
+    assert lines == [
+        "NAME   READY  PREFILL  DECODE  TTFT   TPOT  ATTAINMENT  LIMITED-BY   AGE  REASON",
+        "chat   True   1/1      3/5     700ms  38ms  91%         decode TPOT  60m  Serving",
+        "fresh  -      -        -       -      -     -           -            60m  -",
+    ]
+
+
+async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_out() -> None:
+    lines = await answer(cluster(CHAT, AGGREGATED), None, None, Screen(colour=True), NOW_S)
+    assert [line.split()[0].removeprefix("\x1b[1m").removeprefix("\x1b[31m") for line in lines] == [
+        "NAMESPACE",
+        "lab",
+        "team",
+    ]
+    assert "SERVE" in lines[0]
+    assert lines[1].startswith("\x1b[31m")
+    assert "0/1" in lines[1]
+    assert "\x1b" not in lines[2]
+
+
+async def test_nothing_is_said_to_be_nothing() -> None:
+    assert await answer(cluster(CHAT), "void", None, PIPE, NOW_S) == ["no InferenceServices in namespace void"]
+    assert await answer(cluster(), None, None, PIPE, NOW_S) == ["no InferenceServices in any namespace"]
+
+
+async def test_one_service_in_full() -> None:
+    assert "\n".join(await shown(CHAT, Screen(100))) + "\n" == GOLDEN
+
+
+async def test_a_terminal_gets_the_messages_wrapped_and_what_is_wrong_pointed_at() -> None:
+    lines = await shown(CHAT, Screen(70, colour=True))
+    red = [line for line in lines if line.startswith("\x1b[31m")]
+    assert [line.removeprefix("\x1b[31m").split()[0] for line in red] == ["SLOMet", "ScalingLimited"]
+
+
+async def test_a_service_that_nobody_has_looked_at_yet() -> None:
+    assert await shown(FRESH, name="fresh") == [
+        "team/fresh  no URL yet",
+        "",
+        "no conditions yet: no operator has looked at it",
+        "",
+        "nothing is promised: spec.slo is not set",
+    ]
+
+
+async def test_a_name_that_is_not_there_and_a_cluster_that_is_away() -> None:
+    with pytest.raises(Unanswered, match="there is chat"):
+        await answer(cluster(CHAT), "team", "cat", PIPE, NOW_S)
+    with pytest.raises(Unavailable):
+        await answer(fake.FakeKube({fake.SERVICES: Unavailable("away")}), None, None, PIPE, NOW_S)
+
+
+@pytest.mark.parametrize("field", [*STATUS, "status", "spec", "metadata.creationTimestamp"])
+async def test_whatever_a_field_is_the_rest_is_shown(field: str) -> None:
+    for value in (None, True, -1, 1e400, "", "x\x1b[2J\ny", [], [None], [[]], {}, {"decode": 7}, [{"type": 7}]):
+        odd: Any = {**CHAT, "metadata": dict(CHAT["metadata"]), "status": dict(STATUS)}
+        if field in odd:
+            odd[field] = value
+        elif field.startswith("metadata"):
+            odd["metadata"]["creationTimestamp"] = value
+        else:
+            odd["status"][field] = value
+        for name in ("chat", None):
+            for screen in (PIPE, Screen(40)):
+                assert "\x1b" not in "".join(await shown(odd, screen, name))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("2026-01-01T00:59:30Z", "30s"),
+        ("2026-01-01T02:00:00Z", "0s"),
+        ("2025-12-30T00:00:00Z", "2d"),
+        ("2026-13-01T00:00:00Z", "-"),
+        ("yesterday", "-"),
+        (7, "-"),
+    ],
+)
+async def test_ages(made: Any, words: str) -> None:
+    odd = {**FRESH, "metadata": FRESH["metadata"] | {"creationTimestamp": made}}
+    assert (await shown(odd, name=None))[1].split()[-2] == words

@@ -1,0 +1,173 @@
+"""The document of a service: as it was decided, from what is remembered, and never more than JSON can hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.controllers.explain import document
+from plimsoll.core.autoscaler import Service, restore, to_dict
+from plimsoll.core.autoscaler.service import Told
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import Decision, Limit, Mode, State, Step, TierDecision, TierPolicy
+from plimsoll.core.slo import Slo
+from tests.core.test_autoscaler import START_S, Fleet, heard, wish
+
+KEY = ("team", "chat")
+
+
+def explained(fleet: Fleet, horizon_s: float | None = None) -> dict[str, Any]:
+    """The document after it was written and read."""
+    found = document(fleet.service, KEY, fleet.now_s, horizon_s)
+    read: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+    assert read == found
+    return read
+
+
+def grown() -> Fleet:
+    """A fleet that has met a step in its load."""
+    fleet = Fleet(wish())
+    fleet.run(heard(2.0, Role.SERVE), 60)
+    fleet.service.started("serve", [("pull", 9.0), ("load", 20.0)])
+    fleet.run(heard(60.0, Role.SERVE), 10)
+    return fleet
+
+
+def test_the_last_tick_comes_first_then_what_changed_newest_first() -> None:
+    fleet = grown()
+    found = explained(fleet)
+    assert found["version"] == 1
+    assert found["service"] == "team/chat"
+    first, *before = found["decisions"]
+    assert first["at"] == found["at"]
+    assert first["binding"] == "serve"
+    assert first["tiers"]["serve"]["before"] == first["tiers"]["serve"]["recommended"] == fleet.replicas["serve"]
+    assert len(before) == len(fleet.service.decisions) >= 1
+    assert all(one["tiers"]["serve"]["before"] != one["tiers"]["serve"]["replicas"] for one in before)
+    assert [one["at"] for one in before] == sorted((one["at"] for one in before), reverse=True)
+
+
+def test_a_last_decision_that_changed_something_is_told_once() -> None:
+    fleet = Fleet(wish(), arrives=False)
+    fleet.tick(heard(60.0, Role.SERVE))
+    assert fleet.service.last is fleet.service.decisions[-1]
+    assert len(explained(fleet)["decisions"]) == 1
+
+
+def test_a_tier_is_told_as_it_was_decided() -> None:
+    fleet = grown()
+    told = explained(fleet)["decisions"][-1]["tiers"]["serve"]
+    decided = fleet.service.decisions[0].decision.tiers["serve"]
+    assert told["counterfactual"] == decided.counterfactual
+    assert told["why"] == decided.why
+    assert told["steps"] == [{"name": s.name, "replicas": s.replicas, "why": s.why} for s in decided.steps]
+    assert [step["name"] for step in told["steps"]][:2] == ["demand", "need"]
+    assert (told["limits"], told["held"], told["overdue"], told["etas_s"]) == ([], False, [], [])
+
+
+def test_what_it_rests_on_are_the_figures_of_the_last_tick() -> None:
+    fleet = grown()
+    tier, told = fleet.service.tiers["serve"], explained(fleet)["tiers"]["serve"]
+    assert tier.model is not None
+    assert told["model"]["base_s"] == pytest.approx(tier.model.base_s, rel=1e-5)
+    assert told["model"]["known"] is False
+    assert told["model"]["words"].startswith("not known")
+    assert set(told["model"]) - {"known", "words", "quantile"} == {
+        "base_s", "any_prefill_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "cached_token_s",
+    }  # fmt: skip
+    assert told["engine"] == {
+        "model": "unknown ?x?",
+        "accelerator": "some GPU",
+        "parallelism": "1 GPUs",
+        "engine_version": "vllm 0.32.0",
+    }
+    words = explained(fleet)["decisions"][0]["tiers"]["serve"]["steps"]
+    assert f"knee {told['line']['knee_per_s']:.3g} req/s" in words[1]["why"]
+    assert f"up to {told['forecast']['work']:.3g} GPU-s/s" in words[0]["why"]
+    assert sum(told["forecast"]["parts"].values()) == pytest.approx(told["forecast"]["work"], rel=1e-4)
+    assert told["line"]["infeasible"] is None
+    assert told["starts"]["seen"] == 1.0
+    assert [phase["name"] for phase in told["starts"]["phases"]] == ["pull", "load", "whole"]
+    assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in told["starts"]["phases"])
+
+
+def test_the_forecast_reaches_as_far_as_the_user_wants() -> None:
+    assert explained(grown(), horizon_s=600.0)["tiers"]["serve"]["forecast"]["horizon_s"] == 600.0
+
+
+def test_what_is_not_known_says_why_and_has_no_figures() -> None:
+    fleet = Fleet(wish(), about=None)
+    fleet.run(heard(40.0, Role.SERVE), 10)
+    told = explained(fleet)["tiers"]["serve"]
+    why = {"unknown": "no engine of the tier has told what it is yet"}
+    assert (told["engine"], told["model"], told["line"], told["forecast"]) == (None, why, why, why)
+    assert told["starts"]["seen"] == 0.0
+
+
+def test_before_the_first_tick_and_without_a_promise() -> None:
+    assert document(Service.of(["prefill", "decode"]), KEY, START_S)["decisions"] == []
+    fleet = Fleet(wish(slo=None))
+    fleet.run(heard(40.0, Role.SERVE), 10)
+    told = explained(fleet)
+    assert told["decisions"][0]["tiers"]["serve"]["replicas"] == 1
+    assert "unknown" in told["tiers"]["serve"]["forecast"]
+
+
+def test_after_a_restart_what_was_learned_is_there_and_the_rest_says_so() -> None:
+    fleet = grown()
+    again = Fleet(wish(), about=None)
+    restore(again.service, to_dict(fleet.service))
+    again.tick(heard(60.0, Role.SERVE))
+    told = explained(again)["tiers"]["serve"]
+    assert told["model"]["base_s"] == explained(fleet)["tiers"]["serve"]["model"]["base_s"]
+    assert "unknown" in told["line"]
+
+
+def test_a_promise_that_nobody_can_keep_is_told_with_what_is_sized_for() -> None:
+    fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
+    fleet.run(heard(5.0, Role.SERVE), 10)
+    told = explained(fleet)["tiers"]["serve"]["line"]["infeasible"]
+    assert told["constraint"] == "TPOT"
+    assert told["feasible"]["tpot_s"] > 0.001
+    assert told["feasible"]["ttft_s"] is None
+    assert told["words"].startswith("no number of replicas keeps the promise (TPOT breaks it), sized for TPOT ")
+
+
+def test_advice_that_is_not_followed_is_told_apart_from_what_is_set() -> None:
+    fleet = Fleet(wish(mode=Mode.RECOMMEND))
+    fleet.run(heard(60.0, Role.SERVE), 10)
+    told = explained(fleet)["decisions"][0]["tiers"]["serve"]
+    assert told["replicas"] == 1 < told["recommended"]
+
+
+def test_both_tiers_of_a_pair_are_told() -> None:
+    fleet = Fleet(wish(prefill=TierPolicy(1, 9), decode=TierPolicy(1, 9)))
+    fleet.run(heard(5.0, Role.PREFILL, Role.DECODE), 10)
+    told = explained(fleet)
+    assert list(told["tiers"]) == list(told["decisions"][0]["tiers"]) == ["prefill", "decode"]
+
+
+HOSTILE = [
+    TierDecision(1, (Step("s", 1, "{}", ("{0} {evil} \x1b[2J \ud800 \U0001f600",)),)),
+    TierDecision(1, (Step("s", 1, "{:.3g} and {:.0f}", (math.nan, math.inf)),)),
+    TierDecision(1, (Step("s", 1, "said"),), etas_s=(math.inf, -math.inf, math.nan, 1e308)),
+    TierDecision(1, (Step("s", 1, "said"),), etas_s=(float(np.float64(1.5)), np.float64(2.5))),
+    TierDecision(1, (Step("s", 1, "said"),), limits=tuple(Limit), overdue=("a" * 5000,), counterfactual=""),
+    TierDecision(2**70, (Step("", 0, ""),), before=0, recommended=None),
+]
+
+
+@pytest.mark.parametrize("tier", HOSTILE)
+def test_whatever_was_decided_json_can_hold_it(tier: TierDecision) -> None:
+    fleet = grown()
+    fleet.service.last = Told(START_S, Decision({"serve": tier, "gone": tier}, None, State()))
+    fleet.service.decisions = deque([fleet.service.last, Told(0.0, fleet.service.last.decision)])
+    told = explained(fleet)["decisions"]
+    assert len(told) == 2
+    assert told[1]["at"] == "1970-01-01T00:00:00Z"
+    assert all(eta is None or math.isfinite(eta) for eta in told[0]["tiers"]["gone"]["etas_s"])

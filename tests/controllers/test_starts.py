@@ -1,0 +1,61 @@
+"""How far a start has come, and what it took, from the pod and its launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.adapters.about import Start
+from plimsoll.controllers import starts
+
+Object = dict[str, Any]
+
+CREATED_S = 1767225600.0  # 2026-01-01T00:00:00Z
+
+
+def at(seconds: int) -> str:
+    return f"2026-01-01T00:{seconds // 60:02d}:{seconds % 60:02d}Z"
+
+
+def pod(*conditions: Object, running: int | None = None) -> Object:
+    state = {"running": {"startedAt": at(running)}} if running is not None else {"waiting": {"reason": "x"}}
+    return {
+        "metadata": {"name": "p", "creationTimestamp": at(0)},
+        "status": {"conditions": list(conditions), "containerStatuses": [{"state": state}]},
+    }
+
+
+def said(kind: str, status: str, when: int, **more: str) -> Object:
+    return {"type": kind, "status": status, "lastTransitionTime": at(when), **more}
+
+
+def start(phase: str | None, *phases: tuple[str, float]) -> Start:
+    return Start(phase=phase, phase_s=0.0, phases=phases, ready=phase is None, draining=False)
+
+
+def test_a_pod_waits_for_a_node_then_for_its_image_then_for_its_engine() -> None:
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    unplaced = starts.starting(pod(said("PodScheduled", "False", 0, reason="Unschedulable", message=words)), None)
+    assert (unplaced.phase, unplaced.refused) == ("schedule", words)
+    pulling = starts.starting(pod(said("PodScheduled", "True", 2)), None)
+    assert (pulling.phase, pulling.phase_since_s, pulling.refused) == ("pull", CREATED_S + 2, None)
+    mute = starts.starting(pod(said("PodScheduled", "True", 2), running=12), None)
+    assert (mute.phase, mute.phase_since_s) == ("launch", CREATED_S + 12)
+    loading = starts.starting(
+        pod(said("PodScheduled", "True", 2), running=12), start("load", ("launch", 1.0), ("import", 5.0))
+    )
+    assert (loading.phase, loading.phase_since_s) == ("load", CREATED_S + 18)
+
+
+def test_a_start_is_its_phases_and_they_sum_to_the_whole() -> None:
+    ready = pod(said("PodScheduled", "True", 2), said("Ready", "True", 40), running=12)
+    told = starts.took(ready, start(None, ("launch", 1.0), ("load", 20.0)))
+    assert [name for name, _ in told] == ["schedule", "pull", "launch", "load", "probe"]
+    assert sum(seconds for _, seconds in told) == 40.0
+    assert starts.took(ready, None) == [("schedule", 2.0), ("pull", 10.0), ("engine", 28.0)]
+
+
+def test_times_that_make_no_sense_are_no_start() -> None:
+    backwards = pod(said("PodScheduled", "True", 30), said("Ready", "True", 40), running=12)
+    assert starts.took(backwards, None) == []
+    assert starts.took(pod(said("PodScheduled", "True", 2)), None) == []
+    assert starts.took(pod(said("Ready", "True", 40), running=3), None) == []

@@ -1,0 +1,211 @@
+"""The law of a tick, end to end and pure: what is heard of a fleet goes in, replicas come out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from plimsoll.core import workload
+from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.lifecycle import Starting
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About, Ladder
+from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy
+from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.slo import Slo
+
+START_S = 1.8e9
+SLO = Slo(0.95, ttft_s=2.0, tpot_s=0.05)
+ABOUT = About(
+    "vllm",
+    "0.32.0",
+    "some GPU",
+    1,
+    max_sequences=128,
+    kv_tokens=400_000,
+    token_budget=8192,
+    block_tokens=16,
+    ladder=Ladder(
+        prefill=((128, 0.02), (1024, 0.06), (4096, 0.2)),
+        decode=((1, 128, 0.0152), (4, 128, 0.0158), (8, 128, 0.0166)),
+    ),
+)
+
+
+def mix(prompt: float = 800, output: float = 200) -> workload.Workload:
+    rng = np.random.default_rng(1)
+    return workload.from_samples(
+        rng.lognormal(math.log(prompt), 0.4, 256), np.zeros(256), rng.lognormal(math.log(output), 0.4, 256)
+    )
+
+
+MIX = mix()
+
+
+def heard(rate: float | Unknown, *roles: Role, coverage: float = 1.0, **measured: float | Unknown) -> Heard:
+    tiers = {role: TierHeard(Measured(**measured), coverage, 1.0) for role in roles}
+    return Heard(rate_per_s=rate, fresh=True, coverage=coverage, workload=MIX, tiers=tiers)
+
+
+def wish(slo: Slo | None = SLO, mode: Mode = Mode.AUTO, most: int = 50, **tiers: TierPolicy) -> Wish:
+    return Wish(Policy(tiers or {"serve": TierPolicy(1, most)}, slo=slo, mode=mode), slo)
+
+
+class Fleet:
+    """One service whose replicas are there as soon as they are ordered, or never."""
+
+    def __init__(self, wanted: Wish, about: About | None = ABOUT, arrives: bool = True) -> None:
+        self.wish, self.about, self.arrives = wanted, about, arrives
+        self.service = Service.of(list(wanted.policy.tiers))
+        self.replicas = {name: tier.min_replicas for name, tier in wanted.policy.tiers.items()}
+        self.now_s = START_S
+
+    def tick(self, said: Heard, **starting: tuple[Starting, ...]) -> Decision:
+        self.now_s += 1.0
+        tiers = {
+            name: TierSeen(count, count - len(starting.get(name, ())), starting.get(name, ()), self.about)
+            for name, count in self.replicas.items()
+        }
+        decision = decide_all({"one": (self.service, Seen(said, tiers), self.wish)}, self.now_s)["one"]
+        if self.arrives:
+            self.replicas = {name: tier.replicas for name, tier in decision.tiers.items()}
+        return decision
+
+    def run(self, said: Heard, seconds: int) -> Decision:
+        for _ in range(seconds - 1):
+            self.tick(said)
+        return self.tick(said)
+
+
+def need(fleet: Fleet, tier: str = "serve") -> Need:
+    found = fleet.service.needs[tier]
+    assert isinstance(found, Need), found
+    return found
+
+
+def test_a_step_in_load_is_met_in_one_jump() -> None:
+    fleet = Fleet(wish())
+    fleet.run(heard(2.0, Role.SERVE), 120)
+    before = fleet.replicas["serve"]
+    counts = []
+    for _ in range(20):
+        fleet.tick(heard(60.0, Role.SERVE))
+        counts.append(fleet.replicas["serve"])
+    line = need(fleet)
+    enough = math.ceil(60.0 * line.request_gpu_s / line.replica_work)
+    assert before < enough <= counts[-1]
+    assert counts[5] >= enough, f"{counts}: not within seconds"
+    assert sorted(counts) == counts
+
+
+def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() -> None:
+    fleet = Fleet(wish())
+    counts = [fleet.tick(heard(40.0, Role.SERVE)).tiers["serve"].replicas for _ in range(3600)]
+    high, line = counts[-1], need(fleet)
+    moves = [b - a for a, b in pairwise(counts) if a != b]
+    reversals = sum(a * b < 0 for a, b in pairwise(moves))
+    assert reversals <= 1, moves
+    assert high >= 40.0 * line.request_gpu_s / line.replica_work
+    assert fleet.run(heard(4.0, Role.SERVE), 3600).tiers["serve"].replicas < high
+
+
+@pytest.mark.parametrize("lost", ["rate", "coverage"])
+def test_what_is_not_heard_holds_the_fleet(lost: str) -> None:
+    fleet = Fleet(wish())
+    before = fleet.run(heard(40.0, Role.SERVE), 300).tiers["serve"].replicas
+    nothing = Heard() if lost == "rate" else replace(heard(Unknown("silent"), Role.SERVE), coverage=0.0)
+    after = fleet.run(nothing, 300).tiers["serve"]
+    assert after.replicas == before > 1
+    assert after.held
+
+
+def test_a_tier_that_no_engine_has_told_of_keeps_its_minimum_and_says_why() -> None:
+    fleet = Fleet(wish(), about=None)
+    decision = fleet.run(heard(40.0, Role.SERVE), 60).tiers["serve"]
+    assert decision.replicas == 1
+    assert "no engine of the tier has told" in decision.steps[0].why
+
+
+def test_nothing_is_sized_without_a_promise() -> None:
+    fleet = Fleet(wish(slo=None))
+    assert fleet.run(heard(400.0, Role.SERVE), 60).tiers["serve"].replicas == 1
+
+
+def test_recommend_decides_and_leaves_replicas() -> None:
+    fleet = Fleet(wish(mode=Mode.RECOMMEND))
+    decision = fleet.run(heard(60.0, Role.SERVE), 120).tiers["serve"]
+    assert decision.replicas == 1
+    assert decision.recommended is not None
+    assert decision.recommended > 1
+    assert len(fleet.service.decisions) < 10, "the same advice is one decision"
+
+
+def test_long_prompts_move_only_prefill_and_long_answers_only_decode() -> None:
+    tiers = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
+    roles = (Role.PREFILL, Role.DECODE)
+    counts = {}
+    for name, lengths in (("prompts", mix(6000, 8)), ("answers", mix(50, 800))):
+        fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), **tiers))
+        for _ in range(300):
+            fleet.tick(replace(heard(8.0, *roles), workload=lengths))
+        counts[name] = dict(fleet.replicas)
+    assert counts["prompts"]["prefill"] > 1
+    assert counts["prompts"]["decode"] <= 2
+    assert counts["answers"]["decode"] > counts["answers"]["prefill"] == 1
+
+
+def test_a_promise_that_nobody_can_keep_is_named() -> None:
+    fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
+    fleet.run(heard(5.0, Role.SERVE), 30)
+    found = need(fleet).infeasible
+    assert found is not None
+    assert found.feasible is not None
+    assert found.feasible.tpot_s is not None
+    assert found.feasible.tpot_s > 0.001
+
+
+def test_what_was_learned_survives_a_restart_and_garbage_does_not_get_in() -> None:
+    fleet = Fleet(wish())
+    fleet.run(heard(40.0, Role.SERVE), 300)
+    fleet.service.started("serve", [("schedule", 1.0), ("pull", 9.0), ("load", 20.0)])
+    kept = json.loads(json.dumps(to_dict(fleet.service), allow_nan=False))
+    again = Service.of(["serve"])
+    restore(again, kept)
+    old, new = fleet.service.tiers["serve"], again.tiers["serve"]
+    assert new.demand.now.level == pytest.approx(old.demand.now.level, rel=1e-4)
+    assert new.ledger.horizon_s == pytest.approx(old.ledger.horizon_s, rel=1e-4)
+    assert new.key == old.key
+    assert again.state == fleet.service.state
+    torn = {**kept, "tiers": 7}, {**kept, "scaling": {}, "risk": "x"}
+    for garbage in (None, [], {"version": 2}, {"version": 1}, *torn):
+        other = Service.of(["serve"])
+        restore(other, garbage)
+
+
+def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
+    fleet = Fleet(wish())
+    fleet.run(heard(40.0, Role.SERVE), 300)
+    before = fleet.replicas["serve"]
+    fleet.service = Service.of(["serve"])
+    fleet.about = None
+    assert fleet.run(Heard(), 60).tiers["serve"].replicas == before > 1
+
+
+def test_one_tick_of_many_services_makes_only_so_many_lines() -> None:
+    fleets = [Fleet(wish()) for _ in range(40)]
+    for second in range(3):
+        decide_all(
+            {
+                n: (f.service, Seen(heard(5.0, Role.SERVE), {"serve": TierSeen(1, 1, (), ABOUT)}), f.wish)
+                for n, f in enumerate(fleets)
+            },
+            START_S + second,
+        )
+        made = sum(isinstance(f.service.tiers["serve"].line, Line) for f in fleets)
+        assert made == min(12 * (second + 1), 40)

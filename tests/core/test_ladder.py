@@ -1,0 +1,364 @@
+"""Priors from ladders: what a known engine's ladder gives back, what it cannot tell, and what nonsense does to it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core import roofline
+from plimsoll.core.calibration.belief import coefficients, unknown
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S
+from plimsoll.core.ladder import FLOOR_SHARE, accelerator, choose, floor, nonnegative, prior
+from plimsoll.core.latency import StepModel
+from plimsoll.core.ports import About, Ladder
+from tests.core.test_roofline import LLAMA_8B, LLAMA_70B, QWEN_32B
+
+LENGTHS, BATCHES, CONTEXT = (16, 128, 1024), (1, 4, 8), 24
+# Fits to vLLM on one H200, and to a tiny model on one CPU core.
+H200_8B = StepModel(4.889e-3, -1.39e-3, 2.111e-5, 1.373e-9, 1.529e-5, 3.165e-8)
+H200_70B = StepModel(2.067e-2, 2.32e-2, 1.022e-4, 1.407e-8, 7.65e-5, 8.57e-8)
+CPU = StepModel(2.25e-3, 0.0, 2.44e-5, 5.8e-8, 8.26e-5, 2.87e-7)
+
+
+def plain(base: float, token: float, sequence: float) -> StepModel:
+    """A model of nothing but what a ladder can tell."""
+    return StepModel(base, 0.0, token, 0.0, sequence, 0.0)
+
+
+def climbed(
+    model: StepModel,
+    lengths: Sequence[int] = LENGTHS,
+    batches: Sequence[int] = BATCHES,
+    budget: int = 8192,
+    http_s: float = HTTP_S,
+) -> Ladder:
+    """The ladder that an engine of this model has."""
+    return Ladder(
+        tuple((n, float(model.prefill_s(n, 0, budget)) + http_s + HTTP_TOKEN_S * n) for n in lengths),
+        tuple((b, CONTEXT, float(model.step_s(0, 0, b, b * CONTEXT))) for b in batches),
+    )
+
+
+def about(**known: Any) -> About:
+    return About(**{"engine": "vllm", "engine_version": "0.32.0", "accelerator": "cpu", "gpus": 0, **known})
+
+
+def near(found: StepModel, truth: StepModel, share: float) -> None:
+    for name in ("base_s", "prefill_token_s", "sequence_s"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=share), name
+
+
+seconds = st.floats(1e-4, 0.2)
+models = st.builds(plain, seconds, st.floats(2e-6, 1e-3), st.floats(1e-6, 1e-3))
+
+
+@given(models, st.floats(0.0, 0.02), st.sampled_from((256, 512, 8192)))
+def test_a_known_engine_is_recovered_whatever_its_http(model: StepModel, http_s: float, budget: int) -> None:
+    near(prior(climbed(model, budget=budget, http_s=http_s), budget), model, 1e-3)
+
+
+@given(models, st.integers(0, 2**32 - 1))
+def test_one_percent_of_noise_is_a_few_percent_of_a_step(model: StepModel, seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(1.0, 0.01, 6).clip(0.97, 1.03).tolist()
+    exact = climbed(model)
+    noisy = Ladder(
+        tuple((n, t * e) for (n, t), e in zip(exact.prefill, noise[:3], strict=True)),
+        tuple((b, c, t * e) for (b, c, t), e in zip(exact.decode, noise[3:], strict=True)),
+    )
+    found = prior(noisy)
+    assert found.base_s + found.sequence_s == pytest.approx(model.base_s + model.sequence_s, rel=0.05)
+    step, true = float(found.step_s(0, 0, 8, 0)), float(model.step_s(0, 0, 8, 0))
+    assert 0.95 * true <= step <= 1.05 * true + 8 * model.prefill_token_s  # which fills in for what noise hides
+
+
+@pytest.mark.parametrize(("model", "share"), [(H200_8B, 0.06), (H200_70B, 0.08)])
+def test_the_ladders_of_measured_engines(model: StepModel, share: float) -> None:
+    near(prior(climbed(model)), model, share)
+
+
+def test_short_prompts_do_not_tell_attention_from_tokens() -> None:
+    found = prior(climbed(CPU))
+    assert found.prefill_pair_s == 0
+    at_1024 = float(found.prefill_s(1024, 0, 8192))
+    assert at_1024 == pytest.approx(float(CPU.prefill_s(1024, 0, 8192)), rel=0.15)
+
+
+def test_what_a_ladder_cannot_tell_is_0() -> None:
+    found = prior(climbed(H200_8B))
+    assert (found.any_prefill_s, found.prefill_pair_s, found.cached_token_s) == (0.0, 0.0, 0.0)
+
+
+def test_a_prefill_engine_tells_base_and_token_from_prompts_alone() -> None:
+    model = plain(5e-3, 2e-5, 1e-5)
+    found = prior(climbed(model, batches=()))
+    assert found.base_s == pytest.approx(model.base_s, rel=1e-3)
+    assert found.prefill_token_s == pytest.approx(model.prefill_token_s, rel=1e-3)
+    assert found.sequence_s == found.prefill_token_s  # a decoding sequence sends one token
+
+
+def test_its_base_has_the_http_that_is_above_the_usual() -> None:
+    found = prior(climbed(plain(5e-3, 2e-5, 1e-5), batches=(), http_s=2 * HTTP_S))
+    assert found.base_s == pytest.approx(5e-3 + HTTP_S, rel=1e-3)
+
+
+def test_http_is_never_more_than_half_of_a_rung() -> None:
+    quick = Ladder(((16, 2e-3), (128, 2.5e-3)), ())
+    found = prior(quick)
+    assert found.base_s > 0.5e-3
+    assert found.prefill_token_s > 0
+
+
+def test_batches_of_one_size_leave_a_sequence_at_a_tokens_cost() -> None:
+    model = plain(5e-3, 2e-5, 2e-5)
+    found = prior(climbed(model, batches=(4,)))
+    near(found, model, 1e-3)
+
+
+def test_one_prompt_length_is_enough_beside_batches() -> None:
+    model = plain(5e-3, 2e-5, 1e-4)
+    near(prior(climbed(model, lengths=(1024,))), model, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        (((16, 0.05), (128, 0.04), (1024, 0.03)), ()),  # longer prompts take less
+        (((16, 0.05), (128, 0.04), (1024, 0.03)), ((1, 24, 0.006), (8, 24, 0.005))),  # and so do larger batches
+        (((16, 0.02), (1024, 0.02)), ((1, 24, 0.02), (8, 24, 0.02))),  # nothing costs anything
+        (((16, 0.002), (1024, 0.03)), ((1, 24, 0.001), (8, 24, 0.008))),  # a step without a base
+        (((16, 1e-7), (17, 3600.0)), ()),
+        (((1, 1e-7), (10_000_000, 1e-7)), ((1, 1, 3600.0), (10_000_000, 1, 1e-7))),
+    ],
+)
+def test_ladders_that_go_the_wrong_way_give_a_slow_model(prefill: Any, decode: Any) -> None:
+    found = prior(Ladder(prefill, decode))
+    assert min(found.base_s, found.prefill_token_s, found.sequence_s) > 0
+    longest, took = max(prefill)
+    assert found.base_s + found.prefill_token_s * longest >= 0.4 * (took - HTTP_S - HTTP_TOKEN_S * longest)
+    size, _, step = max(decode, default=(1, 0, 0.0))
+    assert found.base_s + found.sequence_s * size >= 0.4 * step
+
+
+def test_prompts_that_cost_nothing_are_charged_for_all_that_the_longest_takes() -> None:
+    found = prior(Ladder(((16, 0.014), (128, 0.014)), ()))
+    assert found.prefill_token_s >= (0.014 - HTTP_S - HTTP_TOKEN_S * 128) / 128 * 0.99
+
+
+NONSENSE = [
+    (), None, 7, "ab", b"ab", {}, {"a": 1}, ((),), (None,), ("ab",), ((16,),), ((16, 0.1, 2, 3),), ((0, 0.1),),
+    ((-1, 0.1),), ((16, 0.0),), ((16, -1.0),), ((16, math.nan),), ((16, math.inf),), ((16, 1e300),), ((16, 10**400),),
+    ((10**400, 0.1),), ((True, 0.1),), ((16, True),), (("16", 0.1),), ((16, "0.1"),), ((16.5, 0.1),), ((16, None),),
+    (([16], 0.1),), ((16, [0.1]),),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rungs", NONSENSE, ids=repr)
+def test_rungs_that_are_none_are_left_out(rungs: Any) -> None:
+    with pytest.raises(ValueError, match="a ladder needs"):
+        prior(Ladder(rungs, ()))
+    model = plain(5e-3, 2e-5, 1e-4)
+    good = climbed(model)
+    if isinstance(rungs, tuple):
+        near(prior(Ladder((*rungs, *good.prefill), (*rungs, *good.decode))), model, 1e-3)
+    assert prior(Ladder(good.prefill, rungs)).base_s > 0
+
+
+def test_a_ladder_without_prompts_says_so() -> None:
+    with pytest.raises(ValueError, match="a prompt of one length at least"):
+        prior(climbed(H200_8B, lengths=()))
+    with pytest.raises(ValueError, match="one prompt length"):
+        prior(climbed(H200_8B, lengths=(16,), batches=()))
+
+
+def test_only_so_many_rungs_are_read() -> None:
+    model = plain(5e-3, 2e-5, 1e-4)
+    good = climbed(model)
+    near(prior(Ladder(good.prefill * 20 + ((16, 99.0),) * 10**5, good.decode * 20)), model, 1e-3)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from((16, 0.01)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+rungs = json_values | st.lists(
+    st.lists(json_values | st.floats(1e-6, 10.0) | st.integers(1, 9), max_size=3), max_size=4
+)
+
+
+@given(rungs, rungs, json_values)
+def test_nothing_but_the_named_error_comes_of_nonsense(prefill: Any, decode: Any, budget: Any) -> None:
+    try:
+        found = prior(Ladder(prefill, decode), budget)
+    except ValueError as error:
+        if "a ladder needs" not in str(error):
+            raise
+    else:
+        assert unknown(found, floor(found)).prior == found
+
+
+@given(models)
+def test_calibration_takes_prior_and_floor(model: StepModel) -> None:
+    found = prior(climbed(model))
+    low = floor(found)
+    assert (coefficients(low) <= coefficients(found)).all()
+    assert unknown(found, low).floor == low
+
+
+def test_the_floor_is_a_share_of_every_coefficient() -> None:
+    assert floor(H200_8B, 0.5) == StepModel(*(0.5 * part for part in astuple(H200_8B)))
+    assert floor(H200_8B).base_s == FLOOR_SHARE * H200_8B.base_s
+
+
+def test_a_sequence_has_the_floor_of_a_token_at_most() -> None:
+    assert floor(plain(1.0, 0.25, 0.5), 0.5) == plain(0.5, 0.125, 0.125)
+    assert floor(plain(1.0, 0.5, 0.25), 0.5) == plain(0.5, 0.25, 0.125)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.1, math.nan, math.inf])
+def test_a_floor_is_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match="a floor is a share"):
+        floor(H200_8B, share)
+
+
+@pytest.mark.parametrize("truth", [H200_8B, plain(5e-3, 2e-5, 1e-4), CPU])
+@pytest.mark.parametrize("rung", range(6))
+@pytest.mark.parametrize("slower", [1.05, 1.2, 2.0, 5.0, 20.0])
+def test_one_disturbed_rung_moves_the_base_a_third_and_no_floor_over_the_truth(
+    truth: StepModel, rung: int, slower: float
+) -> None:
+    exact = climbed(truth)
+    disturbed = Ladder(
+        tuple((n, t * (slower if k == rung else 1)) for k, (n, t) in enumerate(exact.prefill)),
+        tuple((b, c, t * (slower if k + 3 == rung else 1)) for k, (b, c, t) in enumerate(exact.decode)),
+    )
+    found = prior(disturbed)
+    assert 0.65 <= found.base_s / prior(exact).base_s <= 1.4
+    assert 0.7 <= found.prefill_token_s / prior(exact).prefill_token_s <= 4
+    assert floor(found).base_s <= truth.base_s
+    assert floor(found).prefill_token_s <= truth.prefill_token_s
+    assert floor(found).sequence_s <= truth.sequence_s
+
+
+@pytest.mark.parametrize("slower", [2.0, 3.0])
+def test_the_truth_stays_above_the_floor_of_a_ladder_that_was_disturbed(slower: float) -> None:
+    model = plain(5e-3, 2e-5, 1e-4)
+    exact = climbed(model)
+    disturbed = Ladder(
+        tuple((n, slower * t) for n, t in exact.prefill), tuple((b, c, slower * t) for b, c, t in exact.decode)
+    )
+    assert (coefficients(floor(prior(disturbed))) <= coefficients(model)).all()
+
+
+def test_a_known_accelerator_and_model_need_no_ladder() -> None:
+    shape = roofline.model_shape(LLAMA_70B)
+    gpu = roofline.ACCELERATORS["H100-SXM"]
+    chosen = choose(about(accelerator="NVIDIA H100 80GB HBM3", gpus=2, config=LLAMA_70B, ladder=climbed(CPU)))
+    assert chosen == (roofline.prior(shape, gpu, 2), roofline.physical_floor(shape, gpu, 2))
+
+
+def test_a_simulated_accelerator_goes_by_our_name() -> None:
+    assert accelerator("H200") is roofline.ACCELERATORS["H200"]
+    assert choose(about(accelerator="H200", gpus=1, config=LLAMA_8B)) == choose(
+        about(accelerator="NVIDIA-H200", gpus=1, config=LLAMA_8B)
+    )
+
+
+@pytest.mark.parametrize("name", roofline.ACCELERATORS)
+def test_every_accelerator_of_the_table_has_a_drivers_name(name: str) -> None:
+    drivers = ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB")
+    drivers += ("NVIDIA L40S", "NVIDIA L4", "NVIDIA B200", "AMD Instinct MI300X")
+    assert [accelerator(driver) for driver in drivers].count(roofline.ACCELERATORS[name]) == 1
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A10G", "cpu", "", None, 7, [], {}])
+def test_an_accelerator_that_is_only_alike_is_not_known(name: Any) -> None:
+    assert accelerator(name) is None
+
+
+def test_else_the_ladder_at_the_engines_budget() -> None:
+    model = plain(5e-3, 2e-5, 1e-4)
+    ladder = climbed(model, budget=512)
+    chosen = choose(about(config=LLAMA_8B, token_budget=512, ladder=ladder))
+    assert isinstance(chosen, tuple)
+    near(chosen[0], model, 1e-3)
+    assert chosen[1] == floor(chosen[0])
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({}, "'cpu' is in no table, and the engine measured no ladder"),
+        ({"accelerator": "H200"}, "config.json was not found, and the engine measured no ladder"),
+        ({"accelerator": "H200", "config": {}}, "tells no shape: model_type is None"),
+        (
+            {"accelerator": "H200", "config": {"model_type": []}},
+            "tells no shape: .*, and the engine measured no ladder",
+        ),
+        ({"accelerator": "H200", "config": LLAMA_8B, "gpus": 5}, "tensor must divide"),
+        ({"accelerator": "H200", "config": {**LLAMA_8B, "vocab_size": 10**400}}, "tells no shape"),
+        ({"ladder": Ladder((), ())}, "'cpu' is in no table, and a ladder needs"),
+        ({"ladder": {"prefill": []}}, "the engine measured no ladder"),
+        ({"accelerator": "x" * 9999}, "is in no table"),
+    ],
+)
+def test_where_nothing_is_known_the_reason_is_said(known: dict[str, Any], why: str) -> None:
+    found = choose(about(**known))
+    assert isinstance(found, Unknown)
+    assert re.search(why, found.why)
+    assert len(found.why) < 500
+
+
+def test_a_model_that_the_roofline_does_not_know_has_its_ladder() -> None:
+    windows = {**QWEN_32B, "sliding_window": 4096, "use_sliding_window": True, "max_position_embeddings": 40960}
+    chosen = choose(about(accelerator="H200", gpus=1, config=windows, ladder=climbed(H200_8B)))
+    assert chosen == (prior(climbed(H200_8B)), floor(prior(climbed(H200_8B))))
+
+
+def test_a_very_narrow_model_has_a_floor_under_its_prior() -> None:
+    narrow = {**LLAMA_8B, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+              "intermediate_size": 64, "num_hidden_layers": 1}  # fmt: skip
+    chosen = choose(about(accelerator="L4", gpus=1, config=narrow))
+    assert isinstance(chosen, tuple)
+    assert unknown(*chosen).prior == chosen[0]
+
+
+@given(
+    st.sampled_from(tuple(roofline.ACCELERATORS)),
+    st.integers(0, 9),
+    st.dictionaries(st.sampled_from(tuple(LLAMA_8B)), json_values),
+)
+def test_any_configuration_gives_models_for_calibration_or_a_reason(
+    name: str, gpus: int, changes: dict[str, object]
+) -> None:
+    known = about(accelerator=name, gpus=gpus, config={**LLAMA_8B, **changes}, ladder=climbed(H200_8B))
+    chosen = choose(known)
+    assert isinstance(chosen, tuple)
+    assert unknown(*chosen).prior == chosen[0]
+
+
+@given(json_values, json_values, json_values, json_values, json_values)
+def test_nothing_of_an_about_can_break_the_choice(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
+    found = choose(replace(about(), accelerator=a, gpus=b, config=c, ladder=d, token_budget=e))
+    assert isinstance(found, tuple | Unknown)
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+def test_nonnegative_least_squares_meets_its_optimality_conditions(rows: list[list[float]], random: Any) -> None:
+    matrix = np.array(rows)
+    wanted = np.array([random.uniform(-5, 5) for _ in rows])
+    found = np.array(nonnegative(matrix, wanted))
+    gradient = matrix.T @ (matrix @ found - wanted)
+    scale = 1e-6 * (1 + np.abs(matrix).max() ** 2)
+    assert (found >= 0).all()
+    assert (gradient >= -scale * 100).all()
+    assert np.abs(gradient[found > 0]).max(initial=0.0) <= scale * 100

@@ -1,0 +1,319 @@
+"""From raw readings to what a decision needs: what is heard of gateways and engines that behave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.core import buckets
+from plimsoll.core.calibration.window import fault
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
+from plimsoll.core.signals import Heard, Listener
+from plimsoll.core.signals.percentile import percentile
+
+NOW_S = 1.8e9
+SHARE = 0.95
+LENGTH_EDGES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, math.inf)
+TPOT_EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, math.inf)
+TTFT_EDGES_S = buckets.LATENCY_EDGES_S
+
+
+def histogram(edges: tuple[float, ...], value: float, n: float) -> Buckets:
+    """n values, all the same."""
+    return buckets.from_sparse(edges, {buckets.index(edges, value): n}, value * n)
+
+
+def gateway(arrived: float, **other: Any) -> ServiceReading:
+    """Counts since the start: requests of 250 estimated tokens, all answered after 0.2 s."""
+    reading = ServiceReading(
+        arrived=arrived,
+        arrived_tokens=250.0 * arrived,
+        retried=0.0,
+        answered=arrived,
+        failed=0.0,
+        cancelled=0.0,
+        refused={},
+        ttft_s=histogram(TTFT_EDGES_S, 0.2, arrived),
+    )
+    return replace(reading, **other)
+
+
+def engine(busy_s: float, pod: str = "a", at_s: float | None = None, **other: Any) -> EngineReading:
+    """Counts after busy_s of work: 100 steps a second, 10 requests running, 5 ended a second of 300 and 150 tokens.
+
+    A quarter of each prompt comes from the cache.
+    """
+    ended = 5.0 * busy_s
+    reading = EngineReading(
+        pod=pod,
+        at_s=NOW_S + busy_s if at_s is None else at_s,
+        born="1",
+        running=10.0,
+        waiting=2.0,
+        kv_used=0.3,
+        steps=100.0 * busy_s,
+        computed_tokens=(5.0 * 225.0 + 1000.0) * busy_s,
+        generated_tokens=1000.0 * busy_s,
+        local_prompt_tokens=5.0 * 225.0 * busy_s,
+        cached_prompt_tokens=5.0 * 75.0 * busy_s,
+        moved_prompt_tokens=0.0,
+        preemptions=0.2 * busy_s,
+        post_s=0.05 * busy_s,
+        prompt_tokens=histogram(LENGTH_EDGES, 300.0, ended),
+        output_tokens=histogram(LENGTH_EDGES, 150.0, ended),
+        tpot_s=histogram(TPOT_EDGES_S, 0.0102, ended),
+        ttft_s=histogram(TTFT_EDGES_S, 0.1, ended),
+    )
+    return replace(reading, **other)
+
+
+def serving(seconds: int = 60, rate_per_s: float = 4.0) -> tuple[Listener, Heard]:
+    """A service with one gateway and one engine, heard every second and every five."""
+    listener = Listener([Role.SERVE])
+    for t in range(seconds + 1):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(rate_per_s * t))
+        if t % 5 == 0:
+            listener.hear_engine(Role.SERVE, engine(float(t)))
+        heard = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    return listener, heard
+
+
+def known(value: float | Unknown) -> float:
+    assert not isinstance(value, Unknown), value
+    return value
+
+
+def test_a_service_that_is_fully_heard_has_everything_known() -> None:
+    _, heard = serving()
+    assert heard.rate_per_s == pytest.approx(4.0)
+    assert heard.answered_per_s == pytest.approx(4.0)
+    assert heard.failed_per_s == heard.shed_share == heard.held == 0.0
+    assert heard.fresh
+    assert heard.coverage == 1.0
+    assert known(heard.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
+    assert heard.ttft is not None
+    assert buckets.count(heard.ttft) == pytest.approx(240.0, abs=20.0)  # a minute, to a slot of five seconds
+    tier = heard.tiers[Role.SERVE]
+    assert tier.coverage == 1.0
+    assert tier.age_s == 0.0
+    assert tier.measured.ttft_s == heard.ttft_s
+    assert known(tier.measured.tpot_s) == pytest.approx(0.0102, rel=0.2)
+    assert tier.measured.waiting == 2.0
+    assert tier.measured.kv_used == 0.3
+    assert tier.measured.preemptions_per_s == pytest.approx(0.2)
+    assert tier.step_rate_per_s == pytest.approx(100.0)
+    assert tier.post_share == pytest.approx(0.05)
+
+
+def test_a_rate_is_the_mean_since_the_last_sample_and_told_once() -> None:
+    listener = Listener([Role.SERVE])
+    rates = []
+    for t, arrived in enumerate((0, 3, 3, 3, 12)):
+        if t != 2:  # one answer of the gateway is missing
+            listener.hear_gateway("g", "1", NOW_S + t, gateway(float(arrived)))
+        heard = listener.heard(NOW_S + t, {}, ["g"], SHARE)
+        rates.append((heard.fresh, heard.rate_per_s))
+    assert isinstance(rates[0][1], Unknown)
+    assert rates[1:] == [(True, 3.0), (False, 3.0), (True, 0.0), (True, 9.0)]
+
+
+def test_several_gateways_are_one_sum_however_their_answers_interleave() -> None:
+    listener = Listener([Role.SERVE])
+    total = 0.0
+    for t in range(31):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+        listener.hear_gateway("h", "1", NOW_S + t + 0.4, gateway(2.0 * (t + 0.4)))
+        heard = listener.heard(NOW_S + t + 0.5, {}, ["g", "h"], SHARE)
+        if heard.fresh and t:
+            total += known(heard.rate_per_s)
+    assert total / 30 == pytest.approx(7.0)
+
+
+def test_prompts_are_estimates_times_what_engines_make_of_them() -> None:
+    _, heard = serving()
+    # Engines count 300 tokens where gateways estimate 250; belief in the estimate fades with some hundred requests.
+    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+
+
+def test_before_engines_have_told_an_estimate_from_bytes_is_what_is_known() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(3):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+    assert listener.heard(NOW_S + 2, {}, ["g"], SHARE).prompt_tokens == 250.0
+
+
+def test_a_gateway_that_tells_no_tokens_leaves_the_prompts_to_the_engines() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 21, 5):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t, arrived_tokens=None, ttft_s=None))
+        listener.hear_engine(Role.SERVE, engine(float(t)))
+    heard = listener.heard(NOW_S + 20, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(heard.prompt_tokens) == pytest.approx(300.0)
+    assert isinstance(heard.ttft_s, Unknown)
+    assert heard.rate_per_s == pytest.approx(5.0)
+
+
+def test_lengths_come_from_the_engines_with_the_share_that_caches_save() -> None:
+    _, heard = serving()
+    assert not isinstance(heard.workload, Unknown)
+    work = heard.workload
+    assert work.mean(work.prompt_tokens) == pytest.approx(300.0, rel=0.02)
+    assert work.mean(work.output_tokens) == pytest.approx(150.0, rel=0.02)
+    assert work.mean(work.cached_tokens) / work.mean(work.prompt_tokens) == pytest.approx(0.25)
+    assert np.all(work.uncached_tokens >= 1.0)
+
+
+def test_lengths_are_brought_to_the_prompts_that_arrive_now() -> None:
+    listener, before = serving()
+    for t in range(61, 122):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=1000.0 * t * 4.0 - 180_000.0))
+    heard = listener.heard(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert not isinstance(heard.workload, Unknown)
+    assert known(heard.prompt_tokens) > 1.5 * known(before.prompt_tokens)
+    mean = heard.workload.mean(heard.workload.prompt_tokens)
+    assert mean == pytest.approx(known(heard.prompt_tokens), rel=1e-6)
+    assert heard.workload.mean(heard.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
+
+
+def test_windows_are_handed_out_once_and_are_fit_for_calibration() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 31, 5):
+        listener.hear_engine(Role.SERVE, engine(float(t)))
+    windows = listener.heard(NOW_S + 30, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows
+    assert len(windows) == 6
+    assert all(fault(window) is None for window in windows)
+    assert windows[0].busy_s == 5.0
+    assert windows[0].steps == 500.0
+    assert windows[0].output_tokens == 5000.0
+    assert windows[0].prompt_tokens == 5625.0
+    assert windows[0].mean_running == 10.0
+    assert listener.heard(NOW_S + 31, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows == ()
+
+
+def test_readings_that_come_fast_make_windows_of_two_seconds() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(11):
+        listener.hear_engine(Role.SERVE, engine(t / 2))
+    windows = listener.heard(NOW_S + 5, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows
+    assert [window.busy_s for window in windows] == [2.0, 2.0]
+
+
+def test_waiting_is_summed_over_pods_and_kv_is_that_of_the_fullest() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.SERVE, engine(0.0, "a", waiting=3.0, kv_used=0.2))
+    listener.hear_engine(Role.SERVE, engine(0.0, "b", waiting=5.0, kv_used=0.9))
+    tier = listener.heard(NOW_S + 1, {Role.SERVE: ["a", "b"]}, [], SHARE).tiers[Role.SERVE]
+    assert tier.measured.waiting == 8.0
+    assert tier.measured.kv_used == 0.9
+    assert tier.age_s == 1.0
+
+
+def test_preemptions_of_a_tier_are_the_sum_over_its_pods() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0):
+        for pod in ("a", "b", "c"):
+            listener.hear_engine(Role.SERVE, engine(t, pod))
+    tier = listener.heard(NOW_S + 5, {Role.SERVE: ["a", "b", "c"]}, [], SHARE).tiers[Role.SERVE]
+    assert tier.measured.preemptions_per_s == pytest.approx(0.6)
+    assert tier.step_rate_per_s == pytest.approx(100.0)  # of one pod
+
+
+def prefilling(busy_s: float) -> EngineReading:
+    """A prefill engine of the same requests: one output token each, half of each prompt cached."""
+    ended = 5.0 * busy_s
+    return replace(
+        engine(busy_s, "p"),
+        generated_tokens=ended,
+        computed_tokens=ended * 151.0,
+        local_prompt_tokens=ended * 150.0,
+        cached_prompt_tokens=ended * 150.0,
+        output_tokens=histogram(LENGTH_EDGES, 1.0, ended),
+        tpot_s=Buckets(TPOT_EDGES_S, (0.0,) * len(TPOT_EDGES_S), 0.0),
+        ttft_s=histogram(TTFT_EDGES_S, 0.08, ended),
+    )
+
+
+def decoding(busy_s: float) -> EngineReading:
+    """The decode engine that gets them: no prompt is computed here."""
+    moved = 5.0 * 300.0 * busy_s
+    return replace(
+        engine(busy_s, "d"),
+        computed_tokens=1000.0 * busy_s,
+        local_prompt_tokens=0.0,
+        cached_prompt_tokens=0.0,
+        moved_prompt_tokens=moved,
+        ttft_s=histogram(TTFT_EDGES_S, 0.03, 5.0 * busy_s),
+    )
+
+
+def disaggregated() -> Heard:
+    listener = Listener([Role.PREFILL, Role.DECODE])
+    for t in range(0, 61, 5):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+        listener.hear_engine(Role.PREFILL, prefilling(float(t)))
+        listener.hear_engine(Role.DECODE, decoding(float(t)))
+    return listener.heard(NOW_S + 60, {Role.PREFILL: ["p"], Role.DECODE: ["d"]}, ["g"], SHARE)
+
+
+def test_split_tiers_tell_each_what_only_they_know() -> None:
+    heard = disaggregated()
+    prefill, decode = heard.tiers[Role.PREFILL].measured, heard.tiers[Role.DECODE].measured
+    assert known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
+    assert isinstance(prefill.tpot_s, Unknown)
+    assert isinstance(decode.ttft_s, Unknown)
+    assert known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
+
+
+def test_split_tiers_give_one_workload_of_whole_requests() -> None:
+    work = disaggregated().workload
+    assert not isinstance(work, Unknown)
+    assert work.mean(work.output_tokens) == pytest.approx(150.0, rel=0.02)  # not the one token of a prefill engine
+    assert work.mean(work.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert work.mean(work.cached_tokens) / work.mean(work.prompt_tokens) == pytest.approx(0.5)
+
+
+def test_a_tier_without_pods_is_fully_covered_and_tells_nothing() -> None:
+    heard = Listener([Role.SERVE]).heard(NOW_S, {Role.SERVE: []}, [], SHARE)
+    tier = heard.tiers[Role.SERVE]
+    assert tier.coverage == 1.0
+    assert isinstance(tier.measured.waiting, Unknown)
+    assert heard.coverage == 0.0
+    assert heard.rate_per_s == Unknown("there is no gateway")
+
+
+def test_readings_of_a_tier_that_the_service_does_not_have_are_ignored() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.DECODE, engine(0.0))
+    assert list(listener.heard(NOW_S, {}, [], SHARE).tiers) == [Role.SERVE]
+
+
+def lognormal(median_s: float, deviation: float, n: int, edges: tuple[float, ...]) -> tuple[Buckets, np.ndarray]:
+    values = median_s * np.exp(deviation * np.random.default_rng(7).standard_normal(n))
+    counts = np.bincount(np.searchsorted(np.array(edges), values), minlength=len(edges))
+    return Buckets(edges, tuple(map(float, counts)), float(values.sum())), values
+
+
+@pytest.mark.parametrize("median_s", [0.006, 0.009, 0.012, 0.02, 0.03, 0.06])
+def test_percentiles_out_of_an_engines_buckets_are_near_the_truth(median_s: float) -> None:
+    b, values = lognormal(median_s, 0.25, 400, TPOT_EDGES_S)
+    truth = float(np.quantile(values, SHARE))
+    # Evenly spread inside buckets the worst of these is 45 % off.
+    assert percentile(b, SHARE) == pytest.approx(truth, rel=0.15)
+
+
+def test_percentiles_keep_to_what_buckets_say_for_sure() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        counts = tuple(map(float, rng.integers(0, 4, len(TPOT_EDGES_S))))
+        b = Buckets(TPOT_EDGES_S, counts, float(rng.uniform(0.0, 2.0)))
+        placed, even = percentile(b, SHARE), buckets.quantile(b, SHARE)
+        assert (placed is None) == (even is None)
+        if placed is not None and even is not None:
+            assert math.isfinite(placed)
+            assert buckets.index(TPOT_EDGES_S, placed) in {buckets.index(TPOT_EDGES_S, even) + i for i in (-1, 0)}

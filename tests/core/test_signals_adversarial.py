@@ -1,0 +1,594 @@
+"""Signals against all that lies: one test for each trap. What is not known must say so, and never pass for a number."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.core import buckets
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import Buckets, ServiceReading
+from plimsoll.core.signals import Heard, Listener, TierHeard
+from plimsoll.core.signals.demand import Demand
+from tests.core.test_signals import (
+    LENGTH_EDGES,
+    NOW_S,
+    SHARE,
+    TPOT_EDGES_S,
+    TTFT_EDGES_S,
+    engine,
+    gateway,
+    histogram,
+    known,
+    serving,
+)
+
+BAD = (math.nan, math.inf, -math.inf, -1.0)
+
+
+class Fleet:
+    """Gateways that count truly, and a listener that hears of them what the test lets through."""
+
+    def __init__(self, *names: str) -> None:
+        self.listener = Listener([Role.SERVE])
+        self.counts = dict.fromkeys(names, 0.0)
+        self.born = dict.fromkeys(names, 1)
+        self.now_s = NOW_S
+        self.rates: list[float] = []  # of every sample
+        self.heard = Heard()
+
+    def second(self, arrivals: dict[str, float], silent: tuple[str, ...] = (), listed: tuple[str, ...] = ()) -> Heard:
+        """One second in which requests arrive at gateways, then one answer of each that is not silent."""
+        self.now_s += 1.0
+        for name, n in arrivals.items():
+            self.counts[name] += n
+        for name in self.counts:
+            if name not in silent:
+                reading = gateway(self.counts[name])
+                self.listener.hear_gateway(name, str(self.born[name]), self.now_s, reading)
+        self.heard = self.listener.heard(self.now_s, {}, listed or tuple(self.counts), SHARE)
+        if self.heard.fresh:
+            self.rates.append(known(self.heard.rate_per_s))
+        return self.heard
+
+    def restart(self, name: str) -> None:
+        self.born[name] += 1
+        self.counts[name] = 0.0
+
+
+def tier(listener: Listener, now_s: float, *pods: str) -> TierHeard:
+    return listener.heard(now_s, {Role.SERVE: pods}, [], SHARE).tiers[Role.SERVE]
+
+
+def test_nothing_heard_is_nothing_known_not_an_idle_service() -> None:
+    heard = Listener([Role.PREFILL, Role.DECODE]).heard(NOW_S, {Role.DECODE: ["a"]}, ["g"], SHARE)
+    for name in ("rate_per_s", "prompt_tokens", "workload", "ttft_s", "shed_share", "held", "answered_per_s"):
+        assert isinstance(getattr(heard, name), Unknown), name
+    assert not heard.fresh
+    assert heard.coverage == 0.0
+    assert heard.tiers[Role.DECODE].coverage == 0.0
+    assert isinstance(heard.tiers[Role.DECODE].measured.waiting, Unknown)
+
+
+def test_the_first_reading_of_a_gateway_is_no_burst_of_all_that_it_ever_counted() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_gateway("g", "1", NOW_S, gateway(1e6))
+    assert isinstance(listener.heard(NOW_S, {}, ["g"], SHARE).rate_per_s, Unknown)
+    listener.hear_gateway("g", "1", NOW_S + 1, gateway(1e6 + 3))
+    assert listener.heard(NOW_S + 1, {}, ["g"], SHARE).rate_per_s == 3.0
+
+
+def test_a_gateway_that_restarts_loses_one_interval_and_never_makes_negative_or_double_demand() -> None:
+    fleet = Fleet("g", "h")
+    for t in range(60):
+        if t == 30:
+            fleet.restart("h")
+        fleet.second({"g": 5.0, "h": 5.0})
+    assert min(fleet.rates) == 5.0
+    assert max(fleet.rates) == 10.0
+    assert fleet.rates.count(10.0) == len(fleet.rates) - 1
+
+
+def test_a_counter_that_goes_back_without_a_new_start_begins_anew_too() -> None:
+    fleet = Fleet("g")
+    for t in range(10):
+        if t == 5:
+            fleet.counts["g"] = 1.0
+        fleet.second({"g": 4.0})
+    assert fleet.rates == [4.0] * 8
+
+
+def test_workers_that_answer_in_turn_for_one_gateway_make_no_demand_of_their_differences() -> None:
+    listener, rates = Listener([Role.SERVE]), []
+    for t in range(20):
+        listener.hear_gateway("g", str(t % 2), NOW_S + t, gateway(1000.0 * (t % 2) + t))
+        heard = listener.heard(NOW_S + t, {}, ["g"], SHARE)
+        rates.append(heard.rate_per_s)
+    assert all(isinstance(rate, Unknown) for rate in rates)
+
+
+def test_a_gateway_that_is_scaled_down_takes_nothing_of_what_it_counted() -> None:
+    fleet = Fleet("g", "h")
+    for _ in range(10):
+        fleet.second({"g": 5.0, "h": 5.0})
+    del fleet.counts["h"]
+    for _ in range(10):
+        fleet.second({"g": 10.0})
+    assert fleet.rates == pytest.approx([10.0] * len(fleet.rates))
+    assert fleet.heard.coverage == 1.0
+    assert fleet.heard.ttft is not None
+    assert buckets.count(fleet.heard.ttft) == 9 * 10.0 + 10 * 10.0  # what it answered is still in the minute
+
+
+def test_the_last_word_of_a_gateway_that_left_is_counted() -> None:
+    fleet = Fleet("g", "h")
+    for _ in range(5):
+        fleet.second({"g": 5.0, "h": 5.0})
+    heard = fleet.second({"g": 5.0, "h": 5.0}, listed=("g",))
+    assert heard.rate_per_s == 10.0
+
+
+def test_half_of_the_gateways_answering_is_scaled_to_the_whole_and_says_so() -> None:
+    fleet = Fleet("g", "h")
+    for _ in range(10):
+        fleet.second({"g": 5.0, "h": 5.0})
+    for _ in range(20):
+        fleet.second({"g": 5.0, "h": 5.0}, silent=("h",))
+    assert fleet.heard.coverage == 0.5
+    assert fleet.heard.rate_per_s == 10.0
+    assert fleet.rates == pytest.approx([10.0] * len(fleet.rates))
+
+
+def test_a_gateway_that_died_does_not_double_the_demand_that_the_others_took_over() -> None:
+    fleet = Fleet("g", "h")
+    for _ in range(10):
+        fleet.second({"g": 5.0, "h": 5.0})
+    for _ in range(60):  # still listed, as after a crash, and its clients are at the other
+        fleet.second({"g": 10.0}, silent=("h",))
+    assert fleet.heard.coverage == 0.5
+    assert max(fleet.rates) == 10.0
+    fleet.second({"g": 25.0}, silent=("h",))
+    assert fleet.heard.rate_per_s == 25.0  # what is known for sure is never cut
+
+
+def test_a_silent_gateway_does_not_hide_that_demand_fell() -> None:
+    fleet = Fleet("g", "h")
+    for _ in range(10):
+        fleet.second({"g": 5.0, "h": 5.0})
+    for _ in range(10):
+        fleet.second({"g": 1.0}, silent=("h",))
+    assert fleet.heard.rate_per_s == 2.0
+
+
+def test_a_gateway_that_is_being_started_carries_nothing_and_halves_no_confidence_in_the_rate() -> None:
+    fleet = Fleet("g")
+    for _ in range(30):  # the second one is listed as soon as it has an address, long before it answers
+        fleet.second({"g": 5.0}, listed=("g", "h"))
+    assert fleet.rates == [5.0] * len(fleet.rates)
+    assert len(fleet.rates) == 29
+    assert fleet.heard.coverage == 0.5
+
+
+def test_a_short_silence_of_one_gateway_delays_a_sample_and_distorts_none() -> None:
+    fleet = Fleet("g", "h")
+    for t in range(30):
+        fleet.second({"g": 5.0, "h": 3.0}, silent=("h",) if t % 10 in (4, 5, 6) else ())
+    assert fleet.rates == pytest.approx([8.0] * len(fleet.rates))
+
+
+def test_when_all_gateways_fall_silent_mid_burst_the_rate_is_unknown_not_zero_and_not_the_old_one() -> None:
+    fleet = Fleet("g")
+    for t in range(20):
+        fleet.second({"g": 5.0 * t})
+    for _ in range(10):
+        heard = fleet.second({"g": 500.0}, silent=("g",))
+    assert isinstance(heard.rate_per_s, Unknown)
+    assert isinstance(heard.ttft_s, Unknown)
+    assert heard.coverage == 0.0
+    assert not heard.fresh
+
+
+def test_after_a_gap_of_more_than_fifteen_seconds_nothing_is_made_of_the_time_between() -> None:
+    fleet = Fleet("g")
+    fleet.second({"g": 5.0})
+    fleet.second({"g": 5.0})
+    for _ in range(16):
+        fleet.second({"g": 5.0}, silent=("g",))
+    assert not fleet.second({"g": 5.0}).fresh
+    assert isinstance(fleet.heard.rate_per_s, Unknown)
+    assert fleet.second({"g": 7.0}).rate_per_s == 7.0
+
+
+def test_late_and_repeated_readings_change_nothing() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 1.0, 1.0, 0.5, -30.0):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 + 5.0 * t if t >= 0 else 0.0))
+        listener.hear_engine(Role.SERVE, engine(max(t, 0.0), at_s=NOW_S + t))
+    heard = listener.heard(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert heard.rate_per_s == 5.0
+    assert not listener.heard(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE).fresh
+
+
+def test_a_clock_that_is_set_back_by_more_than_a_minute_is_believed() -> None:
+    listener = Listener([Role.SERVE])
+    for base_s in (NOW_S, NOW_S - 3600.0):
+        for t in range(12):
+            listener.hear_gateway("g", "1", base_s + t, gateway(5.0 * t))
+            if t % 5 == 0:
+                listener.hear_engine(Role.SERVE, engine(t + 0.1, at_s=base_s + t))
+            heard = listener.heard(base_s + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
+        assert heard.rate_per_s == 5.0
+        assert heard.coverage == heard.tiers[Role.SERVE].coverage == 1.0
+        assert heard.ttft is not None
+        assert buckets.count(heard.ttft) == 55.0  # nothing of the other hour
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ["arrived", "arrived_tokens", "answered", "failed", "waiting", "refused", "ttft_s"])
+def test_a_gateways_count_that_is_no_count_is_no_answer(name: str, bad: float) -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0, 1):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+    value: object = bad
+    if name == "refused":
+        value = {"busy": bad}
+    elif name == "ttft_s":
+        value = Buckets(TTFT_EDGES_S, (bad,) * len(TTFT_EDGES_S), 1.0)
+    listener.hear_gateway("g", "1", NOW_S + 2, replace(gateway(10.0), **{name: value}))  # type: ignore[arg-type]
+    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
+    assert heard.rate_per_s == 5.0
+    listener.hear_gateway("g", "1", NOW_S + 3, gateway(15.0))
+    assert listener.heard(NOW_S + 3, {}, ["g"], SHARE).rate_per_s == 5.0  # the mean over both seconds
+
+
+@pytest.mark.parametrize("at_s", [math.nan, math.inf, -math.inf])
+def test_a_reading_of_no_time_is_ignored(at_s: float) -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_gateway("g", "1", at_s, gateway(5.0))
+    listener.hear_engine(Role.SERVE, engine(0.0, at_s=at_s))
+    assert listener.heard(NOW_S, {Role.SERVE: ["a"]}, ["g"], SHARE).tiers[Role.SERVE].coverage == 0.0
+
+
+def test_arrivals_are_counted_before_shedding_so_that_refusing_does_not_hide_demand() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(3):
+        refused = {"busy": 6.0 * t, "starting": 1.0 * t}
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 * t, refused=refused, answered=3.0 * t))
+    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
+    assert heard.rate_per_s == 10.0
+    assert heard.answered_per_s == 3.0
+    assert heard.shed_share == 0.7
+
+
+def test_refused_retries_make_no_share_above_one() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(3):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(2.0 * t, retried=30.0 * t, refused={"busy": 32.0 * t}))
+    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
+    assert heard.shed_share == 1.0
+    assert heard.rate_per_s == 2.0
+
+
+def test_shedding_does_not_bend_the_ratio_of_tokens_to_bytes() -> None:
+    """Nine of ten are refused: engines count a tenth of the tokens that gateways estimate."""
+    listener = Listener([Role.SERVE])
+    for t in range(0, 61, 5):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(50.0 * t, refused={"busy": 45.0 * t}))
+        listener.hear_engine(Role.SERVE, engine(float(t)))
+    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+
+
+def test_a_silent_pod_does_not_bend_the_ratio_of_tokens_to_bytes() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 61, 5):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(20.0 * t))
+        listener.hear_engine(Role.SERVE, engine(float(t)))  # one of four
+    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
+    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+
+
+def test_clients_that_went_away_count_with_their_prompts() -> None:
+    """Only short requests end; the histogram over ended requests alone would say 100 tokens."""
+    listener = Listener([Role.SERVE])
+    for t in range(0, 61, 5):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+        listener.hear_engine(Role.SERVE, engine(float(t), prompt_tokens=histogram(LENGTH_EDGES, 100.0, 2.0 * t)))
+    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert not isinstance(heard.workload, Unknown)
+    assert heard.workload.mean(heard.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ["running", "waiting", "kv_used", "steps", "preemptions", "post_s", "tpot_s"])
+def test_an_engines_number_that_is_none_is_absent_and_spoils_no_other(name: str, bad: float) -> None:
+    listener = Listener([Role.SERVE])
+    value = Buckets(TPOT_EDGES_S, (bad,) * len(TPOT_EDGES_S), 1.0) if name == "tpot_s" else bad
+    for t in (0.0, 5.0, 10.0):
+        listener.hear_engine(Role.SERVE, engine(t, **{name: value}))
+    found = tier(listener, NOW_S + 10, "a")
+    assert found.coverage == 1.0
+    told = {
+        "waiting": found.measured.waiting,
+        "kv_used": found.measured.kv_used,
+        "preemptions": found.measured.preemptions_per_s,
+        "post_s": found.post_share,
+        "tpot_s": found.measured.tpot_s,
+    }
+    for other, figure in told.items():
+        assert isinstance(figure, Unknown) == (other == name), other
+    assert bool(found.windows) == (name not in ("running", "steps"))
+
+
+def test_a_share_above_one_is_no_share() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.SERVE, engine(0.0, kv_used=37.0))
+    assert isinstance(tier(listener, NOW_S, "a").measured.kv_used, Unknown)
+
+
+def test_a_metric_that_vanishes_is_unknown_again_not_its_last_value_or_zero() -> None:
+    listener, _ = serving()
+    for t in range(65, 140, 5):
+        listener.hear_engine(Role.SERVE, engine(float(t), waiting=None, tpot_s=None, preemptions=None))
+    found = tier(listener, NOW_S + 135, "a")
+    assert isinstance(found.measured.waiting, Unknown)
+    assert isinstance(found.measured.tpot_s, Unknown)
+    assert isinstance(found.measured.preemptions_per_s, Unknown)
+    assert found.measured.kv_used == 0.3
+
+
+def test_a_metric_that_comes_back_counts_from_its_return() -> None:
+    listener = Listener([Role.SERVE])
+    for t, preemptions in ((0.0, 0.0), (5.0, None), (10.0, 1000.0), (15.0, 1001.0)):
+        listener.hear_engine(Role.SERVE, engine(t, preemptions=preemptions))
+    assert tier(listener, NOW_S + 15, "a").measured.preemptions_per_s == pytest.approx(0.2)
+
+
+def test_an_engine_that_restarts_adds_no_negative_and_no_whole_life() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0, 10.0):
+        listener.hear_engine(Role.SERVE, engine(1000.0 + t, at_s=NOW_S + t))
+    for t in (15.0, 20.0, 25.0):
+        listener.hear_engine(Role.SERVE, engine(t - 14.0, at_s=NOW_S + t, born="2"))
+    found = tier(listener, NOW_S + 25, "a")
+    assert found.measured.preemptions_per_s == pytest.approx(0.2)
+    assert [window.busy_s for window in found.windows] == [5.0] * 4
+    assert all(window.steps == 500.0 for window in found.windows)
+
+
+def test_one_counter_going_back_is_a_restart_of_all_of_them() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.SERVE, engine(100.0, at_s=NOW_S))
+    listener.hear_engine(Role.SERVE, engine(105.0, at_s=NOW_S + 5, generated_tokens=3.0))
+    found = tier(listener, NOW_S + 5, "a")
+    assert found.windows == ()
+    assert isinstance(found.measured.preemptions_per_s, Unknown)
+
+
+def test_a_histogram_with_other_edges_is_another_engine() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.SERVE, engine(100.0, at_s=NOW_S))
+    other = histogram((0.005, 0.5, math.inf), 0.2, 1000.0)
+    listener.hear_engine(Role.SERVE, engine(105.0, at_s=NOW_S + 5, tpot_s=other))
+    assert tier(listener, NOW_S + 5, "a").windows == ()
+
+
+def test_engines_of_two_releases_make_one_distribution() -> None:
+    listener = Listener([Role.SERVE])
+    fine = (0.005, 0.01, 0.015, 0.02, 0.025, math.inf)
+    for t in (0.0, 5.0, 10.0):
+        listener.hear_engine(Role.SERVE, engine(t, "a"))
+        listener.hear_engine(Role.SERVE, engine(t, "b", tpot_s=histogram(fine, 0.012, 5.0 * t)))
+    assert 0.01 <= known(tier(listener, NOW_S + 10, "a", "b").measured.tpot_s) <= 0.025
+
+
+def test_part_of_the_pods_answering_is_scaled_up_and_says_so() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0):
+        listener.hear_engine(Role.SERVE, engine(t, "a", waiting=3.0))
+    found = tier(listener, NOW_S + 5, "a", "b", "c", "d")
+    assert found.coverage == 0.25
+    assert found.measured.waiting == 12.0
+    assert found.measured.preemptions_per_s == pytest.approx(0.8)
+    assert found.measured.kv_used == 0.3
+
+
+def test_pods_that_fell_silent_are_unknown_after_fifteen_seconds() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0):
+        listener.hear_engine(Role.SERVE, engine(t))
+    assert tier(listener, NOW_S + 19, "a").coverage == 1.0
+    found = tier(listener, NOW_S + 21, "a")
+    assert found.coverage == 0.0
+    assert found.age_s is None
+    measured = found.measured
+    for figure in (measured.tpot_s, measured.waiting, measured.kv_used, measured.preemptions_per_s):
+        assert isinstance(figure, Unknown)
+
+
+def test_pods_that_are_gone_are_not_waited_for_and_not_summed() -> None:
+    listener = Listener([Role.SERVE])
+    listener.hear_engine(Role.SERVE, engine(0.0, "a", waiting=3.0))
+    listener.hear_engine(Role.SERVE, engine(0.0, "b", waiting=100.0))
+    found = tier(listener, NOW_S + 1, "a")
+    assert found.coverage == 1.0
+    assert found.measured.waiting == 3.0
+
+
+def test_a_minute_without_requests_has_no_percentile_and_is_not_filled_with_zeros() -> None:
+    listener, _ = serving()
+    for t in range(61, 140):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(240.0))
+        if t % 5 == 0:
+            idle = engine(60.0, at_s=NOW_S + t, running=0.0, waiting=0.0)
+            listener.hear_engine(Role.SERVE, idle)
+    heard = listener.heard(NOW_S + 139, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert heard.rate_per_s == 0.0  # that is known
+    for figure in (heard.ttft_s, heard.shed_share, heard.prompt_tokens, heard.tiers[Role.SERVE].measured.tpot_s):
+        assert isinstance(figure, Unknown)
+    assert heard.tiers[Role.SERVE].measured.waiting == 0.0
+    assert not isinstance(heard.workload, Unknown)  # lengths outlast a quiet minute
+
+
+def test_an_engine_that_was_idle_at_either_end_makes_no_window() -> None:
+    listener = Listener([Role.SERVE])
+    for t, running in ((0.0, 10.0), (5.0, 0.0), (10.0, 10.0), (15.0, 10.0)):
+        listener.hear_engine(Role.SERVE, engine(t, running=running))
+    assert [window.end_s for window in tier(listener, NOW_S + 15, "a").windows] == [NOW_S + 15]
+
+
+@pytest.mark.parametrize(("running", "busy_share", "windows"), [(2.0, 1.0, 4), (2.0, 0.75, 0), (20.0, 0.25, 0)])
+def test_an_engine_that_was_idle_in_between_is_told_by_its_steps(
+    running: float, busy_share: float, windows: int
+) -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 21, 5):
+        busy_s = t * busy_share
+        tokens: dict[str, Any] = {
+            "running": running,
+            "generated_tokens": 100.0 * running * busy_s,
+            "computed_tokens": 2125.0 * busy_s,
+        }
+        listener.hear_engine(Role.SERVE, engine(busy_s, at_s=NOW_S + t, **tokens))
+    assert len(tier(listener, NOW_S + 20, "a").windows) == windows
+
+
+def test_a_batch_that_grows_stretches_its_steps_and_is_not_taken_for_idle() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 21, 5):
+        # Requests that ended knew steps of 10 ms; by now they take 18.
+        listener.hear_engine(
+            Role.SERVE, engine(float(t), running=40.0 + t, steps=55.0 * t, generated_tokens=2000.0 * t)
+        )
+    assert len(tier(listener, NOW_S + 20, "a").windows) == 4
+
+
+def test_speculation_makes_fewer_steps_than_tokens_and_is_not_taken_for_idle() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(0, 61, 5):
+        # 2.5 tokens a step: the time per output token is 4 ms, a step takes 10.
+        tpot = histogram(TPOT_EDGES_S, 0.004, 5.0 * t)
+        busy = engine(float(t), running=4.0, generated_tokens=1000.0 * t, tpot_s=tpot)
+        listener.hear_engine(Role.SERVE, busy)
+    assert len(tier(listener, NOW_S + 60, "a").windows) >= 11
+
+
+def test_an_old_engine_without_token_sources_still_makes_windows() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0):
+        listener.hear_engine(Role.SERVE, engine(t, local_prompt_tokens=None, cached_prompt_tokens=None))
+    (window,) = tier(listener, NOW_S + 5, "a").windows
+    assert window.prompt_tokens == 5625.0  # what was computed and is no output
+
+
+def test_lengths_of_a_tier_that_prefills_for_others_are_not_mixed_in() -> None:
+    listener = Listener([Role.PREFILL, Role.DECODE])
+    for t in (0.0, 5.0, 10.0):
+        one_token = histogram(LENGTH_EDGES, 1.0, 5.0 * t)
+        listener.hear_engine(Role.PREFILL, engine(t, output_tokens=one_token))
+    heard = listener.heard(NOW_S + 10, {Role.PREFILL: ["a"]}, [], SHARE)
+    assert isinstance(heard.workload, Unknown)
+
+
+def test_prompts_beyond_the_last_edge_do_not_break_the_lengths() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0, 10.0):
+        listener.hear_engine(Role.SERVE, engine(t, prompt_tokens=histogram(LENGTH_EDGES, 8000.0, 5.0 * t)))
+    work = listener.heard(NOW_S + 10, {Role.SERVE: ["a"]}, [], SHARE).workload
+    assert not isinstance(work, Unknown)
+    assert work.mean(work.prompt_tokens) == pytest.approx(8000.0, rel=0.05)
+
+
+def test_histograms_of_lengths_that_make_no_sense_are_unknown_in_words() -> None:
+    listener = Listener([Role.SERVE])
+    upside_down = (5.0, 2.0, math.inf)
+    for t in (0.0, 5.0, 10.0):
+        listener.hear_engine(Role.SERVE, engine(t, prompt_tokens=Buckets(upside_down, (5.0 * t, 0.0, 0.0), 20.0 * t)))
+    work = listener.heard(NOW_S + 10, {Role.SERVE: ["a"]}, [], SHARE).workload
+    assert isinstance(work, Unknown)
+    assert "edges" in work.why
+
+
+def test_all_prompts_cached_leaves_a_token_to_compute() -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0, 10.0):
+        cached = engine(t, local_prompt_tokens=0.0, cached_prompt_tokens=1500.0 * t)
+        listener.hear_engine(Role.SERVE, cached)
+    work = listener.heard(NOW_S + 10, {Role.SERVE: ["a"]}, [], SHARE).workload
+    assert not isinstance(work, Unknown)
+    assert np.all(work.uncached_tokens >= 1.0)
+
+
+def test_demand_asked_for_faster_than_it_is_told_makes_no_rate_of_nothing() -> None:
+    demand = Demand()
+    for t in (0.0, 1e-3, 2e-3):
+        demand.hear("g", "1", NOW_S + t, gateway(1.0 + (t > 0)))
+        demand.take(NOW_S + t, ["g"])
+    assert isinstance(demand.rates(NOW_S), Unknown)  # one request in a millisecond is not a thousand a second
+
+
+def size_of(thing: Any, seen: set[int] | None = None) -> int:
+    """Bytes of an object with all that it holds."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, type):
+        return 0
+    seen.add(id(thing))
+    size = sys.getsizeof(thing)
+    if isinstance(thing, dict):
+        return size + sum(size_of(k, seen) + size_of(v, seen) for k, v in thing.items())
+    if isinstance(thing, list | tuple | set | frozenset) or type(thing).__name__ == "deque":
+        return size + sum(size_of(part, seen) for part in thing)
+    names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    slots = sum(size_of(getattr(thing, name), seen) for name in names if hasattr(thing, name))
+    return size + slots + (size_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0)
+
+
+def test_memory_does_not_grow_with_time_nor_with_sources_that_came_and_went() -> None:
+    listener, sizes = Listener([Role.SERVE]), []
+    for t in range(0, 3600, 5):
+        pod, name = f"pod-{t // 60}", f"gateway-{t // 60}"
+        listener.hear_gateway(name, "1", NOW_S + t, gateway(5.0 * t))
+        listener.hear_engine(Role.SERVE, engine(float(t), pod))
+        if t >= 1800:  # for half an hour nobody asks
+            listener.heard(NOW_S + t, {Role.SERVE: [pod]}, [name], SHARE)
+        sizes.append(size_of(listener))
+    assert max(sizes) < 400_000
+    assert sizes[-1] < 1.5 * sizes[len(sizes) * 3 // 4]
+
+
+def test_any_mess_of_readings_raises_nothing_and_gives_no_number_that_is_none() -> None:
+    rng = np.random.default_rng(11)
+    listener = Listener([Role.PREFILL, Role.DECODE, Role.SERVE])
+    roles, odd = list(Role), (None, math.nan, math.inf, -3.0, 0.0, 1e300)
+    for t in range(600):
+        at_s = NOW_S + t + float(rng.normal(0.0, 20.0))
+        values = {
+            name: odd[rng.integers(0, 6)] if rng.random() < 0.3 else float(rng.integers(0, 1000))
+            for name in ("running", "waiting", "steps", "computed_tokens", "generated_tokens", "local_prompt_tokens")
+        }
+        reading = engine(float(t), f"p{rng.integers(0, 3)}", at_s, born=str(rng.integers(0, 2)), **values)
+        listener.hear_engine(roles[rng.integers(0, 3)], reading)
+        counted: ServiceReading = gateway(float(rng.integers(0, 50)), failed=odd[rng.integers(1, 6)])
+        listener.hear_gateway(f"g{rng.integers(0, 3)}", str(rng.integers(0, 2)), at_s, counted)
+        heard = listener.heard(NOW_S + t, dict.fromkeys(roles, ("p0", "p1", "p2")), ("g0", "g1", "g2"), SHARE)
+        figures = [
+            heard.rate_per_s,
+            heard.answered_per_s,
+            heard.prompt_tokens,
+            heard.ttft_s,
+            heard.shed_share,
+            heard.held,
+        ]
+        for found in heard.tiers.values():
+            measured = found.measured
+            figures += [measured.tpot_s, measured.ttft_s, measured.waiting, measured.kv_used, found.step_rate_per_s]
+            assert 0.0 <= found.coverage <= 1.0
+        assert all(isinstance(figure, Unknown) or 0.0 <= figure < math.inf for figure in figures)
+        assert 0.0 <= heard.coverage <= 1.0

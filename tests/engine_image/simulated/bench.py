@@ -1,0 +1,145 @@
+"""The simulated engine's application behind the project's middleware, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from launcher.asgi import Message, Scope
+from launcher.meters import Meters
+from launcher.middleware import Config, Plimsoll
+from launcher.state import State
+from simulated.api import Api
+from simulated.driver import Driver
+from simulated.options import Options, parse
+from simulated.peers import Lender
+from simulated.server import make_api
+from tests.engine_image.lab import COMPLETIONS, CONTRACT, Exchange
+from tests.engine_image.test_launcher import free_ports
+
+FAST = ("--time-scale", "0.01", "--spread", "0", "--noise", "0", "--profile", "h200-8b-hot")
+
+
+@dataclass
+class Bench:
+    """One engine and its client."""
+
+    api: Api
+    app: Plimsoll
+    driver: Driver
+    options: Options
+    state: State
+    registry: CollectorRegistry
+
+    async def send(
+        self,
+        body: Any = None,
+        path: str = COMPLETIONS,
+        headers: dict[str, str] | None = None,
+        gone: asyncio.Event | None = None,
+        begun: asyncio.Event | None = None,
+        bare: bool = False,
+    ) -> Exchange:
+        """One request, a GET without a body; `gone` is when the client leaves, `begun` is set at its first bytes."""
+        exchange, left = Exchange(), gone or asyncio.Event()
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        pending: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+        async def receive() -> Message:
+            if pending:
+                return pending.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            exchange.messages.append(message)
+            if begun is not None and message.get("body"):
+                begun.set()
+
+        sent = {"content-type": "application/json", **(headers or {})}
+        scope: Scope = {
+            "type": "http",
+            "method": "GET" if body is None else "POST",
+            "path": path,
+            "headers": [(key.encode(), value.encode()) for key, value in sent.items()],
+            "app": self.api,
+        }
+        await (self.api if bare else self.app)(scope, receive, send)
+        return exchange
+
+    async def api_direct(self, body: Any, gone: asyncio.Event | None = None) -> Exchange:
+        """A request past the middleware, which would take its transfer parameters away."""
+        return await self.send(body, gone=gone, bare=True)
+
+    async def metrics(self) -> dict[tuple[str, ...], float]:
+        """Every sample of vLLM's metrics, by name and label values but those of engine and model."""
+        text = (await self.send(path="/metrics")).body.decode()
+        return {
+            (sample.name, *(value for key, value in sorted(sample.labels.items()) if key not in ("engine", "model_name"))):
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith("vllm:")
+        }  # fmt: skip
+
+    def leg(self, outcome: str) -> float:
+        """How many prefill legs had this outcome."""
+        return self.registry.get_sample_value(CONTRACT.metrics["legs"], {"outcome": outcome}) or 0.0
+
+
+@asynccontextmanager
+async def bench(folder: Path, *flags: str, role: str = "serve") -> AsyncIterator[Bench]:
+    """An engine with the middleware of a role; its times are a hundredth of the real ones."""
+    (port,) = free_ports(1)
+    environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    given = list(FAST)
+    if role != "serve":
+        kv_role = "kv_producer" if role == "prefill" else "kv_consumer"
+        config = {"kv_connector": "NixlConnector", "kv_role": kv_role, "kv_load_failure_policy": "recompute"}
+        given += ["--kv-transfer-config", json.dumps(config)]
+    options = replace(parse(["serve", "m", *given, *flags], environment), middleware=())
+    api, driver, engine_id = make_api(options, 1.0)
+    registry, state = CollectorRegistry(), State(folder / role)
+    state.reset()
+    app = Plimsoll(api, Config(role, "", 5.0, 1 << 20, CONTRACT, state, Meters(CONTRACT, registry)))
+    leases = driver.core.leases
+    lender = Lender(engine_id, leases.claim, lambda name: leases.leave(name, driver.now()), driver.freed)
+    side = await lender.listen("127.0.0.1", port)
+    try:
+        yield Bench(api, app, driver, options, state, registry)
+    finally:
+        side.close()
+        await app.close()
+
+
+@asynccontextmanager
+async def served(one: Bench) -> AsyncIterator[str]:
+    """An engine on a port of loopback; its address."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        exchange = await one.send(await request.read(), request.path, headers)
+        return web.Response(status=exchange.status, body=exchange.body, headers=exchange.headers)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def settled(one: Bench) -> None:
+    """Waits until nothing is in the engine."""
+    while one.driver.live or one.driver.deferred:
+        await asyncio.sleep(0)

@@ -1,0 +1,239 @@
+"""vLLM's HTTP as clients meet it behind the middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine_image.lab import CHAT, COMPLETIONS
+from tests.engine_image.simulated.bench import bench, settled
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    """A completion of five tokens."""
+    return {"model": "m", "prompt": "What is it?!", "max_tokens": 5, **more}
+
+
+def talk(**more: Any) -> dict[str, Any]:
+    """A chat of five tokens."""
+    return {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, **more}
+
+
+async def test_a_completion_has_vllms_shape_and_the_tokens_that_were_asked_for(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        got = (await one.send(ask(), headers={"x-request-id": "abc"})).json
+        assert got["usage"] == {
+            "prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5, "prompt_tokens_details": None
+        }  # fmt: skip
+        assert (got["id"], got["object"], got["model"]) == ("cmpl-abc", "text_completion", "m")
+        assert (got["choices"][0]["finish_reason"], len(got["choices"][0]["text"].split())) == ("length", 5)
+        assert got["kv_transfer_params"] is None
+        again = (await one.send(ask())).json
+        assert again["choices"][0]["text"] == got["choices"][0]["text"]
+        assert (await one.send(ask(prompt="What else?"))).json["choices"][0]["text"] != got["choices"][0]["text"]
+
+
+async def test_a_stream_has_an_event_for_each_token_and_the_same_text(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        stream = await one.send(ask(stream=True, stream_options={"include_usage": True}))
+        *events, usage, done = stream.events
+        choices = [json.loads(event)["choices"][0] for event in events]
+        assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["length"]
+        text = "".join(choice["text"] for choice in choices)
+        assert text == (await one.send(ask())).json["choices"][0]["text"]
+        assert (json.loads(usage)["usage"]["completion_tokens"], done, stream.complete) == (5, "[DONE]", True)
+
+
+async def test_a_chat_stream_opens_with_the_role(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        opening, *events, done = (await one.send(talk(stream=True), CHAT)).events
+        assert json.loads(opening)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        said = "".join(json.loads(event)["choices"][0]["delta"]["content"] for event in events)
+        whole = (await one.send(talk(), CHAT)).json
+        assert (whole["choices"][0]["message"]["content"], done) == (said, "[DONE]")
+        assert whole["usage"]["prompt_tokens"] == 1 + 2 + 1
+
+
+async def test_usage_can_be_had_with_each_event(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for path, body in ((COMPLETIONS, ask), (CHAT, talk)):
+            got = (await one.send(body(stream=True, stream_options=options), path)).events
+            numbers = [json.loads(event).get("usage") for event in got[:-2]]
+            assert [number["completion_tokens"] for number in numbers if number] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choices", "tokens"),
+    [
+        ("", 1, 1),
+        ("äöüß", 1, 2),
+        ([1, 2, 3], 1, 3),
+        (["one", "another"], 2, 3),
+        ([[1], [2, 3]], 2, 3),
+    ],
+)
+async def test_prompts_come_as_text_as_ids_or_as_lists_of_either(
+    tmp_path: Path, prompt: Any, choices: int, tokens: int
+) -> None:
+    async with bench(tmp_path) as one:
+        got = (await one.send(ask(prompt=prompt))).json
+        assert (len(got["choices"]), got["usage"]["prompt_tokens"]) == (choices, tokens)
+        assert got["usage"]["completion_tokens"] == 5 * choices
+
+
+async def test_n_answers_to_one_prompt(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        got = (await one.send(ask(n=3))).json
+        assert [choice["index"] for choice in got["choices"]] == [0, 1, 2]
+        events = (await one.send(ask(n=3, stream=True))).events
+        assert len(events) == 3 * 5 + 1
+        assert (await one.metrics())["vllm:request_params_n_sum",] == 6
+
+
+async def test_a_chat_goes_on_to_the_contexts_end_and_a_completion_to_sixteen(tmp_path: Path) -> None:
+    async with bench(tmp_path, "--max-model-len", "60") as one:
+        chat = await one.send({"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}, CHAT)
+        assert chat.json["usage"]["completion_tokens"] == 60 - 12
+        assert (await one.send({"model": "m", "prompt": "x"})).json["usage"]["completion_tokens"] == 16
+        newer = talk(max_completion_tokens=7)
+        assert (await one.send(newer, CHAT)).json["usage"]["completion_tokens"] == 7
+
+
+async def test_the_other_paths(tmp_path: Path) -> None:
+    async with bench(tmp_path, "--served-model-name", "a", "b") as one:
+        assert ((await one.send(path="/health")).status, (await one.send(path="/health")).body) == (200, b"")
+        assert "0.32" in (await one.send(path="/version")).json["version"]
+        models = (await one.send(path="/v1/models")).json["data"]
+        assert [(model["id"], model["max_model_len"], model["root"]) for model in models] == [
+            ("a", 40960, "m"),
+            ("b", 40960, "m"),
+        ]
+        assert (await one.send(path="/nowhere")).status == 404
+        assert (await one.send({}, "/health")).status == 405
+        assert (await one.send(ask(model="b"))).status == 200
+        assert (await one.send({"prompt": "x"})).json["model"] == "a"
+
+
+REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
+    (ask(model="other"), 404, "model_not_found", "The model `other` does not exist."),
+    (ask(prompt="x" * 400), 400, "context_length_exceeded", "maximum context length is 64 tokens"),
+    (ask(prompt=[1] * 60), 400, "context_length_exceeded", "you requested 5 output tokens"),
+    (ask(max_tokens=64), 400, "context_length_exceeded", "maximum context length"),
+    (ask(max_tokens=0), 400, None, "max_tokens must be at least 1, got 0."),
+    (ask(max_tokens="5"), 400, None, "valid integer"),
+    (ask(min_tokens=6), 400, None, "min_tokens must be less than or equal to max_tokens=5, got 6."),
+    (ask(min_tokens=-1), 400, None, "min_tokens"),
+    (ask(n=0), 400, None, "n must be at least 1, got 0."),
+    (ask(prompt=[]), 400, None, "prompt"),
+    (ask(prompt=None), 400, None, "prompt"),
+    (ask(prompt=[1, "a"]), 400, None, "prompt"),
+    (ask(stream_options={"include_usage": True}), 400, None, "stream=True"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code", "words"), REFUSALS)
+async def test_what_makes_no_sense_is_refused_in_vllms_words(
+    tmp_path: Path, body: dict[str, Any], status: int, code: str | None, words: str
+) -> None:
+    async with bench(tmp_path, "--max-model-len", "64") as one:
+        got = await one.send(body)
+        error = got.json["error"]
+        assert (got.status, error["type"], error["code"]) == (status, "invalid_request_error", code)
+        assert words in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b'{"messages": [1]}', b'{"messages": []}', b"\xff", b"[" * 9999])
+async def test_hostile_bodies_are_refused(tmp_path: Path, body: bytes) -> None:
+    async with bench(tmp_path) as one:
+        assert (await one.send(body, CHAT)).status == 400
+        assert (await one.send(path="/health")).status == 200
+
+
+async def test_only_json_is_read(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        assert (await one.send(ask(), headers={"content-type": "text/plain"})).status == 415
+
+
+async def test_a_full_queue_refuses_and_lets_the_gateway_go_elsewhere(tmp_path: Path) -> None:
+    async with bench(tmp_path, "--max-num-queued-reqs", "2") as one:
+        long = ask(max_tokens=2000, stream=True)
+        gone, begun = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(one.send(long, gone=gone, begun=begun))
+        second = asyncio.create_task(one.send(long, gone=gone))
+        await begun.wait()
+        for stream in (False, True):
+            refused = await one.send(ask(stream=stream))
+            assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
+            assert refused.headers["x-plimsoll-retry"] == "1"
+        assert (await one.metrics())["vllm:admission_rejections_total", "max_num_queued_reqs"] == 2
+        gone.set()
+        await asyncio.gather(first, second)
+        assert (await one.send(ask())).status == 200
+
+
+async def test_a_backlog_of_prompts_refuses_too(tmp_path: Path) -> None:
+    async with bench(tmp_path, "--max-num-queued-tokens", "100") as one:
+        refused = await one.send(ask(prompt="x" * 404))
+        assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
+        assert (await one.send(ask())).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_frees_its_place_and_is_not_counted(tmp_path: Path, stream: bool) -> None:
+    async with bench(tmp_path) as one:
+        gone = asyncio.Event()
+        request = asyncio.create_task(one.send(ask(max_tokens=4000, stream=stream), gone=gone))
+        while not one.driver.core.running:
+            await asyncio.sleep(0)
+        gone.set()
+        await request
+        seen = await one.metrics()
+        assert (one.driver.live, seen["vllm:num_requests_running",], seen["vllm:kv_cache_usage_perc",]) == (set(), 0, 0)
+        assert sum(value for key, value in seen.items() if key[0] == "vllm:request_success_total") == 0
+
+
+async def test_a_drain_lets_what_is_there_finish_and_refuses_what_comes(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        begun = asyncio.Event()
+        request = asyncio.create_task(one.send(ask(max_tokens=300, stream=True), begun=begun))
+        await begun.wait()
+        one.api.stopping = True
+        late = await one.send(ask())
+        assert (late.status, late.json["error"]["message"]) == (500, "cannot schedule new futures after shutdown")
+        assert (await one.send(path="/health")).status == 200
+        assert await one.driver.drained(60.0)
+        assert len((await request).events) == 301
+
+
+async def test_what_a_drain_has_no_time_for_is_aborted_and_the_client_sees_it(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
+        whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))
+        await begun.wait()
+        assert not await one.driver.drained(0.0)
+        one.driver.abort()
+        assert '"finish_reason":"abort"' in (await stream).body.decode()
+        assert not (await stream).complete
+        assert (await whole).status == 503
+        assert (await one.metrics())["vllm:request_success_total", "abort"] == 2
+
+
+async def test_a_dead_engine_core_breaks_streams_and_says_so(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
+        whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))
+        await begun.wait()
+        one.driver.die()
+        assert '"error"' in (await stream).events[-1]
+        assert not (await stream).complete
+        assert ((await whole).status, (await whole).json["error"]["code"]) == (503, "engine_failed")
+        assert (await one.send(path="/health")).status == 503
+        assert (await one.send(ask())).status == 503
+        await settled(one)

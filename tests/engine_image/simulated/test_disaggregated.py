@@ -1,0 +1,164 @@
+"""A prefill and a decode engine, the project's middleware between them: prompts move, and nothing breaks if they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine_image.lab import CHAT, COMPLETIONS
+from tests.engine_image.simulated.bench import Bench, bench, served, settled
+from tests.engine_image.test_launcher import free_ports
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 40  # 450 tokens
+REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    """A completion of 24 tokens."""
+    return {"model": "m", "prompt": PROMPT, "max_tokens": 24, **more}
+
+
+def to(address: str) -> dict[str, str]:
+    """The header by which the gateway names a prefill engine."""
+    return {"x-plimsoll-prefill": address}
+
+
+async def leg(one: Bench, **more: Any) -> Any:
+    """A prefill engine's answer to a decode engine."""
+    got = await one.send(ask(max_tokens=1, kv_transfer_params=REMOTE, **more), headers={"x-plimsoll-leg": "prefill"})
+    return got.json["kv_transfer_params"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_prompt_moves_and_the_text_is_the_same(tmp_path: Path, path: str) -> None:
+    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+        body = ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+        body["max_tokens"] = 24
+        async with served(prefill) as address:
+            split = (await decode.send(body, path, to(address))).json
+        alone = (await prefill.send(body, path)).json
+        words = [json.dumps(got["choices"][0]).split('"logprobs"')[0] for got in (split, alone)]
+        assert words[0] == words[1]
+        assert decode.leg("remote") == 1
+        seen, tokens = await decode.metrics(), split["usage"]["prompt_tokens"]
+        assert seen["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] == tokens
+        assert seen["vllm:prompt_tokens_by_source_total", "local_compute"] == 0
+        assert seen["vllm:prompt_tokens_cached_by_source_total", "p2p"] == tokens
+        assert seen["vllm:external_prefix_cache_hits_total",] == tokens
+        assert seen["vllm:nixl_xfer_time_seconds_count",] == 1
+        assert seen["vllm:nixl_num_descriptors_sum",] == -(-tokens // 16) * 32
+        assert seen["vllm:iteration_tokens_total_sum",] == 24
+        assert (await prefill.metrics())["vllm:kv_cache_usage_perc",] == 0
+
+
+async def test_a_prefill_engines_answer_names_where_its_blocks_are(tmp_path: Path) -> None:
+    async with bench(tmp_path, role="prefill") as one:
+        params = await leg(one)
+        assert params["do_remote_prefill"]
+        assert (params["remote_port"], params["remote_host"]) == (one.options.side_port, "127.0.0.1")
+        assert (len(params["remote_block_ids"][0]), params["remote_num_tokens"]) == (29, 450)
+        seen = await one.metrics()
+        assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(29 / 45_000)
+        assert seen["vllm:num_requests_running",] == 0
+
+
+async def test_only_a_leg_to_a_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
+    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="serve") as serve:
+        assert (await prefill.send(ask(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
+        assert await leg(serve) is None
+
+
+async def test_a_prefill_engine_that_is_gone_after_its_leg_is_done_without(tmp_path: Path) -> None:
+    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+        params = await leg(prefill)
+        (params["remote_port"],) = free_ports(1)
+        got = await decode.api_direct(ask(kv_transfer_params=params))
+        assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 24)
+        seen = await decode.metrics()
+        assert seen["vllm:nixl_num_failed_transfers_total",] == 1
+        assert seen["vllm:prompt_tokens_by_source_total", "local_compute"] == 450
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"remote_engine_id": "another"}, {"remote_request_id": "another"}, {"remote_port": "x"}, {"remote_host": 7}],
+)
+async def test_parameters_that_lead_nowhere_mean_computing_here(tmp_path: Path, change: dict[str, Any]) -> None:
+    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+        params = {**await leg(prefill), **change}
+        got = await decode.api_direct(ask(kv_transfer_params=params))
+        assert got.json["usage"]["completion_tokens"] == 24
+        assert (await decode.metrics())["vllm:nixl_num_failed_transfers_total",] == 1
+
+
+async def test_with_vllms_default_policy_a_lost_prompt_is_an_error(tmp_path: Path) -> None:
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    async with bench(tmp_path, "--kv-transfer-config", json.dumps(config), role="decode") as decode:
+        params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": free_ports(1)[0]}
+        got = await decode.api_direct(ask(kv_transfer_params=params))
+        assert (got.status, got.json["error"]["message"]) == (500, "Internal server error")
+        assert (await decode.metrics())["vllm:request_success_total", "error"] == 1
+
+
+async def test_a_prefill_engine_that_dies_while_its_blocks_are_awaited_is_done_without(tmp_path: Path) -> None:
+    async with bench(tmp_path, role="decode", *("--num-gpu-blocks-override", "60", "--max-model-len", "900")) as decode:
+        asked = asyncio.Event()
+
+        async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            writer.write(b'{"tokens": 450}\n')
+            asked.set()
+            await stopped.wait()
+            writer.close()
+
+        stopped = asyncio.Event()
+        server = await asyncio.start_server(dies, "127.0.0.1", 0)
+        params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_engine_id": "e"}
+        params["remote_port"] = server.sockets[0].getsockname()[1]
+        begun, gone = asyncio.Event(), asyncio.Event()
+        full = asyncio.create_task(
+            decode.send(ask(prompt="x" * 2400, stream=True, max_tokens=250), begun=begun, gone=gone)
+        )
+        await begun.wait()
+        request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params)))
+        await asked.wait()
+        stopped.set()
+        assert (await request).json["usage"]["completion_tokens"] == 24
+        gone.set()
+        await full
+        await settled(decode)
+        assert (await decode.metrics())["vllm:kv_cache_usage_perc",] == 0
+        server.close()
+        await server.wait_closed()
+
+
+async def test_who_leaves_before_its_prompt_has_come_frees_it_on_the_other_side(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, role="prefill") as prefill,
+        bench(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
+    ):
+        params, gone = await leg(prefill), asyncio.Event()
+        request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params), gone))
+        while not decode.driver.core.loading:
+            await asyncio.sleep(0)
+        gone.set()
+        await request
+        while prefill.driver.core.pool.used:
+            await asyncio.sleep(0)
+        assert decode.driver.core.pool.used == 0
+
+
+@pytest.mark.parametrize("said", [b"", b"{}\n", b"[]\n", b"\xff\n", b'{"request_id": 1}\n', b"x" * 5000])
+async def test_a_side_channel_survives_what_strangers_say(tmp_path: Path, said: bytes) -> None:
+    async with bench(tmp_path, role="prefill") as prefill:
+        reader, writer = await asyncio.open_connection("127.0.0.1", prefill.options.side_port)
+        writer.write(said)
+        writer.write_eof()
+        assert b"tokens" not in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert (await leg(prefill))["remote_num_tokens"] == 450

@@ -1,0 +1,118 @@
+"""The command line: what the launcher passes, what vLLM takes, what the simulation adds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.command import engine_command
+from launcher.contract import load as contract
+from launcher.settings import read
+from simulated.options import Options, OptionsError, parse
+from simulated.start import phases
+
+
+def given(*flags: str, **environment: str) -> Options:
+    """The options of a command line."""
+    return parse(["serve", "m", *flags], environment)
+
+
+@pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
+def test_the_launchers_command_line_is_understood_to_the_last_flag(role: str) -> None:
+    known = contract({})
+    args = ["--max-num-seqs", "64", "--block-size=128", "--enforce-eager", "--dtype", "float32"]
+    environment = {
+        "PLIMSOLL_ROLE": role,
+        "PLIMSOLL_MODEL": "org/model",
+        "PLIMSOLL_MODEL_REVISION": "main",
+        "PLIMSOLL_SERVED_NAMES": '["a", "b"]',
+        "PLIMSOLL_ARGS": json.dumps(args),
+        "PLIMSOLL_POD_IP": "10.0.0.7",
+    }
+    command = engine_command(read(environment, known), known, cpu=False)
+    options = parse(command[command.index("serve") :], {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7"})
+    assert (options.model, options.names, options.port) == ("org/model", ("a", "b"), 8000)
+    assert options.middleware == ("launcher.middleware.Plimsoll",)
+    assert (options.max_num_queued_reqs, options.shutdown_s) == (512, 600.0)
+    assert (options.profile.max_num_seqs, options.profile.block_size) == (64, 128)
+    assert options.role == {"serve": "", "prefill": "kv_producer", "decode": "kv_consumer"}[role]
+    assert options.recompute == (role == "decode")
+    assert options.side_host == "10.0.0.7"
+    assert options.ignored == ("--enforce-eager", "--dtype", "float32")
+
+
+def test_the_last_of_two_flags_wins_in_either_spelling() -> None:
+    assert given("--max_num_seqs", "4", "--max-num-seqs=9").profile.max_num_seqs == 9
+    assert given("--max-model-len", "2k").profile.max_model_len == 2000
+    assert given("--max-model-len", "2K").profile.max_model_len == 2048
+    assert not given("--no-enable-prefix-caching").prefix_caching
+
+
+def test_the_cache_can_be_said_in_blocks_or_bytes() -> None:
+    assert given("--num-gpu-blocks-override", "100").blocks == 100
+    assert given("--kv-cache-memory-bytes", str(131_072 * 1600)).blocks == 100
+    assert given("--num-gpu-blocks-override", "100").profile.max_model_len == 1600
+
+
+def test_a_replicas_speed_is_drawn_from_its_pods_name() -> None:
+    speeds = {given(HOSTNAME=f"pod-{number}").factor for number in range(50)}
+    assert len(speeds) == 50
+    assert 0.9 <= min(speeds) < 0.93 < 1.07 < max(speeds) <= 1.1
+    assert given(HOSTNAME="pod-1").factor == given(HOSTNAME="pod-1").factor
+    assert given("--spread", "0", HOSTNAME="x").factor == 1.0
+    assert given("--seed", "3", HOSTNAME="x").factor == given("--seed", "3", HOSTNAME="y").factor
+
+
+def test_scales_multiply_what_they_are_about() -> None:
+    slow = given("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10")
+    assert (slow.factor, slow.start_s) == (1.4, 10.0)
+    fast = given("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10", "--time-scale", "0.5")
+    assert (fast.factor, fast.start_s, fast.lease_s) == (0.7, 5.0, 15.0)
+
+
+def test_an_engine_that_only_decodes_has_its_own_factor() -> None:
+    config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_consumer"})
+    assert given("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(0.93)
+
+
+def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> None:
+    starts = [given("--start-seconds", "uniform:30,60", HOSTNAME=f"pod-{number}").start_s for number in range(50)]
+    assert 30 <= min(starts) < 33
+    assert 57 < max(starts) <= 60
+    for model, words in (("org/m", "Time spent downloading weights"), ("/models/m", "")):
+        options = parse(["serve", model, "--start-seconds", "40"], {})
+        parts = phases(options)
+        assert sum(part.seconds for part in parts) == pytest.approx(40)
+        said = "\n".join(line for part in parts for _, line in part.lines)
+        assert ("Time spent downloading weights" in said) == bool(words)
+        assert all(expected in said for expected in ("Initializing a V1 LLM engine", "Loading weights took"))
+
+
+WRONG = [
+    (("--profile", "gpu-9000"), "h200-70b"),
+    (("--profile", "/nowhere.json"), "no profile"),
+    (("--spread", "1.5"), "--spread"),
+    (("--profile-scale", "0"), "--profile-scale"),
+    (("--start-seconds", "uniform:9,1"), "--start-seconds"),
+    (("--start-seconds", "normal:9,1"), "--start-seconds"),
+    (("--start-seconds", "1,2"), "--start-seconds"),
+    (("--start-seconds", "soon"), "--start-seconds"),
+    (("--max-num-seqs", "many"), "--max-num-seqs"),
+    (("--max-model-len", "2000000"), "max_model_len"),
+    (("--kv-transfer-config", "[]"), "--kv-transfer-config"),
+    (("--kv-transfer-config", "{"), "--kv-transfer-config"),
+    (("--kv-transfer-config", '{"kv_connector": "Other", "kv_role": "kv_both"}'), "NixlConnector"),
+    (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "kv_role"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG)
+def test_what_makes_no_sense_is_named(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(OptionsError, match=words):
+        given(*flags)
+
+
+def test_a_command_without_a_model_is_refused() -> None:
+    with pytest.raises(OptionsError, match="model"):
+        parse(["serve"], {})

@@ -1,0 +1,62 @@
+"""Profiles: those that come with the package, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulated.profiles import FOLDER, ProfileError, load, parse
+
+SIX: dict[str, Any] = {"base": 0.005, "anypre": -0.001, "pretok": 2e-5, "preattn": 1e-9, "dec": 1e-5, "ctx": 3e-8}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: str(path.stem))
+def test_every_profile_of_the_package_can_be_loaded(path: Path) -> None:
+    made = load(path.stem)
+    assert made.kv_tokens >= made.max_model_len > made.budget
+
+
+def test_the_six_coefficients_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(SIX))
+    made = load(str(path))
+    assert (made.coefficients.base, made.hot, made.block_size) == (0.005, None, 16)
+
+
+def test_scaling_leaves_limits_and_multiplies_times() -> None:
+    made = load("h200-8b")
+    twice = made.scaled(2.0)
+    assert twice.coefficients.base == 2 * made.coefficients.base
+    assert twice.hot is not None
+    assert made.hot is not None
+    assert twice.hot.anypre == 2 * made.hot.anypre
+    assert (twice.kv_tokens, twice.hinge_dec) == (made.kv_tokens, 2 * made.hinge_dec)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"base": 0}, "base"),
+        ({"base": None}, "base"),
+        ({"anypre": -0.006}, "anypre"),
+        ({"dec": -1e-9}, "dec"),
+        ({"ctx": float("nan")}, "ctx"),
+        ({"pretok": True}, "pretok"),
+        ({"budget": 0}, "budget"),
+        ({"block_size": 16.5}, "block_size"),
+        ({"speed": 3}, "unknown key: speed"),
+        ({"hot": {"base": 1}}, "anypre"),
+        ({"consumer_factor": 0}, "consumer_factor"),
+    ],
+)
+def test_a_wrong_number_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProfileError, match=words):
+        parse({**SIX, **change})
+
+
+def test_a_profile_is_an_object() -> None:
+    with pytest.raises(ProfileError, match="object"):
+        parse([1])

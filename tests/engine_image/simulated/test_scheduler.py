@@ -1,0 +1,200 @@
+"""What goes into steps, counted by hand: steps take one second, blocks hold four tokens."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulated.sequences import Sequence
+from tests.engine_image.simulated.lab import HOT, Engine, engine, profile
+
+
+def times(of: Sequence) -> tuple[float, float]:
+    """First and last token."""
+    return of.first_s, of.last_s
+
+
+def test_a_prompt_within_the_budget_gives_its_first_token_in_one_step_and_one_each_after() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=3)
+    one.run()
+    assert [said[0] for said in one.said] == [1.0, 2.0, 3.0]
+    assert (sequence.outcome, sequence.emitted) == ("length", 3)
+
+
+def test_a_long_prompt_is_cut_into_chunks_of_the_budget() -> None:
+    one = engine(profile(budget=64))
+    assert times(_run(one, one.add(0.0, prompt=129, tokens=2))) == (3.0, 4.0)
+
+
+def test_who_decodes_goes_before_who_prefills() -> None:
+    one = engine(profile(budget=8))
+    first = one.add(0.0, prompt=4, tokens=10)
+    one.run(1.0)
+    second = one.add(1.0, prompt=14, tokens=1)  # two chunks of seven: one token of the budget is the other's
+    one.run()
+    assert times(first) == (1.0, 10.0)
+    # two steps are in flight at 1.0: it is in those that end at 4.0 and 5.0
+    assert second.first_s == 5.0
+
+
+def test_an_arrival_waits_for_the_rest_of_one_step_and_the_whole_of_the_next() -> None:
+    one = engine()
+    one.add(0.0, tokens=10)
+    late = one.add(0.5, tokens=1)
+    one.run()
+    assert late.first_s == 3.0
+
+
+def test_requests_begin_in_order_of_arrival() -> None:
+    one = engine(profile(max_num_seqs=2))
+    sequences = [one.add(number / 10, prompt=4 + number, tokens=3) for number in range(6)]
+    one.run()
+    # the first at once, the second in the step after the two in flight, then one for each slot that gets free
+    assert [sequence.scheduled_s for sequence in sequences] == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]
+
+
+def test_no_more_than_max_num_seqs_run_and_the_others_wait() -> None:
+    one = engine(profile(max_num_seqs=3))
+    for _ in range(7):
+        one.add(0.0, tokens=4)
+    one.run(1.5)
+    assert (one.core.running, one.core.waiting) == (3, 4)
+
+
+def test_who_finds_no_blocks_waits_at_the_head_of_the_queue() -> None:
+    one = engine(blocks=4, caching=False)
+    first = one.add(0.0, prompt=10, tokens=4)
+    long, short = one.add(0.1, prompt=10, tokens=1), one.add(0.2, prompt=2, tokens=1)
+    one.run(1.0)
+    assert (one.core.running, one.core.waiting) == (1, 2)
+    one.run()
+    assert first.last_s < long.first_s <= short.first_s
+
+
+def test_the_last_one_loses_its_place_when_decoding_runs_out_of_blocks_and_loses_no_token() -> None:
+    one = engine(blocks=6, caching=False)
+    first, second = one.add(0.0, prompt=8, tokens=9), one.add(0.0, prompt=8, tokens=9)
+    one.run()
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert (first.emitted, second.emitted) == (9, 9)
+    assert one.core.preemptions == 1
+    assert first.last_s < second.last_s
+
+
+def test_a_preempted_sequence_goes_before_those_that_wait() -> None:
+    one = engine(blocks=6, caching=False)
+    one.add(0.0, prompt=8, tokens=9)
+    second = one.add(0.0, prompt=8, tokens=9)
+    third = one.add(0.5, prompt=8, tokens=1)
+    one.run()
+    spoken = [said[0] for said in one.said if said[1] == second.request_id]
+    resumed = next(late for early, late in itertools.pairwise(spoken) if late - early > 1.0)
+    assert (second.preemptions, resumed) == (1, 10.0)
+    assert third.first_s >= resumed
+
+
+def test_a_prompt_seen_before_is_computed_only_behind_what_is_known() -> None:
+    one = engine(profile(budget=8))
+    _run(one, one.add(0.0, prompt=34, tokens=1, start=0))
+    again = _run(one, one.add(10.0, prompt=34, tokens=1, start=0))
+    assert again.cached_tokens == 32
+    assert again.first_s == 11.0  # one chunk of two tokens in place of five of eight
+    other = _run(one, one.add(20.0, prompt=34, tokens=1, start=7_000_000))
+    assert other.cached_tokens == 0
+
+
+def test_at_least_one_token_of_a_known_prompt_is_computed() -> None:
+    one = engine()
+    _run(one, one.add(0.0, prompt=16, tokens=1, start=0))
+    assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0)).cached_tokens == 12
+
+
+def test_the_answer_is_known_too_when_the_conversation_goes_on() -> None:
+    one = engine()
+    first = _run(one, one.add(0.0, prompt=8, tokens=9, start=0))
+    told = first.prompt + first.text(0, 9).encode()
+    second = Sequence("next", told + b"more", 1, 20.0)
+    one.core.add(second, 20.0)
+    one.run()
+    assert second.cached_tokens == 16  # the prompt's two blocks and two of the answer's; its ninth token is not a block
+
+
+def test_a_salt_keeps_tenants_apart() -> None:
+    one = engine()
+    _run(one, one.add(0.0, prompt=16, tokens=1, start=0, salt="a"))
+    assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0, salt="b")).cached_tokens == 0
+    assert _run(one, one.add(9.0, prompt=16, tokens=1, start=0, salt="a")).cached_tokens == 12
+
+
+def test_without_prefix_caching_nothing_is_known() -> None:
+    one = engine(caching=False)
+    _run(one, one.add(0.0, prompt=16, tokens=1, start=0))
+    assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0)).cached_tokens == 0
+
+
+def test_who_leaves_gives_its_blocks_back_and_says_nothing_more() -> None:
+    one = engine()
+    gone, stays = one.add(0.0, tokens=50), one.add(0.0, tokens=5)
+    one.run(2.0)
+    one.core.forget(gone, 2.5)
+    one.run()
+    assert (gone.emitted, stays.emitted) == (2, 5)
+    assert one.core.pool.used == 0
+    assert one.meters.finished == {"length": 1}
+
+
+def _run(one: Engine, sequence: Sequence) -> Sequence:
+    one.run()
+    return sequence
+
+
+REQUESTS = st.lists(
+    st.tuples(st.floats(0, 30), st.integers(1, 60), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=25
+)
+
+
+@settings(deadline=None)
+@given(REQUESTS, st.integers(20, 60), st.integers(1, 6), st.integers(1, 40))
+def test_tokens_and_blocks_are_conserved_whatever_comes(
+    requests: list[tuple[float, int, int, int]], blocks: int, slots: int, budget: int
+) -> None:
+    one = engine(profile(max_num_seqs=slots, budget=budget), blocks=blocks)
+    sequences = []
+    for at, prompt, tokens, start in sorted(requests):
+        one.run(at)
+        sequences.append(one.add(at, prompt, tokens, start * 1_000_000))
+        assert one.core.running <= slots
+    one.run()
+    assert all(sequence.emitted == sequence.max_tokens and sequence.outcome == "length" for sequence in sequences)
+    assert one.core.pool.used == 0
+    counters, histograms = one.meters.counters, one.meters.histograms
+    prompts, outputs = sum(s.prompt_tokens for s in sequences), sum(s.max_tokens for s in sequences)
+    assert counters["prompt_tokens"] == prompts == counters["local_compute"] + counters["local_cache_hit"]
+    assert counters["generation_tokens"] == outputs
+    assert histograms["iteration_tokens_total"].total == counters["local_compute"] + outputs
+    assert sum(histograms["inter_token_latency_seconds"].counts) == outputs - len(sequences)
+
+
+@settings(deadline=None)
+@given(REQUESTS)
+def test_the_same_requests_make_the_same_schedule(requests: list[tuple[float, int, int, int]]) -> None:
+    def schedule() -> list[tuple[float, float]]:
+        one = engine(blocks=20)
+        made = [one.add(at, prompt, tokens, start) for at, prompt, tokens, start in sorted(requests)]
+        one.run()
+        return [times(sequence) for sequence in made]
+
+    assert schedule() == schedule()
+
+
+def test_step_times_are_those_of_what_was_in_the_steps() -> None:
+    one = engine(profile(HOT, budget=10_000))
+    sequence = one.add(0.0, prompt=100, tokens=3)
+    one.run()
+    prefill = HOT.base + HOT.anypre + HOT.pretok * 100 + HOT.preattn * 100 * 50
+    decode = 2 * (HOT.base + HOT.dec) + HOT.ctx * (100 + 101)
+    assert times(sequence) == pytest.approx((prefill, prefill + decode))
