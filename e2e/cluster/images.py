@@ -43,6 +43,7 @@ IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
     Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
+    Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image/.",)),
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Load, poisson, unique_text
@@ -46,10 +47,10 @@ def _desired(service: Service, tier: str = "serve") -> int:
 
 
 @pytest.fixture(scope="module")
-def fleet(service: Callable[[str], Service], cluster: Cluster, namespace: str) -> Service:
+def fleet(cluster: Cluster, namespace: str) -> Service:
     """A fleet that has told what it is and has seen some load."""
     cluster.apply(_fleet("fleet", 6), namespace=namespace)
-    found = service("fleet")
+    found = Service(cluster, namespace, "fleet", stack.GATEWAY_URL)
     found.wait_ready()
     return found
 

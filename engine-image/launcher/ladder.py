@@ -4,10 +4,12 @@ Problem: before an engine has served anybody, a fleet of it must be sized, and m
 Idea: single prompts of some lengths give the time to the first token: a request for one token that is not streamed ends
 with it. Batches of some sizes give the time of each further token: what more tokens take beyond the first, so that
 HTTP and prefill drop out. One more batch has long contexts, so that their reading shows; its prompts are computed once
-and come from the prefix cache then, or a long prefill's noise would hide what is sought. Every round measures all of it, and a slow engine has a ladder of fewer rounds. Of the rounds
-the shortest time counts: neighbours on a node only ever add to it. Twelve ladders of a tiny model on two busy cores had
-a base of 4.5 to 8.9 ms that way, and of 5.0 to 14.1 ms by medians; alone on an H200 a step's p95 is within 5 % of its
-median, so that it makes no difference. Times are the client's, on loopback, HTTP included.
+and come from the prefix cache then, or a long prefill's noise would hide what is sought.
+
+Every round measures all of it, and a slow engine has fewer rounds. Of the rounds the shortest time counts: neighbours
+on a node only ever add to it. Twelve ladders of a tiny model on two busy cores had a base of 4.5 to 8.9 ms that way, by
+medians 5.0 to 14.1; alone on an H200 a step's p95 is within 5 % of its median, so that it makes no difference. Times
+are the client's, on loopback, HTTP included.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,7 +87,8 @@ async def run(ask: Ask, plan: Plan, prompts: Prompts, clock: Callable[[], float]
                     break
                 await _round(timer, plan, times)
                 took = clock() - before
-            await _long_rounds(timer, plan, long)
+            if plan.long is not None and _computing_s(plan, times) <= seconds - (clock() - began):
+                await _long_rounds(timer, plan, plan.long, long)
     except (OSError, TimeoutError, ValueError) as error:
         log.warning("the ladder ended early: %s: %s", type(error).__name__, error)
     return _ladder(plan, times, long)
@@ -119,11 +123,14 @@ async def _round(timer: _Timer, plan: Plan, times: Times) -> None:
             await timer.batch(timer.new(size, plan.shortest), outputs, times)
 
 
-async def _long_rounds(timer: _Timer, plan: Plan, times: Times) -> None:
+def _computing_s(plan: Plan, times: Times) -> float:
+    """Seconds that the prompts of the long batch may take; infinite where none of them alone was measured."""
+    return max(plan.batches) * times.get((1, plan.long or 0, 1), math.inf)
+
+
+async def _long_rounds(timer: _Timer, plan: Plan, tokens: int, times: Times) -> None:
     """Times the batch of long contexts, whose prompts the first request leaves in the prefix cache."""
-    if plan.long is None:
-        return
-    prompts = timer.new(max(plan.batches), plan.long)
+    prompts = timer.new(max(plan.batches), tokens)
     await timer.batch(prompts, 1, {})
     for _ in range(plan.measuring.repeats):
         for outputs in (1, plan.measuring.output_tokens):

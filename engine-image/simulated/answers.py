@@ -73,7 +73,7 @@ def _completed(index: int, sequence: Sequence) -> dict[str, Any]:
 
 
 def _message(index: int, sequence: Sequence) -> dict[str, Any]:
-    message = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": sequence.text(0, sequence.emitted),
         "refusal": None,

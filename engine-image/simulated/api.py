@@ -26,6 +26,7 @@ from simulated.start import VERSION
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+JSON: Final = "application/json"
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 STOPPING: Final = "cannot schedule new futures after shutdown"
 BUSY: Final = (
@@ -96,7 +97,7 @@ class Api:
         self._engine_id = engine_id
         self._metrics = metrics
         self._created = int(time.time())
-        self._get = {
+        self._get: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": self._health,
             "/ping": self._health,
             "/metrics": self._scraped,
@@ -137,15 +138,17 @@ class Api:
         except ClientGone:
             return
 
-    def _health(self) -> tuple[int, bytes]:
-        return (503 if self._driver.dead else 200), b""
+    def _health(self) -> tuple[int, bytes, str]:
+        return (503 if self._driver.dead else 200), b"", JSON
 
-    def _version(self) -> tuple[int, bytes]:
-        return 200, answers.dump({"version": VERSION})
+    def _version(self) -> tuple[int, bytes, str]:
+        """vLLM's version, and whose speed this engine has."""
+        said = {"version": VERSION, "accelerator": self._options.profile.accelerator}
+        return 200, answers.dump(said), JSON
 
-    def _models(self) -> tuple[int, bytes]:
+    def _models(self) -> tuple[int, bytes, str]:
         options = self._options
-        cards = [
+        cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
@@ -158,7 +161,7 @@ class Api:
             }
             for name in options.names
         ]
-        return 200, answers.dump({"object": "list", "data": cards})
+        return 200, answers.dump({"object": "list", "data": cards}), JSON
 
     def _scraped(self) -> tuple[int, bytes, str]:
         self._driver.catch_up()
@@ -167,7 +170,7 @@ class Api:
     async def _generate(self, scope: Scope, receive: Receive, send: Send, chat: bool) -> None:
         arrived_s = self._driver.now()
         kind = _header(scope, b"content-type").split(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != JSON:
             raise Refused(415, "Unsupported Media Type: Only 'application/json' is allowed", "Unsupported Media Type")
         body = await _body(receive)
         if self._driver.dead or self.stopping:
@@ -212,11 +215,11 @@ class Api:
             raise self._rejected("max_num_queued_tokens", BACKLOG)
         profile = options.profile
         for sequence in generation.sequences:
+            delay_s = (profile.frontend + profile.frontend_token * sequence.prompt_tokens) * options.time_scale
             if sequence.remote and asked.transfer is not None:
-                await driver.submit_remote(sequence, asked.transfer)
+                await driver.submit_remote(sequence, asked.transfer, delay_s)
             else:
-                delay_s = profile.frontend + profile.frontend_token * sequence.prompt_tokens
-                driver.submit(sequence, delay_s * options.time_scale)
+                driver.submit(sequence, delay_s)
 
     def _rejected(self, reason: str, words: str) -> Refused:
         self._driver.core.meters.rejected[reason] += 1
@@ -277,7 +280,7 @@ class Api:
         }
 
 
-async def respond(send: Send, status: int, body: bytes, kind: str = "application/json") -> None:
+async def respond(send: Send, status: int, body: bytes, kind: str = JSON) -> None:
     """Sends a whole answer."""
     headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

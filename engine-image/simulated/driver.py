@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simulated import peers
 from simulated.core import Core
 from simulated.sequences import Sequence
 
-Fetch = Callable[[Mapping[str, Any], Callable[[], None]], Any]
 LEAST_WAIT_SECONDS: Final = 1e-3  # event loops round to milliseconds, and go round in circles for less
 DEAD_SECONDS: Final = 4.4  # vLLM's own end after its engine core's
 
@@ -57,7 +56,7 @@ class Driver:
         self._idle.clear()
         self._loop.call_later(delay_s, self._enter, sequence)
 
-    async def submit_remote(self, sequence: Sequence, params: Mapping[str, Any]) -> None:
+    async def submit_remote(self, sequence: Sequence, params: Mapping[str, Any], delay_s: float) -> None:
         """Takes a sequence whose prompt another engine has computed, once that engine has answered."""
         self.live.add(sequence)
         self._idle.clear()
@@ -70,7 +69,7 @@ class Driver:
             self._lost(sequence)
         else:
             self._claims[sequence] = claim
-        self._enter(sequence)
+        self._loop.call_later(delay_s, self._enter, sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """A client has gone."""

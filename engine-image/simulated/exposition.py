@@ -78,9 +78,7 @@ def number(value: float) -> str:
 
 def labels(pairs: Mapping[str, str]) -> str:
     """Labels in braces, in alphabetical order."""
-    escaped = {
-        key: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for key, value in pairs.items()
-    }
+    escaped = {key: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for key, value in pairs.items()}
     return "{" + ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped)) + "}"
 
 
@@ -209,11 +207,11 @@ class Exposition:
             "Count of successfully processed requests.",
             [({**own, "finished_reason": why}, _count(meters.finished, why)) for why in _REASONS],
         )
-        name = {"model_name": own["model_name"]}
+        model = {"model_name": own["model_name"]}
         self._counter(
             "admission_rejections",
             "Number of admission attempts rejected by a queue limit, by reason.",
-            [({**name, "reason": why}, _count(meters.rejected, why)) for why in _REJECTIONS],
+            [({**model, "reason": why}, _count(meters.rejected, why)) for why in _REJECTIONS],
         )
 
     def _info(self, options: Options) -> None:

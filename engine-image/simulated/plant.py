@@ -4,8 +4,10 @@ Problem: a controller that is tried only on its own formula learns nothing about
 Idea: the deviations that were measured. Decoding bends at a batch (matrix products turn from memory- to arithmetic-
 bound); a card that computes much is power-capped and slower; no two replicas and no two steps are quite alike.
 
-The heat follows the share of time spent in matrix products: on an H200 (8B, nine loads) the clock falls in a line
-from 1,900 MHz at a share of 0.25 to 1,450 at 0.7; it is read here as a running mean over 10 s, an assumption.
+The heat follows the mean share of the last seconds that went into matrix products: cool up to a quarter, the `hot` set
+at half, a fifth of that way beyond it at the most. These numbers are fitted to eight recorded loads of an H200 (8B at 4
+to 28 requests a second): replayed, TPOT and TTFT come within 5 and 7 % at each, p50 and p95, the overload included; the
+cool set alone is up to 40 % off, the hot one 20 %.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import Final
 from simulated.profiles import Coefficients, Profile
 
 _COOL_SHARE: Final = 0.25
-_HOT_SHARE: Final = 0.70
-_HEAT_SECONDS: Final = 10.0
+_HOT_SHARE: Final = 0.50
+_HOTTEST: Final = 1.2
+_HEAT_SECONDS: Final = 2.0
 _LEAST: Final = 0.5  # of a step, whatever the noise says
 
 
@@ -58,5 +61,5 @@ class Plant:
         self._seen = end
         kept = math.exp(-passed / _HEAT_SECONDS)
         self._share = kept * self._share + (1 - kept) * products / passed if passed < math.inf else 0.0
-        heat = min(1.0, max(0.0, (self._share - _COOL_SHARE) / (_HOT_SHARE - _COOL_SHARE)))
+        heat = min(_HOTTEST, max(0.0, (self._share - _COOL_SHARE) / (_HOT_SHARE - _COOL_SHARE)))
         self._now = self._profile.coefficients.towards(self._profile.hot, heat)

@@ -40,12 +40,9 @@ class Coefficients:
         return Coefficients(*(getattr(self, field.name) * factor for field in fields(self)))
 
     def towards(self, other: Coefficients, share: float) -> Coefficients:
-        """A mixture: this at share 0, the other at share 1."""
+        """A mixture: this at share 0, the other at share 1, on the same line beyond it."""
         return Coefficients(
-            *(
-                (1 - share) * getattr(self, field.name) + share * getattr(other, field.name)
-                for field in fields(self)
-            )
+            *((1 - share) * getattr(self, field.name) + share * getattr(other, field.name) for field in fields(self))
         )
 
 
@@ -55,7 +52,8 @@ class Profile:
 
     hot: the coefficients while the card is power-capped, None where it never is. From `hinge_sequences` on each
     sequence costs `hinge_dec` more. `consumer_factor`: steps of an engine that only decodes, over the law's.
-    `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing.
+    `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing. `accelerator`: its name, as
+    the driver of the real one has it.
     """
 
     coefficients: Coefficients
@@ -72,6 +70,7 @@ class Profile:
     consumer_factor: float = 1.0
     frontend: float = 0.0
     frontend_token: float = 0.0
+    accelerator: str = "simulated"
 
     def scaled(self, factor: float) -> Profile:
         """A machine on which every step takes `factor` times as long."""
@@ -113,16 +112,24 @@ def parse(document: Any) -> Profile:
     if not isinstance(document, dict):
         raise ProfileError("a profile is a JSON object")
     known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES)
-    if unknown := set(document) - known - {"hot", "hinge_sequences", "consumer_factor"}:
+    if unknown := set(document) - known - {"hot", "hinge_sequences", "consumer_factor", "accelerator"}:
         raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
     hot = document.get("hot")
+    accelerator = document.get("accelerator", Profile.accelerator)
+    if not isinstance(accelerator, str):
+        raise ProfileError(f"accelerator must be a name, not {accelerator!r}")
+    counts = {key: _count(document, key, default) for key, default in _COUNTS.items()}
+    times = {key: _number(document, key, 0.0) for key in _TIMES}
     return Profile(
         coefficients=_coefficients(document),
         hot=None if hot is None else _coefficients(hot),
         hinge_sequences=_count(document, "hinge_sequences", 0, least=0),
         consumer_factor=_number(document, "consumer_factor", 1.0, least=math.ulp(0.0)),
-        **{key: _count(document, key, default) for key, default in _COUNTS.items()},
-        **{key: _number(document, key, 0.0) for key in _TIMES},
+        accelerator=accelerator,
+        hinge_dec=times["hinge_dec"],
+        frontend=times["frontend"],
+        frontend_token=times["frontend_token"],
+        **counts,
     )
 
 

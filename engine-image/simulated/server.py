@@ -50,9 +50,7 @@ def make_core(options: Options) -> tuple[Core, Meters]:
         Limits(profile.max_num_seqs, profile.budget, profile.block_size, options.prefix_caching),
         options.blocks,
         Plant(profile, options.factor, options.noise, options.seed),
-        Wire(
-            profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate, options.time_scale
-        ),
+        Wire(profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate, options.time_scale),
         Leases(options.lease_s),
         meters,
     )
@@ -79,14 +77,15 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 async def serve(options: Options) -> None:
-    """One engine from its cold start to its end."""
-    since = time.time()
+    """One engine from its cold start to its end; our own imports are part of the start's seconds."""
+    due = time.monotonic()
     sock = listening(options.host, options.port)
+    api, driver, engine_id = make_api(options, time.time())
     for phase in start.phases(options):
-        await asyncio.sleep(phase.seconds)
+        due += phase.seconds
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
         for source, words in phase.lines:
             log("EngineCore", source, words)
-    api, driver, engine_id = make_api(options, since)
     async with contextlib.AsyncExitStack() as open_servers:
         if options.role in ("kv_producer", "kv_both"):
             lender = Lender(

@@ -1,9 +1,9 @@
 """A cold start: nothing listens until it is over, and the log says what vLLM's says on the way.
 
 Problem: a scaler must live with starts, and the launcher reads their phases from vLLM's log.
-Idea: the start's seconds are divided as on an H200 (8B, weights from a disk: imports and engine process half of it,
-weights a fifth, compilation and graphs the rest), and a line of vLLM's ends each part. Weights are downloaded only where
-the model is not a path.
+Idea: the start's seconds are divided as on an H200 with weights from a disk (nearly half for imports and the engine
+process, a quarter for weights, the rest for compilation and graphs), and a line of vLLM's ends each part. Weights are
+downloaded only where the model is not a path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def phases(options: Options) -> list[Phase]:
     load_s = total * (_LOAD if downloaded else _LOAD + _DOWNLOAD)
     init_s = total * _INIT
     config = f"model={options.model!r}, max_seq_len={profile.max_model_len}, served_model_name={options.names[0]}"
-    found = [Phase(total * _IMPORT, (("core.py:107", f"Initializing a V1 LLM engine (v{VERSION}) with config: {config}"),))]
+    found = [
+        Phase(total * _IMPORT, (("core.py:107", f"Initializing a V1 LLM engine (v{VERSION}) with config: {config}"),))
+    ]
     if downloaded:
         took = total * _DOWNLOAD
         words = f"Time spent downloading weights for {options.model}: {took:.6f} seconds"

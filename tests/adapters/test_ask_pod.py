@@ -18,13 +18,24 @@ from tests.apiserver import ApiServer, free_port
 
 pytestmark = pytest.mark.api
 
-NAMESPACE = "default"
+NAMESPACE = "ask-pod"
 DOCUMENT = {"version": 1, "service": "team/chat"}
 
 
+def kubectl(server: ApiServer, *words: str) -> None:
+    subprocess.run([server.kubectl, f"--kubeconfig={server.kubeconfig}", *words], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(apiserver: ApiServer) -> ApiServer:
+    """The shared API server with a namespace for these tests."""
+    kubectl(apiserver, "create", "namespace", NAMESPACE)
+    return apiserver
+
+
 @pytest.fixture
-async def kube(apiserver: ApiServer) -> AsyncIterator[Kube]:
-    made = await Kube.connect(str(apiserver.kubeconfig))
+async def kube(cluster: ApiServer) -> AsyncIterator[Kube]:
+    made = await Kube.connect(str(cluster.kubeconfig))
     yield made
     await made.close()
 
@@ -50,12 +61,10 @@ async def pod(kube: Kube, name: str, address: str | None) -> None:
         await kube.apply({**made, "status": status}, "test", subresource="status")
 
 
-def grant(apiserver: ApiServer, user: str) -> None:
+def grant(server: ApiServer, user: str) -> None:
     """The right to ask pods, for one user."""
-    role = ["create", "role", "explain", "--verb=get", "--resource=pods/proxy"]
-    binding = ["create", "rolebinding", "explain", "--role=explain", f"--user={user}"]
-    for command in (role, binding):
-        subprocess.run([apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}", *command], check=True)
+    kubectl(server, "-n", NAMESPACE, "create", "role", "explain", "--verb=get", "--resource=pods/proxy")
+    kubectl(server, "-n", NAMESPACE, "create", "rolebinding", "explain", "--role=explain", f"--user={user}")
 
 
 @asynccontextmanager
@@ -105,10 +114,10 @@ async def test_a_pod_that_is_not_there_or_has_no_address(kube: Kube) -> None:
         await kube.ask_pod(NAMESPACE, "waiting", 8081, "explain/team/chat")
 
 
-async def test_without_the_right_it_is_forbidden_and_the_right_is_named(apiserver: ApiServer, kube: Kube) -> None:
+async def test_without_the_right_it_is_forbidden_and_the_right_is_named(cluster: ApiServer, kube: Kube) -> None:
     kube._api.default_headers["Impersonate-User"] = "jane"
-    with pytest.raises(Forbidden, match=r'cannot get resource "pods/proxy".*in the namespace "default"'):
+    with pytest.raises(Forbidden, match=r'cannot get resource "pods/proxy".*in the namespace "ask-pod"'):
         await kube.ask_pod(NAMESPACE, "leader", 8081, "explain/team/chat")
-    await asyncio.to_thread(grant, apiserver, "jane")
+    await asyncio.to_thread(grant, cluster, "jane")
     with pytest.raises(NotFound):
         await kube.ask_pod(NAMESPACE, "absent", 8081, "explain/team/chat")

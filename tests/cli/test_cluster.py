@@ -75,6 +75,12 @@ async def test_what_cannot_be_a_name_is_never_asked_for(name: str) -> None:
         await service(fake.FakeKube({}), "team", name)
 
 
+async def test_nor_what_cannot_be_a_namespace() -> None:
+    for asked in (service(cluster(), "..", "chat"), services(cluster(), "a/b"), leader(cluster(), "")):
+        with pytest.raises(Unanswered, match="is not the name of a namespace"):
+            await asked
+
+
 async def test_a_cluster_without_plimsoll_says_so() -> None:
     empty = fake.FakeKube({})
     for asked in (service(empty, "team", "chat"), services(empty, None)):

@@ -199,7 +199,21 @@ PARTS = [
 
 @pytest.mark.parametrize("part", PARTS)
 def test_whatever_a_part_is_the_rest_is_shown(part: str) -> None:
-    nonsense = (None, True, -1, 10**400, float("nan"), float("inf"), 1e308, "", "x\x1b[2J\n{}", [], [[]], {}, {"a": {}})
+    nonsense: tuple[Any, ...] = (
+        None,
+        True,
+        -1,
+        10**400,
+        float("nan"),
+        float("inf"),
+        1e308,
+        "",
+        "x\x1b[2J\n{}",
+        [],
+        [[]],
+        {},
+        {"a": {}},
+    )
     for value in nonsense:
         for screen in (PIPE, Screen(40)):
             text = "\n".join(render(changed(part, value), screen))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from plimsoll.cli.main import main
+from tests.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "crds" / "examples").glob("*.yaml"))
@@ -63,6 +64,16 @@ def test_words_that_do_not_go_together_are_a_usage_error(words: list[str], capsy
 def test_a_question_without_a_cluster_is_one_line_and_a_status(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "chat", "--kubeconfig", "/nowhere"]) == 1
     assert capsys.readouterr().err == "plimsoll: /nowhere: No such file or directory\n"
+
+
+@pytest.mark.api
+@pytest.mark.parametrize("verb", ["status", "explain"])
+def test_a_question_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "absent", "-n", "void", "--kubeconfig", str(apiserver.kubeconfig)]) == 1
+    assert capsys.readouterr().err in (
+        "plimsoll: no InferenceService absent in namespace void; there is none\n",
+        "plimsoll: this cluster knows no InferenceServices: Plimsoll is not installed in it\n",
+    )
 
 
 def test_a_question_loads_neither_the_controllers_nor_the_apis_models() -> None:

@@ -134,7 +134,21 @@ async def test_a_name_that_is_not_there_and_a_cluster_that_is_away() -> None:
 
 @pytest.mark.parametrize("field", [*STATUS, "status", "spec", "metadata.creationTimestamp"])
 async def test_whatever_a_field_is_the_rest_is_shown(field: str) -> None:
-    for value in (None, True, -1, 1e400, "", "x\x1b[2J\ny", [], [None], [[]], {}, {"decode": 7}, [{"type": 7}]):
+    nonsense: tuple[Any, ...] = (
+        None,
+        True,
+        -1,
+        1e400,
+        "",
+        "x\x1b[2J\ny",
+        [],
+        [None],
+        [[]],
+        {},
+        {"a": 7},
+        [{"type": 7}],
+    )
+    for value in nonsense:
         odd: Any = {**CHAT, "metadata": dict(CHAT["metadata"]), "status": dict(STATUS)}
         if field in odd:
             odd[field] = value

@@ -40,11 +40,13 @@ def climbed(
     batches: Sequence[int] = BATCHES,
     budget: int = 8192,
     http_s: float = HTTP_S,
+    long: int | None = None,
 ) -> Ladder:
-    """The ladder that an engine of this model has."""
+    """The ladder that an engine of this model has. long: context of one more batch, of the largest size."""
+    sizes = [(b, CONTEXT) for b in batches] + ([(max(batches), long)] if long else [])
     return Ladder(
         tuple((n, float(model.prefill_s(n, 0, budget)) + http_s + HTTP_TOKEN_S * n) for n in lengths),
-        tuple((b, CONTEXT, float(model.step_s(0, 0, b, b * CONTEXT))) for b in batches),
+        tuple((b, c, float(model.step_s(0, 0, b, b * c))) for b, c in sizes),
     )
 
 
@@ -75,14 +77,45 @@ def test_one_percent_of_noise_is_a_few_percent_of_a_step(model: StepModel, seed:
         tuple((b, c, t * e) for (b, c, t), e in zip(exact.decode, noise[3:], strict=True)),
     )
     found = prior(noisy)
-    assert found.base_s + found.sequence_s == pytest.approx(model.base_s + model.sequence_s, rel=0.05)
-    step, true = float(found.step_s(0, 0, 8, 0)), float(model.step_s(0, 0, 8, 0))
-    assert 0.95 * true <= step <= 1.05 * true + 8 * model.prefill_token_s  # which fills in for what noise hides
+    for size in BATCHES:
+        step, true = float(found.step_s(0, 0, size, 0)), float(model.step_s(0, 0, size, 0))
+        # A sequence that noise hides costs what a prompt token does.
+        assert 0.95 * true <= step <= 1.05 * true + size * max(0.0, found.prefill_token_s - model.sequence_s)
 
 
 @pytest.mark.parametrize(("model", "share"), [(H200_8B, 0.06), (H200_70B, 0.08)])
 def test_the_ladders_of_measured_engines(model: StepModel, share: float) -> None:
     near(prior(climbed(model)), model, share)
+
+
+@given(models, st.floats(1e-8, 1e-5))
+def test_a_batch_of_long_contexts_tells_what_a_cached_token_costs(model: StepModel, cached_token_s: float) -> None:
+    truth = replace(model, cached_token_s=cached_token_s)
+    found = prior(climbed(truth, long=1032))
+    near(found, truth, 1e-3)
+    assert found.cached_token_s == pytest.approx(cached_token_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("model", "share"), [(H200_8B, 0.06), (H200_70B, 0.08)])
+def test_the_long_ladders_of_measured_engines(model: StepModel, share: float) -> None:
+    found = prior(climbed(model, long=1032))
+    near(found, model, share)
+    assert found.cached_token_s == pytest.approx(model.cached_token_s, rel=0.01)
+    chat = (0, 0, 60, 60 * 1100)
+    assert float(found.step_s(*chat)) == pytest.approx(float(model.step_s(*chat)), rel=0.02)
+
+
+def test_contexts_that_hardly_differ_tell_nothing_of_them() -> None:
+    assert prior(climbed(CPU, long=7 * CONTEXT)).cached_token_s == 0
+    assert prior(climbed(CPU, long=8 * CONTEXT)).cached_token_s > 0
+
+
+def test_a_longer_context_that_takes_less_is_free() -> None:
+    ladder = climbed(plain(5e-3, 2e-5, 1e-4), long=1032)
+    *short, (size, context, took) = ladder.decode
+    found = prior(ladder._replace(decode=(*short, (size, context, 0.99 * took))))
+    assert found.cached_token_s == 0
+    assert found.base_s == pytest.approx(5e-3, rel=0.02)
 
 
 def test_short_prompts_do_not_tell_attention_from_tokens() -> None:
@@ -153,6 +186,11 @@ def test_prompts_that_cost_nothing_are_charged_for_all_that_the_longest_takes() 
     assert found.prefill_token_s >= (0.014 - HTTP_S - HTTP_TOKEN_S * 128) / 128 * 0.99
 
 
+def test_a_step_without_a_base_has_the_fastest_for_it() -> None:
+    steps = tuple((size, 24, 1e-3 * size) for size in (1, 4, 8))
+    assert prior(Ladder(((16, 0.01), (1024, 0.03)), steps)).base_s == pytest.approx(1e-3)
+
+
 NONSENSE = [
     (), None, 7, "ab", b"ab", {}, {"a": 1}, ((),), (None,), ("ab",), ((16,),), ((16, 0.1, 2, 3),), ((0, 0.1),),
     ((-1, 0.1),), ((16, 0.0),), ((16, -1.0),), ((16, math.nan),), ((16, math.inf),), ((16, 1e300),), ((16, 10**400),),
@@ -215,13 +253,18 @@ def test_calibration_takes_prior_and_floor(model: StepModel) -> None:
 
 
 def test_the_floor_is_a_share_of_every_coefficient() -> None:
-    assert floor(H200_8B, 0.5) == StepModel(*(0.5 * part for part in astuple(H200_8B)))
+    model = replace(H200_8B, cached_token_s=0.0)
+    assert floor(model, 0.5) == StepModel(*(0.5 * part for part in astuple(model)))
     assert floor(H200_8B).base_s == FLOOR_SHARE * H200_8B.base_s
 
 
 def test_a_sequence_has_the_floor_of_a_token_at_most() -> None:
     assert floor(plain(1.0, 0.25, 0.5), 0.5) == plain(0.5, 0.125, 0.125)
     assert floor(plain(1.0, 0.5, 0.25), 0.5) == plain(0.5, 0.25, 0.125)
+
+
+def test_a_cached_token_has_no_floor() -> None:
+    assert floor(H200_8B).cached_token_s == 0
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.1, math.nan, math.inf])
@@ -231,12 +274,12 @@ def test_a_floor_is_a_share(share: float) -> None:
 
 
 @pytest.mark.parametrize("truth", [H200_8B, plain(5e-3, 2e-5, 1e-4), CPU])
-@pytest.mark.parametrize("rung", range(6))
+@pytest.mark.parametrize("rung", range(7))
 @pytest.mark.parametrize("slower", [1.05, 1.2, 2.0, 5.0, 20.0])
 def test_one_disturbed_rung_moves_the_base_a_third_and_no_floor_over_the_truth(
     truth: StepModel, rung: int, slower: float
 ) -> None:
-    exact = climbed(truth)
+    exact = climbed(truth, long=1032)
     disturbed = Ladder(
         tuple((n, t * (slower if k == rung else 1)) for k, (n, t) in enumerate(exact.prefill)),
         tuple((b, c, t * (slower if k + 3 == rung else 1)) for k, (b, c, t) in enumerate(exact.decode)),

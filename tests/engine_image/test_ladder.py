@@ -17,7 +17,7 @@ from tests.engine_image.lab import CONTRACT
 
 HTTP_S, BASE_S, TOKEN_S, SEQUENCE_S, READ_S = 4e-3, 5e-3, 2e-5, 1e-4, 1e-7
 PLAN = Plan((16, 128), (1, 4), None, Measuring(3, 11, 60.0))
-LONG = replace(PLAN, long=1000)
+LONG = replace(PLAN, prompt_tokens=(16, 128, 1000), long=1000)
 
 
 @dataclass
@@ -88,20 +88,28 @@ async def test_one_more_batch_has_long_contexts(caching: bool) -> None:
     size, context, took = found.decode[2]
     assert (size, context) == (4, 1005)
     assert took == pytest.approx(step_s(4, 1005.5))
-    assert [tokens for tokens, _ in found.prefill] == [16, 128]
-    assert len(engine.seen) == 3 * (2 + 2 * (1 + 4)) + 4
+    assert dict(found.prefill)[1000] == pytest.approx(prefill_s(1000))  # not the cached ones'
+    assert len(engine.seen) == 3 * (3 + 2 * (1 + 4)) + 4
 
 
-async def test_a_slow_engine_has_no_long_batch() -> None:
+@pytest.mark.parametrize(("seconds", "sizes"), [(4.0, [1, 4]), (20.0, [1, 4, 4])])
+async def test_a_slow_engine_has_no_long_batch(seconds: float, sizes: list[int]) -> None:
+    found = await climbed(Engine(slower=lambda _: 14.0), LONG, seconds)
+    assert found is not None
+    assert [size for size, *_ in found.decode] == sizes
+
+
+async def test_a_long_batch_that_never_ends_leaves_the_rest() -> None:
+    engine = Engine()
+
     async def ask(path: str, body: bytes | None) -> client.Response:
-        if len(json.loads(body or b"")["prompt"]) == 1000:
+        if engine.asked == 3 * (3 + 2 * (1 + 4)):
             await asyncio.Event().wait()
         return await engine.ask(path, body)
 
-    engine = Engine()
-    found = await ladder.run(ask, LONG, Prompts("m"), engine.clock, 0.5)
+    found = await ladder.run(ask, LONG, Prompts("m"), engine.clock, 0.9)
     assert found is not None
-    assert [size for size, *_ in found.decode] == [1, 4]
+    assert (len(found.prefill), [size for size, *_ in found.decode]) == (3, [1, 4])
 
 
 @pytest.mark.parametrize("calm_round", [0, 1, 2])
@@ -127,9 +135,9 @@ async def test_no_prompt_comes_twice() -> None:
 
 
 async def test_a_slow_engine_has_a_ladder_of_one_round() -> None:
-    engine = Engine()
-    whole = await climbed(Engine())
-    once = await climbed(engine, seconds=0.25)  # a round takes 0.165
+    engine = Engine(slower=lambda _: 10.0)
+    whole = await climbed(Engine(slower=lambda _: 10.0))
+    once = await climbed(engine, seconds=2.5)  # a round takes 1.65
     assert engine.asked == 2 + 2 * (1 + 4)
     assert whole is not None
     assert once is not None

@@ -91,6 +91,12 @@ class Engine:
             answer.readline()
             yield answer
 
+    def about(self) -> Any:
+        """What the launcher says of the engine."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request("GET", "/about")
+            return json.loads(connection.getresponse().read())
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels, from the launcher's port."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
@@ -183,6 +189,21 @@ def test_the_start_is_timed_in_phases(pair: Pair) -> None:
     print(line)
     for phase in ("launch", "import", "load", "init", "api", "warmup"):
         assert pair.decode.metric("plimsoll_engine_start_phase_seconds", phase=phase) > 0
+
+
+def test_both_say_what_they_are_and_how_fast(pair: Pair) -> None:
+    for one, role in ((pair.prefill, "prefill"), (pair.decode, "decode")):
+        said = one.about()
+        print(said["ladder"])
+        assert (said["engine"], said["role"], said["phase"], said["ready"]) == ("vllm", role, None, True)
+        assert (said["engine_version"], said["accelerator"]["name"]) == ("0.32.0+cpu", "cpu")
+        assert said["limits"] == {
+            "max_sequences": 16, "kv_tokens": 16384, "token_budget": 512, "block_tokens": 128, "max_model_len": 4096,
+        }  # fmt: skip
+        assert (said["config"]["model_type"], said["config"]["hidden_size"]) == ("qwen2", 256)
+        assert said["ladder"]["prefill"][0][0] == 16
+        assert all(seconds > 0 for *_, seconds in (*said["ladder"]["prefill"], *said["ladder"]["decode"]))
+    assert pair.prefill.about()["ladder"]["decode"] == []
 
 
 def test_prompts_move_and_the_text_is_the_same(pair: Pair) -> None:

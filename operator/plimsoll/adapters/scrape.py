@@ -19,22 +19,17 @@ A request of one token has no time per output token, yet it is counted as 0: the
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Final
-
-import httpx
 
 from plimsoll.core.errors import Unavailable
 from plimsoll.core.ports import Buckets, EngineReading
 
-TIMEOUT_S: Final = 2.0
-MAX_BYTES: Final = 8 * 1024 * 1024
-WITHOUT_COMPRESSION: Final = {"Accept-Encoding": "identity"}  # the engine has better things to do
+Ask = Callable[[str, int, str], Awaitable[bytes]]  # of an address, a port and a path; raises Unavailable
 
 _SUMS: Final = frozenset(
     {
@@ -156,39 +151,11 @@ def read(text: bytes, pod: str, at_s: float) -> EngineReading:
     return _reading(found, histograms, pod, at_s)
 
 
-async def get(client: httpx.AsyncClient, address: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """What a pod answers at a path. Raises Unavailable, with words, where it does not answer well or in time."""
-    host = f"[{address}]" if ":" in address else address
-    url = f"http://{host}:{port}{path}"
-    body = bytearray()
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            client.stream("GET", url, headers=WITHOUT_COMPRESSION, timeout=timeout_s) as answer,
-        ):
-            if answer.status_code != 200:
-                raise Unavailable(f"{url} answered with {answer.status_code}", answer.status_code)
-            async for part in answer.aiter_bytes():
-                body += part
-                if len(body) > MAX_BYTES:
-                    raise Unavailable(f"{url} answered with more than {MAX_BYTES} bytes")
-    except (TimeoutError, httpx.TimeoutException):
-        raise Unavailable(f"{url} did not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"{url}: {error or type(error).__name__}") from error
-    return bytes(body)
-
-
 async def fetch(
-    client: httpx.AsyncClient,
-    address: str,
-    port: int,
-    path: str,
-    pod: str,
-    clock: Callable[[], float] = time.time,
+    ask: Ask, address: str, port: int, path: str, pod: str, clock: Callable[[], float] = time.time
 ) -> EngineReading:
-    """One engine's metrics now. address: an IP. Raises Unavailable, with words."""
-    text = await get(client, address, port, path)
+    """One engine's metrics now, dated by `clock`. ask: as `pods.get`. Raises Unavailable, with words."""
+    text = await ask(address, port, path)
     try:
         return read(text, pod, clock())
     except ValueError as error:

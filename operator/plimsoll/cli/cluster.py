@@ -22,7 +22,6 @@ LEASE: Final = "plimsoll-operator"
 PORT: Final = 8081
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NO_ROUTE: Final = "404: Not Found"  # of an HTTP server that does not know the path; ours has more to say
-_NOT_INSTALLED: Final = "this cluster knows no InferenceServices: Plimsoll is not installed in it"
 _MOST_NEAR: Final = 3
 
 
@@ -46,25 +45,22 @@ async def connected(kubeconfig: str | None) -> AsyncIterator[Kube]:
 async def services(kube: Kube, namespace: str | None) -> list[Object]:
     """Every service of a namespace, or of all. Raises Unanswered."""
     try:
-        return (await kube.list(INFERENCESERVICES, namespace))[0]
-    except NotFound as error:
-        raise Unanswered(_NOT_INSTALLED) from error
+        return await _list(kube, namespace)
     except Forbidden as error:
         raise _right_missing(error, "list", "inferenceservices.plimsoll.dev", namespace) from error
 
 
 async def service(kube: Kube, namespace: str, name: str) -> Object:
     """One service. Raises Unanswered, with names near it if there is none."""
+    _check("namespace", namespace)
     _check("service", name)
     try:
         return await kube.get(INFERENCESERVICES, namespace, name)
     except Forbidden as error:
         raise _right_missing(error, "get", "inferenceservices.plimsoll.dev", namespace) from error
     except NotFound as error:
-        with suppress(NotFound):
-            near = await _near(kube, namespace, name)
-            raise Unanswered(f"no InferenceService {name} in namespace {namespace}; {near}") from error
-        raise Unanswered(_NOT_INSTALLED) from error
+        near = await _near(kube, namespace, name)
+        raise Unanswered(f"no InferenceService {name} in namespace {namespace}; {near}") from error
 
 
 async def explanation(kube: Kube, namespace: str, name: str, operator_namespace: str) -> Any:
@@ -86,6 +82,7 @@ async def explanation(kube: Kube, namespace: str, name: str, operator_namespace:
 
 async def leader(kube: Kube, namespace: str) -> str:
     """Name of the operator's pod that leads. Raises Unanswered."""
+    _check("namespace", namespace)
     where = f"lease {LEASE} in namespace {namespace}"
     try:
         lease = await kube.get(LEASES, namespace, LEASE)
@@ -118,14 +115,22 @@ def _right_missing(error: Forbidden, verb: str, resource: str, namespace: str | 
     return Unanswered(f"forbidden: this takes the right to {verb} {resource} {where} ({error})")
 
 
+async def _list(kube: Kube, namespace: str | None) -> list[Object]:
+    if namespace is not None:
+        _check("namespace", namespace)
+    try:
+        return (await kube.list(INFERENCESERVICES, namespace))[0]
+    except NotFound as error:
+        raise Unanswered("this cluster knows no InferenceServices: Plimsoll is not installed in it") from error
+
+
 async def _near(kube: Kube, namespace: str, name: str) -> str:
     """What the typed name may have meant, in words."""
     for where in (None, namespace):  # few people may list all namespaces
         with suppress(Forbidden):
-            found, _ = await kube.list(INFERENCESERVICES, where)
-            return _nearest(
-                {(text(one, "metadata", "namespace"), text(one, "metadata", "name")) for one in found}, namespace, name
-            )
+            found = await _list(kube, where)
+            keys = {(text(one, "metadata", "namespace"), text(one, "metadata", "name")) for one in found}
+            return _nearest(keys, namespace, name)
     return "and names near it may not be listed"
 
 

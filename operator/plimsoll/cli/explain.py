@@ -18,6 +18,7 @@ from plimsoll.cli.reading import entries, items, number, part, text, whole
 
 VERSION: Final = 1  # of the document
 _INDENT: Final = "  "
+_LABELS: Final = ("engine", "model", "", "load line", "forecast", "start-up")
 _COEFFICIENTS: Final = (
     ("base_s", "a step"),
     ("any_prefill_s", "more with any prefill"),
@@ -51,13 +52,19 @@ def render(document: Any, screen: Screen) -> list[str]:
             f"the operator's document is of version {told!r:.40}, this program reads {VERSION}; --json prints it"
         )
     decisions = items(document, "decisions")
-    lines = hanging("", f"{text(document, 'service') or NONE} at {text(document, 'at') or NONE}", screen)
+    lines = hanging("", _heading(document, decisions), screen)
     if not decisions:
         lines += ["", "Nothing was decided yet: the operator has only begun to look at it."]
     for last in decisions[:1]:
         lines += _last(last, screen)
     lines += _basis(entries(document, "tiers"), screen)
     return lines + _before(decisions[1:], screen)
+
+
+def _heading(document: Any, decisions: list[Any]) -> str:
+    """A decision much older than the document says that the operator has stopped deciding."""
+    told = f"{text(document, 'service') or NONE} at {text(document, 'at') or NONE}"
+    return f"{told}, decided at {text(decisions[0], 'at') or NONE}" if decisions else told
 
 
 # ---------------------------------------------------------------- the last decision
@@ -113,9 +120,6 @@ def _basis(tiers: dict[str, Any], screen: Screen) -> list[str]:
     return lines
 
 
-_LABELS: Final = ("engine", "model", "", "load line", "forecast", "start-up")
-
-
 def _engine(tier: Any) -> str:
     names = ("model", "accelerator", "parallelism", "engine_version")
     return listed(text(tier, "engine", name) or "" for name in names)
@@ -167,8 +171,10 @@ def _starts(tier: Any) -> str:
 
 def _unknown(value: Any) -> str | None:
     """Why it is not known; None if it is."""
+    if not entries(value):
+        return NONE
     why = text(value, "unknown")
-    return NONE if not entries(value) else None if why is None else f"not known: {why}"
+    return None if why is None else f"not known: {why}"
 
 
 # ---------------------------------------------------------------- the decisions before

@@ -13,7 +13,7 @@ from plimsoll.telemetry import logging as telemetry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 it could not be done, 2 the words were off."""
+    """Exit status: 0 done, 1 it could not be done, 2 the words were off, 130 interrupted."""
     arguments = _parser().parse_args(argv)
     telemetry.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO"))
     try:
@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read has enough, as `head` does; Python must not flush at its end again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return 130
     return status
 
 

@@ -7,6 +7,7 @@ it never meets the rest of the Deployment, and so that another scaler could own 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
+SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
 
@@ -72,7 +74,8 @@ class _Known:
     listener: Listener
     starting: set[str] = field(default_factory=set)
     report: Report | None = None
-    reported_s: float = float("-inf")
+    reported_s: float = -math.inf
+    heard_s: float = math.inf  # when a gateway last told of it; from the first tick on
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,9 @@ class Autoscaler:
             asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
         autoscaler.decide_all(asked, now_s)
         due: list[Change] = []
-        for key, (raw, _) in typed.items():
+        for key, (raw, service) in typed.items():
             _, seen, wanted = asked[key]
-            self._judge(key, seen, wanted, now_s)
+            self._judge(key, service, seen, wanted, now_s)
             due += self._changes(raw, self._known[key].service, wanted)
         return due
 
@@ -199,18 +202,18 @@ class Autoscaler:
             if live is not None and before is not None and before != decision.replicas:
                 yield Change(raw, live, tier, before, decision)
 
-    def _judge(self, key: Key, seen: Seen, wanted: Wish, now_s: float) -> None:
+    def _judge(self, key: Key, spec: InferenceService, seen: Seen, wanted: Wish, now_s: float) -> None:
         """Make the service's report anew where it says something else, and now and then for its figures."""
         known = self._known[key]
         self._gauges.show(key, known.service, seen, wanted)
+        if seen.heard.coverage or known.heard_s > now_s:
+            known.heard_s = now_s
+        silent = now_s - known.heard_s > SILENT_SECONDS
         old = known.report
-        if (
-            old is not None
-            and now_s - known.reported_s < REPORT_SECONDS
-            and old.state == report.state(known.service, seen)
-        ):
+        same = old is not None and old.state == report.state(known.service, silent)
+        if same and now_s - known.reported_s < REPORT_SECONDS:
             return
-        new = report.make(known.service, seen, wanted, old, now_s)
+        new = report.make(spec, known.service, seen, wanted, old, silent, now_s)
         known.reported_s = now_s
         if new != old:
             known.report = new

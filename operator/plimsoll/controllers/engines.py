@@ -20,11 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import httpx
-
 from plimsoll.adapters import about as launcher
 from plimsoll.adapters.about import Start
-from plimsoll.adapters.scrape import fetch, get
+from plimsoll.adapters.scrape import Ask, fetch
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.controllers import starts
@@ -74,16 +72,17 @@ class Engines:
     def __init__(
         self,
         store: Store,
-        client: httpx.AsyncClient,
+        ask: Ask,
         heard: Heard,
         parse: Parse = launcher.parse,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """heard: called with every reading, its service and tier. parse: reads /about, or raises ValueError. clock:
-        seconds since the epoch, for the readings."""
+        """ask: what a pod answers at an address, a port and a path, or Unavailable. heard: called with every reading,
+        its service and tier. parse: reads /about, or raises ValueError. clock: seconds since the epoch, for the
+        readings; who is asked when goes by `monotonic`."""
         self._store = store
-        self._client = client
+        self._ask_pod = ask
         self._heard = heard
         self._parse = parse
         self._clock = clock
@@ -171,7 +170,7 @@ class Engines:
             asked_s = self._monotonic()
             try:
                 reading = await fetch(
-                    self._client, pod.address, _port(), contract().paths["metrics"], pod.name, self._clock
+                    self._ask_pod, pod.address, _port(), contract().paths["metrics"], pod.name, self._clock
                 )
             except Unavailable as error:
                 pod.failures += 1
@@ -220,7 +219,7 @@ class Engines:
         async with self._slots:
             asked_s = self._monotonic()
             try:
-                body = await get(self._client, pod.address, _port(), contract().paths["about"])
+                body = await self._ask_pod(pod.address, _port(), contract().paths["about"])
                 pod.about, pod.start = self._parse(body)
             except (Unavailable, ValueError) as error:
                 pod.silences += 1

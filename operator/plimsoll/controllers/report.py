@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, Reason, Type
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import memory
 from plimsoll.core import buckets, units
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
@@ -56,56 +57,60 @@ class Report:
     decisions: tuple[Object, ...]
     learned: Object | None
     learned_s: float  # when that was
+    cost: Object
 
 
-_NOTHING: Final = Report((), {}, (), {}, {}, {}, None, None, (), None, -math.inf)
+_NOTHING: Final = Report((), {}, (), {}, {}, {}, None, None, (), None, -math.inf, {})
 
 
-def state(service: Service, seen: Seen) -> tuple[object, ...]:
-    """What a reader must hear of at once."""
+def state(service: Service, silent: bool) -> tuple[object, ...]:
+    """What a reader must hear of at once. silent: no gateway has told of its requests for a while."""
     if service.last is None:
         return ()
     tiers = service.last.decision.tiers
-    return bool(seen.heard.coverage), *(
+    return silent, *(
         (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue), isinstance(service.tiers[name].line, Line))
         for name, t in tiers.items()
     )
 
 
-def make(service: Service, seen: Seen, wish: Wish, old: Report | None, now_s: float) -> Report:
+def make(
+    spec: InferenceService, service: Service, seen: Seen, wish: Wish, old: Report | None, silent: bool, now_s: float
+) -> Report:
     """The report of this moment; figures of the old one are kept where little has changed. Needs a decision made."""
     assert service.last is not None
     decision = service.last.decision
-    promised = wish.slo is not None
-    told = [*service.decisions]
-    now_state = state(service, seen)
-    keep = not promised or (old is not None and old.state == now_state and now_s - old.learned_s < LEARNED_SECONDS)
+    sized = wish.slo is not None and wish.policy.mode is not Mode.OFF
+    told = [*service.decisions] if sized else []
+    now_state = state(service, silent)
     last = old or _NOTHING
+    keep = not sized or (last.state == now_state and now_s - last.learned_s < LEARNED_SECONDS)
     return Report(
         state=now_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
-        conditions=tuple(_conditions(service, seen, wish, old)),
-        tiers={name: _tier(service, name, old) for name in service.tiers} if promised else {},
-        slo=_slo(seen, wish.slo, old) if wish.slo is not None else {},
+        conditions=tuple(_conditions(service, seen, wish, last, silent)),
+        tiers={name: _tier(service, name, last) for name in service.tiers} if sized else {},
+        slo=_slo(seen, wish.slo, last) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
-        limited_by=_limited_by(service, decision) if promised else None,
+        limited_by=_limited_by(service, decision) if sized else None,
         last_decision=_decision(told[-1]) if told else None,
         decisions=tuple(_decision(one) for one in reversed(told[:-1])),
         learned=last.learned if keep else memory.write(service),
         learned_s=last.learned_s if keep else now_s,
+        cost=_cost(spec, service, seen),
     )
 
 
 # ---------------------------------------------------------------- conditions
 
 
-def _conditions(service: Service, seen: Seen, wish: Wish, old: Report | None) -> Iterable[Condition]:
+def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: bool) -> Iterable[Condition]:
     if wish.slo is None and all(tier.min_replicas == tier.max_replicas for tier in wish.policy.tiers.values()):
         return  # nobody asked for any scaling
     yield _active(service, wish)
     if wish.slo is None or service.last is None:
         return
-    yield _metrics(seen)
+    yield _metrics(seen, silent)
     yield _feasible(service)
     yield _met(seen, wish.slo, old)
     yield _limited(service.last.decision)
@@ -132,20 +137,20 @@ def _active(service: Service, wish: Wish) -> Condition:
     return Condition(Type.SCALING_ACTIVE, True, Reason.SCALING_ON_FORECAST, f"{binding or 'no tier'} binds")
 
 
-def _metrics(seen: Seen) -> Condition:
+def _metrics(seen: Seen, silent: bool) -> Condition:
     missing = [
         name
         for name, tier in seen.tiers.items()
         if tier.ready and not any(role == name and told.coverage for role, told in seen.heard.tiers.items())
     ]
-    if not seen.heard.coverage:
+    if silent:
         message = "no gateway replica tells of its requests, so demand is not known and replicas are held"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
     if missing:
         message = f"no ready engine of {', '.join(missing)} answers with its metrics; nothing is learned from them"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
     least = min((told.coverage for told in seen.heard.tiers.values() if told.coverage), default=1.0)
-    if min(least, seen.heard.coverage) < 1.0:
+    if min(least, seen.heard.coverage or 1.0) < 1.0:
         message = "some gateways or engines do not answer: what is known is scaled up, and nothing goes down"
         return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_PARTIAL, message)
     return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_FRESH, "gateways and engines answer")
@@ -165,7 +170,7 @@ def _feasible(service: Service) -> Condition:
     return Condition(Type.SLO_FEASIBLE, None, Reason.NOT_MEASURED, "the tiers' load lines are not known yet")
 
 
-def _met(seen: Seen, slo: Slo, old: Report | None) -> Condition:
+def _met(seen: Seen, slo: Slo, old: Report) -> Condition:
     """By what clients saw over the last minute; a promise that was broken must be kept by some margin to be met."""
     worst: tuple[float, str] | None = None
     ttft_s, tpot_s = _measured(seen)
@@ -175,11 +180,11 @@ def _met(seen: Seen, slo: Slo, old: Report | None) -> Condition:
             worst = max(worst or (0.0, ""), (value / target_s, words))
     if worst is None:
         return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, "no request has ended in the last minute")
-    before = next((c.holds for c in old.conditions if c.type is Type.SLO_MET), None) if old else None
-    limit = 1.0 - SLACK if before is False else 1.0
-    met = worst[0] <= limit
-    kept = next((c for c in (old.conditions if old else ()) if c.type is Type.SLO_MET and c.holds is met), None)
-    return kept or Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
+    before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
+    met = worst[0] <= (1.0 - SLACK if before is not None and before.holds is False else 1.0)
+    if before is not None and before.holds is met:
+        return before
+    return Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
 
 
 def _limited(decision: Decision) -> Condition:
@@ -198,9 +203,9 @@ def _step(tier: TierDecision, name: str) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def _tier(service: Service, name: str, old: Report | None) -> Object:
+def _tier(service: Service, name: str, old: Report) -> Object:
     """The sizing part of `status.tiers`."""
-    before = old.tiers.get(name, {}) if old else {}
+    before = old.tiers.get(name, {})
     need, tier = service.needs.get(name), service.tiers[name]
     found: Object = {}
     if tier.ledger.whole.starts:
@@ -245,8 +250,8 @@ def _tens(percent: float) -> int:
     return round(percent / 10.0) * 10
 
 
-def _slo(seen: Seen, slo: Slo, old: Report | None) -> Object:
-    before = old.slo if old else {}
+def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
+    before = old.slo
     ttft_s, tpot_s = _measured(seen)
     found: Object = {"window": "1m"}
     if ttft_s is not None:
@@ -259,7 +264,26 @@ def _slo(seen: Seen, slo: Slo, old: Report | None) -> Object:
         if met is not None:
             found["attainment"] = f"{math.floor(100.0 * met)}%"
             found["attainmentOffered"] = f"{math.floor(100.0 * met * (1.0 - shed))}%"
-    return found if len(found) > 1 else {}
+    if len(found) == 1:
+        return {}
+    if not isinstance(seen.heard.rate_per_s, Unknown):
+        found["offered"] = f"{seen.heard.rate_per_s:.2g} req/s"
+    return found
+
+
+def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
+    """What the ordered replicas cost, and by that a million output tokens at the rate that arrives."""
+    cost = spec.spec.cost
+    if cost is None:
+        return {}
+    gpus = sum(tier.gpus * seen.tiers[kind].replicas for kind, tier in spec.spec.tiers.items() if kind in seen.tiers)
+    found: Object = {"perHour": cost.shown(cost.per_hour(gpus))}
+    if not isinstance(service.workload, Unknown) and not isinstance(seen.heard.rate_per_s, Unknown):
+        tokens_per_s = seen.heard.rate_per_s * service.workload.mean(service.workload.output_tokens)
+        price = cost.per_million_tokens(gpus, tokens_per_s)
+        if not isinstance(price, Unknown):
+            found["perMillionTokens"] = cost.shown(price)
+    return found
 
 
 def _measured(seen: Seen) -> tuple[float | None, float | None]:

@@ -17,7 +17,7 @@ from plimsoll.resources import meta
 
 Object = dict[str, Any]
 
-SCALING = ("slo", "coldStart", "limitedBy", "lastDecision", "decisions", "learned")  # parts of the status
+SCALING = ("slo", "coldStart", "limitedBy", "lastDecision", "decisions", "learned", "cost")  # parts of the status
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ def scaling(sight: Sight, old: Object) -> Object:
         "lastDecision": report.last_decision,
         "decisions": list(report.decisions),
         "learned": report.learned,
+        "cost": report.cost,
     }
     return {name: value for name, value in found.items() if value}
 

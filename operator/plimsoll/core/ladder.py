@@ -7,22 +7,22 @@ Idea: an engine's warm-up times a few requests on the idle engine, a ladder. A s
 squares on the rungs, whose errors count as shares of their own time (one that was disturbed and is far too slow weighs
 little), gives the coefficients that a ladder can tell:
 
-- base and sequence from the seconds of a further token at some batch sizes, free of HTTP;
+- base and sequence from the seconds of a further token at some batch sizes, free of HTTP, and cached_token where the
+  batches differ in their contexts;
 - prefill_token from the seconds to the first token at some prompt lengths. What these take whatever the length (HTTP,
   and the extra of a step with prefill) is a constant of its own where the batches tell the base; without batches it is
   `HTTP_S` and the base gets the rest.
 
-What a ladder cannot tell is 0: any_prefill (it looks like HTTP), prefill_pair (its prompts are short: up to 1,024
-tokens attention is 3 % of an 8B's prefill on an H200) and cached_token (its contexts are all alike). So long contexts
-are underrated, and calibration does not learn what is 0 in its prior: a roofline is the better source where there is
-one. Where the rungs do not show a coefficient that a step must have, it is filled with the most that it can be: a prior
-that is too slow buys a replica too many until calibration knows better, one that is too fast breaks the promise.
+What a ladder cannot tell is 0: any_prefill (it looks like HTTP) and prefill_pair (its prompts are short: up to 1,024
+tokens attention is 3 % of an 8B's prefill on an H200). So long prompts are underrated, and calibration does not learn
+what is 0 in its prior: a roofline is the better source where there is one. Where the rungs do not show a coefficient
+that a step must have, it is filled with the most that it can be: a prior that is too slow buys a replica too many until
+calibration knows better, one that is too fast breaks the promise.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from types import MappingProxyType
@@ -39,7 +39,7 @@ from plimsoll.core.ports import About, Ladder
 from plimsoll.core.workload import FloatArray
 
 # Share of a measured coefficient below which nothing is believed. Ladders climbed on a shared node have been twice too
-# slow, and one rung of six that was far too slow makes 3.6 of a token's cost: a higher floor could shut the truth out.
+# slow, and one rung of seven that was far too slow makes 3.6 of a token's cost: a higher floor could hide the truth.
 FLOOR_SHARE: Final = 0.25
 
 _LONGEST_S: Final = 3600.0  # of a rung; and the shortest
@@ -47,6 +47,8 @@ _SHORTEST_S: Final = 1e-7
 _MOST: Final = 10_000_000  # tokens or sequences of a rung
 _RUNGS: Final = 64  # that are read
 _HTTP_SHARE: Final = 0.5  # of a rung's time that HTTP may be
+_LEAST_BASE: Final = 0.01  # of the fastest step: a smaller one is what rounding left of none
+_LONG: Final = 8.0  # times as long as others: contexts whose reading shows
 
 # By the driver's names, which nvidia-smi reports and node labels hold with hyphens.
 _DRIVER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
@@ -123,47 +125,53 @@ def prior(ladder: Ladder, token_budget: int | None = None) -> StepModel:
     prompts, batches = _rungs(ladder.prefill, 2), _rungs(ladder.decode, 3)
     if not prompts:
         raise ValueError("a ladder needs a prompt of one length at least")
-    lengths = len({tokens for tokens, _ in prompts})
+    lengths = len({tokens for tokens, *_ in prompts})
     if lengths == 1 and not batches:
         raise ValueError("one prompt length tells no base from its tokens: a ladder needs a second one, or a batch")
-    budget = _count(token_budget) or _MOST
-    tokens, times = np.array(prompts, dtype=np.float64).T
-    steps = np.ceil(tokens / budget)
+    tokens, _, times = np.array(prompts, dtype=np.float64).T
+    steps = np.ceil(tokens / (_count(token_budget) or _MOST))
     free = bool(batches) and lengths > 1  # a constant of their own for what prefills take at any length
     outside = HTTP_TOKEN_S * tokens + (0.0 if free else HTTP_S)
     inside = times - np.minimum(outside, _HTTP_SHARE * times)
-    zeros = np.zeros_like(tokens)
-    rows = [np.column_stack((steps, tokens, zeros, zeros + free)) / times[:, None]]
-    wanted = [inside / times]
-    if batches:
-        sizes, seconds = np.array(batches, dtype=np.float64).T
-        alike = len({size for size, _ in batches}) == 1  # then a sequence costs what a prompt token does
-        columns = (np.ones_like(sizes), sizes * alike, sizes * (not alike), np.zeros_like(sizes))
-        rows.append(np.column_stack(columns) / seconds[:, None])
-        wanted.append(np.ones_like(seconds))
-    base, token, sequence, _ = nonnegative(np.vstack(rows), np.concatenate(wanted))
+    none = np.zeros_like(tokens)
+    rows, seconds = _decode_rows(batches)
+    rows = np.vstack((np.column_stack((steps, tokens, none, none, none + free)) / times[:, None], rows))
+    base, token, sequence, cached, _ = nonnegative(rows, np.concatenate((inside / times, np.ones_like(seconds))))
     longest = int(np.argmax(tokens))
     token = token or float(inside[longest] / tokens[longest])
-    base = base or min(float((inside / steps).min()), *(seconds for _, seconds in batches), math.inf)
-    return StepModel(base, 0.0, token, 0.0, sequence or token, 0.0)
+    fastest = float(np.concatenate((inside / steps, seconds)).min())
+    return StepModel(base if base >= _LEAST_BASE * fastest else fastest, 0.0, token, 0.0, sequence or token, cached)
+
+
+def _decode_rows(batches: list[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
+    """Rows of base, prefill_token, sequence, cached_token and HTTP over their seconds, shape (n, 5); seconds (n,).
+
+    Where all batches are of one size, a sequence costs what a prompt token does.
+    """
+    sizes, contexts, seconds = np.array(batches, dtype=np.float64).reshape(-1, 3).T
+    none = np.zeros_like(sizes)
+    alike = np.unique(sizes).size == 1
+    differ = contexts.max(initial=0.0) >= _LONG * contexts.min(initial=np.inf)
+    columns = (none + 1, sizes * alike, sizes * (not alike), sizes * contexts * differ, none)
+    return np.column_stack(columns) / seconds[:, None], seconds
 
 
 def floor(prior: StepModel, share: float = FLOOR_SHARE) -> StepModel:
     """The model below which nothing is believed of an engine whose roofline is not known: a share of its prior.
 
-    Of a sequence it is the share of what a prompt token costs where that is less: the few microseconds drown in the
-    noise of a step, and one slow batch makes many times as much of them.
+    Of a sequence it is the share of what a prompt token costs where that is less, of a cached token it is 0: their
+    microseconds drown in the noise of a step, and one slow batch makes many times as much of them.
     """
     if not 0 < share <= 1:
         raise ValueError(f"a floor is a share above 0 and at most 1 of the prior, not {share}")
-    sequence_s = min(prior.sequence_s, prior.prefill_token_s)
-    return StepModel(*(share * coefficient for coefficient in astuple(replace(prior, sequence_s=sequence_s))))
+    least = replace(prior, sequence_s=min(prior.sequence_s, prior.prefill_token_s), cached_token_s=0.0)
+    return StepModel(*(share * coefficient for coefficient in astuple(least)))
 
 
 def nonnegative(rows: FloatArray, wanted: FloatArray) -> tuple[float, ...]:
     """argmin |rows x - wanted| over x >= 0, for a handful of columns; rows of shape (n, k), wanted (n,).
 
-    The optimum is the plain least-squares solution on the columns where it is above 0: with 4 columns there are 15
+    The optimum is the plain least-squares solution on the columns where it is above 0: with 5 columns there are 31
     choices of them, and all are tried. Columns may be of any scale; one of zeros gets 0.
     """
     scale = np.sqrt((rows**2).sum(axis=0))
@@ -180,13 +188,13 @@ def nonnegative(rows: FloatArray, wanted: FloatArray) -> tuple[float, ...]:
     return tuple(best.tolist())
 
 
-def _rungs(rungs: object, width: int) -> list[tuple[int, float]]:
-    """Counts and seconds, a rung's first and last number, of the rungs that have `width` of them and make sense."""
+def _rungs(rungs: object, width: int) -> list[tuple[int, int, float]]:
+    """First number, last but one (both counts) and seconds of the rungs that have `width` of them and make sense."""
     if not isinstance(rungs, list | tuple):
         return []
     rows = [rung for rung in rungs[:_RUNGS] if isinstance(rung, list | tuple) and len(rung) == width]
-    read = [(_count(row[0]), _seconds(row[-1])) for row in rows]
-    return [(count, seconds) for count, seconds in read if count is not None and seconds is not None]
+    read = [(_count(row[0]), _count(row[-2]), _seconds(row[-1])) for row in rows]
+    return [(a, b, c) for a, b, c in read if a is not None and b is not None and c is not None]
 
 
 def _count(value: object) -> int | None:

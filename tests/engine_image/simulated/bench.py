@@ -83,13 +83,13 @@ class Bench:
     async def metrics(self) -> dict[tuple[str, ...], float]:
         """Every sample of vLLM's metrics, by name and label values but those of engine and model."""
         text = (await self.send(path="/metrics")).body.decode()
+        common = ("engine", "model_name")
         return {
-            (sample.name, *(value for key, value in sorted(sample.labels.items()) if key not in ("engine", "model_name"))):
-            sample.value
+            (sample.name, *(sample.labels[key] for key in sorted(sample.labels) if key not in common)): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if sample.name.startswith("vllm:")
-        }  # fmt: skip
+        }
 
     def leg(self, outcome: str) -> float:
         """How many prefill legs had this outcome."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from dataclasses import dataclass, field
 
+from simulated import words
 from simulated.core import Core
 from simulated.meters import Meters
 from simulated.plant import Plant
@@ -49,7 +49,7 @@ class Engine:
         first = serial * 1_000_000 if start is None else start
         sequence = Sequence(
             request_id=f"r{serial}",
-            prompt=array("I", range(first, first + prompt)).tobytes(),
+            prompt=words.from_ids(range(first, first + prompt)),
             max_tokens=tokens,
             arrived_s=at,
             streamed=True,

@@ -107,7 +107,8 @@ async def test_a_chat_goes_on_to_the_contexts_end_and_a_completion_to_sixteen(tm
 async def test_the_other_paths(tmp_path: Path) -> None:
     async with bench(tmp_path, "--served-model-name", "a", "b") as one:
         assert ((await one.send(path="/health")).status, (await one.send(path="/health")).body) == (200, b"")
-        assert "0.32" in (await one.send(path="/version")).json["version"]
+        version = (await one.send(path="/version")).json
+        assert ("0.32" in version["version"], version["accelerator"]) == (True, "NVIDIA H200")
         models = (await one.send(path="/v1/models")).json["data"]
         assert [(model["id"], model["max_model_len"], model["root"]) for model in models] == [
             ("a", 40960, "m"),

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine, the project's middleware between them: prompts move, and nothing breaks if they cannot."""
+"""A prefill and a decode engine with the project's middleware: prompts move, and nothing breaks where they cannot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ async def leg(one: Bench, **more: Any) -> Any:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_a_prompt_moves_and_the_text_is_the_same(tmp_path: Path, path: str) -> None:
     async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
-        body = ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+        body: dict[str, Any] = (
+            ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+        )
         body["max_tokens"] = 24
         async with served(prefill) as address:
             split = (await decode.send(body, path, to(address))).json
@@ -105,7 +107,8 @@ async def test_with_vllms_default_policy_a_lost_prompt_is_an_error(tmp_path: Pat
 
 
 async def test_a_prefill_engine_that_dies_while_its_blocks_are_awaited_is_done_without(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="decode", *("--num-gpu-blocks-override", "60", "--max-model-len", "900")) as decode:
+    flags = ("--num-gpu-blocks-override", "60", "--max-model-len", "900")
+    async with bench(tmp_path, *flags, role="decode") as decode:
         asked = asyncio.Event()
 
         async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -50,6 +50,7 @@ def test_scaling_leaves_limits_and_multiplies_times() -> None:
         ({"speed": 3}, "unknown key: speed"),
         ({"hot": {"base": 1}}, "anypre"),
         ({"consumer_factor": 0}, "consumer_factor"),
+        ({"accelerator": 7}, "accelerator"),
     ],
 )
 def test_a_wrong_number_is_named(change: dict[str, Any], words: str) -> None:

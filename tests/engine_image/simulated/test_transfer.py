@@ -29,9 +29,10 @@ def test_whole_blocks_travel_at_the_wires_rate() -> None:
 def test_a_prompt_from_elsewhere_is_not_computed_and_its_first_token_comes_a_step_after_it() -> None:
     one = engine()
     sequence = one.add(0.0, prompt=10, tokens=3, remote=True)
-    assert (one.core.loading, one.core.running, one.core.next_s()) == (1, 0, pytest.approx(0.7e-3 + 17.4e-6 + 13.9e-3))
+    there = 0.7e-3 + 17.4e-6 + 13.9e-3  # posting six pieces, then three blocks of 4,000 bytes on the way
+    assert (one.core.loading, one.core.running) == (1, 0)
+    assert one.core.next_s() == pytest.approx(there)
     one.run()
-    there = 0.7e-3 + 17.4e-6 + 13.9e-3
     assert sequence.first_s == pytest.approx(there + 1.0)
     counters = one.meters.counters
     assert (counters["external_kv_transfer"], counters["local_compute"], counters["prompt_tokens"]) == (10, 0, 10)
@@ -72,7 +73,8 @@ def test_what_cannot_be_fetched_is_computed() -> None:
     sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
     one.core.fetch_failed(sequence, 0.001)
     one.run()
-    assert (sequence.first_s, sequence.emitted, sequence.fetched_tokens) == (pytest.approx(1.001), 2, 0)
+    assert (sequence.emitted, sequence.fetched_tokens) == (2, 0)
+    assert sequence.first_s == pytest.approx(1.001)
     assert one.meters.counters["local_compute"] == 10
     assert one.core.pool.used == 0
 

@@ -30,6 +30,7 @@ _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
 _REBUILD_S: Final = 30.0
 _OFF: Final = 0.1  # a mean that differs by a larger share is news
+_SAME: Final = 0.01
 
 
 class _Lengths(NamedTuple):
@@ -47,6 +48,19 @@ class _Sources(NamedTuple):
     saved: float
 
 
+class _Given(NamedTuple):
+    """The last answer, and what it was made of: lengths without a cached token, the prompts' factor, cached share."""
+
+    base: Workload
+    factor: float
+    share: float
+    workload: Workload
+
+    def near(self, factor: float, share: float) -> bool:
+        """Whether another answer would not differ by more than a hundredth."""
+        return abs(factor - self.factor) <= _SAME * self.factor and abs(share - self.share) <= _SAME
+
+
 class Lengths:
     """Of one service's requests."""
 
@@ -56,6 +70,8 @@ class Lengths:
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
         self._built: tuple[float, float, float, Workload] | None = None  # when, of which means (tokens), what
+        self._mean = 1.0  # of the prompts in what was built
+        self._given: _Given | None = None
 
     def arrived(self, at_s: float, interval: ServiceInterval) -> None:
         """What a gateway counted until at_s."""
@@ -106,24 +122,30 @@ class Lengths:
         base = self._base(now_s, ended)
         if isinstance(base, Unknown):
             return base
-        mean, wanted = base.mean(base.uncached_tokens), prompt_tokens
+        mean, wanted = self._mean, prompt_tokens
         factor = 1.0 if isinstance(wanted, Unknown) or abs(wanted / mean - 1.0) <= _OFF else wanted / mean
-        prompts = np.maximum(base.uncached_tokens * factor, 1.0)
-        cached = np.minimum(prompts * self.cached_share, prompts - 1.0)  # the last token is always computed
-        return replace(base, uncached_tokens=prompts - cached, cached_tokens=cached)
+        share = self.cached_share
+        if self._given is None or self._given.base is not base or not self._given.near(factor, share):
+            self._given = _Given(base, factor, share, _shaped(base, factor, share))
+        return self._given.workload
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
+        means = (_mean(ended.prompt), _mean(ended.output))
+        if self._built is not None and _near(self._built, now_s, means):
+            return self._built[3]
         try:
-            prompt, output = _histogram(ended.prompt), _histogram(ended.output)
-            means = (prompt.mean_tokens or 0.0, output.mean_tokens or 0.0)
-            if self._built is not None and _near(self._built, now_s, means):
-                return self._built[3]
-            base = from_histograms(prompt, output)
+            base = from_histograms(_histogram(ended.prompt), _histogram(ended.output))
         except ValueError as error:
             return Unknown(f"the engines' histograms of lengths do not make sense: {error}")
-        self._built = (now_s, *means, base)
+        self._built, self._mean = (now_s, *means, base), base.mean(base.uncached_tokens)
         return base
+
+
+def _shaped(base: Workload, factor: float, share: float) -> Workload:
+    prompts = np.maximum(base.uncached_tokens * factor, 1.0)
+    cached = np.minimum(prompts * share, prompts - 1.0)  # the last token is always computed
+    return replace(base, uncached_tokens=prompts - cached, cached_tokens=cached)
 
 
 def _prompts(interval: EngineInterval) -> _Means | None:
@@ -148,12 +170,16 @@ def _ratio(estimate: _Means, counted: _Means | None) -> float:
     return (counted.tokens + _PRIOR * mean) / ((counted.requests + _PRIOR) * mean)
 
 
+def _mean(b: Buckets) -> float:
+    """0 where nothing is known of it."""
+    size = count(b)
+    return b.total / size if size > 0.0 else 0.0
+
+
 def _histogram(b: Buckets) -> Histogram:
     """Of the open bucket only the mean tells how far it goes; twice its edge is a guess at the rest."""
-    size = count(b)
-    mean = b.total / size if size > 0.0 and b.total > 0.0 else None
     longest = 2.0 * b.edges[-2] if len(b.edges) > 1 and b.counts[-1] > 0.0 else None
-    return Histogram(np.array(b.edges), np.array(b.counts), mean, longest)
+    return Histogram(np.array(b.edges), np.array(b.counts), _mean(b) or None, longest)
 
 
 def _near(built: tuple[float, float, float, Workload], now_s: float, means: tuple[float, float]) -> bool:

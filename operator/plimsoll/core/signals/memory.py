@@ -11,12 +11,14 @@ however old.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final, Generic
 
 from plimsoll.core.signals.intervals import CLOCK_S, Sums, times, together
 
 WINDOW_S: Final = 60.0
 _SLOT_S: Final = 5.0
+_GRAIN: Final = 0.01
 
 
 class Recent(Generic[Sums]):
@@ -24,6 +26,8 @@ class Recent(Generic[Sums]):
 
     def __init__(self) -> None:
         self._slots: dict[int, Sums] = {}
+        self._newest: int | None = None
+        self._older: Sums | None = None  # all slots but the newest, once summed
         self._whole: Sums | None = None
 
     def add(self, at_s: float, interval: Sums) -> None:
@@ -32,15 +36,19 @@ class Recent(Generic[Sums]):
         known = self._slots.get(slot)
         self._slots[slot] = interval if known is None else together(known, interval)
         self._whole = None
+        if slot != self._newest:
+            self._newest, self._older = slot, None
         if len(self._slots) > 2 * WINDOW_S / _SLOT_S:
             self._forget(at_s)
 
     def over(self, now_s: float) -> Sums | None:
         """The sum over the last minute; None of nothing."""
         self._forget(now_s)
-        if self._whole is None:
-            for part in self._slots.values():
-                self._whole = part if self._whole is None else together(self._whole, part)
+        if self._whole is None and self._slots:
+            if self._older is None:
+                self._older = _total(part for slot, part in self._slots.items() if slot != self._newest)
+            newest = [part for slot, part in self._slots.items() if slot == self._newest]
+            self._whole = _total(newest if self._older is None else [self._older, *newest])
         return self._whole
 
     def _forget(self, now_s: float) -> None:
@@ -48,7 +56,14 @@ class Recent(Generic[Sums]):
         gone = [slot for slot in self._slots if not first < (slot + 1) * _SLOT_S <= last + _SLOT_S]
         for slot in gone:
             del self._slots[slot]
-            self._whole = None
+            self._whole = self._older = None
+
+
+def _total(parts: Iterable[Sums]) -> Sums | None:
+    whole: Sums | None = None
+    for part in parts:
+        whole = part if whole is None else together(whole, part)
+    return whole
 
 
 class Faded(Generic[Sums]):
@@ -64,10 +79,18 @@ class Faded(Generic[Sums]):
         """Fade what there is to at_s (s), then add the interval; weight: its requests. None of them is no news."""
         if weight <= 0.0:
             return
-        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
-        self._at_s = at_s
-        kept = math.exp(-passed_s / self._memory_s)
-        if self.weight > 0.0:
-            kept = min(1.0, max(kept, (self._least - weight) / self.weight))
-        self.sum = interval if self.sum is None else together(times(self.sum, kept), interval)
+        kept = self._kept(at_s, weight)
+        if self.sum is None:
+            self.sum = interval
+        else:
+            self.sum = together(self.sum if kept == 1.0 else times(self.sum, kept), interval)
         self.weight = self.weight * kept + weight
+
+    def _kept(self, at_s: float, weight: float) -> float:
+        """Share of the sum that is left at at_s, by steps of a hundredth: it is not worth the time to be finer."""
+        if self._at_s is None or not 0.0 <= at_s - self._at_s < _GRAIN * self._memory_s:
+            passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+            self._at_s = at_s
+            kept = math.exp(-passed_s / self._memory_s)
+            return kept if self.weight <= 0.0 else min(1.0, max(kept, (self._least - weight) / self.weight))
+        return 1.0

@@ -11,6 +11,7 @@ side, the line through the other with the known mean. What buckets say for sure 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from statistics import NormalDist
 from typing import Final
@@ -28,7 +29,7 @@ def percentile(b: Buckets, share: float) -> float | None:
         return None
     below = list(accumulate(b.counts))
     size = below[-1]
-    i = next(j for j, n in enumerate(below) if n >= share * size and n > 0.0)
+    i = max(bisect_left(below, share * size), bisect_right(below, 0.0))
     low, high = (b.edges[i - 1], below[i - 1] / size) if i else (0.0, 0.0), (b.edges[i], below[i] / size)
     if math.isinf(high[0]) or low[0] < 0.0:
         return even

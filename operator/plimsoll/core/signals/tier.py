@@ -24,7 +24,7 @@ from plimsoll.core.scaling.observation import Measured, summed
 from plimsoll.core.signals.busy import Open, Pace
 from plimsoll.core.signals.heard import TierHeard
 from plimsoll.core.signals.intervals import GAP_S, EngineInterval, answered, engine_interval, is_fresh, is_later
-from plimsoll.core.signals.memory import Recent
+from plimsoll.core.signals.memory import WINDOW_S, Faded, Recent
 from plimsoll.core.signals.percentile import percentile
 
 _WINDOWS: Final = 512  # kept until they are asked for
@@ -45,10 +45,17 @@ class _Minute(NamedTuple):
     post_over_s: float | None = None
     busy_steps: float | None = None
     busy_s: float | None = None
-    generated_tokens: float | None = None
-    sequence_steps: float | None = None
     tpot_s: Buckets | None = None
     ttft_s: Buckets | None = None
+
+
+class _Paced(NamedTuple):
+    """Requests that ended, their summed times per output token, and tokens and steps of running sequences."""
+
+    ended: float
+    tpot_s: float
+    generated_tokens: float
+    sequence_steps: float
 
 
 @dataclass(slots=True)
@@ -64,6 +71,7 @@ class Tier:
         self._role = role
         self._pods: dict[str, _Pod] = {}
         self._recent: Recent[_Minute] = Recent()
+        self._paced: Faded[_Paced] = Faded(WINDOW_S, 0.0)
         self._windows: deque[WindowSums] = deque(maxlen=_WINDOWS)
 
     def hear(self, reading: EngineReading) -> EngineInterval | None:
@@ -83,10 +91,11 @@ class Tier:
         if interval is None:
             known.open.begin(reading)
             return None
-        window = known.open.add(last, reading, interval, self._pace(reading.at_s))
+        self._learn_pace(interval, last, reading)
+        window = known.open.add(last, reading, interval, self._pace())
         if window is not None:
             self._windows.append(window)
-        self._recent.add(reading.at_s, _minute(interval, last, reading, window))
+        self._recent.add(reading.at_s, _minute(interval, window))
         return interval
 
     def heard(self, now_s: float, pods: Collection[str], share: float, clients_ttft_s: float | Unknown) -> TierHeard:
@@ -127,15 +136,22 @@ class Tier:
             return clients_ttft_s
         return _percentile(minute.ttft_s, share) if self._role is Role.PREFILL else _CLIENTS_DO
 
-    def _pace(self, now_s: float) -> Pace:
-        minute = self._recent.over(now_s)
-        if minute is None:
+    def _learn_pace(self, interval: EngineInterval, last: EngineReading, new: EngineReading) -> None:
+        if not last.running or not new.running or interval.steps is None or interval.generated_tokens is None:
+            return
+        tpot = interval.tpot_s
+        running = (last.running + new.running) / 2.0
+        ended, total_s = (0.0, 0.0) if tpot is None else (count(tpot), tpot.total)
+        paced = _Paced(ended, total_s, interval.generated_tokens, running * interval.steps)
+        self._paced.add(new.at_s, interval.seconds, paced)
+
+    def _pace(self) -> Pace:
+        known = self._paced.sum
+        if known is None:
             return Pace()
-        tpot, generated, steps = minute.tpot_s, minute.generated_tokens, minute.sequence_steps
-        ended = 0.0 if tpot is None else count(tpot)
         return Pace(
-            tpot.total / ended if tpot is not None and ended > 0.0 else None,
-            generated / steps if generated is not None and steps else None,
+            known.tpot_s / known.ended if known.ended > 0.0 else None,
+            known.generated_tokens / known.sequence_steps if known.sequence_steps > 0.0 else None,
         )
 
     def _is_fresh(self, pod: str, now_s: float) -> bool:
@@ -148,9 +164,8 @@ class Tier:
             del self._pods[name]
 
 
-def _minute(interval: EngineInterval, last: EngineReading, new: EngineReading, window: WindowSums | None) -> _Minute:
-    seconds, steps, generated = interval.seconds, interval.steps, interval.generated_tokens
-    runs = last.running and new.running and steps is not None and generated is not None
+def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
+    seconds = interval.seconds
     return _Minute(
         preemptions=interval.preemptions,
         preemptions_s=None if interval.preemptions is None else seconds,
@@ -158,8 +173,6 @@ def _minute(interval: EngineInterval, last: EngineReading, new: EngineReading, w
         post_over_s=None if interval.post_s is None else seconds,
         busy_steps=None if window is None else window.steps,
         busy_s=None if window is None else window.busy_s,
-        generated_tokens=generated if runs else None,
-        sequence_steps=(last.running + new.running) / 2.0 * steps if runs else None,  # type: ignore[operator]
         tpot_s=interval.tpot_s,
         ttft_s=interval.ttft_s,
     )

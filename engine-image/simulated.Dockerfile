@@ -1,0 +1,45 @@
+# A simulated engine with the launcher: vLLM's HTTP, metrics and scheduling at a measured accelerator's pace, in 40 MB of
+# memory. Context: this folder. Works with the legacy builder.
+#   docker build -f simulated.Dockerfile -t plimsoll/engine-simulated .
+ARG DEBIAN=debian:bookworm-slim
+
+FROM ${DEBIAN} AS build
+RUN apt-get update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      ca-certificates python3 python3-venv > /dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc
+# pip reads these from its environment.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_TRUSTED_HOST
+ARG PIP_CERT
+ARG PIP_DEFAULT_TIMEOUT
+COPY simulated.lock /build/
+RUN python3 -m venv /opt/simulated \
+ && /opt/simulated/bin/pip install --quiet --no-cache-dir --no-deps --only-binary :all: -r /build/simulated.lock \
+ && /opt/simulated/bin/pip uninstall --quiet --yes pip setuptools
+
+FROM ${DEBIAN} AS simulated
+RUN apt-get update -qq \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 > /dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc
+COPY --from=build /opt/simulated /opt/simulated
+ENV PATH=/opt/simulated/bin:$PATH \
+    PLIMSOLL_RUNTIME=simulated
+COPY simulated /opt/plimsoll/simulated
+# The root file system is read-only where this runs: compile now, not at every start.
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/plimsoll/simulated
+
+FROM simulated
+# The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.
+RUN { getent passwd 1000 > /dev/null || echo 'plimsoll:x:1000:1000::/home/plimsoll:/usr/sbin/nologin' >> /etc/passwd; } \
+ && mkdir -p /home/plimsoll /models && chown 1000:1000 /home/plimsoll
+ENV HOME=/home/plimsoll PYTHONPATH=/opt/plimsoll PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1
+WORKDIR /home/plimsoll
+USER 1000:1000
+EXPOSE 8000 8001 5600
+ENTRYPOINT ["python3", "-P", "-m", "launcher"]
+CMD []
+COPY contract.json /opt/plimsoll/
+COPY launcher /opt/plimsoll/launcher

@@ -1,0 +1,215 @@
+"""An engine's metrics read from texts as vLLM's releases write them, and as broken ones do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from plimsoll.adapters import scrape
+from plimsoll.core.errors import Unavailable
+
+AT_S = 1.8e9
+
+PAGE = """\
+# HELP python_info Python platform information
+# TYPE python_info gauge
+python_info{implementation="CPython",version="3.12.3"} 1.0
+process_start_time_seconds 1.79517047515e+09
+plimsoll_engine_ready 1
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1300.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 400.0
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 50.0
+vllm:num_preemptions_total{engine="0",model_name="m"} 1.0
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1250.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 800.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_cache_hit"} 390.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv_transfer"} 60.0
+vllm:prompt_tokens_by_source_created{engine="0",model_name="m",source="local_compute"} 1.795170e+09
+vllm:generation_tokens_total{engine="0",model_name="m"} 500.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.795171e+09
+vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="m"} 0.0
+vllm:request_prompt_tokens_bucket{engine="0",le="200.0",model_name="m"} 3.0
+vllm:request_prompt_tokens_bucket{engine="0",le="+Inf",model_name="m"} 4.0
+vllm:request_prompt_tokens_count{engine="0",model_name="m"} 4.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 900.0
+vllm:request_generation_tokens_bucket{engine="0",le="1.0",model_name="m"} 1.0
+vllm:request_generation_tokens_bucket{engine="0",le="200.0",model_name="m"} 4.0
+vllm:request_generation_tokens_bucket{engine="0",le="+Inf",model_name="m"} 4.0
+vllm:request_generation_tokens_count{engine="0",model_name="m"} 4.0
+vllm:request_generation_tokens_sum{engine="0",model_name="m"} 400.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 120.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 120.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 1750.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 2.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5
+vllm:inter_token_latency_seconds_bucket{engine="0",le="+Inf",model_name="m"} 495.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 9.9
+vllm:request_time_per_output_token_seconds_bucket{engine="0",le="0.01",model_name="m"} 2.0
+vllm:request_time_per_output_token_seconds_bucket{engine="0",le="0.025",model_name="m"} 4.0
+vllm:request_time_per_output_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
+vllm:request_time_per_output_token_seconds_count{engine="0",model_name="m"} 4.0
+vllm:request_time_per_output_token_seconds_sum{engine="0",model_name="m"} 0.042
+vllm:nixl_post_time_seconds_sum{engine="0",model_name="m"} 0.5
+vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 1.25
+"""
+
+
+def without(page: str, *words: str) -> bytes:
+    """The page without the lines that hold one of the words."""
+    return "".join(line for line in page.splitlines(keepends=True) if not any(w in line for w in words)).encode()
+
+
+def test_every_figure_of_a_recent_engine_is_read() -> None:
+    reading = scrape.read(PAGE.encode(), "a", AT_S)
+    assert (reading.pod, reading.at_s, reading.born) == ("a", AT_S, "1.79517047515e+09")
+    assert (reading.running, reading.waiting, reading.kv_used, reading.preemptions) == (3.0, 2.0, 0.25, 1.0)
+    assert (reading.steps, reading.computed_tokens, reading.generated_tokens) == (120.0, 1300.0, 500.0)
+    assert reading.local_prompt_tokens == 800.0
+    assert reading.cached_prompt_tokens == 390.0
+    assert reading.moved_prompt_tokens == 60.0
+    assert (reading.post_s, reading.transfer_s) == (0.5, 1.25)
+
+
+def test_buckets_are_no_longer_cumulated() -> None:
+    reading = scrape.read(PAGE.encode(), "a", AT_S)
+    assert reading.prompt_tokens == ((1.0, 200.0, math.inf), (0.0, 3.0, 1.0), 900.0)
+    assert reading.ttft_s == ((0.1, math.inf), (2.0, 3.0), 1.5)
+
+
+def test_requests_of_one_token_have_no_time_per_output_token() -> None:
+    assert scrape.read(PAGE.encode(), "a", AT_S).tpot_s == ((0.01, 0.025, math.inf), (1.0, 2.0, 0.0), 0.042)
+
+
+def test_ranks_of_one_engine_are_summed_and_the_fullest_cache_counts() -> None:
+    other = PAGE.replace('engine="0"', 'engine="1"').replace("perc{engine=", "perc{dp=").replace("} 0.25", "} 0.75")
+    reading = scrape.read((PAGE + other).encode(), "a", AT_S)
+    assert (reading.running, reading.waiting, reading.kv_used, reading.steps) == (6.0, 4.0, 0.75, 240.0)
+    assert reading.local_prompt_tokens == 1600.0
+    assert reading.ttft_s == ((0.1, math.inf), (4.0, 6.0), 3.0)
+    assert reading.born == "1.79517047515e+09"
+
+
+def test_two_processes_in_one_text_are_born_together() -> None:
+    other = "process_start_time_seconds 1.7e+09\n"
+    assert scrape.read((PAGE + other).encode(), "a", AT_S).born == "1.79517047515e+09,1.7e+09"
+
+
+def test_without_the_processs_start_the_oldest_metric_tells_it() -> None:
+    page = without(PAGE, "process_start")
+    later = b'vllm:request_success_created{finished_reason="abort"} 1.795199e+09\n'  # a label that came later
+    assert scrape.read(page, "a", AT_S).born == scrape.read(page + later, "a", AT_S).born == "1795170000.0"
+    assert scrape.read(without(PAGE, "process_start", "_created"), "a", AT_S).born == ""
+
+
+def test_the_cache_of_an_older_release_goes_by_its_old_name_and_never_beats_the_new_one() -> None:
+    old = PAGE.replace("kv_cache_usage", "gpu_cache_usage")
+    assert scrape.read(old.encode(), "a", AT_S).kv_used == 0.25
+    both = PAGE + 'vllm:gpu_cache_usage_perc{engine="0"} 0.5\n'
+    assert scrape.read(both.encode(), "a", AT_S).kv_used == 0.25
+
+
+def test_an_older_release_without_sources_tells_cached_tokens_and_no_computed_ones() -> None:
+    reading = scrape.read(without(PAGE, "by_source"), "a", AT_S)
+    assert reading.local_prompt_tokens is None
+    assert reading.cached_prompt_tokens == 400.0
+    assert reading.moved_prompt_tokens == 50.0
+    assert reading.computed_tokens is None  # its iterations counted cached tokens too
+
+
+def test_an_older_release_that_never_hit_its_cache_tells_computed_tokens_by_its_iterations() -> None:
+    page = without(PAGE, "by_source").replace(b"} 400.0", b"} 0.0").replace(b"} 50.0", b"} 0.0")
+    assert scrape.read(page, "a", AT_S).computed_tokens == 1750.0
+
+
+def test_iterations_that_counted_cached_tokens_do_not_inflate_computed_ones() -> None:
+    page = PAGE.replace('tokens_total_sum{engine="0",model_name="m"} 1750.0', "tokens_total_sum{} 2200.0")
+    assert scrape.read(page.encode(), "a", AT_S).computed_tokens == 1300.0
+
+
+def test_gaps_between_tokens_do_not_pass_for_times_per_output_token_of_requests() -> None:
+    old = PAGE.replace("inter_token_latency", "time_per_output_token")
+    assert scrape.read(without(old, "request_time_per"), "a", AT_S).tpot_s is None
+
+
+def test_what_is_not_exported_is_none_not_zero() -> None:
+    reading = scrape.read(b"vllm:num_requests_running 0.0\n", "a", AT_S)
+    assert reading.running == 0.0
+    assert (reading.waiting, reading.kv_used, reading.steps, reading.post_s, reading.tpot_s) == (None,) * 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"vllm:num_requests_running",
+        b'vllm:num_requests_running{engine="1"}',
+        b'vllm:num_requests_running{engine="1"} lots',
+        b'vllm:num_requests_running{engine="1" 4.0',
+        b"vllm:num_requests_running{",
+        b'vllm:request_prompt_tokens_bucket{engine="0"} 4.0',
+        b'vllm:request_prompt_tokens_bucket{le="far"} 4.0',
+        b"vllm:\xff\xfe 1.0",
+        b"vllm:",
+    ],
+)
+def test_a_broken_line_is_skipped_and_the_others_stand(line: bytes) -> None:
+    text = PAGE.encode().replace(b"# HELP python", line + b"\n# HELP python")
+    assert scrape.read(text, "a", AT_S) == scrape.read(PAGE.encode(), "a", AT_S)
+
+
+def test_labels_may_hold_what_looks_like_syntax_and_values_a_time_stamp() -> None:
+    odd = r'vllm:num_requests_running{model_name="a {le=\"1\"} b",engine="0"} 7.0 1800000000000'
+    assert scrape.read(odd.encode(), "a", AT_S).running == 7.0
+    assert scrape.read(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
+
+
+@pytest.mark.parametrize("missing", ['le="+Inf"', "_tokens_sum"])
+def test_a_histogram_that_is_not_whole_is_absent(missing: str) -> None:
+    assert scrape.read(without(PAGE, missing), "a", AT_S).prompt_tokens is None
+
+
+def test_a_histogram_whose_counts_fall_is_absent() -> None:
+    page = PAGE.replace('le="200.0",model_name="m"} 3.0', 'le="200.0",model_name="m"} 9.0')
+    assert scrape.read(page.encode(), "a", AT_S).prompt_tokens is None
+
+
+@pytest.mark.parametrize("text", [b"", b"plimsoll_engine_ready 0\n", b"<html>no</html>", b"vllm:unheard_of 1.0\n"])
+def test_a_text_of_no_engine_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="no metric of a vLLM engine"):
+        scrape.read(text, "a", AT_S)
+
+
+async def test_an_engine_is_asked_at_its_address_and_what_it_says_is_dated() -> None:
+    asked: list[tuple[str, int, str]] = []
+
+    async def ask(address: str, port: int, path: str) -> bytes:
+        asked.append((address, port, path))
+        return PAGE.encode()
+
+    reading = await scrape.fetch(ask, "10.0.0.7", 8001, "/metrics", "a", lambda: AT_S)
+    assert asked == [("10.0.0.7", 8001, "/metrics")]
+    assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
+
+
+async def test_an_engine_that_says_nothing_yet_is_unavailable_in_words() -> None:
+    async def launcher_alone(address: str, port: int, path: str) -> bytes:
+        return b"plimsoll_engine_ready 0\n"
+
+    with pytest.raises(Unavailable, match="a: no metric of a vLLM engine"):
+        await scrape.fetch(launcher_alone, "10.0.0.7", 8001, "/metrics", "a")
+
+
+async def test_an_engine_that_does_not_answer_is_unavailable() -> None:
+    async def silence(address: str, port: int, path: str) -> bytes:
+        raise Unavailable(f"{address} did not answer within 2 s")
+
+    with pytest.raises(Unavailable, match="did not answer"):
+        await scrape.fetch(silence, "10.0.0.7", 8001, "/metrics", "a")

@@ -1,0 +1,281 @@
+"""Who is asked when, under a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.about import Start
+from plimsoll.controllers.engines import ABOUT_S, AT_ONCE, BUSY_S, IDLE_S, RETRY_S, SELDOM_S, Engines
+from plimsoll.controllers.store import Key, Store
+from plimsoll.core.errors import Unavailable
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About, EngineReading
+from plimsoll.core.signals.intervals import GAP_S
+from tests import builders
+
+Object = dict[str, Any]
+
+SERVICE = builders.service()
+KEY = ("team", "chat")
+
+
+class World:
+    """Engines that answer as the test says, and a clock that it turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.running: Counter[str] = Counter()  # by address
+        self.steps: Counter[str] = Counter()
+        self.down: set[str] = set()
+        self.mute: set[str] = set()  # of what they are
+        self.asked: list[tuple[float, str]] = []  # when, and URL
+        self.heard: list[tuple[Key, Role, EngineReading]] = []
+        self.open = 0
+        self.most_open = 0
+        self.store = Store()
+        self.engines = Engines(
+            self.store, self.answer, lambda *heard: self.heard.append(heard), parse, lambda: 1.8e9, lambda: self.now_s
+        )
+
+    async def answer(self, address: str, port: int, path: str) -> bytes:
+        self.asked.append((self.now_s, f"{address}:{port}{path}"))
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.open -= 1
+        if address in self.down or (path == "/about" and address in self.mute):
+            raise Unavailable("connection refused")
+        if path == "/about":
+            return address.encode()
+        steps = f"vllm:iteration_tokens_total_count {self.steps[address]}\n"
+        return f"vllm:num_requests_running {self.running[address]}\n{steps}".encode()
+
+    def pod(self, number: int, tier: str = "decode", *, ready: bool = True, **status: Any) -> Object:
+        conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+        obj = builders.pod(SERVICE, tier, f"pod-{number}", podIP=f"10.0.0.{number}", conditions=conditions, **status)
+        obj["metadata"]["uid"] = f"uid-{number}"
+        self.store.put(obj)
+        return obj
+
+    async def until(self, seconds: float, step_s: float = 0.25) -> None:
+        """Let time pass as the loop of `run` would."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            await self.engines.ask()
+            self.now_s += step_s
+
+    def times(self, number: int, path: str = "/metrics") -> list[float]:
+        """When a pod was asked."""
+        return [at_s for at_s, url in self.asked if url == f"10.0.0.{number}:8001{path}"]
+
+
+def parse(body: bytes) -> tuple[About, Start]:
+    """The engine's name is its address."""
+    if not body.startswith(b"10."):
+        raise ValueError("not an address")
+    return About(body.decode(), "1", "cpu", 0), Start("load", 1.0, (), None, None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def gaps(times: list[float]) -> set[float]:
+    return {round(after - before, 6) for before, after in pairwise(times)}
+
+
+async def test_an_idle_engine_is_asked_seldom_yet_often_enough_to_be_trusted_through_a_missed_answer(
+    world: World,
+) -> None:
+    world.pod(1)
+    await world.until(60.0)
+    assert gaps(world.times(1)) == {IDLE_S}
+    assert IDLE_S + 2.0 + RETRY_S < GAP_S
+
+
+async def test_a_busy_engine_is_asked_often(world: World) -> None:
+    world.pod(1)
+    world.running["10.0.0.1"] = 3
+    await world.until(60.0)
+    assert gaps(world.times(1)) == {BUSY_S}
+
+
+async def test_every_reading_is_told_with_its_service_and_tier(world: World) -> None:
+    world.pod(1)
+    world.pod(2, "prefill")
+    world.running["10.0.0.1"] = 3
+    await world.until(6.0)
+    told = {(key, role, reading.pod, reading.running, reading.at_s) for key, role, reading in world.heard}
+    assert told == {(KEY, Role.DECODE, "pod-1", 3.0, 1.8e9), (KEY, Role.PREFILL, "pod-2", 0.0, 1.8e9)}
+
+
+async def test_one_busy_engine_makes_its_tier_asked_often_and_no_other(world: World) -> None:
+    for number in (1, 2):
+        world.pod(number)
+    world.pod(3, "prefill")
+    world.running["10.0.0.1"] = 3
+    await world.until(60.0)
+    assert gaps(world.times(2)[2:]) == {BUSY_S}
+    assert gaps(world.times(3)) == {IDLE_S}
+    world.running["10.0.0.1"] = 0
+    await world.until(60.0)
+    assert gaps(world.times(2)[-3:]) == {IDLE_S}
+
+
+async def test_an_engine_that_worked_between_two_looks_is_not_idle(world: World) -> None:
+    world.pod(1)
+    for _ in range(12):
+        world.steps["10.0.0.1"] += 7
+        await world.until(BUSY_S)
+    assert gaps(world.times(1)[2:]) == {BUSY_S}
+
+
+async def test_arrivals_bring_the_next_question_forward(world: World) -> None:
+    world.pod(1)
+    await world.until(25.0)
+    last_s = world.times(1)[-1]
+    world.now_s = last_s + 1.0
+    world.engines.stir(KEY)
+    await world.until(15.0)
+    assert world.times(1)[-3:] == [last_s + 5.0, last_s + 10.0, last_s + 15.0]
+
+
+async def test_many_pods_are_spread_over_the_interval(world: World) -> None:
+    for number in range(1, 201):
+        world.pod(number)
+    await world.until(BUSY_S + 0.25)
+    per_round = Counter(at_s for at_s, url in world.asked if url.endswith("/metrics"))
+    assert sum(per_round.values()) == 200
+    assert max(per_round.values()) < 30  # of twenty rounds
+
+
+async def test_no_more_than_so_many_are_asked_at_once(world: World) -> None:
+    for number in range(1, 201):
+        world.pod(number)
+    await world.engines.ask()
+    world.now_s += 2 * BUSY_S
+    await world.engines.ask()
+    assert world.most_open == AT_ONCE
+
+
+async def test_an_engine_that_does_not_answer_is_asked_once_more_and_then_at_its_time(world: World) -> None:
+    world.pod(1)
+    world.down = {"10.0.0.1"}
+    await world.until(40.0)
+    times = world.times(1)
+    assert times[1] - times[0] == RETRY_S
+    assert gaps(times[1:]) == {IDLE_S}
+    assert world.heard == []
+    world.down = set()
+    await world.until(12.0)
+    assert len(world.heard) >= 1
+
+
+async def test_a_pod_that_is_being_asked_is_not_asked_again(world: World) -> None:
+    world.pod(1)
+    await world.engines.ask()
+    world.now_s += BUSY_S
+    await asyncio.gather(*(world.engines.ask() for _ in range(5)))
+    assert len(world.times(1)) == 1
+
+
+async def test_pods_that_are_gone_leaving_or_without_an_address_are_not_asked(world: World) -> None:
+    kept, leaving, gone = world.pod(1), world.pod(2), world.pod(3)
+    world.pod(4)["status"].pop("podIP")
+    world.pod(5, phase="Failed")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    await world.until(12.0)
+    assert {number for number in range(1, 6) if world.times(number)} == {1, 3}
+    world.store.drop(gone)
+    before = len(world.times(3))
+    await world.until(30.0)
+    assert len(world.times(3)) == before
+    assert world.engines.about(kept["metadata"]["name"]) is not None
+    assert world.engines.about(gone["metadata"]["name"]) is None
+
+
+async def test_an_answer_of_a_pod_that_went_meanwhile_is_not_told(world: World) -> None:
+    obj = world.pod(1)
+    await world.engines.ask()
+    world.now_s += BUSY_S
+    asking = asyncio.create_task(world.engines.ask())
+    await asyncio.sleep(0)
+    world.store.drop(obj)
+    world.now_s += 2.0
+    await world.engines.ask()
+    await asking
+    assert world.heard == []
+
+
+async def test_a_starting_engine_is_not_asked_for_metrics_but_how_far_it_has_come(world: World) -> None:
+    world.pod(1, ready=False)
+    await world.until(30.0)
+    assert world.times(1) == []
+    assert gaps(world.times(1, "/about")) == {ABOUT_S}
+    start = world.engines.start("pod-1")
+    assert start is not None
+    assert start.phase == "load"
+
+
+async def test_an_engine_that_becomes_ready_is_asked_at_once_and_for_what_it_is_no_more(world: World) -> None:
+    world.pod(1, ready=False)
+    await world.until(12.0)
+    world.pod(1)
+    ready_s = world.now_s
+    await world.until(60.0)
+    assert 0.0 <= world.times(1)[0] - ready_s <= 1.0
+    last = world.times(1, "/about")[-1]
+    assert 0.0 <= last - ready_s <= 1.0
+    about = world.engines.about("pod-1")
+    assert about is not None
+    assert about.engine == "10.0.0.1"
+
+
+async def test_an_engine_that_was_ready_from_the_start_is_asked_once_what_it_is(world: World) -> None:
+    world.pod(1)
+    await world.until(60.0)
+    assert len(world.times(1, "/about")) == 1
+
+
+async def test_a_foreign_engine_that_says_nothing_of_itself_is_asked_ever_less(world: World) -> None:
+    world.pod(1)
+    world.mute = {"10.0.0.1"}
+    await world.until(200.0)
+    times = world.times(1, "/about")
+    assert gaps(times[:3]) == {ABOUT_S}
+    assert gaps(times[2:]) == {SELDOM_S}
+    assert world.engines.about("pod-1") is None
+    assert len(world.heard) > 10
+
+
+async def test_an_engine_that_is_no_longer_ready_is_not_asked_for_metrics(world: World) -> None:
+    world.pod(1)
+    await world.until(12.0)
+    world.pod(1, ready=False)
+    unready_s = world.now_s
+    await world.until(30.0)
+    assert all(at_s <= unready_s + 1.0 for at_s in world.times(1))
+    assert world.times(1, "/about")[-1] > unready_s
+
+
+async def test_it_runs_until_it_is_cancelled() -> None:
+    store, heard = Store(), asyncio.Event()
+    world = World()
+    world.store = store
+    engines = Engines(store, world.answer, lambda *_: heard.set(), parse)
+    world.pod(102, ready=False)  # whose turn comes within a hundredth of the interval
+    running = asyncio.create_task(engines.run())
+    async with asyncio.timeout(20):
+        while engines.start("pod-102") is None:
+            await asyncio.sleep(0.01)
+        world.pod(102)
+        await heard.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

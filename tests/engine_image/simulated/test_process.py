@@ -1,0 +1,103 @@
+"""The simulated engine as a process under the launcher: its start, a drain with a stream in flight, its ways to end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from launcher import client
+from launcher.contract import ROOT
+from tests.engine_image.test_launcher import Running, free_ports
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
+FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
+
+
+@asynccontextmanager
+async def engine(folder: Path, *flags: str) -> AsyncIterator[Running]:
+    """A launcher with a simulated engine, ready."""
+    api, port, nixl = free_ports(3)
+    document = json.loads((ROOT / "contract.json").read_text())
+    document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
+    document["paths"]["state"] = str(folder / "state")
+    document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    (folder / "contract.json").write_text(json.dumps(document))
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
+        "PLIMSOLL_RUNTIME": "simulated",
+        "PLIMSOLL_MODEL": "org/m",
+        "PLIMSOLL_SERVED_NAMES": '["m"]',
+        "PLIMSOLL_ARGS": json.dumps([*FLAGS, *flags]),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "launcher", env=environment, cwd=folder,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    running = Running(process, api, port)
+    try:
+        await running.until("ready after")
+        yield running
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def stream(api: int, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
+    """A streamed completion whose first bytes have come."""
+    body: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": tokens, "stream": True}
+    url = f"http://127.0.0.1:{api}/v1/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        await answer.content.readuntil(b"\n\n")
+        yield answer.content
+
+
+def pid(launcher: int) -> int:
+    """The engine's process: the launcher's only child."""
+    return int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
+
+
+async def test_a_start_in_phases_one_scrape_and_a_drain_that_loses_nothing(tmp_path: Path) -> None:
+    async with engine(tmp_path) as one:
+        text = (await one.get("/metrics")).body.decode()
+        for phase in ("launch", "import", "download", "load", "init", "api", "warmup"):
+            assert re.search(rf'plimsoll_engine_start_phase_seconds{{phase="{phase}"}} \d', text), phase
+        assert 'vllm:num_requests_running{engine="0",model_name="m"} 0.0' in text
+        assert 'plimsoll_engine_prefill_legs_total{outcome="remote"} 0.0' in text
+        async with stream(one.api, 600) as content:
+            one.process.send_signal(signal.SIGTERM)
+            rest = await content.read()
+        assert rest.count(b'"text"') == 599
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert await one.process.wait() == 0
+
+
+async def test_an_engine_whose_core_dies_breaks_its_stream_and_the_pod_fails(tmp_path: Path) -> None:
+    async with engine(tmp_path) as one:
+        async with stream(one.api, 30_000) as content:
+            os.kill(pid(one.process.pid), signal.SIGUSR1)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await content.read()
+        assert (await client.request(one.api, "/health")).status == 503
+        assert await one.process.wait() == 1
+
+
+async def test_orders_that_make_no_sense_end_the_pod_with_their_words(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ready after"):
+        async with engine(tmp_path, "--profile", "gpu-9000"):
+            pass

@@ -1,0 +1,140 @@
+"""Cases that break schedulers: edges of blocks, slots and budget, and sequences that leave at the worst moment.
+
+Whatever is done, in the end nothing is held, nobody waits, and who was not taken out has every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from simulated.profiles import Profile
+from simulated.sequences import Sequence
+from tests.engine_image.simulated.lab import Engine, engine, profile
+
+Story = Callable[[Engine], list[Sequence]]
+
+
+def fills_the_cache(one: Engine) -> list[Sequence]:
+    """Prompt and answer are exactly the cache."""
+    return [one.add(0.0, prompt=20, tokens=20)]
+
+
+def ends_on_a_block(one: Engine) -> list[Sequence]:
+    """The last token needs no block of its own: its KV is never read."""
+    return [one.add(0.0, prompt=39, tokens=2)]
+
+
+def one_token_each(one: Engine) -> list[Sequence]:
+    """Nobody ever decodes."""
+    return [one.add(0.0, prompt=7, tokens=1) for _ in range(9)]
+
+
+def twins(one: Engine) -> list[Sequence]:
+    """The same prompt many times at once: blocks are named twice, and shared while they are held."""
+    return [one.add(0.0, prompt=12, tokens=6, start=0) for _ in range(5)]
+
+
+def everyone_grows(one: Engine) -> list[Sequence]:
+    """All reach the end of their blocks in the same step, several times."""
+    return [one.add(0.0, prompt=4, tokens=20) for _ in range(4)]
+
+
+def leaves_before_it_began(one: Engine) -> list[Sequence]:
+    """A sequence of the queue is taken out."""
+    stays = [one.add(0.0, prompt=30, tokens=4) for _ in range(2)]
+    gone = one.add(0.0, prompt=30, tokens=4)
+    one.core.forget(gone, 0.0)
+    return stays
+
+
+def leaves_with_its_last_token_in_flight(one: Engine) -> list[Sequence]:
+    """Its token is in a step that still runs; the step's end must not bring it back."""
+    stays, gone = one.add(0.0, tokens=9), one.add(0.0, tokens=2)
+    one.run(2.0)
+    one.core.forget(gone, 2.5)
+    return [stays]
+
+
+def leaves_after_its_preemption(one: Engine) -> list[Sequence]:
+    """It waits again, without blocks, with tokens that came out already."""
+    stays, gone = one.add(0.0, prompt=16, tokens=22), one.add(0.0, prompt=16, tokens=22)
+    one.run(9.0)
+    assert gone.preemptions == 1
+    one.core.forget(gone, 9.5)
+    return [stays]
+
+
+def is_taken_out_twice(one: Engine) -> list[Sequence]:
+    """The client goes while the engine aborts it."""
+    gone, stays = one.add(0.0, tokens=9), one.add(0.0, tokens=9)
+    one.core.end(gone, "abort", 1.5)
+    one.core.forget(gone, 1.5)
+    return [stays]
+
+
+def fetches_more_than_there_is_room_for(one: Engine) -> list[Sequence]:
+    """Prompts from elsewhere hold blocks before they run; two fit, the others wait without a dead lock."""
+    return [one.add(0.0, prompt=18, tokens=3, remote=True) for _ in range(6)]
+
+
+def is_preempted_with_a_fetched_prompt(one: Engine) -> list[Sequence]:
+    """What was fetched is lost with the place; it is computed the second time, and counted once."""
+    made = [one.add(0.0, prompt=16, tokens=16, remote=True) for _ in range(2)]
+    one.run()
+    assert sum(sequence.preemptions for sequence in made) == 1
+    assert one.meters.counters["prompt_tokens"] == one.meters.counters["external_kv_transfer"] == 32
+    return made
+
+
+def waits_for_a_lease(one: Engine) -> list[Sequence]:
+    """Every block is kept for a decode engine that never comes."""
+    return [one.add(0.0, prompt=39, tokens=1, produce=True), one.add(0.0, prompt=39, tokens=1)]
+
+
+def comes_at_a_steps_end(one: Engine) -> list[Sequence]:
+    """Arrivals at the very moment of the end of a step, and two at once."""
+    return [one.add(float(second), tokens=3) for second in (0, 1, 1, 2, 3)]
+
+
+STORIES = [
+    fills_the_cache,
+    ends_on_a_block,
+    one_token_each,
+    twins,
+    everyone_grows,
+    leaves_before_it_began,
+    leaves_with_its_last_token_in_flight,
+    leaves_after_its_preemption,
+    is_taken_out_twice,
+    fetches_more_than_there_is_room_for,
+    is_preempted_with_a_fetched_prompt,
+    waits_for_a_lease,
+    comes_at_a_steps_end,
+]
+SHAPES = [
+    profile(),
+    profile(budget=1),
+    profile(budget=5),
+    profile(max_num_seqs=1),
+    profile(max_num_seqs=2, budget=3),
+    profile(budget=10_000, max_num_seqs=1000),
+]
+PACED = (leaves_after_its_preemption, is_preempted_with_a_fetched_prompt)  # two must run side by side
+CASES = [
+    pytest.param(story, shape, id=f"{story.__name__}-{shape.max_num_seqs}x{shape.budget}")
+    for story in STORIES
+    for shape in SHAPES
+    if story not in PACED or (shape.max_num_seqs > 2 and shape.budget > 8)
+]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("story", "shape"), CASES)
+def test_nothing_is_held_and_nothing_is_lost(story: Story, shape: Profile, caching: bool) -> None:
+    one = engine(shape, blocks=10, caching=caching)
+    stayed = story(one)
+    one.run()
+    assert all(sequence.emitted == sequence.max_tokens for sequence in stayed)
+    assert (one.core.pool.used, one.core.running, one.core.waiting, one.core.loading) == (0, 0, 0, 0)
