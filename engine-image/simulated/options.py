@@ -157,14 +157,14 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     draw = random.Random(seed)
     spread = 1.0 + given.spread * draw.uniform(-1.0, 1.0)
     scale = given.time_scale
-    consumer = profile.consumer_factor if role == "kv_consumer" else 1.0
+    alone = {"kv_producer": profile.producer_factor, "kv_consumer": profile.consumer_factor}.get(role, 1.0)
     return Options(
         model=given.model,
         names=tuple(given.served_model_name or [given.model]),
         host=given.host,
         port=given.port,
         profile=profile,
-        factor=given.profile_scale * scale * spread * consumer,
+        factor=given.profile_scale * scale * spread * alone,
         noise=given.noise,
         seed=seed,
         start_s=draw.uniform(*given.start_seconds) * scale,

@@ -51,9 +51,9 @@ class Profile:
     """One replica. Times in seconds.
 
     hot: the coefficients while the card is power-capped, None where it never is. From `hinge_sequences` on each
-    sequence costs `hinge_dec` more. `consumer_factor`: steps of an engine that only decodes, over the law's.
-    `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing. `accelerator`: its name, as
-    the driver of the real one has it.
+    sequence costs `hinge_dec` more. `producer_factor` and `consumer_factor`: steps of an engine that only prefills or
+    only decodes, over the law's. `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing.
+    `accelerator`: its name, as the driver of the real one has it.
     """
 
     coefficients: Coefficients
@@ -67,6 +67,7 @@ class Profile:
     hot: Coefficients | None = None
     hinge_sequences: int = 0
     hinge_dec: float = 0.0
+    producer_factor: float = 1.0
     consumer_factor: float = 1.0
     frontend: float = 0.0
     frontend_token: float = 0.0
@@ -92,6 +93,7 @@ _COUNTS: Final = {
     "kv_bytes_per_token": 131_072,
 }
 _TIMES: Final = ("hinge_dec", "frontend", "frontend_token")
+_FACTORS: Final = ("producer_factor", "consumer_factor")
 
 
 def load(name: str) -> Profile:
@@ -111,8 +113,8 @@ def parse(document: Any) -> Profile:
     """A profile from its JSON document; every key but the six coefficients has a default. Raises ProfileError."""
     if not isinstance(document, dict):
         raise ProfileError("a profile is a JSON object")
-    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES)
-    if unknown := set(document) - known - {"hot", "hinge_sequences", "consumer_factor", "accelerator"}:
+    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES) | set(_FACTORS)
+    if unknown := set(document) - known - {"hot", "hinge_sequences", "accelerator"}:
         raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
     hot = document.get("hot")
     accelerator = document.get("accelerator", Profile.accelerator)
@@ -120,11 +122,13 @@ def parse(document: Any) -> Profile:
         raise ProfileError(f"accelerator must be a name, not {accelerator!r}")
     counts = {key: _count(document, key, default) for key, default in _COUNTS.items()}
     times = {key: _number(document, key, 0.0) for key in _TIMES}
+    factors = {key: _number(document, key, 1.0, least=math.ulp(0.0)) for key in _FACTORS}
     return Profile(
         coefficients=_coefficients(document),
         hot=None if hot is None else _coefficients(hot),
         hinge_sequences=_count(document, "hinge_sequences", 0, least=0),
-        consumer_factor=_number(document, "consumer_factor", 1.0, least=math.ulp(0.0)),
+        producer_factor=factors["producer_factor"],
+        consumer_factor=factors["consumer_factor"],
         accelerator=accelerator,
         hinge_dec=times["hinge_dec"],
         frontend=times["frontend"],

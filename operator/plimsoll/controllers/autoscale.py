@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from plimsoll.adapters.kube import Kube
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers import memory, report, starts
+from plimsoll.controllers import explain, memory, report, starts
 from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.store import Key, Store, key_of
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
+PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
 SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
@@ -75,16 +77,21 @@ class _Known:
     starting: set[str] = field(default_factory=set)
     report: Report | None = None
     reported_s: float = -math.inf
+    horizon_s: float | None = None  # as the user last had it
     heard_s: float = math.inf  # when a gateway last told of it; from the first tick on
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod."""
+    """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod.
+
+    stir: told of a service to which requests come, so that its engines are asked more often.
+    """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
     about: Callable[[str], About | None]
     start: Callable[[str], Start | None]
+    stir: Callable[[Key], None] = lambda key: None
 
 
 class Autoscaler:
@@ -109,6 +116,11 @@ class Autoscaler:
         """What the status says of the scaling of a service; None before its first tick."""
         known = self._known.get(key)
         return None if known is None else known.report
+
+    def explain(self, key: Key) -> dict[str, Any] | None:
+        """The last decisions of a service and what they rest on; None for one that is not known."""
+        known = self._known.get(key)
+        return None if known is None else explain.document(known.service, key, time.time(), known.horizon_s)
 
     async def tick(self, now_s: float) -> None:
         """One pass over all services. now_s: seconds since the epoch."""

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-import httpx
 
 from plimsoll.adapters import pods
 from plimsoll.adapters.kube import (
@@ -70,9 +69,7 @@ class _Stopped(Exception):
 class Operator:
     """The parts, wired."""
 
-    def __init__(
-        self, kube: Kube, settings: Settings, client: httpx.AsyncClient, session: aiohttp.ClientSession
-    ) -> None:
+    def __init__(self, kube: Kube, settings: Settings, session: aiohttp.ClientSession) -> None:
         self._kube = kube
         self._settings = settings
         self._namespaces = settings.platform.watch_namespaces
@@ -80,11 +77,11 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.store = Store(self.queue.add)
         self.gateways = Gateways(kube, settings.platform.gateway, partial(pods.get, session), self._routability_changed)
-        self.engines = Engines(self.store, client, self._engine_heard)
+        self.engines = Engines(self.store, partial(pods.get, session), self._engine_heard)
         self.reconciler = Reconciler(
             kube, self.store, settings.platform, lambda: self.gateways.view, self._report, settings.identity
         )
-        sources = Sources(self.gateways.readings, self.engines.about, self.engines.start)
+        sources = Sources(self.gateways.readings, self.engines.about, self.engines.start, self.engines.stir)
         self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add)
 
     async def run(self) -> None:
@@ -172,21 +169,24 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    runner = await probes.serve(settings.probe_port, settings.metrics_port)
+    answers = probes.Answers()
+    runner = await probes.serve(settings.probe_port, settings.metrics_port, answers)
     kube = await Kube.connect()
     try:
-        async with httpx.AsyncClient() as client, aiohttp.ClientSession() as session:
-            await _until(ended, lambda: _lead(kube, settings, client, session))
+        async with aiohttp.ClientSession() as session:
+            await _until(ended, lambda: _lead(kube, settings, session, answers))
     finally:
         await kube.close()
         await runner.cleanup()
 
 
-async def _lead(kube: Kube, settings: Settings, client: httpx.AsyncClient, session: aiohttp.ClientSession) -> None:
+async def _lead(kube: Kube, settings: Settings, session: aiohttp.ClientSession, answers: probes.Answers) -> None:
     async def work() -> None:
         log.info("leading", extra={"identity": settings.identity})
         with metrics.OPERATOR_LEADING.track_inprogress():
-            await Operator(kube, settings, client, session).run()
+            operator = Operator(kube, settings, session)
+            answers.explain = operator.autoscaler.explain
+            await operator.run()
 
     await lead(kube, settings.namespace, LEASE, settings.identity, work, LeaseTimes())
     log.warning("no longer leading")

@@ -89,7 +89,7 @@ def make(
         state=now_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(_conditions(service, seen, wish, last, silent)),
-        tiers={name: _tier(service, name, last) for name in service.tiers} if sized else {},
+        tiers={name: _tier(service, seen, name, last) for name in service.tiers} if sized else {},
         slo=_slo(seen, wish.slo, last) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
@@ -203,7 +203,7 @@ def _step(tier: TierDecision, name: str) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def _tier(service: Service, name: str, old: Report) -> Object:
+def _tier(service: Service, seen: Seen, name: str, old: Report) -> Object:
     """The sizing part of `status.tiers`."""
     before = old.tiers.get(name, {})
     need, tier = service.needs.get(name), service.tiers[name]
@@ -216,9 +216,9 @@ def _tier(service: Service, name: str, old: Report) -> Object:
         found["knee"] = f"{need.replica_work / need.request_gpu_s:.2g} req/s"
         found["model"] = _model(tier, need, before.get("model", {}))
         level = _level(service, name)
-        if level is not None and service.last is not None:
-            count = max(service.last.decision.tiers[name].replicas, 1)
-            found["utilisation"] = f"{_tens(100.0 * level / (count * need.replica_work))}%"
+        ready = seen.tiers[name].ready if name in seen.tiers else 0
+        if level is not None and ready:
+            found["utilisation"] = f"{_tens(100.0 * level / (ready * need.replica_work))}%"
     return found
 
 

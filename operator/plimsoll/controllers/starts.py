@@ -61,6 +61,17 @@ def took(pod: Object, told: Start | None) -> Phases:
     return phases if all(seconds >= 0.0 for _, seconds in phases) else []
 
 
+def told_whole(told: Start | None) -> bool:
+    """Has the launcher said all of its start? Its word from before the end is without the last phases."""
+    return told is not None and told.phase is None and bool(told.phases)
+
+
+def ready_for_s(pod: Object, now_s: float) -> float:
+    """Since when a ready pod is ready, seconds ago; 0 where that is not told."""
+    since = _condition(pod, "Ready").get("lastTransitionTime")
+    return now_s - _epoch_s(since) if since else 0.0
+
+
 def _running_s(pod: Object) -> float | None:
     """When the engine's container last began to run, seconds since the epoch; None if it does not."""
     for container in pod.get("status", {}).get("containerStatuses", []):

@@ -14,7 +14,7 @@ from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.api.v1alpha1 import InferenceService, ModelSource, Role, Tier
 from plimsoll.resources import meta
-from plimsoll.resources.platform import Platform
+from plimsoll.resources.platform import EngineDefaults, Platform
 
 Object = dict[str, Any]
 
@@ -25,6 +25,9 @@ ROLE_ARGS: dict[Role, tuple[str, ...]] = {
     "serve": (),
 }
 SHM_SIZE = "8Gi"
+SIMULATED = EngineDefaults(
+    resources={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}  # 60 MB measured at work
+)
 SECURITY = {
     "runAsNonRoot": True,
     "runAsUser": UID,
@@ -66,7 +69,7 @@ def _identity(service: InferenceService, platform: Platform) -> Object:
         "image": image(service, platform),
         "model": service.spec.model.uri,
         "revision": service.spec.model.revision,
-        "args": [*platform.engine.defaults.args, *service.spec.engine.args],
+        "args": [*defaults(service, platform).args, *service.spec.engine.args],
     }
 
 
@@ -131,7 +134,7 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
         _value(c.env["model"], model_path(service)),
         _value(c.env["model_revision"], model.revision or ""),
         _value(c.env["served_names"], json.dumps([service.model_name, service.key])),
-        _value(c.env["default_args"], json.dumps(default_args(kind, tier, platform))),
+        _value(c.env["default_args"], json.dumps(default_args(service, kind, tier, platform))),
         _value(c.env["args"], json.dumps(list(service.spec.engine.args))),
         _value(c.env["shutdown_timeout"], str(c.drain["shutdown_timeout_seconds"])),
         _value(c.env["leg_deadline"], str(c.leg_deadline_seconds)),
@@ -149,8 +152,8 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
         ours.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
     theirs = [entry.manifest() for entry in service.spec.engine.env]
     taken = {entry["name"] for entry in theirs}
-    defaults = [dict(e) for e in platform.engine.defaults.env if e["name"] not in taken]
-    return _last_wins([*ours, *defaults, *theirs])
+    given = [dict(e) for e in defaults(service, platform).env if e["name"] not in taken]
+    return _last_wins([*ours, *given, *theirs])
 
 
 def _value(name: str, value: str) -> Object:
@@ -162,10 +165,15 @@ def _last_wins(entries: list[Object]) -> list[Object]:
     return list({entry["name"]: entry for entry in entries}.values())
 
 
-def default_args(kind: Role, tier: Tier, platform: Platform) -> list[str]:
+def defaults(service: InferenceService, platform: Platform) -> EngineDefaults:
+    """The installation's defaults for real engines; a simulated one is small and has no use for theirs."""
+    return SIMULATED if service.spec.engine.simulated else platform.engine.defaults
+
+
+def default_args(service: InferenceService, kind: Role, tier: Tier, platform: Platform) -> list[str]:
     """Engine arguments that the user's own override: the role's, the shape's, the installation's."""
     parallel = ["--tensor-parallel-size", str(tier.gpus)] if tier.gpus > 1 else []
-    return [*ROLE_ARGS[kind], *parallel, *platform.engine.defaults.args]
+    return [*ROLE_ARGS[kind], *parallel, *defaults(service, platform).args]
 
 
 def model_path(service: InferenceService) -> str:
@@ -183,11 +191,11 @@ def _gpus(service: InferenceService, tier: Tier, platform: Platform) -> dict[str
 
 def _resources(service: InferenceService, tier: Tier, platform: Platform) -> Object:
     """The user's CPU and memory over the installation's; GPUs as requests and limits, as extended resources must."""
-    defaults, own = platform.engine.defaults.resources, tier.pod.resources
+    given, own = defaults(service, platform).resources, tier.pod.resources
     merged = {
-        part: {**defaults.get(part, {}), **getattr(own, part)}
+        part: {**given.get(part, {}), **getattr(own, part)}
         for part in ("requests", "limits")
-        if defaults.get(part) or getattr(own, part)
+        if given.get(part) or getattr(own, part)
     }
     if gpus := _gpus(service, tier, platform):
         for part in ("requests", "limits"):

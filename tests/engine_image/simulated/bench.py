@@ -27,6 +27,7 @@ from tests.engine_image.lab import COMPLETIONS, CONTRACT, Exchange
 from tests.engine_image.test_launcher import free_ports
 
 FAST = ("--time-scale", "0.01", "--spread", "0", "--noise", "0", "--profile", "h200-8b-hot")
+SLOW = ("--time-scale", "10")  # for what must not end by itself: 20 tokens a second
 
 
 @dataclass

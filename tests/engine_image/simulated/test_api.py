@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine_image.lab import CHAT, COMPLETIONS
-from tests.engine_image.simulated.bench import bench, settled
+from tests.engine_image.simulated.bench import SLOW, bench, settled
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ async def test_only_json_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_full_queue_refuses_and_lets_the_gateway_go_elsewhere(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--max-num-queued-reqs", "2") as one:
+    async with bench(tmp_path, *SLOW, "--max-num-queued-reqs", "2") as one:
         long = ask(max_tokens=2000, stream=True)
         gone, begun = asyncio.Event(), asyncio.Event()
         first = asyncio.create_task(one.send(long, gone=gone, begun=begun))
@@ -174,7 +174,7 @@ async def test_a_full_queue_refuses_and_lets_the_gateway_go_elsewhere(tmp_path: 
         assert (await one.metrics())["vllm:admission_rejections_total", "max_num_queued_reqs"] == 2
         gone.set()
         await asyncio.gather(first, second)
-        assert (await one.send(ask())).status == 200
+        assert (await one.send(ask(max_tokens=1))).status == 200
 
 
 async def test_a_backlog_of_prompts_refuses_too(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_backlog_of_prompts_refuses_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_frees_its_place_and_is_not_counted(tmp_path: Path, stream: bool) -> None:
-    async with bench(tmp_path) as one:
+    async with bench(tmp_path, *SLOW) as one:
         gone = asyncio.Event()
         request = asyncio.create_task(one.send(ask(max_tokens=4000, stream=stream), gone=gone))
         while not one.driver.core.running:
@@ -212,7 +212,7 @@ async def test_a_drain_lets_what_is_there_finish_and_refuses_what_comes(tmp_path
 
 
 async def test_what_a_drain_has_no_time_for_is_aborted_and_the_client_sees_it(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with bench(tmp_path, *SLOW) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
         whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))
@@ -226,7 +226,7 @@ async def test_what_a_drain_has_no_time_for_is_aborted_and_the_client_sees_it(tm
 
 
 async def test_a_dead_engine_core_breaks_streams_and_says_so(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with bench(tmp_path, *SLOW) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
         whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from simulated.exposition import labels
 from simulated.meters import Histogram, token_bounds
 from tests.engine_image.lab import CHAT
-from tests.engine_image.simulated.bench import Bench, bench
+from tests.engine_image.simulated.bench import SLOW, Bench, bench
 
 # What vLLM 0.32 exports without optional features, each with its labels beside engine and model_name.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -140,10 +140,10 @@ async def test_sums_agree_after_mixed_load(tmp_path: Path) -> None:
 
 
 async def test_a_scrape_sees_what_has_happened_by_now_and_who_waits(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--max-num-seqs", "2") as one:
+    async with bench(tmp_path, *SLOW, "--max-num-seqs", "2") as one:
         gone = asyncio.Event()
         requests = [asyncio.create_task(one.send({"prompt": "a", "max_tokens": 9000}, gone=gone)) for _ in range(5)]
-        while one.driver.core.waiting < 3:
+        while (one.driver.core.running, one.driver.core.waiting) != (2, 3):
             await asyncio.sleep(0)
         seen = await one.metrics()
         assert (seen["vllm:num_requests_running",], seen["vllm:num_requests_waiting",]) == (2, 3)

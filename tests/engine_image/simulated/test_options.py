@@ -71,9 +71,10 @@ def test_scales_multiply_what_they_are_about() -> None:
     assert (fast.factor, fast.start_s, fast.lease_s) == (0.7, 5.0, 15.0)
 
 
-def test_an_engine_that_only_decodes_has_its_own_factor() -> None:
-    config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_consumer"})
-    assert given("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(0.93)
+@pytest.mark.parametrize(("role", "factor"), [("kv_producer", 0.97), ("kv_consumer", 0.93), ("kv_both", 1.0)])
+def test_an_engine_that_only_prefills_or_decodes_has_its_own_factor(role: str, factor: float) -> None:
+    config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
+    assert given("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(factor)
 
 
 def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> None:
