@@ -21,7 +21,7 @@ from e2e.lib.wait import until
 SCALE = 8.0  # of the profile's step times: about 40 ms a step
 START_UP_S = 15
 OUTPUT_TOKENS = 48
-LOW, HIGH = 0.5, 6.0  # requests/s
+LOW, HIGH = 0.5, 12.0  # requests/s; one replica carries about 6
 ENGINE = {
     "runtime": "simulated",
     "args": ["--profile", "h200-8b", "--profile-scale", str(SCALE), "--start-seconds", str(START_UP_S)],
@@ -64,14 +64,14 @@ def test_a_step_up_is_met_and_given_back(fleet: Service) -> None:
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
         until("the fleet is told to grow", lambda: _desired(fleet) > before, GROWS_S)
         told_s = time.time() - started
-        until("the new engines serve", lambda: len(fleet.ready_pods("serve")) >= 3, GROWS_S)
+        until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, GROWS_S)
     most = _desired(fleet)
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
     until("the fleet gives back what it does not need", lambda: _desired(fleet) < most, 300)
     down = [e["message"] for e in fleet.wait_events("ScaledDown")]
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
     print("\n".join([*up, *down]))
-    assert most >= 3
+    assert most > before
     assert all("serve" in message and "->" in message and "knee" in message for message in up)
     assert not low.failures, low.explain()
     assert not load.ledger.failures, load.ledger.explain()

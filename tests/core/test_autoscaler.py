@@ -199,7 +199,7 @@ def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
 
 def test_one_tick_of_many_services_makes_only_so_many_lines() -> None:
     fleets = [Fleet(wish()) for _ in range(40)]
-    for second in range(3):
+    for second in range(4):
         decide_all(
             {
                 n: (f.service, Seen(heard(5.0, Role.SERVE), {"serve": TierSeen(1, 1, (), ABOUT)}), f.wish)
@@ -209,3 +209,18 @@ def test_one_tick_of_many_services_makes_only_so_many_lines() -> None:
         )
         made = sum(isinstance(f.service.tiers["serve"].line, Line) for f in fleets)
         assert made == min(12 * (second + 1), 40)
+
+
+def test_the_first_arrivals_are_watched_before_anything_is_made_of_them() -> None:
+    """Two requests in the first second are no load of two a second."""
+    fleet = Fleet(wish())
+    for rate in (30.0, *[0.2] * 60):
+        assert fleet.tick(heard(rate, Role.SERVE)).tiers["serve"].replicas == 1
+
+
+def test_a_tier_alone_gives_back_its_last_replica_by_its_own_bounds() -> None:
+    fleet = Fleet(wish(serve=TierPolicy(1, 9)))
+    fleet.run(heard(5.0, Role.SERVE), 60)
+    decision = fleet.run(heard(0.0, Role.SERVE), 7200).tiers["serve"]
+    assert decision.replicas == 1
+    assert not any("other tier" in step.why for step in decision.steps)

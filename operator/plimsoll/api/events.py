@@ -52,7 +52,7 @@ MEANING: dict[EventReason, str] = {
     EventReason.APPLY_REJECTED: "The API server rejected an object made from the spec.",
     EventReason.MODEL_NAME_TAKEN: "An older service owns the model name.",
     EventReason.MODEL_NAME_OWNED: "The model name is free now and belongs to this service.",
-    EventReason.SCALING_LIMITED: "A tier needs more replicas than it may have; the message says what stands in the way.",
+    EventReason.SCALING_LIMITED: "A tier needs more replicas than it may have; the message says why.",
     EventReason.METRICS_LOST: "Nobody tells of the service's requests or work any more; its replicas are held.",
     EventReason.METRICS_RECOVERED: "The service's metrics are there again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that works.",

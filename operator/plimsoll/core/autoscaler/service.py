@@ -31,6 +31,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
 
 TICK_S: Final = 1.0
+WATCH_S: Final = 10.0  # of arrivals before anything is made of them: the first two of a service may come together
 KEPT: Final = 6  # decisions that changed something, the last one and a few before it
 NO_REQUEST: Final = Unknown("no request has ended yet")
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
@@ -106,10 +107,14 @@ class Service:
         if isinstance(tier.line, Unknown):
             return tier.line if not isinstance(self.workload, Unknown) else self.workload
         rate = heard.rate_per_s
+        if tier.demand.at_s is None:
+            tier.watched_s = now_s
         if heard.fresh or isinstance(rate, Unknown):
             work = rate if isinstance(rate, Unknown) else rate * tier.line.request_gpu_s
             told = None if isinstance(rate, Unknown) else rate
             tier.demand = forecast.observe(tier.demand, now_s, work, rate_per_s=told)
+        if now_s - tier.watched_s < WATCH_S:
+            return Unknown(f"arrivals are watched for {now_s - tier.watched_s:.0f} s, {WATCH_S:.0f} s are needed")
         horizon_s = wish.horizon_s if wish.horizon_s is not None else tier.ledger.horizon_s + TICK_S
         assert self.risk is not None
         found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile)

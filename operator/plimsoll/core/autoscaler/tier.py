@@ -44,6 +44,7 @@ LAYERS: Final = 32
 # A start of which nothing is known: a 10 GB image over 1 GB/s, 16 GB of weights from a volume at 2 GB/s.
 FIRST_LEDGER: Final = prior(10e9, 0.0, 16e9, 1e9, 2e9)
 
+_TELLING: Final = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
 NO_DEMAND: Final = forecast.State()
 NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 
@@ -86,6 +87,7 @@ class Tier:
     layers: int = LAYERS
     block_tokens: int = BLOCK_TOKENS
     line: Line | Unknown = NO_ENGINE
+    watched_s: float = -math.inf  # when the first arrivals were seen, where none were known before
     at: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
     looked_s: float = -math.inf  # when it was last looked at whether the line still holds
     _basis: _Basis | None = field(default=None, repr=False)
@@ -197,12 +199,8 @@ class Tier:
 def engine_key(about: About) -> EngineKey:
     """What a calibration holds for, as far as the engine tells."""
     config = about.config or {}
-    names = config.get("architectures")
-    named = names[0] if isinstance(names, (list, tuple)) and names else "unknown"
-    size = f"{config.get('num_hidden_layers', '?')}x{config.get('hidden_size', '?')}"
-    return EngineKey(
-        f"{named} {size}", about.accelerator, f"{about.gpus} GPUs", f"{about.engine} {about.engine_version}"
-    )
+    model = " ".join(f"{name}={config[name]}" for name in _TELLING if name in config) or "model not told"
+    return EngineKey(model, about.accelerator, f"{about.gpus} GPUs", f"{about.engine} {about.engine_version}")
 
 
 def _hopeless(made: Infeasible) -> Unknown:

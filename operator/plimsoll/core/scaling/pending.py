@@ -65,9 +65,8 @@ def joint(courses: list[Course], ratio: tuple[float, float]) -> str | None:
     loads = {course.name: share for course in courses if (share := _load(course)) is not None}
     binds = max(loads, key=loads.__getitem__) if loads else None
     notes: dict[str, str] = {}
-    some = any(course.aim or course.bounds[0] for course in courses)
     for course in courses:
-        if some and course.up == 0:
+        if course.up == 0 and any(other.aim or other.bounds[0] for other in courses if other is not course):
             course.up, course.release = 1, max(1, course.release)
             notes[course.name] = "at least 1, since the other tier serves"
     if PREFILL in by_name and DECODE in by_name:
