@@ -25,6 +25,7 @@ from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core import autoscaler
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
+from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, EngineReading, GatewayReading
 from plimsoll.core.scaling import Mode, TierDecision
@@ -74,6 +75,8 @@ class _Known:
 
     service: autoscaler.Service
     listener: Listener
+    kept: object  # what an earlier process had learned, as the status has it
+    met_s: float
     starting: set[str] = field(default_factory=set)
     report: Report | None = None
     reported_s: float = -math.inf
@@ -137,7 +140,7 @@ class Autoscaler:
         self._hear(tuple(readings))
         asked = {}
         for key, (raw, service) in typed.items():
-            known = self._known.get(key) or self._meet(key, raw, service)
+            known = self._known.get(key) or self._meet(key, raw, service, now_s)
             wanted = wish(service, now_s)
             asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
         autoscaler.decide_all(asked, now_s)
@@ -155,10 +158,11 @@ class Autoscaler:
                 if not isinstance(service, InvalidSpec):
                     yield raw, service
 
-    def _meet(self, key: Key, raw: Object, service: InferenceService) -> _Known:
+    def _meet(self, key: Key, raw: Object, service: InferenceService, now_s: float) -> _Known:
         roles = [kind for kind, _ in service.spec.tiers.items()]
-        known = _Known(autoscaler.Service.of(roles), Listener([Role(role) for role in roles]))
-        memory.recall(known.service, (raw.get("status") or {}).get("learned"))
+        kept = (raw.get("status") or {}).get("learned")
+        known = _Known(autoscaler.Service.of(roles), Listener([Role(role) for role in roles]), kept, now_s)
+        memory.recall(known.service, kept)
         self._known[key] = known
         return known
 
@@ -225,7 +229,11 @@ class Autoscaler:
         same = old is not None and old.state == report.state(known.service, silent)
         if same and now_s - known.reported_s < REPORT_SECONDS:
             return
-        new = report.make(spec, known.service, seen, wanted, old, silent, now_s)
+        unsure = any(isinstance(need, Unknown) for need in known.service.needs.values())
+        if old is None and known.kept and unsure and now_s - known.met_s < SILENT_SECONDS:
+            return  # after a restart: what the status has is better than nothing known yet
+        last = old or report.nothing(known.kept if isinstance(known.kept, dict) else None, now_s)
+        new = report.make(spec, known.service, seen, wanted, last, silent, now_s)
         known.reported_s = now_s
         if new != old:
             known.report = new

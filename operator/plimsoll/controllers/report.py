@@ -60,7 +60,9 @@ class Report:
     cost: Object
 
 
-_NOTHING: Final = Report((), {}, (), {}, {}, {}, None, None, (), None, -math.inf, {})
+def nothing(learned: Object | None, now_s: float) -> Report:
+    """Before the first one: what an earlier process has kept."""
+    return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {})
 
 
 def state(service: Service, silent: bool) -> tuple[object, ...]:
@@ -69,22 +71,25 @@ def state(service: Service, silent: bool) -> tuple[object, ...]:
         return ()
     tiers = service.last.decision.tiers
     return silent, *(
-        (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue), isinstance(service.tiers[name].line, Line))
+        (
+            (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue)),
+            (isinstance(service.tiers[name].line, Line), service.tiers[name].ledger.whole.starts),
+        )
         for name, t in tiers.items()
     )
 
 
 def make(
-    spec: InferenceService, service: Service, seen: Seen, wish: Wish, old: Report | None, silent: bool, now_s: float
+    spec: InferenceService, service: Service, seen: Seen, wish: Wish, last: Report, silent: bool, now_s: float
 ) -> Report:
-    """The report of this moment; figures of the old one are kept where little has changed. Needs a decision made."""
+    """The report of this moment; figures of the last one are kept where little has changed. Needs a decision made."""
     assert service.last is not None
     decision = service.last.decision
     sized = wish.slo is not None and wish.policy.mode is not Mode.OFF
     told = [*service.decisions] if sized else []
     now_state = state(service, silent)
-    last = old or _NOTHING
-    keep = not sized or (last.state == now_state and now_s - last.learned_s < LEARNED_SECONDS)
+    keep = last.state in (now_state, ()) and last.learned is not None
+    keep = keep and (not sized or now_s - last.learned_s < LEARNED_SECONDS)
     return Report(
         state=now_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
