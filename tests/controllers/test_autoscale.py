@@ -173,3 +173,20 @@ def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:
     world.store.drop(parent)
     world.scaler.decide(NOW_S + 31)
     assert metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels) is None
+
+
+def test_an_idle_service_is_looked_at_seldom_and_a_request_ends_its_rest() -> None:
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    looked = []
+    for second in range(20):
+        counted = arrivals(7.0 if second < 15 else 8.0)
+        world.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"team/chat": counted}),)
+        world.scaler.decide(NOW_S + second)
+        told = world.scaler.explain(("team", "chat"))
+        assert told is not None
+        looked.append(told["decisions"][0]["at"])
+    assert len(set(looked[:15])) < 7, "nothing came for a quarter of a minute"
+    assert looked[15] != looked[14], "a request came"

@@ -147,7 +147,7 @@ def test_advice_that_is_not_followed_is_told_apart_from_what_is_set() -> None:
 
 
 def test_both_tiers_of_a_pair_are_told() -> None:
-    fleet = Fleet(wish(prefill=TierPolicy(1, 9), decode=TierPolicy(1, 9)))
+    fleet = Fleet(wish(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}))
     fleet.run(heard(5.0, Role.PREFILL, Role.DECODE), 15)
     told = explained(fleet)
     assert list(told["tiers"]) == list(told["decisions"][0]["tiers"]) == ["prefill", "decode"]

@@ -53,8 +53,8 @@ def heard(rate: float | Unknown, *roles: Role, coverage: float = 1.0, **measured
     return Heard(rate_per_s=rate, fresh=True, coverage=coverage, workload=MIX, tiers=tiers)
 
 
-def wish(slo: Slo | None = SLO, mode: Mode = Mode.AUTO, most: int = 50, **tiers: TierPolicy) -> Wish:
-    return Wish(Policy(tiers or {"serve": TierPolicy(1, most)}, slo=slo, mode=mode), slo)
+def wish(slo: Slo | None = SLO, mode: Mode = Mode.AUTO, tiers: dict[str, TierPolicy] | None = None) -> Wish:
+    return Wish(Policy(tiers or {"serve": TierPolicy(1, 50)}, slo=slo, mode=mode), slo)
 
 
 class Fleet:
@@ -151,7 +151,7 @@ def test_long_prompts_move_only_prefill_and_long_answers_only_decode() -> None:
     roles = (Role.PREFILL, Role.DECODE)
     counts = {}
     for name, lengths in (("prompts", mix(6000, 8)), ("answers", mix(50, 800))):
-        fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), **tiers))
+        fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), tiers=tiers))
         for _ in range(300):
             fleet.tick(replace(heard(8.0, *roles), workload=lengths))
         counts[name] = dict(fleet.replicas)
@@ -182,7 +182,7 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not_get_in() -> No
     assert new.ledger.horizon_s == pytest.approx(old.ledger.horizon_s, rel=1e-4)
     assert new.key == old.key
     assert again.state == fleet.service.state
-    torn = {**kept, "tiers": 7}, {**kept, "scaling": {}, "risk": "x"}
+    torn: list[object] = [{**kept, "tiers": 7}, {**kept, "scaling": {}, "risk": "x"}]
     for garbage in (None, [], {"version": 2}, {"version": 1}, *torn):
         other = Service.of(["serve"])
         restore(other, garbage)
@@ -219,8 +219,17 @@ def test_the_first_arrivals_are_watched_before_anything_is_made_of_them() -> Non
 
 
 def test_a_tier_alone_gives_back_its_last_replica_by_its_own_bounds() -> None:
-    fleet = Fleet(wish(serve=TierPolicy(1, 9)))
+    fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 9)}))
     fleet.run(heard(5.0, Role.SERVE), 60)
     decision = fleet.run(heard(0.0, Role.SERVE), 7200).tiers["serve"]
     assert decision.replicas == 1
     assert not any("other tier" in step.why for step in decision.steps)
+
+
+def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None:
+    """The gateways still tell what comes; how the engines fare is not known, so none is taken away."""
+    fleet = Fleet(wish())
+    before = fleet.run(heard(40.0, Role.SERVE), 300).tiers["serve"].replicas
+    silent = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
+    assert fleet.run(silent, 1200).tiers["serve"].replicas == before
+    assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before

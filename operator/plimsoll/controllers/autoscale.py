@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
+REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a request comes
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
 SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
@@ -82,6 +83,25 @@ class _Known:
     reported_s: float = -math.inf
     horizon_s: float | None = None  # as the user last had it
     heard_s: float = math.inf  # when a gateway last told of it; from the first tick on
+    arrived: dict[str, float] = field(default_factory=dict)  # as each gateway last counted
+    rest_s: float = -math.inf  # until when nothing need be decided
+    seen_raw: Object | None = None
+
+    def stir(self, gateway: str, arrived: float) -> None:
+        """A gateway has counted: what arrives ends the rest."""
+        if self.arrived.get(gateway) != arrived:
+            self.rest_s = -math.inf
+        self.arrived[gateway] = arrived
+
+    def rests(self, raw: Object, now_s: float) -> bool:
+        """Nothing has come since the last look, nothing is under way, and the user wants what was wanted then."""
+        return raw is self.seen_raw and 0.0 < self.rest_s - now_s <= REST_SECONDS
+
+    def lay_to_rest(self, raw: Object, seen: Seen, moves: bool, now_s: float) -> None:
+        idle = not moves and not seen.heard.rate_per_s and seen.heard.coverage == 1.0
+        settled = all(tier.ready == tier.replicas and not tier.starting for tier in seen.tiers.values())
+        self.seen_raw = raw
+        self.rest_s = now_s + REST_SECONDS if idle and settled else -math.inf
 
 
 @dataclass(frozen=True)
@@ -141,14 +161,18 @@ class Autoscaler:
         asked = {}
         for key, (raw, service) in typed.items():
             known = self._known.get(key) or self._meet(key, raw, service, now_s)
+            if known.rests(raw, now_s):
+                continue
             wanted = wish(service, now_s)
             asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
         autoscaler.decide_all(asked, now_s)
         due: list[Change] = []
-        for key, (raw, service) in typed.items():
-            _, seen, wanted = asked[key]
+        for key, (_, seen, wanted) in asked.items():
+            raw, service = typed[key]
             self._judge(key, service, seen, wanted, now_s)
-            due += self._changes(raw, self._known[key].service, wanted)
+            changes = list(self._changes(raw, self._known[key].service, wanted))
+            self._known[key].lay_to_rest(raw, seen, bool(changes), now_s)
+            due += changes
         return due
 
     def _services(self) -> Iterable[tuple[Object, InferenceService]]:
@@ -172,6 +196,7 @@ class Autoscaler:
                 namespace, _, short = name.partition("/")
                 known = self._known.get((namespace, short))
                 if known is not None:
+                    known.stir(reading.gateway, counted.arrived)
                     known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
 
     def _see(self, key: Key, raw: Object, known: _Known, wanted: Wish, gateways: tuple[str, ...], now_s: float) -> Seen:
@@ -183,20 +208,27 @@ class Autoscaler:
             ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]
             live = self._deployment(raw, name)
             if live is not None:
-                tiers[name] = self._tier(key, known, name, live, own, ready[Role(name)])
+                tiers[name] = self._tier(known, name, live, own, ready[Role(name)], now_s)
+        known.horizon_s = wanted.horizon_s
         share = DEFAULT_SHARE if wanted.slo is None else wanted.slo.share
-        return Seen(known.listener.heard(now_s, ready, gateways, share), tiers)
+        heard = known.listener.heard(now_s, ready, gateways, share)
+        if heard.fresh and heard.rate_per_s:
+            self._sources.stir(key)
+        return Seen(heard, tiers)
 
-    def _tier(self, key: Key, known: _Known, name: str, live: Object, pods: list[Object], ready: list[str]) -> TierSeen:
+    def _tier(
+        self, known: _Known, name: str, live: Object, pods: list[Object], ready: list[str], now_s: float
+    ) -> TierSeen:
         able = set(ready)
         waiting = [p for p in pods if p["metadata"]["name"] not in able]
+        known.starting |= {p["metadata"]["name"] for p in waiting}
         for pod in pods:
             pod_name = pod["metadata"]["name"]
-            if pod_name not in able:
-                known.starting.add(pod_name)
-            elif pod_name in known.starting:
-                known.starting.discard(pod_name)
-                known.service.started(name, starts.took(pod, self._sources.start(pod_name)))
+            if pod_name in able and pod_name in known.starting:
+                told = self._sources.start(pod_name)
+                if starts.told_whole(told) or starts.ready_for_s(pod, now_s) > PATIENCE_SECONDS:
+                    known.starting.discard(pod_name)
+                    known.service.started(name, starts.took(pod, told))
         return TierSeen(
             replicas=int(live["spec"].get("replicas", 1)),
             ready=len(ready),

@@ -51,6 +51,7 @@ from plimsoll.telemetry import metrics
 log = logging.getLogger(__name__)
 
 LEASE = "plimsoll-operator"
+REST_PER_TICK = 3.0  # a tick of a very large fleet takes its time: the watches and the lease must have theirs
 WATCHED = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
@@ -145,9 +146,11 @@ class Operator:
 
     async def _tick_for_ever(self) -> None:
         while True:
+            began = time.monotonic()
             if self.synced:
                 await self.autoscaler.tick(time.time())
-            await asyncio.sleep(TICK_SECONDS)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(TICK_SECONDS, REST_PER_TICK * took))
 
     def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.hear_engine(key, role, reading)

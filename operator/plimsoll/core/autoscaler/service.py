@@ -167,7 +167,7 @@ class Service:
             demand=coming,
             need=self.needs[name],
             starting=there.starting,
-            coverage=heard.coverage or 1.0,
+            coverage=_coverage(heard, told, there.ready),
             measured=told.measured,
         )
 
@@ -186,6 +186,12 @@ class Service:
             missed = missed_share(heard, slo)
             if missed is not None:
                 self.risk = feed(self.risk, missed)
+
+
+def _coverage(heard: Heard, told: TierHeard, ready: int) -> float:
+    """Share of gateways and of the tier's engines that answer: below 1 nothing goes down, above 0 by definition."""
+    engines = told.coverage or 0.5 / ready if ready else 1.0
+    return min(heard.coverage or 1.0, engines)
 
 
 def missed_share(heard: Heard, slo: Slo) -> float | None:
