@@ -87,9 +87,13 @@ def _show_gpus(cluster: Cluster, report: Report) -> None:
 
 
 def _manifest() -> Object:
-    """The README's manifest but for the URI: no model can be downloaded here, a tiny one is in the engine image."""
+    """The README's manifest but for the URI (no model can be downloaded here, a tiny one is in the engine image), and
+    for what two cores can promise and carry: one engine a tier."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
     manifest["spec"]["model"]["uri"] = MODEL_URI
+    manifest["spec"]["slo"] = {"ttft": "5s", "tpot": "300ms"}
+    for tier in manifest["spec"]["tiers"].values():
+        tier["maxReplicas"] = tier["minReplicas"]
     return manifest
 
 

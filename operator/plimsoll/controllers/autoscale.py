@@ -97,11 +97,13 @@ class _Known:
         """Nothing has come since the last look, nothing is under way, and the user wants what was wanted then."""
         return raw is self.seen_raw and 0.0 < self.rest_s - now_s <= REST_SECONDS
 
-    def lay_to_rest(self, raw: Object, seen: Seen, moves: bool, now_s: float) -> None:
-        idle = not moves and not seen.heard.rate_per_s and seen.heard.coverage == 1.0
+    def lay_to_rest(self, raw: Object, seen: Seen, wanted: Wish, moves: bool, now_s: float) -> None:
+        """Until the next look, where nothing is sized or nothing happens."""
+        idle = not seen.heard.rate_per_s and seen.heard.coverage == 1.0
         settled = all(tier.ready == tier.replicas and not tier.starting for tier in seen.tiers.values())
+        rest = not moves and (wanted.slo is None or (idle and settled))
         self.seen_raw = raw
-        self.rest_s = now_s + REST_SECONDS if idle and settled else -math.inf
+        self.rest_s = now_s + REST_SECONDS if rest else -math.inf
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Autoscaler:
             raw, service = typed[key]
             self._judge(key, service, seen, wanted, now_s)
             changes = list(self._changes(raw, self._known[key].service, wanted))
-            self._known[key].lay_to_rest(raw, seen, bool(changes), now_s)
+            self._known[key].lay_to_rest(raw, seen, wanted, bool(changes), now_s)
             due += changes
         return due
 
