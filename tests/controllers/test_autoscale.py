@@ -156,6 +156,9 @@ def test_what_was_learned_is_in_the_report_and_comes_back() -> None:
     again = World({**parent, "status": {"learned": report.learned}})
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
+    told = again.scaler.explain(("team", "chat"))
+    assert told is not None
+    assert told["tiers"]["serve"]["engine"]["accelerator"] == ABOUT.accelerator, "no engine has told this process"
 
 
 def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:

@@ -29,7 +29,8 @@ class Gauges:
         self._shown.add(key)
         for tier, need in service.needs.items():
             decided = service.last.decision.tiers[tier]
-            metrics.SCALING_DESIRED.labels(name, tier).set(decided.recommended or decided.replicas)
+            count = decided.replicas if decided.recommended is None else decided.recommended
+            metrics.SCALING_DESIRED.labels(name, tier).set(count)
             if isinstance(need, Need) and tier in seen.tiers:
                 _show_need(name, tier, need, service, seen.tiers[tier].ready)
         _show_promise(name, seen, wish)

@@ -152,7 +152,7 @@ def _metrics(seen: Seen, silent: bool) -> Condition:
         message = "no gateway replica tells of its requests, so demand is not known and replicas are held"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
     if missing:
-        message = f"no ready engine of {', '.join(missing)} answers with its metrics; nothing is learned from them"
+        message = f"no ready engine of {', '.join(missing)} answers with its metrics; no replica is given back"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
     least = min((told.coverage for told in seen.heard.tiers.values() if told.coverage), default=1.0)
     if min(least, seen.heard.coverage or 1.0) < 1.0:
