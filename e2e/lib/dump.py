@@ -8,14 +8,18 @@ Events are left out: they tell what happened and expire by themselves.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 
 from e2e.lib.kube import Cluster, Object
+from e2e.lib.wait import pause
 
 Dump = dict[str, str]
 
 _SKIPPED = frozenset({"events", "events.events.k8s.io", "componentstatuses"})
 _MOVING_METADATA = ("resourceVersion", "managedFields", "generation")
+_LEAVING = '"deletionTimestamp"'
+SETTLED_S = 8.0  # the garbage collector and the controllers of endpoints act within it
 
 
 def dump(cluster: Cluster, namespace: str | None = None) -> Dump:
@@ -26,6 +30,23 @@ def dump(cluster: Cluster, namespace: str | None = None) -> Dump:
     where = ["-n", namespace] if namespace else ["-A"]
     found = json.loads(cluster.kubectl("get", ",".join(kinds), *where, "-o", "json", "--ignore-not-found") or "{}")
     return dict(_entries(found.get("items", [])))
+
+
+def settled(cluster: Cluster, namespace: str | None = None, timeout_s: float = 120) -> Dump:
+    """The dump once nothing comes or goes any more: what is deleted leaves the cluster seconds later, in parts.
+
+    Raises AssertionError, with what still moves, after so many seconds.
+    """
+    end = time.monotonic() + timeout_s
+    last = dump(cluster, namespace)
+    while True:
+        pause(SETTLED_S)
+        now = dump(cluster, namespace)
+        moving = difference(last, now) or [f"still going: {key}" for key, item in now.items() if _LEAVING in item]
+        if not moving:
+            return now
+        assert time.monotonic() < end, "the cluster does not settle:\n" + "\n".join(moving)
+        last = now
 
 
 def _entries(items: Iterable[Object]) -> Iterable[tuple[str, str]]:

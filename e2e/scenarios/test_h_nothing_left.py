@@ -8,7 +8,7 @@ import pytest
 
 from e2e.lib import stack
 from e2e.lib.client import Prompt
-from e2e.lib.dump import difference, dump
+from e2e.lib.dump import difference, dump, settled
 from e2e.lib.kube import Cluster, uids
 from e2e.lib.load import Arrival, Load, OpenLoop
 from e2e.lib.prober import Prober
@@ -50,7 +50,7 @@ def test_nothing_is_left(unprobed: dict[str, Service], cluster: Cluster, namespa
     until("the engines are gone", lambda: not any(s.pods() for s in unprobed.values()), 120)
     stack.uninstall(cluster)
     cluster.delete("customresourcedefinition", CRD)
-    bare = dump(cluster)
+    bare = settled(cluster)
 
     stack.install(cluster)
     installed = dump(cluster, namespace)
@@ -65,7 +65,6 @@ def test_nothing_is_left(unprobed: dict[str, Service], cluster: Cluster, namespa
 
     stack.uninstall(cluster)
     cluster.delete("customresourcedefinition", CRD)
-    until("the cluster is as it was", lambda: not difference(bare, dump(cluster)), 60, every_s=3)
-    left = difference(bare, dump(cluster))
+    left = difference(bare, settled(cluster))
     print(f"{len(bare)} objects before and after the chart")
     assert not left, "\n".join(left)
