@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.api.cases import DECODE, POD
+from tests.api.cases_admission import SLO
 
 GOOD: list[dict[str, Any]] = [
     {"metadata.name": "a"},
@@ -138,6 +139,65 @@ GOOD: list[dict[str, Any]] = [
     *[
         {f"{DECODE}.minReplicas": least, f"{DECODE}.maxReplicas": most}
         for least, most in ((1, 1), (1000, 1000), (2, 9))
+    ],
+    *[
+        {
+            "spec.slo": SLO,
+            "spec.tiers.prefill": {"minReplicas": 0},
+            DECODE: {"minReplicas": 0, **more},
+            "spec.scaling.schedule": [{"from": "08:00", "until": "20:00", "minReplicas": hours}],
+        }
+        for more, hours in (({}, 1), ({"maxReplicas": 1}, 0), ({"maxReplicas": 1000}, 1000))
+    ],
+    {"spec.slo": SLO, "spec.scaling.schedule": [{"from": "20:00", "until": "06:00", "minReplicas": 0}]},
+    *[
+        {"spec.slo": SLO, "spec.admission": admission}
+        for admission in (
+            {},
+            {"whenFull": "Hold", "maxHeld": 1, "tenants": []},
+            {"whenFull": "Shed", "maxHeld": 100_000, "classes": [{"name": "a"}]},
+            *[{"whenFull": "Downgrade", "fallback": {"name": name}} for name in ("a", "b" * 40, "chat-2", "chat2")],
+            {"whenFull": "Downgrade", "fallback": {"name": "a"}, "classes": [{"name": "a", "holdFor": "0s"}]},
+        )
+    ],
+    *[
+        {"spec.slo": SLO, "spec.admission.classes": classes}
+        for classes in (
+            [{"name": name} for name in ("default", "a", "0", "a--b", "z" * 63)],
+            [{"name": f"p{at}", "priority": priority} for at, priority in enumerate((-1000, 0, 1000))],
+            [{"name": f"h{at}", "holdFor": value} for at, value in enumerate(("0s", "1.5s", "120s", "2m", "1m60s"))],
+            [{"name": f"f{at}", "fill": value} for at, value in enumerate(("10%", "99%", "100%"))],
+            [
+                {"name": f"g{at}", "guaranteedShare": value}
+                for at, value in enumerate(("0%", "90%", "09%", "00%", "1%"))
+            ],
+            [{"name": "a", "slo": {"ttft": "1ns"}}, {"name": "b", "slo": {"tpot": "1h"}}],
+            [{"name": "a", "slo": {"ttft": "1h", "ttftPerKToken": "1h", "tpot": "1us"}}],
+            [  # the dearest for the API server to judge
+                {
+                    "name": f"c{at:062}",
+                    "priority": at,
+                    "holdFor": "1m30.5s" + "1ns" * 8,
+                    "guaranteedShare": "06%",
+                    "fill": "100%",
+                    "slo": {name: "0.1s" + "1ns" * 9 for name in ("ttft", "ttftPerKToken", "tpot")},
+                }
+                for at in range(16)
+            ],
+        )
+    ],
+    *[
+        {"spec.slo": SLO, "spec.admission.tenants": tenants}
+        for tenants in (
+            [{"name": name} for name in ("a", "A", "team-1", "a/b:c@d", "!~", "{}", '"', "t" * 64)],
+            [{"name": f"w{weight}", "weight": weight} for weight in (1, 1000)],
+            [{"name": "a", "tokensPerMinute": 1}, {"name": "b", "tokensPerMinute": 1_000_000_000}],
+            [
+                {"name": f"r{at}", "requestsPerSecond": rate}
+                for at, rate in enumerate((1, 999_999, "5", "0.5", "0.001", "999999.999", "007", "1.50"))
+            ],
+            [{"name": f"t{at:063}", "weight": 7, "requestsPerSecond": "123456.789"} for at in range(256)],
+        )
     ],
     *[{f"{DECODE}.gpus": gpus} for gpus in (0, 1, 64)],
     *[{f"{DECODE}.gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-1g.10gb", "a/b")],

@@ -339,7 +339,7 @@ def sizes(tier: str) -> list[Case]:
     base = aggregated if tier == "serve" else service
     at = f"spec.tiers.{tier}"
     return [
-        one(f"{at}.minReplicas", 0, "must be at least 1", "greater than or equal to 1", base=base),
+        one(f"{at}.minReplicas", -1, "must be at least 0", "greater than or equal to 0", base=base),
         one(f"{at}.minReplicas", 1001, "must be at most 1000", "less than or equal to 1000", base=base),
         one(f"{at}.maxReplicas", 0, "must be at least 1", "greater than or equal to 1", base=base),
         one(f"{at}.maxReplicas", 1001, "must be at most 1000", "less than or equal to 1000", base=base),

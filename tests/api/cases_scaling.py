@@ -114,9 +114,9 @@ SCHEDULES = [
     _entry({"minReplicas": None}, "", "needs minReplicas or maxReplicas"),
     *[
         case
-        for name in ("minReplicas", "maxReplicas")
+        for name, least in (("minReplicas", 0), ("maxReplicas", 1))
         for case in (
-            _entry({name: 0}, f".{name}", "must be at least 1", "greater than or equal to 1"),
+            _entry({name: least - 1}, f".{name}", f"must be at least {least}", f"greater than or equal to {least}"),
             _entry({name: 1001}, f".{name}", "must be at most 1000", "less than or equal to 1000"),
         )
     ],

@@ -12,7 +12,7 @@ from tests.api.manifests import Manifest, Place, put
 # Below these the schema takes anything, or any key.
 FREE = ("affinity", "volumes")
 MAPS = ("nodeSelector", "labels", "annotations", "requests", "limits")
-NUMBER_OR_TEXT = ("maxSurge", "maxUnavailable", "cpu", "memory", "min", "max", "gpuHour")
+NUMBER_OR_TEXT = ("maxSurge", "maxUnavailable", "cpu", "memory", "min", "max", "gpuHour", "requestsPerSecond")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from plimsoll.api.v1alpha1 import InferenceService, Status, parse
 from plimsoll.core.errors import InvalidSpec
 from tests.api.accepted import GOOD
 from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
@@ -23,7 +24,9 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES], ids=lambda case: case.name
+)
 def test_a_broken_rule_names_the_field_and_says_what_to_write(case: Case) -> None:
     (problem,) = problems(case.manifest())
     assert problem.startswith(f"{case.path}: ")

@@ -155,3 +155,27 @@ def test_a_price_by_the_token() -> None:
 @pytest.mark.parametrize("tokens_per_s", [0.0, -1.0, math.nan])
 def test_no_tokens_have_no_price(tokens_per_s: float) -> None:
     assert Cost.model_validate({"gpuHour": 1}).per_million_tokens(1, tokens_per_s) == Unknown("no tokens were made")
+
+
+@pytest.mark.parametrize(
+    ("written", "bounds"),
+    [
+        ({}, (1, 1)),
+        ({"minReplicas": 3}, (3, 3)),
+        ({"minReplicas": 0}, (0, 1)),
+        ({"minReplicas": 0, "maxReplicas": 1}, (0, 1)),
+        ({"minReplicas": 0, "maxReplicas": 5}, (0, 5)),
+    ],
+)
+def test_a_tier_that_may_be_at_zero_can_leave_it(written: dict[str, int], bounds: tuple[int, int]) -> None:
+    made = parse(aggregated(**{"spec.slo": {"tpot": "50ms"}, "spec.tiers.serve": written})).policy(NOON_S)
+    assert made.tiers["serve"].bounds(NOON_S, START_S) == bounds
+
+
+@pytest.mark.parametrize(("least", "hours", "bounds"), [(0, 2, (2, 4)), (1, 0, (0, 4))])
+def test_hours_may_begin_and_end_at_zero(least: int, hours: int, bounds: tuple[int, int]) -> None:
+    tier = {"minReplicas": least, "maxReplicas": 4}
+    schedule = [{"from": "08:00", "until": "20:00", "minReplicas": hours}]
+    edits = {"spec.slo": {"tpot": "50ms"}, "spec.tiers.serve": tier, "spec.scaling.schedule": schedule}
+    made = parse(aggregated(**edits)).policy(NOON_S)
+    assert made.tiers["serve"].bounds(NOON_S, START_S) == bounds

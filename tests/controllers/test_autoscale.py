@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll.adapters.kube import Kube
+from plimsoll.api.conditions import Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
 from plimsoll.controllers.store import Key, Store
+from plimsoll.core.admission.published import from_dict, to_dict
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Buckets, EngineReading, GatewayReading, Ladder, ServiceReading
 from plimsoll.telemetry import metrics
@@ -193,3 +196,59 @@ def test_an_idle_service_is_looked_at_seldom_and_a_request_ends_its_rest() -> No
         looked.append(told["decisions"][0]["at"])
     assert len(set(looked[:15])) < 7, "nothing came for a quarter of a minute"
     assert looked[15] != looked[14], "a request came"
+
+
+def test_the_gateways_are_told_by_what_to_let_in_and_a_new_process_repeats_it() -> None:
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(("team", "chat"), 40.0, 60, NOW_S)
+    report = world.scaler.report(("team", "chat"))
+    assert report is not None
+    assert report.told is not None
+    assert report.told.limits is not None
+    assert report.told.shares == {"gw-1": report.told.limits.batch}
+    again = World({**parent, "status": {"admission": to_dict(report.told)}})
+    again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
+    again.scaler.decide(NOW_S + 100.0)
+    after = again.scaler.report(("team", "chat"))
+    assert after is not None
+    assert after.told is not None
+    assert after.told.limits == from_dict(to_dict(report.told)).limits
+
+
+def test_a_request_held_at_a_gateway_wakes_a_service_that_sleeps() -> None:
+    asleep = {**PROMISED, "tiers": {"serve": {"minReplicas": 0, "maxReplicas": 9}}}
+    parent = builders.service(**asleep)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=0, ready=0))
+    world.readings = (GatewayReading("gw-1", NOW_S, "a", {"team/chat": arrivals(0.0)}),)
+    assert world.scaler.decide(NOW_S) == []
+    held = replace(arrivals(1.0), waiting=1.0)
+    world.readings = (GatewayReading("gw-1", NOW_S + 1.0, "a", {"team/chat": held}),)
+    [woken] = world.scaler.decide(NOW_S + 1.0)
+    assert (woken.before, woken.decision.replicas) == (0, 1)
+    assert woken.event().reason is EventReason.SCALED_FROM_ZERO
+    assert "wait" in woken.event().message
+
+
+def test_shedding_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
+    parent = builders.service(**PROMISED)
+    world, key = World(parent), ("team", "chat")
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    held: list[bool | None] = []
+    for second in range(240):
+        arrived, refused = 10.0 * second, 5.0 * min(max(second - 60, 0), 30)
+        counted = replace(arrivals(arrived), refused={"overloaded": refused})
+        world.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"/".join(key): counted}),)
+        world.scaler.decide(NOW_S + second)
+        report = world.scaler.report(key)
+        assert report is not None
+        found = {c.type: c for c in report.conditions}.get(Type.ADMITTING)
+        if found is not None and (not held or held[-1] is not found.holds):
+            held.append(found.holds)
+            if found.holds is False:
+                assert "refused" in found.message
+    assert held == [True, False, True]

@@ -49,3 +49,39 @@ def test_a_bad_spec_is_observed_with_its_problems() -> None:
     assert seen is not None
     assert seen.service is None
     assert any("tiers" in problem for problem in seen.problems)
+
+
+def falling_back(name: str, to: str) -> dict[str, object]:
+    return builders.service(name, slo={"ttft": "1s"}, admission={"whenFull": "Downgrade", "fallback": {"name": to}})
+
+
+def test_a_fallback_that_is_missing_or_leads_back_is_told_and_the_way_through_others_counts() -> None:
+    store = Store()
+    for raw in (falling_back("a", "b"), falling_back("b", "c"), builders.service("c"), falling_back("d", "nobody")):
+        store.put(raw)
+
+    def told(name: str) -> tuple[str, bool] | None:
+        seen = observe(store, View(), ("team", name))
+        assert seen is not None
+        return seen.fallback
+
+    assert {name: told(name) for name in "abcd"} == {
+        "a": ("team/b", True),
+        "b": ("team/c", True),
+        "c": None,
+        "d": ("team/nobody", False),
+    }
+    store.put(falling_back("c", "a"))
+    assert [told(name) for name in "abc"] == [("team/b", False), ("team/c", False), ("team/a", False)]
+    store.put(falling_back("c", "b"))
+    assert told("a") == ("team/b", True), "the ring of others is theirs"
+
+
+def test_whoever_falls_back_to_somebody_is_told_when_services_come_and_go() -> None:
+    store = Store()
+    for raw in (falling_back("a", "b"), builders.service("c")):
+        store.put(raw)
+    new = builders.service("b")
+    store.put(new)
+    assert rivals(store, None, new) == [("team", "a"), ("team", "b")]
+    assert rivals(store, new, new) == []

@@ -178,3 +178,40 @@ def test_losing_and_finding_readiness_again_are_three_events() -> None:
 def test_every_reason_has_its_sentence() -> None:
     assert set(MEANING) == set(Reason)
     assert set(EVENT_MEANING) == set(EventReason)
+
+
+def test_a_service_at_zero_is_ready_since_its_next_request_is_held() -> None:
+    found = by_type(status.conditions(sight(tier("serve", ready=0, desired=0), routable=0, sleeps=True)))
+    assert (found[Type.READY].status, found[Type.READY].reason) == ("True", Reason.SCALED_TO_ZERO)
+    assert (found[Type.SERVE_READY].status, found[Type.SERVE_READY].reason) == ("True", Reason.SCALED_TO_ZERO)
+    assert found[Type.RECONCILING].holds is False
+    waking = by_type(status.conditions(sight(tier("serve", ready=0), routable=0, sleeps=True)))
+    assert (waking[Type.READY].status, waking[Type.READY].reason) == ("True", Reason.WAKING)
+    assert waking[Type.SERVE_READY].holds is False
+
+
+def test_zero_is_not_ready_where_holding_helps_nobody() -> None:
+    stuck = tier(
+        "serve", ready=0, pods=(builders.pod(PARENT, "serve", **waiting("ImagePullBackOff", "no such image")),)
+    )
+    for service in (
+        sight(stuck, routable=0, sleeps=True),
+        sight(tier("serve", ready=0, desired=0), routable=None, sleeps=True),
+        sight(tier("serve", ready=0), routable=0),
+    ):
+        assert by_type(status.conditions(service))[Type.READY].holds is not True
+
+
+def test_what_another_process_told_the_gateways_stays_until_this_one_knows_better() -> None:
+    told = {"admission": {"version": 1}}
+    assert status.scaling(sight(), told) == told
+
+
+def test_a_fallback_that_cannot_be_used_is_an_event_and_one_that_can_is_none() -> None:
+    good = status.conditions(sight(fallback=("team/small", True)))
+    bad = status.conditions(sight(fallback=("team/small", False)))
+    assert by_type(good)[Type.FALLBACK_FOUND].holds
+    assert "team/small" in by_type(bad)[Type.FALLBACK_FOUND].message
+    before = conditions.merge([], good, 1, "2026-01-01T00:00:00Z")
+    assert [event.reason for event in status.events(before, bad)] == [EventReason.FALLBACK_UNUSABLE]
+    assert Type.FALLBACK_FOUND not in by_type(status.conditions(sight()))

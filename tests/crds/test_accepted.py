@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from plimsoll.api.v1alpha1 import ConditionStatus, SloStatus, Status, TiersStatus, TierStatus, parse
+from plimsoll.core.admission.published import Published, from_dict, to_dict
 from tests.api.accepted import GOOD
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
@@ -54,6 +55,7 @@ def test_only_constant_defaults_are_written_into_the_object(kubectl: Kubectl) ->
                 "spec.slo": {"tpot": "50ms"},
                 "spec.tiers.decode.rollout": {},
                 "spec.scaling": {"schedule": [{"from": "08:00", "until": "20:00", "minReplicas": 2}]},
+                "spec.admission": {"classes": [{"name": "a", "slo": {"tpot": "1s"}}], "tenants": [{"name": "b"}]},
                 "spec.cost": {"gpuHour": 2},
             }
         )
@@ -72,6 +74,14 @@ def test_only_constant_defaults_are_written_into_the_object(kubectl: Kubectl) ->
             "headroom": "0%",
             "warmReplicas": 0,
             "schedule": [{"from": "08:00", "until": "20:00", "timeZone": "UTC", "minReplicas": 2}],
+        },
+        "admission": {
+            "whenFull": "Hold",
+            "classes": [
+                {"name": "a", "priority": 0, "slo": {"tpot": "1s"}, "guaranteedShare": "0%", "fill": "100%"},
+            ],
+            "tenants": [{"name": "b", "weight": 1}],
+            "maxHeld": 1000,
         },
         "cost": {"gpuHour": 2, "currency": "USD"},
     }
@@ -94,6 +104,20 @@ def test_everything_but_the_shape_can_change(kubectl: Kubectl, way: str) -> None
     assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 2
     edits |= {"spec.engine.runtime": "simulated", "spec.scaling.paused": True, "spec.cost": {"gpuHour": 2}}
     assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 3
+    edits |= {"spec.slo": {"tpot": "50ms"}, "spec.admission": {"whenFull": "Shed"}, "spec.tiers.decode.minReplicas": 0}
+    edits |= {"spec.tiers.prefill.minReplicas": 0}
+    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 4
+
+
+def test_two_managers_share_classes_and_tenants(kubectl: Kubectl) -> None:
+    def manifest(name: str) -> Manifest:
+        admission = {"classes": [{"name": name}], "tenants": [{"name": name}]}
+        return service(**{"metadata.name": "teams", "spec.slo": {"tpot": "50ms"}, "spec.admission": admission})
+
+    kubectl.apply(manifest("a"), "--server-side", "--field-manager=one")
+    stored = kubectl.apply(manifest("b"), "--server-side", "--field-manager=two")
+    for listed in ("classes", "tenants"):
+        assert [entry["name"] for entry in stored["spec"]["admission"][listed]] == ["a", "b"]
 
 
 def test_two_managers_share_the_environment(kubectl: Kubectl) -> None:
@@ -139,6 +163,16 @@ def test_a_whole_status_is_stored_as_it_is_written(kubectl: Kubectl) -> None:
     stored = kubectl.get("plim", "told")
     assert stored["status"] == STATUS.manifest()
     assert parse(stored).status == STATUS
+
+
+def test_what_gateways_are_told_comes_back_whole(kubectl: Kubectl) -> None:
+    kubectl.apply(service(**{"metadata.name": "admitting"}))
+    told = Published(("default",), ready_work=0.5, starting=False, shares={"gateway-0": 7})
+    head = {key: value for key, value in service(**{"metadata.name": "admitting"}).items() if key != "spec"}
+    body = {**head, "status": Status(admission=to_dict(told)).manifest()}
+    flags = ("--server-side", "--field-manager=operator", "--subresource=status")
+    stored = parse(kubectl.apply(body, *flags)).status.admission
+    assert from_dict(stored) == told
 
 
 def test_a_status_is_not_taken_from_a_manifest(kubectl: Kubectl) -> None:

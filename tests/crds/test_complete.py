@@ -12,10 +12,11 @@ from plimsoll.api import crd
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.errors import InvalidSpec
 from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES]
 
 # What the API server says when one of these is broken.
 WORDS = {
@@ -39,7 +40,8 @@ def constraints() -> Iterator[tuple[str, str, str]]:
             yield f"{path}.{name}", "required", "Required value"
         for rule in node.get("x-kubernetes-validations", []):
             if "oldSelf" not in rule["rule"]:
-                yield path + rule.get("fieldPath", ""), "rule", "" if "messageExpression" in rule else rule["message"]
+                at = _common(path + rule.get("fieldPath", ""))
+                yield at, "rule", "" if "messageExpression" in rule else rule["message"]
 
 
 def _nodes(path: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

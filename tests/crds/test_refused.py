@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import examples
@@ -20,7 +21,7 @@ from tests.crds.conftest import WAYS, Kubectl
 
 pytestmark = pytest.mark.api
 
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES]
 
 Judge = Callable[[str], list[str]]
 

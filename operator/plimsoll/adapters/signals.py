@@ -57,14 +57,27 @@ class _Histogram(msgspec.Struct):
     counts: list[Count]
 
 
+class _Admission(msgspec.Struct):
+    held: Count
+    held_work_s: Seconds
+    ticket_work: Seconds
+    in_use: Count
+    outcomes: dict[str, Count]
+    units: Count = 0
+
+
+_NO_ADMISSION = _Admission(0, 0.0, 0.0, 0, {})
+
+
 class _Service(msgspec.Struct):
     endpoints: list[_Endpoint]
     requests: _Requests
     ttft: _Histogram | None = None  # from version 2 on
+    admission: _Admission | None = None  # from version 3 on
 
 
 class _Document(msgspec.Struct):
-    version: Annotated[int, msgspec.Meta(ge=1, le=2)]
+    version: Annotated[int, msgspec.Meta(ge=1, le=3)]
     gateway: str
     synced: bool
     services: dict[str, _Service]
@@ -106,7 +119,7 @@ def _routable(service: _Service) -> int:
 
 
 def _service(name: str, read: _Service) -> ServiceReading:
-    requests = read.requests
+    requests, admission = read.requests, read.admission or _NO_ADMISSION
     return ServiceReading(
         arrived=requests.arrived,
         arrived_tokens=requests.arrived_tokens,
@@ -116,6 +129,12 @@ def _service(name: str, read: _Service) -> ServiceReading:
         cancelled=requests.cancelled,
         refused=requests.refused,
         ttft_s=None if read.ttft is None else _histogram(name, read.ttft),
+        waiting=admission.held,
+        held_work_s=admission.held_work_s,
+        ticket_work=admission.ticket_work,
+        units=admission.units,
+        in_use=admission.in_use,
+        outcomes=admission.outcomes,
         inflight={e.pod: e.inflight for e in read.endpoints},
     )
 

@@ -29,6 +29,8 @@ class Type(StrEnum):
     METRICS_AVAILABLE = "MetricsAvailable"
     SLO_FEASIBLE = "SLOFeasible"
     SLO_MET = "SLOMet"
+    ADMITTING = "Admitting"
+    FALLBACK_FOUND = "FallbackFound"
 
 
 class Reason(StrEnum):
@@ -39,6 +41,8 @@ class Reason(StrEnum):
     NO_ROUTABLE_ENDPOINT = "NoRoutableEndpoint"
     ALL_REPLICAS_READY = "AllReplicasReady"
     STARTING = "Starting"
+    SCALED_TO_ZERO = "ScaledToZero"
+    WAKING = "Waking"
     ROLLING_OUT = "RollingOut"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
@@ -70,6 +74,10 @@ class Reason(StrEnum):
     PROMISE_KEPT = "PromiseKept"
     PROMISE_BROKEN = "PromiseBroken"
     NOT_MEASURED = "NotMeasured"
+    LETTING_ALL_IN = "LettingAllIn"
+    SHEDDING = "Shedding"
+    FALLBACK_FOUND = "FallbackFound"
+    FALLBACK_UNUSABLE = "FallbackUnusable"
 
 
 MEANING: dict[Reason, str] = {
@@ -78,6 +86,8 @@ MEANING: dict[Reason, str] = {
     Reason.NO_ROUTABLE_ENDPOINT: "The engines are ready, but no gateway replica lists one of them yet.",
     Reason.ALL_REPLICAS_READY: "Every wanted replica of the tier is ready.",
     Reason.STARTING: "Engines are starting: image, weights, compilation, warm-up.",
+    Reason.SCALED_TO_ZERO: "Nothing runs and nothing is asked; the next request is held while an engine starts.",
+    Reason.WAKING: "Requests are held at the gateway until the first engine is ready.",
     Reason.ROLLING_OUT: "Replicas of a new revision replace those of the old one.",
     Reason.UNSCHEDULABLE: "A pod fits on no node; the message has the scheduler's words.",
     Reason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled; the message has the kubelet's words.",
@@ -109,6 +119,10 @@ MEANING: dict[Reason, str] = {
     Reason.PROMISE_KEPT: "The promised percentiles of the last minute lie within their targets.",
     Reason.PROMISE_BROKEN: "A promised percentile of the last minute lies beyond its target.",
     Reason.NOT_MEASURED: "There is nothing yet to judge by.",
+    Reason.LETTING_ALL_IN: "The ready engines serve all that comes within the promise.",
+    Reason.SHEDDING: "More comes than the ready engines can serve within the promise; the rest is refused.",
+    Reason.FALLBACK_FOUND: "The service that takes what this one cannot is there.",
+    Reason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }
 
 TIER_READY = {"prefill": Type.PREFILL_READY, "decode": Type.DECODE_READY, "serve": Type.SERVE_READY}

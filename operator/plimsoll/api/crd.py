@@ -21,7 +21,8 @@ import yaml
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1.base import VALIDATIONS
-from plimsoll.api.v1alpha1.service import NAME_RULES, InferenceService
+from plimsoll.api.v1alpha1.names import NAME_RULES
+from plimsoll.api.v1alpha1.service import InferenceService
 
 PATH: Final = Path("crds") / f"{labels.GROUP}_{labels.PLURAL}.yaml"
 
@@ -94,7 +95,7 @@ def schema() -> Schema:
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
     fields["status"] = _without_defaults(fields["status"])
     root["required"] = ["spec"]
-    root[VALIDATIONS] = [rule.below(".metadata.name").schema() for rule in NAME_RULES]
+    root[VALIDATIONS] = [*(rule.below(".metadata.name").schema() for rule in NAME_RULES), *root[VALIDATIONS]]
     return root
 
 

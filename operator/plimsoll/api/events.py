@@ -23,6 +23,8 @@ class EventReason(StrEnum):
     NOT_READY = "NotReady"
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
+    SCALED_TO_ZERO = "ScaledToZero"
+    SCALED_FROM_ZERO = "ScaledFromZero"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
@@ -36,6 +38,9 @@ class EventReason(StrEnum):
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
     SLO_INFEASIBLE = "SLOInfeasible"
+    SHEDDING_STARTED = "SheddingStarted"
+    SHEDDING_STOPPED = "SheddingStopped"
+    FALLBACK_UNUSABLE = "FallbackUnusable"
 
 
 MEANING: dict[EventReason, str] = {
@@ -43,6 +48,8 @@ MEANING: dict[EventReason, str] = {
     EventReason.NOT_READY: "The service stopped answering through the gateway; the message says why.",
     EventReason.SCALED_UP: "A tier was given more replicas; the message says from, to and why.",
     EventReason.SCALED_DOWN: "A tier was given fewer replicas; the message says from, to and why.",
+    EventReason.SCALED_TO_ZERO: "A tier has no replica any more, since nothing is asked of it.",
+    EventReason.SCALED_FROM_ZERO: "A tier that had none is given replicas, since requests wait.",
     EventReason.UNSCHEDULABLE: "A pod of a tier fits on no node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.CONFIG_ERROR: "A tier's pod names a Secret, ConfigMap, volume or claim that is not there.",
@@ -56,6 +63,9 @@ MEANING: dict[EventReason, str] = {
     EventReason.METRICS_LOST: "Nobody tells of the service's requests or work any more; its replicas are held.",
     EventReason.METRICS_RECOVERED: "The service's metrics are there again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that works.",
+    EventReason.SHEDDING_STARTED: "Requests are refused, since the ready engines cannot serve all within the promise.",
+    EventReason.SHEDDING_STOPPED: "No request has been refused for a minute.",
+    EventReason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }
 
 NORMAL = frozenset(
@@ -63,6 +73,9 @@ NORMAL = frozenset(
         EventReason.READY,
         EventReason.SCALED_UP,
         EventReason.SCALED_DOWN,
+        EventReason.SCALED_TO_ZERO,
+        EventReason.SCALED_FROM_ZERO,
+        EventReason.SHEDDING_STOPPED,
         EventReason.MODEL_NAME_OWNED,
         EventReason.METRICS_RECOVERED,
     }

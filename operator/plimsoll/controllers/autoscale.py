@@ -23,7 +23,9 @@ from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core import autoscaler
+from plimsoll.core.admission.published import Published, from_dict
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
@@ -46,11 +48,19 @@ SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
 
+def _told(status: Object) -> Published | None:
+    """What an earlier process has told the gateways."""
+    try:
+        return from_dict(status["admission"]) if "admission" in status else None
+    except ValueError:
+        return None
+
+
 def wish(service: InferenceService, now_s: float) -> Wish:
     """What the user wants, as the core takes it."""
     spec = service.spec
     slo = None if spec.slo is None else spec.slo.to_core()
-    return Wish(service.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s)
+    return Wish(service.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s, service.classes)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class Change:
     def event(self) -> Event:
         after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
         reason = EventReason.SCALED_UP if after > self.before else EventReason.SCALED_DOWN
+        if not (after and self.before):
+            reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
         message = f"{self.tier} {self.before} -> {after}: {self.decision.why}"
         return Event(reason, message, f"{self.tier}/{self.before}/{after}/{generation}")
 
@@ -76,6 +88,7 @@ class _Known:
 
     service: autoscaler.Service
     listener: Listener
+    gatekeeper: Gatekeeper
     kept: object  # what an earlier process had learned, as the status has it
     met_s: float
     starting: set[str] = field(default_factory=set)
@@ -171,9 +184,11 @@ class Autoscaler:
         due: list[Change] = []
         for key, (_, seen, wanted) in asked.items():
             raw, service = typed[key]
+            known = self._known[key]
+            known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
             self._judge(key, service, seen, wanted, now_s)
-            changes = list(self._changes(raw, self._known[key].service, wanted))
-            self._known[key].lay_to_rest(raw, seen, wanted, bool(changes), now_s)
+            changes = list(self._changes(raw, known.service, wanted))
+            known.lay_to_rest(raw, seen, wanted, bool(changes), now_s)
             due += changes
         return due
 
@@ -186,8 +201,9 @@ class Autoscaler:
 
     def _meet(self, key: Key, raw: Object, service: InferenceService, now_s: float) -> _Known:
         roles = [kind for kind, _ in service.spec.tiers.items()]
-        kept = (raw.get("status") or {}).get("learned")
-        known = _Known(autoscaler.Service.of(roles), Listener([Role(role) for role in roles]), kept, now_s)
+        status = raw.get("status") or {}
+        kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
+        known = _Known(autoscaler.Service.of(roles), listener, Gatekeeper.after(_told(status)), kept, now_s)
         memory.recall(known.service, kept)
         self._known[key] = known
         return known
@@ -200,6 +216,9 @@ class Autoscaler:
                 if known is not None:
                     known.stir(reading.gateway, counted.arrived)
                     known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
+                    known.gatekeeper.sharing.hear(
+                        reading.gateway, reading.born, reading.at_s, counted.arrived, counted.units, counted.in_use
+                    )
 
     def _see(self, key: Key, raw: Object, known: _Known, wanted: Wish, gateways: tuple[str, ...], now_s: float) -> Seen:
         tiers: dict[str, TierSeen] = {}
@@ -260,14 +279,16 @@ class Autoscaler:
             known.heard_s = now_s
         silent = now_s - known.heard_s > SILENT_SECONDS
         old = known.report
-        same = old is not None and old.state == report.state(known.service, silent)
+        told = known.gatekeeper.told
+        shedding = report.sheds(seen, old)
+        same = old is not None and old.state == report.state(known.service, silent, shedding) and old.told is told
         if same and now_s - known.reported_s < REPORT_SECONDS:
             return
         unsure = any(isinstance(need, Unknown) for need in known.service.needs.values())
         if old is None and known.kept and unsure and now_s - known.met_s < SILENT_SECONDS:
             return  # after a restart: what the status has is better than nothing known yet
         last = old or report.nothing(known.kept if isinstance(known.kept, dict) else None, now_s)
-        new = report.make(spec, known.service, seen, wanted, last, silent, now_s)
+        new = report.make(spec, known.service, seen, wanted, last, told, silent, now_s)
         known.reported_s = now_s
         if new != old:
             known.report = new

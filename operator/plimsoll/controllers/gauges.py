@@ -5,41 +5,88 @@ What is not known has no series: a gauge that stays at its last value would be a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from prometheus_client import Gauge
+
+from plimsoll.api.conditions import Condition
 from plimsoll.controllers.store import Key
 from plimsoll.core import buckets
-from plimsoll.core.autoscaler import Seen, Service, Wish
+from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish
+from plimsoll.core.autoscaler.service import missed_share
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.scaling import Need
+from plimsoll.core.slo import Slo
 from plimsoll.telemetry import metrics
+
+STARTUP_QUANTILES = (0.5, 0.9)
 
 
 class Gauges:
-    """Shows services; remembers which of them have series."""
+    """Shows services; remembers which of them have series, and which were sized when they were last shown."""
 
     def __init__(self) -> None:
         self._shown: set[Key] = set()
+        self._sized: set[Key] = set()
 
     def show(self, key: Key, service: Service, seen: Seen, wish: Wish) -> None:
         """Bring a service's series in line with what is known of it now."""
         name = "/".join(key)
-        if key in self._shown and not all(isinstance(need, Need) for need in service.needs.values()):
+        sized = wish.slo is not None and all(isinstance(need, Need) for need in service.needs.values())
+        if key in self._sized and not sized:
             self.forget(key)
-        if wish.slo is None or service.last is None:
+        if service.last is None:
             return
         self._shown.add(key)
+        for tier, there in seen.tiers.items():
+            _show_replicas(name, tier, service, there)
+        if wish.slo is None:
+            return
+        if sized:
+            self._sized.add(key)
         for tier, need in service.needs.items():
             decided = service.last.decision.tiers[tier]
             count = decided.replicas if decided.recommended is None else decided.recommended
             metrics.SCALING_DESIRED.labels(name, tier).set(count)
             if isinstance(need, Need) and tier in seen.tiers:
                 _show_need(name, tier, need, service, seen.tiers[tier].ready)
-        _show_promise(name, seen, wish)
+        _show_promise(name, seen, wish.slo)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
         if key in self._shown:
             self._shown.discard(key)
+            self._sized.discard(key)
             metrics.forget_scaled_service("/".join(key))
+
+
+class Conditions:
+    """Shows the conditions of services, so that an alert can ask for a reason; one series a condition."""
+
+    def __init__(self) -> None:
+        self._shown: dict[Key, set[tuple[str, str]]] = {}
+
+    def show(self, key: Key, stated: Iterable[Condition]) -> None:
+        """The conditions as they are now; none of a service that is gone."""
+        name = "/".join(key)
+        now = {(condition.type.value, condition.reason.value): condition.holds for condition in stated}
+        for kind, reason in self._shown.pop(key, set()) - now.keys():
+            metrics.SERVICE_CONDITION.remove(name, kind, reason)
+        for (kind, reason), holds in now.items():
+            metrics.SERVICE_CONDITION.labels(name, kind, reason).set(-1 if holds is None else holds)
+        if now:
+            self._shown[key] = set(now)
+
+
+def _show_replicas(name: str, tier: str, service: Service, there: TierSeen) -> None:
+    assert service.last is not None
+    decided = service.last.decision.tiers.get(tier)
+    whole = service.tiers[tier].ledger.whole
+    metrics.SCALING_READY.labels(name, tier).set(there.ready)
+    metrics.SCALING_OVERDUE.labels(name, tier).set(0 if decided is None else len(decided.overdue))
+    if whole.starts:
+        for quantile in STARTUP_QUANTILES:
+            metrics.SCALING_STARTUP.labels(name, tier, str(quantile)).set(whole.quantile_s(quantile))
 
 
 def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -> None:
@@ -49,15 +96,26 @@ def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -
     metrics.SCALING_KNEE.labels(name, tier).set(knee)
     metrics.SCALING_LOAD.labels(name, tier).set(load)
     metrics.SCALING_FORECAST.labels(name, tier).set(need.rate_per_s)
-    if ready:
-        metrics.SCALING_UTILISATION.labels(name, tier).set(load / (ready * knee))
+    _show(metrics.SCALING_UTILISATION, load / (ready * knee) if ready else None, name, tier)
 
 
-def _show_promise(name: str, seen: Seen, wish: Wish) -> None:
-    assert wish.slo is not None
-    if seen.heard.ttft is not None and wish.slo.ttft_s is not None:
-        met = buckets.share_below(seen.heard.ttft, wish.slo.ttft_s)
-        if met is not None:
-            metrics.SCALING_ATTAINMENT.labels(name).set(met)
-    if not isinstance(seen.heard.shed_share, Unknown):
-        metrics.SCALING_SHED.labels(name).set(seen.heard.shed_share)
+def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
+    heard = seen.heard
+    met = None if heard.ttft is None or slo.ttft_s is None else buckets.share_below(heard.ttft, slo.ttft_s)
+    shed = None if isinstance(heard.shed_share, Unknown) else heard.shed_share
+    missed = missed_share(heard, slo)
+    tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
+    metrics.SLO_PROMISED.labels(name).set(slo.share)
+    _show(metrics.SLO_TTFT, None if slo.ttft_s is None else float(slo.ttft_targets_s(tokens)), name)
+    _show(metrics.SLO_TPOT, slo.tpot_s, name)
+    _show(metrics.SLO_MISSED, shed if missed is None else missed, name)  # nobody was answered: all were refused
+    _show(metrics.SCALING_ATTAINMENT, met, name)
+    _show(metrics.SCALING_SHED, shed, name)
+
+
+def _show(gauge: Gauge, value: float | None, *labels: str) -> None:
+    """No series for what is not known."""
+    if value is None:
+        gauge.remove(*labels)
+    else:
+        gauge.labels(*labels).set(value)

@@ -29,6 +29,7 @@ class Observed:
     pods: tuple[Object, ...]
     owned_by: dict[str, str]  # model name -> long name of the service that owns it
     gateways: View
+    fallback: tuple[str, bool] | None = None  # the long name that it falls back to, and whether that can be
 
 
 def observe(store: Store, gateways: View, key: Key) -> Observed | None:
@@ -51,7 +52,30 @@ def observe(store: Store, gateways: View, key: Key) -> Observed | None:
         pods=tuple(store.children("Pod", key)),
         owned_by={name: claim.long_name for name, claim in owners(claims(store)).items()},
         gateways=gateways,
+        fallback=fallback(store, raw),
     )
+
+
+def fallback(store: Store, raw: Object) -> tuple[str, bool] | None:
+    """The service that takes what this one cannot, by its long name; False where it is not there, or where the way
+    from fallback to fallback leads back here. None if the service names none."""
+    key, seen = _falls_back_to(raw), {key_of(raw)}
+    if key is None:
+        return None
+    named = "/".join(key)
+    if store.get(labels.KIND, key) is None:
+        return named, False
+    following: Key | None = key
+    while following is not None and following not in seen:
+        seen.add(following)
+        there = store.get(labels.KIND, following)
+        following = None if there is None else _falls_back_to(there)
+    return named, following != key_of(raw)
+
+
+def _falls_back_to(raw: Object) -> Key | None:
+    name = ((raw.get("spec", {}).get("admission") or {}).get("fallback") or {}).get("name")
+    return (raw["metadata"]["namespace"], str(name)) if name else None
 
 
 def claims(store: Store) -> list[Claim]:
@@ -71,11 +95,18 @@ def claimed(raw: Object) -> str:
 
 
 def rivals(store: Store, before: Object | None, after: Object | None) -> list[Key]:
-    """The services whose ownership of a name may change when a service comes, goes, or claims another name."""
-    names = {claimed(raw) for raw in (before, after) if raw is not None}
-    if before is not None and after is not None and len(names) == 1:
+    """The services for which something changes when a service comes, goes, claims another name or another fallback:
+    those that claim the same name, and those that fall back to anybody."""
+    changed = [raw for raw in (before, after) if raw is not None]
+    names, ways = {claimed(raw) for raw in changed}, {_falls_back_to(raw) for raw in changed}
+    same_name, same_way = len(changed) == 2 and len(names) == 1, len(changed) == 2 and len(ways) == 1
+    if same_name and same_way:
         return []
-    return [key_of(raw) for raw in store.all(labels.KIND) if claimed(raw) in names]
+    return [
+        key_of(raw)
+        for raw in store.all(labels.KIND)
+        if (not same_name and claimed(raw) in names) or _falls_back_to(raw) is not None
+    ]
 
 
 def _owned(child: Object, parent: Object) -> bool:

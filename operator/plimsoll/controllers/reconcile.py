@@ -21,11 +21,12 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import status
 from plimsoll.controllers.drift import Memory
 from plimsoll.controllers.gateways import View
+from plimsoll.controllers.gauges import Conditions
 from plimsoll.controllers.observe import Observed, observe
 from plimsoll.controllers.plan import Plan, plan
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.status import Sight, TierSight
-from plimsoll.controllers.store import Key, Store
+from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core.errors import Conflict, Forbidden, NotFound, Rejected, Unavailable
 from plimsoll.resources import meta
 from plimsoll.resources.platform import Platform
@@ -60,12 +61,14 @@ class Reconciler:
         self._report = report
         self._identity = identity
         self._memory = Memory()
+        self._shown = Conditions()
 
     async def reconcile(self, key: Key) -> None:
         """One round. Raises ClusterError if it must be tried again."""
         seen = observe(self._store, self._gateways(), key)
         if seen is None:
             self._memory.forget(key)
+            self._shown.show(key, ())
             return
         todo: Plan | None = None
         rejected: str | None = None
@@ -126,6 +129,7 @@ class Reconciler:
         """Events of what changed, then the status, if it says something new."""
         old = raw.get("status") or {}
         stated = status.conditions(sight)
+        self._shown.show(key_of(raw), stated)
         for event in status.events(old.get("conditions", []), stated):
             await self.tell(raw, event)
         generation = raw["metadata"].get("generation", 0)
@@ -197,7 +201,16 @@ def sight_of(
         invalid=seen.problems,
         rejected=rejected,
         url=platform.gateway.url,
+        sleeps=service is not None and _sleeps(service),
+        fallback=seen.fallback,
     )
+
+
+def _sleeps(service: InferenceService) -> bool:
+    """May all its tiers go, and will they come back by themselves?"""
+    scaling = service.spec.scaling
+    acts = scaling.mode == "Auto" and not scaling.paused
+    return acts and all(tier.min_replicas == 0 for _, tier in service.spec.tiers.items())
 
 
 def _tiers(seen: Observed, todo: Plan, report: Report | None) -> tuple[TierSight, ...]:

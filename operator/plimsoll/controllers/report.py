@@ -18,6 +18,7 @@ from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import memory
 from plimsoll.core import buckets, units
+from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
 from plimsoll.core.autoscaler.service import Told
 from plimsoll.core.calibration.answer import knowledge
@@ -27,6 +28,7 @@ from plimsoll.core.slo import Slo
 
 Object = dict[str, Any]
 
+SHED: Final = 0.01  # share of requests refused from which on it is called shedding
 MOVED: Final = 0.1  # a figure that has moved by less keeps its old words
 SLACK: Final = 0.1  # of a target: a promise that was broken counts as met again only so far below it
 LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
@@ -41,7 +43,7 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True)
 class Report:
-    """state: what makes a new one due. desired: replicas that each tier should have, by role.
+    """state: what makes a new one due. desired: replicas that each tier should have, by role. told: to the gateways.
 
     The rest are parts of the status, as Kubernetes keeps them.
     """
@@ -58,36 +60,55 @@ class Report:
     learned: Object | None
     learned_s: float  # when that was
     cost: Object
+    told: Published | None
 
 
 def nothing(learned: Object | None, now_s: float) -> Report:
     """Before the first one: what an earlier process has kept."""
-    return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {})
+    return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {}, None)
 
 
-def state(service: Service, silent: bool) -> tuple[object, ...]:
+def sheds(seen: Seen, old: Report | None) -> bool:
+    """Whether requests are refused: from one in a hundred on, until none has been for a minute."""
+    share = seen.heard.shed_share
+    was = old is not None and any(c.type is Type.ADMITTING and c.holds is False for c in old.conditions)
+    return not isinstance(share, Unknown) and share > (0.0 if was else SHED)
+
+
+def state(service: Service, silent: bool, shedding: bool) -> tuple[object, ...]:
     """What a reader must hear of at once. silent: no gateway has told of its requests for a while."""
     if service.last is None:
         return ()
     tiers = service.last.decision.tiers
-    return silent, *(
-        (
-            (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue)),
-            (isinstance(service.tiers[name].line, Line), service.tiers[name].ledger.whole.starts),
-        )
-        for name, t in tiers.items()
+    return (
+        silent,
+        shedding,
+        *(
+            (
+                (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue)),
+                (isinstance(service.tiers[name].line, Line), service.tiers[name].ledger.whole.starts),
+            )
+            for name, t in tiers.items()
+        ),
     )
 
 
 def make(
-    spec: InferenceService, service: Service, seen: Seen, wish: Wish, last: Report, silent: bool, now_s: float
+    spec: InferenceService,
+    service: Service,
+    seen: Seen,
+    wish: Wish,
+    last: Report,
+    told: Published | None,
+    silent: bool,
+    now_s: float,
 ) -> Report:
     """The report of this moment; figures of the last one are kept where little has changed. Needs a decision made."""
     assert service.last is not None
     decision = service.last.decision
     sized = wish.slo is not None and wish.policy.mode is not Mode.OFF
-    told = [*service.decisions] if sized else []
-    now_state = state(service, silent)
+    made = [*service.decisions] if sized else []
+    now_state = state(service, silent, sheds(seen, last))
     keep = last.state in (now_state, ()) and last.learned is not None
     keep = keep and (not sized or now_s - last.learned_s < LEARNED_SECONDS)
     return Report(
@@ -98,11 +119,12 @@ def make(
         slo=_slo(seen, wish.slo, last) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
-        last_decision=_decision(told[-1]) if told else None,
-        decisions=tuple(_decision(one) for one in reversed(told[:-1])),
+        last_decision=_decision(made[-1]) if made else None,
+        decisions=tuple(_decision(one) for one in reversed(made[:-1])),
         learned=last.learned if keep else memory.write(service),
         learned_s=last.learned_s if keep else now_s,
         cost=_cost(spec, service, seen),
+        told=told,
     )
 
 
@@ -119,6 +141,7 @@ def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: b
     yield _feasible(service)
     yield _met(seen, wish.slo, old)
     yield _limited(service.last.decision)
+    yield _admitting(service, seen, old)
 
 
 def _active(service: Service, wish: Wish) -> Condition:
@@ -190,6 +213,26 @@ def _met(seen: Seen, slo: Slo, old: Report) -> Condition:
     if before is not None and before.holds is met:
         return before
     return Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
+
+
+def _admitting(service: Service, seen: Seen, old: Report) -> Condition:
+    """Whether all that comes is let in; the figures are those of the moment at which it turned."""
+    shedding = sheds(seen, old)
+    before = next((c for c in old.conditions if c.type is Type.ADMITTING), None)
+    if before is not None and before.holds is not shedding:
+        return before
+    if not shedding:
+        return Condition(Type.ADMITTING, True, Reason.LETTING_ALL_IN, "nothing is refused")
+    tier, need = service.answering, service.needs.get(service.answering)
+    there, rate = seen.tiers.get(tier), seen.heard.rate_per_s
+    words = [f"{seen.heard.shed_share:.0%} of the last minute's requests were refused"]
+    if there is not None and isinstance(need, Need) and not isinstance(rate, Unknown):
+        line = there.ready * need.replica_work / need.request_gpu_s
+        words.append(f"{there.ready} ready of {tier} carry {line:.2g} req/s, {rate:.2g} come")
+    etas_s = service.last.decision.tiers[tier].etas_s if service.last is not None and there is not None else ()
+    if etas_s:
+        words.append(f"{len(etas_s)} starting, the next in {etas_s[0]:.0f} s")
+    return Condition(Type.ADMITTING, False, Reason.SHEDDING, "; ".join(words))
 
 
 def _limited(decision: Decision) -> Condition:

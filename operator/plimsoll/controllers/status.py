@@ -13,11 +13,21 @@ from plimsoll.api.conditions import TIER_READY, Condition, Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import troubles
 from plimsoll.controllers.report import Report
+from plimsoll.core.admission.published import to_dict
 from plimsoll.resources import meta
 
 Object = dict[str, Any]
 
-SCALING = ("slo", "coldStart", "limitedBy", "lastDecision", "decisions", "learned", "cost")  # parts of the status
+SCALING = (
+    "slo",
+    "coldStart",
+    "limitedBy",
+    "lastDecision",
+    "decisions",
+    "learned",
+    "cost",
+    "admission",
+)  # parts of the status
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class Sight:
     rejected: str | None = None
     url: str = ""
     report: Report | None = None  # of the autoscaler, None before its first word
+    sleeps: bool = False  # may have no replica at all
+    fallback: tuple[str, bool] | None = None  # the service that takes what this one cannot, and whether it can
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -63,6 +75,7 @@ def conditions(sight: Sight) -> tuple[Condition, ...]:
         _stalled(sight),
         *tiers,
         _name_owned(sight),
+        *_fallback(sight),
         *(sight.report.conditions if sight.report else ()),
     )
 
@@ -74,6 +87,8 @@ def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:
         return (Condition(Type.READY, False, Reason.INVALID_SPEC, "; ".join(sight.invalid)),)
     if sight.rejected:
         return (Condition(Type.READY, False, Reason.APPLY_REJECTED, sight.rejected),)
+    if sight.routable is not None and (asleep := _asleep(sight, tiers)) is not None:
+        return (asleep,)
     answering = next((c for c in tiers if c.type is not Type.PREFILL_READY), None)
     if answering is not None and not answering.holds:
         return (Condition(Type.READY, False, answering.reason, answering.message),)
@@ -86,6 +101,21 @@ def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:
     return (Condition(Type.READY, False, Reason.NO_ROUTABLE_ENDPOINT, message),)
 
 
+def _asleep(sight: Sight, tiers: tuple[Condition, ...]) -> Condition | None:
+    """Of a service that may go to zero: a request that comes while nothing runs is held, not refused.
+
+    None where something runs, or where waiting helps nobody.
+    """
+    if not sight.sleeps or any(_ready_replicas(tier) for tier in sight.tiers if tier.kind != "prefill"):
+        return None
+    if not any(tier.desired for tier in sight.tiers):
+        words = "nothing runs; the next request is held while an engine starts"
+        return Condition(Type.READY, True, Reason.SCALED_TO_ZERO, words)
+    if all(c.holds or c.reason is Reason.STARTING for c in tiers):
+        return Condition(Type.READY, True, Reason.WAKING, "requests are held until the first engine is ready")
+    return None
+
+
 def _tier(tier: TierSight) -> Condition:
     """Whether a tier has its replicas, and if not, the most telling trouble of its pods."""
     kind = TIER_READY[tier.kind]
@@ -93,6 +123,8 @@ def _tier(tier: TierSight) -> Condition:
     found = troubles.worst(tier.deployment, tier.pods)
     count = f"{ready} of {total} ready"
     if ready >= total and _rolled_out(tier):
+        if not total:
+            return Condition(kind, True, Reason.SCALED_TO_ZERO, "nothing runs, and nothing is asked")
         return Condition(kind, True, Reason.ALL_REPLICAS_READY, count)
     holds = ready >= total
     if found is not None:
@@ -108,7 +140,7 @@ def _reconciling(sight: Sight, tiers: tuple[Condition, ...]) -> Condition:
     waiting = [
         f"{tier.kind}: {condition.message}"
         for tier, condition in zip(sight.tiers, tiers, strict=True)
-        if condition.reason is not Reason.ALL_REPLICAS_READY
+        if condition.reason not in (Reason.ALL_REPLICAS_READY, Reason.SCALED_TO_ZERO)
     ]
     if waiting or sight.rejected:
         message = "; ".join(waiting) or "an object was rejected"
@@ -130,6 +162,16 @@ def _name_owned(sight: Sight) -> Condition:
     long_name = f"{meta['namespace']}/{meta['name']}"
     message = f"{sight.name_taken_by} is older and owns this model name; clients reach this service as {long_name}"
     return Condition(Type.MODEL_NAME_OWNED, False, Reason.MODEL_NAME_TAKEN, message)
+
+
+def _fallback(sight: Sight) -> tuple[Condition, ...]:
+    if sight.fallback is None:
+        return ()
+    name, usable = sight.fallback
+    if usable:
+        return (Condition(Type.FALLBACK_FOUND, True, Reason.FALLBACK_FOUND, f"{name} takes what this one cannot"),)
+    message = f"{name} is not there, or falls back to this service in turn; what it should take is refused"
+    return (Condition(Type.FALLBACK_FOUND, False, Reason.FALLBACK_UNUSABLE, message),)
 
 
 def _ready_replicas(tier: TierSight) -> int:
@@ -188,6 +230,7 @@ def scaling(sight: Sight, old: Object) -> Object:
         "decisions": list(report.decisions),
         "learned": report.learned,
         "cost": report.cost,
+        "admission": None if report.told is None else to_dict(report.told),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -224,10 +267,13 @@ _BROKEN: dict[Type, EventReason] = {
     Type.MODEL_NAME_OWNED: EventReason.MODEL_NAME_TAKEN,
     Type.METRICS_AVAILABLE: EventReason.METRICS_LOST,
     Type.SLO_FEASIBLE: EventReason.SLO_INFEASIBLE,
+    Type.ADMITTING: EventReason.SHEDDING_STARTED,
+    Type.FALLBACK_FOUND: EventReason.FALLBACK_UNUSABLE,
 }
 _MENDED: dict[Type, EventReason] = {
     Type.MODEL_NAME_OWNED: EventReason.MODEL_NAME_OWNED,
     Type.METRICS_AVAILABLE: EventReason.METRICS_RECOVERED,
+    Type.ADMITTING: EventReason.SHEDDING_STOPPED,
 }
 
 

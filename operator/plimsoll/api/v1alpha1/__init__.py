@@ -1,5 +1,6 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
+from plimsoll.api.v1alpha1.admission import Admission, Fallback, RequestClass, Tenant, WhenFull
 from plimsoll.api.v1alpha1.cost import Cost
 from plimsoll.api.v1alpha1.engine import Engine, EnvSource, EnvVar, KeyRef
 from plimsoll.api.v1alpha1.model import Cache, ModelSource, SecretRef
@@ -14,7 +15,7 @@ from plimsoll.api.v1alpha1.scaling_status import (
 )
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, Meta, Spec, parse
-from plimsoll.api.v1alpha1.slo import Slo
+from plimsoll.api.v1alpha1.slo import Slo, Targets
 from plimsoll.api.v1alpha1.status import KEPT_DECISIONS, ConditionStatus, Status
 from plimsoll.api.v1alpha1.tier_status import (
     ColdStartsStatus,
@@ -30,6 +31,7 @@ from plimsoll.api.v1alpha1.tiers import ROLES, Role, Rollout, Tier, Tiers
 __all__ = [
     "KEPT_DECISIONS",
     "ROLES",
+    "Admission",
     "Cache",
     "ColdStartStatus",
     "ColdStartsStatus",
@@ -40,6 +42,7 @@ __all__ = [
     "Engine",
     "EnvSource",
     "EnvVar",
+    "Fallback",
     "InferenceService",
     "KeyRef",
     "LatencyStatus",
@@ -50,6 +53,7 @@ __all__ = [
     "Pod",
     "RateLimit",
     "RatioBounds",
+    "RequestClass",
     "ResourceRequirements",
     "Role",
     "Rollout",
@@ -61,6 +65,8 @@ __all__ = [
     "Spec",
     "StartupStatus",
     "Status",
+    "Targets",
+    "Tenant",
     "Tier",
     "TierChangeStatus",
     "TierChangesStatus",
@@ -70,5 +76,6 @@ __all__ = [
     "Toleration",
     "Volume",
     "VolumeMount",
+    "WhenFull",
     "parse",
 ]

@@ -54,7 +54,10 @@ def _lines(details: ErrorDetails) -> list[str]:
     at = _path(details["loc"])
     if details["type"] == BROKEN:
         problems: list[tuple[str, str]] = details["ctx"]["problems"]
-        return [f"{at}{field}: {_shown(details['input']) if not field else ''}{message}" for field, message in problems]
+        return [
+            f"{(at + field).removeprefix('.')}: {_shown(details['input']) if not field else ''}{message}"
+            for field, message in problems
+        ]
     words = _WORDS.get(details["type"])
     message = words(details["input"], details.get("ctx", {})) if words else details["msg"]
     return [f"{at}: {message}"]

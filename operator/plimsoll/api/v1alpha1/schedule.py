@@ -68,7 +68,8 @@ ZoneName = Annotated[
         ),
     ),
 ]
-Bound = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+Least = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
+Most = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 
 
 class ScheduleEntry(Model):
@@ -90,12 +91,12 @@ class ScheduleEntry(Model):
     time_zone: ZoneName = Field(
         default="UTC", description="Time zone of the hours, by its name in the IANA database, such as Europe/Berlin."
     )
-    min_replicas: Bound | None = Field(
+    min_replicas: Least | None = Field(
         default=None,
         description="In place of each tier's minReplicas, but never above the maxReplicas of the hour; ordered one "
-        "start-up before it begins, so that the engines are ready in time. 1 to 1000; absent: the tier's.",
+        "start-up before it begins, so that the engines are ready in time. 0 to 1000; absent: the tier's.",
     )
-    max_replicas: Bound | None = Field(
+    max_replicas: Most | None = Field(
         default=None, description="In place of each tier's maxReplicas. 1 to 1000; absent: the tier's."
     )
 

@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from plimsoll.api.v1alpha1.base import Model, Rule, Rules, matching
+from plimsoll.api.v1alpha1.admission import DEFAULT_HOLD, OPEN, Admission, WhenFull
+from plimsoll.api.v1alpha1.base import Model, Rule, Rules
 from plimsoll.api.v1alpha1.cost import Cost
 from plimsoll.api.v1alpha1.engine import Engine
 from plimsoll.api.v1alpha1.model import ModelSource
+from plimsoll.api.v1alpha1.names import NAME_RULES
 from plimsoll.api.v1alpha1.problems import sentences
 from plimsoll.api.v1alpha1.scaling import Scaling
 from plimsoll.api.v1alpha1.schedule import windows
 from plimsoll.api.v1alpha1.slo import Slo
 from plimsoll.api.v1alpha1.status import Status
-from plimsoll.api.v1alpha1.tiers import Tier, Tiers
+from plimsoll.api.v1alpha1.tiers import ROLES, Role, Tier, Tiers
 from plimsoll.core import scaling as core
+from plimsoll.core.admission import ClassPolicy, TenantPolicy
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.forecast import MISS_COST
 
-LONGEST_NAME: Final = 40
+_WAKES = "without it no tier at zero would be woken or sized"
 
-# Deployments and Services are named after the service, with the tier's role and a hash behind it.
-NAME_RULES: Final = (
-    Rule[str](
-        f"self.size() <= {LONGEST_NAME}",
-        f"must have at most {LONGEST_NAME} characters: names of Services are made from it",
-        lambda name: len(name) <= LONGEST_NAME,
-    ),
-    matching(
-        "^[a-z]([-a-z0-9]*[a-z0-9])?$",
-        "must begin with a lower-case letter, end with a letter or digit, and have only lower-case letters, digits and"
-        " '-': names of Services are made from it",
-    ),
-)
+
+def _rests_cel(role: Role) -> str:
+    return f"(has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
 
 
 class Spec(Model):
@@ -55,6 +49,11 @@ class Spec(Model):
     )
     tiers: Tiers = Field(description="The tiers: `serve` alone, or `prefill` and `decode`. The shape cannot change.")
     scaling: Scaling = Field(default=Scaling(), description="How replicas follow the load, alike in all tiers.")
+    admission: Admission | None = Field(
+        default=None,
+        description="Which requests are let in first when not all can be, and what becomes of the others; absent: they "
+        f"are all alike, and wait for up to {DEFAULT_HOLD}.",
+    )
     cost: Cost | None = Field(
         default=None, description="What GPUs cost, so that the status shows the price of a million tokens."
     )
@@ -66,6 +65,28 @@ class Spec(Model):
             lambda own: own.scaling.prefill_per_decode is None or own.tiers.serve is None,
             field=".scaling.prefillPerDecode",
             reason="FieldValueForbidden",
+        ),
+        Rule(
+            "has(self.slo) || !has(self.admission)",
+            "slo is needed with admission: requests are let in while its targets can be kept",
+            lambda own: own.slo is not None or own.admission is None,
+            field=".slo",
+            reason="FieldValueRequired",
+        ),
+        Rule(
+            f"has(self.slo) || !({' || '.join(_rests_cel(role) for role in ROLES)})",
+            f"slo is needed where a tier has minReplicas 0: {_WAKES}",
+            lambda own: own.slo is not None or all(tier.min_replicas > 0 for _, tier in own.tiers.items()),
+            field=".slo",
+            reason="FieldValueRequired",
+        ),
+        Rule(
+            "has(self.slo) || !has(self.scaling) || !has(self.scaling.schedule) ||"
+            " self.scaling.schedule.all(entry, !has(entry.minReplicas) || entry.minReplicas > 0)",
+            f"slo is needed where an entry of scaling.schedule has minReplicas 0: {_WAKES}",
+            lambda own: own.slo is not None or all(entry.min_replicas != 0 for entry in own.scaling.schedule),
+            field=".slo",
+            reason="FieldValueRequired",
         ),
     )
 
@@ -94,6 +115,16 @@ class InferenceService(Model):
     spec: Spec = Field(description="What is wanted.")
     status: Status = Field(default=Status(), description="What was last observed.")
 
+    rules: ClassVar[tuple[Rule[InferenceService], ...]] = (
+        Rule(
+            "!has(self.spec.admission) || !has(self.spec.admission.fallback) ||"
+            " self.spec.admission.fallback.name != self.metadata.name",
+            "must be another service: this one is full when its fallback is asked",
+            lambda own: own.fallback is None or own.fallback[1] != own.metadata.name,
+            field=".spec.admission.fallback.name",
+        ),
+    )
+
     @property
     def key(self) -> str:
         """NAMESPACE/NAME: unique in the cluster, and the name clients can always use."""
@@ -103,6 +134,36 @@ class InferenceService(Model):
     def model_name(self) -> str:
         """The name this service claims for clients; another service may own it."""
         return self.spec.model.name or self.metadata.name
+
+    @cached_property
+    def classes(self) -> tuple[ClassPolicy, ...]:
+        """The classes of requests, at least one; none where nothing is promised."""
+        return () if self.spec.slo is None else self._admission.class_policies(self.spec.slo)
+
+    @cached_property
+    def tenants(self) -> Mapping[str, TenantPolicy]:
+        """The tenants that have another weight than the others, or a quota, by name."""
+        return self._admission.tenant_policies()
+
+    @property
+    def when_full(self) -> WhenFull:
+        """What becomes of a request that no engine has room for."""
+        return self._admission.when_full
+
+    @property
+    def fallback(self) -> tuple[str, str] | None:
+        """Namespace and name of the service that takes what this one cannot; None without one."""
+        named = self._admission.fallback
+        return None if named is None else (self.metadata.namespace, named.name)
+
+    @property
+    def max_held(self) -> int:
+        """Requests that each gateway lets wait at most."""
+        return self._admission.max_held
+
+    @property
+    def _admission(self) -> Admission:
+        return self.spec.admission or OPEN
 
     def policy(self, now_s: float) -> core.Policy:
         """What the user wants of scaling, with the schedule's windows from now_s (seconds since the epoch) on.

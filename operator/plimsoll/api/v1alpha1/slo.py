@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -19,15 +19,9 @@ Latency = Annotated[
 Allowance = Annotated[str, Field(max_length=DURATION_LENGTH), duration("0s", "3600s", "must be at most one hour")]
 
 
-class Slo(Model):
-    """The latency promise: tiers are sized so that it is kept at the least GPU time."""
+class Targets(Model):
+    """The targets that a request meets together."""
 
-    percentile: int = Field(
-        default=95,
-        ge=1,
-        le=99,
-        description="Share of requests, in percent, each of which must meet all targets together.",
-    )
     ttft: Latency | None = Field(
         default=None, description="Time to the first token, such as 500ms: above 0, at most 1h."
     )
@@ -42,14 +36,14 @@ class Slo(Model):
         description="Mean time per output token of a request after its first, such as 50ms: above 0, at most 1h.",
     )
 
-    rules: ClassVar[tuple[Rule[Slo], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        Rule[Any](
             "has(self.ttft) || has(self.tpot)",
             "needs ttft or tpot",
             lambda own: own.ttft is not None or own.tpot is not None,
             reason="FieldValueRequired",
         ),
-        Rule(
+        Rule[Any](
             "has(self.ttft) || !has(self.ttftPerKToken)",
             "ttftPerKToken is added to ttft, which is missing",
             lambda own: own.ttft is not None or own.ttft_per_k_token is None,
@@ -66,11 +60,26 @@ class Slo(Model):
     def tpot_seconds(self) -> float | None:
         return None if self.tpot is None else units.parse_duration(self.tpot)
 
-    def to_core(self) -> core.Slo:
-        """The promise that the core sizes for."""
+    def promised(self, percentile: int) -> core.Slo:
+        """The promise that so many percent of the requests meet these targets."""
         return core.Slo(
-            share=self.percentile / 100,
+            share=percentile / 100,
             ttft_s=self.ttft_seconds,
             ttft_per_1k_tokens_s=units.parse_duration(self.ttft_per_k_token or "0s"),
             tpot_s=self.tpot_seconds,
         )
+
+
+class Slo(Targets):
+    """The latency promise: tiers are sized so that it is kept at the least GPU time."""
+
+    percentile: int = Field(
+        default=95,
+        ge=1,
+        le=99,
+        description="Share of requests, in percent, each of which must meet all targets together.",
+    )
+
+    def to_core(self) -> core.Slo:
+        """The promise that the core sizes for."""
+        return self.promised(self.percentile)

@@ -72,6 +72,11 @@ class Status(Observed):
         description="The decisions before the last one, the newest first.",
     )
     cost: CostStatus | None = Field(default=None, description="What the service costs, where the spec has a price.")
+    admission: dict[str, Any] | None = Field(
+        default=None,
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        description="The model by which gateways let requests in: not an interface.",
+    )
     learned: dict[str, Any] | None = Field(
         default=None,
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},

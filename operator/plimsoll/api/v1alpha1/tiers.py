@@ -81,11 +81,16 @@ def _gpus_not_in(kind: str) -> Rule[Tier]:
 class Tier(Model):
     """A tier: engines that are all alike."""
 
-    min_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Engines that always run.")
+    min_replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MAX_REPLICAS,
+        description="Engines that always run, 0 to 1000; 0: none while nobody asks, and a request wakes the tier.",
+    )
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
         default=None,
         description="Engines that run at most: up to here replicas follow the load; absent: minReplicas, so that they "
-        "never do. 1 to 1000.",
+        "never do, and 1 where that is 0. 1 to 1000.",
     )
     gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each engine.")
     gpu_resource: (
@@ -117,8 +122,8 @@ class Tier(Model):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and most replicas; without maxReplicas a tier never grows on its own."""
-        return self.min_replicas, self.max_replicas or self.min_replicas
+        """Least and most replicas; without maxReplicas a tier never grows on its own, but from zero to one."""
+        return self.min_replicas, self.max_replicas or max(1, self.min_replicas)
 
 
 _SHAPES = "write either serve alone, or prefill and decode"
@@ -144,6 +149,20 @@ def _found(own: Tiers) -> str:
     return f"has {found}: {_SHAPES}"
 
 
+def _zero_together(resting: Role, running: Role) -> Rule[Tiers]:
+    def holds(own: Tiers) -> bool:
+        one, other = getattr(own, resting), getattr(own, running)
+        return one is None or other is None or one.min_replicas > 0 or other.min_replicas == 0
+
+    return Rule(
+        f"!has(self.{resting}) || !has(self.{running}) || self.{resting}.minReplicas > 0 ||"
+        f" self.{running}.minReplicas == 0",
+        f"must be 0 as {resting}.minReplicas is: both tiers go to zero together, or neither does",
+        holds,
+        field=f".{running}.minReplicas",
+    )
+
+
 class Tiers(Model):
     """The tiers of a service: `serve` alone, or `prefill` and `decode`."""
 
@@ -159,6 +178,8 @@ class Tiers(Model):
             message_cel=f"({_FOUND_CEL}) + ': {_SHAPES}'",
             say=_found,
         ),
+        _zero_together("prefill", "decode"),
+        _zero_together("decode", "prefill"),
         Rule(
             "has(self.serve) == has(oldSelf.serve)",
             "the shape of tiers cannot change: delete the service and make it anew, or make a second one beside it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.ports import About
 from plimsoll.core.scaling import Policy
@@ -35,10 +36,11 @@ class Wish:
     """What the user wants of a service.
 
     slo: None where nothing is promised; then nothing is sized. headroom: share of the load line kept free. horizon_s:
-    how far to look ahead, None for the learned start-up time.
+    how far to look ahead, None for the learned start-up time. classes: of requests, by which gateways let in.
     """
 
     policy: Policy
     slo: Slo | None
     headroom: float = 0.0
     horizon_s: float | None = None
+    classes: tuple[ClassPolicy, ...] = ()

@@ -62,6 +62,11 @@ class Service:
         return cls({role: Tier(Role(role)) for role in roles})
 
     @property
+    def answering(self) -> str:
+        """The tier from which clients are answered."""
+        return next(name for name, tier in self.tiers.items() if tier.role is not Role.PREFILL)
+
+    @property
     def looked_s(self) -> float:
         """When the tier that waits longest was last looked at: the oldest comes first."""
         return min((tier.looked_s for tier in self.tiers.values()), default=0.0)
@@ -126,7 +131,8 @@ class Service:
         for name, coming in demand.items():
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
-                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom)
+                backlog = self._backlog_gpu_s(name, seen.heard)
+                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog)
         return found
 
     def decide(
@@ -167,9 +173,15 @@ class Service:
             demand=coming,
             need=self.needs[name],
             starting=there.starting,
+            backlog_gpu_s=self._backlog_gpu_s(name, heard),
             coverage=_coverage(heard, told, there.ready),
             measured=told.measured,
         )
+
+    def _backlog_gpu_s(self, name: str, heard: Heard) -> float:
+        """Work of the requests held at the gateways; a second each while nothing is known of them."""
+        line, held = self.tiers[name].line, 0.0 if isinstance(heard.held, Unknown) else heard.held
+        return held * (line.request_gpu_s if isinstance(line, Line) else 1.0)
 
     def _judge(self, heard: Heard, slo: Slo | None, now_s: float) -> None:
         """Once a start-up time: the share of requests that missed moves the quantile that is sized for."""

@@ -90,6 +90,7 @@ class Tier:
     watched_s: float = -math.inf  # when the first arrivals were seen, where none were known before
     at: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
     looked_s: float = -math.inf  # when it was last looked at whether the line still holds
+    sized: Sized | None = None  # what the line was made from
     _basis: _Basis | None = field(default=None, repr=False)
 
     def meet(self, about: About) -> None:
@@ -110,7 +111,7 @@ class Tier:
                 self.line = chosen
             return
         self.key, self.posterior, self.at = key, unknown(*chosen), None
-        self.looked_s, self._basis = -math.inf, None
+        self.looked_s, self._basis, self.sized = -math.inf, None, None
 
     def learn(self, windows: Sequence[WindowSums], workload: Workload | Unknown) -> None:
         """Take in what engines did, with the lengths of the requests that they did it for."""
@@ -168,7 +169,7 @@ class Tier:
             elsewhere_s=elsewhere_s,
         )
         made = line(sized, max(replicas, 1))
-        self._basis = basis
+        self._basis, self.sized = basis, sized
         self.line = made if isinstance(made, Line) else _hopeless(made)
         return True
 

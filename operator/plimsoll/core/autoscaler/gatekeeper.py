@@ -1,0 +1,91 @@
+"""What the gateways are told of one service: the very model that sizes it, and when there will be more of it.
+
+Problem: the model moves a little at every look and starts are expected a little later at every tick, while what is
+told lies in the service's status, where every write is seen by everybody.
+
+Idea: the limits are made when the load line is, and what is told stays until a gateway would decide otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
+from plimsoll.core.admission.published import Published, moved
+from plimsoll.core.admission.sharing import Sharing
+from plimsoll.core.autoscaler.seen import Seen, Wish
+from plimsoll.core.autoscaler.service import Service
+from plimsoll.core.knee import Tier as Sized
+from plimsoll.core.scaling import Decision, Line, Mode
+
+LEAST_S: Final = 2.0  # between two changes of what is told
+
+
+@dataclass
+class Gatekeeper:
+    """Of one service, as long as it lives. told: what the gateways have, None where nothing is promised."""
+
+    sharing: Sharing = field(default_factory=Sharing)
+    told: Published | None = None
+    told_s: float = -math.inf
+    _made: tuple[Sized, tuple[ClassPolicy, ...], Limits] | None = field(default=None, repr=False)
+
+    @classmethod
+    def after(cls, told: Published | None) -> Gatekeeper:
+        """Goes on from what an earlier process has told."""
+        return cls(Sharing(told.shares if told is not None else None), told)
+
+    def tell(self, service: Service, seen: Seen, wish: Wish, gateways: Collection[str], now_s: float) -> bool:
+        """Bring `told` up to date; True if it has changed. gateways: those that exist."""
+        new = self._published(service, seen, wish, gateways, now_s)
+        if new is None:
+            changed, self.told = self.told is not None, None
+            return changed
+        if not moved(self.told, new) or 0.0 <= now_s - self.told_s < LEAST_S:
+            return False
+        self.told, self.told_s = new, now_s
+        return True
+
+    def _published(
+        self, service: Service, seen: Seen, wish: Wish, gateways: Collection[str], now_s: float
+    ) -> Published | None:
+        if not wish.classes or service.last is None:
+            return None
+        names = tuple(one.name for one in wish.classes)
+        made = self._limits(service, wish.classes)
+        if made is None and self.told is not None and self.told.classes == names:
+            made = self.told.limits  # a new process knows less than the one before, for a while
+        found = Published(names, made)
+        if made is not None:
+            found = replace(found, shares=self.sharing.units(made.batch, gateways, now_s))
+        return _expecting(found, service, seen, wish, service.last.decision, now_s)
+
+    def _limits(self, service: Service, classes: tuple[ClassPolicy, ...]) -> Limits | None:
+        sized = service.tiers[service.answering].sized
+        if sized is None:
+            return None
+        if self._made is None or self._made[0] is not sized or self._made[1] != classes:
+            self._made = sized, classes, limits(sized, classes)
+        return self._made[2]
+
+
+def _expecting(
+    found: Published, service: Service, seen: Seen, wish: Wish, decision: Decision, now_s: float
+) -> Published:
+    """With when the next replica is expected, and what all that are on their way will carry."""
+    acts = wish.policy.mode is Mode.AUTO and not wish.policy.paused
+    there, decided = seen.tiers.get(service.answering), decision.tiers.get(service.answering)
+    if there is None or decided is None:
+        return replace(found, starting=acts)
+    tier = service.tiers[service.answering]
+    ordered = max(0, decided.replicas - there.replicas) if acts else 0
+    etas_s = [
+        one.etas_s[0] for one in (decided, *decision.tiers.values()) if one.etas_s
+    ]  # what is short may be prefill
+    ready_at_s = now_s + etas_s[0] if etas_s else now_s + tier.ledger.horizon_s if ordered else None
+    coming = there.ready + len(decided.etas_s) + ordered
+    work = coming * tier.line.replica_work if isinstance(tier.line, Line) else 0.0
+    return replace(found, ready_at_s=ready_at_s, ready_work=work, starting=acts or bool(there.starting))

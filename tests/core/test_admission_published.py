@@ -1,0 +1,165 @@
+"""What the operator tells the gateways: written seldom, read whole or not at all, shared without being exceeded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core.admission.limits import Limits
+from plimsoll.core.admission.published import Published, from_dict, moved, to_dict
+from plimsoll.core.admission.sharing import LEAST_S, Sharing
+
+LIMITS = Limits(
+    base_s=0.015, any_stall_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5, cached_token_s=4e-8,
+    post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, prefill_base_s=0.015, token_budget=8192, kv_tokens=330_000,
+    max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40, step_budget_s=(0.03, math.inf),
+    tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
+)  # fmt: skip
+TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
+
+
+def test_what_is_told_comes_back_through_json() -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(TOLD)))) == TOLD
+    bare = Published(("default",))
+    assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"classes": ["high"]},
+        {"classes": None},
+        {"limits": {}},
+        {"limits": "none"},
+        {"readyAt": "soon"},
+        {"readyAt": math.nan},
+        {"readyWork": True},
+        {"shares": {"gw-a": -1}},
+        {"shares": {"gw-a": 1.5}},
+        {"shares": [1]},
+    ],
+)
+def test_anything_else_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no |not |missing|at least"):
+        from_dict(to_dict(TOLD) | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("batch", 0), ("base_s", 0.0), ("kv_tokens", 0), ("kv_tokens", 1.5), ("base_s", "1"), ("tpot_s", [1.0])],
+)
+def test_limits_that_no_engine_has_are_refused(name: str, value: object) -> None:
+    stored = to_dict(TOLD)
+    stored["limits"][name] = value
+    with pytest.raises(ValueError, match=r"no |not |missing|at least"):
+        from_dict(stored)
+
+
+@pytest.mark.parametrize("stored", [None, 3, "text", [], {}])
+def test_no_object_is_refused(stored: object) -> None:
+    with pytest.raises(ValueError, match=r"no |not |missing|at least"):
+        from_dict(stored)
+
+
+def test_small_moves_are_not_told_and_large_ones_are() -> None:
+    assert moved(None, TOLD)
+    assert not moved(TOLD, TOLD)
+    assert not moved(
+        TOLD, replace(TOLD, limits=replace(LIMITS, base_s=0.0155), ready_at_s=1.8e9 + 2.0, ready_work=12.9)
+    )
+    for other in (
+        replace(TOLD, limits=replace(LIMITS, base_s=0.017)),
+        replace(TOLD, limits=replace(LIMITS, tpot_s=(0.06, math.inf))),
+        replace(TOLD, limits=replace(LIMITS, tpot_s=(0.05, 0.2))),
+        replace(TOLD, limits=replace(LIMITS, post_fixed_s=1e-4)),
+        replace(TOLD, limits=None),
+        replace(TOLD, ready_at_s=None),
+        replace(TOLD, ready_at_s=1.8e9 + 5.0),
+        replace(TOLD, ready_work=20.0),
+        replace(TOLD, starting=False),
+        replace(TOLD, shares={"gw-a": 24, "gw-b": 16}),
+    ):
+        assert moved(TOLD, other), other
+        assert moved(other, TOLD), other
+
+
+def test_a_gateway_that_nobody_knows_yet_takes_a_share_like_one_more() -> None:
+    assert (TOLD.units("gw-a"), TOLD.units("gw-c")) == (25, 13)
+    assert replace(TOLD, shares={}).units("gw-a") == 40
+    assert replace(TOLD, limits=None).units("gw-a") == 0
+
+
+def hear(sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0) -> None:
+    for name, rate in rates.items():
+        sharing.hear(name, "a", at_s, math.floor(rate * at_s), shares.get(name, 0), in_use)
+
+
+def test_shares_follow_demand_once_it_has_moved_and_their_holders_have_let_go() -> None:
+    sharing, both = Sharing(), ["gw-a", "gw-b"]
+    shares = dict(sharing.units(40, both, 0.0))
+    assert shares == {"gw-a": 20, "gw-b": 20}
+    for second in range(1, 120):
+        hear(sharing, second, {"gw-a": 9.0, "gw-b": 1.0}, shares, in_use=5)
+        shares = dict(sharing.units(40, both, float(second)))
+    assert shares["gw-a"] > 30
+    assert sum(shares.values()) == 40
+
+
+def test_a_unit_is_not_given_away_before_its_holder_has_said_so() -> None:
+    sharing, both = Sharing(), ["gw-a", "gw-b"]
+    shares = dict(sharing.units(40, both, 0.0))
+    for second in range(1, 60):
+        hear(sharing, second, {"gw-a": 9.0, "gw-b": 0.5}, {}, in_use=20)  # nobody has taken up anything
+        shares = dict(sharing.units(40, both, float(second)))
+    assert shares["gw-a"] == 20, "gw-b still has its twenty"
+    assert shares["gw-b"] < 20, "and is told to use fewer"
+
+
+def test_small_moves_of_demand_and_a_quiet_time_change_nothing() -> None:
+    sharing, both = Sharing(), ["gw-a", "gw-b"]
+    first = sharing.units(40, both, 0.0)
+    for second in range(1, 90):
+        hear(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first))
+        assert sharing.units(40, both, float(second)) is first
+
+
+def test_one_that_dies_leaves_its_share_and_a_new_process_goes_on_from_what_was_told() -> None:
+    sharing = Sharing({"gw-a": 30, "gw-b": 10})
+    assert sharing.units(40, ["gw-a", "gw-b"], 0.0) == {"gw-a": 30, "gw-b": 10}
+    assert sharing.units(40, ["gw-b"], 1.0) == {"gw-b": 40}
+    assert sharing.units(40, [], 2.0) == {"gw-b": 40}, "a list of nobody says nothing"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 60),  # cap
+            st.sets(st.sampled_from(["a", "b", "c"])),
+            st.dictionaries(st.sampled_from(["a", "b", "c"]), st.floats(0.0, 50.0)),
+            st.booleans(),  # whether gateways take up what they are told
+        ),
+        max_size=30,
+    )
+)
+def test_shares_never_exceed_the_cap_whatever_happens(
+    steps: list[tuple[int, set[str], dict[str, float], bool]],
+) -> None:
+    sharing = Sharing()
+    now_s, arrived, using, most = 0.0, dict.fromkeys("abc", 0.0), dict.fromkeys("abc", 0), 0
+    for cap, present, rates, obey in steps:
+        now_s += LEAST_S
+        most = max(most, cap)
+        shares = sharing.units(cap, present, now_s)
+        for name in present:
+            arrived[name] += rates.get(name, 0.0)
+            using[name] = shares[name] if obey else max(using[name], shares[name])
+            sharing.hear(name, "x", now_s, arrived[name], using[name], using[name])
+        assert sum(shares.values()) <= most
+        assert all(units >= 0 for units in shares.values())

@@ -1,0 +1,88 @@
+"""What a service's gateways are told over time: made with the load line, changed seldom, never forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.core.admission import ClassPolicy
+from plimsoll.core.autoscaler import Seen, TierSeen
+from plimsoll.core.autoscaler.gatekeeper import LEAST_S, Gatekeeper
+from plimsoll.core.lifecycle import Starting
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import Mode
+from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, wish
+
+CLASSES = (ClassPolicy("default", 0, SLO),)
+GATEWAYS = ("gw-a", "gw-b")
+
+
+def busy(mode: Mode = Mode.AUTO) -> Fleet:
+    fleet = Fleet(replace(wish(mode=mode), classes=CLASSES))
+    fleet.run(heard(20.0, Role.SERVE), 30)
+    return fleet
+
+
+def seen(fleet: Fleet, starting: tuple[Starting, ...] = ()) -> Seen:
+    count = fleet.replicas["serve"]
+    return Seen(heard(20.0, Role.SERVE), {"serve": TierSeen(count, count - len(starting), starting, ABOUT)})
+
+
+def test_the_model_is_told_with_the_load_line_and_stays_while_nothing_moves() -> None:
+    fleet, keeper = busy(), Gatekeeper()
+    assert keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    told = keeper.told
+    assert told is not None
+    assert told.limits is not None
+    assert told.limits.tpot_s == (SLO.tpot_s,)
+    assert sum(told.shares.values()) == told.limits.batch
+    for second in range(20):
+        assert not keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s + second)
+    assert keeper.told is told
+
+
+def test_nothing_is_told_without_a_promise_and_all_are_let_in_before_an_engine_has_told() -> None:
+    fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), Gatekeeper()
+    fleet.tick(heard(20.0, Role.SERVE))
+    keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.limits is None
+    assert keeper.tell(fleet.service, seen(fleet), replace(fleet.wish, classes=()), GATEWAYS, fleet.now_s)
+    assert keeper.told is None
+
+
+def test_a_new_process_keeps_the_model_of_the_one_before_until_it_has_its_own() -> None:
+    fleet, keeper = busy(), Gatekeeper()
+    keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    fresh, after = Fleet(fleet.wish, about=None), Gatekeeper.after(keeper.told)
+    fresh.tick(heard(20.0, Role.SERVE))
+    after.tell(fresh.service, seen(fresh), fresh.wish, GATEWAYS, fresh.now_s)
+    assert keeper.told is not None
+    assert after.told is not None
+    assert after.told.limits == keeper.told.limits
+    assert after.told.shares == keeper.told.shares
+
+
+def test_what_starts_is_told_with_its_time_and_its_work() -> None:
+    fleet, keeper = busy(), Gatekeeper()
+    fleet.arrives = False
+    keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    before = keeper.told
+    fleet.replicas["serve"] += 2
+    new = tuple(Starting(f"p{n}", fleet.now_s) for n in range(2))
+    fleet.tick(heard(20.0, Role.SERVE), serve=new)
+    later_s = fleet.now_s + LEAST_S
+    assert keeper.tell(fleet.service, seen(fleet, new), fleet.wish, GATEWAYS, later_s)
+    assert before is not None
+    assert keeper.told is not None
+    assert keeper.told.ready_at_s is not None
+    assert keeper.told.ready_at_s > later_s
+    assert keeper.told.ready_work > before.ready_work
+    assert before.ready_at_s is None
+
+
+def test_who_only_recommends_promises_no_replica() -> None:
+    fleet, keeper = busy(Mode.RECOMMEND), Gatekeeper()
+    keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert not keeper.told.starting
+    assert keeper.told.ready_at_s is None
