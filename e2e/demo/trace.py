@@ -1,55 +1,115 @@
-"""The demo's load: real arrivals and real lengths, thinned to what two cores carry.
+"""The demo's input: slices of two real traces, cut to loads that a fleet and two cores can carry.
 
-A trace is never compressed in time (that would change its bursts into something nobody saw): every second request of
-it is sent at its own moment. Requests longer than the demo engine's context are left out, and so are those of less
-than two KV blocks: a prompt that fills no block is read where it is decoded, and the demo shows the transfer.
+Problem: ten minutes of real arrivals must hold a quiet time, a step in each tier's load and a constant time, on engines
+at a GPU's pace, and again on real engines that are a hundred times slower.
+Idea: a rate is changed by laying stretches over each other or leaving requests out (`traces/README.md`), lengths never.
+The fleet sees all of it at time scale 1; the real engines see every n-th fitting request, five times as fast as it was.
 """
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+import gzip
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from e2e.lib.client import Prompt
-from e2e.lib.load import Arrival, OpenLoop, unique_text
+FOLDER: Final = Path(__file__).with_name("traces")
+CODE, CHAT = "code", "chat"
+CREDIT: Final = (
+    "Azure LLM inference trace 2023, code (Azure/AzurePublicDataset, Microsoft, CC-BY-4.0; stretches laid over each "
+    "other, requests left out), and LMSYS Chatbot Arena arrivals (Ying1123/VTC-artifact, Apache-2.0; scaled by its "
+    "authors): e2e/demo/traces/README.md."
+)
 
-TRACE = Path(__file__).with_name("azure2023_code.csv")
-KEEP_EVERY = 2
-CONTEXT_TOKENS = 4000  # below the engine's --max-model-len, with room for the chat template
-LEAST_PROMPT_TOKENS = 256  # two blocks; the gateway only guesses tokens from bytes
-MAX_OUTPUT_TOKENS = 64  # longer answers show nothing more
+REAL_S: Final = 480.0  # real arrivals, then
+CONSTANT_S: Final = 120.0  # the same requests, evenly spaced
+STEP: Final = (120.0, 280.0)  # more code: the prefill tier's step
+WAVE: Final = (240.0, 400.0)  # more chat: the decode tier's step
+WAVE_COPIES: Final = 1  # beside the first one
+WAVE_SHIFT_S: Final = 200.0
+ARENA_S: Final = 600.0
+KILL_S: Final = 430.0
+LENGTH_S: Final = REAL_S + CONSTANT_S
+
+ENGINES_TIME_SCALE: Final = 5.0  # the real engines' run: times are divided by it
+ENGINES_KEEP_EVERY: Final = 40
+CONTEXT_TOKENS: Final = 3900  # below the demo engine's --max-model-len, with room for the chat template
+LEAST_PROMPT_TOKENS: Final = 256  # two blocks: a prompt that fills none is read where it is decoded
+MAX_OUTPUT_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One request of the trace: seconds after its start, tokens in, tokens out."""
+class Asked:
+    """One request of a load: seconds after its start, tokens in and out, and who asks."""
 
-    arrival_s: float
+    at_s: float
     prompt_tokens: int
     output_tokens: int
+    klass: str = CODE
+    tenant: str = ""
 
 
-def read(path: Path = TRACE) -> list[Row]:
-    """All rows; lines that begin with # name the source and its licence."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    found = csv.DictReader(lines)
-    return [Row(float(r["arrival_s"]), int(r["prompt_tokens"]), int(r["output_tokens"])) for r in found]
+def code(layers: Iterable[int] = (0, 1)) -> list[Asked]:
+    """The coding assistant's requests of these layers."""
+    wanted = set(layers)
+    return [_asked(row, CODE, "copilot") for row in _rows("azure_code") if int(row["layer"]) in wanted]
 
 
-def thin(rows: list[Row], every: int = KEEP_EVERY, limit_tokens: int = CONTEXT_TOKENS) -> list[Row]:
-    """Every n-th of the rows that fit into the context and fill two blocks, times counted from the first one."""
-    fitting = (row for row in rows if row.prompt_tokens + row.output_tokens <= limit_tokens)
-    kept = [row for row in fitting if row.prompt_tokens >= LEAST_PROMPT_TOKENS][::every]
-    origin = kept[0].arrival_s if kept else 0.0
-    return [Row(row.arrival_s - origin, row.prompt_tokens, row.output_tokens) for row in kept]
+def chat() -> list[Asked]:
+    """The arena's requests."""
+    return [_asked(row, CHAT, f"arena-{row['tenant']}") for row in _rows("arena_chat")]
 
 
-def plan(rows: list[Row], tokens_per_word: float, run: str) -> OpenLoop:
-    """The load: prompts of about the rows' lengths, unique in this run, answers of exactly their length."""
-    return OpenLoop([Arrival(row.arrival_s, _prompt(row, tokens_per_word, f"{run} {n}")) for n, row in enumerate(rows)])
+def _rows(name: str) -> Iterable[dict[str, str]]:
+    with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="ascii") as lines:
+        yield from csv.DictReader(lines)
 
 
-def _prompt(row: Row, tokens_per_word: float, seed: str) -> Prompt:
-    words = max(1, round(row.prompt_tokens / tokens_per_word))
-    return Prompt(unique_text(words, seed), max_tokens=min(row.output_tokens, MAX_OUTPUT_TOKENS))
+def _asked(row: dict[str, str], klass: str, tenant: str) -> Asked:
+    return Asked(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]), klass, tenant)
+
+
+def between(rows: Iterable[Asked], begin_s: float, end_s: float) -> list[Asked]:
+    """Those of [begin, end), at their own moments."""
+    return [row for row in rows if begin_s <= row.at_s < end_s]
+
+
+def shifted(rows: Iterable[Asked], by_s: float, period_s: float) -> list[Asked]:
+    """All of them, so many seconds later, those beyond the period at its begin."""
+    moved = (replace(row, at_s=(row.at_s + by_s) % period_s) for row in rows)
+    return sorted(moved, key=lambda row: row.at_s)
+
+
+def evenly(rows: Sequence[Asked], begin_s: float, end_s: float) -> list[Asked]:
+    """The same requests in the same order, spread evenly over [begin, end)."""
+    gap_s = (end_s - begin_s) / max(1, len(rows))
+    return [replace(row, at_s=begin_s + (n + 0.5) * gap_s) for n, row in enumerate(rows)]
+
+
+def fleet_load() -> list[Asked]:
+    """What the fleet of light engines is asked: real arrivals, then the constant time."""
+    steps, talk = code(), chat()
+    waves = [row for n in range(WAVE_COPIES) for row in between(shifted(talk, (n + 1) * WAVE_SHIFT_S, ARENA_S), *WAVE)]
+    real = between(steps, 0.0, REAL_S) + between(talk, 0.0, REAL_S) + waves
+    last_code, last_talk = between(steps, REAL_S, LENGTH_S), between(talk, ARENA_S - CONSTANT_S, ARENA_S)
+    constant = evenly(last_code, REAL_S, LENGTH_S) + evenly(last_talk, REAL_S, LENGTH_S)
+    return sorted(real + constant, key=lambda row: row.at_s)
+
+
+def engines_load(
+    scale: float = ENGINES_TIME_SCALE, every: int = ENGINES_KEEP_EVERY, limit_tokens: int = CONTEXT_TOKENS
+) -> list[Asked]:
+    """What the real engines are asked: every n-th fitting request of the code's arrivals, `scale` times as fast."""
+    rows = between(code(), 0.0, REAL_S)
+    return thin(rows, scale, every, limit_tokens)
+
+
+def thin(rows: Iterable[Asked], scale: float, every: int, limit_tokens: int) -> list[Asked]:
+    """Every n-th of the rows that fit into the context and fill two blocks; times divided by `scale`, short answers."""
+    fitting = (
+        r for r in rows if r.prompt_tokens >= LEAST_PROMPT_TOKENS and r.prompt_tokens + r.output_tokens <= limit_tokens
+    )
+    kept = list(fitting)[::every]
+    return [replace(r, at_s=r.at_s / scale, output_tokens=min(r.output_tokens, MAX_OUTPUT_TOKENS)) for r in kept]

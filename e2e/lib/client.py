@@ -37,11 +37,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks: a text, the exact number of output tokens, chat or plain completion."""
+    """What one request asks: a text, the exact number of output tokens, chat or plain completion.
+
+    `headers` are sent besides; `labels` are for whoever reads the record, and are not sent.
+    """
 
     text: str
     max_tokens: int = 16
     chat: bool = True
+    headers: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def path(self) -> str:
@@ -100,20 +105,32 @@ async def send(
         events=seen.events,
         text="".join(seen.text),
         detail="" if outcome is Outcome.OK else " ".join(filter(None, [*details, seen.error_event, seen.broke]))[:500],
+        tpot_s=seen.tpot_s,
+        reason=seen.reason,
+        retry_after_s=seen.retry_after_s,
+        labels=prompt.labels,
     )
 
 
 async def _exchange(http: aiohttp.ClientSession, target: Target, prompt: Prompt, request_id: str, seen: Seen) -> str:
     """Fills `seen`; returns the words of a refusal."""
-    headers = {"x-request-id": request_id}
+    headers = {**dict(prompt.headers), "x-request-id": request_id}
     async with http.post(target.url + prompt.path, json=prompt.body(target.model), headers=headers) as answer:
         seen.status = answer.status
         if answer.status != 200:
             retry = answer.headers.get("retry-after") or answer.headers.get("x-should-retry")
+            seen.reason = answer.headers.get("x-plimsoll-reason", "")
+            seen.retry_after_s = _seconds(answer.headers.get("retry-after"))
             return f"retry={retry} {(await answer.text())[:300]}"
         events = SSE()
         async for chunk in answer.content.iter_any():
-            seen.first_byte_at = seen.first_byte_at or time.time()
+            now = time.time()
+            seen.first_byte_at = seen.first_byte_at or now
             for data in events.feed(chunk):
-                seen.take(data)
+                seen.take(data, now)
     return ""
+
+
+def _seconds(header: str | None) -> float | None:
+    """`Retry-After` in seconds; None where there is none or it is a date."""
+    return float(header) if header and header.isdigit() else None

@@ -45,11 +45,18 @@ class Seen:
     output_tokens: int = 0
     text: list[str] = field(default_factory=list)
     first_byte_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    reason: str = ""  # of a refusal, as its header has it
+    retry_after_s: float | None = None
     broke: str = ""  # what the transport said, if it broke
     timed_out: bool = False
 
-    def take(self, data: str) -> None:
-        """Notes one server-sent event's data; raises ValueError if it is neither `[DONE]` nor a JSON object."""
+    def take(self, data: str, at: float | None = None) -> None:
+        """Notes one server-sent event's data, which came at `at` (Unix s).
+
+        Raises ValueError if it is neither `[DONE]` nor a JSON object.
+        """
         self.events += 1
         if data == "[DONE]":
             self.done = True
@@ -63,7 +70,17 @@ class Seen:
             self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in event.get("choices") or []:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            self.text.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+            if words := choice.get("text") or (choice.get("delta") or {}).get("content") or "":
+                self.text.append(words)
+                self.first_token_at = self.first_token_at or at
+                self.last_token_at = at
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean seconds of a token after the first, None for fewer than two tokens or where times are not known."""
+        if self.output_tokens < 2 or self.first_token_at is None or self.last_token_at is None:
+            return None
+        return (self.last_token_at - self.first_token_at) / (self.output_tokens - 1)
 
 
 def judge(seen: Seen, asked_tokens: int) -> Outcome:
@@ -103,6 +120,10 @@ class Record:
     events: int
     text: str
     detail: str
+    tpot_s: float | None = None
+    reason: str = ""  # of a refusal
+    retry_after_s: float | None = None
+    labels: tuple[tuple[str, str], ...] = ()  # what the plan says of the request
 
     @property
     def ok(self) -> bool:
@@ -197,7 +218,7 @@ class Ledger:
 
     def dump(self) -> str:
         """JSON lines, one record each, without the texts."""
-        rows = ({k: v for k, v in asdict(r).items() if k != "text"} for r in self.records)
+        rows = ({k: v for k, v in asdict(r).items() if k not in ("text", "labels")} for r in self.records)
         return "".join(json.dumps(row) + "\n" for row in rows)
 
 

@@ -23,7 +23,7 @@ import aiohttp
 from e2e.lib.client import PATIENCE_S, Prompt, Target, send, session
 from e2e.lib.ledger import Ledger
 
-MAX_REQUESTS = 5000
+MAX_REQUESTS = 10_000
 MAX_SECONDS = 900.0
 FAILURE_NAP_S = 0.1  # a closed loop must not spin when every request is refused at once
 

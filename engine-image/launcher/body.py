@@ -97,6 +97,18 @@ def _strip_deep(document: Any) -> bool:
     return changed
 
 
+def asking(body: bytes, model: str) -> bytes:
+    """The body with another `model`; the same object where none is named, or where it asks for none by a string.
+
+    What is no request stays as it is, so that the engine refuses it in its own words.
+    """
+    if not model:
+        return body
+    document = parse(body)
+    asked = document.get("model") if isinstance(document, dict) else None
+    return extend(body, {"model": model}) if isinstance(asked, str) else body
+
+
 def extend(body: bytes, fields: dict[str, Any]) -> bytes:
     """A JSON object's text with fields added or overridden; `body` must have parsed to an object."""
     if b"\0" in body:  # UTF-16 or UTF-32

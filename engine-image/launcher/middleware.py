@@ -5,7 +5,9 @@ What it decides, in this order, for each request with a body:
    another engine (vLLM itself would say 500);
 2. transfer parameters that the sender had no right to set are dropped: only a prefill engine takes them, and only from
    a decode engine's leg;
-3. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
+3. a request that was sent here in place of another service's engine asks for a model that this one has: the gateway,
+   which lets no client set that header, names it;
+4. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
 What comes back is watched by `guard`.
 """
 
@@ -68,6 +70,7 @@ class Plimsoll:
         headers = self._config.contract.headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
         self._leg_header, self._retry_header = headers["leg"], headers["retry"]
+        self._model_header = headers["model"]
         self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +102,7 @@ class Plimsoll:
         self._config.state.mark_request()
         if not self._is_leg(scope):
             body = bodies.strip(body, deep=scope["path"] not in GENERATION)
+        body = bodies.asking(body, header(scope, self._model_header))
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in GENERATION:
             await self._decode(scope, receive, send, body, address)

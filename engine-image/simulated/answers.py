@@ -13,8 +13,11 @@ from typing import Any, Final
 from simulated import words
 from simulated.protocol import Asked, Refused
 from simulated.sequences import Sequence
+from simulated.start import VERSION
 
 DONE: Final = b"data: [DONE]\n\n"
+FINGERPRINT: Final = f"vllm-{VERSION}"
+_PROMPT: Final = {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}  # of a whole chat
 
 
 def dump(document: Any) -> bytes:
@@ -34,12 +37,18 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
 
 
-def _used(asked: Asked, sequences: Several[Sequence]) -> dict[str, Any]:
-    prompt = sum(words.count(one) for one in asked.prompts)
-    return usage(prompt, sum(sequence.emitted for sequence in sequences))
+def _counted(prompt: int, completion: int) -> dict[str, int]:
+    """The usage object in a stream: its other fields are left out there."""
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def _used(asked: Asked, sequences: Several[Sequence]) -> tuple[int, int]:
+    """Tokens of the prompts and of the answers."""
+    return sum(words.count(one) for one in asked.prompts), sum(sequence.emitted for sequence in sequences)
 
 
 def whole(asked: Asked, name: str, created: int, sequences: Several[Sequence], transfer: Any) -> bytes:
@@ -52,11 +61,13 @@ def whole(asked: Asked, name: str, created: int, sequences: Several[Sequence], t
         "model": asked.model,
         "choices": [make(index, sequence) for index, sequence in enumerate(sequences)],
         "service_tier": None,
-        "system_fingerprint": None,
-        "usage": _used(asked, sequences),
+        "system_fingerprint": FINGERPRINT,
+        "usage": usage(*_used(asked, sequences)),
         "kv_transfer_params": transfer,
+        "ec_transfer_params": None,
+        "metrics": None,
     }
-    return dump(document)
+    return dump(document | _PROMPT if asked.chat else document)
 
 
 def _completed(index: int, sequence: Sequence) -> dict[str, Any]:
@@ -69,6 +80,7 @@ def _completed(index: int, sequence: Sequence) -> dict[str, Any]:
         "token_ids": None,
         "prompt_logprobs": None,
         "prompt_token_ids": None,
+        "routed_experts": None,
     }
 
 
@@ -80,7 +92,6 @@ def _message(index: int, sequence: Sequence) -> dict[str, Any]:
         "annotations": None,
         "audio": None,
         "function_call": None,
-        "tool_calls": [],
         "reasoning": None,
     }
     return {
@@ -90,6 +101,7 @@ def _message(index: int, sequence: Sequence) -> dict[str, Any]:
         "finish_reason": sequence.outcome,
         "stop_reason": None,
         "token_ids": None,
+        "routed_experts": None,
     }
 
 
@@ -121,38 +133,41 @@ class Stream:
         """What comes after the last token."""
         if not self._asked.include_usage:
             return DONE
-        return event({**self._head, "choices": [], "usage": _used(self._asked, self._sequences)}) + DONE
+        used = _counted(*_used(self._asked, self._sequences))
+        return event({**self._head, "choices": [], "system_fingerprint": FINGERPRINT, "usage": used}) + DONE
 
     def _tokens(self, index: int, sequence: Sequence, said: int) -> list[str]:
-        before, between, after = self._pieces[index]
+        before, between, middle, last = self._pieces[index]
         until, outcome = sequence.emitted, sequence.outcome
         spoken = [words.word(sequence.seed, place) for place in range(said, until)]
         if outcome is not None:
             self._ended.add(index)
             if outcome != "length" or not spoken:
                 spoken.append("")  # ended by the engine: an event of its own
-        finish = ["null"] * len(spoken)
+        ends = ["null" + middle] * len(spoken)
         if outcome is not None:
-            finish[-1] = f'"{outcome}"'
+            ends[-1] = f'"{outcome}"{last}'
         if not self._asked.continuous_usage:
-            return [f"{before}{word}{between}{end}{after}" for word, end in zip(spoken, finish, strict=True)]
+            return [f"{before}{word}{between}{end}}}\n\n" for word, end in zip(spoken, ends, strict=True)]
         return [
-            f"{before}{word}{between}{end}{self._counted(sequence, min(said + number, until))}"
-            for number, (word, end) in enumerate(zip(spoken, finish, strict=True), start=1)
+            f"{before}{word}{between}{end}{self._usage(sequence, min(said + number, until))}}}\n\n"
+            for number, (word, end) in enumerate(zip(spoken, ends, strict=True), start=1)
         ]
 
-    def _around(self, index: int) -> tuple[str, str, str]:
-        """What stands before a word, between it and the finish reason, and after that."""
+    def _around(self, index: int) -> tuple[str, str, str, str]:
+        """What stands before a word, between it and the finish reason, after that, and after that of the last one."""
         start = "data: " + json.dumps(self._head, separators=(",", ":"))[:-1] + f',"choices":[{{"index":{index},'
+        mark = "" if self._asked.include_usage else f',"system_fingerprint":"{FINGERPRINT}"'
         if self._asked.chat:
-            after = ',"token_ids":null}]}\n\n'
-            return start + '"delta":{"content":"', '"},"logprobs":null,"finish_reason":', after
-        after = ',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}],"usage":null}\n\n'
-        return start + '"text":"', '","logprobs":null,"finish_reason":', after
+            between, middle = '"},"logprobs":null,"finish_reason":', ',"token_ids":null}]'
+            return start + '"delta":{"content":"', between, middle, f',"stop_reason":null{middle}{mark}'
+        middle = ',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+        return start + '"text":"', '","logprobs":null,"finish_reason":', middle, middle + mark
 
-    def _counted(self, sequence: Sequence, completion: int) -> str:
-        numbers = json.dumps(usage(sequence.prompt_tokens, completion), separators=(",", ":"))
-        return f'}}],"usage":{numbers}}}\n\n'
+    def _usage(self, sequence: Sequence, completion: int) -> str:
+        """What ends each event where it was asked for."""
+        details = {"completion_tokens_details": None} if self._asked.chat else {}
+        return ',"usage":' + dump(_counted(sequence.prompt_tokens, completion) | details).decode()
 
     def _opening(self, index: int) -> str:
         choice = {
@@ -161,7 +176,9 @@ class Stream:
             "logprobs": None,
             "finish_reason": None,
         }
-        return event({**self._head, "choices": [choice]}).decode()
+        opening = {**self._head, "choices": [choice], "prompt_token_ids": None, "prompt_text": None}
+        used = self._usage(self._sequences[index], 0) if self._asked.continuous_usage else ""
+        return f"data: {dump(opening).decode()[:-1]}{used}}}\n\n"
 
 
 def failure(refused: Refused) -> bytes:

@@ -28,8 +28,10 @@ class Refused(Exception):
         self.document = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def bad(message: str, param: str | None = None) -> Refused:
-    """The request makes no sense."""
+def bad(message: str, param: str | None = None, value: int | None = None) -> Refused:
+    """The request makes no sense; vLLM's own words for a field and its value end the message."""
+    if param is not None:
+        message += f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
     return Refused(400, message, "BadRequestError", param)
 
 
@@ -65,7 +67,9 @@ def read(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) ->
         raise _invalid("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
     model = document.get("model") or names[0]
     if model not in names:
-        raise Refused(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
+        raise Refused(
+            404, f"The model `{model}` does not exist. Valid aliases: {', '.join(names)}.", "NotFoundError", "model"
+        )
     prompts = (_chat(document),) if chat else _prompts(document)
     if any(not prompt for prompt in prompts):
         raise bad("The decoder prompt cannot be empty")
@@ -78,7 +82,7 @@ def read(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) ->
         chat=chat,
         model=str(model),
         prompts=prompts,
-        n=_at_least("n", _integer(document, "n", 1) or 1, 1, document),
+        n=_n(document),
         max_tokens=_max_tokens(document, chat, max(map(words.count, prompts)), max_model_len),
         stream=stream,
         include_usage=bool(options.get("include_usage")),
@@ -101,34 +105,40 @@ def _integer(document: Mapping[str, Any], key: str, default: int | None) -> int 
     raise _invalid("int_type", "Input should be a valid integer", key)
 
 
-def _at_least(key: str, value: int, least: int, document: Mapping[str, Any]) -> int:
-    if document.get(key) is not None and document[key] < least:
-        raise bad(f"{key} must be at least {least}, got {document[key]}.", key)
-    return value
+def _n(document: Mapping[str, Any]) -> int:
+    n = _integer(document, "n", 1)
+    if n is not None and n < 1:
+        raise bad(f"n must be at least 1, got {n}.")
+    return n or 1
 
 
 def _max_tokens(document: Mapping[str, Any], chat: bool, prompt: int, context: int) -> int:
-    """Tokens to make: what was asked for, if prompt and answer fit into the context together."""
+    """Tokens to make: what was asked for, as far as prompt and answer fit into the context together."""
     asked = _integer(document, "max_tokens", None if chat else DEFAULT_MAX_TOKENS)
     if chat:
         asked = _integer(document, "max_completion_tokens", None) or asked
-    if asked is not None and asked < 1:
-        raise bad(f"max_tokens must be at least 1, got {asked}.", "max_tokens")
-    if prompt + (asked or 1) > context:
-        least = context - (asked or 0) + 1
-        raise bad(
-            f"This model's maximum context length is {context} tokens. However, you requested {asked or 0} output "
-            f"tokens and your prompt contains at least {max(0, least)} input tokens, for a total of at least "
-            f"{max(context + 1, asked or 0)} tokens. Please reduce the length of the input prompt or the number of "
-            "requested output tokens.",
-            "input_tokens",
+    if asked is not None and asked > context:
+        words = (
+            f"max_tokens={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens."
         )
-    tokens = asked or context - prompt
+        raise bad(words, "max_tokens", asked)
+    if prompt > context:
+        raise bad(
+            f"This model's maximum context length is {context} tokens. However, your prompt contains "
+            f"{'at least ' * (prompt == context + 1)}{prompt} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
+            "input_tokens",
+            prompt,
+        )
+    room = context - prompt
+    tokens = room if asked is None else min(asked, room)
+    if tokens < 1:
+        raise bad(f"max_tokens must be at least 1, got {tokens}.", "max_tokens", tokens)
     least = _integer(document, "min_tokens", 0) or 0
     if least < 0:
-        raise bad(f"min_tokens must be greater than or equal to 0, got {least}.", "min_tokens")
+        raise bad(f"min_tokens must be greater than or equal to 0, got {least}.")
     if least > tokens:
-        raise bad(f"min_tokens must be less than or equal to max_tokens={tokens}, got {least}.", "min_tokens")
+        raise bad(f"min_tokens must be less than or equal to max_tokens={tokens}, got {least}.")
     return tokens
 
 
@@ -139,7 +149,9 @@ def _prompts(document: Mapping[str, Any]) -> tuple[bytes, ...]:
         return (_tokens(prompt),)
     if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _ids(one) for one in prompt):
         return tuple(map(_tokens, prompt))
-    if prompt is None or prompt == []:
+    if prompt == []:
+        raise bad("You must pass at least one prompt")
+    if prompt is None:
         raise bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     raise _invalid("string_type", "Input should be a valid string, or lists of strings or token ids", "prompt")
 

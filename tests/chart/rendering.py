@@ -29,6 +29,7 @@ EVERYTHING: Object = {
     "operator": {"replicas": 2},
     "networkPolicy": {"clients": [{"podSelector": {}}]},
     "metrics": {"podMonitor": {"enabled": True}},
+    "monitoring": {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}},
     "gateway": {
         "service": {"type": "LoadBalancer"},
         "ingress": {"enabled": True},

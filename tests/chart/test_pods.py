@@ -111,12 +111,14 @@ def test_the_grace_of_a_gateway_pod_is_longer_than_its_drain(seconds: int) -> No
 
 
 def test_the_gateway_understands_its_environment() -> None:
-    values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600}}
+    headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant"}
+    values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
     settings = Settings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")
+    assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])

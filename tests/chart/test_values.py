@@ -18,7 +18,13 @@ SCHEMA: Object = yaml.safe_load((CHART / "values.schema.json").read_text())
 KEYS = docs.read(docs.VALUES.read_text())
 ROWS = docs.documented(KEYS)
 
-SWITCHED_ON = ("metrics.podMonitor.enabled", "gateway.ingress.enabled", "gateway.httpRoute.enabled")
+SWITCHED_ON = (
+    "metrics.podMonitor.enabled",
+    "monitoring.prometheusRule.enabled",
+    "monitoring.dashboard.enabled",
+    "gateway.ingress.enabled",
+    "gateway.httpRoute.enabled",
+)
 
 # A legal value other than the default, where that does not follow from the default's type.
 OTHER: dict[str, Any] = {
@@ -33,6 +39,8 @@ OTHER: dict[str, Any] = {
     "networkPolicy.clients": [{"podSelector": {"matchLabels": {"other": "x"}}}],
     "metrics.from": [{"podSelector": {}}],
     "metrics.podMonitor.interval": "7s",
+    "monitoring.prometheusRule.docsUrl": "https://docs.example/",
+    "monitoring.prometheus.url": "http://prometheus.example:9090",
     "engine.imagePullPolicy": "Never",
     "engine.imagePullSecrets": [{"name": "other"}],
     "engine.gpuResource": "amd.com/gpu",

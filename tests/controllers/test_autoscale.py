@@ -252,3 +252,27 @@ def test_shedding_is_told_once_when_it_begins_and_once_when_it_is_over() -> None
             if found.holds is False:
                 assert "refused" in found.message
     assert held == [True, False, True]
+
+
+def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_event() -> None:
+    tiers = {"prefill": {"minReplicas": 1}, "decode": {"minReplicas": 1}}
+    parent = builders.service(**{**PROMISED, "tiers": tiers})
+    world, key = World(parent), ("team", "chat")
+    for tier in tiers:
+        world.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
+        world.store.put(ready(parent, tier))
+    told = set()
+    for second in range(120):
+        now_s, moved = NOW_S + second, 500.0 * second
+        world.readings = (GatewayReading("gw-1", now_s, "a", {"team/chat": arrivals(2.0 * second)}),)
+        for role in (Role.PREFILL, Role.DECODE):
+            reading = replace(engine(2.0 * second, now_s), moved_prompt_tokens=moved, transfer_s=moved, post_s=0.0)
+            world.scaler.hear_engine(key, role, reading)
+        world.scaler.decide(now_s)
+        report = world.scaler.report(key)
+        if report is not None:
+            told.add(report.slow_transfer)
+    assert len(told) == 2, "not known at first, then the same words"
+    [words] = told - {None}
+    assert words is not None
+    assert "RDMA" in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from plimsoll.api.conditions import MEANING, Condition, Reason, Type
 from plimsoll.api.events import MEANING as EVENT_MEANING
 from plimsoll.api.events import EventReason
 from plimsoll.controllers import status
+from plimsoll.controllers.report import nothing
 from plimsoll.controllers.status import Sight, TierSight
 from tests import builders
 
@@ -200,6 +202,8 @@ def test_zero_is_not_ready_where_holding_helps_nobody() -> None:
         sight(tier("serve", ready=0), routable=0),
     ):
         assert by_type(status.conditions(service))[Type.READY].holds is not True
+    kept_down = by_type(status.conditions(sight(tier("serve", ready=0, desired=0), routable=0)))[Type.READY]
+    assert (kept_down.status, kept_down.reason) == ("False", Reason.SCALED_TO_ZERO)
 
 
 def test_what_another_process_told_the_gateways_stays_until_this_one_knows_better() -> None:
@@ -215,3 +219,15 @@ def test_a_fallback_that_cannot_be_used_is_an_event_and_one_that_can_is_none() -
     before = conditions.merge([], good, 1, "2026-01-01T00:00:00Z")
     assert [event.reason for event in status.events(before, bad)] == [EventReason.FALLBACK_UNUSABLE]
     assert Type.FALLBACK_FOUND not in by_type(status.conditions(sight()))
+
+
+def test_a_slow_transfer_leaves_the_tier_ready_and_says_what_to_do() -> None:
+    report = replace(nothing(None, 0.0), slow_transfer="moving a token takes 1 s: give both tiers an RDMA device")
+    found = by_type(status.conditions(sight(report=report)))
+    assert (found[Type.PREFILL_READY].holds, found[Type.PREFILL_READY].reason) == (True, Reason.TRANSFER_SLOW)
+    assert "RDMA" in found[Type.PREFILL_READY].message
+    assert found[Type.DECODE_READY].reason is Reason.ALL_REPLICAS_READY
+    assert found[Type.RECONCILING].holds is False
+    before = conditions.merge([], status.conditions(sight()), 1, "2026-01-01T00:00:00Z")
+    [event] = status.events(before, status.conditions(sight(report=report)))
+    assert event.reason is EventReason.TRANSFER_SLOW

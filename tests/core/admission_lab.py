@@ -2,18 +2,21 @@
 
 Engines schedule as vLLM does: decodes first, then prompts in order of arrival within the token budget, one step
 composed while another runs, the newest preempted and computed again where KV runs out. Their step model is the plant's.
+They can keep the blocks of prompts, the least recently used of which go when KV is needed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from plimsoll.core.admission import Decision, Gate, Outcome, Request
+from plimsoll.core.admission.fleet import BLOCK_TOKENS
 from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S
 from plimsoll.core.latency import EngineLimits, StepModel
 
@@ -37,6 +40,8 @@ class Job:
     told: list[int] = field(default_factory=list)
     left: int = 0  # tokens still to make
     context: int = 0  # tokens to prefill, more than the prompt after a preemption
+    blocks: tuple[int, ...] = ()  # chained hashes of the prompt's blocks of 128 tokens
+    hit: int = 0  # tokens that were cached when its prefill began
 
     @property
     def tpot_s(self) -> float:
@@ -54,11 +59,35 @@ class Job:
         )
 
 
+class PrefixCache:
+    """What an engine holds of prompts that it has seen: the least recently used blocks go, ends before beginnings."""
+
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+
+    def hits(self, blocks: Sequence[int]) -> int:
+        """How many of the first blocks are there."""
+        return next((k for k, block in enumerate(blocks) if block not in self.blocks), len(blocks))
+
+    def use(self, blocks: Sequence[int], capacity: float) -> None:
+        for block in reversed(blocks):
+            self.blocks[block] = None
+            self.blocks.move_to_end(block)
+        while len(self.blocks) > capacity:
+            self.blocks.popitem(last=False)
+
+
 class Engine:
     """One replica, step by step; the work of a step is constant time, however large the batch."""
 
-    def __init__(self, model: StepModel, limits: EngineLimits, rng: np.random.Generator | None = None) -> None:
-        self.model, self.limits, self.rng = model, limits, rng
+    def __init__(
+        self,
+        model: StepModel,
+        limits: EngineLimits,
+        rng: np.random.Generator | None = None,
+        cache: PrefixCache | None = None,
+    ) -> None:
+        self.model, self.limits, self.rng, self.cache = model, limits, rng, cache
         self.waiting: deque[Job] = deque()
         self.running: dict[str, tuple[Job, int]] = {}  # with the step of its first token
         self.finish: list[tuple[int, int, str]] = []
@@ -85,8 +114,15 @@ class Engine:
         done = self.current.done
         for job in done:
             job.end_s = max(now, job.first_s or now)
+            self._keep(job)
         self._begin(now)
         return done
+
+    def _keep(self, job: Job) -> None:
+        """Its prompt was used now; what running answers take up, prompts cannot have."""
+        if self.cache is not None:
+            answers = self.cached - sum(other.context for other, _ in self.running.values())
+            self.cache.use(job.blocks, (self.limits.kv_tokens - answers) // BLOCK_TOKENS)
 
     def _begin(self, now: float) -> None:
         step = self.composed or self._compose()
@@ -138,6 +174,9 @@ class Engine:
             job = self.waiting[0]
             if job.context + 1 > room:
                 break
+            if self.cache is not None and not self.partial:
+                self.partial = min(BLOCK_TOKENS * self.cache.hits(job.blocks), job.context - 1)
+                job.hit = max(job.hit, self.partial)
             chunk = min(budget, job.context - self.partial)
             pairs += chunk * (self.partial + chunk / 2)
             tokens, budget, self.partial = tokens + chunk, budget - chunk, self.partial + chunk
@@ -147,6 +186,7 @@ class Engine:
             room -= job.context + 1
             slots -= 1
             step.first.append(self.waiting.popleft())
+            self._keep(job)
         return tokens, pairs
 
     def _preempt(self) -> None:
@@ -167,10 +207,16 @@ class _Step:
 
 
 class GatePolicy:
-    """The gate under test."""
+    """The gate under test. share: of every engine, that it may use. told: what prompts begin with."""
 
-    def __init__(self, gate: Gate, on_tick: Callable[[Gate, float], None] | None = None) -> None:
-        self.gate, self.on_tick = gate, on_tick
+    def __init__(
+        self,
+        gate: Gate,
+        on_tick: Callable[[Gate, float], None] | None = None,
+        share: float = 1.0,
+        told: bool = True,
+    ) -> None:
+        self.gate, self.on_tick, self.share, self.told = gate, on_tick, share, told
         self.jobs: dict[str, Job] = {}
         self.engines = 0
 
@@ -178,7 +224,8 @@ class GatePolicy:
         id = f"{job.id}/{job.attempts}"
         job.attempts += 1
         self.jobs[id] = job
-        asked = Request(id, job.klass, job.tenant, now, job.prompt, body_hash=hash(job.id))
+        blocks = job.blocks if self.told else ()
+        asked = Request(id, job.klass, job.tenant, now, job.prompt, body_hash=hash(job.id), blocks=blocks)
         return self._take([self.gate.offer(asked, now)], now)
 
     def done(self, job: Job, now: float) -> list[tuple[Job, int]]:
@@ -197,7 +244,7 @@ class GatePolicy:
 
     def ready(self, engines: int, now: float) -> list[tuple[Job, int]]:
         self.engines = engines
-        batch = self.gate.fleet.limits.batch
+        batch = int(self.gate.fleet.limits.batch * self.share)
         self.gate.set_replicas({str(k): batch for k in range(engines)}, now)
         return self.wake(now)
 
@@ -270,6 +317,17 @@ class CapPolicy:
         """It does not learn."""
 
 
+class Policy(Protocol):
+    """Who decides where and when requests go: each call returns those that go now, with their engines."""
+
+    def offer(self, job: Job, now: float) -> list[tuple[Job, int]]: ...
+    def done(self, job: Job, now: float) -> list[tuple[Job, int]]: ...
+    def wake(self, now: float) -> list[tuple[Job, int]]: ...
+    def wake_s(self) -> float: ...
+    def ready(self, engines: int, now: float) -> list[tuple[Job, int]]: ...
+    def tick(self, now: float) -> None: ...
+
+
 Retry = Callable[[Job, float], list[float]]
 
 
@@ -281,7 +339,7 @@ def never(job: Job, now: float) -> list[float]:
 class _Lab:
     """The events of one run, in order of time."""
 
-    def __init__(self, policy: GatePolicy | CapPolicy, engines: list[Engine], retry: Retry) -> None:
+    def __init__(self, policy: Policy, engines: list[Engine], retry: Retry) -> None:
         self.policy, self.engines, self.retry = policy, engines, retry
         self.events: list[tuple[float, int, str, int, Job | None]] = []
         self.number = 0
@@ -312,10 +370,11 @@ class _Lab:
 
     def step(self, now: float, index: int, _: Job | None) -> None:
         engine = self.engines[index]
-        for job in engine.step_done(now):
-            self.begin(self.policy.done(job, now), now)
-        if engine.ends_at is not None:
+        done = engine.step_done(now)
+        if engine.ends_at is not None:  # else the next to begin there starts it
             self.push(engine.ends_at, "step", index)
+        for job in done:
+            self.begin(self.policy.done(job, now), now)
 
     def offer(self, now: float, _: int, job: Job | None) -> None:
         assert job is not None
@@ -345,7 +404,7 @@ class _Lab:
 
 
 def run(
-    policy: GatePolicy | CapPolicy,
+    policy: Policy,
     engines: list[Engine],
     jobs: list[Job],
     until_s: float,

@@ -86,3 +86,14 @@ def test_who_only_recommends_promises_no_replica() -> None:
     assert keeper.told is not None
     assert not keeper.told.starting
     assert keeper.told.ready_at_s is None
+
+
+def test_while_no_engine_is_there_that_could_tell_what_it_is_requests_can_be_held_and_then_all_come_in() -> None:
+    fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), Gatekeeper()
+    fleet.tick(heard(0.0, Role.SERVE))
+    asleep = Seen(heard(0.0, Role.SERVE), {"serve": TierSeen(0, 0)})
+    assert keeper.tell(fleet.service, asleep, fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.limits is not None
+    assert keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s + LEAST_S)
+    assert keeper.told.limits is None

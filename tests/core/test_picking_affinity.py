@@ -1,175 +1,244 @@
-"""Prefix affinity: chained hashes, what is believed to be held, and a replay of shared beginnings."""
+"""Prefix affinity: what is believed to be held, where a conversation is at home, and what the fleet makes of it."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.picking.affinity import MOST_BLOCKS, SHARED, Held, block_hashes, choose
+from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, limits
+from plimsoll.core.knee import Tier
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.picking.affinity import SHARED, Held, Recent
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import from_samples
+from tests.core.admission_lab import PrefixCache
 
-TRACE = Path(__file__).parent / "data" / "mooncake" / "synthetic.csv.gz"
-BLOCK_TOKENS = 512
-IDLE = {"a": 0.0, "b": 0.0, "c": 0.0}
+HOT = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)  # an 8B on an H200
+SLO = Slo(0.95, 0.5, 0.0, 0.05)
+SERVE = Tier(Role.SERVE, HOT, from_samples([1000.0], [0.0], [200.0]), EngineLimits(1024, 919_824, 8192), SLO)
+CHAT = (ClassPolicy("chat", 0, SLO),)
+PROMPT = 6400  # tokens, 50 blocks, some 0.15 s
 
 
-def test_hashes_stand_for_all_that_came_before() -> None:
-    first, second = block_hashes(b"aaaabbbbcccc", 4), block_hashes(b"aaaaXXXXcccc", 4)
-    assert first[0] == second[0]
-    assert not set(first[1:]) & set(second[1:])
-    assert block_hashes(b"aaaabbbbccc", 4) == first[:2], "a block that is not full is not cached as one"
-    assert len(block_hashes(b"x" * 10_000, 1)) == MOST_BLOCKS
-    with pytest.raises(ValueError, match="block_bytes"):
-        block_hashes(b"x", 0)
+def chain(*seeds: int) -> tuple[int, ...]:
+    """Hashes as they come: random, each of its block and all before it."""
+    return tuple(hash((seeds[: k + 1], "block")) % 2**64 for k in range(len(seeds)))
 
 
-@given(st.binary(max_size=60), st.binary(max_size=60), st.integers(1, 8))
-def test_prompts_share_hashes_exactly_as_far_as_they_agree(one: bytes, other: bytes, size: int) -> None:
-    agree = sum(1 for k in range(1, min(len(one), len(other)) // size + 1) if one[: k * size] == other[: k * size])
-    pairs = zip(block_hashes(one, size), block_hashes(other, size), strict=False)
-    assert [a == b for a, b in pairs].count(True) == agree
+def held(capacity: int = 100, addresses: str = "abc") -> Held:
+    made = Held()
+    made.set_endpoints(dict.fromkeys(addresses, capacity))
+    return made
+
+
+# What is held.
 
 
 def test_ends_are_forgotten_before_beginnings() -> None:
-    held = Held(4)
-    held.sent("a", [1, 2, 3])
-    held.sent("a", [1, 9, 8])
-    assert held.depth("a", [1, 2, 3]) == 2
-    assert held.depth("a", [1, 9, 8]) == 3
-    assert held.depth("b", [1, 2, 3]) == 0
+    known = held(4)
+    known.sent("a", [1, 2, 3])
+    known.sent("a", [1, 9, 8])
+    assert known.depth_at("a", [1, 2, 3], 3) == 2
+    assert known.depth_at("a", [1, 9, 8], 3) == 3
+    assert known.depth_at("b", [1, 2, 3], 3) == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=60), st.integers(1, 8))
+def test_what_is_known_is_what_an_lru_cache_of_that_size_holds(prompts: list[list[int]], capacity: int) -> None:
+    recent, cache = Recent(capacity), PrefixCache()
+    for prompt in prompts:
+        blocks = chain(*prompt)
+        recent.use("a", blocks)
+        cache.use(blocks[:capacity], capacity)
+        assert len(recent) == len(cache.blocks) <= capacity
+        for other in prompts:
+            assert recent.depth(chain(*other), len(other)) == cache.hits(chain(*other))
+
+
+def test_the_same_prompts_again_and_again_take_no_more_room() -> None:
+    recent = Recent(10)
+    for _ in range(2000):
+        recent.use("a", [1, 2])
+        recent.use("a", [1, 2, 3])
+    assert len(recent._chains) < 200  # they are swept
+    assert recent.depth([1, 2, 3], 3) == 3
 
 
 def test_an_endpoint_that_was_gone_holds_nothing() -> None:
-    held = Held(4)
-    held.sent("a", [1, 2])
-    held.keep({"b"})
-    assert held.depth("a", [1, 2]) == 0
+    known = held()
+    known.sent("a", [1, 2])
+    known.set_endpoints({"b": 100})
+    assert known.holder([1, 2], 2) is None
+    known.set_endpoints({"a": 100, "b": 100})
+    assert known.depth_at("a", [1, 2], 2) == 0
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=30), st.integers(1, 8))
-def test_no_more_is_remembered_than_fits(prompts: list[list[int]], capacity: int) -> None:
-    held, chains = Held(capacity), [[hash(tuple(p[: k + 1])) for k in range(len(p))] for p in prompts]
-    for chain in chains:
-        held.sent("a", chain)
-        assert held.depth("a", chain) == min(len(chain), capacity)
-    nodes = {block for chain in chains for block in chain}
-    assert sum(held.depth("a", [block]) for block in nodes) <= capacity
+def test_a_smaller_cache_holds_less() -> None:
+    known = held(4)
+    known.sent("a", [1, 2, 3, 4])
+    known.set_endpoints({"a": 2})
+    assert known.depth_at("a", [1, 2, 3, 4], 4) == 2
+    with pytest.raises(ValueError, match="capacity"):
+        known.set_endpoints({"a": 0})
 
 
-def test_a_cache_is_worth_the_prefill_that_it_saves_and_no_more() -> None:
-    held = Held(100)
-    held.sent("b", [1, 2, 3, 4])
-    prefill_s = lambda depth: 1.0 - 0.2 * depth  # noqa: E731
-    assert choose(held, [1, 2, 3, 4], IDLE, prefill_s) == "b"
-    assert choose(held, [1, 2, 3, 4], {"a": 0.0, "b": 0.79}, prefill_s) == "b"
-    assert choose(held, [1, 2, 3, 4], {"a": 0.0, "b": 0.81}, prefill_s) == "a"
-    with pytest.raises(ValueError, match="at least one"):
-        choose(held, [1], {}, prefill_s)
+# Where a conversation is at home.
 
 
-def test_gateways_agree_on_a_conversation_that_only_one_of_them_saw() -> None:
-    system = [1, 2]
-    mine, other = Held(1000), Held(1000)
-    for held in (mine, other):
-        for number in range(SHARED + 1):
-            held.sent("abc"[number % 3], [*system, 100 + number])
-    prefill_s = lambda depth: 2.0 - 0.1 * depth  # noqa: E731
-    chosen = Counter()
+def test_gateways_that_saw_the_same_shared_beginning_agree_on_where_new_conversations_are_at_home() -> None:
+    system = (11, 12, 13)
+    mine, other = held(10_000), held(10_000)
+    for number in range(SHARED + 1):
+        mine.sent("abc"[number % 3], chain(*system, 100 + number))
+        other.sent("cab"[number % 3], chain(*system, 200 + number))
+    homes = Counter()
     for number in range(300):
-        begun = [*system, 1000 + number]
-        first = choose(mine, begun, IDLE, prefill_s, elsewhere=0.5)
-        mine.sent(first, begun)
-        later = [*begun, 5000 + number, 6000 + number]
-        assert choose(other, later, IDLE, prefill_s, elsewhere=0.5) == first
-        chosen[first] += 1
-    assert min(chosen.values()) > 60, "the shared beginning does not pile them up"
+        begun, later = chain(*system, 1000 + number), chain(*system, 1000 + number, 1, 2)
+        home = mine.home(begun, mine.depth(begun))
+        assert home is not None
+        assert other.home(later, other.depth(later)) == home
+        homes[home] += 1
+    assert set(homes) == {"a", "b", "c"}
+    assert min(homes.values()) > 50, "the shared beginning does not pile them up"
 
 
-@dataclass(frozen=True)
-class Replay:
-    """hits: share of the ideal, one endless cache for all. p95_s: of TTFT."""
-
-    hits: float
-    p95_s: float
-
-
-class Cache:
-    """What an engine really holds: least recently used blocks go, ends first."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def use(self, blocks: list[int]) -> int:
-        hits = next((k for k, block in enumerate(blocks) if block not in self._blocks), len(blocks))
-        for block in reversed(blocks):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
-        return hits
+def test_a_known_conversation_and_a_shared_beginning_alone_have_no_home() -> None:
+    known = held()
+    known.sent("a", chain(1, 2, 3))
+    assert known.home(chain(1, 2, 3, 4), 3) is None
+    for number in range(SHARED):
+        known.sent("a", chain(1, 2, 3, 50 + number))
+    shared = chain(1, 2, 3)
+    assert known.home(shared, known.depth(shared)) is None
+    assert Held().home(chain(1), 0) is None
 
 
-def requests() -> Iterator[tuple[float, int, list[int]]]:
-    with gzip.open(TRACE, "rt") as lines:
-        for row in csv.DictReader(lines):
-            runs = (run.partition("-") for run in row["blocks"].split())
-            blocks = [block for low, _, high in runs for block in range(int(low), int(high or low) + 1)]
-            yield float(row["arrival_s"]), int(row["prompt_tokens"]), blocks
+def test_few_conversations_move_when_an_endpoint_comes() -> None:
+    few, more = held(addresses="abcd"), held(addresses="abcde")
+    moved = [few.home(chain(k), 0) != more.home(chain(k), 0) for k in range(1000)]
+    assert 0.1 < sum(moved) / len(moved) < 0.35
+    assert all(more.home(chain(k), 0) == "e" for k in range(1000) if moved[k])
 
 
-def prefill_s(tokens: int, cached: int) -> float:
-    """An 8B model on one H200."""
-    fresh = max(tokens - cached, 1)
-    return 0.005 + 4.6e-5 * fresh + 2.2e-9 * fresh * (cached + fresh / 2)
+# What the fleet makes of it.
 
 
-Chooser = Callable[[int, list[int], dict[str, float], Callable[[int], float]], str]
+def gate(tier: Tier = SERVE, replicas: str = "abcdefgh", share: float = 1.0, prefills: str = "") -> Gate:
+    made = Gate(CHAT, limits(tier, CHAT), {})
+    made.tick(0.0, Outlook())
+    units = int(made.fleet.limits.batch * share)
+    made.set_replicas(dict.fromkeys(replicas, units), 0.0, frozenset(prefills))
+    return made
 
 
-def replay(choice: Chooser, engines: int = 6, capacity: int = 5600) -> Replay:
-    """Engines that prefill first come, first served, and what a router makes of them."""
-    caches = {f"10.0.0.{k}:8000": Cache(capacity) for k in range(engines)}
-    free = dict.fromkeys(caches, 0.0)
-    endless, hits, ideal, ttft = Cache(10**9), 0, 0, []
-    for number, (at_s, tokens, blocks) in enumerate(requests()):
-        ahead = {address: max(0.0, until - at_s) for address, until in free.items()}
-        after = lambda depth, tokens=tokens: prefill_s(tokens, min(depth * BLOCK_TOKENS, tokens - 1))  # noqa: E731
-        address = choice(number, blocks, ahead, after)
-        found = caches[address].use(blocks)
-        hits, ideal = hits + found, ideal + endless.use(blocks)
-        ttft.append(ahead[address] + after(found))
-        free[address] = at_s + ttft[-1]
-    return Replay(hits / ideal, float(np.quantile(ttft, 0.95)))
+def ask(door: Gate, id: str, now: float, blocks: tuple[int, ...], prompt: int = PROMPT, end: bool = True) -> Decision:
+    decision = door.offer(Request(id, "chat", "t", now, prompt, blocks=blocks), now)
+    if end and decision.outcome is Outcome.ADMITTED:
+        door.end(id, now + 0.01)
+    return decision
 
 
-def by_affinity(gateways: int, elsewhere: float) -> Chooser:
-    helds = [Held(5600) for _ in range(gateways)]
-
-    def choice(number: int, blocks: list[int], ahead: dict[str, float], after: Callable[[int], float]) -> str:
-        held = helds[number % gateways]
-        address = choose(held, blocks, ahead, after, elsewhere)
-        held.sent(address, blocks)
-        return address
-
-    return choice
+def talk(number: int, blocks: int = 50) -> tuple[int, ...]:
+    return chain(*(number * 1000 + k for k in range(blocks)))
 
 
-def test_a_replay_of_shared_beginnings() -> None:
-    least = replay(lambda number, blocks, ahead, after: min(ahead, key=lambda address: ahead[address]))
-    alone = replay(by_affinity(1, 0.0))
-    silent = replay(by_affinity(3, 0.0))
-    agreed = replay(by_affinity(3, 2 / 3))
-    print(f"{least=} {alone=} {silent=} {agreed=}")
-    assert alone.hits >= 0.9
-    assert alone.p95_s <= least.p95_s
-    assert silent.hits < agreed.hits
-    assert agreed.p95_s <= least.p95_s
+def test_a_conversation_goes_where_it_is_cached_sooner_and_at_less_cost() -> None:
+    door = gate()
+    first = {k: ask(door, f"a{k}", float(k), talk(k)) for k in range(12)}
+    work_s = door.offered_work_s
+    for k in range(12):
+        again = ask(door, f"b{k}", 100.0 + k, talk(k))
+        assert again.address == first[k].address
+        assert again.first_token_s < first[k].first_token_s - 0.1
+    assert door.offered_work_s - work_s < 0.5 * work_s
+
+
+def test_a_busy_holder_loses_to_an_idle_replica_but_not_for_little() -> None:
+    door = gate(replicas="ab")
+    holder = ask(door, "a", 0.0, talk(1)).address
+    assert holder is not None
+    door.fleet.replicas[holder].free_s = 10.0 + 0.3
+    assert ask(door, "b", 10.0, talk(1)).address == holder  # 0.3 s of waiting against 0.15 s of everybody's prefill
+    door.fleet.replicas[holder].free_s = 20.0 + 1.0
+    assert ask(door, "c", 20.0, talk(1)).address != holder
+
+
+def test_a_request_is_let_in_by_what_it_costs_with_its_cache() -> None:
+    """A prompt that misses its target anywhere else is in time where it is cached."""
+    door = gate()
+    blocks, tokens = talk(1, 200), 200 * 128
+    first = ask(door, "first", 0.0, blocks, tokens)
+    assert first.first_token_s > 0.5
+    again = ask(door, "again", 10.0, blocks, tokens)
+    assert (again.address, again.outcome) == (first.address, Outcome.ADMITTED)
+    assert again.first_token_s < 0.1
+    for k in range(3):  # a burst of what is cached, at once
+        assert ask(door, f"more{k}", 20.0, blocks, tokens, end=False).address == first.address
+
+
+def test_all_stay_in_promise_where_many_share_a_beginning() -> None:
+    door = gate(replicas="ab")
+    ask(door, "first", 0.0, talk(1))
+    where = Counter(ask(door, f"r{k}", 10.0 + 0.05 * k, talk(1), end=False).address for k in range(300))
+    assert min(where["a"], where["b"]) > 100, "the holder fills, then the other one takes some"
+
+
+def test_without_blocks_the_least_loaded_takes_it() -> None:
+    door = gate(replicas="abc")
+    assert [ask(door, f"r{k}", 0.0, (), end=False).address for k in range(3)] == ["a", "b", "c"]
+
+
+def test_what_a_replica_held_is_forgotten_with_it() -> None:
+    door = gate(replicas="ab")
+    first = ask(door, "a", 0.0, talk(1))
+    for replicas in ({}, dict.fromkeys("ab", door.fleet.limits.batch)):
+        door.set_replicas(replicas, 1.0)
+    assert ask(door, "b", 2.0, talk(1)).first_token_s == pytest.approx(first.first_token_s, rel=0.05)
+
+
+def test_fewer_tokens_than_bytes_suggest_are_cached_in_proportion() -> None:
+    """50 blocks of a prompt of 640 tokens: not 6,400 cached tokens of it, but at most all."""
+    door = gate(replicas="a")
+    ask(door, "a", 0.0, talk(1), 640)
+    there = door.fleet.need(Request("b", "chat", "t", 1.0, 640, blocks=talk(1)[:25] + talk(2)[:25]))
+    half = door.fleet.limits.need(Request("c", "chat", "t", 1.0, 640, cached_tokens=320))
+    assert there == half
+
+
+def test_two_gateways_that_do_not_talk_send_a_conversation_to_the_same_replica() -> None:
+    one, other = gate(share=0.5), gate(share=0.5)
+    same = sum(
+        ask(one, f"a{k}", 10.0 * k, talk(k)).address == ask(other, f"b{k}", 10.0 * k, talk(k)).address
+        for k in range(50)
+    )
+    assert same == 50
+
+
+def test_an_idle_fleet_fills_all_its_caches() -> None:
+    door = gate()
+    where = Counter(ask(door, f"a{k}", 10.0 * k, talk(k)).address for k in range(200))
+    assert len(where) == 8
+    assert max(where.values()) < 60
+
+
+def test_prompts_go_to_the_prefill_replica_that_holds_them() -> None:
+    tier = replace(SERVE, role=Role.DECODE, transfer=KvTransfer(32, 128))
+    door = gate(tier, "de", prefills="pqr")
+    first = [ask(door, f"a{k}", float(k), talk(k)) for k in range(3)]
+    assert {decision.prefill for decision in first} == {"p", "q", "r"}
+    for k in range(3):
+        again = ask(door, f"b{k}", 10.0 + k, talk(k))
+        assert (again.prefill, again.address) == (first[k].prefill, first[k].address)
+        assert again.first_token_s < first[k].first_token_s - 0.1
+    prefill = first[0].prefill
+    assert prefill is not None
+    door.fleet.prefills[prefill] = 30.0 + 2.0
+    assert ask(door, "busy", 30.0, talk(0)).prefill != prefill
+    door.set_replicas(dict.fromkeys("de", door.fleet.limits.batch), 40.0, frozenset("pqr") - {prefill})
+    assert ask(door, "gone", 40.0, talk(0)).prefill != prefill

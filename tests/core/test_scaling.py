@@ -459,6 +459,21 @@ def test_the_last_replica_is_kept_for_a_whole_start_up() -> None:
     assert decided(tier(0.0, 1), bounds(0), HORIZON_S, state).replicas == 0
 
 
+@pytest.mark.parametrize("stopped_s", [0, 5, 30])
+def test_a_fleet_whose_arrivals_stop_dead_is_held_until_they_are_unlikely_to_return(stopped_s: int) -> None:
+    state, went_s = State(), math.inf
+    for now_s in range(120):
+        seen = tier(coming(0.0, NEVER, changed_s_ago=float(now_s + stopped_s)), 4)
+        found = decide(Observation({"serve": seen}, state), Policy({"serve": bounds(1)}, SLO), now_s)
+        state = found.state
+        if found.tiers["serve"].replicas < 4:
+            went_s = now_s
+            break
+    # After t: t + stopped_s is how long nothing came, and t >= L * L / (L + t + stopped_s).
+    assert went_s == math.ceil((-(HORIZON_S + stopped_s) + math.hypot(HORIZON_S + stopped_s, 2 * HORIZON_S)) / 2)
+    assert went_s > 0.4 * HORIZON_S
+
+
 # Limits
 
 

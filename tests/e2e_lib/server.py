@@ -18,6 +18,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[dict[str, str]] = []
         self.at_once = 0
         self.most_at_once = 0
 
@@ -44,6 +45,8 @@ class Engine:
                 length = next(
                     int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
                 )
+                lines = (line.split(": ", 1) for line in head.decode().splitlines() if ": " in line)
+                self.heads.append({name.lower(): value for name, value in lines})
                 body = json.loads(await reader.readexactly(length))
                 self.bodies.append(body)
                 self.at_once += 1
@@ -65,7 +68,9 @@ class Engine:
         if kind == "hang":
             await asyncio.Event().wait()
         if kind == "busy":
-            writer.write(b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy")
+            writer.write(
+                b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\nx-plimsoll-reason: overloaded\r\ncontent-length: 4\r\n\r\nbusy"
+            )
             await writer.drain()
             return True
         writer.write(_OK)

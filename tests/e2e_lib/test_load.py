@@ -53,6 +53,20 @@ def test_the_request_asks_for_an_exact_number_of_tokens(engine: tuple[Engine, Ta
     assert 0 < chat.ttft_s <= chat.ended_at - chat.sent_at
 
 
+def test_a_record_says_what_the_plan_said_and_how_fast_tokens_came(engine: tuple[Engine, Target]) -> None:
+    record = sent(engine[1], Prompt("whole", 5, headers=(("x-who", "me"),), labels=(("class", "chat"),)))
+    assert record.labels == (("class", "chat"),)
+    assert record.tpot_s is not None
+    assert 0 <= record.tpot_s <= (record.ended_at - record.sent_at) / 4
+    assert sent(engine[1], Prompt("whole", 1)).tpot_s is None
+    assert engine[0].heads[0]["x-who"] == "me"
+
+
+def test_a_refusal_says_why_and_when_to_come_back(engine: tuple[Engine, Target]) -> None:
+    record = sent(engine[1], Prompt("busy"))
+    assert (record.status, record.reason, record.retry_after_s) == (503, "overloaded", 1.0)
+
+
 def test_nobody_there_is_unreachable() -> None:
     assert sent(Target("http://127.0.0.1:9", "tiny"), Prompt("whole")).outcome is Outcome.UNREACHABLE
 

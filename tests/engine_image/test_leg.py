@@ -54,6 +54,13 @@ async def test_a_chat_leg_makes_one_token_by_either_name(tmp_path: Path) -> None
     assert decode.engine.requests == [{**body, "kv_transfer_params": PARAMS}]
 
 
+async def test_a_leg_asks_for_the_model_that_the_gateway_named(tmp_path: Path) -> None:
+    async with bench(completion(), "decode", tmp_path) as decode, prefill(healthy()) as peer:
+        await decode.send(BODY, headers={"x-plimsoll-prefill": peer.address, "x-plimsoll-model": "fallback"})
+    assert peer.requests[0][2]["model"] == "fallback"
+    assert decode.engine.requests == [{**BODY, "model": "fallback", "kv_transfer_params": PARAMS}]
+
+
 @pytest.mark.parametrize(
     ("status", "body", "outcome"),
     [

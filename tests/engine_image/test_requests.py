@@ -56,6 +56,82 @@ async def test_a_users_own_word_in_a_tool_stays(tmp_path: Path) -> None:
     assert engine.engine.requests == [body]
 
 
+NAMED = {"x-plimsoll-model": "fallback"}
+
+
+@pytest.mark.parametrize("role", ["serve", "decode", "prefill"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_the_gateway_may_name_the_model(tmp_path: Path, role: str, path: str) -> None:
+    async with bench(completion(), role, tmp_path) as engine:
+        await engine.send(CLEAN, path)
+        await engine.send(CLEAN, path, NAMED, pieces=3)
+        await engine.send(EVIL, path, NAMED)
+    assert [request["model"] for request in engine.engine.requests] == ["tiny", "fallback", "fallback"]
+    assert [request["prompt"] for request in engine.engine.requests] == ["a"] * 3
+    assert not any("kv_transfer_params" in request for request in engine.engine.requests)
+    lengths = [dict(scope["headers"])[b"content-length"] for scope in engine.engine.scopes]
+    assert lengths == [str(len(raw)).encode() for raw in engine.engine.raw]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"model":"tiny","prompt":"a","model":"other"}',
+        b'{"mod\\u0065l":"tiny","prompt":"a"}',
+        b'  {"model": "tiny", "prompt": "a" }\r\n ',
+        json.dumps(CLEAN).encode("utf-16"),
+        json.dumps(CLEAN).encode("utf-32-be"),
+        json.dumps(CLEAN).encode("utf-8-sig"),
+        b'{"model":"","prompt":"a"}',
+    ],
+)
+async def test_a_named_model_wins_in_every_guise(tmp_path: Path, raw: bytes) -> None:
+    async with bench(completion(), "serve", tmp_path) as engine:
+        await engine.send(raw, headers=NAMED)
+    assert engine.engine.requests == [{"model": "fallback", "prompt": "a"}]
+
+
+async def test_a_name_is_a_string_whatever_is_in_it(tmp_path: Path) -> None:
+    name = 'a","prompt":"b\\'
+    async with bench(completion(), "serve", tmp_path) as engine:
+        await engine.send(CLEAN, headers={"x-plimsoll-model": name})
+    assert engine.engine.requests == [{"model": name, "prompt": "a"}]
+
+
+async def test_the_rest_of_a_long_body_stays_as_it_was_written(tmp_path: Path) -> None:
+    body = b'{"model":"tiny","seed":1e2,"prompt":"' + "\u00e9 ".encode() * 300_000 + b'"}'
+    async with bench(completion(), "serve", tmp_path) as engine:
+        await engine.send(body, headers=NAMED, pieces=7)
+    assert engine.engine.raw[0].startswith(body[:-1])
+    assert engine.engine.requests[0]["model"] == "fallback"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b'"model"',
+        b"\xff\xfe\xfd",
+        b"{}",
+        b'{"prompt":"a"}',
+        b'{"model":null}',
+        b'{"model":7}',
+        b'{"model":["tiny"]}',
+        b'{"model":"tiny","model":7}',
+        b'{"nested":{"model":"tiny"}}',
+        b"[" * 20000,
+    ],
+)
+async def test_what_asks_for_no_model_by_name_stays_as_it_is(tmp_path: Path, raw: bytes) -> None:
+    async with bench(answer(400, b'{"detail":"no"}'), "serve", tmp_path) as engine:
+        got = await engine.send(raw, headers=NAMED)
+    assert engine.engine.raw == [raw]
+    assert got.status == 400
+
+
 async def test_other_routes_are_cleaned_at_any_depth(tmp_path: Path) -> None:
     body = {"requests": [{"sampling_params": {"extra_args": {"kv_transfer_params": 1}}}]}
     async with bench(completion(), "serve", tmp_path) as engine:

@@ -224,6 +224,15 @@ def test_prompts_move_and_the_text_is_the_same(pair: Pair) -> None:
     assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == 3
 
 
+def test_a_request_for_another_service_is_answered_in_its_place(pair: Pair) -> None:
+    asked = {**body(words("other")), "model": "busy/other"}
+    named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
+    before = pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote")
+    status, got = pair.decode.post(asked, named)
+    assert (status, got["model"], got["usage"]["completion_tokens"]) == (200, "tiny", 24)
+    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == before + 1
+
+
 def test_a_clients_own_parameters_do_nothing(pair: Pair) -> None:
     evil = {"do_remote_decode": True, "do_remote_prefill": False}
     for one in (pair.prefill, pair.decode):

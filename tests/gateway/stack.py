@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,19 @@ class Stack:
         found = (await self.signals())["services"].get(service, {"endpoints": []})
         return {endpoint["address"]: endpoint for endpoint in found["endpoints"]}
 
+    async def admission(self, service: str = "team/chat") -> dict[str, Any]:
+        """What /signals says of the service's gate."""
+        found: dict[str, Any] = (await self.signals())["services"][service]["admission"]
+        return found
+
+    async def held(self, count: int) -> None:
+        """Wait until so many requests are held."""
+
+        async def is_so() -> bool:
+            return bool((await self.admission())["held"] == count)
+
+        await until(is_so, f"{count} held")
+
     async def routable(self, *engines: Engine, service: str = "team/chat") -> None:
         """Wait until exactly these engines are routable."""
         wanted = {engine.address for engine in engines}
@@ -176,11 +189,11 @@ class Stack:
 
         await until(is_so, f"{count} in flight at {engine.address}")
 
-    def ask(self, model: str | None = "chat", **fields: Any) -> Any:
-        """A chat completion, as an aiohttp request context."""
+    def ask(self, model: str | None = "chat", sent: Mapping[str, str] | None = None, **fields: Any) -> Any:
+        """A chat completion with these headers sent, as an aiohttp request context."""
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
         data = io.BytesIO(json.dumps(body).encode())
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **(sent or {})}
         return self.http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers)
 
     async def ask_fully(self, model: str | None = "chat", **fields: Any) -> tuple[int, dict[str, Any], Any]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from plimsoll.core.admission.outcome import MOST_SEQUENCES
 from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.gateway.classify import LARGE, Request, classify, needs_worker
+from plimsoll.gateway.classify import BEGINNING, LARGE, Request, classify, needs_worker
 from plimsoll.gateway.keys import READ, repeated, suspicious
 from plimsoll.gateway.replies import Reason, Refusal
 
@@ -47,6 +48,37 @@ def reason(body: bytes) -> Reason | None:
 )
 def test_size_of_a_prompt(body: str, prompt: Prompt) -> None:
     assert read(body.encode()).prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens", "stream"),
+    [
+        ("", None, False),
+        ('"max_tokens":7', 7, False),
+        ('"max_completion_tokens":9,"stream":true', 9, True),
+        ('"max_tokens":7,"max_completion_tokens":5,"stream":false', 5, False),
+        ('"max_tokens":0,"max_completion_tokens":5', 5, False),
+        ('"max_tokens":-3,"stream":"yes"', None, False),
+        ('"max_tokens":true,"stream":1', None, False),
+        ('"max_tokens":1e3', None, False),
+        ('"max_tokens":1' + "0" * 40, None, False),
+    ],
+)
+def test_length_and_kind_of_the_answer(fields: str, max_tokens: int | None, stream: bool) -> None:
+    found = read(f'{{"model":"m"{"," if fields else ""}{fields}}}'.encode())
+    assert (found.max_tokens, found.stream) == (max_tokens, stream)
+
+
+def test_a_size_beyond_reason_is_bounded() -> None:
+    found = read(b'{"model":"m","n":16384,"prompt":[' + b'"a",' * 99 + b'"a"]}').prompt
+    assert found.sequences == MOST_SEQUENCES
+
+
+def test_the_beginning_of_a_prompt_is_its_raw_json() -> None:
+    assert read(b'{"messages":[{"a": 1}],"model":"m"}').beginning == b'[{"a": 1}]'
+    assert read(b'{"messages":[1],"prompt":"text","model":"m"}').beginning == b'"text"'
+    assert read(b'{"model":"m"}').beginning == b""
+    assert len(read(b'{"model":"m","prompt":"' + b"x" * 2 * BEGINNING + b'"}').beginning) == BEGINNING
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,15 @@ def held(inflight: InFlight, address: str) -> int:
     return inflight.loads[address].inflight
 
 
+def begin(inflight: InFlight, pick: Pick, now: float) -> str:
+    ticket = inflight.ticket()
+    inflight.begin("s", pick, ticket, now)
+    return ticket
+
+
 def test_a_ticket_counts_at_both_endpoints_until_its_record_comes() -> None:
     inflight = InFlight()
-    ticket = inflight.begin("s", Pick(A, (), P), 0.0)
+    ticket = begin(inflight, Pick(A, (), P), 0.0)
     assert (held(inflight, "a"), held(inflight, "p")) == (1, 1)
     flight = inflight.end(ticket, "a", 1.0)
     assert flight is not None
@@ -29,14 +35,14 @@ def test_a_ticket_counts_at_both_endpoints_until_its_record_comes() -> None:
 
 def test_turns_go_up_with_every_pick() -> None:
     inflight = InFlight()
-    inflight.begin("s", Pick(A), 0.0)
-    inflight.begin("s", Pick(B), 0.0)
+    begin(inflight, Pick(A), 0.0)
+    begin(inflight, Pick(B), 0.0)
     assert inflight.loads["a"].turn < inflight.loads["b"].turn
 
 
 def test_an_answer_from_elsewhere_casts_doubt_on_the_picked_one_for_a_while() -> None:
     inflight = InFlight()
-    inflight.end(inflight.begin("s", Pick(A, (B,)), 0.0), "b", 1.0)
+    inflight.end(begin(inflight, Pick(A, (B,)), 0.0), "b", 1.0)
     inflight.settle(1.0 + DOUBT_SECONDS - 0.1)
     assert inflight.loads["a"].doubtful
     inflight.settle(1.0 + DOUBT_SECONDS)
@@ -57,7 +63,7 @@ def test_after_a_restart_envoys_counts_are_believed_at_once_and_foreign_records_
 def test_a_request_on_its_way_is_not_corrected_away() -> None:
     inflight = InFlight()
     inflight.reconcile({"a": 0}, 0.0)
-    inflight.begin("s", Pick(A), 1.9)
+    begin(inflight, Pick(A), 1.9)
     inflight.reconcile({"a": 0}, 2.0)
     assert held(inflight, "a") == 1
     inflight.reconcile({"a": 1}, 4.0)
@@ -75,18 +81,18 @@ def test_requests_past_the_picker_are_counted_once_they_stay() -> None:
 
 def test_tickets_of_an_engine_that_envoy_knows_to_be_idle_are_dropped() -> None:
     inflight = InFlight()
-    inflight.begin("s", Pick(A, (), P), 0.0)
+    begin(inflight, Pick(A, (), P), 0.0)
     inflight.reconcile({"a": 0}, 1.0)
     assert (held(inflight, "a"), len(inflight)) == (0, 1)
     inflight.reconcile({"a": 0}, 2.0)
     assert (held(inflight, "a"), held(inflight, "p"), len(inflight)) == (0, 0, 0)
-    inflight.begin("s", Pick(A), 2.5)
+    begin(inflight, Pick(A), 2.5)
     assert held(inflight, "a") == 1
 
 
 def test_a_record_that_never_comes_is_forgotten_in_the_end() -> None:
     inflight = InFlight()
-    inflight.begin("s", Pick(A), 0.0)
+    begin(inflight, Pick(A), 0.0)
     inflight.reconcile({"a": 1}, 1.0)
     inflight.reconcile({"a": 1}, OLDEST_SECONDS + 1)
     assert len(inflight) == 0
@@ -95,7 +101,7 @@ def test_a_record_that_never_comes_is_forgotten_in_the_end() -> None:
 
 def test_an_engine_that_envoy_lost_keeps_its_running_requests() -> None:
     inflight = InFlight()
-    ticket = inflight.begin("s", Pick(A), 0.0)
+    ticket = begin(inflight, Pick(A), 0.0)
     inflight.reconcile({"a": 1}, 1.0)
     inflight.reconcile({}, 2.0)
     assert held(inflight, "a") == 1

@@ -14,9 +14,9 @@ from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.doors import EnvoyDoor, models
 from plimsoll.gateway.endpoints import fleet
 from plimsoll.gateway.http1 import Request
-from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.replies import from_header
-from plimsoll.gateway.retries import KEPT, SECONDS, Refused
+from plimsoll.gateway.retries import KEPT, SECONDS, Refused, digest
 from plimsoll.gateway.settings import Settings
 from plimsoll.gateway.signals import signals
 from plimsoll.gateway.watch import Objects
@@ -33,25 +33,26 @@ def picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
     return made
 
 
-def headers(reply: bytes) -> dict[str, str]:
+def headers(reply: Reply) -> dict[str, str]:
+    assert isinstance(reply, bytes)
     head = reply.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     return {":status": head[0].split(" ")[1]} | dict(line.split(": ", 1) for line in head[1:])
 
 
 def test_a_pick_names_cluster_endpoints_and_ticket() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
-    found = headers(asked.check(BODY, None, 0.0))
+    found = headers(asked.check(BODY, {}, 0.0))
     assert found[":status"] == "200"
     assert found["x-plimsoll-cluster"] == "pick/team/chat"
     assert found["x-plimsoll-endpoint"] == "10.0.0.1:8000,10.0.0.2:8000"
     assert "x-plimsoll-prefill" not in found
-    again = headers(asked.check(BODY, None, 0.0))
+    again = headers(asked.check(BODY, {}, 0.0))
     assert again["x-plimsoll-endpoint"] == "10.0.0.2:8000,10.0.0.1:8000"
     assert again["x-plimsoll-ticket"] != found["x-plimsoll-ticket"]
 
 
 def test_a_503_is_a_200_that_sends_the_request_to_the_pickers_own_listener() -> None:
-    found = headers(picker().check(BODY, None, 0.0))
+    found = headers(picker().check(BODY, {}, 0.0))
     assert (found[":status"], found["x-plimsoll-cluster"]) == ("200", "picker")
     reply = from_header(found["x-plimsoll-reply"])
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
@@ -60,17 +61,17 @@ def test_a_503_is_a_200_that_sends_the_request_to_the_pickers_own_listener() -> 
 def test_ready_engines_that_envoy_does_not_reach_are_another_reason() -> None:
     asked = Picker(Random(1))
     asked.set_fleet(fleet([service()], [pod("10.0.0.1:8000")]))
-    reply = from_header(headers(asked.check(BODY, None, 0.0))["x-plimsoll-reply"])
+    reply = from_header(headers(asked.check(BODY, {}, 0.0))["x-plimsoll-reply"])
     assert reply.error["code"] == "no_endpoint"
 
 
 def test_a_record_ends_its_request_and_a_reset_takes_the_engine_out() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
-    found = headers(asked.check(BODY, None, 0.0))
+    found = headers(asked.check(BODY, {}, 0.0))
     asked.ended(Record(ticket=found["x-plimsoll-ticket"], host="10.0.0.1:8000", code=503, flags="UC"), 1.0)
     for _ in range(3):
-        assert headers(asked.check(BODY, None, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
-    after = headers(asked.check(BODY, None, 60.0))["x-plimsoll-endpoint"]
+        assert headers(asked.check(BODY, {}, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
+    after = headers(asked.check(BODY, {}, 60.0))["x-plimsoll-endpoint"]
     assert after.startswith("10.0.0.1:8000")
     told = signals(asked, "g", synced=True)["services"]["team/chat"]
     assert (told["requests"]["arrived"], told["requests"]["failed"]) == (5, 1)
@@ -78,7 +79,7 @@ def test_a_record_ends_its_request_and_a_reset_takes_the_engine_out() -> None:
 
 def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(BODY, None, 0.0))["x-plimsoll-ticket"]
+    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-ticket"]
     asked.set_fleet(fleet([], []))
     asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=200), 1.0)
     assert signals(asked, "g", synced=True)["services"] == {}
@@ -86,10 +87,10 @@ def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
 
 def test_signals_list_endpoints_with_what_they_hold() -> None:
     asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
-    asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", None, 0.0)
+    asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
     told = signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
     assert list(told) == ["version", "gateway", "born", "at", "synced", "services"]
-    assert (told["version"], told["gateway"], told["at"], told["synced"]) == (2, "gateway-0", 12.346, True)
+    assert (told["version"], told["gateway"], told["at"], told["synced"]) == (3, "gateway-0", 12.346, True)
     assert told["born"] == asked.born
     found = told["services"]["team/chat"]
     assert found["models"] == ["chat", "team/chat"]
@@ -107,9 +108,9 @@ def requests(asked: Picker) -> dict[str, Any]:
 
 def test_tokens_arrive_for_each_answer_that_is_wanted() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    asked.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', None, 0.0)
+    asked.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', {}, 0.0)
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (1, 15)
-    asked.check(b'{"model":"chat","prompt":"%s"}' % (b"x" * 398), None, 0.0)
+    asked.check(b'{"model":"chat","prompt":"%s"}' % (b"x" * 398), {}, 0.0)
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (2, 115)
 
 
@@ -117,7 +118,7 @@ def test_demand_is_counted_before_it_is_refused_and_once() -> None:
     asked = picker()
     body = b'{"model":"chat","prompt":[1,2,3,4]}'
     for retry_count in (b"0", b"1", b"2"):
-        asked.check(body, retry_count, 0.0)
+        asked.check(body, {b"x-stainless-retry-count": retry_count}, 0.0)
     found = requests(asked)
     assert (found["arrived"], found["arrived_tokens"], found["retried"]) == (1, 4, 2)
     assert found["refused"] == {"model_starting": 3}
@@ -125,13 +126,13 @@ def test_demand_is_counted_before_it_is_refused_and_once() -> None:
 
 def test_what_names_no_model_of_ours_is_nobodys_demand() -> None:
     asked = picker()
-    asked.check(b'{"model":"other","prompt":[1,2,3,4]}', None, 0.0)
-    asked.check(b"not json", None, 0.0)
+    asked.check(b'{"model":"other","prompt":[1,2,3,4]}', {}, 0.0)
+    asked.check(b"not json", {}, 0.0)
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (0, 0)
 
 
 def answered(asked: Picker, **record: Any) -> None:
-    ticket = headers(asked.check(BODY, None, 0.0))["x-plimsoll-ticket"]
+    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-ticket"]
     asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", **record), 1.0)
 
 
@@ -169,7 +170,7 @@ def test_a_new_picker_has_a_new_name_for_its_counts() -> None:
 
 def test_a_service_that_came_back_counts_anew() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    asked.check(BODY, None, 0.0)
+    asked.check(BODY, {}, 0.0)
     asked.set_fleet(fleet([], []))
     asked.set_fleet(fleet([service()], []))
     assert requests(asked)["arrived"] == 0
@@ -198,16 +199,17 @@ def test_models_are_listed_once_and_by_their_preferred_name() -> None:
 
 
 def test_retries_count_where_the_first_attempt_was_refused() -> None:
-    refused = Refused()
-    assert not refused.is_retry(b"1", BODY, 0.0)
-    refused.remember(BODY, 0.0)
-    assert refused.is_retry(b"1", BODY, 1.0)
-    assert not refused.is_retry(None, BODY, 1.0)
-    assert not refused.is_retry(b"0", BODY, 1.0)
-    assert not refused.is_retry(b"1", BODY, SECONDS + 1)
+    refused, number = Refused(), digest(BODY)
+    assert number == digest(bytes(bytearray(BODY))) != digest(BODY + b" ")
+    assert not refused.is_retry(b"1", number, 0.0)
+    refused.remember(number, 0.0)
+    assert refused.is_retry(b"1", number, 1.0)
+    assert not refused.is_retry(None, number, 1.0)
+    assert not refused.is_retry(b"0", number, 1.0)
+    assert not refused.is_retry(b"1", number, SECONDS + 1)
     for n in range(KEPT):
-        refused.remember(b"%d" % n, 2.0)
-    assert not refused.is_retry(b"1", BODY, 2.0)
+        refused.remember(n, 2.0)
+    assert not refused.is_retry(b"1", number, 2.0)
 
 
 def test_objects_are_synced_when_every_scope_has_its_first_list() -> None:
@@ -242,5 +244,7 @@ def test_settings_come_from_the_environment() -> None:
         {"PLIMSOLL_GATEWAY_DIR": "/x", "PLIMSOLL_WATCH_NAMESPACES": "a, b,", "PLIMSOLL_DRAIN_SECONDS": "7"}
     )
     assert (str(settings.fifo), settings.namespaces, settings.drain_seconds) == ("/x/access.fifo", ("a", "b"), 7.0)
+    named = Settings.from_environment({"PLIMSOLL_CLASS_HEADER": "X-Class", "PLIMSOLL_TENANT_HEADER": "X-Tenant"})
+    assert (named.class_header, named.tenant_header) == ("x-class", "x-tenant")
     with pytest.raises(ValueError, match="many"):
         Settings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})

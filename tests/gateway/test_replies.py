@@ -71,3 +71,11 @@ def test_a_reply_survives_its_header(message: str) -> None:
 def test_no_other_header_is_taken_for_a_reply(value: str) -> None:
     with pytest.raises(ValueError, match="not an answer"):
         from_header(value)
+
+
+@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.MODEL_STARTING, Reason.NO_ENDPOINT])
+@pytest.mark.parametrize("eta", [None, 5.0])
+def test_who_had_better_not_come_back_is_told_so(reason: Reason, eta: float | None) -> None:
+    headers = answer(Refusal(reason, "Words.", eta_seconds=eta, again=False), Random(1)).headers
+    assert headers["x-should-retry"] == "false"
+    assert "retry-after" not in headers

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     SCALED_TO_ZERO = "ScaledToZero"
     WAKING = "Waking"
+    TRANSFER_SLOW = "TransferSlow"
     ROLLING_OUT = "RollingOut"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
@@ -88,6 +89,7 @@ MEANING: dict[Reason, str] = {
     Reason.STARTING: "Engines are starting: image, weights, compilation, warm-up.",
     Reason.SCALED_TO_ZERO: "Nothing runs and nothing is asked; the next request is held while an engine starts.",
     Reason.WAKING: "Requests are held at the gateway until the first engine is ready.",
+    Reason.TRANSFER_SLOW: "The tier is ready, but moving the KV cache costs more than computing it where it is needed.",
     Reason.ROLLING_OUT: "Replicas of a new revision replace those of the old one.",
     Reason.UNSCHEDULABLE: "A pod fits on no node; the message has the scheduler's words.",
     Reason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled; the message has the kubelet's words.",

@@ -41,6 +41,7 @@ class EventReason(StrEnum):
     SHEDDING_STARTED = "SheddingStarted"
     SHEDDING_STOPPED = "SheddingStopped"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    TRANSFER_SLOW = "TransferSlow"
 
 
 MEANING: dict[EventReason, str] = {
@@ -65,6 +66,7 @@ MEANING: dict[EventReason, str] = {
     EventReason.SLO_INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that works.",
     EventReason.SHEDDING_STARTED: "Requests are refused, since the ready engines cannot serve all within the promise.",
     EventReason.SHEDDING_STOPPED: "No request has been refused for a minute.",
+    EventReason.TRANSFER_SLOW: "Moving the KV cache costs more than computing it where it is needed.",
     EventReason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }
 

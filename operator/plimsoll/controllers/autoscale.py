@@ -20,6 +20,7 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import explain, memory, report, starts
 from plimsoll.controllers.gauges import Gauges
+from plimsoll.controllers.past import Past
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core import autoscaler
@@ -29,9 +30,10 @@ from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, EngineReading, GatewayReading
+from plimsoll.core.ports import About, EngineReading, GatewayReading, History
 from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.signals import Listener
+from plimsoll.core.transfer import Meter, Moved, Verdict, computing_s, judge
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
@@ -44,6 +46,7 @@ TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
 REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a request comes
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
+TRANSFER_SECONDS = 10.0  # between two looks at whether KV transfer pays
 SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
@@ -91,6 +94,9 @@ class _Known:
     gatekeeper: Gatekeeper
     kept: object  # what an earlier process had learned, as the status has it
     met_s: float
+    transfers: Meter = field(default_factory=Meter)
+    transfer: Verdict | Unknown | None = None
+    transfer_s: float = -math.inf  # when it was last judged
     starting: set[str] = field(default_factory=set)
     report: Report | None = None
     reported_s: float = -math.inf
@@ -105,6 +111,24 @@ class _Known:
         if self.arrived.get(gateway) != arrived:
             self.rest_s = -math.inf
         self.arrived[gateway] = arrived
+
+    def judge_transfer(self, now_s: float) -> None:
+        """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them."""
+        if 0.0 <= now_s - self.transfer_s < TRANSFER_SECONDS:
+            return
+        self.transfer_s = now_s
+        tier, workload = self.service.tiers.get(Role.DECODE), self.service.workload
+        if tier is None or tier.model is None or tier.limits is None or isinstance(workload, Unknown):
+            return
+        took_s = computing_s(tier.model, workload, tier.limits.token_budget)
+        if not isinstance(took_s, Unknown):
+            before = not isinstance(self.transfer, Verdict) or self.transfer.pays
+            self.transfer = judge(self.transfers.moved, took_s, before)
+
+    @property
+    def slow_transfer(self) -> str | None:
+        """Why remote prefill does not pay; None where it does, or where that is not known."""
+        return self.transfer.words if isinstance(self.transfer, Verdict) and not self.transfer.pays else None
 
     def rests(self, raw: Object, now_s: float) -> bool:
         """Nothing has come since the last look, nothing is under way, and the user wants what was wanted then."""
@@ -123,13 +147,15 @@ class _Known:
 class Sources:
     """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod.
 
-    stir: told of a service to which requests come, so that its engines are asked more often.
+    stir: told of a service to which requests come, so that its engines are asked more often. history: None where no
+    store of metrics is named.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
     about: Callable[[str], About | None]
     start: Callable[[str], Start | None]
     stir: Callable[[Key], None] = lambda key: None
+    history: History | None = None
 
 
 class Autoscaler:
@@ -144,11 +170,17 @@ class Autoscaler:
         self._changed = changed
         self._known: dict[Key, _Known] = {}
         self._gauges = Gauges()
+        self._past = Past(sources.history)
 
     def hear_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """An engine's metrics have come."""
-        if key in self._known:
-            self._known[key].listener.hear_engine(role, reading)
+        known = self._known.get(key)
+        if known is None:
+            return
+        known.listener.hear_engine(role, reading)
+        counted = reading.moved_prompt_tokens, reading.transfer_s, reading.post_s
+        if role is Role.DECODE and None not in counted:
+            known.transfers.hear(reading.pod, reading.born, reading.at_s, Moved(*(value or 0.0 for value in counted)))
 
     def report(self, key: Key) -> Report | None:
         """What the status says of the scaling of a service; None before its first tick."""
@@ -164,6 +196,7 @@ class Autoscaler:
         """One pass over all services. now_s: seconds since the epoch."""
         for change in self.decide(now_s):
             await self._set(change)
+        self._past.look({key: known.service for key, known in self._known.items()}, now_s)
 
     def decide(self, now_s: float) -> list[Change]:
         """Every tier that must be scaled; reads the caches alone."""
@@ -205,6 +238,7 @@ class Autoscaler:
         kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
         known = _Known(autoscaler.Service.of(roles), listener, Gatekeeper.after(_told(status)), kept, now_s)
         memory.recall(known.service, kept)
+        self._past.meet(key, known.service)
         self._known[key] = known
         return known
 
@@ -227,6 +261,8 @@ class Autoscaler:
         for name in known.service.tiers:
             own = [p for p in pods if p["metadata"]["labels"].get(labels.ROLE) == name and not starts.is_leaving(p)]
             ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]
+            if name == Role.DECODE:
+                known.transfers.keep({p["metadata"]["name"] for p in own})
             live = self._deployment(raw, name)
             if live is not None:
                 tiers[name] = self._tier(known, name, live, own, ready[Role(name)], now_s)
@@ -281,14 +317,19 @@ class Autoscaler:
         old = known.report
         told = known.gatekeeper.told
         shedding = report.sheds(seen, old)
+        known.judge_transfer(now_s)
+        slow = known.slow_transfer
+        if slow is not None and old is not None and old.slow_transfer is not None:
+            slow = old.slow_transfer  # figures that moved a little are no news
         same = old is not None and old.state == report.state(known.service, silent, shedding) and old.told is told
+        same = same and old is not None and bool(old.slow_transfer) == bool(slow)
         if same and now_s - known.reported_s < REPORT_SECONDS:
             return
         unsure = any(isinstance(need, Unknown) for need in known.service.needs.values())
         if old is None and known.kept and unsure and now_s - known.met_s < SILENT_SECONDS:
             return  # after a restart: what the status has is better than nothing known yet
         last = old or report.nothing(known.kept if isinstance(known.kept, dict) else None, now_s)
-        new = report.make(spec, known.service, seen, wanted, last, told, silent, now_s)
+        new = report.make(spec, known.service, seen, wanted, last, told, slow, silent, now_s)
         known.reported_s = now_s
         if new != old:
             known.report = new

@@ -45,7 +45,7 @@ from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import NotFound
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import EngineReading
+from plimsoll.core.ports import EngineReading, History
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,13 @@ class Operator:
         self.reconciler = Reconciler(
             kube, self.store, settings.platform, lambda: self.gateways.view, self._report, settings.identity
         )
-        sources = Sources(self.gateways.readings, self.engines.about, self.engines.start, self.engines.stir)
+        sources = Sources(
+            self.gateways.readings,
+            self.engines.about,
+            self.engines.start,
+            self.engines.stir,
+            _history(settings.prometheus_url),
+        )
         self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add)
 
     async def run(self) -> None:
@@ -164,6 +170,15 @@ class Operator:
             return
         for raw in self.store.all(labels.KIND):
             self.queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+
+
+def _history(url: str) -> History | None:
+    """Its library takes memory that most installations need not have: it is loaded where it is used."""
+    if not url:
+        return None
+    from plimsoll.adapters.prometheus import Prometheus
+
+    return Prometheus(url)
 
 
 async def run(settings: Settings) -> None:

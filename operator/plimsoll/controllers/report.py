@@ -61,11 +61,12 @@ class Report:
     learned_s: float  # when that was
     cost: Object
     told: Published | None
+    slow_transfer: str | None  # why remote prefill does not pay, None where it does or where that is not known
 
 
 def nothing(learned: Object | None, now_s: float) -> Report:
     """Before the first one: what an earlier process has kept."""
-    return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {}, None)
+    return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {}, None, None)
 
 
 def sheds(seen: Seen, old: Report | None) -> bool:
@@ -100,6 +101,7 @@ def make(
     wish: Wish,
     last: Report,
     told: Published | None,
+    slow_transfer: str | None,
     silent: bool,
     now_s: float,
 ) -> Report:
@@ -125,6 +127,7 @@ def make(
         learned_s=last.learned_s if keep else now_s,
         cost=_cost(spec, service, seen),
         told=told,
+        slow_transfer=slow_transfer,
     )
 
 

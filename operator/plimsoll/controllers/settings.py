@@ -23,13 +23,17 @@ class BadSettings(PlimsollError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the operator process is told. identity: unique name of this process, for the lease."""
+    """Everything that the operator process is told.
+
+    identity: unique name of this process, for the lease. prometheus_url: where the past is known, "" for nowhere.
+    """
 
     platform: Platform
     namespace: str
     identity: str
     probe_port: int = 8080
     metrics_port: int = 8081
+    prometheus_url: str = ""
 
 
 def load(environment: dict[str, str] | None = None) -> Settings:
@@ -48,6 +52,7 @@ def load(environment: dict[str, str] | None = None) -> Settings:
         identity=env.get("POD_NAME", socket.gethostname()),
         probe_port=int(env.get("PLIMSOLL_PROBE_PORT", "8080")),
         metrics_port=int(env.get("PLIMSOLL_METRICS_PORT", "8081")),
+        prometheus_url=env.get("PLIMSOLL_PROMETHEUS_URL", ""),
     )
 
 

@@ -68,7 +68,8 @@ def conditions(sight: Sight) -> tuple[Condition, ...]:
             Condition(Type.RECONCILING, False, Reason.INVALID_SPEC, "waiting for a spec that can be acted on"),
             Condition(Type.STALLED, True, Reason.INVALID_SPEC, message),
         )
-    tiers = tuple(_tier(tier) for tier in sight.tiers)
+    slow = sight.report.slow_transfer if sight.report else None
+    tiers = tuple(_tier(tier, slow if tier.kind == "prefill" else None) for tier in sight.tiers)
     return (
         *_ready(sight, tiers),
         _reconciling(sight, tiers),
@@ -89,6 +90,9 @@ def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:
         return (Condition(Type.READY, False, Reason.APPLY_REJECTED, sight.rejected),)
     if sight.routable is not None and (asleep := _asleep(sight, tiers)) is not None:
         return (asleep,)
+    if sight.tiers and not any(tier.desired for tier in sight.tiers) and not sight.sleeps:
+        words = "nothing runs, and spec.scaling keeps it so (mode or paused): scale it by hand"
+        return (Condition(Type.READY, False, Reason.SCALED_TO_ZERO, words),)
     answering = next((c for c in tiers if c.type is not Type.PREFILL_READY), None)
     if answering is not None and not answering.holds:
         return (Condition(Type.READY, False, answering.reason, answering.message),)
@@ -116,8 +120,11 @@ def _asleep(sight: Sight, tiers: tuple[Condition, ...]) -> Condition | None:
     return None
 
 
-def _tier(tier: TierSight) -> Condition:
-    """Whether a tier has its replicas, and if not, the most telling trouble of its pods."""
+def _tier(tier: TierSight, slow_transfer: str | None) -> Condition:
+    """Whether a tier has its replicas, and if not, the most telling trouble of its pods.
+
+    slow_transfer: why what it computes does not pay, although it is there.
+    """
     kind = TIER_READY[tier.kind]
     ready, total = _ready_replicas(tier), tier.desired
     found = troubles.worst(tier.deployment, tier.pods)
@@ -125,6 +132,8 @@ def _tier(tier: TierSight) -> Condition:
     if ready >= total and _rolled_out(tier):
         if not total:
             return Condition(kind, True, Reason.SCALED_TO_ZERO, "nothing runs, and nothing is asked")
+        if slow_transfer is not None:
+            return Condition(kind, True, Reason.TRANSFER_SLOW, f"{count}, but {slow_transfer}")
         return Condition(kind, True, Reason.ALL_REPLICAS_READY, count)
     holds = ready >= total
     if found is not None:
@@ -136,11 +145,14 @@ def _tier(tier: TierSight) -> Condition:
     return Condition(kind, holds, Reason.STARTING, f"{count}: engines are starting")
 
 
+_SETTLED = (Reason.ALL_REPLICAS_READY, Reason.SCALED_TO_ZERO, Reason.TRANSFER_SLOW)
+
+
 def _reconciling(sight: Sight, tiers: tuple[Condition, ...]) -> Condition:
     waiting = [
         f"{tier.kind}: {condition.message}"
         for tier, condition in zip(sight.tiers, tiers, strict=True)
-        if condition.reason not in (Reason.ALL_REPLICAS_READY, Reason.SCALED_TO_ZERO)
+        if condition.reason not in _SETTLED
     ]
     if waiting or sight.rejected:
         message = "; ".join(waiting) or "an object was rejected"
@@ -246,6 +258,7 @@ _TOLD: dict[Reason, EventReason] = {
     Reason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
     Reason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
     Reason.PODS_REFUSED: EventReason.PODS_REFUSED,
+    Reason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
 }
 
 

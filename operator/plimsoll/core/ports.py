@@ -10,9 +10,9 @@ points in time seconds since the epoch by the reader's clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Buckets(NamedTuple):
@@ -65,8 +65,9 @@ class ServiceReading:
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
     ttft_s: from a request's receipt to the first byte of its answer, of those answered. waiting: requests held now, and
     held_work_s their GPU-seconds. ticket_work: GPU-seconds a second of those that were told when to come back. units:
-    sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests at each engine now, by
-    pod. A gateway of an older release tells neither tokens nor ttft_s nor anything of admission.
+    sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of admission, by name.
+    inflight: requests at each engine now, by pod. A gateway of an older release tells neither tokens nor ttft_s nor
+    anything of admission.
     """
 
     arrived: float
@@ -125,3 +126,15 @@ class About:
     max_model_len: int | None = None
     config: Mapping[str, object] | None = None
     ladder: Ladder | None = None
+
+
+class History(Protocol):
+    """What came to services before this process, from a store of metrics; slow, and absent in most installations."""
+
+    def request_rate(self, service: str, start_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+        """First attempts of a service (NAMESPACE/NAME), by minute, oldest first: the minute's end and requests per s.
+
+        start_s, end_s: seconds since the epoch. Minutes of which nothing is known are absent. Blocks; raises
+        Unavailable.
+        """
+        ...

@@ -32,7 +32,11 @@ class Outcome(StrEnum):
 
 
 class Record(msgspec.Struct):
-    """One line of the log; durations in microseconds, None where it did not come to that."""
+    """One line of the log; durations in microseconds, None where it did not come to that.
+
+    All durations begin with the request's first byte: ttft_us ends with the answer's first byte, duration_us with its
+    last, received_us with the request's last. sent: bytes of the answer's body.
+    """
 
     ticket: str | None = None
     host: str | None = None
@@ -43,6 +47,7 @@ class Record(msgspec.Struct):
     attempts: int | None = None
     ttft_us: int | None = None
     duration_us: int | None = None
+    received_us: int | None = None
     sent: int | None = None
     id: str | None = None
 
@@ -52,10 +57,13 @@ class Record(msgspec.Struct):
 
     @property
     def outcome(self) -> Outcome:
-        flags = self.flag_set
-        if flags & _CLIENT_LEFT:
-            return Outcome.CANCELLED
-        if flags & _CUT or not self.code or self.code >= 500:
+        if self.flags != "-":  # most have none
+            flags = self.flag_set
+            if flags & _CLIENT_LEFT:
+                return Outcome.CANCELLED
+            if flags & _CUT:
+                return Outcome.FAILED
+        if not self.code or self.code >= 500:
             return Outcome.FAILED
         return Outcome.ANSWERED
 
@@ -65,14 +73,14 @@ class Record(msgspec.Struct):
 
         An engine's own 4xx comes at once, and would let percentiles look well.
         """
-        if self.ttft_us is None or self.outcome is not Outcome.ANSWERED or (self.code or 0) >= 400:
+        if self.ttft_us is None or (self.code or 0) >= 400 or self.outcome is not Outcome.ANSWERED:
             return None
         return self.ttft_us / 1e6
 
     @property
     def reset_before_first_byte(self) -> bool:
         """The engine took the request and broke the connection without a word."""
-        return "UC" in self.flag_set and self.ttft_us is None
+        return self.ttft_us is None and "UC" in self.flag_set
 
 
 _CLIENT_LEFT = frozenset({"DC", "DR"})

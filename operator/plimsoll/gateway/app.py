@@ -21,8 +21,10 @@ from plimsoll.gateway.doors import EnvoyDoor, PublicDoor
 from plimsoll.gateway.endpoints import fleet
 from plimsoll.gateway.envoy_view import EnvoyView
 from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.policy import Policies
 from plimsoll.gateway.server import Door
 from plimsoll.gateway.settings import Settings
+from plimsoll.gateway.visit import Names
 from plimsoll.gateway.watch import Objects, Source, follow
 from plimsoll.gateway.worker import Worker
 from plimsoll.gateway.xds import publish
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02  # a burst of watch events is one change
 PUBLIC_IDLE_SECONDS = 60.0
+TICK_SECONDS = 1.0
+BACKLOG = 4096  # each request that is held keeps a connection of Envoy, so bursts need new ones
 
 
 class Gateway:
@@ -42,7 +46,9 @@ class Gateway:
         self._source = source
         self._objects = Objects(settings.namespaces)
         self._admin = Admin(settings.admin_socket)
-        self._picker = Picker(Random())
+        names = Names(settings.class_header.encode(), settings.tenant_header.encode())
+        self._picker = Picker(Random(), settings.pod, names)
+        self._policies = Policies()
         self._worker = Worker()
         self._door = EnvoyDoor(self._picker, self._worker)
         self._view = EnvoyView(self._admin, self._picker, settings.poll_seconds, lambda: self._door.asked)
@@ -68,6 +74,7 @@ class Gateway:
             asyncio.create_task(follow(self._source, self._objects, self._changed.set)),
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._view.run(self._tick)),
+            asyncio.create_task(self._tick_admission()),
         ]
         ending = asyncio.create_task(self._drain())
         try:
@@ -101,7 +108,7 @@ class Gateway:
             self._changed.clear()
             if not self._objects.synced:
                 continue
-            now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS))
+            now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS), self._policies)
             metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds))
             self._view.want(now)
             if len(servers) == 1:
@@ -118,13 +125,15 @@ class Gateway:
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
         most = self._settings.max_body_bytes + 1024
-        server = await asyncio.get_running_loop().create_unix_server(lambda: Door(self._door, most, None), str(path))
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: Door(self._door, most, None), str(path), backlog=BACKLOG
+        )
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 
     def _record(self, record: Record) -> None:
-        self._picker.ended(record, time.monotonic())
-        if record.ticket is not None and record.outcome is Outcome.FAILED:
+        picked = self._picker.ended(record, time.monotonic())
+        if picked and record.outcome is Outcome.FAILED:
             log.warning(
                 "request %s failed at %s: %s %s %s", record.id, record.host, record.code, record.flags, record.details
             )
@@ -132,6 +141,11 @@ class Gateway:
     def _tick(self) -> None:
         bad, self._log.bad = self._log.bad, 0
         metrics.GATEWAY_BAD_RECORDS.inc(bad)
+
+    async def _tick_admission(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._picker.tick()
 
     async def _drain(self) -> None:
         """Wait for the signal, then until nobody is being served any more or the grace ends.

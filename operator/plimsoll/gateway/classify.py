@@ -14,27 +14,40 @@ from dataclasses import dataclass
 
 import msgspec
 
+from plimsoll.core.admission.outcome import MOST_SEQUENCES, MOST_TOKENS
 from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.keys import repeated, suspicious
+from plimsoll.gateway.prefix import BLOCK_BYTES, MOST_BLOCKS
 from plimsoll.gateway.replies import Reason, Refusal
 
 LARGE = 256 * 1024  # bytes; a slow parse of more than this runs in a worker process
 BYTES_PER_TOKEN = 4
+BEGINNING = BLOCK_BYTES * MOST_BLOCKS + 1  # bytes of a prompt by which it is known again
 MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is refused there, and costs nothing
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one completion request asks for. model is the name the client used."""
+    """What one completion request asks for. model is the name the client used.
+
+    max_tokens: the lesser of the limits that it sets on one answer, None without. stream: the answer comes in events.
+    beginning: of its prompt, as raw JSON.
+    """
 
     model: str
     prompt: Prompt
+    max_tokens: int | None = None
+    stream: bool = False
+    beginning: bytes = b""
 
 
 class _Body(msgspec.Struct):
     model: object = None
     n: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    stream: object = None
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
 
@@ -67,7 +80,15 @@ def _request(fields: _Body) -> Request | Refusal:
     if not isinstance(model, str) or not model:
         said = "is missing" if model is None else "is empty" if model == "" else "must be a string"
         return Refusal(Reason.MODEL_REQUIRED, f"The field 'model' {said}: name the model to use.", param="model")
-    return Request(model, _prompt(fields))
+    prompt = _prompt(fields)
+    bounded = Prompt(min(prompt.tokens, MOST_TOKENS), min(prompt.sequences, MOST_SEQUENCES))
+    beginning = bytes((memoryview(fields.prompt) or memoryview(fields.messages))[:BEGINNING])
+    return Request(model, bounded, _max_tokens(fields), fields.stream is True, beginning)
+
+
+def _max_tokens(fields: _Body) -> int | None:
+    told = (fields.max_tokens, fields.max_completion_tokens)
+    return min((m for m in told if type(m) is int and 0 < m <= MOST_TOKENS), default=None)
 
 
 def _is_utf8(body: bytes) -> bool:

@@ -49,16 +49,16 @@ class EnvoyDoor:
 
     def _check(self, request: Request) -> Reply:
         began = time.monotonic()
-        retry_count = request.headers.get(b"x-stainless-retry-count")
         if needs_worker(request.body):
-            return self._check_slowly(request.body, retry_count)
-        reply = self._picker.check(request.body, retry_count, began)
+            return self._check_slowly(request)
+        reply = self._picker.check(request.body, request.headers, began)
         metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - began)
         return reply
 
-    async def _check_slowly(self, body: bytes, retry_count: bytes | None) -> bytes:
-        asked = await self._worker.classify(body)
-        return self._picker.decide(asked, body, retry_count, time.monotonic())
+    async def _check_slowly(self, request: Request) -> bytes:
+        asked = await self._worker.classify(request.body)
+        reply = self._picker.decide(asked, request.body, request.headers, time.monotonic())
+        return reply if isinstance(reply, bytes) else await reply
 
 
 def models(picker: Picker) -> bytes:

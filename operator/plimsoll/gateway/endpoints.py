@@ -19,6 +19,7 @@ from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.core.picking.endpoint import Endpoint, Role
 from plimsoll.core.picking.names import Claim, names_of, owners
+from plimsoll.gateway.policy import Policies, Policy
 
 Object = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ class Service:
     """One InferenceService as the gateway serves it.
 
     names: what it answers to, the preferred one first. created: Unix seconds.
-    max_sequences: what one engine runs at once, and so what one death can cut at once.
+    max_sequences: what one engine runs at once, and so what one death can cut at once. policy: None without a promise.
     """
 
     namespace: str
@@ -39,6 +40,7 @@ class Service:
     created: int
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_MAX_SEQUENCES
+    policy: Policy | None = None
 
     @property
     def key(self) -> str:
@@ -66,8 +68,12 @@ class Fleet:
 EMPTY = Fleet({}, {})
 
 
-def fleet(inference_services: Iterable[Object], pods: Iterable[Object]) -> Fleet:
-    """The fleet these objects describe; services that are being deleted are gone already."""
+def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies: Policies | None = None) -> Fleet:
+    """The fleet these objects describe; services that are being deleted are gone already.
+
+    policies: what was read of the same objects before.
+    """
+    policies = policies or Policies()
     live = [obj for obj in inference_services if not obj["metadata"].get("deletionTimestamp")]
     claims = {_key(obj): _claim(obj) for obj in live}
     owned = owners(claims.values())
@@ -84,9 +90,11 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object]) -> Fleet
             created=_unix(claims[key].created),
             endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
+            policy=policies.of(key, obj),
         )
         for key, obj in ((_key(obj), obj) for obj in live)
     }
+    policies.keep(set(services))
     by_name = {name: services[claim.long_name] for name, claim in owned.items()}
     return Fleet(services, by_name)
 

@@ -80,11 +80,11 @@ class EnvoyView:
                 log.warning("Envoy does not answer: %s", away)
             self.current = False
             return False
-        self._take(view, time.monotonic())
+        self._take(view)
         self._count_failed_open(stats.failed_open)
         return self._settled(view, asked)
 
-    def _take(self, view: View, now: float) -> None:
+    def _take(self, view: View) -> None:
         self._healthy = {
             service: {address for address, host in hosts.items() if host.healthy}
             for service, hosts in view.hosts.items()
@@ -93,10 +93,9 @@ class EnvoyView:
         hosts = {address: host for of_service in view.hosts.values() for address, host in of_service.items()}
         for address, host in hosts.items():
             if host.connect_failures > self._failures.get(address, host.connect_failures):
-                self._picker.inflight.doubt(address, now)
+                self._picker.doubt(address)
         self._failures = {address: host.connect_failures for address, host in hosts.items()}
-        self._picker.inflight.settle(now)
-        self._picker.inflight.reconcile({address: host.active for address, host in hosts.items()}, now)
+        self._picker.looked({address: host.active for address, host in hosts.items()})
 
     def _count_failed_open(self, total: int) -> None:
         """Envoy counts since its own start; a smaller number than before means that it started anew."""

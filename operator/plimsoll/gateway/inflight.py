@@ -1,8 +1,9 @@
 """What every endpoint is busy with, as the picker counts it.
 
-Each pick has a ticket, a number that travels with the request and comes back in the access log's record of its end:
-client ids would not do, two requests may carry the same. Envoy's own counts correct what tickets cannot know:
-requests that came before this process or past it, retries on another endpoint, lost records.
+Each request has a ticket that Envoy gives it when it comes in, that the picker is asked with, and that comes back in
+the access log's record of its end, picked or not: client ids would not do, two requests may carry the same. Envoy's own
+counts correct what tickets cannot know: requests that came before this process or past it, retries on another endpoint,
+lost records.
 """
 
 from __future__ import annotations
@@ -47,16 +48,19 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def begin(self, service: str, pick: Pick, now: float) -> str:
-        """Count a pick; returns its ticket."""
+    def ticket(self) -> str:
+        """A ticket of our own, for a request that came without one."""
         self._turn += 1
-        ticket = f"{self._epoch}-{self._turn:x}"
+        return f"{self._epoch}-{self._turn:x}"
+
+    def begin(self, service: str, pick: Pick, ticket: str, now: float) -> None:
+        """Count a pick under its ticket."""
+        self._turn += 1
         prefill = pick.prefill.address if pick.prefill else None
         self._flights[ticket] = Flight(service, pick.endpoint.address, prefill, now)
         for address in filter(None, (pick.endpoint.address, prefill)):
             self._count(address, 1)
             self.loads[address].turn = self._turn
-        return ticket
 
     def end(self, ticket: str, host: str, now: float) -> Flight | None:
         """A request's record has come; None if its ticket is not one of this process.
@@ -79,17 +83,26 @@ class InFlight:
         self._doubts[address] = now + DOUBT_SECONDS
         self._load(address).doubtful = True
 
-    def settle(self, now: float) -> None:
-        """End the doubts whose time is over."""
+    def settle(self, now: float) -> bool:
+        """End the doubts whose time is over; True if there were any."""
         if not self._doubts:
-            return
-        for address in [a for a, until in self._doubts.items() if until <= now]:
+            return False
+        over = [address for address, until in self._doubts.items() if until <= now]
+        for address in over:
             del self._doubts[address]
             self._load(address).doubtful = False
+        return bool(over)
 
-    def reconcile(self, active: Mapping[str, int], now: float) -> None:
-        """Correct the counts by Envoy's own, by address; to be called every few seconds with all it has."""
-        self._sweep(active, now)
+    def strangers(self, address: str) -> int:
+        """Requests that Envoy has at an endpoint and that have no ticket of ours."""
+        return max(0, self._extra.get(address, 0))
+
+    def reconcile(self, active: Mapping[str, int], now: float) -> list[str]:
+        """Correct the counts by Envoy's own, by address; to be called every few seconds with all it has.
+
+        Returns the tickets that were given up.
+        """
+        lost = self._sweep(active, now)
         for address, count in active.items():
             drift = count - self._tickets.get(address, 0)
             self._extra[address] = correction(self._drift.get(address), drift)
@@ -101,6 +114,7 @@ class InFlight:
             self._show(address)
         self._active = dict(active)
         self._looked = now
+        return lost
 
     def keep(self, addresses: set[str]) -> None:
         """Forget the loads of endpoints that are gone and hold nothing."""
@@ -109,7 +123,7 @@ class InFlight:
             self._doubts.pop(address, None)
             self._tickets.pop(address, None)
 
-    def _sweep(self, active: Mapping[str, int], now: float) -> None:
+    def _sweep(self, active: Mapping[str, int], now: float) -> list[str]:
         """Drop tickets whose record is lost: very old ones, and those of an endpoint that Envoy knows to be idle."""
         lost = [
             (ticket, flight)
@@ -122,6 +136,7 @@ class InFlight:
             self._release(flight)
         for address in {flight.endpoint for _, flight in lost}:
             self._drift.pop(address, None)
+        return [ticket for ticket, _ in lost]
 
     def _release(self, flight: Flight) -> None:
         for address in filter(None, (flight.endpoint, flight.prefill)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 
-READ = ("model", "n", "prompt", "messages")
+READ = ("model", "n", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream")
 
 _QUOTED = re.compile(b'"(?:' + "|".join(READ).encode() + b')"')
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9a-fA-F]")

@@ -26,7 +26,7 @@ CHECK_PREFIX = "/check"  # before the client's path in what the picker is asked
 ATTEMPTS = 3
 
 # What the picker sees of a request besides method, path, host and body.
-CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count")
+CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-ticket")
 # What a client sees of the picker's refusal besides its status.
 REFUSAL_HEADERS = ("content-type", "retry-after", "x-should-retry", "x-plimsoll-reason", "x-plimsoll-eta")
 
@@ -40,6 +40,7 @@ ACCESS_LOG = {
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "ttft_us": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%",
     "duration_us": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
+    "received_us": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:us)%",
     "sent": "%BYTES_SENT%",
     "id": "%REQ(X-REQUEST-ID):80%",
 }
@@ -101,7 +102,8 @@ def seconds(value: float) -> str:
 
 
 def _strip() -> Json:
-    """Headers by which the gateway or Envoy steer themselves never come from a client."""
+    """Headers by which the gateway or Envoy steer themselves never come from a client. Each request has a ticket."""
+    ticket = {"key": "x-plimsoll-ticket", "value": "%UNIQUE_ID%"}
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
@@ -110,6 +112,7 @@ def _strip() -> Json:
                 {"remove_on_match": {"key_matcher": {"prefix": "x-plimsoll-"}}},
                 {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
                 {"remove": "x-data-parallel-rank"},
+                {"append": {"header": ticket, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
             ],
         },
     }
@@ -209,7 +212,11 @@ def _ask_picker(settings: Settings) -> Json:
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REFUSAL_HEADERS]},
                 },
             },
-            "allowed_headers": {"patterns": [{"exact": name} for name in CHECK_HEADERS]},
+            "allowed_headers": {
+                "patterns": [
+                    {"exact": name} for name in (*CHECK_HEADERS, settings.class_header, settings.tenant_header)
+                ]
+            },
         },
     }
 

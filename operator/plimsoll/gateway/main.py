@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 
 import uvloop
@@ -21,7 +22,14 @@ def init(settings: Settings | None = None) -> None:
 
 def run(settings: Settings | None = None) -> None:
     """Run the picker until SIGTERM has been drained. Raises if one of its parts fails: the pod starts it anew."""
+    _allow_many_connections()
     uvloop.run(_with_cluster(settings or Settings.from_environment()))
+
+
+def _allow_many_connections() -> None:
+    """Each request that is held is an open file, and many machines allow a thousand unless asked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _with_cluster(settings: Settings) -> None:

@@ -34,7 +34,9 @@ class Reason(StrEnum):
     MODEL_REQUIRED = "model_required"
     MODEL_NOT_FOUND = "model_not_found"
     BODY_TOO_LARGE = "body_too_large"
+    REQUEST_TOO_LARGE = "request_too_large"
     OVERLOADED = "overloaded"
+    QUOTA_EXCEEDED = "quota_exceeded"
     MODEL_STARTING = "model_starting"
     NO_ENDPOINT = "no_endpoint"
     GATEWAY_BUSY = "gateway_busy"
@@ -48,7 +50,9 @@ STATUS = {
     Reason.MODEL_REQUIRED: 400,
     Reason.MODEL_NOT_FOUND: 404,
     Reason.BODY_TOO_LARGE: 413,
+    Reason.REQUEST_TOO_LARGE: 400,
     Reason.OVERLOADED: 429,
+    Reason.QUOTA_EXCEEDED: 429,
     Reason.MODEL_STARTING: 503,
     Reason.NO_ENDPOINT: 503,
     Reason.GATEWAY_BUSY: 503,
@@ -58,12 +62,16 @@ STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One refusal. eta_seconds: when the request could succeed, None if nobody knows; param: the field at fault."""
+    """One refusal. eta_seconds: when the request could succeed, None if nobody knows; param: the field at fault.
+
+    again: False where the client had better not come back, whatever the status.
+    """
 
     reason: Reason
     message: str
     param: str | None = None
     eta_seconds: float | None = None
+    again: bool = True
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -89,7 +97,7 @@ def answer(refusal: Refusal, random: Random) -> Answer:
     headers = {"content-type": "application/json", "x-plimsoll-reason": refusal.reason.value}
     if status in (429, 503, 504) and refusal.eta_seconds is not None:
         headers["x-plimsoll-eta"] = str(math.ceil(refusal.eta_seconds))
-    wait = _wait(status, refusal.eta_seconds, random)
+    wait = _wait(status, refusal.eta_seconds, random) if refusal.again else None
     message = refusal.message
     if wait is None:
         headers["x-should-retry"] = "false"

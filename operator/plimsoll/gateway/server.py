@@ -1,8 +1,8 @@
 """The picker's doors: a unix socket for Envoy, a TCP port for probes, scrapers and the operator.
 
 A bare asyncio.Protocol, because everything a framework adds is on the path of every request. A handler answers with
-bytes at once, or with an awaitable for the rare slow body; a handler that fails answers 500, which Envoy takes for a
-picker that failed, and fails open.
+bytes at once, or with an awaitable for a slow body or a request that is held, which is cancelled when the peer goes; a
+handler that fails answers 500, which Envoy takes for a picker that failed, and fails open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Door(asyncio.Protocol):
         self._parser = Parser(max_body)
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._slow: asyncio.Task[None] | None = None
+        self._slow: asyncio.Future[bytes] | None = None
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,7 +60,8 @@ class Door(asyncio.Protocol):
             while (request := self._parser.next()) is not None:
                 reply = self._ask(request)
                 if not isinstance(reply, bytes):
-                    self._slow = asyncio.ensure_future(self._later(reply))
+                    self._slow = asyncio.ensure_future(reply)
+                    self._slow.add_done_callback(self._answered)
                     return
                 self._transport.write(reply)
         except BadRequest as error:
@@ -74,11 +75,12 @@ class Door(asyncio.Protocol):
             log.exception("answering %s failed", request.path[:200])
             return response(500)
 
-    async def _later(self, reply: Awaitable[bytes]) -> None:
-        try:
-            self._transport.write(await reply)
-        except Exception:  # the boundary of one request, as above
-            log.exception("a slow answer failed")
-            self._transport.write(response(500))
+    def _answered(self, slow: asyncio.Future[bytes]) -> None:
         self._slow = None
+        if slow.cancelled() or self._transport.is_closing():
+            return
+        error = slow.exception()
+        if error is not None:  # the boundary of one request, as above
+            log.error("a slow answer failed", exc_info=error)
+        self._transport.write(response(500) if error is not None else slow.result())
         self._answer()

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+LONGEST_HOLD_SECONDS = 120.0  # no class may have more
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,8 +29,10 @@ class Settings:
     headers_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 120.0  # 8 MiB at 0.6 Mbit/s
     idle_timeout_seconds: float = 600.0  # without a byte in either direction; as long as the longest generation
-    pick_timeout_seconds: float = 30.0  # the longest hold (none yet) plus 30; a hang is found by the health check
+    pick_timeout_seconds: float = LONGEST_HOLD_SECONDS + 30.0  # a hang is found by the health check
     poll_seconds: float = 2.0  # between two looks at Envoy's own state
+    class_header: str = "x-gateway-inference-objective"
+    tenant_header: str = "x-gateway-inference-fairness-id"
 
     @property
     def fifo(self) -> Path:
@@ -62,4 +66,6 @@ class Settings:
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
             drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
+            class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
+            tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
         )

@@ -16,7 +16,7 @@ from plimsoll.gateway.endpoints import Service
 from plimsoll.gateway.picker import Picker
 from plimsoll.telemetry import metrics
 
-VERSION = 2
+VERSION = 3
 _NOTHING = Load()
 
 
@@ -24,6 +24,8 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
     """The document. Counts are since this picker's start, which `born` names; `at` (Unix seconds) is for people only.
 
     `ttft` is a histogram over `LATENCY_EDGES_S`: indices of the buckets that are not empty, and the counts in these.
+    `admission`: requests held now and their GPU-seconds; GPU-seconds a second of those told when to come back; most
+    sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
     """
     services = {key: _service(picker, service) for key, service in sorted(picker.fleet.services.items())}
     return {
@@ -37,7 +39,7 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
 
 
 def _service(picker: Picker, service: Service) -> dict[str, Any]:
-    loads = picker.inflight.loads
+    loads, tally = picker.inflight.loads, picker.tally(service.key)
     return {
         "models": list(service.names),
         "endpoints": [
@@ -51,7 +53,11 @@ def _service(picker: Picker, service: Service) -> dict[str, Any]:
             }
             for e in service.endpoints
         ],
-        **picker.tally(service.key).signals(),
+        **tally.signals(),
+        "admission": {
+            **picker.admission.signals(service.key),
+            "outcomes": {outcome.value: count for outcome, count in tally.decided.items()},
+        },
     }
 
 
@@ -63,6 +69,7 @@ def usable(endpoint: Endpoint) -> bool:
 def show_gauges(picker: Picker) -> None:
     """Bring the gauges in line with the state, just before they are read."""
     for key, service in picker.fleet.services.items():
+        metrics.GATEWAY_HELD.labels(key).set(picker.admission.signals(key)["held"])
         roles = {e.role for e in service.endpoints}
         held: Counter[Role] = Counter()
         able: Counter[tuple[Role, bool]] = Counter()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from prometheus_client import Counter as Counted
+
 from plimsoll.core import buckets
+from plimsoll.core.admission import Outcome as Decided
 from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.accesslog import Outcome, Record
 from plimsoll.gateway.replies import Reason
@@ -22,6 +25,7 @@ class Tally:
         self.retried = 0
         self.ended: Counter[Outcome] = Counter()
         self.refusals: Counter[Reason] = Counter()
+        self.decided: Counter[Decided] = Counter()
         self.ttft: Counter[int] = Counter()  # by bucket of LATENCY_EDGES_S
         self.ttft_s = 0.0  # sum
         self.remote = 0
@@ -30,6 +34,7 @@ class Tally:
         self._retry = metrics.GATEWAY_ARRIVED.labels(service, "retry")
         self._remote = metrics.GATEWAY_PREFILLS.labels(service, "remote")
         self._local = metrics.GATEWAY_PREFILLS.labels(service, "local")
+        self._decided: dict[Decided, Counted] = {}
         self._ended = {outcome: metrics.GATEWAY_ENDED.labels(service, outcome.value) for outcome in Outcome}
         self._ttft = metrics.GATEWAY_TTFT.labels(service)
         self._duration = metrics.GATEWAY_DURATION.labels(service)
@@ -55,6 +60,14 @@ class Tally:
     def refuse(self, reason: Reason) -> None:
         self.refusals[reason] += 1
         metrics.GATEWAY_REFUSED.labels(self._service, reason.value).inc()
+
+    def decide(self, outcome: Decided) -> None:
+        """Count what admission made of a request; one that is held has another outcome later."""
+        self.decided[outcome] += 1
+        child = self._decided.get(outcome)
+        if child is None:
+            child = self._decided[outcome] = metrics.GATEWAY_OUTCOMES.labels(self._service, outcome.value)
+        child.inc()
 
     def end(self, record: Record) -> None:
         """Count a request that a pick had sent to an engine."""

@@ -32,6 +32,19 @@ GATEWAY_REFUSED = Counter(
     ["service", "reason"],
     registry=GATEWAY,
 )
+GATEWAY_OUTCOMES = Counter(
+    "plimsoll_gateway_outcomes",
+    "Decisions of admission (outcome: Admitted, Held, Downgraded, ShedSaturated, ShedStarting, ShedQuota,"
+    " ShedDeadline, ShedNoCapacity, ClientGone); a request that is held has another one later.",
+    ["service", "outcome"],
+    registry=GATEWAY,
+)
+GATEWAY_HELD = Gauge(
+    "plimsoll_gateway_held",
+    "Requests that wait at the gateway until an engine has room, or until one is there.",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_PREFILLS = Counter(
     "plimsoll_gateway_prefills",
     "Requests to a decode tier, by where their prompt was to be computed (where: remote, local).",
@@ -94,6 +107,8 @@ _OF_SERVICE = (
     GATEWAY_ARRIVED,
     GATEWAY_ENDED,
     GATEWAY_REFUSED,
+    GATEWAY_OUTCOMES,
+    GATEWAY_HELD,
     GATEWAY_PREFILLS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,
@@ -198,6 +213,55 @@ SCALING_SHED = Gauge(
     registry=OPERATOR,
 )
 
+SCALING_READY = Gauge(
+    "plimsoll_scaling_ready_replicas",
+    "Replicas of a tier that are ready.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_OVERDUE = Gauge(
+    "plimsoll_scaling_overdue_replicas",
+    "Replicas of a tier whose start takes longer than its earlier starts explain; they are not counted on.",
+    _TIER,
+    registry=OPERATOR,
+)
+SCALING_STARTUP = Gauge(
+    "plimsoll_scaling_startup_seconds",
+    "Time that the next start of a tier is expected to take (quantile: 0.5, 0.9), from what its starts took.",
+    [*_TIER, "quantile"],
+    registry=OPERATOR,
+)
+SLO_PROMISED = Gauge(
+    "plimsoll_slo_promised_ratio",
+    "Share of requests that a service promises to answer within its targets; no series without a promise.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_TTFT = Gauge(
+    "plimsoll_slo_ttft_seconds",
+    "Promised time to the first token, for a prompt of the last minute's mean length.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_TPOT = Gauge(
+    "plimsoll_slo_tpot_seconds",
+    "Promised time for each further token.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_MISSED = Gauge(
+    "plimsoll_slo_missed_ratio",
+    "Share of the last minute's requests that were refused, or answered later than the TTFT target.",
+    ["service"],
+    registry=OPERATOR,
+)
+SERVICE_CONDITION = Gauge(
+    "plimsoll_service_condition",
+    "Conditions of a service's status (1: True, 0: False, -1: Unknown), by type, with the present reason.",
+    ["service", "type", "reason"],
+    registry=OPERATOR,
+)
+
 _OF_SCALED = (
     SCALING_DESIRED,
     SCALING_NEEDED,
@@ -207,6 +271,13 @@ _OF_SCALED = (
     SCALING_UTILISATION,
     SCALING_ATTAINMENT,
     SCALING_SHED,
+    SCALING_READY,
+    SCALING_OVERDUE,
+    SCALING_STARTUP,
+    SLO_PROMISED,
+    SLO_TTFT,
+    SLO_TPOT,
+    SLO_MISSED,
 )
 
 

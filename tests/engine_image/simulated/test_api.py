@@ -27,7 +27,8 @@ async def test_a_completion_has_vllms_shape_and_the_tokens_that_were_asked_for(t
     async with bench(tmp_path) as one:
         got = (await one.send(ask(), headers={"x-request-id": "abc"})).json
         assert got["usage"] == {
-            "prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5, "prompt_tokens_details": None
+            "prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5,
+            "prompt_tokens_details": None, "completion_tokens_details": None,
         }  # fmt: skip
         assert (got["id"], got["object"], got["model"]) == ("cmpl-abc", "text_completion", "m")
         assert (got["choices"][0]["finish_reason"], len(got["choices"][0]["text"].split())) == ("length", 5)
@@ -61,10 +62,10 @@ async def test_a_chat_stream_opens_with_the_role(tmp_path: Path) -> None:
 async def test_usage_can_be_had_with_each_event(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         options = {"include_usage": True, "continuous_usage_stats": True}
-        for path, body in ((COMPLETIONS, ask), (CHAT, talk)):
+        for path, body, first in ((COMPLETIONS, ask, 1), (CHAT, talk, 0)):  # a chat's first event has no token
             got = (await one.send(body(stream=True, stream_options=options), path)).events
-            numbers = [json.loads(event).get("usage") for event in got[:-2]]
-            assert [number["completion_tokens"] for number in numbers if number] == [1, 2, 3, 4, 5]
+            numbers = [json.loads(event)["usage"] for event in got[:-2]]
+            assert [number["completion_tokens"] for number in numbers] == list(range(first, 6))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,8 @@ async def test_a_chat_goes_on_to_the_contexts_end_and_a_completion_to_sixteen(tm
         chat = await one.send({"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}, CHAT)
         assert chat.json["usage"]["completion_tokens"] == 60 - 12
         assert (await one.send({"model": "m", "prompt": "x"})).json["usage"]["completion_tokens"] == 16
+        longer = await one.send({"model": "m", "prompt": "x" * 40, "max_tokens": 60})
+        assert (longer.status, longer.json["usage"]["completion_tokens"]) == (200, 60 - 10)
         newer = talk(max_completion_tokens=7)
         assert (await one.send(newer, CHAT)).json["usage"]["completion_tokens"] == 7
 
@@ -123,14 +126,15 @@ async def test_the_other_paths(tmp_path: Path) -> None:
 REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     (ask(model="other"), 404, "model_not_found", "The model `other` does not exist."),
     (ask(prompt="x" * 400), 400, "context_length_exceeded", "maximum context length is 64 tokens"),
-    (ask(prompt=[1] * 60), 400, "context_length_exceeded", "you requested 5 output tokens"),
-    (ask(max_tokens=64), 400, "context_length_exceeded", "maximum context length"),
+    (ask(prompt=[1] * 70), 400, "context_length_exceeded", "your prompt contains 70 input tokens"),
+    (ask(prompt=[1] * 64), 400, None, "max_tokens must be at least 1, got 0."),
+    (ask(max_tokens=65), 400, None, "max_tokens=65 cannot be greater than max_model_len=64."),
     (ask(max_tokens=0), 400, None, "max_tokens must be at least 1, got 0."),
     (ask(max_tokens="5"), 400, None, "valid integer"),
     (ask(min_tokens=6), 400, None, "min_tokens must be less than or equal to max_tokens=5, got 6."),
     (ask(min_tokens=-1), 400, None, "min_tokens"),
     (ask(n=0), 400, None, "n must be at least 1, got 0."),
-    (ask(prompt=[]), 400, None, "prompt"),
+    (ask(prompt=[]), 400, None, "You must pass at least one prompt"),
     (ask(prompt=None), 400, None, "prompt"),
     (ask(prompt=[1, "a"]), 400, None, "prompt"),
     (ask(stream_options={"include_usage": True}), 400, None, "stream=True"),

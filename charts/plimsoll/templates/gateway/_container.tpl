@@ -22,6 +22,8 @@ volumeMounts:
 - {name: PLIMSOLL_PICKER_PORT, value: "8081"}
 - {name: PLIMSOLL_WATCH_NAMESPACES, value: {{ join "," .Values.watchNamespaces | quote }}}
 - {name: PLIMSOLL_MAX_BODY_BYTES, value: {{ int64 .Values.gateway.maxBodyBytes | quote }}}
+- {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
+- {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}
 {{- end }}

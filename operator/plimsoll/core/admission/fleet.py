@@ -1,10 +1,12 @@
 """The replicas of one tier as one gateway sees them, and the place of one more request among them.
 
-Problem: the check must hold on the very replica that the request goes to, and looking at a hundred of them must not
-cost more than the decision may.
+Problem: the check must hold on the very replica that the request goes to, a prompt that is cached there costs less than
+elsewhere, and looking at a hundred replicas must not cost more than the decision may.
 
-Idea: only finished numbers are read, and only of the few replicas with the least load, kept in that order by a sort
-that finds it almost done. Of those that would keep everyone's promise, the one with the earliest first token is taken.
+Idea: only finished numbers are read, of the few replicas with the least load, kept in that order by a sort that finds
+it almost done, of the one that lately got the most of this prompt, and of the one where other gateways would send it.
+On each the request is counted at what it costs there. Of those that would keep everyone's promise, the one with the
+earliest first token is taken, each second of prefill counting again for those that come behind it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from typing import Final, NamedTuple
 from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.admission.replica import Replica, Resident
+from plimsoll.core.picking.affinity import Held
 
 LOOKS: Final = 4  # replicas with the least load that are looked at for one request
 SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
+BEHIND: Final = 3.0  # seconds that a second of prefill costs those that come behind it; from replays, see bench.picking
+LEAST_ELSEWHERE: Final = 0.1  # a gateway alone spreads conversations so, and finds them after a restart
+BLOCK_TOKENS: Final = 128  # of a prompt's block, where it has as many
 _load: Final = attrgetter("load")
 
 
@@ -28,12 +34,30 @@ class Place(NamedTuple):
 
     first_token_s: predicted time from now to its first token; where replica is None, infinity if no replica has room,
     else that of the best of those which have. again_s: when a replica that only has too much prefill ahead of its
-    share may be asked again.
+    share may be asked again. need: what it costs there. prefill: where its prompt is computed, None: in the same place.
     """
 
     replica: Replica | None
     first_token_s: float
-    again_s: float = math.inf
+    again_s: float
+    need: Need
+    prefill: str | None = None
+
+
+class _Look(NamedTuple):
+    """One replica as a request sees it. saved_s: prefill that other gateways are expected to have saved it there."""
+
+    replica: Replica
+    need: Need
+    saved_s: float = 0.0
+
+
+class _Leg(NamedTuple):
+    """The prefill replica of a request: tokens cached there, and seconds from now until it begins."""
+
+    address: str
+    cached: int
+    wait_s: float
 
 
 class Fleet:
@@ -46,6 +70,9 @@ class Fleet:
         self.drain = 0.0  # GPU seconds of work, by the model, that leave in a second while all are full
         self._where: dict[str, Replica] = {}
         self._order: list[Replica] = []
+        self._held = Held()
+        self._prefill_held = Held()
+        self._elsewhere = LEAST_ELSEWHERE  # share of the requests that other gateways see
 
     def __len__(self) -> int:
         return len(self._where)
@@ -58,6 +85,7 @@ class Fleet:
         self.limits = limits
         for replica in self.replicas.values():
             replica.set_limits(limits)
+        self._remember()
         self._drained()
 
     def set_replicas(self, caps: Mapping[str, int], now: float) -> None:
@@ -71,15 +99,23 @@ class Fleet:
                 replica = self.replicas[address] = Replica(address, self.limits, now)
             replica.set_share(cap, self.limits.batch)
         self._order = list(self.replicas.values())
+        self._remember()
         self._drained()
 
     def set_prefills(self, addresses: set[str], now: float) -> None:
         """The ready prefill replicas; with none, decode replicas compute prompts themselves."""
         self.prefills = {address: self.prefills.get(address, now) for address in sorted(addresses)}
+        self._remember()
 
     def need(self, request: Request) -> Need:
-        """What the request asks of a replica, with remote prefill where there is one."""
-        return self.limits.need(request, bool(self.prefills))
+        """What the request asks of the replicas that hold most of it, with remote prefill where there is one."""
+        blocks = request.blocks
+        if not blocks:
+            return self.limits.need(request, bool(self.prefills))
+        cached = _tokens(request, self._held.depth(blocks))
+        return self.limits.need(
+            request, bool(self.prefills), cached, _tokens(request, self._prefill_held.depth(blocks))
+        )
 
     def could_hold(self, need: Need) -> bool:
         """Whether an empty replica of this tier could hold it."""
@@ -87,41 +123,48 @@ class Fleet:
         tokens = need.kv_mean_tokens + KV_QUANTILE * math.sqrt(need.kv_variance)
         return need.sequences <= limits.max_sequences and tokens <= limits.kv_tokens
 
-    def place(self, need: Need, klass: int, fill: float, within_s: float, now: float) -> Place:
+    def place(self, request: Request, need: Need, klass: int, fill: float, within_s: float, now: float) -> Place:
         """The replica on which all stay in promise and its first token comes within so many seconds from now.
 
-        fill: how full, 0 to 1, replicas may be for it.
+        need: as `need` gave it. fill: how full, 0 to 1, replicas may be for it.
         """
-        best, best_s, late_s, again_s = None, within_s, math.inf, math.inf
+        best, best_cost, best_s, late_s, again_s = None, math.inf, 0.0, math.inf, math.inf
         budget_s = self.limits.step_budget_s[klass]
-        leg_s = max(0.0, min(self.prefills.values()) - now) if need.prefill_s and self.prefills else 0.0
+        leg = self._leg(request, now) if self.prefills and need.prefill_s else None
         if len(self._order) > LOOKS:
             self._order.sort(key=_load)
-        for replica in self._order[:LOOKS]:
-            if not replica.has_room(need, budget_s, fill):
+        for look in self._looks(request, need, leg):
+            replica, there, saved_s = look
+            if not replica.has_room(there, budget_s, fill):
                 continue
             if replica.sequences and replica.tat_s - now > replica.ahead_s:
                 again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))
                 continue
-            first_s = replica.first_token_s(need, now) + leg_s
-            if first_s <= best_s:
-                best, best_s = replica, first_s
+            first_s = replica.first_token_s(there, now)
+            if leg is not None:
+                first_s += leg.wait_s + there.prefill_s
+            cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
+            if first_s <= within_s:
+                if cost < best_cost:
+                    best, best_cost, best_s = look, cost, first_s
             elif first_s < late_s:
                 late_s = first_s
-        return Place(best, late_s if best is None else best_s, again_s)
+        if best is None:
+            return Place(None, late_s, again_s, need)
+        return Place(best.replica, best_s, again_s, best.need, None if leg is None else leg.address)
 
-    def add(self, request: Request, need: Need, klass: int, place: Place, now: float) -> str | None:
-        """The request goes to its place; returns the prefill replica that computes its prompt, None for the same."""
-        replica = place.replica
+    def add(self, request: Request, klass: int, place: Place, now: float) -> None:
+        """The request goes to its place."""
+        replica, need = place.replica, place.need
         assert replica is not None
-        resident = Resident(need, klass, request.tenant, now, place.first_token_s)
-        replica.add(request.id, resident, now)
+        replica.add(request.id, Resident(need, klass, request.tenant, now, place.first_token_s), now)
         self._where[request.id] = replica
-        if not (need.prefill_s and self.prefills):
-            return None
-        address = min(self.prefills, key=lambda name: self.prefills[name])
-        self.prefills[address] = max(self.prefills[address], now) + need.prefill_s
-        return address
+        if place.prefill is not None:
+            self.prefills[place.prefill] = max(self.prefills[place.prefill], now) + need.prefill_s
+        if request.blocks:
+            self._held.sent(replica.address, request.blocks)
+            if place.prefill is not None:
+                self._prefill_held.sent(place.prefill, request.blocks)
 
     def remove(self, id: str, now: float) -> tuple[Replica, Resident] | None:
         """The request has ended; None if it is nowhere."""
@@ -136,6 +179,75 @@ class Fleet:
         """To be called at each tick: what follows from the paces measured meanwhile."""
         self._drained()
 
+    def _looks(self, request: Request, need: Need, leg: _Leg | None) -> list[_Look]:
+        """The replicas that are looked at, each with what the request needs there."""
+        blocks, least = request.blocks, self._order[:LOOKS]
+        if not blocks:
+            return [_Look(replica, need) for replica in least]
+        held = self._held
+        deepest = held.depth(blocks)
+        home = held.home(blocks, deepest)
+        for address in (held.holder(blocks, deepest) if deepest else None, home):
+            replica = None if address is None else self.replicas[address]
+            if replica is not None and replica not in least:
+                least.append(replica)
+        needs: dict[int, Need] = {}
+        looks = []
+        for replica in least:
+            depth = held.depth_at(replica.address, blocks, deepest)
+            there = needs.get(depth)
+            if there is None:
+                there = needs[depth] = self._need_at(request, depth, leg)
+            saved_s = 0.0
+            if replica.address == home:
+                whole = self._need_at(request, len(blocks), leg)
+                saved_s = self._elsewhere * max(0.0, there.stall_s - whole.stall_s)
+            looks.append(_Look(replica, there, saved_s))
+        return looks
+
+    def _need_at(self, request: Request, depth: int, leg: _Leg | None) -> Need:
+        cached = _tokens(request, depth)
+        return self.limits.need(request, leg is not None, cached, 0 if leg is None else leg.cached)
+
+    def _leg(self, request: Request, now: float) -> _Leg:
+        """The prefill replica that is done with the prompt first, by what each holds of it."""
+        free_s, blocks, held = self.prefills, request.blocks, self._prefill_held
+        soonest = min(free_s, key=lambda address: free_s[address])
+        if not blocks:
+            return _Leg(soonest, 0, max(0.0, free_s[soonest] - now))
+        deepest = held.depth(blocks)
+        home = held.home(blocks, deepest)
+        best, best_s = None, math.inf
+        for address in dict.fromkeys((soonest, held.holder(blocks, deepest) if deepest else None, home)):
+            if address is None:
+                continue
+            cached = _tokens(request, held.depth_at(address, blocks, deepest))
+            wait_s, leg_s = max(0.0, free_s[address] - now), self.limits.leg_s(request, cached)
+            saved_s = 0.0
+            if address == home:
+                saved_s = self._elsewhere * (leg_s - self.limits.leg_s(request, _tokens(request, len(blocks))))
+            cost = wait_s + leg_s - saved_s + BEHIND * (leg_s - saved_s)
+            if cost < best_s:
+                best, best_s = _Leg(address, cached, wait_s), cost
+        assert best is not None
+        return best
+
+    def _remember(self) -> None:
+        """What can be cached on the replicas of what is sent from here."""
+        replicas = self.replicas.values()
+        self._held.set_endpoints({r.address: max(1, int(r.kv_tokens) // BLOCK_TOKENS) for r in replicas})
+        share = max((1.0 / replica.scale for replica in replicas), default=1.0)
+        self._elsewhere = max(1.0 - share, LEAST_ELSEWHERE)
+        whole = max(1, int(share * self.limits.kv_tokens) // BLOCK_TOKENS)
+        self._prefill_held.set_endpoints(dict.fromkeys(self.prefills, whole))
+
     def _drained(self) -> None:
         rho = self.limits.rho
         self.drain = sum(rho / (r.pace * r.scale) for r in self.replicas.values())
+
+
+def _tokens(request: Request, depth: int) -> int:
+    """Tokens in the prompt's first blocks: 128 each, or less where text has fewer tokens than its bytes suggest."""
+    if not depth:
+        return 0
+    return min(depth * BLOCK_TOKENS, depth * request.prompt_tokens // len(request.blocks))

@@ -170,6 +170,28 @@ class Gate:
                 break
         return decisions
 
+    def refuse(self, request: Request, now: float) -> Decision:
+        """Turn away a request that is neither held nor running, for a reason that the gate does not know.
+
+        Such as that too many wait already, or that the fallback service will not have it.
+        """
+        now = self._advance(now)
+        need = self.fleet.need(request)
+        if not self.fleet.could_hold(need):
+            return self._shed(request, need, Outcome.SHED_NO_CAPACITY, now)
+        outcome = Outcome.SHED_SATURATED if self.fleet.replicas else Outcome.SHED_STARTING
+        return self._shed(request, need, outcome, now)
+
+    def adopt(self, request: Request, address: str, now: float) -> bool:
+        """Count a request that runs on a replica already, its prompt computed; False where that cannot be."""
+        now = self._advance(now)
+        replica, klass = self.fleet.replicas.get(address), self._index.get(request.klass)
+        if replica is None or klass is None or request.id in self._queue or request.id in self.fleet:
+            return False
+        need = self.fleet.need(request)._replace(stall_s=0.0, prefill_s=0.0)
+        self.fleet.add(request, klass, Place(replica, 0.0, math.inf, need), now)
+        return True
+
     def end(self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None) -> bool:
         """A running request has ended; False if it is not known. `release` is to be called next.
 
@@ -262,20 +284,20 @@ class Gate:
         fill = policy.fill
         if fill < 1.0 and self._queue.owed(held.klass) == held.klass:
             fill = 1.0
-        within_s = math.inf
-        if held.lane is not Lane.LATE:
+        within_s = math.inf  # its class's patience is how long it may wait, not when its first token is wanted
+        if held.lane is not Lane.LATE and held.until_s < held.due_s:
             within_s = held.due_s - now - self._margins[held.klass].margin_s
-        place = self.fleet.place(held.need, held.klass, fill, within_s, now)
+        place = self.fleet.place(held.request, held.need, held.klass, fill, within_s, now)
         self._again_s = min(self._again_s, place.again_s)
         return place
 
     def _let_in(self, held: Held, place: Place, now: float) -> Decision:
-        request, need = held.request, held.need
-        prefill = self.fleet.add(request, need, held.klass, place, now)
-        self._queue.give(request.tenant, held.weight, held.klass, held.lane, need.work_s, now)
+        request = held.request
+        self.fleet.add(request, held.klass, place, now)
+        self._queue.give(request.tenant, held.weight, held.klass, held.lane, place.need.work_s, now)
         assert place.replica is not None
         address = place.replica.address
-        return self._decided(Decision(request.id, Outcome.ADMITTED, address, prefill, place.first_token_s))
+        return self._decided(Decision(request.id, Outcome.ADMITTED, address, place.prefill, place.first_token_s))
 
     def _hold(self, held: Held, ticket: Ticket | None, now: float) -> Decision:
         if ticket is not None:

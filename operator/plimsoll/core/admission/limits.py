@@ -119,31 +119,37 @@ class Limits:
         """Time that a step full of prefill takes on top of its decoding."""
         return max(self.token_budget * self.prefill_token_s, 1e-9)
 
-    def need(self, request: Request, remote: bool = False) -> Need:
+    def need(self, request: Request, remote: bool = False, cached: int = 0, prefill_cached: int = 0) -> Need:
         """The cost of one request. remote: a prefill replica computes its prompt.
+
+        cached, prefill_cached: tokens of the prompt that are cached where it would run, and on its prefill replica;
+        at least request.cached_tokens are.
 
         Output: the workload's mean, and no more than max_tokens; for values between 0 and m of mean u the variance is
         at most (m - u) u (Bhatia and Davis 2000).
         """
         n, prompt = request.sequences, request.prompt_tokens
-        uncached = max(prompt - request.cached_tokens, 1)
+        if cached < request.cached_tokens:
+            cached = request.cached_tokens
+        uncached = max(prompt - cached, 1)
         output, variance = self.output_mean, self.output_variance
         most = request.max_tokens
         if most is not None:
             if most < output:
                 output = float(most)
             variance = min(variance, (most - output) * output)
-        prefill_s = self.prefill_token_s * uncached
-        prefill_s += self.prefill_pair_s * uncached * (request.cached_tokens + uncached / 2)
-        chunks = 1 if uncached <= self.token_budget else -(-uncached // self.token_budget)
         leg_s = 0.0
         outside_s = HTTP_S + HTTP_TOKEN_S * prompt
         if remote and self.block_tokens:
-            leg_s = (prefill_s + chunks * self.prefill_base_s) * n
+            leg_s = self.leg_s(request, prefill_cached)
             stall_s = self.post_fixed_s + self.post_piece_s * -(-uncached // self.block_tokens)
             chunks = 1
         else:
-            stall_s = max(prefill_s + self.any_stall_s * chunks, 0.0)
+            chunks = 1 if uncached <= self.token_budget else -(-uncached // self.token_budget)
+            stall_s = self.prefill_token_s * uncached + self.any_stall_s * chunks
+            stall_s += self.prefill_pair_s * uncached * (cached + uncached / 2)
+            if stall_s < 0.0:
+                stall_s = 0.0
         stall_s *= n
         read = prompt + output / 2
         decode_s = n * (self.sequence_s + self.cached_token_s * read)
@@ -153,6 +159,13 @@ class Limits:
             stall_s + decode_s * output, n * output, stall_s + (0.5 + chunks) * self.base_s + outside_s + leg_s,
             outside_s, leg_s, chunks,
         )  # fmt: skip
+
+    def leg_s(self, request: Request, cached: int) -> float:
+        """Time of one request on a prefill replica that has so many tokens of it cached."""
+        cached = max(cached, request.cached_tokens)
+        uncached = max(request.prompt_tokens - cached, 1)
+        prefill_s = uncached * (self.prefill_token_s + self.prefill_pair_s * (cached + uncached / 2))
+        return request.sequences * (prefill_s + -(-uncached // self.token_budget) * self.prefill_base_s)
 
 
 def limits(tier: Tier, classes: tuple[ClassPolicy, ...]) -> Limits:

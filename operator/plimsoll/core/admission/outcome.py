@@ -33,7 +33,8 @@ class Request:
     expected to save. max_tokens: the client's limit on the output, None if it set none. sequences: `n` times prompts.
     deadline_s: an absolute time after which the first token is of no use, None if unknown. body_hash and
     idempotency_key recognise a client that comes back; with neither it counts as new. fallback: may
-    go to the fallback service.
+    go to the fallback service. blocks: chained hashes of the prompt's whole blocks of 128 tokens, empty if unknown;
+    what a replica is known to hold of them counts as cached there, beside cached_tokens.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request:
     body_hash: int | None = None
     idempotency_key: str | None = None
     fallback: bool = False
+    blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= MOST_TOKENS:

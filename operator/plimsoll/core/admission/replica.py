@@ -62,7 +62,6 @@ class Replica:
         self.area = 0.0  # integral of the decode step over time
         self._at_s = now
         self.decode_s = 0.0
-        self._tighten()
         self.set_share(limits.batch, limits.batch)
 
     def set_share(self, cap: int, whole: int) -> None:
@@ -71,6 +70,7 @@ class Replica:
         self.cap = max(cap, 0)
         self.scale = 1.0 / share if share > 0 else math.inf
         self.kv_tokens = self.limits.kv_tokens * share
+        self._tighten()
         self._settle()
 
     def set_limits(self, limits: Limits) -> None:
@@ -209,4 +209,6 @@ class Replica:
         limits = self.limits
         there = [k for k, count in enumerate(self.counts) if count]
         self.tightest_s = min((limits.step_budget_s[k] for k in there), default=math.inf)
-        self.ahead_s = max(BURST * limits.output_mean * self.tightest_s, BURST_STALLS * limits.stall_s)
+        # Of several gateways each may burst by more than its part, by the square root: they seldom do so together.
+        burst_s = max(BURST * limits.output_mean * self.tightest_s, BURST_STALLS * limits.stall_s)
+        self.ahead_s = burst_s * (math.sqrt(self.scale) if self.scale < math.inf else 1.0)

@@ -1,36 +1,171 @@
-"""One tick of all services: sized in one vectorised call, then decided one by one."""
+"""One tick of all services: observed and sized in vectorised calls, decided one by one where something may move.
+
+Problem: a thousand services decide once a second, a decision that explains itself takes a part of a millisecond, and
+nearly all of them come to what they came to before.
+
+Idea: of every service it is asked, in figures alone, whether its decision would leave all as it is (`scaling.quiet`).
+If so the last one stands, but for those that have stood longest: so many are made anew at each tick, for the words. A
+fleet no larger than that is decided whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Final, TypeVar
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from heapq import nsmallest
+from typing import Final, NamedTuple, TypeVar
 
-from plimsoll.core.autoscaler.seen import Seen, Wish
-from plimsoll.core.autoscaler.service import Service
-from plimsoll.core.scaling import Decision, needs
+from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.service import NOT_HEARD, WATCH_S, Service, coverage
+from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.fleet import observe_all
+from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
+from plimsoll.core.scaling import Decision, Line, State, needs
+from plimsoll.core.scaling.quiet import Quiet, settled, state_after, stays
+from plimsoll.core.scaling.sized import remember
 
 K = TypeVar("K", bound=Hashable)
+Entry = tuple[Service, Seen, Wish]
 
 LINES_A_TICK: Final = 12  # a line takes 2 to 3 ms: a fleet whose lines are all old gets new ones over some ticks
+LOOKS_A_TICK: Final = 60  # at whether a line still holds: a third of a millisecond each
+DECIDED_A_TICK: Final = 40  # services decided anew though nothing moves
 
 
-def decide_all(services: Mapping[K, tuple[Service, Seen, Wish]], now_s: float) -> dict[K, Decision]:
-    """A decision for each service; what is remembered of it is brought up to date. now_s: seconds since the epoch."""
-    left = LINES_A_TICK
+def decide_all(services: Mapping[K, Entry], now_s: float, decided_a_tick: int = DECIDED_A_TICK) -> dict[K, Decision]:
+    """A decision for each service; what is remembered of it is brought up to date. now_s: seconds since the epoch.
+
+    decided_a_tick: services whose decision is made anew though it is the same; the others' last one stands.
+    """
     for service, seen, wish in services.values():
         service.hear(seen, wish, now_s)
-    for service, seen, wish in sorted(services.values(), key=lambda entry: entry[0].looked_s):
-        left -= service.draw(seen, wish, now_s, left)
-    demand = {key: service.demand(seen, wish, now_s) for key, (service, seen, wish) in services.items()}
+    _draw(services.values(), now_s)
+    _observe(services.values(), now_s)
+    if len(services) <= decided_a_tick:
+        return _decide(services, now_s, learn=False)
+    oldest = nsmallest(decided_a_tick, services, key=lambda key: _decided_s(services[key][0]))
+    quiet = _quiet(services, services.keys() - set(oldest), now_s)
+    moving = {key: entry for key, entry in services.items() if key not in quiet}
+    return {**quiet, **_decide(moving, now_s, learn=True)}
+
+
+def _draw(services: Iterable[Entry], now_s: float) -> None:
+    """The lines that are due, those that wait longest first, as far as a tick has time."""
+    looks, lines = LOOKS_A_TICK, LINES_A_TICK
+    for service, seen, wish in sorted(services, key=lambda entry: entry[0].looked_s):
+        looked, made = service.draw(seen, wish, now_s, lines)
+        looks, lines = looks - looked, lines - made
+        if looks <= 0:
+            return
+
+
+def _decided_s(service: Service) -> float:
+    return -math.inf if service.last is None else service.last.at_s
+
+
+def _observe(services: Iterable[Entry], now_s: float) -> None:
+    """Every tier takes in its sample."""
+    samples = [sample for service, seen, wish in services for sample in service.samples(seen, wish, now_s)]
+    states = [tier.demand for tier, _, _ in samples]
+    works, rates = [work for _, work, _ in samples], [rate for _, _, rate in samples]
+    for (tier, _, _), state in zip(samples, observe_all(states, now_s, works, rates), strict=True):
+        tier.demand = state
+
+
+def _decide(services: Mapping[K, Entry], now_s: float, learn: bool) -> dict[K, Decision]:
+    """learn: remember what rates need, for later ticks."""
+    demand = {key: service.demand(wish, now_s) for key, (service, _, wish) in services.items()}
     asks = {
         (key, tier): ask
         for key, (service, seen, wish) in services.items()
         for tier, ask in service.asks(seen, wish, demand[key]).items()
     }
-    sized = dict(zip(asks, needs(list(asks.values())), strict=True))
+    asked = list(asks.values())
+    found = needs(asked)
+    if learn:
+        remember(asked, found)
+    sized = dict(zip(asks, found, strict=True))
     return {
         key: service.decide(
             seen, wish, demand[key], {t: sized[key, t] for t in service.tiers if (key, t) in sized}, now_s
         )
         for key, (service, seen, wish) in services.items()
     }
+
+
+class _Still(NamedTuple):
+    """One tier under whose service nothing is under way."""
+
+    tier: Tier
+    line: Line
+    seen: TierSeen
+    tpot_s: float | Unknown
+    horizon_s: float
+    chances: Chances
+
+
+def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
+    """The tiers of a service under which nothing is under way, load apart, since the last decision; else None."""
+    service, seen, wish = entry
+    last, risk = service.last, service.risk
+    if last is None or wish.slo is None or risk is None or not service.watch.is_quiet_under(wish.policy):
+        return None
+    if not len(service.tiers) == len(seen.tiers) == len(wish.policy.tiers):
+        return None
+    found = {}
+    for name, tier in service.tiers.items():
+        there, decided, state = seen.tiers.get(name), last.decision.tiers.get(name), service.state.tiers.get(name)
+        line, told, kept = tier.line, seen.heard.tiers.get(tier.role, NOT_HEARD), service.watch.of(name)
+        if there is None or decided is None or state is None or isinstance(line, Unknown) or line is not kept.line:
+            return None
+        if decided.held or there.starting or not there.ready == there.replicas == decided.replicas == decided.before:
+            return None
+        if not settled(state, there.replicas) or isinstance(service.needs.get(name), Unknown):
+            return None
+        if now_s - tier.watched_s < WATCH_S or coverage(seen.heard, told, there.ready) != 1.0:
+            return None
+        if not there.ready and seen.heard.held:
+            return None
+        found[name] = _Still(tier, line, there, told.measured.tpot_s, service.horizon_s(name, wish), kept.chances)
+    return found
+
+
+def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict[K, Decision]:
+    """The last decisions of those services that stay as they are; their states go on."""
+    still = {key: found for key in keys if (found := _still(services[key], now_s)) is not None}
+    ahead = _ahead([(services[key][0], list(found.values())) for key, found in still.items()], now_s)
+    quiet: dict[K, Decision] = {}
+    for key, found in still.items():
+        service, _, wish = services[key]
+        tiers = {
+            name: Quiet(
+                wish.policy.tiers[name],
+                one.line,
+                service.state.tiers[name],
+                one.seen.replicas,
+                next(ahead),
+                one.chances.at(one.tier.demand, one.horizon_s),
+                one.tpot_s,
+            )
+            for name, one in found.items()
+        }
+        if service.last is None or not stays(list(tiers.values()), wish.policy, wish.headroom):
+            continue
+        passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
+        after = {name: state_after(tier, passed_s) for name, tier in tiers.items()}
+        service.state = State(now_s, {**service.state.tiers, **after})
+        quiet[key] = service.last.decision
+    return quiet
+
+
+def _ahead(still: Iterable[tuple[Service, list[_Still]]], now_s: float) -> Iterator[Outlook]:
+    states, horizons_s, quantiles, chances = [], [], [], []
+    for service, tiers in still:
+        quantile = 0.0 if service.risk is None else service.risk.quantile
+        for one in tiers:
+            states.append(one.tier.demand)
+            horizons_s.append(one.horizon_s)
+            quantiles.append(quantile)
+            chances.append(one.chances)
+    return iter(outlook(states, now_s, horizons_s, quantiles, chances))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final
 
 from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
@@ -18,6 +19,7 @@ from plimsoll.core.admission.published import Published, moved
 from plimsoll.core.admission.sharing import Sharing
 from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import Service
+from plimsoll.core.autoscaler.tier import KV_TOKENS, MAX_SEQUENCES, TOKEN_BUDGET
 from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.scaling import Decision, Line, Mode
 
@@ -56,8 +58,11 @@ class Gatekeeper:
             return None
         names = tuple(one.name for one in wish.classes)
         made = self._limits(service, wish.classes)
-        if made is None and self.told is not None and self.told.classes == names:
+        anything, there = _anything(len(names)), seen.tiers.get(service.answering)
+        if made is None and self.told is not None and self.told.classes == names and self.told.limits != anything:
             made = self.told.limits  # a new process knows less than the one before, for a while
+        if made is None and there is not None and not there.ready:
+            made = anything
         found = Published(names, made)
         if made is not None:
             found = replace(found, shares=self.sharing.units(made.batch, gateways, now_s))
@@ -70,6 +75,18 @@ class Gatekeeper:
         if self._made is None or self._made[0] is not sized or self._made[1] != classes:
             self._made = sized, classes, limits(sized, classes)
         return self._made[2]
+
+
+@cache
+def _anything(classes: int) -> Limits:
+    """Of an engine that nobody has met yet: requests are held until it is there, and then all are let in."""
+    return Limits(
+        base_s=0.02, any_stall_s=0.0, prefill_token_s=5e-5, prefill_pair_s=0.0, sequence_s=2e-5, cached_token_s=0.0,
+        post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, prefill_base_s=0.02, token_budget=TOKEN_BUDGET,
+        kv_tokens=KV_TOKENS, max_sequences=MAX_SEQUENCES, output_mean=200.0, output_variance=4e4, batch=MAX_SEQUENCES,
+        step_budget_s=(math.inf,) * classes, tpot_s=(math.inf,) * classes, rho=0.5, most_spread_s=0.0, stall_s=0.02,
+        alone_s=0.1,
+    )  # fmt: skip
 
 
 def _expecting(

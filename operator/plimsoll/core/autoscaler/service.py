@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
+from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.forecast import RiskControl, Unknown
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record
@@ -55,6 +57,7 @@ class Service:
     last: Told | None = None
     workload: Workload | Unknown = NO_REQUEST
     needs: dict[str, Need | Unknown] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch, repr=False)
     _judged_s: float | None = field(default=None, repr=False)
 
     @classmethod
@@ -82,48 +85,67 @@ class Service:
             self.workload = seen.heard.workload
         for name, tier in self.tiers.items():
             about = seen.tiers[name].about if name in seen.tiers else None
-            if about is not None:
+            if about is not None and self.watch.news(name, about):
                 tier.meet(about)
             told = seen.heard.tiers.get(tier.role, NOT_HEARD)
-            tier.learn(without_posting(told.windows, told.post_share), self.workload)
+            if told.windows:
+                tier.learn(without_posting(told.windows, told.post_share), self.workload)
         self._judge(seen.heard, wish.slo, now_s)
 
-    def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> int:
-        """Bring at most so many of the tiers' lines up to date; returns how many were made."""
+    def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, int]:
+        """Bring at most so many of the tiers' lines up to date; returns how many were looked at, and made."""
         if wish.slo is None or isinstance(self.workload, Unknown):
-            return 0
-        made = 0
+            return 0, 0
+        looked = made = 0
         tiers = list(self.tiers.values())
         for name, tier in self.tiers.items():
             if made >= most or not tier.due(now_s) or name not in seen.tiers:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
+            if not self.watch.moved(name, tiers, (self.workload,), (wish.slo, scale)):
+                tier.looked_s = now_s
+                continue
+            looked += 1
             elsewhere_s = spent_elsewhere_s(tiers, tier, self.workload)
             made += tier.draw(now_s, wish.slo, self.workload, seen.tiers[name].replicas, scale, elsewhere_s)
-        return made
+        return looked, made
 
-    def demand(self, seen: Seen, wish: Wish, now_s: float) -> dict[str, Demand | Unknown]:
-        """What is coming to each tier over its own start-up time."""
-        return {name: self._demand(tier, seen.heard, wish, now_s) for name, tier in self.tiers.items()}
+    def samples(self, seen: Seen, wish: Wish, now_s: float) -> Iterator[tuple[Tier, float, float]]:
+        """Tiers that have a new sample, with its work (GPU-seconds per second) and rate (1/s), NaN where not known."""
+        rate = seen.heard.rate_per_s
+        if wish.slo is None:
+            return
+        for tier in self.tiers.values():
+            if isinstance(tier.line, Unknown):
+                continue
+            if tier.demand.at_s is None:
+                tier.watched_s = now_s
+            if isinstance(rate, Unknown):
+                yield tier, math.nan, math.nan
+            elif seen.heard.fresh:
+                yield tier, rate * tier.line.request_gpu_s, rate
 
-    def _demand(self, tier: Tier, heard: Heard, wish: Wish, now_s: float) -> Demand | Unknown:
+    def demand(self, wish: Wish, now_s: float) -> dict[str, Demand | Unknown]:
+        """What is coming to each tier over its own start-up time, its last sample being in it."""
+        return {name: self._demand(name, tier, wish, now_s) for name, tier in self.tiers.items()}
+
+    def _demand(self, name: str, tier: Tier, wish: Wish, now_s: float) -> Demand | Unknown:
         if wish.slo is None:
             return Unknown("the service has no slo: nothing is promised, so nothing is sized")
         if isinstance(tier.line, Unknown):
             return tier.line if not isinstance(self.workload, Unknown) else self.workload
-        rate = heard.rate_per_s
-        if tier.demand.at_s is None:
-            tier.watched_s = now_s
-        if heard.fresh or isinstance(rate, Unknown):
-            work = rate if isinstance(rate, Unknown) else rate * tier.line.request_gpu_s
-            told = None if isinstance(rate, Unknown) else rate
-            tier.demand = forecast.observe(tier.demand, now_s, work, rate_per_s=told)
         if now_s - tier.watched_s < WATCH_S:
             return Unknown(f"arrivals are watched for {now_s - tier.watched_s:.0f} s, {WATCH_S:.0f} s are needed")
-        horizon_s = wish.horizon_s if wish.horizon_s is not None else tier.ledger.horizon_s + TICK_S
+        horizon_s = self.horizon_s(name, wish)
         assert self.risk is not None
         found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile)
         return found if isinstance(found, Unknown) else Demand(found, forecast.odds(tier.demand, horizon_s))
+
+    def horizon_s(self, tier: str, wish: Wish) -> float:
+        """How far to look ahead for a tier."""
+        if wish.horizon_s is not None:
+            return wish.horizon_s
+        return self.watch.start_s(tier, self.tiers[tier].ledger) + TICK_S
 
     def asks(self, seen: Seen, wish: Wish, demand: Mapping[str, Demand | Unknown]) -> dict[str, Ask]:
         """What is to be sized: the tiers whose demand and line are known."""
@@ -153,6 +175,7 @@ class Service:
         decision = decide(Observation(tiers, self.state), wish.policy, now_s)
         self.state = decision.state
         self.last = Told(now_s, decision)
+        self.watch.decided(wish.policy, {name: tier.line for name, tier in self.tiers.items()})
         moves = any(tier.before is not None and tier.recommended != tier.before for tier in decision.tiers.values())
         if moves and not (self.decisions and _counts(self.decisions[-1].decision) == _counts(decision)):
             self.decisions.append(self.last)
@@ -174,7 +197,7 @@ class Service:
             need=self.needs[name],
             starting=there.starting,
             backlog_gpu_s=self._backlog_gpu_s(name, heard),
-            coverage=_coverage(heard, told, there.ready),
+            coverage=coverage(heard, told, there.ready),
             measured=told.measured,
         )
 
@@ -190,7 +213,7 @@ class Service:
         budget = 1.0 - slo.share
         if self.risk is None or self.risk.budget != budget:
             self.risk = begin(budget)
-        horizon_s = max(tier.ledger.horizon_s for tier in self.tiers.values())
+        horizon_s = max(self.watch.start_s(name, tier.ledger) for name, tier in self.tiers.items())
         if self._judged_s is None or now_s < self._judged_s:
             self._judged_s = now_s
         elif now_s - self._judged_s >= horizon_s:
@@ -200,7 +223,7 @@ class Service:
                 self.risk = feed(self.risk, missed)
 
 
-def _coverage(heard: Heard, told: TierHeard, ready: int) -> float:
+def coverage(heard: Heard, told: TierHeard, ready: int) -> float:
     """Share of gateways and of the tier's engines that answer: below 1 nothing goes down, above 0 by definition."""
     engines = told.coverage or 0.5 / ready if ready else 1.0
     return min(heard.coverage or 1.0, engines)
@@ -215,7 +238,9 @@ def missed_share(heard: Heard, slo: Slo) -> float | None:
     if not isinstance(heard.prompt_tokens, Unknown):
         target_s += slo.ttft_per_1k_tokens_s * heard.prompt_tokens / 1000.0
     met = buckets.share_below(heard.ttft, target_s)
-    return None if met is None else min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
+    if met is None:  # nobody was answered
+        return shed or None
+    return min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
 
 
 def _counts(decision: Decision) -> dict[str, tuple[int | None, int | None]]:

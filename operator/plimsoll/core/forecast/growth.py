@@ -54,6 +54,11 @@ class Growth(NamedTuple):
     lowest: float = math.inf
     sure: tuple[tuple[float, ...], ...] = (_NONE,) * len(HORIZONS_S)
 
+    @property
+    def ended(self) -> Growth:
+        """Without the minute that runs."""
+        return self._replace(minute=-1, gpu_s=0.0, covered_s=0.0)
+
 
 def add(growth: Growth, at_s: float, work: float, span_s: float, before: Estimate, grain_gpu_s: float) -> Growth:
     """Growth with one more sample, counted in the minute that it ends in; estimate and grain are from before it."""

@@ -17,16 +17,16 @@ from typing import Final, NamedTuple
 MEMORY_S: Final = 1800.0  # of the mean since the last change, so that a slow drift is not averaged away
 LINES_S: Final = (900.0, 120.0)  # of the straight lines: half the mean's memory, and about one start-up
 DAMPING_S: Final = 600.0  # a slope is believed for some start-ups, fading (Gardner and McKenzie 1985)
-_LEAST: Final = 0.5  # of a line's memory that must be covered for its slope to count
+LEAST: Final = 0.5  # of a line's memory that must be covered for its slope to count
 SURE: Final = 4.0  # standard errors below which a slope is taken for chance
 
 # Log-likelihood of grains under a changed against the present rate (Lucas 1985, counted data CUSUM): per grain, and per
 # grain expected. Up by a quarter, threefold up, down by a fifth.
-_TESTS: Final = ((math.log(1.25), 0.25), (math.log(3.0), 2.0), (-math.log(1.25), -0.2))
-_ONE_SAMPLE: Final = 1e-9  # of the ages' spread, below which they are one age
+TESTS: Final = ((math.log(1.25), 0.25), (math.log(3.0), 2.0), (-math.log(1.25), -0.2))
+ONE_SAMPLE: Final = 1e-9  # of the ages' spread, below which they are one age
 ALARM: Final = 15.0  # e^15 ticks between false alarms for true Poisson counts (Lorden 1971), less for uneven grains
-_BEGUN: Final = ALARM / 3.0  # a change is dated from here: lower, what came before it would be in its level
-_PROOF_S: Final = 4.0  # a sample of less time fires no test alone: one huge request is no change of the rate
+BEGUN: Final = ALARM / 3.0  # a change is dated from here: lower, what came before it would be in its level
+PROOF_S: Final = 4.0  # a sample of less time fires no test alone: one huge request is no change of the rate
 SUSPICION: Final = 0.5 * ALARM  # above it noise is not learned: the difference may be the change itself
 
 
@@ -116,7 +116,7 @@ def _add_to_line(line: Line, memory_s: float, work: float, span_s: float, passed
 def leap_to(lines: Lines, covered_s: float, gpu_s: float) -> Lines:
     """The lines after a change that has been running for a while: those for which it was a leap know nothing else."""
     flat = _flat(covered_s, gpu_s)
-    slow, fast = (flat if covered_s < _LEAST * memory else line for line, memory in zip(lines, LINES_S, strict=True))
+    slow, fast = (flat if covered_s < LEAST * memory else line for line, memory in zip(lines, LINES_S, strict=True))
     return slow, fast
 
 
@@ -135,12 +135,12 @@ def run_tests(tests: Tests, work: float, span_s: float, expected: Estimate, grai
     unit = span_s / grain_gpu_s
     high = (expected.level + expected.error) * unit
     low = max(0.0, expected.level - expected.error) * unit
-    most = ALARM * max(0.5, span_s / _PROOF_S)
+    most = ALARM * max(0.5, span_s / PROOF_S)
     run = []
-    for (per_grain, per_expected), test in zip(_TESTS, tests, strict=True):
+    for (per_grain, per_expected), test in zip(TESTS, tests, strict=True):
         moved = grains * per_grain - per_expected * (high if per_grain > 0 else low)
         statistic = test.statistic + (moved if moved < most else most)
-        if statistic > _BEGUN:
+        if statistic > BEGUN:
             run.append(Cusum(statistic, test.covered_s + span_s, test.gpu_s + work * span_s))
         else:
             run.append(Cusum(statistic) if statistic > 0.0 else _RESTING)
@@ -173,7 +173,7 @@ def _drawn(found: Estimate, line: Line, memory_s: float, noise: float) -> Estima
     """
     s0, s1, s2, y0, y1, _, _, _ = line
     spread = s0 * s2 - s1 * s1
-    if s0 <= _LEAST * memory_s or spread <= _ONE_SAMPLE * s0 * s2:
+    if s0 <= LEAST * memory_s or spread <= ONE_SAMPLE * s0 * s2:
         return found
     slope = (s1 * y0 - s0 * y1) / spread
     certain = slope * slope * spread * spread
@@ -206,4 +206,4 @@ def rise(slope_per_s: float, horizon_s: float) -> float:
 def _weighted(line: Line, first: float, second: float) -> float:
     """Sum of squared weights of an estimator sum w (second - first * age) x, up to its common factor."""
     found = second * second * line.z0 - 2 * first * second * line.z1 + first * first * line.z2
-    return max(found, _ONE_SAMPLE * first * first * line.z2)  # what cancels is not to become less than nothing
+    return max(found, ONE_SAMPLE * first * first * line.z2)  # what cancels is not to become less than nothing

@@ -14,7 +14,7 @@ import math
 from typing import Final, NamedTuple
 
 BLOCK_S: Final = 20.0
-_MEMORY: Final = 3600.0  # differences, of a tick or a block
+MEMORY: Final = 3600.0  # differences, of a tick or a block
 _FIRST_TICKS: Final = 4.0  # what the guess weighs against measured ticks
 _FIRST_GRAINS: Final = 4.0  # the guess: so many grains in the first sample
 
@@ -69,7 +69,7 @@ def _differ(grain: Grain, work: float, span_s: float, suspicious: bool) -> Grain
     spread, level, seen, last_work, last_span_s = grain
     if suspicious or last_span_s == 0.0:
         return Grain(spread, level, seen, work, span_s)
-    keep = 1.0 - 1.0 / _MEMORY
+    keep = 1.0 - 1.0 / MEMORY
     difference = work - last_work
     return Grain(
         keep * spread + difference * difference / (1.0 / span_s + 1.0 / last_span_s),

@@ -20,8 +20,8 @@ from plimsoll.core.forecast.state import State, Unknown
 from plimsoll.core.jumps import WEIGHT_S
 
 STALE_S: Final = 600.0  # the longest horizon that growth is counted for; beyond it nothing known is recent
-_SURELY_NONE: Final = 0.99  # probability of no request at all in the horizon from which on the answer is 0
-_DOUBT: Final = 0.1  # of the level at most: a level seconds old is known better before any replica ordered for it is up
+SURELY_NONE: Final = 0.99  # probability of no request at all in the horizon from which on the answer is 0
+DOUBT: Final = 0.1  # of the level at most: a level seconds old is known better before any replica ordered for it is up
 _NORMAL: Final = NormalDist()
 
 
@@ -65,44 +65,46 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
-    if state.at_s is None:
+    at_s, changed_s, explained = state.at_s, state.changed_s, state.explained
+    if at_s is None:
         return Unknown("no sample yet")
-    age_s = max(0.0, now_s - state.at_s)
+    age_s = max(0.0, now_s - at_s)
     if age_s > STALE_S:
         return Unknown(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
     parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile)
-    own_s = growth.history_s(state.growth, horizon_s)
+    own_s = growth.history_s(state.past, horizon_s)
+    level_, trend, shape, burst, doubt = parts
     return Forecast(
-        sum(parts),
+        level_ + trend + shape + burst + doubt,
         *parts,
         horizon_s=horizon_s,
         quantile=quantile,
         age_s=age_s,
         history=own_s / (own_s + growth.interpolate(WEIGHT_S, horizon_s)),
-        ordinary=growth.ordinary(state.growth, parts[0]),
-        changed_s_ago=None if state.changed_s is None else max(0.0, now_s - state.changed_s),
-        rate_per_s=state.explained.rate_per_s,
-        tokens_per_s=state.explained.tokens_per_s,
+        ordinary=growth.ordinary(state.past, level_),
+        changed_s_ago=None if changed_s is None else max(0.0, now_s - changed_s),
+        rate_per_s=explained.rate_per_s,
+        tokens_per_s=explained.tokens_per_s,
     )
 
 
 def _parts(state: State, reach_s: float, quantile: float) -> tuple[float, float, float, float, float]:
     """Level, trend, season, burst, doubt."""
-    now = state.now
-    assert state.at_s is not None  # else there is no level
+    now, at_s = state.now, state.at_s
+    assert at_s is not None  # else there is no level
     trend = level.rise(now.slope_per_s, reach_s)
-    shape = max(0.0, now.level * season.growth(state.season, state.at_s, reach_s) - trend)
-    burst = (now.level + trend + shape) * (growth.sure_factor(state.growth, reach_s, quantile) - 1.0)
+    shape = max(0.0, now.level * season.growth(state.shape, at_s, reach_s) - trend)
+    burst = (now.level + trend + shape) * (growth.sure_factor(state.past, reach_s, quantile) - 1.0)
     return (
         now.level,
         trend,
         shape,
         burst,
-        min(_DOUBT * now.level, max(0.0, _NORMAL.inv_cdf(quantile)) * now.error),
+        min(DOUBT * now.level, max(0.0, _NORMAL.inv_cdf(quantile)) * now.error),
     )
 
 
 def _silent(state: State, reach_s: float, quantile: float) -> bool:
     """Whether the quantile of "any request at all in the horizon", Poisson in grains, is none."""
-    return state.now.level * reach_s <= -math.log(max(quantile, _SURELY_NONE)) * state.grain_gpu_s
+    return state.now.level * reach_s <= -math.log(max(quantile, SURELY_NONE)) * state.grain_gpu_s

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 BIN_S: Final = 1800.0
 DAY: Final = 48
 WEEK: Final = 7 * DAY
-_PERIODS: Final = 2  # whole periods seen before a shape is used
+PERIODS: Final = 2  # whole periods seen before a shape is used
 _NEW: Final = 0.3  # weight of the newest day or week in its half hour
 _KEEP: Final = 1.0 - 1.0 / WEEK
 _COVERED: Final = 0.5
@@ -40,6 +40,11 @@ class Season(NamedTuple):
     previous: float = math.nan
     day: Shape = Shape()
     week: Shape = Shape()
+
+    @property
+    def ended(self) -> Season:
+        """Without the half hour that runs."""
+        return self._replace(bin=-1, gpu_s=0.0, covered_s=0.0)
 
 
 def add(season: Season, at_s: float, work: float, span_s: float) -> Season:
@@ -90,7 +95,7 @@ def growth(season: Season, now_s: float, horizon_s: float) -> float:
 
 
 def _skill(shape: Shape, period: int) -> float:
-    if shape.seen < _PERIODS * period or shape.base <= 0.0:
+    if shape.seen < PERIODS * period or shape.base <= 0.0:
         return 0.0
     return max(0.0, 1.0 - shape.error / shape.base)
 

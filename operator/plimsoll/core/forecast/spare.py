@@ -19,7 +19,8 @@ way, a replica is kept if a leap that fills it comes at least once in missCost *
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import Final
 
 from plimsoll.core.forecast import growth
@@ -31,28 +32,38 @@ MISS_COST: Final = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """Probability that work grows past each factor within the horizon; history: as in Forecast."""
+    """Probability that work grows past each factor within the horizon; history: as in Forecast.
+
+    upto: integral of the probability from 0 to 1 and to each factor, which follows from the others.
+    """
 
     horizon_s: float
     factors: tuple[float, ...]
     exceedance: tuple[float, ...]
     history: float
+    upto: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        sums, at, share = [1.0], 1.0, 1.0
+        for next_at, next_share in zip(self.factors, self.exceedance, strict=True):
+            sums.append(sums[-1] + 0.5 * (share + next_share) * (next_at - at))
+            at, share = next_at, next_share
+        object.__setattr__(self, "upto", tuple(sums))
 
     def between(self, low: float, high: float) -> float:
         """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""
         return self._upto(high) - self._upto(low)
 
     def _upto(self, factor: float) -> float:
-        total = min(max(0.0, factor), 1.0)
-        at, share = 1.0, 1.0
-        for next_at, next_share in zip(self.factors, self.exceedance, strict=True):
-            if factor <= at:
-                break
-            width = min(factor, next_at) - at
-            end = share + (next_share - share) * width / (next_at - at)
-            total += 0.5 * (share + end) * width
-            at, share = next_at, next_share
-        return total
+        if factor <= 1.0:
+            return max(0.0, factor)
+        place = bisect_left(self.factors, factor)
+        if place == len(self.factors):
+            return self.upto[-1]
+        at, share = (self.factors[place - 1], self.exceedance[place - 1]) if place else (1.0, 1.0)
+        width = factor - at
+        end = share + (self.exceedance[place] - share) * width / (self.factors[place] - at)
+        return self.upto[place] + 0.5 * (share + end) * width
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +82,10 @@ def odds(state: State, horizon_s: float) -> Odds:
     """What prior and own history say about growth within the horizon. Raises ValueError unless 0 <= horizon < inf."""
     if not 0.0 <= horizon_s < math.inf:
         raise ValueError(f"a horizon is a finite number of seconds, zero or more, not {horizon_s}")
-    own_s = growth.history_s(state.growth, horizon_s)
+    own_s = growth.history_s(state.past, horizon_s)
     weight_s = growth.interpolate(WEIGHT_S, horizon_s)
     part = own_s / (own_s + weight_s)
-    prior, own = growth.across(EXCEEDANCE, horizon_s), growth.shares(state.growth, horizon_s)
+    prior, own = growth.across(EXCEEDANCE, horizon_s), growth.shares(state.past, horizon_s)
     mixed = tuple(p + part * (o - p) for p, o in zip(prior, own, strict=True))
     return Odds(horizon_s, FACTORS, mixed, part)
 
@@ -101,8 +112,21 @@ def spare_worth(
 def spare_replicas(
     chances: Odds, work: float, replica_work: float, replicas: int, most: int, miss_cost: float = MISS_COST
 ) -> int:
-    """Replicas worth having beyond `replicas`, 0 to most - replicas; arguments as for `spare_worth`."""
-    spare = 0
-    while replicas + spare < most and spare_worth(chances, work, replica_work, replicas + spare, miss_cost).worth:
-        spare += 1
-    return spare
+    """Replicas worth having beyond `replicas`, 0 to most - replicas; arguments as for `spare_worth`.
+
+    Each is worth no more than the one before it.
+    """
+    if replicas >= most or not spare_worth(chances, work, replica_work, replicas, miss_cost).worth:
+        return 0  # mostly
+    return bisect_left(
+        range(replicas, most), True, key=lambda n: not is_worth(chances, work, replica_work, n, miss_cost)
+    )
+
+
+def is_worth(chances: Odds, work: float, replica_work: float, replicas: int, miss_cost: float) -> bool:
+    """`spare_worth(...).worth` of arguments that are known to make sense."""
+    price = chances.horizon_s
+    if work == 0.0:
+        return False
+    needed = work * chances.between(replicas * replica_work / work, (replicas + 1) * replica_work / work)
+    return miss_cost * needed * price > price

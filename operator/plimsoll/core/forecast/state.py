@@ -9,15 +9,22 @@ the time since the last call, a minute at most; an `Unknown` one only says that 
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from plimsoll.core.forecast import growth, level, noise, season
 
-_LONGEST_S: Final = 60.0  # a sample says nothing of time before that
-_FIRST_S: Final = 1.0  # what the very first sample is taken to be a mean over
-_CLOCK_S: Final = 60.0  # a clock set back by more is believed
-_SMOOTH_S: Final = 60.0  # of what only explains
+LONGEST_S: Final = 60.0  # a sample says nothing of time before that
+FIRST_S: Final = 1.0  # what the very first sample is taken to be a mean over
+CLOCK_S: Final = 60.0  # a clock set back by more is believed
+SMOOTH_S: Final = 60.0  # of what only explains
+
+# Columns of what is packed: each name is that of the first.
+AT, SEEN, CHANGED, MEAN, LINES, TESTS = 0, 1, 2, 3, 5, 21
+NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 30, 42, 45, 48, 50, 51
+COLUMNS: Final = 55
+PACKED: Final = struct.Struct(f"{COLUMNS}d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +43,129 @@ class Explained:
 
 
 class State(NamedTuple):
-    """Everything remembered. at_s: of the last known sample; seen_s: of the last call; changed_s: of the last change.
+    """Everything remembered. What moves with every sample is packed, so that a fleet's states are one array at no cost.
 
-    Times in seconds since the epoch (only the phase of day and week matters); None: there was none. grain_gpu_s, now:
-    what follows from noise, mean and lines.
+    packed: the columns named below as doubles, NaN for None. past, shape: growth and season without what runs.
     """
 
-    at_s: float | None = None
-    seen_s: float | None = None
-    changed_s: float | None = None
-    mean: level.Mean = level.Mean()
-    lines: level.Lines = level.NO_LINES
-    tests: level.Tests = level.NO_TESTS
-    noise: noise.Noise = noise.Noise()
-    growth: growth.Growth = growth.Growth()
-    season: season.Season = season.Season()
-    explained: Explained = Explained()
-    grain_gpu_s: float = 0.0
-    now: level.Estimate = level.Estimate()
+    packed: bytes = b""
+    past: growth.Growth = growth.Growth()
+    shape: season.Season = season.Season()
+
+    @classmethod
+    def of(
+        cls,
+        times: tuple[float | None, float | None, float | None],
+        mean: level.Mean,
+        lines: level.Lines,
+        tests: level.Tests,
+        heard: noise.Noise,
+        grown: growth.Growth,
+        seasons: season.Season,
+        explained: Explained,
+        grain_gpu_s: float,
+        now: level.Estimate,
+    ) -> State:
+        """The state of these parts. times: at_s, seen_s and changed_s."""
+        packed = PACKED.pack(
+            *(math.nan if time is None else time for time in times),
+            *mean,
+            *lines[0],
+            *lines[1],
+            *tests[0],
+            *tests[1],
+            *tests[2],
+            *heard.tick,
+            *heard.block,
+            *heard[2:],
+            *grown[:3],
+            *seasons[:3],
+            math.nan if explained.rate_per_s is None else explained.rate_per_s,
+            math.nan if explained.tokens_per_s is None else explained.tokens_per_s,
+            grain_gpu_s,
+            *now,
+        )
+        return cls(packed, grown.ended, seasons.ended)
+
+    def figures(self, first: int, n: int) -> tuple[float, ...]:
+        """So many columns."""
+        return struct.unpack_from(f"{n}d", self.packed or NOTHING, 8 * first)
+
+    @property
+    def at_s(self) -> float | None:
+        """When the last known sample came, seconds since the epoch; None: there was none."""
+        return _or_none(*self.figures(AT, 1))
+
+    @property
+    def seen_s(self) -> float | None:
+        """When the last call was."""
+        return _or_none(*self.figures(SEEN, 1))
+
+    @property
+    def changed_s(self) -> float | None:
+        """When the level last leapt."""
+        return _or_none(*self.figures(CHANGED, 1))
+
+    @property
+    def mean(self) -> level.Mean:
+        return level.Mean(*self.figures(MEAN, 2))
+
+    @property
+    def lines(self) -> level.Lines:
+        return level.Line(*self.figures(LINES, 8)), level.Line(*self.figures(LINES + 8, 8))
+
+    @property
+    def tests(self) -> level.Tests:
+        found = self.figures(TESTS, 9)
+        return level.Cusum(*found[:3]), level.Cusum(*found[3:6]), level.Cusum(*found[6:])
+
+    @property
+    def noise(self) -> noise.Noise:
+        found = self.figures(NOISE, 12)
+        return noise.Noise(noise.Grain(*found[:5]), noise.Grain(*found[5:10]), *found[10:])
+
+    @property
+    def growth(self) -> growth.Growth:
+        minute, gpu_s, covered_s = self.figures(MINUTE, 3)
+        return self.past._replace(minute=int(minute), gpu_s=gpu_s, covered_s=covered_s)
+
+    @property
+    def season(self) -> season.Season:
+        index, gpu_s, covered_s = self.figures(BIN, 3)
+        return self.shape._replace(bin=int(index), gpu_s=gpu_s, covered_s=covered_s)
+
+    @property
+    def explained(self) -> Explained:
+        rate, tokens = self.figures(EXPLAINED, 2)
+        return Explained(_or_none(rate), _or_none(tokens))
+
+    @property
+    def grain_gpu_s(self) -> float:
+        """What follows from the noise."""
+        return self.figures(GRAIN, 1)[0]
+
+    @property
+    def now(self) -> level.Estimate:
+        """What follows from mean, lines and noise."""
+        return level.Estimate(*self.figures(NOW, 4))
+
+
+NOTHING: Final = State.of(
+    (None, None, None),
+    level.Mean(),
+    level.NO_LINES,
+    level.NO_TESTS,
+    noise.Noise(),
+    growth.Growth(),
+    season.Season(),
+    Explained(),
+    0.0,
+    level.Estimate(),
+).packed
+
+
+def _or_none(value: float) -> float | None:
+    return None if value != value else value
 
 
 def observe(
@@ -72,35 +184,46 @@ def observe(
     """
     if not math.isfinite(now_s):
         raise ValueError(f"a sample's time is a finite number of seconds, not {now_s}")
-    passed_s = _FIRST_S if state.seen_s is None else now_s - state.seen_s
-    if passed_s < -_CLOCK_S:
+    passed_s = FIRST_S if state.seen_s is None else now_s - state.seen_s
+    if passed_s < -CLOCK_S:
         return _set_back(state, now_s)
     if passed_s <= 0.0:
         return state
     if isinstance(work, Unknown) or not 0.0 <= work < math.inf:
-        return state._replace(seen_s=now_s)
+        return state._replace(packed=_seen(state.packed or NOTHING, now_s))
     explained = state.explained
     if rate_per_s is not None or tokens_per_s is not None:
         rate = _smooth(explained.rate_per_s, rate_per_s, passed_s)
         explained = Explained(rate, _smooth(explained.tokens_per_s, tokens_per_s, passed_s))
-    return _add(state, now_s, float(work), min(passed_s, _LONGEST_S), explained)
+    return _add(state, now_s, float(work), min(passed_s, LONGEST_S), explained)
+
+
+def _seen(packed: bytes, now_s: float) -> bytes:
+    return packed[: 8 * SEEN] + struct.pack("d", now_s) + packed[8 * SEEN + 8 :]
 
 
 def _set_back(state: State, now_s: float) -> State:
-    return state._replace(
-        at_s=None if state.at_s is None else now_s,
-        seen_s=now_s,
-        changed_s=None if state.changed_s is None else min(state.changed_s, now_s),
-        growth=growth.drawn_up(-1, 0.0, 0.0, (), state.growth.windows, state.growth.exceeded),
-        season=state.season._replace(bin=-1, gpu_s=0.0, covered_s=0.0, previous=math.nan),
+    changed_s = state.changed_s
+    times = None if state.at_s is None else now_s, now_s, None if changed_s is None else min(changed_s, now_s)
+    return State.of(
+        times,
+        state.mean,
+        state.lines,
+        state.tests,
+        state.noise,
+        growth.drawn_up(-1, 0.0, 0.0, (), state.past.windows, state.past.exceeded),
+        state.shape._replace(previous=math.nan),
+        state.explained,
+        state.grain_gpu_s,
+        state.now,
     )
 
 
 def _add(state: State, now_s: float, work: float, span_s: float, explained: Explained) -> State:
-    grain, before = state.grain_gpu_s, state.now
+    at_s, grain, before = state.at_s, state.grain_gpu_s, state.now
     tests = level.run_tests(state.tests, work, span_s, before, grain) if grain > 0.0 else level.NO_TESTS
     suspicious = max(tests).statistic > level.SUSPICION
-    passed_s = span_s if state.at_s is None else now_s - state.at_s
+    passed_s = span_s if at_s is None else now_s - at_s
     mean = level.add_to_mean(level.follow(state.mean, before), work, span_s, passed_s)
     lines = level.add_to_lines(state.lines, work, span_s, passed_s)
     changed_s = state.changed_s
@@ -112,10 +235,8 @@ def _add(state: State, now_s: float, work: float, span_s: float, explained: Expl
         lines = level.leap_to(lines, leap.covered_s, leap.gpu_s)
     heard = noise.learn(state.noise, work, span_s, suspicious)
     grain_after = noise.grain_gpu_s(heard)
-    return State(
-        now_s,
-        now_s,
-        changed_s,
+    return State.of(
+        (now_s, now_s, changed_s),
         mean,
         lines,
         tests,
@@ -133,4 +254,4 @@ def _smooth(old: float | None, new: float | None, passed_s: float) -> float | No
         return old
     if old is None:
         return new
-    return new + math.exp(-passed_s / _SMOOTH_S) * (old - new)
+    return new + math.exp(-passed_s / SMOOTH_S) * (old - new)

@@ -50,10 +50,8 @@ def from_dict(stored: Mapping[str, Any]) -> State:
         slow, fast = (level.Line(*_amounts(line, 8)) for line in stored["lines"])
         mean, lines, heard = level.Mean(*_amounts(stored["mean"], 2)), (slow, fast), _noise(stored["noise"])
         grain_gpu_s = noise.grain_gpu_s(heard)
-        return State(
-            at_s,
-            seen_s,
-            changed_s,
+        return State.of(
+            (at_s, seen_s, changed_s),
             mean,
             lines,
             (first, second, third),

@@ -1,82 +1,77 @@
-"""Sending a prompt where its beginning is cached already, as far as that pays.
+"""What each endpoint is believed to hold of the prompts that were sent there, and where a new conversation is at home.
 
-Problem: an engine that still holds the KV blocks of a prompt's beginning skips their prefill, but a router that only
-follows the cache piles everything with one system prompt on one engine; and gateways that do not talk would each fill
-another engine with the same conversation.
+Problem: an engine that still holds the KV blocks of a prompt's beginning skips their prefill, but nobody tells a
+gateway which blocks an engine holds, and gateways that do not talk would each fill another engine with the same
+conversation.
 
-Idea: every choice is one sum in seconds, the work ahead of an endpoint plus the prefill that is left there, so that
-load and cache are weighed by what they cost. What each endpoint holds is remembered from what was sent there, in an
-LRU of the size of its cache. What other gateways sent is guessed: a conversation begins where prompts part, and the
-hash of that block ranks the endpoints (rendezvous hashing, Thaler and Ravishankar 1998), alike at every gateway that
-saw the same shared beginnings. The first in rank is believed, in part, to hold the whole prompt.
+Idea: what was sent to an endpoint is remembered in an LRU of the size of its cache; a block's hash stands for all
+blocks before it, so that a lookup is a binary search. What other gateways sent is guessed: a conversation begins where
+prompts part, and a ring of hashes (consistent hashing, Karger et al. 1997) gives the hash of that block an endpoint,
+alike at every gateway that saw the same shared beginnings. What cache and load weigh is decided where both are known,
+in `admission.fleet`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from bisect import bisect
+from collections import deque
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
+from typing import Final, NamedTuple
 
-SHARED = 4  # continuations from which on a block is a beginning that many share, such as a system prompt
-MOST_BLOCKS = 512  # of a prompt that are hashed; what follows is nobody else's beginning
-
-
-def block_hashes(prompt: bytes, block_bytes: int, most: int = MOST_BLOCKS) -> list[int]:
-    """Chained 64-bit hashes of the prompt's whole blocks: each stands for its block and all before it.
-
-    block_bytes: at least 1; a last block that is not full has no hash, since it is not cached as a block.
-    """
-    if block_bytes < 1:
-        raise ValueError(f"block_bytes must be at least 1, not {block_bytes}")
-    running = blake2b(digest_size=8)
-    hashes = []
-    for start in range(0, min(len(prompt) // block_bytes, most) * block_bytes, block_bytes):
-        running.update(prompt[start : start + block_bytes])
-        hashes.append(int.from_bytes(running.copy().digest()))
-    return hashes
+SHARED: Final = 4  # continuations from which on a block is a beginning that many share, such as a system prompt
+_POINTS: Final = 64  # of each endpoint on the ring
+_SPARE: Final = 64  # chains that may be carried in vain before they are swept
 
 
-class Held:
-    """What each endpoint is believed to hold: blocks by their chained hashes, the least recently used forgotten."""
+class Chain(NamedTuple):
+    """A prompt that was sent to an address: what is left of its blocks in memory."""
 
-    def __init__(self, capacity_blocks: int) -> None:
-        """capacity_blocks: of one endpoint's cache, at least 1. Raises ValueError."""
-        if capacity_blocks < 1:
-            raise ValueError(f"capacity_blocks must be at least 1, not {capacity_blocks}")
-        self._capacity = capacity_blocks
-        self._blocks: dict[str, OrderedDict[int, None]] = {}
-        self._next: OrderedDict[int, tuple[int, int]] = OrderedDict()  # block -> last continuation, times it changed
+    address: str
+    blocks: array[int]
 
-    def sent(self, address: str, blocks: Sequence[int]) -> None:
-        """A prompt went there. Its beginning counts as used last, so that ends are forgotten before beginnings."""
-        known = self._blocks.setdefault(address, OrderedDict())
-        for block in reversed(blocks[: self._capacity]):
-            known[block] = None
-            known.move_to_end(block)
-        while len(known) > self._capacity:
-            known.popitem(last=False)
-        for block, after in pairwise(blocks):
-            last, changes = self._next.get(block, (after, 1))
-            self._next[block] = after, changes + (last != after)
-            self._next.move_to_end(block)
-        while len(self._next) > self._capacity * len(self._blocks):
-            self._next.popitem(last=False)
 
-    def own(self, blocks: Sequence[int]) -> int | None:
-        """The block with which a prompt leaves what many share; None if it has no such block."""
-        for block in blocks:
-            if self._next.get(block, (0, 0))[1] < SHARED:
-                return block
-        return None
+class Recent:
+    """Blocks of prompts, the least recently used forgotten, of one prompt its end before its beginning."""
 
-    def depth(self, address: str, blocks: Sequence[int]) -> int:
-        """How many of the first blocks an endpoint holds."""
-        known = self._blocks.get(address)
-        if not known:
+    def __init__(self, capacity: int) -> None:
+        """capacity: blocks, at least 1. Raises ValueError."""
+        self._chains: deque[Chain] = deque()  # the one used last at the end
+        self._live = 0  # how many chains were left by the last sweep
+        self._of: dict[int, Chain] = {}  # the last chain that has the block
+        self.resize(capacity)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def resize(self, capacity: int) -> None:
+        """From now on so many blocks, at least 1. Raises ValueError."""
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
+        self._capacity = capacity
+        self._forget()
+
+    def use(self, address: str, blocks: Sequence[int]) -> None:
+        """These were used: 64-bit hashes, each of its block and all before it; what exceeds the capacity is cut off."""
+        chain = Chain(address, array("Q", blocks[: self._capacity]))
+        self._of.update(dict.fromkeys(chain.blocks, chain))
+        self._chains.append(chain)
+        if len(self._of) > self._capacity:
+            self._forget()
+        if len(self._chains) > 2 * self._live + _SPARE:
+            self._chains = deque(chain for chain in self._chains if self._is_last(chain))
+            self._live = len(self._chains)
+
+    def depth(self, blocks: Sequence[int], most: int) -> int:
+        """How many of the first `most` blocks are known."""
+        known = self._of
+        if not most or blocks[0] not in known:
             return 0
-        low, high = 0, len(blocks)
-        while low < high:  # whoever holds a block holds those before it
+        if blocks[most - 1] in known:
+            return most
+        low, high = 1, most - 1
+        while low < high:  # who has a block has those before it
             middle = (low + high) // 2
             if blocks[middle] in known:
                 low = middle + 1
@@ -84,36 +79,95 @@ class Held:
                 high = middle
         return low
 
-    def keep(self, addresses: set[str]) -> None:
-        """Forget endpoints that are gone: one that comes back under the same address has an empty cache."""
-        for address in self._blocks.keys() - addresses:
-            del self._blocks[address]
+    def last(self, block: int) -> str:
+        """Where a known block was used last. Raises KeyError for an unknown one."""
+        return self._of[block].address
+
+    def _forget(self) -> None:
+        known, over = self._of, len(self._of) - self._capacity
+        while over > 0:
+            chain = self._chains[0]
+            left = chain.blocks
+            while over and left and known.get(left[-1]) is chain:
+                del known[left.pop()]
+                over -= 1
+            if over:  # nothing is left of it but what was used since
+                self._chains.popleft()
+
+    def _is_last(self, chain: Chain) -> bool:
+        return bool(chain.blocks) and self._of.get(chain.blocks[-1]) is chain
 
 
-def choose(
-    held: Held,
-    blocks: Sequence[int],
-    ahead_s: Mapping[str, float],
-    prefill_s: Callable[[int], float],
-    elsewhere: float = 0.0,
-) -> str:
-    """The address that is expected to answer soonest.
+class Held:
+    """What all endpoints of one kind are believed to hold."""
 
-    ahead_s: seconds of work before each endpoint; at least one. prefill_s: seconds to prefill the prompt when so many
-    of its first blocks are cached. elsewhere: probability that another gateway sent the beginning of this prompt to the
-    endpoint that ranks first; 0 for a gateway alone. Raises ValueError if there is no endpoint.
-    """
-    if not ahead_s:
-        raise ValueError("ahead_s must name at least one endpoint")
-    depths = {address: held.depth(address, blocks) for address in ahead_s}
-    by_depth = {depth: prefill_s(depth) for depth in {*depths.values(), len(blocks)}}
-    costs = {address: ahead_s[address] + by_depth[depths[address]] for address in ahead_s}
-    own = held.own(blocks) if elsewhere else None
-    if own is not None:
-        first = max(costs, key=lambda address: _rank(own, address))
-        costs[first] -= elsewhere * (by_depth[depths[first]] - by_depth[len(blocks)])
-    return min(costs, key=lambda address: (costs[address], address))
+    def __init__(self) -> None:
+        self._at: dict[str, Recent] = {}
+        self._anywhere = Recent(1)
+        self._shared = Recent(1)  # beginnings after which many prompts part
+        self._parted: dict[int, int] = {}  # block -> continuations seen, the one changed last at the end
+        self._ring: list[tuple[int, str]] = []
+
+    def set_endpoints(self, capacities: Mapping[str, int]) -> None:
+        """Those that are there, with the blocks that each holds of what is sent from here, at least 1 each.
+
+        What is gone is forgotten: one that comes back under the same address has an empty cache. Raises ValueError.
+        """
+        if self._at.keys() != capacities.keys():
+            kept = [point for point in self._ring if point[1] in capacities]
+            self._ring = sorted(kept + [p for a in capacities if a not in self._at for p in _points(a)])
+            for address in self._at.keys() - capacities.keys():
+                del self._at[address]
+        for address, capacity in capacities.items():
+            if address in self._at:
+                self._at[address].resize(capacity)
+            else:
+                self._at[address] = Recent(capacity)
+        for recent in (self._anywhere, self._shared):
+            recent.resize(max(1, sum(capacities.values())))
+
+    def sent(self, address: str, blocks: Sequence[int]) -> None:
+        """A prompt went there. Raises KeyError for an unknown address."""
+        depth = self.depth(blocks)
+        if 0 < depth < len(blocks):
+            self._part(address, blocks[:depth])
+        self._at[address].use(address, blocks)
+        self._anywhere.use(address, blocks)
+
+    def depth(self, blocks: Sequence[int]) -> int:
+        """How many of the first blocks some endpoint was sent lately."""
+        return self._anywhere.depth(blocks, len(blocks))
+
+    def depth_at(self, address: str, blocks: Sequence[int], most: int) -> int:
+        """How many of the first `most` blocks an endpoint holds. Raises KeyError for an unknown address."""
+        return self._at[address].depth(blocks, most)
+
+    def holder(self, blocks: Sequence[int], depth: int) -> str | None:
+        """Who was sent the first `depth` blocks last, as `depth` gave it; None if that endpoint is gone."""
+        address = self._anywhere.last(blocks[depth - 1])
+        return address if address in self._at else None
+
+    def home(self, blocks: Sequence[int], depth: int) -> str | None:
+        """Where other gateways send a conversation that is new here; None if it is known, or no conversation's own.
+
+        depth: as `depth` gave it.
+        """
+        own = self._shared.depth(blocks, depth)
+        if depth > own or own == len(blocks) or not self._ring:
+            return None
+        return self._ring[bisect(self._ring, (blocks[own], "")) % len(self._ring)][1]
+
+    def _part(self, address: str, beginning: Sequence[int]) -> None:
+        """A prompt leaves what is known after this beginning."""
+        count = self._parted.pop(beginning[-1], 1) + 1  # the first continuation was no parting
+        self._parted[beginning[-1]] = count
+        if count >= SHARED:
+            self._shared.use(address, beginning)
+        if len(self._parted) > max(len(self._anywhere), _SPARE):
+            del self._parted[next(iter(self._parted))]
 
 
-def _rank(block: int, address: str) -> bytes:
-    return blake2b(address.encode(), key=block.to_bytes(8), digest_size=8).digest()
+def _points(address: str) -> list[tuple[int, str]]:
+    """An endpoint's places on the ring."""
+    digests = (blake2b(b"%d %b" % (k, address.encode()), digest_size=8).digest() for k in range(_POINTS))
+    return [(int.from_bytes(digest), address) for digest in digests]

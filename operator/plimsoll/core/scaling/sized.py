@@ -10,8 +10,10 @@ over all tiers at once. A promise that no fleet keeps is replaced by the nearest
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -32,9 +34,38 @@ from plimsoll.core.queueing import Floats
 from plimsoll.core.scaling.observation import Need
 from plimsoll.core.sizing import Infeasible, size, size_many
 
+_PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
 _ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
 RELEASE_MARGIN: Final = 0.05  # of the forecast
 RELEASE_DOUBTS: Final = 2.0  # or so many times the doubt about the level, where that is more
+
+
+class Rungs:
+    """Counts of replicas, each with the rates of which it is known that they need just so many.
+
+    Requests/s with the headroom in them. More load never needs fewer, so what two rates need, those between them do.
+    """
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._least: list[float] = []
+        self._most: list[float] = []
+
+    def at(self, rate_per_s: float) -> int | None:
+        """The fewest replicas for a rate; None if that is not known yet."""
+        place = bisect_right(self._least, rate_per_s) - 1
+        return self._counts[place] if place >= 0 and rate_per_s <= self._most[place] else None
+
+    def learn(self, rate_per_s: float, replicas: int) -> None:
+        """A rate has been found to need so many."""
+        place = bisect_left(self._counts, replicas)
+        if place < len(self._counts) and self._counts[place] == replicas:
+            self._least[place] = min(self._least[place], rate_per_s)
+            self._most[place] = max(self._most[place], rate_per_s)
+            return
+        self._counts.insert(place, replicas)
+        self._least.insert(place, rate_per_s)
+        self._most.insert(place, rate_per_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +81,31 @@ class Line:
     replica_work: float
     constraint: Constraint
     infeasible: Infeasible | None = None
+    rungs: Rungs = field(default_factory=Rungs, repr=False)
+
+    def fewest(self, work: float, headroom: float) -> int | None:
+        """Replicas for so much work (GPU-seconds per second), as `needs` has found them; None if it has not yet."""
+        rate = work / self.request_gpu_s
+        if not rate <= HIGHEST_RATE / 2:
+            return None
+        return self.rungs.at(rate / (1.0 - headroom)) if rate > 0.0 else 0
+
+    def tpot_s(self, level: float, ready: int) -> float | None:
+        """Promised percentile of TPOT at so much work on so many replicas, s; None where it is not known."""
+        work_s, base_s, promised, tail = self._law
+        if not ready or not math.isfinite(promised):
+            return None
+        rho = min(level / self.request_gpu_s, HIGHEST_RATE) * work_s / ready
+        if not rho < 1.0:
+            return None
+        at = rho * (len(tail) - 1)
+        left = min(int(at), len(tail) - 2)
+        return (tail[left] + (at - left) * (tail[left + 1] - tail[left])) * base_s / max(1.0 - rho, 1e-12)
+
+    @cached_property
+    def _law(self) -> tuple[float, float, float, list[float]]:
+        of = self.profile
+        return float(of.work_s[0]), float(of.base_s[0]), float(of.tpot_s[0]), of.tail[0].tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +151,7 @@ def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
     request = np.array([ask.line.request_gpu_s for ask in asks])
     asked = np.array([_work(ask) for ask in asks]) / request
     rate = np.where(asked <= HIGHEST_RATE / 2, asked, 0.0)
-    margin = np.array([_margin(ask.forecast) for ask in asks])
+    margin = np.array([margin_of(ask.forecast.work, ask.forecast.doubt) for ask in asks])
     headroom = np.array([ask.headroom for ask in asks])
     ordered = np.array([float(max(ask.replicas, 1)) for ask in asks])
     ready = np.array([float(max(ask.ready, 1)) for ask in asks])
@@ -131,17 +187,37 @@ def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
     return found
 
 
+def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
+    """Tell the lines what the rates asked for need, and, where that is new to a line, what those around them do."""
+    known = [
+        (ask.line, need.rate_per_s / (1.0 - ask.headroom), need.replicas)
+        for ask, need in zip(asks, found, strict=True)
+        if isinstance(need, Need) and need.rate_per_s > 0.0
+    ]
+    new = [(line, rate, replicas) for line, rate, replicas in known if line.rungs.at(rate) != replicas]
+    if not new:
+        return
+    every = np.repeat(np.arange(len(new)), len(_PROBES))
+    near = np.array([rate for _, rate, _ in new])[every] * np.tile(_PROBES, len(new))
+    near = np.minimum(near, HIGHEST_RATE)
+    start = np.array([float(replicas) for _, _, replicas in new])[every]
+    sizes = size_many(stack([line.profile for line, _, _ in new]).take(every), near, start=start).replicas
+    for line, rate, replicas in new:
+        line.rungs.learn(rate, replicas)
+    for place, rate, count in zip(every.tolist(), near.tolist(), sizes.tolist(), strict=True):
+        if math.isfinite(count):
+            new[place][0].rungs.learn(rate, int(count))
+
+
 def _work(ask: Ask) -> float:
     if ask.ready or ask.backlog_gpu_s <= 0.0:
         return ask.forecast.work
     return ask.forecast.work + ask.backlog_gpu_s / max(ask.forecast.horizon_s, 1.0)
 
 
-def _margin(forecast: Forecast) -> float:
+def margin_of(work: float, doubt: float) -> float:
     """What the forecast is multiplied with before a step down, so that chance does not take it back."""
-    if forecast.work <= 0.0:
-        return 1.0
-    return 1.0 + max(RELEASE_MARGIN, RELEASE_DOUBTS * forecast.doubt / forecast.work)
+    return 1.0 + max(RELEASE_MARGIN, RELEASE_DOUBTS * doubt / work) if work > 0.0 else 1.0
 
 
 def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:

@@ -12,10 +12,9 @@ measured and expected latency; it acts through the next sizing.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from typing import Final, TypeGuard
 
-from plimsoll.core.forecast import Odds, SpareWorth, Unknown, spare_worth
+from plimsoll.core.forecast import SpareWorth, Unknown, spare_replicas, spare_worth
 from plimsoll.core.scaling.course import Course
 from plimsoll.core.scaling.decision import Limit
 from plimsoll.core.scaling.observation import Need
@@ -25,8 +24,8 @@ from plimsoll.core.slo import Slo
 
 STALE_S: Final = 30.0  # a sample older than this says nothing of the load of now
 
-_RESERVE_MARGIN: Final = 1.25  # a spare replica that is there is kept until its worth has fallen so far below its price
-_UNSURE: Final = 0.09  # of the level: while it is in such doubt (the first minute or so), no reserve is bought on it
+RESERVE_MARGIN: Final = 1.25  # a spare replica that is there is kept until its worth has fallen so far below its price
+UNSURE: Final = 0.09  # of the level: while it is in such doubt (the first minute or so), no reserve is bought on it
 _DEMAND_WORDS: Final = (
     "up to {:.3g} GPU-s/s of work within {:.0f} s: "
     "level {:.3g}, trend {:.3g}, season {:.3g}, burst {:.3g}, doubt {:.3g}"
@@ -78,12 +77,12 @@ def need(course: Course, policy: Policy) -> None:
         return
     warm, odds, work = course.policy.warm_replicas, demand.odds, demand.forecast.ordinary
     most = max(course.policy.max_replicas, sized.replicas)
-    unsure = demand.forecast.doubt > _UNSURE * demand.forecast.level
-    spare = 0 if unsure else _reserve(odds, work, sized.replica_work, sized.replicas, most, policy.miss_cost)
+    unsure = demand.forecast.doubt > UNSURE * demand.forecast.level
+    spare = 0 if unsure else spare_replicas(odds, work, sized.replica_work, sized.replicas, most, policy.miss_cost)
     course.up = sized.replicas + max(warm, spare)
     course.release = max(course.up, sized.release + warm)
     if seen.replicas > course.release:
-        kept = _reserve(odds, work, sized.replica_work, sized.release, most, policy.miss_cost * _RESERVE_MARGIN)
+        kept = spare_replicas(odds, work, sized.replica_work, sized.release, most, policy.miss_cost * RESERVE_MARGIN)
         course.release = max(course.release, sized.release + kept)
     if seen.coverage < 1.0:
         course.release = max(course.release, seen.replicas)
@@ -99,14 +98,6 @@ def need(course: Course, policy: Policy) -> None:
     room = f" less {sized.headroom:.0%} headroom" if sized.headroom else ""
     known = (sized.rate_per_s, demand.forecast.horizon_s, sized.replicas, line, room, sized.constraint, extra)
     course.say("need", _NEED_WORDS, *known)
-
-
-def _reserve(odds: Odds, work: float, replica_work: float, replicas: int, most: int, miss_cost: float) -> int:
-    """Replicas worth having beyond `replicas`, up to `most`. Each is worth no more than the one before it."""
-    further = range(replicas, most)
-    if not further or not spare_worth(odds, work, replica_work, replicas, miss_cost).worth:
-        return 0  # mostly
-    return bisect_left(further, True, key=lambda n: not spare_worth(odds, work, replica_work, n, miss_cost).worth)
 
 
 def _exceptions(course: Course, need: Need) -> str:
@@ -219,10 +210,15 @@ def _integrate(course: Course, passed_s: float) -> tuple[str, *tuple[object, ...
     words = "TPOT {:.0f} ms, by the law {:.0f} ms"
     if not settled:
         return f"{words}: not counted while replicas come and go", measured * 1e3, law_s * 1e3
-    error = math.log(measured / law_s)
-    before = course.state.tail_scale
-    if abs(error) > _NOISE:
-        error = min(max(error, -_SURPRISE), _SURPRISE)
-        moved = before * math.exp(error * min(passed_s, _LONGEST_STEP_S) / _INTEGRAL_S)
-        course.keep("tail_scale", min(max(moved, LEAST_SCALE), MOST_SCALE))
+    course.keep("tail_scale", scaled(course.state.tail_scale, measured, law_s, passed_s))
     return f"{words}: tail {{:.3g}} times its prior", measured * 1e3, law_s * 1e3, course.state.tail_scale
+
+
+def scaled(tail_scale: float, measured_s: float, law_s: float, passed_s: float) -> float:
+    """The tail's scale after passed_s of a settled fleet with this percentile of TPOT, measured and by the law."""
+    error = math.log(measured_s / law_s)
+    if abs(error) <= _NOISE:
+        return tail_scale
+    error = min(max(error, -_SURPRISE), _SURPRISE)
+    moved = tail_scale * math.exp(error * min(passed_s, _LONGEST_STEP_S) / _INTEGRAL_S)
+    return min(max(moved, LEAST_SCALE), MOST_SCALE)

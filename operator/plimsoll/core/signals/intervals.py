@@ -10,7 +10,6 @@ reading is the base of the next. A figure that either reading lacks is absent fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from operator import lt
 from typing import Any, Final, NamedTuple, TypeVar
@@ -20,6 +19,8 @@ from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 
 GAP_S: Final = 15.0  # readings further apart say nothing of the time between
 CLOCK_S: Final = 60.0  # a clock set back by more is believed
+
+UNPROMISED: Final = frozenset({"quota_exceeded", "request_too_large"})  # what is refused for the client's own sake
 
 _COUNTERS: Final = (
     "steps",
@@ -54,7 +55,8 @@ class EngineInterval(NamedTuple):
 
 
 class ServiceInterval(NamedTuple):
-    """One service at one gateway over `seconds`; None is not known. refused: for any reason.
+    """One service at one gateway over `seconds`; None is not known. refused: for want of room or
+    time; a quota that was used up, or a request that no engine could hold, breaks no promise.
 
     sized: those of `arrived` whose tokens are told.
     """
@@ -134,7 +136,7 @@ def service_interval(
         after.arrived - before.arrived,
         after.answered - before.answered,
         after.failed - before.failed,
-        _sum(after.refused) - _sum(before.refused),
+        _shed(after) - _shed(before),
     )
     tokens = _change(before.arrived_tokens, after.arrived_tokens)
     if min(*changes, tokens or 0.0) < 0.0:
@@ -183,5 +185,5 @@ def _between(old: Buckets | None, new: Buckets | None) -> Buckets | None:
     return None if old is None or new is None else difference(new, old)
 
 
-def _sum(counts: Mapping[str, float]) -> float:
-    return math.fsum(counts.values())
+def _shed(reading: ServiceReading) -> float:
+    return math.fsum(count for reason, count in reading.refused.items() if reason not in UNPROMISED)

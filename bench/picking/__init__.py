@@ -1,0 +1,1 @@
+"""How well requests find the engine that holds their beginning."""

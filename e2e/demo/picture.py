@@ -1,0 +1,145 @@
+"""Panels on one time axis, as inline SVG: a report must open anywhere, years later, without a script or a font."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH: Final = 960
+HEIGHT: Final = 150
+LEFT: Final = 60
+RIGHT: Final = 150
+GAP: Final = 34
+_RED: Final = "#b00020"
+_TICK_S: Final = 60
+_COLOURS: Final = ("#1f5aa6", "#c2571a", "#2e7d4f", "#7a3e9d", "#666666")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve; `steps`: it holds its value until the next point; `filled`: down to zero; `dashed`: a target."""
+
+    name: str
+    points: Points
+    colour: int = 0
+    steps: bool = False
+    filled: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture. `least`: the axis reaches at least so far; `marks`: (seconds, words) drawn through all of it."""
+
+    title: str
+    lines: Sequence[Line]
+    unit: str = ""
+    least: float = 0.0
+    marks: Sequence[tuple[float, str]] = field(default_factory=tuple)
+
+
+def draw(panels: Sequence[Panel], end_s: float, bands: Sequence[tuple[float, float, str]] = ()) -> str:
+    """All panels, one below the other, as one SVG element; `bands` are shaded times with their names."""
+    whole = len(panels) * (HEIGHT + GAP) + GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" width="{WIDTH}" height="{whole}" '
+        'font-family="sans-serif" font-size="12" role="img">'
+    ]
+    for n, panel in enumerate(panels):
+        parts.append(_Frame(panel, GAP + n * (HEIGHT + GAP), end_s).svg(bands))
+    return "\n".join([*parts, "</svg>"])
+
+
+def nice(value: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is not below the value; 1 for nothing."""
+    if not value > 0 or math.isinf(value):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value * (1 - 1e-9))
+
+
+class _Frame:
+    """One panel on its place."""
+
+    def __init__(self, panel: Panel, top: float, end_s: float) -> None:
+        self.panel, self.top, self.end_s = panel, top, end_s
+        values = [value for line in panel.lines for _, value in line.points if math.isfinite(value)]
+        self.high = nice(max([panel.least, *values]))
+
+    def x(self, moment_s: float) -> float:
+        share = min(1.0, max(0.0, moment_s / self.end_s))
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        share = min(1.0, max(0.0, value / self.high))
+        return round(self.top + HEIGHT * (1 - share), 1)
+
+    def svg(self, bands: Sequence[tuple[float, float, str]]) -> str:
+        parts = [self._band(*band) for band in bands] + [self._axes()]
+        parts += [self._mark(at, words) for at, words in self.panel.marks]
+        for n, line in enumerate(self.panel.lines):
+            parts += [self._curve(line), self._legend(line, n)]
+        return "\n".join(parts)
+
+    def _band(self, begin_s: float, end_s: float, name: str) -> str:
+        left, right = self.x(begin_s), self.x(end_s)
+        return (
+            f'<rect x="{left}" y="{self.top}" width="{right - left:.1f}" height="{HEIGHT}" fill="#000" opacity="0.05"/>'
+            f'<text x="{left + 3}" y="{self.top + 11}" fill="#777" font-size="10">{html.escape(name)}</text>'
+        )
+
+    def _axes(self) -> str:
+        low, right = self.top + HEIGHT, WIDTH - RIGHT
+        parts = [f'<text x="{LEFT}" y="{self.top - 6}" font-weight="bold">{html.escape(self.panel.title)}</text>']
+        for value in (0.0, self.high / 2, self.high):
+            y = self.y(value)
+            parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+            label = f"{value:g}{self.panel.unit}"
+            parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#555">{label}</text>')
+        for moment in range(0, int(self.end_s) + 1, _TICK_S):
+            x = self.x(moment)
+            parts.append(f'<line x1="{x}" x2="{x}" y1="{low}" y2="{low + 4}" stroke="#999"/>')
+            parts.append(f'<text x="{x}" y="{low + 15}" text-anchor="middle" fill="#555">{moment} s</text>')
+        return "".join(parts)
+
+    def _mark(self, at_s: float, words: str) -> str:
+        x = self.x(at_s)
+        return (
+            f'<line x1="{x}" x2="{x}" y1="{self.top}" y2="{self.top + HEIGHT}" stroke="{_RED}" stroke-dasharray="2 2"/>'
+            f'<text x="{x + 3}" y="{self.top + 24}" fill="{_RED}" font-size="10">{html.escape(words)}</text>'
+        )
+
+    def _curve(self, line: Line) -> str:
+        points = [(self.x(at), self.y(value)) for at, value in line.points if math.isfinite(value)]
+        if not points:
+            return ""
+        if line.steps:
+            points = _stepped(points, self.x(self.end_s))
+        colour = _COLOURS[line.colour % len(_COLOURS)]
+        path = " ".join(f"{x},{y}" for x, y in points)
+        dash = ' stroke-dasharray="5 4"' if line.dashed else ""
+        drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'
+        if line.filled:
+            low = self.top + HEIGHT
+            area = f"{points[0][0]},{low} {path} {points[-1][0]},{low}"
+            drawn = f'<polygon points="{area}" fill="{colour}" opacity="0.18"/>{drawn}'
+        return drawn
+
+    def _legend(self, line: Line, place: int) -> str:
+        x, y = WIDTH - RIGHT + 10, self.top + 12 + 16 * place
+        colour = _COLOURS[line.colour % len(_COLOURS)]
+        dash = ' stroke-dasharray="5 4"' if line.dashed else ""
+        key = f'<line x1="{x}" x2="{x + 18}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"{dash}/>'
+        return f'{key}<text x="{x + 23}" y="{y}">{html.escape(line.name)}</text>'
+
+
+def _stepped(points: list[tuple[float, float]], end_x: float) -> list[tuple[float, float]]:
+    found = [points[0]]
+    for x, y in points[1:]:
+        found += [(x, found[-1][1]), (x, y)]
+    return [*found, (end_x, found[-1][1])]

@@ -1,0 +1,355 @@
+"""More comes than the engines can serve: who gets in, who is told when to come back, and that the promise holds.
+
+Light engines, slowed down until one of them carries about six requests a second, so that an overload is a load that two
+cores can send. What is refused is part of every figure: goodput counts over time, never over what was let in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.lib import stack
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster, Object, is_true
+from e2e.lib.ledger import Ledger, Outcome, Record
+from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
+from e2e.lib.metrics import Gateway
+from e2e.lib.node import signal_container
+from e2e.lib.service import Service, manifest
+from e2e.lib.wait import pause, until
+
+SCALE = 8.0  # of the profile's step times: about 40 ms a step
+OUTPUT_TOKENS = 48
+WORDS = 300
+TTFT_S, TPOT_S = 2.0, 0.08
+SLO = {"ttft": "2s", "tpot": "80ms"}
+LOW, OVERLOAD = 1.5, 11.0  # requests/s; one replica carries about 6
+SETTLED_S = 20.0  # after a step in load: the gate has learned what comes
+TELLS_S = 150.0  # a minute's figures, a tick, and a busy machine
+CLASS, TENANT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
+CLIENTS = Path(__file__).with_name("clients")
+URGENT: Object = {"name": "urgent", "priority": 10}
+DEFAULT: Object = {"name": "default"}
+TENANTS = {"large": 3, "small": 1}  # and their weights
+
+
+def _service(
+    name: str, most: int = 1, least: int = 1, start_s: float = 5, scale: float = SCALE, **spec: object
+) -> Object:
+    flags = {"--profile": "h200-8b-cool", "--profile-scale": scale, "--spread": 0, "--start-seconds": start_s}
+    args = [str(word) for flag in flags.items() for word in flag]
+    tiers = {"serve": {"minReplicas": least, "maxReplicas": most, "gpus": 0}}
+    engine = {"runtime": "simulated", "args": args}
+    made = manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=engine, slo=SLO)
+    made["spec"] |= spec
+    return made
+
+
+def _prompts(name: str, **headers: str) -> Callable[[int], Prompt]:
+    start, sent = time.time(), tuple(headers.items())
+    return lambda n: Prompt(unique_text(WORDS, f"{name} {start} {n}"), OUTPUT_TOKENS, headers=sent)
+
+
+def _steady(rate: float, seconds: float, name: str, seed: int) -> OpenLoop:
+    return poisson(rate, seconds, _prompts(name), seed)
+
+
+def _kept(record: Record) -> bool:
+    """Whether the promise to this request was kept."""
+    on_time = record.ttft_s is not None and record.ttft_s <= TTFT_S
+    return record.ok and on_time and (record.tpot_s is None or record.tpot_s <= TPOT_S)
+
+
+def _within(ledger: Ledger, begin: float, end: float) -> list[Record]:
+    return [record for record in ledger.records if begin <= record.sent_at < end]
+
+
+def _unfair(records: list[Record]) -> list[Record]:
+    """Failures of any other kind than a refusal that says whether and when to come back."""
+    told = {429, 503}
+    return [
+        r
+        for r in records
+        if not r.ok and (r.outcome is not Outcome.REFUSED or r.status not in told or "retry=None" in r.detail)
+    ]
+
+
+def _lines(records: list[Record]) -> str:
+    origin = min((r.sent_at for r in records), default=0.0)
+    return "\n".join(r.line(origin) for r in records[:20])
+
+
+def _knee(service: Service) -> float:
+    """What one replica carries by the status, requests a second."""
+    return float(service.status()["tiers"]["serve"]["knee"].removesuffix(" req/s"))
+
+
+def _desired(service: Service) -> int:
+    return int(service.status()["tiers"]["serve"]["desired"])
+
+
+def _learned(service: Service) -> None:
+    """Lets a service see a light load until its gateways have been told what its engines can do."""
+    with Load(service.target, _steady(LOW, 200, f"learn {service.name}", seed=1)) as load:
+        until(f"{service.key} has a load line", lambda: "knee" in service.status()["tiers"]["serve"], TELLS_S)
+        until(f"{service.key} tells it", lambda: (service.status().get("admission") or {}).get("limits"), TELLS_S)
+        pause(SETTLED_S)
+    assert not load.ledger.failures, load.ledger.explain()
+
+
+def _outcomes(gateway: Gateway, service: Service) -> Counter[str]:
+    """Of admission, since the gateways began."""
+    total: Counter[str] = Counter()
+    for told in gateway.services(service.key):
+        total.update(told["admission"]["outcomes"])
+    return total
+
+
+@pytest.fixture(scope="module")
+def gate(cluster: Cluster, namespace: str) -> Service:
+    """One replica, two classes, two tenants; all that it has to know is known."""
+    tenants = [{"name": name, "weight": weight} for name, weight in TENANTS.items()]
+    admission = {"classes": [URGENT, DEFAULT], "tenants": tenants}
+    cluster.apply(_service("gate", admission=admission), namespace=namespace)
+    found = Service(cluster, namespace, "gate", stack.GATEWAY_URL)
+    found.wait_ready()
+    _learned(found)
+    return found
+
+
+def test_an_overload_is_cut_to_what_can_be_kept(gate: Service, gateway: Gateway) -> None:
+    """Those let in have the promise, the others are told when to come back, and nothing is left lying idle."""
+    seconds, before = 90.0, _outcomes(gateway, gate)
+    started = time.time()
+    with Load(gate.target, _steady(OVERLOAD, seconds, "overload", seed=2)) as load:
+        gate.wait_told("Admitting", TELLS_S, status="False", reason="Shedding")
+        told_s = time.time() - started
+        events = [e["message"] for e in gate.wait_events("SheddingStarted")]
+        pause(max(0.0, started + seconds - time.time()))
+        knee = _knee(gate)
+    begin, end = started + SETTLED_S, started + seconds
+    records = _within(load.ledger, begin, end)
+    admitted = [r for r in records if r.outcome is not Outcome.REFUSED]
+    refused = [r for r in records if r.outcome is Outcome.REFUSED]
+    kept = sum(map(_kept, admitted))
+    goodput = kept / (end - begin)
+    print(f"{load.ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}; told {told_s:.0f} s after")
+    print(f"settled: {len(records)} offered, {len(refused)} refused {dict(Counter(r.reason for r in refused))}")
+    print(f"kept {kept} of {len(admitted)} let in; goodput {goodput:.2f} req/s, knee {knee} req/s\n{events}")
+    assert {r.status for r in refused} == {429}
+    assert not _unfair(load.ledger.records), _lines(_unfair(load.ledger.records))
+    assert kept >= 0.95 * len(admitted)
+    assert goodput >= 0.8 * knee
+    gate.wait_told("Admitting", TELLS_S, status="True")
+    assert gate.wait_events("SheddingStopped")
+
+
+MIX = (("urgent", "ops", 2.0), ("default", "large", 5.5), ("default", "small", 5.5))  # class, tenant, requests/s
+
+
+def _mixed(n: int) -> Prompt:
+    """The n-th request of the mix: each class and tenant by its rate."""
+    draw = random.Random(n)
+    klass, tenant, _ = draw.choices(MIX, [rate for *_, rate in MIX])[0]
+    labels = (("class", klass), ("tenant", tenant))
+    text = unique_text(WORDS, f"mix {time.time()} {n}")
+    return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, klass), (TENANT, tenant)), labels=labels)
+
+
+def test_the_urgent_get_in_and_tenants_have_their_shares(gate: Service, gateway: Gateway) -> None:
+    seconds, before = 90.0, _outcomes(gateway, gate)
+    gate.wait_told("Admitting", TELLS_S, status="True")
+    started = time.time()
+    ledger = Load(gate.target, poisson(sum(rate for *_, rate in MIX), seconds, _mixed, seed=3)).run()
+    records = _within(ledger, started + SETTLED_S, started + seconds)
+    urgent = [r for r in records if dict(r.labels)["class"] == "urgent"]
+    others = [r for r in records if dict(r.labels)["class"] == "default"]
+    let_in = Counter(dict(r.labels)["tenant"] for r in others if r.ok)
+    share, fair = let_in["large"] / let_in.total(), TENANTS["large"] / sum(TENANTS.values())
+    print(f"{ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}")
+    print(
+        f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, {sum(map(_kept, urgent))} within the promise"
+    )
+    print(f"others: {let_in.total()} of {len(others)} answered, by tenant {dict(let_in)}: {share:.0%}, fair {fair:.0%}")
+    assert not _unfair(ledger.records), _lines(_unfair(ledger.records))
+    assert let_in.total() < len(others), "that was no overload"
+    assert sum(r.ok for r in urgent) >= 0.95 * len(urgent)
+    assert abs(share - fair) <= 0.15
+
+
+def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
+    """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
+    if not importlib.util.find_spec("openai"):
+        pytest.skip("openai is not installed (make e2e installs it)")
+    gate.wait_told("Admitting", TELLS_S, status="True")
+    argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
+    with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
+        pause(SETTLED_S)
+        env = {**os.environ, "NO_PROXY": "*"}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    users = json.loads(done.stdout.splitlines()[-1])
+    told = [user for user in users if user["waits"] and user["waits"][0] is not None]
+    came_back = [user for user in told if user["answered"]]
+    first_time = sum(user["statuses"][1:2] == [200] for user in told)
+    print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
+    print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")
+    assert told, "nobody was told to come back: that was no overload"
+    assert all(status in (200, 429, 503) for user in users for status in user["statuses"])
+    assert len(came_back) >= 0.9 * len(told)
+
+
+def test_what_has_no_room_goes_to_the_fallback(
+    cluster: Cluster, namespace: str, service: Callable[[str], Service], gateway: Gateway
+) -> None:
+    """While the fallback has room nothing is refused, and its answers say whose they are."""
+    downgrade = {"whenFull": "Downgrade", "fallback": {"name": "spare"}}
+    cluster.apply(_service("spare", scale=2.0), _service("main", admission=downgrade), namespace=namespace)
+    main, spare = service("main"), service("spare")
+    for one in (spare, main):
+        one.wait_ready()
+    _learned(spare)
+    _learned(main)
+    before, served = _outcomes(gateway, main), spare.metrics("serve")
+    started = time.time()
+    with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
+        pause(SETTLED_S)
+        answers = Counter(_model_of(main, n) for n in range(20))
+    outcomes = _outcomes(gateway, main) - before
+    taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
+    print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
+    print(f"models of 20 answers {dict(answers)}; the fallback served {taken:.0f}")
+    assert not load.ledger.failures, load.ledger.explain()
+    assert outcomes["Downgraded"] > 0
+    assert taken == outcomes["Downgraded"]
+    assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
+    assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
+    for name in ("main", "spare"):
+        cluster.kubectl("delete", "plim", name, "-n", namespace)
+
+
+def _model_of(service: Service, n: int) -> str:
+    """Whose answer one more request gets, by its own word."""
+    words = unique_text(WORDS, f"whose {time.time()} {n}")
+    asked = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{service.url}/v1/completions", json=asked, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["model"])
+
+
+def _woken(service: Service) -> int:
+    """How often it was told that the service has come back from zero."""
+    return sum(e.get("count") or 1 for e in service.events() if e["reason"] == "ScaledFromZero")
+
+
+def test_to_zero_and_back(
+    cluster: Cluster, namespace: str, service: Callable[[str], Service], gateway: Gateway
+) -> None:
+    """A service that nobody asks runs nothing and is Ready all the same: the next request waits for an engine."""
+    patient = {"classes": [{**DEFAULT, "holdFor": "120s"}]}
+    quick = {"missCost": 0, "horizon": "10s"}
+    cluster.apply(_service("sleeper", least=0, most=2, admission=patient, scaling=quick), namespace=namespace)
+    sleeper, ready = service("sleeper"), []
+    until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 120)
+    awake = Load(sleeper.target, _steady(1.0, 30, "sleeper", seed=6)).run()
+    assert not awake.failures, awake.explain()
+
+    def asleep() -> bool:
+        ready.append(is_true(sleeper.get(), "Ready"))
+        return not sleeper.pods() and _desired(sleeper) == 0
+
+    quiet, woken = time.time(), _woken(sleeper)
+    until("it runs nothing", asleep, 420)
+    asleep_s = time.time() - quiet
+    to_zero = sleeper.wait_events("ScaledToZero")
+    pause(15)
+    assert asleep(), "it did not stay there"
+    one = OpenLoop([Arrival(0.0, _prompts("wake")(0))])
+    (record,) = Load(sleeper.target, one, patience_s=180).run().records
+    ready.append(is_true(sleeper.get(), "Ready"))
+    print(f"nothing runs {asleep_s:.0f} s after the last answer: {to_zero[-1]['message']}")
+    print(
+        f"the next request: {record.status}, first token after {record.ttft_s} s; {dict(_outcomes(gateway, sleeper))}"
+    )
+    assert record.ok, record.detail
+    assert (record.ttft_s or 0.0) > TTFT_S, "an engine was there already"
+    until("it is told", lambda: _woken(sleeper) > woken, 30)
+    assert all(ready), f"Ready was false in {ready.count(False)} of {len(ready)} looks"
+    cluster.kubectl("delete", "plim", "sleeper", "-n", namespace)
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, namespace: str) -> Iterator[Service]:
+    """A fleet that needs two replicas or three for what it gets."""
+    cluster.apply(_service("fleet", most=4), namespace=namespace)
+    found = Service(cluster, namespace, "fleet", stack.GATEWAY_URL)
+    found.wait_ready()
+    _learned(found)
+    yield found
+    cluster.kubectl("delete", "plim", "fleet", "-n", namespace)
+
+
+def _settled(service: Service, seconds: float = 40.0) -> int:
+    """The replicas that are wanted, once that has not changed for so long and all of them serve."""
+    last, since = _desired(service), time.time()
+
+    def unchanged() -> bool:
+        nonlocal last, since
+        now = _desired(service)
+        if now != last or len(service.ready_pods("serve")) != now:
+            last, since = now, time.time()
+        return time.time() - since >= seconds
+
+    until(f"the replicas of {service.key} are settled", unchanged, 240)
+    return last
+
+
+def _gateway_pods(cluster: Cluster) -> list[Object]:
+    return cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=gateway")
+
+
+def _kill_pickers(cluster: Cluster) -> None:
+    for pod in _gateway_pods(cluster):
+        signal_container(pod, "picker", "KILL")
+
+
+def _replace_gateways(cluster: Cluster) -> None:
+    cluster.kubectl("rollout", "restart", "deployment/plimsoll-gateway", "-n", stack.SYSTEM)
+    argv = ["rollout", "status", "deployment/plimsoll-gateway", "-n", stack.SYSTEM, "--timeout=180s"]
+    cluster.kubectl(*argv, timeout_s=200)
+
+
+@pytest.mark.parametrize("strike", [_kill_pickers, _replace_gateways])
+def test_a_gateway_that_begins_anew_is_no_fall_in_demand(
+    strike: Callable[[Cluster], None], fleet: Service, cluster: Cluster
+) -> None:
+    """What the gateways knew is gone with them; the replicas stay, and nobody is turned away for it."""
+    with Load(fleet.target, _steady(OVERLOAD, 600, f"anew {strike.__name__}", seed=8)) as load:
+        until("the fleet has grown", lambda: _desired(fleet) >= 2, TELLS_S)
+        before = _settled(fleet)
+        struck_at, seen = time.time(), []
+        strike(cluster)
+        until("the gateways are whole", lambda: all(is_true(pod, "Ready") for pod in _gateway_pods(cluster)), 120)
+        whole_s = time.time() - struck_at
+        for _ in range(60):
+            seen.append(_desired(fleet))
+            pause(1.0)
+    after = [r for r in load.ledger.records if r.ended_at >= struck_at]
+    failed = [r for r in after if not r.ok]
+    print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(seen))}")
+    print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
+    assert min(seen) >= before
+    assert not _unfair(after), _lines(_unfair(after))
+    assert len(failed) <= 0.02 * len(after)

@@ -1,0 +1,180 @@
+"""A real Prometheus scrapes operator, gateway and engines, by the configuration of the documentation and our rules.
+
+It sees every part, every rule can be evaluated, every query of the dashboard is answered, and promtool finds the rules'
+unit tests true. What an alert says when is those tests' matter; here no alert is waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import yaml
+
+from e2e.cluster.settings import ROOT
+from e2e.lib import stack
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster, Object, is_true
+from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.prometheus import Prometheus, discovered, queries
+from e2e.lib.service import Service, manifest
+from e2e.lib.wait import until
+from plimsoll.api import labels
+
+IMAGE = "localhost:5001/plimsoll/prometheus:dev"
+DOCUMENTATION = ROOT / "docs" / "tasks" / "monitor.md"
+RULES = stack.CHART / "files" / "rules" / "plimsoll.yaml"
+UNIT_TESTS = ROOT / "tests" / "chart" / "rules" / "plimsoll_test.yaml"
+DASHBOARD = stack.CHART / "files" / "dashboards" / "plimsoll.json"
+CORE = (
+    "Ready",
+    "Demand and capacity",
+    "Replicas",
+    "Time to first token",
+    "Time per output token",
+    "Within the promise",
+    "Held",
+    "Outcomes",
+)
+FOLDER = "/etc/prometheus"
+RATE, SECONDS = 3.0, 140.0
+CONTEXT = {
+    "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+
+
+def _configuration(pods: list[Object]) -> str:
+    """The one that users are told to write, relabelling and all, with faster scrapes and these pods."""
+    blocks = re.findall(r"(?ms)^```yaml\n(.*?)^```", DOCUMENTATION.read_text())
+    (found,) = (block for block in blocks if "scrape_configs" in block)
+    configuration: Object = yaml.safe_load(found)
+    configuration["global"] |= {"scrape_interval": "5s", "scrape_timeout": "4s"}
+    for job in configuration["scrape_configs"]:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        job["static_configs"] = discovered(pods)
+    return yaml.safe_dump(configuration)
+
+
+def _pod() -> Object:
+    files, data, scratch = ({"name": name, "mountPath": path} for name, path in (
+        ("files", FOLDER), ("data", "/prometheus"), ("tmp", "/tmp"),
+    ))  # fmt: skip
+    container: Object = {
+        "name": "prometheus",
+        "image": IMAGE,
+        "imagePullPolicy": "Always",
+        "args": [f"--config.file={FOLDER}/prometheus.yml", "--storage.tsdb.path=/prometheus"],
+        "ports": [{"containerPort": 9090}],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": CONTEXT,
+        "volumeMounts": [files, data, scratch],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "volumes": [
+            {"name": "files", "configMap": {"name": "prometheus"}},
+            {"name": "data", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def watched(cluster: Cluster, namespace: str) -> Service:
+    """A light engine at a GPU's step times, with a promise that it keeps."""
+    engine = {"runtime": "simulated", "args": ["--profile", "h200-8b", "--start-seconds", "2"]}
+    tiers = {"serve": {"minReplicas": 1, "maxReplicas": 2, "gpus": 0}}
+    model = {"uri": "hf://example/sim-8b"}
+    made = manifest("watched", tiers, model=model, engine=engine, slo={"ttft": "2s", "tpot": "80ms"})
+    cluster.apply(made, namespace=namespace)
+    found = Service(cluster, namespace, "watched", stack.GATEWAY_URL)
+    found.wait_ready()
+    return found
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus:
+    """One that runs in the scenario's namespace under the restricted pod security standard."""
+    unit_tests = yaml.safe_load(UNIT_TESTS.read_text()) | {"rule_files": ["plimsoll.yaml"]}
+    files = {
+        "prometheus.yml": _configuration([*_parts(cluster), *watched.pods()]),
+        "plimsoll.yaml": RULES.read_text(),
+        "plimsoll_test.yaml": yaml.safe_dump(unit_tests),
+    }
+    pod_meta = {"name": "prometheus", "labels": {labels.NAME: "prometheus"}}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": _pod()},
+        namespace=namespace,
+    )
+    until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
+    door = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
+    return Prometheus(lambda path: cluster.raw(door + path))
+
+
+def _parts(cluster: Cluster) -> list[Object]:
+    """The pods of operator and gateway."""
+    found: list[Object] = []
+    for component in ("operator", "gateway"):
+        found += cluster.list("pods", stack.SYSTEM, f"{labels.COMPONENT}={component}")
+    return [pod for pod in found if is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
+
+
+def test_prometheus_sees_all_parts_and_answers_every_query(
+    prometheus: Prometheus, watched: Service, cluster: Cluster, namespace: str
+) -> None:
+    start = time.time()
+
+    def prompt(n: int) -> Prompt:
+        return Prompt(unique_text(100, f"watched {start} {n}"), max_tokens=16)
+
+    with Load(watched.target, poisson(RATE, SECONDS, prompt, seed=1)) as load:
+        until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 60)
+        for verb, file in (("check", "plimsoll.yaml"), ("test", "plimsoll_test.yaml")):
+            argv = ("promtool", verb, "rules", f"{FOLDER}/{file}")
+            print(cluster.execute(namespace, "prometheus", "prometheus", *argv, timeout_s=180).strip())
+        until("each recording rule has a value", lambda: not _without_value(prometheus, watched), SECONDS, every_s=3)
+        asked = list(queries(DASHBOARD, watched.key))
+        empty = [f"{q.panel} {q.ref}" for q in asked if not prometheus.query(q.expr)]
+        rules = prometheus.rules()
+    print(f"{len(asked)} queries, without an answer: {empty or 'none'}; {len(rules)} rules; {load.ledger.summary()}")
+    assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] != "ok"} == {}
+    assert [name for name in empty if name.rsplit(" ", 1)[0] in CORE] == []
+    assert not load.ledger.failures, load.ledger.explain()
+
+
+def test_policies_admit_whoever_is_named_in_metrics_from(watched: Service, cluster: Cluster, namespace: str) -> None:
+    """The local network does not enforce them: that they are there, for every part that is scraped."""
+    peer = yaml.safe_load(stack.VALUES.read_text())["metrics"]["from"][0]
+    pod = cluster.get("pods", "prometheus", namespace)
+    assert pod
+    assert peer["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {"operator": 8081, "gateway": 8081, "engine": 8001}
+    admitted = set()
+    for where in (stack.SYSTEM, namespace):
+        for policy in cluster.list("networkpolicies", where):
+            rules = policy["spec"].get("ingress") or []
+            part = policy["metadata"]["name"].rsplit("-", 1)[-1]
+            open_to = {port["port"] for rule in rules if peer in rule.get("from", ()) for port in rule["ports"]}
+            if ports.get(part) in open_to:
+                admitted.add(part)
+    assert admitted == set(ports)
+
+
+def _all_up(prometheus: Prometheus, cluster: Cluster, watched: Service) -> bool:
+    """Every pod is one target, named by its labels, and answers."""
+    wanted = {pod["metadata"]["name"] for pod in _parts(cluster)} | set(watched.ready_pods())
+    targets = prometheus.targets()
+    own = {t["labels"]["pod"] for t in targets if t["labels"].get("service") == watched.key}
+    up = [target["labels"]["pod"] for target in targets if target["health"] == "up"]
+    return sorted(up) == sorted(wanted) and own == set(watched.ready_pods())
+
+
+def _without_value(prometheus: Prometheus, watched: Service) -> list[str]:
+    names = [rule["name"] for rule in prometheus.rules() if rule["type"] == "recording"]
+    return [name for name in names if not prometheus.query(f'{name}{{service="{watched.key}"}}')]

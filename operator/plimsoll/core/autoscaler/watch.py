@@ -1,0 +1,87 @@
+"""What a tick keeps of a service so as not to find it out again: nothing here is knowledge, all of it can be made anew.
+
+Problem: most of what a tick looks at is what the last tick looked at.
+
+Idea: answers are kept beside what they were made from, and hold while that is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.outlook import Chances
+from plimsoll.core.lifecycle import Ledger
+from plimsoll.core.ports import About
+from plimsoll.core.scaling import Line, Policy
+from plimsoll.core.scaling.quiet import allows
+
+
+@dataclass(slots=True)
+class Kept:
+    """Of one tier. line: as it was at the last decision."""
+
+    line: Line | Unknown | None = None
+    about: About | None = None
+    ledger: Ledger | None = None
+    start_s: float = 0.0
+    basis: tuple[tuple[object, ...], tuple[object, ...]] = ((), ())
+    chances: Chances = field(default_factory=Chances)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Of one service. tiers: by name."""
+
+    tiers: dict[str, Kept] = field(default_factory=dict)
+    _policy: Policy | None = None
+    _allowed: bool = False
+
+    def of(self, tier: str) -> Kept:
+        """What is kept of a tier."""
+        found = self.tiers.get(tier)
+        if found is None:
+            found = self.tiers[tier] = Kept()
+        return found
+
+    def news(self, tier: str, about: About) -> bool:
+        """Whether the engine says something else than before."""
+        kept = self.of(tier)
+        old, kept.about = kept.about, about
+        return old is not about
+
+    def start_s(self, tier: str, ledger: Ledger) -> float:
+        """The ledger's horizon."""
+        kept = self.of(tier)
+        if kept.ledger is not ledger:
+            kept.ledger, kept.start_s = ledger, ledger.horizon_s
+        return kept.start_s
+
+    def moved(self, tier: str, tiers: Sequence[Tier], same: tuple[object, ...], equal: tuple[object, ...]) -> bool:
+        """Whether anything that a tier's line is made from is another than at the last look.
+
+        same: what must be the very same object, beside the speeds and limits of all tiers. equal: what must be equal.
+        """
+        kept = self.of(tier)
+        same += tuple(part for one in tiers for part in (one.posterior, one.at, one.limits))
+        before, kept.basis = kept.basis, (same, equal)
+        if before[1] != equal or len(before[0]) != len(same):
+            return True
+        return any(old is not new for old, new in zip(before[0], same, strict=True))
+
+    def decided(self, policy: Policy, lines: Mapping[str, Line | Unknown]) -> None:
+        """A decision has been made with this."""
+        if policy is not self._policy:
+            self._policy, self._allowed = policy, allows(policy)
+        for name, line in lines.items():
+            self.of(name).line = line
+
+    def is_quiet_under(self, policy: Policy) -> bool:
+        """Whether the policy is that of the last decision, and one under which a service can be quiet."""
+        if policy is not self._policy:
+            if policy != self._policy:
+                return False
+            self._policy = policy
+        return self._allowed

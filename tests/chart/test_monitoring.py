@@ -1,0 +1,165 @@
+"""Rules and dashboard ask for what exists, and each alert leads to a paragraph."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from plimsoll.adapters import scrape
+from plimsoll.api.conditions import Reason, Type
+from plimsoll.telemetry import metrics
+from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
+
+RULES_FILE = CHART / "files" / "rules" / "plimsoll.yaml"
+DASHBOARD_FILE = CHART / "files" / "dashboards" / "plimsoll.json"
+UNIT_TESTS = Path(__file__).parent / "rules" / "plimsoll_test.yaml"
+ALERTS_PAGE = ROOT / "docs" / "reference" / "alerts.md"
+
+RULES: list[Object] = [r for g in yaml.safe_load(RULES_FILE.read_text())["groups"] for r in g["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+DASHBOARD: Object = json.loads(DASHBOARD_FILE.read_text())
+PANELS: list[Object] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+OF_TARGETS = {"namespace", "pod"}  # labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say
+OF_ENGINES = {"service", "tier", "le"} | OF_TARGETS
+NAME = r"(?:plimsoll_|vllm:|service:plimsoll_)[a-z0-9_:]+"
+
+
+def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
+    """Every name that can be asked for, with its labels."""
+    for collector in registry._collector_to_names:
+        labels = set(getattr(collector, "_labelnames", ())) | OF_TARGETS
+        for family in collector.describe():  # type: ignore[attr-defined]
+            match family.type:
+                case "counter":
+                    yield f"{family.name}_total", labels
+                case "histogram":
+                    yield from ((f"{family.name}_{part}", labels | {"le"}) for part in ("bucket", "count", "sum"))
+                case _:
+                    yield family.name, labels
+
+
+KNOWN = dict([*exposed(metrics.GATEWAY), *exposed(metrics.OPERATOR)])
+RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
+
+
+def labels_of(name: str) -> set[str] | None:
+    """The labels of a metric, None of one that does not exist. An engine's are those that the operator reads too."""
+    if name.startswith("vllm:"):
+        base = name.removesuffix("_bucket").encode()
+        return OF_ENGINES if base in Path(scrape.__file__).read_bytes() else None
+    return KNOWN.get(name) or RECORDED.get(name)
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield rule.get("alert") or rule["record"], rule["expr"]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", target["expr"]
+
+
+@pytest.mark.parametrize(("where", "expr"), list(expressions()), ids=lambda value: value[:40])
+def test_every_expression_asks_for_metrics_and_labels_that_exist(where: str, expr: str) -> None:
+    asked = re.findall(rf"\b({NAME})(?:\{{([^}}]*)\}})?", expr)
+    assert asked, where
+    for name, matchers in asked:
+        have = labels_of(name)
+        assert have is not None, f"{name} does not exist"
+        assert set(re.findall(r"([a-z_]+)(?:=~|!=|!~|=)", matchers)) <= have, f"{name} has only {have}"
+
+
+def test_conditions_and_reasons_in_expressions_exist() -> None:
+    for where, expr in expressions():
+        for kind in re.findall(r'\btype="([^"]+)"', expr):
+            assert kind in {t.value for t in Type}, where
+        for reasons in re.findall(r'\breason=~?"([^"]+)"', expr):
+            assert set(reasons.split("|")) <= {r.value for r in Reason}, where
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_how_bad_what_and_where_to_read_on(alert: Object) -> None:
+    assert alert["labels"]["severity"] in ("critical", "warning")
+    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    assert ROOT / page == ALERTS_PAGE
+    assert anchor == alert["alert"].lower()
+    paragraph = ALERTS_PAGE.read_text().partition(f"\n## {alert['alert']}\n")[2]
+    assert paragraph.strip().startswith(f"`{alert['labels']['severity']}`:")
+
+
+def test_every_paragraph_has_its_alert_and_every_alert_a_unit_test() -> None:
+    names = [alert["alert"] for alert in ALERTS]
+    assert re.findall(r"(?m)^## (.+)$", ALERTS_PAGE.read_text()) == names
+    assert [name for name in names if name not in UNIT_TESTS.read_text()] == []
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the cluster scenario has it")
+def test_promtool_holds_the_rules_for_right() -> None:
+    for verb, path in (("check", RULES_FILE), ("test", UNIT_TESTS)):
+        done = subprocess.run(["promtool", verb, "rules", path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dashboard_is_whole() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert {v["name"] for v in DASHBOARD["templating"]["list"]} == {"datasource", "namespace", "service"}
+    for panel in PANELS:
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0
+    used = {name for _, expr in expressions() for name in re.findall(r"\$(\w+)", expr)}
+    assert used == {"service", "__rate_interval"}
+
+
+def test_panels_lie_side_by_side_and_none_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_rules_and_dashboard_come_with_the_release_when_asked_for() -> None:
+    assert of_kind(render(), "PrometheusRule") == []
+    assert [o["metadata"]["name"] for o in of_kind(render(), "ConfigMap")] == ["plimsoll-operator"]
+    rules: Object = {"enabled": True, "labels": {"release": "prometheus"}, "docsUrl": "https://docs.example/llm/"}
+    objects = render({"monitoring": {"prometheusRule": rules, "dashboard": {"enabled": True}}})
+    rule = find(objects, "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    text = json.dumps(yaml.safe_load(RULES_FILE.read_text())).replace('"docs/', '"https://docs.example/llm/')
+    assert rule["spec"] == json.loads(text)
+    board = find(objects, "ConfigMap", "plimsoll-dashboard")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(board["data"]["plimsoll.json"]) == DASHBOARD
+
+
+def test_series_of_engines_say_which_service_they_are_of() -> None:
+    objects = render({"metrics": {"podMonitor": {"enabled": True}}})
+    monitors: dict[str, Any] = {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "PodMonitor")}
+    (engines,) = monitors["plimsoll-engines"]["podMetricsEndpoints"]
+    assert [r["targetLabel"] for r in engines["relabelings"]] == ["service", "tier"]
+    assert "relabelings" not in monitors["plimsoll-gateway"]["podMetricsEndpoints"][0]
+
+
+def test_the_operator_is_told_of_a_prometheus_when_there_is_one() -> None:
+    def told(values: Object) -> Object:
+        spec = find(render(values), "Deployment", "plimsoll-operator")["spec"]["template"]["spec"]
+        return {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}
+
+    assert "PLIMSOLL_PROMETHEUS_URL" not in told({})
+    url = "http://prometheus.monitoring:9090"
+    assert told({"monitoring": {"prometheus": {"url": url}}})["PLIMSOLL_PROMETHEUS_URL"] == url

@@ -1,0 +1,69 @@
+"""What is known has series, what is not has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.api.conditions import Condition, Reason, Type
+from plimsoll.controllers.gauges import Conditions
+from plimsoll.telemetry import metrics
+from tests import builders
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World, ready
+
+
+def value(name: str, **labels: str) -> float | None:
+    return metrics.OPERATOR.get_sample_value(name, labels)
+
+
+def loaded(name: str, **spec: Any) -> World:
+    """A service after half a minute of load."""
+    parent = builders.service(name, **spec)
+    found = World(parent)
+    found.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
+    found.store.put(ready(parent, "serve"))
+    found.load(("team", name), 40.0, 30, NOW_S)
+    return found
+
+
+def test_a_promise_and_how_it_is_kept_are_shown_until_the_service_is_gone() -> None:
+    found = loaded("kept", **PROMISED)
+    assert value("plimsoll_slo_promised_ratio", service="team/kept") == 0.95
+    assert value("plimsoll_slo_ttft_seconds", service="team/kept") == 2.0
+    assert value("plimsoll_slo_tpot_seconds", service="team/kept") == 0.05
+    assert value("plimsoll_slo_missed_ratio", service="team/kept") == 0.0
+    assert value("plimsoll_scaling_ready_replicas", service="team/kept", tier="serve") == 1.0
+    assert value("plimsoll_scaling_overdue_replicas", service="team/kept", tier="serve") == 0.0
+    for parent in found.store.all("InferenceService"):
+        found.store.drop(parent)
+    found.scaler.decide(NOW_S + 31.0)
+    assert [s for family in metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)] == []
+
+
+def test_what_was_measured_a_minute_ago_is_not_shown_as_if_it_were_now() -> None:
+    found = loaded("past", **PROMISED)
+    assert value("plimsoll_scaling_ttft_attainment_ratio", service="team/past") == 1.0
+    found.scaler.decide(NOW_S + 200.0)
+    assert value("plimsoll_scaling_ttft_attainment_ratio", service="team/past") is None
+    assert value("plimsoll_slo_missed_ratio", service="team/past") is None
+    assert value("plimsoll_slo_promised_ratio", service="team/past") == 0.95
+
+
+def test_a_service_without_a_promise_has_replicas_and_nothing_else() -> None:
+    loaded("bare", tiers=PROMISED["tiers"])
+    assert value("plimsoll_scaling_ready_replicas", service="team/bare", tier="serve") == 1.0
+    assert value("plimsoll_slo_promised_ratio", service="team/bare") is None
+    assert value("plimsoll_scaling_desired_replicas", service="team/bare", tier="serve") is None
+
+
+def test_a_condition_has_one_series_with_its_present_reason() -> None:
+    shown = Conditions()
+    for holds, reason, wanted in (
+        (False, Reason.STARTING, 0.0),
+        (None, Reason.NO_GATEWAY, -1.0),
+        (True, Reason.SERVING, 1.0),
+    ):
+        shown.show(("team", "told"), [Condition(Type.READY, holds, reason, "")])
+        samples = [s for f in metrics.SERVICE_CONDITION.collect() for s in f.samples if "told" in s.labels["service"]]
+        assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, wanted)]
+    shown.show(("team", "told"), ())
+    assert value("plimsoll_service_condition", service="team/told", type="Ready", reason="Serving") is None

@@ -1,0 +1,158 @@
+"""A large fleet, of which only what may move is decided anew, comes to what the same fleet decided whole comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from plimsoll.core import forecast
+from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.lifecycle import Starting
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import About, Ladder
+from plimsoll.core.scaling import Line, Measured, Need, Policy, RateLimit, TierPolicy
+from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload, from_samples
+
+START_S = 1.8e9
+SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
+LADDER = Ladder(
+    prefill=((128, 0.02), (1024, 0.06), (4096, 0.2)),
+    decode=((1, 128, 0.0152), (4, 128, 0.0158), (8, 128, 0.0166)),
+)
+ABOUT = About("vllm", "0", "some GPU", 1, 128, 400_000, 8192, 16, ladder=LADDER)
+PAIR = (Role.PREFILL, Role.DECODE)
+WHOLE = 1 << 30
+
+
+def mix() -> Workload:
+    rng = np.random.default_rng(0)
+    return from_samples(rng.lognormal(6.7, 0.4, 64), np.zeros(64), rng.lognormal(5.3, 0.4, 64))
+
+
+MIX = mix()
+
+
+def policies() -> Iterator[Policy]:
+    usual = TierPolicy(1, 50)
+    yield Policy(dict.fromkeys(PAIR, usual), slo=SLO)
+    yield Policy({Role.SERVE: usual}, slo=SLO)
+    yield Policy(dict.fromkeys(PAIR, TierPolicy(0, 50)), slo=SLO)
+    yield Policy({Role.SERVE: TierPolicy(0, 3)}, slo=SLO)
+    yield Policy({Role.SERVE: replace(usual, warm_replicas=2)}, slo=SLO)
+    yield Policy({Role.SERVE: replace(usual, down=RateLimit(1, 20.0))}, slo=SLO)
+    yield Policy(dict.fromkeys(PAIR, usual), slo=SLO, prefill_per_decode=(0.5, 2.0))
+    yield Policy(dict.fromkeys(PAIR, usual), slo=SLO, miss_cost=200.0)
+
+
+POLICIES = list(policies())
+
+
+class Fleet:
+    """Services with one line for each role, so that none takes its time to be made."""
+
+    def __init__(self, services: int) -> None:
+        self.services: dict[int, Service] = {}
+        made: dict[tuple[str, ...], Service] = {}
+        self.wishes = {n: Wish(POLICIES[n % len(POLICIES)], SLO) for n in range(services)}
+        self.counts = {n: dict.fromkeys(wish.policy.tiers, 1) for n, wish in self.wishes.items()}
+        for n, wish in self.wishes.items():
+            roles = tuple(wish.policy.tiers)
+            if roles not in made:
+                made[roles] = Service.of(roles)
+                seen = self.seen(n, 1.0, {})
+                decide_all({n: (made[roles], seen, wish)}, START_S - 60.0)
+            self.services[n] = Service.of(roles)
+            for role in roles:
+                known = made[roles].tiers[role]
+                assert isinstance(known.line, Line)
+                fresh = replace(known.line, rungs=type(known.line.rungs)())
+                self.services[n].tiers[role] = replace(
+                    known, demand=forecast.State(), looked_s=START_S + n % 5, line=fresh
+                )
+
+    def seen(
+        self, n: int, rate: float | Unknown, starting: dict[str, tuple[Starting, ...]], tpot_s: float = 0.02
+    ) -> Seen:
+        tiers = {Role(role): TierHeard(Measured(tpot_s=tpot_s, waiting=0.0), 1.0, 1.0) for role in self.counts[n]}
+        said = Heard(rate, True, 1.0, workload=MIX, held=0.0, tiers=tiers)
+        there = {
+            role: TierSeen(count, max(0, count - len(starting.get(role, ()))), starting.get(role, ()), ABOUT)
+            for role, count in self.counts[n].items()
+        }
+        return Seen(said, there)
+
+    def tick(self, now_s: float, seen: dict[int, Seen], decided_a_tick: int) -> None:
+        asked = {n: (self.services[n], seen[n], self.wishes[n]) for n in self.services}
+        found = decide_all(asked, now_s, decided_a_tick)
+        assert found.keys() == self.services.keys()
+        for n, decision in found.items():
+            self.counts[n] = {name: tier.replicas for name, tier in decision.tiers.items()}
+
+
+def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> list[float | Unknown]:
+    """Steady, leaping, falling to nothing, from nothing, none at all, and now and then not known."""
+    kinds = np.arange(len(means)) // len(POLICIES) % 6
+    found = rng.poisson(means).astype(float)
+    found[(kinds == 1) & (second > 60)] *= 4.0
+    found[(kinds == 2) & (second > 70)] = 0.0
+    found[(kinds == 3) & (second < 50)] = 0.0
+    found[kinds == 4] = 0.0
+    lost = (kinds == 5) & (rng.random(len(means)) < 0.2)
+    return [Unknown("silent") if gone else float(rate) for rate, gone in zip(found, lost, strict=True)]
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=1, deadline=None)  # some twenty seconds
+def test_what_stands_is_what_would_be_decided(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    services = 6 * len(POLICIES)
+    means, whole, partly = rng.uniform(0.5, 20.0, services), Fleet(services), Fleet(services)
+    stood = 0
+    for second in range(100):
+        now_s = START_S + second
+        drawn, tpots = rates(rng, means, second), rng.uniform(0.016, 0.03, services)
+        late = (Starting("p", now_s - 5.0),) if second in (40, 41) else ()
+        for fleet, decided_a_tick in ((whole, WHOLE), (partly, 3)):
+            seen = {
+                n: fleet.seen(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
+                for n, rate in enumerate(drawn)
+            }
+            fleet.tick(now_s, seen, decided_a_tick)
+        assert whole.counts == partly.counts, second
+        stood += sum(service.last is not None and service.last.at_s < now_s for service in partly.services.values())
+    for n, service in whole.services.items():
+        assert service.state == partly.services[n].state
+        assert {name: forecast.to_dict(tier.demand) for name, tier in service.tiers.items()} == {
+            name: forecast.to_dict(tier.demand) for name, tier in partly.services[n].tiers.items()
+        }
+    assert stood > 0.2 * 100 * services, "hardly any decision stood: nothing was tried"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_held_work_wakes_both_tiers_of_a_pair_together(known: bool) -> None:
+    fleet = Fleet(3)
+    now_s = START_S
+    if known:  # arrivals have been seen, and have ended long ago
+        for rate in (5.0,) * 20 + (0.0,) * 400:
+            now_s += 1.0
+            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, WHOLE)
+    fleet.counts[2] = dict.fromkeys(PAIR, 0)
+    now_s += 1.0
+    seen = {n: fleet.seen(n, 0.0, {}) for n in range(3)}
+    seen[2] = replace(seen[2], heard=replace(seen[2].heard, held=400.0))
+    fleet.tick(now_s, seen, WHOLE)
+    assert all(count >= 1 for count in fleet.counts[2].values()), fleet.counts[2]
+    if known:
+        decode = fleet.services[2].needs[Role.DECODE]
+        assert isinstance(decode, Need)
+        horizon_s = fleet.services[2].horizon_s(Role.DECODE, fleet.wishes[2])
+        assert decode.rate_per_s == pytest.approx(400.0 / horizon_s), "cleared within one start-up"

@@ -1,0 +1,71 @@
+"""Each criterion fails where what it forbids happened, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from e2e.demo import figures as f
+from e2e.demo.criteria import Criterion, Facts, judge
+from e2e.demo.followers import Pair, Setting
+from e2e.demo.lines import Replicas, Request
+from tests.demo.made import look, request, shed
+
+ONE = Setting(0.7, 0, 0, 15, None)
+FACTS = Facts(f.Targets(1.0, 0.05), {"decode": 4, "prefill": 4}, 300.0, f.Span(200, 300), (f.Span(150, 160),))
+GOOD = [request(t) for t in range(300)]
+MOVES = [
+    *(look(t, n, n) for t, n in ((0, 1), (50, 2), (220, 1))),
+    *(look(t, n, n, tier="prefill") for t, n in ((0, 1), (90, 2), (250, 1))),
+]
+
+
+def failing(requests: Sequence[Request], replicas: Sequence[Replicas] = MOVES, best: Pair | None = None) -> list[int]:
+    """Places of the criteria that do not hold."""
+    found: list[Criterion] = judge(requests, replicas, FACTS, best)
+    assert all(one.found for one in found)
+    return [place for place, one in enumerate(found) if not one.holds]
+
+
+def changed(*rows: Request) -> list[Request]:
+    """The good run with these rows in the places of those sent at the same time."""
+    moments = {row.sent_s for row in rows}
+    return sorted([row for row in GOOD if row.sent_s not in moments] + list(rows), key=lambda row: row.sent_s)
+
+
+def test_a_good_run_passes() -> None:
+    assert failing(GOOD) == []
+    assert failing(GOOD, best=Pair(ONE, ONE, 1.0, 100.0)) == []
+
+
+def test_late_answers_fail_the_admitted() -> None:
+    assert failing(changed(*(request(t, ttft_s=2.0) for t in range(10)))) == [0]
+
+
+@pytest.mark.parametrize(("late", "fails"), [(5, []), (7, [1])])
+def test_a_follower_may_be_two_points_better(late: int, fails: list[int]) -> None:
+    rows = changed(*(request(t, ttft_s=2.0) for t in range(late)))
+    assert failing(rows, best=Pair(ONE, ONE, 1.0, 1.0)) == fails
+
+
+def test_refusals_need_capacity_that_starts() -> None:
+    rows = changed(*(shed(t) for t in range(100, 104)))
+    assert failing(rows) == [2]
+    starts = [*MOVES, look(98, 3, 2, 1), look(110, 2, 2)]
+    assert failing(rows, starts) == []
+    assert failing(changed(*(shed(t) for t in (100, 101, 102)))) == []
+
+
+def test_going_back_and_forth_under_constant_load_fails() -> None:
+    assert failing(GOOD, [*MOVES, look(260, 2, 2)]) == [3]
+
+
+def test_tiers_that_only_move_together_fail() -> None:
+    together = [look(t, n, n, tier=tier) for tier in ("decode", "prefill") for t, n in ((0, 1), (50, 2), (220, 1))]
+    assert failing(GOOD, together) == [4]
+
+
+def test_a_stream_that_breaks_without_a_kill_fails() -> None:
+    assert failing(changed(request(155, ended_s=156.0, outcome="cut"))) == []
+    assert failing(changed(request(222, ended_s=223.0, outcome="cut"))) == [5]

@@ -1,0 +1,109 @@
+"""Figures of runs that were made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.demo import figures as f
+from tests.demo.made import look, request, shed
+
+TARGETS = f.Targets(ttft_s=1.0, tpot_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("more", "met"),
+    [
+        ({}, True),
+        ({"ttft_s": 1.0}, True),
+        ({"ttft_s": 1.01}, False),
+        ({"tpot_s": 0.051}, False),
+        ({"tpot_s": None}, True),
+        ({"ttft_s": None}, False),
+        ({"outcome": "cut"}, False),
+        ({"outcome": "refused", "status": 400}, False),
+    ],
+)
+def test_a_request_keeps_the_promise(more: dict[str, object], met: bool) -> None:
+    assert TARGETS.met(request(**more)) is met  # type: ignore[arg-type]
+
+
+def test_long_prompts_may_have_an_allowance() -> None:
+    targets = f.Targets(1.0, 0.05, ttft_per_k_token_s=0.5)
+    assert targets.met(request(prompt_tokens=2000, ttft_s=2.0))
+    assert not targets.met(request(prompt_tokens=1999, ttft_s=2.0))
+
+
+def test_shedding_raises_what_the_admitted_get_and_never_what_was_offered() -> None:
+    counted = f.attainment([request(), request(ttft_s=9.0), shed(1), shed(2), request(outcome="cut")], TARGETS)
+    assert (counted.offered, counted.admitted, counted.met, counted.shed, counted.broken) == (5, 3, 1, 2, 1)
+    assert counted.of_offered == pytest.approx(1 / 5)
+    assert counted.of_admitted == pytest.approx(1 / 3)
+
+
+def test_goodput_counts_what_was_good_only() -> None:
+    assert f.goodput([request(), request(ttft_s=5.0), shed(1)], TARGETS, 10.0) == (0.1, 1.0)
+
+
+def test_percentiles_are_of_what_is_known() -> None:
+    values = [None, *map(float, range(1, 101))]
+    assert (f.percentile(values, 95), f.percentile(values, 50), f.percentile([None], 50)) == (95.0, 50.0, None)
+    assert f.percentile([7.0], 95) == 7.0
+
+
+def test_replicas_are_paid_from_the_order_to_the_end() -> None:
+    looks = [look(0, 1, 1), look(10, 3, 1, 2), look(30, 3, 3), look(40, 1, 1, 0, 2), look(45, 1, 1)]
+    assert f.replica_seconds(looks, 60) == {"decode": 10 * 1 + 20 * 3 + 10 * 3 + 5 * 3 + 15 * 1}
+    assert f.replica_seconds([*looks, look(0, 2, 2, tier="prefill")], 60)["prefill"] == 120
+    assert f.replica_seconds(looks, 20) == {"decode": 10 + 30}
+
+
+def test_changes_and_reversals() -> None:
+    looks = [look(t, n) for t, n in ((0, 1), (5, 3), (50, 3), (60, 2), (70, 4), (100, 3))]
+    looks += [look(t, n, tier="prefill") for t, n in ((0, 2), (58, 3), (90, 4))]
+    found = f.changes(looks)
+    assert [(c.t_s, c.tier, c.before, c.after) for c in found][:2] == [(5, "decode", 1, 3), (58, "prefill", 2, 3)]
+    assert [c.t_s for c in f.reversals(found, f.Span(0, 200))] == [60, 70, 100]
+    assert [c.t_s for c in f.reversals(found, f.Span(55, 99))] == [70]
+    assert f.reversals(found, f.Span(61, 99)) == []
+    assert [c.t_s for c in f.alone(found, "prefill", 5)] == [90]
+    assert [c.t_s for c in f.alone(found, "decode", 5)] == [5, 70, 100]
+
+
+def test_refusals_are_excused_while_capacity_starts_or_is_at_its_maximum() -> None:
+    looks = [look(0), look(20, 2, 1, 1), look(40, 2, 2), look(60, 3, 3), look(80, 2, 2)]
+    spans = f.excused(looks, {"decode": 3}, slack_s=5)
+    assert [any(span.has(t) for span in spans) for t in (10, 25, 44, 46, 70, 84, 86)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_the_worst_window_counts_refusals_without_excuse() -> None:
+    rows = [shed(t) if t in (30, 31, 70) else request(t) for t in range(100)]
+    assert f.worst_shed_share(rows, [], 20, 10)[0] == pytest.approx(2 / 20)
+    assert f.worst_shed_share(rows, [f.Span(25, 35)], 20, 10)[0] == pytest.approx(1 / 20)
+    assert f.worst_shed_share(rows, [], 20, 50) == (0.0, 0.0)
+    assert f.worst_shed_share([], [], 20, 1) == (0.0, 0.0)
+
+
+def test_streams_that_a_kill_explains_are_not_scaling_downs() -> None:
+    kill = f.Span(10, 15)
+    before = request(1, ended_s=5.0, outcome="cut")
+    through = request(8, ended_s=11.0, outcome="cut")
+    after = request(20, ended_s=21.0, outcome="no_done")
+    assert f.broken_by_scaling([before, through, after, request(9), shed(11)], [kill]) == [before, after]
+
+
+def test_moments_look_back_over_their_window() -> None:
+    rows = [request(t, ttft_s=0.1 * (1 + t)) for t in range(10)] + [shed(9.5)]
+    first, last = f.moments(rows, TARGETS, end_s=10, every_s=5, window_s=5)
+    assert (first.t_s, first.offered_per_s, first.shed_share) == (5, 1.0, 0.0)
+    assert last.offered_per_s == pytest.approx(6 / 5)
+    assert last.shed_share == pytest.approx(1 / 6)
+    assert last.ttft_s == pytest.approx(1.0)
+    assert f.moment([], TARGETS, 5, 5).ttft_s is None

@@ -1,0 +1,67 @@
+"""Every figure of a report follows from its two files of lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+from e2e.demo import figures, lines, report
+from e2e.demo.criteria import Facts, judge
+from e2e.demo.watch import Told
+from tests.demo.made import look, request, shed
+
+FACTS = Facts(figures.Targets(1.0, 0.05), {"decode": 4}, 120.0, figures.Span(90, 120), (figures.Span(50, 60),))
+
+
+def run() -> tuple[list[lines.Request], list[lines.Replicas]]:
+    requests = [request(t, ttft_s=0.01 * t, tpot_s=0.001 * (t % 60), klass="ab"[t % 2]) for t in range(110)]
+    requests += [shed(t + 0.5) for t in range(30, 40)] + [request(55.5, outcome="cut", ended_s=56.0)]
+    looks = [look(t, 2 if 30 <= t < 80 else 1, 1, 1 if 30 <= t < 60 else 0) for t in range(120)]
+    return sorted(requests, key=lambda row: row.sent_s), looks
+
+
+def test_the_figures_can_be_computed_again_from_the_files(tmp_path: Path) -> None:
+    requests, looks = run()
+    lines.write(tmp_path / "requests.jsonl", requests)
+    lines.write(tmp_path / "replicas.jsonl", looks)
+    said = json.loads(
+        json.dumps(
+            {
+                "facts": report.facts_json(FACTS),
+                "figures": report.summary(requests, looks, FACTS),
+                "criteria": [one.found for one in judge(requests, looks, FACTS, None)],
+            }
+        )
+    )
+    rows, seen = lines.read_requests(tmp_path / "requests.jsonl"), lines.read_replicas(tmp_path / "replicas.jsonl")
+    facts = report.facts_from(said["facts"])
+    assert facts == FACTS
+    assert json.loads(json.dumps(report.summary(rows, seen, facts))) == said["figures"]
+    assert [one.found for one in judge(rows, seen, facts, None)] == said["criteria"]
+
+
+def test_the_figures_by_hand() -> None:
+    requests, looks = run()
+    found = report.summary(requests, looks, FACTS)
+    assert (found["offered"], found["shed"], found["broken"], found["admitted"]) == (121, 10, 1, 111)
+    assert found["replica_seconds_total"] == 120 + 30
+    assert found["attainment_by_class"].keys() == {"a", "b", "code"}
+    assert [change["after"] for change in found["changes"]] == [2, 1]
+
+
+def test_the_page_holds_everything_itself_and_escapes_what_it_is_told() -> None:
+    requests, looks = run()
+    parts = [
+        ("The run <1>", report.pictures(requests, looks, FACTS, [(90, 120, "constant")])),
+        ("Must hold", report.verdicts(judge(requests, looks, FACTS, None))),
+        ("Figures", report.figures_table(report.summary(requests, looks, FACTS))),
+        ("Events", report.told_table([Told(3.0, "ScaledUp", "1 -> 2 & <script>")])),
+    ]
+    page = report.page("Demo", parts)
+    assert "<script" not in page
+    assert "src=" not in page
+    assert "href=" not in page
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    titles = [text.text for text in ElementTree.fromstring(svg).iter() if text.attrib.get("font-weight") == "bold"]
+    assert len(titles) == 4

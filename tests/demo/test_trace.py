@@ -1,0 +1,88 @@
+"""The demo's input, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from e2e.demo import trace
+from e2e.demo.asking import CLASS_HEADER, LIGHT_CHAT_TOKENS, LIGHT_TOKEN_BYTES, TENANT_HEADER, plan
+from e2e.demo.trace import Asked
+
+
+def test_the_slices_are_small_and_name_source_and_licence() -> None:
+    credits = (trace.FOLDER / "README.md").read_text()
+    assert sum(path.stat().st_size for path in trace.FOLDER.glob("*.gz")) < 60_000
+    for path in trace.FOLDER.glob("*.gz"):
+        assert path.name in credits
+    for word in ("AzurePublicDataset", "CC-BY-4.0", "VTC-artifact", "Apache-2.0"):
+        assert word in credits
+    assert f"{len(trace.code()):,}" in credits
+    assert len(trace.chat()) == 1500
+
+
+def test_slices_are_in_order_and_the_step_is_where_it_is_said_to_be() -> None:
+    for rows in (trace.code(), trace.chat()):
+        assert [r.at_s for r in rows] == sorted(r.at_s for r in rows)
+        assert all(r.prompt_tokens > 0 and r.output_tokens > 0 for r in rows)
+    step = trace.code([1])
+    assert step
+    assert all(trace.STEP[0] <= r.at_s < trace.STEP[1] for r in step)
+
+
+def test_the_fleets_load_has_a_step_in_each_tier_and_ends_constant() -> None:
+    rows = trace.fleet_load()
+    assert [r.at_s for r in rows] == sorted(r.at_s for r in rows)
+    assert rows[-1].at_s < trace.LENGTH_S
+
+    def rate(klass: str, begin_s: float, end_s: float) -> float:
+        return sum(r.klass == klass for r in trace.between(rows, begin_s, end_s)) / (end_s - begin_s)
+
+    assert rate("code", *trace.STEP) > 1.5 * rate("code", 0, trace.STEP[0])
+    assert rate("chat", *trace.WAVE) == pytest.approx(2 * rate("chat", 0, trace.WAVE[0]), rel=0.15)
+    for klass in ("code", "chat"):
+        last = [r.at_s for r in trace.between(rows, trace.REAL_S, trace.LENGTH_S) if r.klass == klass]
+        gaps = [b - a for a, b in pairwise(last)]
+        assert max(gaps) == pytest.approx(min(gaps))
+
+
+def test_the_engines_load_fits_them() -> None:
+    rows = trace.engines_load()
+    assert 40 <= len(rows) <= 80
+    assert rows[-1].at_s <= trace.REAL_S / trace.ENGINES_TIME_SCALE
+    for row in rows:
+        assert row.prompt_tokens >= trace.LEAST_PROMPT_TOKENS
+        assert row.prompt_tokens + row.output_tokens <= trace.CONTEXT_TOKENS
+        assert row.output_tokens <= trace.MAX_OUTPUT_TOKENS
+
+
+def test_thinning_scales_moments_and_leaves_out_what_does_not_fit() -> None:
+    rows = [Asked(10, 400, 10), Asked(11, 5000, 10), Asked(12, 400, 10), Asked(13, 255, 9), Asked(15, 500, 90)]
+    assert trace.thin(rows, scale=5, every=2, limit_tokens=4000) == [Asked(2, 400, 10), Asked(3, 500, 64)]
+    assert trace.thin([], 1, 1, 4000) == []
+
+
+def test_shifting_goes_round_and_even_spacing_keeps_the_order() -> None:
+    rows = [Asked(1, 10, 1), Asked(5, 20, 1), Asked(9, 30, 1)]
+    assert [(r.at_s, r.prompt_tokens) for r in trace.shifted(rows, 4, 10)] == [(3, 30), (5, 10), (9, 20)]
+    assert [(r.at_s, r.prompt_tokens) for r in trace.evenly(rows, 10, 16)] == [(11, 10), (13, 20), (15, 30)]
+
+
+def test_prompts_are_unique_of_the_rows_lengths_and_say_who_asks() -> None:
+    rows = [Asked(0, 300, 500, "code", "a"), Asked(1, 300, 8, "chat", "b"), Asked(2, 7, 1, "chat", "b")]
+    first, second, third = plan(rows, LIGHT_TOKEN_BYTES, "run", LIGHT_CHAT_TOKENS).arrivals
+    assert [len(a.prompt.text) for a in (first, second, third)] == [1192, 1192, 20]
+    assert [a.prompt.max_tokens for a in (first, second, third)] == [500, 8, 1]
+    assert [a.at_s for a in (first, second, third)] == [0, 1, 2]
+    assert first.prompt.text[:8] != second.prompt.text[:8]
+    assert dict(second.prompt.headers) == {CLASS_HEADER: "chat", TENANT_HEADER: "b"}
+    assert dict(second.prompt.labels)["prompt_tokens"] == "300"
+
+
+def test_all_prompts_of_the_fleets_load_are_unlike_in_their_first_bytes() -> None:
+    rows = trace.fleet_load()
+    begins = Counter(a.prompt.text[:40] for a in plan(rows[:2000], LIGHT_TOKEN_BYTES, "r", LIGHT_CHAT_TOKENS).arrivals)
+    long = [text for text in begins if len(text) == 40]
+    assert all(begins[text] == 1 for text in long)

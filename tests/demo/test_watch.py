@@ -1,0 +1,31 @@
+"""What a look at a tier counts."""
+
+from __future__ import annotations
+
+from e2e.demo.watch import counted
+from e2e.lib.kube import Object
+from plimsoll.api import labels
+
+
+def pod(tier: str, ready: bool = True, leaving: bool = False, phase: str = "Running") -> Object:
+    metadata: Object = {"name": "p", "labels": {labels.ROLE: tier}}
+    if leaving:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    status = {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
+    return {"metadata": metadata, "status": status}
+
+
+def test_pods_are_ready_starting_or_draining() -> None:
+    pods = [pod("decode"), pod("decode", ready=False), pod("decode", leaving=True), pod("prefill")]
+    seen = counted("fleet", 1.234, "decode", {"desired": 2}, pods)
+    assert (seen.t_s, seen.desired, seen.ready, seen.starting, seen.draining, seen.paid) == (1.23, 2, 1, 1, 1, 3)
+
+
+def test_what_was_ordered_counts_before_its_pod_is_there() -> None:
+    seen = counted("fleet", 0, "decode", {"desired": 4}, [pod("decode")])
+    assert (seen.ready, seen.starting) == (1, 3)
+
+
+def test_pods_that_ended_cost_nothing() -> None:
+    over = [pod("decode", ready=False, phase="Failed"), pod("decode", ready=False, leaving=True, phase="Succeeded")]
+    assert counted("fleet", 0, "decode", {"desired": 0}, over).paid == 0
