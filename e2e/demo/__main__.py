@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import yaml
 
 from e2e.cluster.settings import BIN, KUBECONFIG, ROOT
@@ -33,7 +34,7 @@ NAMESPACE: Final = "demo"
 OUT: Final = ROOT / "build" / "demo"
 BLOCK_TOKENS: Final = 128  # of prefill and decode tiers
 MIDDLE_COLD_S: Final = sum(fleet.COLD_S) / 2
-_ERRORS: Final = (Failed, AssertionError, KubectlError)
+_ERRORS: Final = (Failed, AssertionError, KubectlError, httpx.HTTPError)
 
 
 @dataclass

@@ -80,7 +80,7 @@ def run(
     moved = prompt_sources(chat.metrics("decode") - before)
     roads = gateway.prefills(chat.key) - roads
     print(f"   decode tier's prompt tokens by source: {moved}; prefills: {dict(roads)}")
-    failed = [row for row in seen.requests if row.broken or row.refused]
+    failed = [row for row in seen.requests if row.broken or row.refused or row.gone]
     kinds = sorted({f"{row.outcome} {row.status} {row.reason}".strip() for row in failed})
     report.expect(not failed, f"{len(seen.requests)} requests, {len(failed)} failed {kinds or ''}".strip())
     prompts = sum(row.prompt_tokens for row in seen.requests)

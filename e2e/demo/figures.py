@@ -32,7 +32,7 @@ class Targets:
 
     def met(self, request: Request) -> bool:
         """Whether a request ended well and within both targets."""
-        if request.refused or request.broken or request.ttft_s is None:
+        if request.refused or request.broken or request.gone or request.ttft_s is None:
             return False
         return request.ttft_s <= self.ttft_of(request.prompt_tokens) and (request.tpot_s or 0.0) <= self.tpot_s
 
@@ -50,7 +50,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Counts of requests. `broken` began to be answered, or got no answer at all, and did not end as it should."""
+    """Counts of requests. `broken` began to be answered, or got no answer at all, and did not end as it should;
+    `gone`: the client's own patience ended."""
 
     offered: int
     admitted: int
@@ -58,6 +59,7 @@ class Attainment:
     shed: int
     refused: int
     broken: int
+    gone: int
 
     @property
     def of_offered(self) -> float:
@@ -79,6 +81,7 @@ def attainment(requests: Iterable[Request], targets: Targets) -> Attainment:
         shed=sum(row.shed for row in rows),
         refused=refused - sum(row.shed for row in rows),
         broken=sum(row.broken for row in rows),
+        gone=sum(row.gone for row in rows),
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import httpx
 
 from e2e.demo import trace
 from e2e.demo.asking import LIGHT_CHAT_TOKENS, LIGHT_TOKEN_BYTES, plan
@@ -75,7 +78,7 @@ def _kill(service: Service, watch: Watch) -> Iterator[Kill]:
     """Tears the busiest decode engine away, or a prefill engine where decode has one only."""
     decode, prefill = service.ready_pods("decode"), service.ready_pods("prefill")
     tier, pods = ("decode", decode) if len(decode) > 1 else ("prefill", prefill)
-    busy = Gateway(service.cluster, stack.SYSTEM).in_flight(service.key)
+    busy = _in_flight(service)
     pod = max(pods, key=lambda name: busy[name], default=None)
     if pod is None:
         return
@@ -83,6 +86,14 @@ def _kill(service: Service, watch: Watch) -> Iterator[Kill]:
     argv = ("delete", "pod", pod, "-n", service.namespace, "--force", "--grace-period=0", "--wait=false")
     service.cluster.kubectl(*argv)
     yield Kill(tier, Span(round(at, 2), round(at + GONE_S, 2)))
+
+
+def _in_flight(service: Service) -> Counter[str]:
+    """Requests under way by pod; none where a busy gateway does not say."""
+    try:
+        return Gateway(service.cluster, stack.SYSTEM).in_flight(service.key)
+    except httpx.HTTPError:
+        return Counter()
 
 
 def sleep_until(unix_s: float) -> None:

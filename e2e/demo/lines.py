@@ -56,7 +56,12 @@ class Request:
     @property
     def broken(self) -> bool:
         """Was accepted, or got no answer at all, and did not end as it should."""
-        return not self.refused and self.outcome != str(Outcome.OK)
+        return not self.refused and not self.gone and self.outcome != str(Outcome.OK)
+
+    @property
+    def gone(self) -> bool:
+        """The client's own patience ended: missed, and no fault of the stream."""
+        return self.outcome == str(Outcome.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)

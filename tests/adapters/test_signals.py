@@ -66,6 +66,24 @@ V2: Json = {
 }
 
 
+ADMISSION: Json = {
+    "held": 4,
+    "held_work_s": 1.5,
+    "ticket_work": 0.25,
+    "in_use": 9,
+    "units": 20,
+    "outcomes": {"Admitted": 7, "ShedSaturated": 2},
+}
+
+
+def v3(**admission: object) -> Json:
+    """With admission, some of it changed."""
+    document = copy.deepcopy(V2)
+    document["version"] = 3
+    document["services"]["team/chat"]["admission"] = ADMISSION | admission
+    return document
+
+
 def v1() -> Json:
     """What the release before said."""
     document = copy.deepcopy(V2)
@@ -94,6 +112,30 @@ def chat(document: bytes | Json) -> ServiceReading:
 
 
 # ---------------------------------------------------------------- what ours says
+
+
+def test_admission_is_read_from_version_3_on_and_nothing_of_it_before() -> None:
+    told = chat(v3())
+    assert (told.waiting, told.held_work_s, told.ticket_work) == (4, 1.5, 0.25)
+    assert (told.units, told.in_use, told.outcomes) == (20, 9, {"Admitted": 7, "ShedSaturated": 2})
+    before = chat(V2)
+    assert (before.waiting, before.held_work_s, before.units, before.outcomes) == (0, 0.0, 0, {})
+
+
+@pytest.mark.parametrize(
+    "admission",
+    [
+        {"held": -1},
+        {"held": 1.5},
+        {"held_work_s": -1.0},
+        {"ticket_work": "1"},
+        {"in_use": None},
+        {"outcomes": {"A": -1}},
+    ],
+)
+def test_admission_that_cannot_be_is_refused(admission: Json) -> None:
+    with pytest.raises(ValueError, match="admission"):
+        parse(v3(**admission), "gw-0", 5.0)
 
 
 @pytest.mark.parametrize("document", [V2, orjson.dumps(V2)], ids=["mapping", "bytes"])
@@ -230,7 +272,7 @@ REQUESTS = "services.team/chat.requests"
         ({}, "version"),
         (changed("version", None), "version"),
         (changed("version", 0), "version"),
-        (changed("version", 3), "version"),
+        (changed("version", 4), "version"),
         (changed("version", "2"), "version"),
         (changed("gateway", "gw-1"), "'gw-1', not that of 'gw-0'"),
         (changed("gateway", None), "gateway"),

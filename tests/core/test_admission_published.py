@@ -94,6 +94,8 @@ def test_a_gateway_that_nobody_knows_yet_takes_a_share_like_one_more() -> None:
     assert (TOLD.units("gw-a"), TOLD.units("gw-c")) == (25, 13)
     assert replace(TOLD, shares={}).units("gw-a") == 40
     assert replace(TOLD, limits=None).units("gw-a") == 0
+    new = replace(TOLD, shares={"gw-a": 25, "gw-b": 15, "gw-c": 0})
+    assert new.units("gw-c") == 13, "the others have not let go yet, and somebody waits here"
 
 
 def hear(sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0) -> None:

@@ -266,6 +266,14 @@ def test_arrivals_are_counted_before_shedding_so_that_refusing_does_not_hide_dem
     assert heard.shed_share == 0.7
 
 
+def test_what_a_client_brings_upon_itself_breaks_no_promise() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(60):
+        refused = {"quota_exceeded": 5.0 * t, "request_too_large": 1.0 * t, "overloaded": 1.0 * t}
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 * t, refused=refused, answered=3.0 * t))
+    assert listener.heard(NOW_S + 60, {}, ["g"], 0.95).shed_share == pytest.approx(0.1)
+
+
 def test_refused_retries_make_no_share_above_one() -> None:
     listener = Listener([Role.SERVE])
     for t in range(3):

@@ -20,6 +20,7 @@ TARGETS = f.Targets(ttft_s=1.0, tpot_s=0.05)
         ({"tpot_s": None}, True),
         ({"ttft_s": None}, False),
         ({"outcome": "cut"}, False),
+        ({"outcome": "timeout"}, False),
         ({"outcome": "refused", "status": 400}, False),
     ],
 )

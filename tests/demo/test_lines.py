@@ -45,7 +45,7 @@ def record(outcome: Outcome, status: int | None, **more: object) -> Record:
         (Outcome.REFUSED, 404, "refused", True, False),
         (Outcome.CUT, 200, "cut", False, True),
         (Outcome.UNREACHABLE, None, "unreachable", False, True),
-        (Outcome.TIMEOUT, 200, "timeout", False, True),
+        (Outcome.TIMEOUT, 200, "timeout", False, False),
     ],
 )
 def test_outcomes(outcome: Outcome, status: int | None, line: str, refused: bool, broken: bool) -> None:

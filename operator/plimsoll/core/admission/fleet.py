@@ -68,6 +68,7 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
         self.prefills: dict[str, float] = {}  # when each is done with what it was given
         self.drain = 0.0  # GPU seconds of work, by the model, that leave in a second while all are full
+        self._asked = ("", 0)  # the request that `need` was asked for last, and the depth found
         self._where: dict[str, Replica] = {}
         self._order: list[Replica] = []
         self._held = Held()
@@ -112,10 +113,10 @@ class Fleet:
         blocks = request.blocks
         if not blocks:
             return self.limits.need(request, bool(self.prefills))
-        cached = _tokens(request, self._held.depth(blocks))
-        return self.limits.need(
-            request, bool(self.prefills), cached, _tokens(request, self._prefill_held.depth(blocks))
-        )
+        depth = self._held.depth(blocks)
+        self._asked = request.id, depth
+        there = _tokens(request, self._prefill_held.depth(blocks)) if self.prefills else 0
+        return self.limits.need(request, bool(self.prefills), _tokens(request, depth), there)
 
     def could_hold(self, need: Need) -> bool:
         """Whether an empty replica of this tier could hold it."""
@@ -191,7 +192,7 @@ class Fleet:
             replica = None if address is None else self.replicas[address]
             if replica is not None and replica not in least:
                 least.append(replica)
-        needs: dict[int, Need] = {}
+        needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
         looks = []
         for replica in least:
             depth = held.depth_at(replica.address, blocks, deepest)
@@ -200,8 +201,7 @@ class Fleet:
                 there = needs[depth] = self._need_at(request, depth, leg)
             saved_s = 0.0
             if replica.address == home:
-                whole = self._need_at(request, len(blocks), leg)
-                saved_s = self._elsewhere * max(0.0, there.stall_s - whole.stall_s)
+                saved_s = self._elsewhere * there.stall_s  # all of it but what follows the last whole block
             looks.append(_Look(replica, there, saved_s))
         return looks
 

@@ -31,7 +31,7 @@ class Published:
     classes: their names, in the order of the limits. limits: None while no engine has told what it is: all are let in.
     ready_at_s: Unix time at which the next replica is expected, None where nobody knows. ready_work: GPU-seconds of
     work a second that the replicas will carry then. starting: replicas start, or will when asked for. shares: units of
-    `limits.batch` by gateway; one that is not in it takes a share as if it were one more.
+    `limits.batch` by gateway; one that has none yet takes an equal share, so as not to refuse all that reach it.
     """
 
     classes: tuple[str, ...]
@@ -49,9 +49,8 @@ class Published:
         """Sequences of each replica that this gateway may use, at least 1."""
         if self.limits is None:
             return 0
-        if gateway in self.shares:
-            return self.shares[gateway]
-        return max(1, self.limits.batch // (len(self.shares) + 1))
+        others = len(self.shares.keys() - {gateway})
+        return self.shares.get(gateway) or max(1, self.limits.batch // (others + 1))
 
 
 def to_dict(published: Published) -> dict[str, Any]:

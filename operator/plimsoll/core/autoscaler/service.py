@@ -139,7 +139,9 @@ class Service:
         horizon_s = self.horizon_s(name, wish)
         assert self.risk is not None
         found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile)
-        return found if isinstance(found, Unknown) else Demand(found, forecast.odds(tier.demand, horizon_s))
+        if isinstance(found, Unknown):
+            return found
+        return Demand(found, self.watch.of(name).chances.at(tier.demand, horizon_s))
 
     def horizon_s(self, tier: str, wish: Wish) -> float:
         """How far to look ahead for a tier."""
