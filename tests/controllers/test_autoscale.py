@@ -276,3 +276,21 @@ def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_ev
     [words] = told - {None}
     assert words is not None
     assert "RDMA" in words
+
+
+def test_a_service_made_anew_under_its_name_inherits_nothing() -> None:
+    parent = builders.service(**PROMISED)
+    world, key = World(parent), ("team", "chat")
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(key, 40.0, 60, NOW_S)
+    before = world.scaler.explain(key)
+    assert before is not None
+    assert len(before["decisions"]) > 1
+    again = {**parent, "metadata": {**parent["metadata"], "uid": "another"}}
+    world.store.put(again)
+    world.scaler.decide(NOW_S + 61.0)
+    after = world.scaler.explain(key)
+    assert after is not None
+    assert len(after["decisions"]) == 1
+    assert after["tiers"]["serve"]["engine"] is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core import buckets
-from plimsoll.core.calibration.window import fault
+from plimsoll.core.calibration.window import MIN_STEPS, fault
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
@@ -204,6 +204,16 @@ def test_readings_that_come_fast_make_windows_of_two_seconds() -> None:
     assert [window.busy_s for window in windows] == [2.0, 2.0]
 
 
+def test_a_window_grows_until_it_has_steps_enough_so_that_slow_engines_are_learned_too() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(41):
+        slow = engine(float(t), steps=2.0 * t, computed_tokens=1145.0 * t, generated_tokens=20.0 * t, tpot_s=None)
+        listener.hear_engine(Role.SERVE, slow)
+    windows = listener.heard(NOW_S + 40, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows
+    assert windows
+    assert all(window.steps >= MIN_STEPS and fault(window) is None for window in windows)
+
+
 def test_waiting_is_summed_over_pods_and_kv_is_that_of_the_fullest() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(0.0, "a", waiting=3.0, kv_used=0.2))
@@ -317,3 +327,24 @@ def test_percentiles_keep_to_what_buckets_say_for_sure() -> None:
         if placed is not None and even is not None:
             assert math.isfinite(placed)
             assert buckets.index(TPOT_EDGES_S, placed) in {buckets.index(TPOT_EDGES_S, even) + i for i in (-1, 0)}
+
+
+def test_another_mix_of_lengths_is_believed_within_a_minute_and_chance_is_not() -> None:
+    listener = Listener([Role.SERVE])
+    ended = Buckets(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0)
+    prompts = ended
+    seen = []
+    for t in range(0, 360, 5):
+        output = 30.0 if t < 240 else 300.0
+        ended, prompts = (
+            buckets.merged([ended, histogram(LENGTH_EDGES, output, 40.0)]),
+            buckets.merged([prompts, histogram(LENGTH_EDGES, 300.0, 40.0)]),
+        )
+        listener.hear_engine(Role.SERVE, engine(float(t), output_tokens=ended, prompt_tokens=prompts))
+        found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
+        if not isinstance(found, Unknown):
+            seen.append((t, found.mean(found.output_tokens)))
+    before = [mean for t, mean in seen if 60 <= t < 240]
+    assert max(before) - min(before) < 0.05 * before[0]
+    after = dict(seen)
+    assert after[300] > 0.7 * after[355] > 150.0

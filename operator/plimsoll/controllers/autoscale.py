@@ -92,6 +92,7 @@ class _Known:
     service: autoscaler.Service
     listener: Listener
     gatekeeper: Gatekeeper
+    uid: str  # of the object: another one of the same name begins anew
     kept: object  # what an earlier process had learned, as the status has it
     met_s: float
     transfers: Meter = field(default_factory=Meter)
@@ -208,7 +209,9 @@ class Autoscaler:
         self._hear(tuple(readings))
         asked = {}
         for key, (raw, service) in typed.items():
-            known = self._known.get(key) or self._meet(key, raw, service, now_s)
+            known = self._known.get(key)
+            if known is None or known.uid != raw["metadata"]["uid"]:
+                known = self._meet(key, raw, service, now_s)
             if known.rests(raw, now_s):
                 continue
             wanted = wish(service, now_s)
@@ -236,7 +239,8 @@ class Autoscaler:
         roles = [kind for kind, _ in service.spec.tiers.items()]
         status = raw.get("status") or {}
         kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
-        known = _Known(autoscaler.Service.of(roles), listener, Gatekeeper.after(_told(status)), kept, now_s)
+        keeper, uid = Gatekeeper.after(_told(status)), raw["metadata"]["uid"]
+        known = _Known(autoscaler.Service.of(roles), listener, keeper, uid, kept, now_s)
         memory.recall(known.service, kept)
         self._past.meet(key, known.service)
         self._known[key] = known

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.core.buckets import count
-from plimsoll.core.calibration.window import WindowSums, fault
+from plimsoll.core.calibration.window import MIN_STEPS, WindowSums, fault
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.signals.intervals import EngineInterval, together
 
 SHORTEST_S: Final = 2.0
+LONGEST_S: Final = 30.0  # a large model that prefills takes a step or a few a second, and a window needs enough of them
 _FEW_RUNNING: Final = 8.0  # with a mean of as many, none at all is one moment in three thousand (Poisson)
 _SLACK: Final = 1.15  # of a step's mean time, as recorded under light load without a gap; a fifth idle makes 1.2
 _RAMP: Final = 3.0
@@ -68,7 +69,8 @@ class Open:
         self.sums = interval if self.sums is None else together(self.sums, interval)
         self.request_s += (last.running + new.running) / 2.0 * interval.seconds
         self.least = min(self.least, new.running)
-        if self.sums.seconds < SHORTEST_S:
+        few = (self.sums.steps or 0.0) < MIN_STEPS and self.sums.seconds < LONGEST_S
+        if self.sums.seconds < SHORTEST_S or few:
             return None
         window = _window(new.at_s, self.sums, self.request_s, self.least, pace)
         self.begin(new)

@@ -5,8 +5,9 @@ but of requests that ended, minutes later; they do not say what belongs together
 sees one output token each.
 
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
-make the ratio that turns the one into the other. Lengths fade over minutes, and are brought to the prompts that arrive
-now. Cached tokens are a share of each prompt, the same for all: engines count them only in sum.
+make the ratio that turns the one into the other. Lengths fade over minutes, at once where the last minute's outputs are
+of another mix, and are brought to the prompts that arrive now. Cached tokens are a share of each prompt, the same for
+all: engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from plimsoll.core.signals.memory import Faded
 from plimsoll.core.workload import Histogram, Workload, from_histograms
 
 _MEMORY_S: Final = 300.0
+_LATELY_S: Final = 45.0
+_SHIFTED: Final = 0.25  # a mean output that differs by a larger share of late, and by no chance, is another mix
+_CHANCE: Final = 3.0  # standard errors of the mean of lengths that spread like an exponential law
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -66,6 +70,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
+        self._lately: Faded[_Lengths] = Faded(_LATELY_S, _LEAST)
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
@@ -83,6 +88,7 @@ class Lengths:
         if interval.prompt_tokens is not None and interval.output_tokens is not None:
             lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
             self._ended.add(at_s, count(interval.prompt_tokens), lengths)
+            self._lately.add(at_s, count(interval.prompt_tokens), lengths)
         means = _prompts(interval)
         if means is not None:
             self._counted.add(at_s, means.requests, means)
@@ -119,7 +125,7 @@ class Lengths:
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
             return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
-        base = self._base(now_s, ended)
+        base = self._base(now_s, self._shifted(ended) or ended)
         if isinstance(base, Unknown):
             return base
         mean, wanted = self._mean, prompt_tokens
@@ -128,6 +134,14 @@ class Lengths:
         if self._given is None or self._given.base is not base or not self._given.near(factor, share):
             self._given = _Given(base, factor, share, _shaped(base, factor, share))
         return self._given.workload
+
+    def _shifted(self, ended: _Lengths) -> _Lengths | None:
+        """The last minute's lengths, where they are of another mix than those of the minutes before."""
+        lately = self._lately.sum
+        if lately is None or (size := count(lately.output)) < _KNOWN or not (usual := _mean(ended.output)):
+            return None
+        off = abs(_mean(lately.output) / usual - 1.0)
+        return lately if off > max(_SHIFTED, _CHANCE / math.sqrt(size)) else None
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
