@@ -140,6 +140,19 @@ def test_one_request_larger_than_kv_is_refused_for_good_and_only_it() -> None:
     assert door.offer(ask("e", 40.0), 40.0).outcome is Outcome.ADMITTED  # the long prompt has been computed
 
 
+def test_who_may_go_elsewhere_goes_while_there_is_time_for_it_there() -> None:
+    """Held until the last moment, a request would come to the fallback too late for its target."""
+    door = gate()
+    for n in range(10_000):
+        decision = door.offer(ask(f"n{n}", 0.0, fallback=True), 0.0)
+        if decision.outcome is not Outcome.ADMITTED:
+            break
+    assert decision.outcome is Outcome.DOWNGRADED
+    assert door.held == 0
+    door.set_replicas({}, 1.0)
+    assert door.offer(ask("from zero", 1.0, fallback=True), 1.0).outcome is Outcome.DOWNGRADED
+
+
 def test_more_sequences_than_the_batch_wait_for_an_empty_replica() -> None:
     door = gate()
     assert door.offer(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome is Outcome.ADMITTED

@@ -444,10 +444,17 @@ async def test_outcomes_add_up_however_the_world_moves() -> None:
 
 
 async def test_a_gateway_is_told_by_name_in_shares() -> None:
-    world = World(promised(batch=8, shares={GATEWAY: 0, "other": 8}), pods=(pod(ONE),))
+    world = World(promised(batch=8, shares={GATEWAY: 1, "other": 7}), pods=(pod(ONE),))
+    assert isinstance(world.ask(), bytes)
     held = world.hold()
-    world.have(promised(batch=8, shares={GATEWAY: 1, "other": 7}), pods=(pod(ONE),))
+    world.have(promised(batch=8, shares={GATEWAY: 2, "other": 6}), pods=(pod(ONE),))
     assert headers(held)["x-plimsoll-endpoint"] == ONE
+
+
+async def test_a_gateway_to_which_no_share_has_come_yet_turns_nobody_away() -> None:
+    world = World(promised(batch=8, shares={GATEWAY: 0, "other": 8}), pods=(pod(ONE),))
+    assert [isinstance(world.ask(), bytes) for _ in range(4)] == [True] * 4
+    assert world.hold()
 
 
 async def test_a_record_without_a_ticket_changes_nothing() -> None:

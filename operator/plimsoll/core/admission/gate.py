@@ -255,7 +255,7 @@ class Gate:
         ready_at_s = self._outlook.ready_at_s
         if not self._outlook.starting:
             return self._shed(held.request, held.need, Outcome.SHED_NO_CAPACITY, now)
-        if patience_s <= now or (ready_at_s is not None and ready_at_s > patience_s):
+        if held.request.fallback or patience_s <= now or (ready_at_s is not None and ready_at_s > patience_s):
             return self._shed(held.request, held.need, Outcome.SHED_STARTING, now)
         return self._hold(held, ticket, now)
 
@@ -275,7 +275,12 @@ class Gate:
         latest_s = held.until_s
         if held.until_s < held.due_s:
             latest_s += (held.need.alone_s - self.fleet.limits.alone_s) / 2
-        if late or held.until_s <= now or now + ahead_s / max(self.fleet.drain, 1e-9) >= latest_s:
+        if (
+            late
+            or held.request.fallback
+            or held.until_s <= now
+            or now + ahead_s / max(self.fleet.drain, 1e-9) >= latest_s
+        ):
             return self._shed(held.request, held.need, Outcome.SHED_SATURATED, now)
         return self._hold(held, ticket, now)
 

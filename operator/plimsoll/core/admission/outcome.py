@@ -32,9 +32,10 @@ class Request:
     caller's monotonic clock. prompt_tokens: of one prompt, cached ones included. cached_tokens: that a prefix hit is
     expected to save. max_tokens: the client's limit on the output, None if it set none. sequences: `n` times prompts.
     deadline_s: an absolute time after which the first token is of no use, None if unknown. body_hash and
-    idempotency_key recognise a client that comes back; with neither it counts as new. fallback: may
-    go to the fallback service. blocks: chained hashes of the prompt's whole blocks of 128 tokens, empty if unknown;
-    what a replica is known to hold of them counts as cached there, beside cached_tokens.
+    idempotency_key recognise a client that comes back; with neither it counts as new. fallback: goes to
+    the fallback service at once where it cannot be let in: held here it would be late there. blocks: chained hashes of
+    the prompt's whole blocks of 128 tokens, empty if unknown; what a replica is known to hold of them counts as cached
+    there, beside cached_tokens.
     """
 
     id: str
