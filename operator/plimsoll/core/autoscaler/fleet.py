@@ -24,6 +24,7 @@ from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
 from plimsoll.core.scaling import Decision, Line, State, needs
 from plimsoll.core.scaling.quiet import Quiet, settled, state_after, stays
 from plimsoll.core.scaling.sized import remember
+from plimsoll.core.slo import Slo
 
 K = TypeVar("K", bound=Hashable)
 Entry = tuple[Service, Seen, Wish]
@@ -113,6 +114,8 @@ def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
         return None
     if not len(service.tiers) == len(seen.tiers) == len(wish.policy.tiers):
         return None
+    if not all(short.is_none for short in service.shortages.values()) or _refuses(seen, wish.slo):
+        return None
     found = {}
     for name, tier in service.tiers.items():
         there, decided, state = seen.tiers.get(name), last.decision.tiers.get(name), service.state.tiers.get(name)
@@ -129,6 +132,12 @@ def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
             return None
         found[name] = _Still(tier, line, there, told.measured.tpot_s, service.horizon_s(name, wish), kept.chances)
     return found
+
+
+def _refuses(seen: Seen, slo: Slo) -> bool:
+    """Whether more is refused than the promise allows: the model may be wrong."""
+    shed = seen.heard.shed_share
+    return not isinstance(shed, Unknown) and shed > 1.0 - slo.share
 
 
 def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict[K, Decision]:

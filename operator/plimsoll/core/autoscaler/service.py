@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.shortage import Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.forecast import RiskControl, Unknown
@@ -57,6 +58,7 @@ class Service:
     last: Told | None = None
     workload: Workload | Unknown = NO_REQUEST
     needs: dict[str, Need | Unknown] = field(default_factory=dict)
+    shortages: dict[str, Shortage] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch, repr=False)
     _judged_s: float | None = field(default=None, repr=False)
 
@@ -169,6 +171,7 @@ class Service:
     ) -> Decision:
         """The decision of this tick, remembered."""
         self.needs = {name: needs.get(name) or self._unsized(name, demand) for name in self.tiers}
+        self._look_for_shortage(seen, wish, now_s)
         tiers = {
             name: self._observed(name, there, seen.heard, demand[name])
             for name, there in seen.tiers.items()
@@ -182,6 +185,24 @@ class Service:
         if moves and not (self.decisions and _counts(self.decisions[-1].decision) == _counts(decision)):
             self.decisions.append(self.last)
         return decision
+
+    def _look_for_shortage(self, seen: Seen, wish: Wish, now_s: float) -> None:
+        """Raise the need of the tier that is nearest to its own by what refusals say."""
+        known = {name: need for name, need in self.needs.items() if isinstance(need, Need) and name in seen.tiers}
+        if not known or wish.slo is None:
+            return
+        shed = seen.heard.shed_share
+        nearest = max(known, key=lambda name: known[name].replicas / max(seen.tiers[name].replicas, 1))
+        for name, need in known.items():
+            there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
+            whole = there.ready == there.replicas > 0 and not there.starting
+            refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
+            short.hear(need.replicas, there.ready, whole, refused, 1.0 - wish.slo.share, now_s)
+            if not short.is_none:
+                replicas = math.ceil(need.replicas * short.factor - 1e-9)
+                self.needs[name] = replace(
+                    need, replicas=replicas, release=max(need.release, replicas), short=short.factor
+                )
 
     def _unsized(self, name: str, demand: Mapping[str, Demand | Unknown]) -> Unknown:
         coming, line = demand[name], self.tiers[name].line

@@ -35,7 +35,8 @@ class Need:
     replicas ordered now; None without a TPOT target, infinite where they cannot keep up. one_fewer: share in promise on
     one replica fewer than needed. law_tpot_s: what the percentile of TPOT should be by now, on the ready replicas at
     the present level; None where that is not told. infeasible: the promise cannot be kept by any number of replicas,
-    and the rest is sized for the feasible one that it names.
+    and the rest is sized for the feasible one that it names. short: what refusals have shown the model to be short by,
+    a factor that is in `replicas` already.
     """
 
     replicas: int
@@ -50,6 +51,7 @@ class Need:
     law_tpot_s: float | None = None
     headroom: float = 0.0
     infeasible: Infeasible | None = None
+    short: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ def _exceptions(course: Course, need: Need) -> str:
     words = ""
     if need.infeasible is not None:
         words = f"; {_infeasible_words(need)}"
+    if need.short > 1.0:
+        words += f"; {need.short:.2f} times the model's, since requests were refused with all ready"
     if course.seen.coverage < 1.0:
         words += f"; {course.seen.coverage:.0%} answered, so nothing goes down"
     elif need.replicas < course.seen.replicas <= need.release:

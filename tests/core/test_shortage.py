@@ -1,0 +1,67 @@
+"""Refusals with all ready show the model to be short, by how much, and for how long that is believed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Shortage
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import Policy, TierPolicy
+from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
+
+
+def told(short: Shortage, seconds: float, refused: float, whole: bool = True, asked: int = 4, ready: int = 4) -> float:
+    start = 0.0 if short._at_s is None else short._at_s
+    for second in range(1, int(seconds) + 1):
+        short.hear(asked, ready, whole, refused, 0.05, start + second)
+    return short.factor
+
+
+def test_replicas_that_came_at_once_are_waited_for_too() -> None:
+    short = Shortage()
+    told(short, WINDOW_S - 5, 0.5, asked=8, ready=4)
+    assert told(short, WINDOW_S - 5, 0.5, asked=8, ready=8) == 1.0
+
+
+def test_what_was_let_in_tells_what_all_would_need() -> None:
+    assert told(Shortage(), 2 * WINDOW_S, 0.2) == pytest.approx(1.25)
+    assert told(Shortage(), 2 * WINDOW_S, 0.2, asked=2, ready=4) == pytest.approx(2.5)
+
+
+def test_nothing_is_concluded_within_the_budget_before_the_window_is_over_or_while_replicas_come() -> None:
+    assert told(Shortage(), 2 * WINDOW_S, 0.05) == 1.0
+    assert told(Shortage(), WINDOW_S - 1, 0.5) == 1.0
+    assert told(Shortage(), 5 * WINDOW_S, 0.5, whole=False) == 1.0
+    mixed = Shortage()
+    told(mixed, WINDOW_S - 5, 0.5)
+    told(mixed, 1, 0.5, whole=False)
+    assert told(mixed, WINDOW_S - 5, 0.5) == 1.0, "the share is still of the time in which they came"
+
+
+def test_saying_it_again_adds_nothing_and_it_fades() -> None:
+    short = Shortage()
+    once = told(short, 2 * WINDOW_S, 0.2)
+    assert told(short, 10 * WINDOW_S, 0.2) == pytest.approx(once)
+    assert told(short, MEMORY_S, 0.0) == pytest.approx(1.0 + (once - 1.0) / math.e, rel=1e-3)
+    assert told(Shortage(), 2 * WINDOW_S, 0.99) == MOST
+    assert told(Shortage(), 2 * WINDOW_S, 1.0) == 1.0, "with nobody let in nothing is measured"
+
+
+def test_a_fleet_that_must_refuse_grows_beyond_its_model_and_says_why() -> None:
+    policy = Policy({"serve": TierPolicy(1, 50)}, slo=SLO, miss_cost=0.0)  # no reserve
+    fleet = Fleet(replace(wish(), policy=policy))
+    fleet.run(heard(60.0, Role.SERVE), 600)
+    before, asked = fleet.replicas["serve"], need(fleet).replicas
+    refusing = replace(heard(60.0, Role.SERVE), shed_share=0.3)
+    fleet.run(refusing, 10)
+    after = fleet.replicas["serve"]
+    assert after >= math.ceil(before / 0.7 - 1e-9) > before
+    found = need(fleet)
+    assert found.short == pytest.approx(before / 0.7 / asked, rel=0.1)
+    words = [step.why for step in fleet.service.decisions[-1].decision.tiers["serve"].steps]
+    assert any("refused" in word for word in words)
+    counts = [fleet.tick(heard(60.0, Role.SERVE)).tiers["serve"].replicas for _ in range(60)]
+    assert counts == [after] * 60, "it does not fall back at once into what made it refuse"
