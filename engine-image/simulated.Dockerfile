@@ -39,7 +39,7 @@ ENV HOME=/home/plimsoll PYTHONPATH=/opt/plimsoll PYTHONUNBUFFERED=1 VLLM_NO_USAG
 WORKDIR /home/plimsoll
 USER 1000:1000
 EXPOSE 8000 8001 5600
-ENTRYPOINT ["python3", "-P", "-m", "launcher"]
+ENTRYPOINT ["sh", "/opt/plimsoll/launcher/start.sh"]
 CMD []
 COPY contract.json /opt/plimsoll/
 COPY launcher /opt/plimsoll/launcher

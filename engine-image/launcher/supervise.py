@@ -1,7 +1,7 @@
-"""The engine as a child process, and the duties of process 1.
+"""The engine as a child process.
 
-Problem: vLLM exits 0 when its engine core has died, leaves grandchildren behind, and the launcher is the init of its
-container: nobody else reaps orphans or passes signals on.
+Problem: vLLM exits 0 when its engine core has died, and leaves grandchildren behind. (Orphans are reaped by the first
+process of the container, `start.sh`, which passes signals on to the launcher.)
 Idea: one SIGCHLD handler reaps every child there is; the engine's own end resolves a future. Its output goes through a
 thread that copies it line by line and shows each line to an observer, so that a blocked log reader stops no health
 check. The engine leads a process group: what is left of it is killed with it.
