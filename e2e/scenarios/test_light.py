@@ -333,7 +333,8 @@ FRAMEWORKS = "validation error"  # words of vLLM's web framework, which nobody m
 
 def _error(engine: Engine, got: Got) -> Any:
     """The error object, with the engine's own name taken out."""
-    return json.loads(got.said.replace(engine.service.name, "NAME"))["error"]
+    said = got.said.replace(engine.service.key, "NAMESPACE/NAME").replace(engine.service.name, "NAME")
+    return json.loads(said)["error"]
 
 
 def test_what_makes_no_sense_is_refused_alike(twins: Twins) -> None:
