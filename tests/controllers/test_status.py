@@ -14,7 +14,9 @@ from plimsoll.api.events import EventReason
 from plimsoll.controllers import status
 from plimsoll.controllers.report import nothing
 from plimsoll.controllers.status import Sight, TierSight
+from plimsoll.core.admission.published import Published
 from tests import builders
+from tests.core.test_admission_published import LIMITS as TWO_CLASSES
 
 PARENT = builders.service()
 
@@ -182,12 +184,22 @@ def test_every_reason_has_its_sentence() -> None:
     assert set(EVENT_MEANING) == set(EventReason)
 
 
+LIMITS = replace(TWO_CLASSES, tpot_s=(0.05,), step_budget_s=(0.03,))
+HOLDS = replace(nothing(None, 0.0), told=Published(("default",), LIMITS))  # gateways know by what to hold
+KNOWS_NOTHING = replace(nothing(None, 0.0), told=Published(("default",)))
+
+
 def test_a_service_at_zero_is_ready_since_its_next_request_is_held() -> None:
-    found = by_type(status.conditions(sight(tier("serve", ready=0, desired=0), routable=0, sleeps=True)))
+    zero = tier("serve", ready=0, desired=0)
+    found = by_type(status.conditions(sight(zero, routable=0, sleeps=True, report=HOLDS)))
     assert (found[Type.READY].status, found[Type.READY].reason) == ("True", Reason.SCALED_TO_ZERO)
     assert (found[Type.SERVE_READY].status, found[Type.SERVE_READY].reason) == ("True", Reason.SCALED_TO_ZERO)
     assert found[Type.RECONCILING].holds is False
-    waking = by_type(status.conditions(sight(tier("serve", ready=0), routable=0, sleeps=True)))
+    for ready in (0, 1):  # an engine is ready a moment before gateways list it
+        up = tier("serve", ready=ready)
+        waking = by_type(status.conditions(sight(up, routable=0, sleeps=True, report=HOLDS)))
+        assert (waking[Type.READY].status, waking[Type.READY].reason) == ("True", Reason.WAKING)
+    waking = by_type(status.conditions(sight(tier("serve", ready=0), routable=0, sleeps=True, report=HOLDS)))
     assert (waking[Type.READY].status, waking[Type.READY].reason) == ("True", Reason.WAKING)
     assert waking[Type.SERVE_READY].holds is False
 
@@ -197,9 +209,11 @@ def test_zero_is_not_ready_where_holding_helps_nobody() -> None:
         "serve", ready=0, pods=(builders.pod(PARENT, "serve", **waiting("ImagePullBackOff", "no such image")),)
     )
     for service in (
-        sight(stuck, routable=0, sleeps=True),
-        sight(tier("serve", ready=0, desired=0), routable=None, sleeps=True),
-        sight(tier("serve", ready=0), routable=0),
+        sight(stuck, routable=0, sleeps=True, report=HOLDS),
+        sight(tier("serve", ready=0, desired=0), routable=None, sleeps=True, report=HOLDS),
+        sight(tier("serve", ready=0, desired=0), routable=0, sleeps=True, report=KNOWS_NOTHING),
+        sight(tier("serve", ready=0, desired=0), routable=0, sleeps=True),
+        sight(tier("serve", ready=0), routable=0, report=HOLDS),
     ):
         assert by_type(status.conditions(service))[Type.READY].holds is not True
     kept_down = by_type(status.conditions(sight(tier("serve", ready=0, desired=0), routable=0)))[Type.READY]

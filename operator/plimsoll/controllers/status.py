@@ -110,7 +110,8 @@ def _asleep(sight: Sight, tiers: tuple[Condition, ...]) -> Condition | None:
 
     None where something runs, or where waiting helps nobody.
     """
-    if not sight.sleeps or any(_ready_replicas(tier) for tier in sight.tiers if tier.kind != "prefill"):
+    told = sight.report.told if sight.report else None
+    if not sight.sleeps or told is None or told.limits is None:  # without a model gateways hold nobody
         return None
     if not any(tier.desired for tier in sight.tiers):
         words = "nothing runs; the next request is held while an engine starts"
