@@ -64,6 +64,7 @@ def test_a_new_process_keeps_the_model_of_the_one_before_until_it_has_its_own() 
 
 def test_what_starts_is_told_with_its_time_and_its_work() -> None:
     fleet, keeper = busy(), Gatekeeper()
+    fleet.service.started("serve", [("load", 30.0), ("whole", 30.0)])
     fleet.arrives = False
     keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s)
     before = keeper.told
@@ -97,3 +98,15 @@ def test_while_no_engine_is_there_that_could_tell_what_it_is_requests_can_be_hel
     assert keeper.told.limits is not None
     assert keeper.tell(fleet.service, seen(fleet), fleet.wish, GATEWAYS, fleet.now_s + LEAST_S)
     assert keeper.told.limits is None
+
+
+def test_a_start_that_was_never_measured_is_told_without_a_time() -> None:
+    fleet, keeper = busy(), Gatekeeper()
+    fleet.arrives = False
+    fleet.replicas["serve"] += 1
+    new = (Starting("p", fleet.now_s),)
+    fleet.tick(heard(20.0, Role.SERVE), serve=new)
+    keeper.tell(fleet.service, seen(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.ready_at_s is None
+    assert keeper.told.starting

@@ -103,6 +103,8 @@ def _expecting(
         one.etas_s[0] for one in (decided, *decision.tiers.values()) if one.etas_s
     ]  # what is short may be prefill
     ready_at_s = now_s + etas_s[0] if etas_s else now_s + tier.ledger.horizon_s if ordered else None
+    if not tier.ledger.whole.starts:
+        ready_at_s = None  # nobody is sent away for a time that was never measured
     coming = there.ready + len(decided.etas_s) + ordered
     work = coming * tier.line.replica_work if isinstance(tier.line, Line) else 0.0
     return replace(found, ready_at_s=ready_at_s, ready_work=work, starting=acts or bool(there.starting))
