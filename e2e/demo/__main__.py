@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         _leave(told, runs, error)
     if error is None:
-        print(_goodbye())
+        print(_goodbye(runs))
     return 0 if error is None else 1
 
 
@@ -242,8 +242,9 @@ def _until_ready(cluster: Cluster, service: Service) -> None:
     until("the service is Ready", look, START_S, every_s=1)
 
 
-def _goodbye() -> str:
+def _goodbye(runs: list[Run]) -> str:
     where = Path(KUBECONFIG).relative_to(ROOT)
+    name = engines.NAME if runs[-1].name == engines.RUN else fleet.RUN
     return f"""
 All of it happened. build/demo/report.html shows it; report.json has the figures, requests.jsonl a line for each request
 and replicas.jsonl one for each look at a tier: all figures follow from these.
@@ -251,10 +252,10 @@ and replicas.jsonl one for each look at a tier: all figures follow from these.
 Look around:
   export KUBECONFIG=$PWD/{where} PATH={BIN}:$PATH
   kubectl get plim,pods -n {NAMESPACE}
-  kubectl describe plim {fleet.RUN} -n {NAMESPACE}
+  kubectl describe plim {name} -n {NAMESPACE}
   curl {stack.GATEWAY_URL}/v1/models
   curl {stack.GATEWAY_URL}/v1/chat/completions -H 'content-type: application/json' -d \\
-    '{{"model": "{engines.NAME}", "max_tokens": 16, "messages": [{{"role": "user", "content": "Hi"}}]}}'
+    '{{"model": "{name}", "max_tokens": 16, "messages": [{{"role": "user", "content": "Hi"}}]}}'
   kubectl delete plim --all -n {NAMESPACE}
 
 Remove all of it: make demo-down"""
