@@ -245,3 +245,13 @@ def test_a_slow_transfer_leaves_the_tier_ready_and_says_what_to_do() -> None:
     before = conditions.merge([], status.conditions(sight()), 1, "2026-01-01T00:00:00Z")
     [event] = status.events(before, status.conditions(sight(report=report)))
     assert event.reason is EventReason.TRANSFER_SLOW
+
+
+def test_falling_asleep_and_waking_are_not_told_as_losing_readiness() -> None:
+    zero, up = tier("serve", ready=0, desired=0), tier("serve", ready=0)
+    asleep = status.conditions(sight(zero, routable=0, sleeps=True, report=HOLDS))
+    waking = status.conditions(sight(up, routable=0, sleeps=True, report=HOLDS))
+    before = conditions.merge([], asleep, 1, "2026-01-01T00:00:00Z")
+    assert status.events(before, waking) == []
+    after = conditions.merge(before, waking, 1, "2026-01-01T00:00:05Z")
+    assert status.events(after, status.conditions(sight(tier("serve"), sleeps=True, report=HOLDS))) == []

@@ -298,7 +298,7 @@ def _event(condition: Condition, was: Object) -> EventReason | None:
     match condition.type:
         case Type.READY if flipped and condition.holds:
             return EventReason.READY
-        case Type.READY if was.get("status") == "True":
+        case Type.READY if was.get("status") == "True" and not condition.holds:
             return EventReason.NOT_READY
         case Type.STALLED if condition.holds:
             return EventReason(condition.reason.value)
