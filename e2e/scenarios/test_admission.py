@@ -24,7 +24,7 @@ from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.ledger import Ledger, Outcome, Record
-from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
+from e2e.lib.load import Load, OpenLoop, poisson, unique_text
 from e2e.lib.metrics import Gateway
 from e2e.lib.node import signal_container
 from e2e.lib.service import Service, manifest
@@ -247,47 +247,6 @@ def _model_of(service: Service, n: int) -> str:
     answer = httpx.post(f"{service.url}/v1/completions", json=asked, timeout=60, trust_env=False)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["model"])
-
-
-def _woken(service: Service) -> int:
-    """How often it was told that the service has come back from zero."""
-    return sum(e.get("count") or 1 for e in service.events() if e["reason"] == "ScaledFromZero")
-
-
-def test_to_zero_and_back(
-    cluster: Cluster, namespace: str, service: Callable[[str], Service], gateway: Gateway
-) -> None:
-    """A service that nobody asks runs nothing and is Ready all the same: the next request waits for an engine."""
-    patient = {"classes": [{**DEFAULT, "holdFor": "120s"}]}
-    quick = {"missCost": 0, "horizon": "10s"}
-    cluster.apply(_service("sleeper", least=0, most=2, admission=patient, scaling=quick), namespace=namespace)
-    sleeper, ready = service("sleeper"), []
-    until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 120)
-    awake = Load(sleeper.target, _steady(1.0, 30, "sleeper", seed=6)).run()
-    assert not awake.failures, awake.explain()
-
-    def asleep() -> bool:
-        ready.append(is_true(sleeper.get(), "Ready"))
-        return not sleeper.pods() and _desired(sleeper) == 0
-
-    quiet, woken = time.time(), _woken(sleeper)
-    until("it runs nothing", asleep, 420)
-    asleep_s = time.time() - quiet
-    to_zero = sleeper.wait_events("ScaledToZero")
-    pause(15)
-    assert asleep(), "it did not stay there"
-    one = OpenLoop([Arrival(0.0, _prompts("wake")(0))])
-    (record,) = Load(sleeper.target, one, patience_s=180).run().records
-    ready.append(is_true(sleeper.get(), "Ready"))
-    print(f"nothing runs {asleep_s:.0f} s after the last answer: {to_zero[-1]['message']}")
-    print(
-        f"the next request: {record.status}, first token after {record.ttft_s} s; {dict(_outcomes(gateway, sleeper))}"
-    )
-    assert record.ok, record.detail
-    assert (record.ttft_s or 0.0) > TTFT_S, "an engine was there already"
-    until("it is told", lambda: _woken(sleeper) > woken, 30)
-    assert all(ready), f"Ready was false in {ready.count(False)} of {len(ready)} looks"
-    cluster.kubectl("delete", "plim", "sleeper", "-n", namespace)
 
 
 @pytest.fixture(scope="module")
