@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.core.admission.limits import Limits
 from plimsoll.core.admission.published import Published, from_dict, moved, to_dict
 from plimsoll.core.admission.sharing import LEAST_S, Sharing
+from plimsoll.core.ports import ServiceReading
 
 LIMITS = Limits(
     base_s=0.015, any_stall_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5, cached_token_s=4e-8,
@@ -98,17 +99,48 @@ def test_a_gateway_that_nobody_knows_yet_takes_a_share_like_one_more() -> None:
     assert new.units("gw-c") == 13, "the others have not let go yet, and somebody waits here"
 
 
-def hear(sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0) -> None:
+def reading(arrived: float, units: int, in_use: int, refused: int = 0) -> ServiceReading:
+    outcomes = {"Admitted": arrived - refused, "ShedSaturated": float(refused)}
+    return ServiceReading(arrived, None, 0.0, 0.0, 0.0, 0.0, {}, None, units=units, in_use=in_use, outcomes=outcomes)
+
+
+def hear(
+    sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0, refused: int = 0
+) -> None:
     for name, rate in rates.items():
-        sharing.hear(name, "a", at_s, math.floor(rate * at_s), shares.get(name, 0), in_use)
+        told = reading(math.floor(rate * at_s), shares.get(name, 0), in_use, refused)
+        sharing.hear(name, "a", at_s, told)
 
 
-def test_shares_follow_demand_once_it_has_moved_and_their_holders_have_let_go() -> None:
+def test_where_there_is_room_each_has_it_whoever_clients_came_to() -> None:
+    sharing, both = Sharing(), ["gw-a", "gw-b"]
+    shares = dict(sharing.units(256, both, 0.0))
+    for second in range(1, 120):
+        hear(sharing, second, {"gw-a": 4.0, "gw-b": 0.0}, shares, in_use=3)
+        shares = dict(sharing.units(256, both, float(second)))
+        assert min(shares.values()) > 100, second
+
+
+def test_nobody_is_left_without_by_the_chance_of_the_first_second() -> None:
+    sharing, both = Sharing(), ["gw-a", "gw-b"]
+    shares = dict(sharing.units(40, both, 0.0))
+    for second in range(1, 9):  # clients come at 4 a second, but not to gw-b in the first two
+        for name, arrived in (("gw-a", 2 * second), ("gw-b", 2 * max(0, second - 2))):
+            sharing.hear(name, "a", float(second), reading(arrived, shares[name], 1, refused=second))
+        shares = dict(sharing.units(40 if second < 3 else 39, both, float(second)))
+        assert min(shares.values()) >= 10, second
+
+
+@pytest.mark.parametrize("full", ["used", "refused"])
+def test_where_it_is_short_shares_follow_demand_once_their_holders_have_let_go(full: str) -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     shares = dict(sharing.units(40, both, 0.0))
     assert shares == {"gw-a": 20, "gw-b": 20}
     for second in range(1, 120):
-        hear(sharing, second, {"gw-a": 9.0, "gw-b": 1.0}, shares, in_use=5)
+        for name, rate in (("gw-a", 9.0), ("gw-b", 1.0)):
+            in_use = shares[name] if full == "used" else 1
+            refused = second if full == "refused" else 0
+            sharing.hear(name, "a", float(second), reading(rate * second, shares[name], in_use, refused))
         shares = dict(sharing.units(40, both, float(second)))
     assert shares["gw-a"] > 30
     assert sum(shares.values()) == 40
@@ -128,7 +160,7 @@ def test_small_moves_of_demand_and_a_quiet_time_change_nothing() -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     first = sharing.units(40, both, 0.0)
     for second in range(1, 90):
-        hear(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first))
+        hear(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first), in_use=20)
         assert sharing.units(40, both, float(second)) is first
 
 
@@ -162,6 +194,6 @@ def test_shares_never_exceed_the_cap_whatever_happens(
         for name in present:
             arrived[name] += rates.get(name, 0.0)
             using[name] = shares[name] if obey else max(using[name], shares[name])
-            sharing.hear(name, "x", now_s, arrived[name], using[name], using[name])
+            sharing.hear(name, "x", now_s, reading(arrived[name], using[name], using[name]))
         assert sum(shares.values()) <= most
         assert all(units >= 0 for units in shares.values())

@@ -254,9 +254,7 @@ class Autoscaler:
                 if known is not None:
                     known.stir(reading.gateway, counted.arrived)
                     known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
-                    known.gatekeeper.sharing.hear(
-                        reading.gateway, reading.born, reading.at_s, counted.arrived, counted.units, counted.in_use
-                    )
+                    known.gatekeeper.sharing.hear(reading.gateway, reading.born, reading.at_s, counted)
 
     def _see(self, key: Key, raw: Object, known: _Known, wanted: Wish, gateways: tuple[str, ...], now_s: float) -> Seen:
         tiers: dict[str, TierSeen] = {}
