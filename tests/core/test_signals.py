@@ -58,8 +58,8 @@ def engine(busy_s: float, pod: str = "a", at_s: float | None = None, **other: An
         waiting=2.0,
         kv_used=0.3,
         steps=100.0 * busy_s,
-        computed_tokens=(5.0 * 225.0 + 1000.0) * busy_s,
-        generated_tokens=1000.0 * busy_s,
+        computed_tokens=5.0 * (225.0 + 150.0) * busy_s,
+        generated_tokens=5.0 * 150.0 * busy_s,
         local_prompt_tokens=5.0 * 225.0 * busy_s,
         cached_prompt_tokens=5.0 * 75.0 * busy_s,
         moved_prompt_tokens=0.0,
@@ -190,7 +190,7 @@ def test_windows_are_handed_out_once_and_are_fit_for_calibration() -> None:
     assert all(fault(window) is None for window in windows)
     assert windows[0].busy_s == 5.0
     assert windows[0].steps == 500.0
-    assert windows[0].output_tokens == 5000.0
+    assert windows[0].output_tokens == 3750.0
     assert windows[0].prompt_tokens == 5625.0
     assert windows[0].mean_running == 10.0
     assert listener.heard(NOW_S + 31, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows == ()
@@ -329,22 +329,38 @@ def test_percentiles_keep_to_what_buckets_say_for_sure() -> None:
             assert buckets.index(TPOT_EDGES_S, placed) in {buckets.index(TPOT_EDGES_S, even) + i for i in (-1, 0)}
 
 
-def test_another_mix_of_lengths_is_believed_within_a_minute_and_chance_is_not() -> None:
+def replay(shift_s: float, rates_per_s: tuple[float, float], outputs: tuple[float, float]) -> list[tuple[int, float]]:
+    """Mean outputs as they are known, by the second; each token takes 50 ms, so that 300 of them end 15 s later."""
     listener = Listener([Role.SERVE])
-    ended = Buckets(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0)
-    prompts = ended
-    seen = []
-    for t in range(0, 360, 5):
-        output = 30.0 if t < 240 else 300.0
-        ended, prompts = (
-            buckets.merged([ended, histogram(LENGTH_EDGES, output, 40.0)]),
-            buckets.merged([prompts, histogram(LENGTH_EDGES, 300.0, 40.0)]),
-        )
-        listener.hear_engine(Role.SERVE, engine(float(t), output_tokens=ended, prompt_tokens=prompts))
+    lengths = {name: Buckets(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0) for name in ("output", "prompt")}
+    begun, tokens, running, seen = 0.0, 0.0, [], []
+    for t in range(600):
+        late = t >= shift_s
+        begun += rates_per_s[late]
+        running.append((t + 0.05 * outputs[late], rates_per_s[late], outputs[late]))
+        tokens += sum(rate / 0.05 for _, rate, _ in running)
+        for _, rate, output in (one for one in running if one[0] <= t):
+            for name, mean in (("output", output), ("prompt", 300.0)):
+                lengths[name] = buckets.merged([lengths[name], histogram(LENGTH_EDGES, mean, rate)])
+        running = [one for one in running if one[0] > t]
+        told = engine(
+            float(t), output_tokens=lengths["output"], prompt_tokens=lengths["prompt"], generated_tokens=tokens,
+            ttft_s=histogram(TTFT_EDGES_S, 0.2, begun),
+        )  # fmt: skip
+        listener.hear_engine(Role.SERVE, told)
         found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
         if not isinstance(found, Unknown):
             seen.append((t, found.mean(found.output_tokens)))
-    before = [mean for t, mean in seen if 60 <= t < 240]
-    assert max(before) - min(before) < 0.05 * before[0]
-    after = dict(seen)
-    assert after[300] > 0.7 * after[355] > 150.0
+    return seen
+
+
+def test_another_mix_of_lengths_is_believed_within_a_minute() -> None:
+    after = dict(replay(300, (8.0, 8.0), (60.0, 300.0)))
+    assert after[295] == pytest.approx(after[200], rel=0.05)
+    assert after[330] > 2.0 * after[295], "while few of the long ones have ended"
+    assert after[375] == pytest.approx(after[590], rel=0.15)
+
+
+def test_more_requests_are_not_longer_ones() -> None:
+    after = [mean for t, mean in replay(300, (4.0, 12.0), (200.0, 200.0)) if t >= 120]
+    assert max(after) < 1.15 * min(after)

@@ -5,9 +5,11 @@ but of requests that ended, minutes later; they do not say what belongs together
 sees one output token each.
 
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
-make the ratio that turns the one into the other. Lengths fade over minutes, at once where the last minute's outputs are
-of another mix, and are brought to the prompts that arrive now. Cached tokens are a share of each prompt, the same for
-all: engines count them only in sum.
+make the ratio that turns the one into the other. Lengths of those that ended fade over minutes: they give the shape, and
+are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the last
+minute over the requests that began to be answered in it: while answers grow longer, those that ended are the short ones,
+yet the tokens of the others are counted already. Cached tokens are a share of each prompt, the same for all: engines
+count them only in sum.
 """
 
 from __future__ import annotations
@@ -22,13 +24,11 @@ from plimsoll.core.buckets import count
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import Buckets
 from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
-from plimsoll.core.signals.memory import Faded
+from plimsoll.core.signals.memory import Faded, Recent
 from plimsoll.core.workload import Histogram, Workload, from_histograms
 
 _MEMORY_S: Final = 300.0
-_LATELY_S: Final = 45.0
-_SHIFTED: Final = 0.25  # a mean output that differs by a larger share of late, and by no chance, is another mix
-_CHANCE: Final = 3.0  # standard errors of the mean of lengths that spread like an exponential law
+_CHANCE: Final = 2.0  # standard errors by which the last minute's mean output must differ to be another mix
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -53,16 +53,18 @@ class _Sources(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """The last answer, and what it was made of: lengths without a cached token, the prompts' factor, cached share."""
+    """The last answer, and what it was made of: lengths without a cached token, the factors of prompts and outputs, the
+    cached share."""
 
     base: Workload
-    factor: float
+    factors: tuple[float, float]
     share: float
     workload: Workload
 
-    def near(self, factor: float, share: float) -> bool:
+    def near(self, factors: tuple[float, float], share: float) -> bool:
         """Whether another answer would not differ by more than a hundredth."""
-        return abs(factor - self.factor) <= _SAME * self.factor and abs(share - self.share) <= _SAME
+        moved = any(abs(new - old) > _SAME * old for old, new in zip(self.factors, factors, strict=True))
+        return not moved and abs(share - self.share) <= _SAME
 
 
 class Lengths:
@@ -70,7 +72,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
-        self._lately: Faded[_Lengths] = Faded(_LATELY_S, _LEAST)
+        self._begun: Recent[_Means] = Recent()  # requests that began to be answered, and all tokens made meanwhile
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
@@ -88,7 +90,8 @@ class Lengths:
         if interval.prompt_tokens is not None and interval.output_tokens is not None:
             lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
             self._ended.add(at_s, count(interval.prompt_tokens), lengths)
-            self._lately.add(at_s, count(interval.prompt_tokens), lengths)
+        if interval.ttft_s is not None and interval.generated_tokens is not None:
+            self._begun.add(at_s, _Means(count(interval.ttft_s), interval.generated_tokens))
         means = _prompts(interval)
         if means is not None:
             self._counted.add(at_s, means.requests, means)
@@ -121,27 +124,29 @@ class Lengths:
         return counted.tokens / counted.requests
 
     def workload(self, now_s: float, prompt_tokens: float | Unknown) -> Workload | Unknown:
-        """Joint lengths, their mean prompt that of arrivals where it is known and differs by more than a tenth."""
+        """Joint lengths; their means those of arriving prompts, and of the last minute's outputs, where these are known
+        and differ by more than a tenth."""
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
             return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
-        base = self._base(now_s, self._shifted(ended) or ended)
+        base = self._base(now_s, ended)
         if isinstance(base, Unknown):
             return base
         mean, wanted = self._mean, prompt_tokens
-        factor = 1.0 if isinstance(wanted, Unknown) or abs(wanted / mean - 1.0) <= _OFF else wanted / mean
-        share = self.cached_share
-        if self._given is None or self._given.base is not base or not self._given.near(factor, share):
-            self._given = _Given(base, factor, share, _shaped(base, factor, share))
+        prompts = 1.0 if isinstance(wanted, Unknown) or abs(wanted / mean - 1.0) <= _OFF else wanted / mean
+        factors, share = (prompts, self._outputs(now_s, base)), self.cached_share
+        if self._given is None or self._given.base is not base or not self._given.near(factors, share):
+            self._given = _Given(base, factors, share, _shaped(base, factors, share))
         return self._given.workload
 
-    def _shifted(self, ended: _Lengths) -> _Lengths | None:
-        """The last minute's lengths, where they are of another mix than those of the minutes before."""
-        lately = self._lately.sum
-        if lately is None or (size := count(lately.output)) < _KNOWN or not (usual := _mean(ended.output)):
-            return None
-        off = abs(_mean(lately.output) / usual - 1.0)
-        return lately if off > max(_SHIFTED, _CHANCE / math.sqrt(size)) else None
+    def _outputs(self, now_s: float, base: Workload) -> float:
+        """The last minute's mean output over that of the base, 1 where they differ by chance."""
+        lately, usual = self._begun.over(now_s), base.mean(base.output_tokens)
+        if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
+            return 1.0
+        factor = lately.tokens / lately.requests / usual
+        chance = _CHANCE * math.sqrt((base.scv(base.output_tokens) or 0.0) / lately.requests)
+        return factor if abs(factor - 1.0) > max(_OFF, chance) else 1.0
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
@@ -156,10 +161,11 @@ class Lengths:
         return base
 
 
-def _shaped(base: Workload, factor: float, share: float) -> Workload:
-    prompts = np.maximum(base.uncached_tokens * factor, 1.0)
+def _shaped(base: Workload, factors: tuple[float, float], share: float) -> Workload:
+    prompts = np.maximum(base.uncached_tokens * factors[0], 1.0)
     cached = np.minimum(prompts * share, prompts - 1.0)  # the last token is always computed
-    return replace(base, uncached_tokens=prompts - cached, cached_tokens=cached)
+    outputs = np.maximum(base.output_tokens * factors[1], 1.0)
+    return replace(base, uncached_tokens=prompts - cached, cached_tokens=cached, output_tokens=outputs)
 
 
 def _prompts(interval: EngineInterval) -> _Means | None:
