@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from plimsoll.cli import garbage
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Ladder
@@ -40,6 +41,7 @@ HEARD = TierHeard(Measured(), 1.0, 1.0)
 
 
 def main() -> None:
+    garbage.look_seldom()  # as the operator does
     rng = np.random.default_rng(0)
     mix = from_samples(rng.lognormal(6.7, 0.4, 256), np.zeros(256), rng.lognormal(5.3, 0.4, 256))
     for name, rates in (("busy", rng.uniform(1, 20, SERVICES)), ("idle", np.zeros(SERVICES))):
@@ -82,7 +84,8 @@ def fleet(mix: Workload) -> dict[int, Service]:
 
 def seen(mix: Workload, rate: float, counts: dict[str, int]) -> Seen:
     """One service at one moment, all of it ready."""
-    heard = Heard(rate, True, 1.0, workload=mix, held=0.0, tiers=dict.fromkeys(ROLES, HEARD))
+    tiers = dict.fromkeys(ROLES, HEARD)
+    heard = Heard(rate, True, 1.0, workload=mix, held=0.0, returning=0.0, in_flight=0.0, tiers=tiers)
     return Seen(heard, {role: TierSeen(count, count, (), ABOUT) for role, count in counts.items()})
 
 

@@ -1,4 +1,4 @@
-"""What only the node can do: signal a container's first process, and read the API server's audit log.
+"""What only the node can do: signal a container's first process, drop packets, and read the API server's audit log.
 
 Inside its own PID namespace a container's first process cannot be killed, and a hung one cannot be asked; the node
 container sees every process under its real id.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -38,6 +39,17 @@ def main_process(pod: Object, container: str) -> str:
 def signal_container(pod: Object, container: str, signal: str) -> None:
     """Sends a signal (`KILL`, `STOP`) to the first process of a pod's container."""
     on_node("kill", f"-{signal}", main_process(pod, container))
+
+
+@contextmanager
+def unheard(source: str, port: int) -> Iterator[None]:
+    """While the block lasts, nothing that the pod at address `source` sends to this port of other pods gets there."""
+    rule = ["FORWARD", "-s", source, "-p", "tcp", "--dport", str(port), "-j", "DROP"]
+    on_node("iptables", "-I", *rule)
+    try:
+        yield
+    finally:
+        on_node("iptables", "-D", *rule)
 
 
 def ended(pid: str) -> bool:

@@ -9,9 +9,24 @@ rest the way OpenAI does.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 MAX_WORDS = 4000
+
+
+class Reason(StrEnum):
+    """Why an engine has not answered a request; the value is the error's `code` and a header of the answer."""
+
+    DRAINING = "draining"
+    ENGINE_FAILED = "engine_failed"
+    QUEUE_FULL = "queue_full"
+    ABORTED = "aborted"
+    UNAVAILABLE = "engine_unavailable"  # whatever else vLLM says 503 for
+    BODY_TOO_LARGE = "body_too_large"
+
+
 # Codes that OpenAI's clients know, by words that vLLM uses.
 KNOWN_CODES = (("does not exist", "model_not_found"), ("maximum context length", "context_length_exceeded"))
 # vLLM's words for a full queue (max_num_queued_reqs) and for too many tokens waiting (max_num_queued_tokens).
@@ -22,6 +37,12 @@ def error(message: str, status: int, param: str | None = None, code: str | None 
     """The error object for a message and an HTTP status."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def marks(names: Mapping[str, str], reason: Reason, elsewhere: bool = False) -> dict[bytes, bytes]:
+    """Headers of a 503, spelt as the contract's `names`; elsewhere: the gateway may try another engine."""
+    retry = {names["retry"].encode(): b"1"} if elsewhere else {}
+    return {b"retry-after": b"1", names["reason"].encode(): reason.value.encode(), **retry}
 
 
 def dump(document: dict[str, Any]) -> bytes:

@@ -11,10 +11,11 @@ the answer becomes a 503 that the gateway may take to another engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
+from launcher.errors import Reason
 from launcher.stream import ABORT, EVENT_END, FIRST_ERROR, StreamWatch, before_done
 
 ABORTED = "The engine stopped before the answer was complete."
@@ -24,13 +25,21 @@ INTERNAL = "Internal server error"
 
 
 class AnswerGuard:
-    """One request's way back. `generation` where the path makes completions; `dead` asks whether the engine is."""
+    """One request's way back.
+
+    `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
+    """
 
     def __init__(
-        self, send: Send, retry_header: str, count: Callable[[str], None], dead: Callable[[], bool], generation: bool
+        self,
+        send: Send,
+        names: Mapping[str, str],
+        count: Callable[[str], None],
+        dead: Callable[[], bool],
+        generation: bool,
     ) -> None:
         self._send = send
-        self._retry = retry_header.encode()
+        self._names = names
         self._count = count
         self._dead = dead
         self._generation = generation
@@ -72,9 +81,9 @@ class AnswerGuard:
         if self._gone or self._cut:
             return
         if not self._sent and self._dead():
-            await self._elsewhere(FAILED, "engine_failed", "engine_dead")
+            await self._elsewhere(FAILED, Reason.ENGINE_FAILED, "engine_dead")
         elif not self._sent:
-            await self._count_and_respond("exception", errors.error(INTERNAL, 500), 500)
+            await self._count_and_respond("exception", 500, INTERNAL, None)
         elif self._watch is not None and not self._watch.done:
             await self._break(FAILED, "exception", half_sent=not self._watch.between)
 
@@ -96,17 +105,19 @@ class AnswerGuard:
         assert start is not None
         status, headers = start["status"], list(start.get("headers", ()))
         if status >= 500 and self._dead():
-            await self._elsewhere(errors.reshape(body, status)["error"]["message"], "engine_failed", "engine_dead")
+            words = errors.reshape(body, status)["error"]["message"]
+            await self._elsewhere(words, Reason.ENGINE_FAILED, "engine_dead")
             return
         if status < 400 and ABORT in body and not self._gone:
-            await self._count_and_respond("abort", errors.error(ABORTED, 503, code="aborted"), 503)
+            await self._count_and_respond("abort", 503, ABORTED, Reason.ABORTED)
             return
         if status >= 400 and body:
             document = errors.reshape(body, status)
             if status == 503:
                 full = errors.queue_full(document["error"]["message"])
-                headers = replaced(headers, {b"retry-after": b"1", **({self._retry: b"1"} if full else {})})
-                document["error"]["code"] = "queue_full" if full else document["error"]["code"]
+                reason = Reason.QUEUE_FULL if full else Reason.UNAVAILABLE
+                headers = replaced(headers, errors.marks(self._names, reason, elsewhere=full))
+                document["error"]["code"] = reason
             body = errors.dump(document)
             headers = replaced(
                 headers, {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
@@ -118,17 +129,18 @@ class AnswerGuard:
         await self._send({**start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _count_and_respond(self, reason: str, document: dict[str, object], status: int) -> None:
-        self._count(reason)
+    async def _count_and_respond(self, counted: str, status: int, words: str, reason: Reason | None) -> None:
+        self._count(counted)
         self._sent = True
-        await respond(self._send, status, errors.dump(document), {b"retry-after": b"1"} if status == 503 else {})
+        told = {} if reason is None else errors.marks(self._names, reason)
+        await respond(self._send, status, errors.dump(errors.error(words, status, code=reason)), told)
 
-    async def _elsewhere(self, words: str, code: str, reason: str) -> None:
+    async def _elsewhere(self, words: str, reason: Reason, counted: str) -> None:
         """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
-        self._count(reason)
+        self._count(counted)
         self._sent = self._cut = True
-        marks = {self._retry: b"1", b"retry-after": b"1", b"connection": b"close"}
-        await respond(self._send, 503, errors.dump(errors.error(words, 503, code=code)), marks)
+        marks = errors.marks(self._names, reason, elsewhere=True) | {b"connection": b"close"}
+        await respond(self._send, 503, errors.dump(errors.error(words, 503, code=reason)), marks)
 
     async def _begin(self, chunk: bytes) -> None:
         """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
@@ -137,10 +149,10 @@ class AnswerGuard:
         if chunk.startswith(FIRST_ERROR) and not self._gone:
             words = errors.of_event(chunk)
             if self._dead():
-                await self._elsewhere(words, "engine_failed", "engine_dead")
+                await self._elsewhere(words, Reason.ENGINE_FAILED, "engine_dead")
                 return
             if errors.queue_full(words):
-                await self._elsewhere(words, "queue_full", "engine_error")
+                await self._elsewhere(words, Reason.QUEUE_FULL, "engine_error")
                 return
         self._sent = True
         await self._send(start)

@@ -21,6 +21,7 @@ from launcher import body as bodies
 from launcher import contract as contracts
 from launcher import errors, pd, settings
 from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
+from launcher.errors import Reason
 from launcher.guard import AnswerGuard
 from launcher.meters import Meters
 from launcher.state import State
@@ -68,8 +69,9 @@ class Plimsoll:
         self._app = app
         self._config = config or Config.from_environment()
         headers = self._config.contract.headers
+        self._headers = headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
-        self._leg_header, self._retry_header = headers["leg"], headers["retry"]
+        self._leg_header = headers["leg"]
         self._model_header = headers["model"]
         self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
 
@@ -93,8 +95,10 @@ class Plimsoll:
             return
         except bodies.TooLarge:
             words = TOO_LARGE.format(self._config.max_body_bytes)
-            closing = {b"connection": b"close", b"x-should-retry": b"false"}
-            await respond(send, 413, errors.dump(errors.error(words, 413)), closing)
+            reason = Reason.BODY_TOO_LARGE
+            told = {b"x-should-retry": b"false", self._headers["reason"].encode(): reason.value.encode()}
+            document = errors.error(words, 413, code=reason)
+            await respond(send, 413, errors.dump(document), {b"connection": b"close", **told})
             return
         if self._config.state.draining or engine_dead(scope):
             await self._refuse(scope, send)
@@ -114,9 +118,9 @@ class Plimsoll:
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         """A 503 that the gateway may take to another engine; the connection is not used again."""
-        words, code = (DEAD, "engine_failed") if engine_dead(scope) else (LEAVING, "draining")
-        marks = {self._retry_header.encode(): b"1", b"retry-after": b"1", b"connection": b"close"}
-        await respond(send, 503, errors.dump(errors.error(words, 503, code=code)), marks)
+        words, reason = (DEAD, Reason.ENGINE_FAILED) if engine_dead(scope) else (LEAVING, Reason.DRAINING)
+        marks = errors.marks(self._headers, reason, elsewhere=True) | {b"connection": b"close"}
+        await respond(send, 503, errors.dump(errors.error(words, 503, code=reason)), marks)
 
     async def _decode(self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str) -> None:
         """Runs the prefill leg, then the engine with or without its result."""
@@ -171,7 +175,7 @@ class Plimsoll:
             scope = {**scope, "headers": replaced(headers, {b"content-length": str(length).encode()})}
         guard = AnswerGuard(
             send,
-            self._retry_header,
+            self._headers,
             self._config.meters.stream_error,
             lambda: engine_dead(scope),
             scope["path"] in GENERATION,

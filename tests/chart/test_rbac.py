@@ -7,26 +7,27 @@ import pytest
 from plimsoll.controllers.operator import LEASE
 from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
-READ = ("get", "list", "watch")
+FOLLOW = ("list", "watch")
+READ = ("get", *FOLLOW)
 OWNED = (*READ, "create", "patch", "delete")
 
-GATEWAY = {"inferenceservices.plimsoll.dev": READ, "pods": READ}
+GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "pods": FOLLOW}
 OPERATOR = {
-    "inferenceservices.plimsoll.dev": READ,
+    "inferenceservices.plimsoll.dev": FOLLOW,
     "inferenceservices/status.plimsoll.dev": ("patch",),
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
     "deployments/scale.apps": ("patch",),
-    "controllerrevisions.apps": (*READ, "create", "delete"),
+    "controllerrevisions.apps": (*FOLLOW, "create", "delete"),
     "services": OWNED,
     "serviceaccounts": OWNED,
     "poddisruptionbudgets.policy": OWNED,
     "networkpolicies.networking.k8s.io": OWNED,
-    "pods": READ,
+    "pods": FOLLOW,
     "events": ("create",),
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}
-OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": READ}
+OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": FOLLOW}
 
 
 def allowed(role: Object) -> dict[str, tuple[str, ...]]:

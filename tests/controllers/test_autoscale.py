@@ -230,7 +230,7 @@ def test_a_request_held_at_a_gateway_wakes_a_service_that_sleeps() -> None:
     [woken] = world.scaler.decide(NOW_S + 1.0)
     assert (woken.before, woken.decision.replicas) == (0, 1)
     assert woken.event().reason is EventReason.SCALED_FROM_ZERO
-    assert "wait" in woken.event().message
+    assert "nothing runs" in woken.event().message
 
 
 def test_shedding_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:

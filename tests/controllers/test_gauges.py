@@ -39,6 +39,16 @@ def test_a_promise_and_how_it_is_kept_are_shown_until_the_service_is_gone() -> N
     assert [s for family in metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)] == []
 
 
+def test_the_share_in_time_counts_the_allowance_for_long_prompts() -> None:
+    slo = {"ttft": "1us", "ttftPerKToken": "1h", "tpot": "50ms"}
+    found = loaded("long", **{**PROMISED, "slo": slo})
+    assert value("plimsoll_slo_missed_ratio", service="team/long") == 0.0
+    assert value("plimsoll_scaling_ttft_attainment_ratio", service="team/long") == 1.0
+    report = found.scaler.report(("team", "long"))
+    assert report is not None
+    assert (report.slo["attainment"], report.slo["attainmentOffered"]) == ("100%", "100%")
+
+
 def test_what_was_measured_a_minute_ago_is_not_shown_as_if_it_were_now() -> None:
     found = loaded("past", **PROMISED)
     assert value("plimsoll_scaling_ttft_attainment_ratio", service="team/past") == 1.0

@@ -83,7 +83,9 @@ class Fleet:
         self, n: int, rate: float | Unknown, starting: dict[str, tuple[Starting, ...]], tpot_s: float = 0.02
     ) -> Seen:
         tiers = {Role(role): TierHeard(Measured(tpot_s=tpot_s, waiting=0.0), 1.0, 1.0) for role in self.counts[n]}
-        said = Heard(rate, True, 1.0, workload=MIX, held=0.0, tiers=tiers)
+        said = Heard(
+            rate, True, 1.0, workload=MIX, held=0.0, held_work_s=0.0, returning=0.0, in_flight=0.0, tiers=tiers
+        )
         there = {
             role: TierSeen(count, max(0, count - len(starting.get(role, ()))), starting.get(role, ()), ABOUT)
             for role, count in self.counts[n].items()
@@ -148,7 +150,9 @@ def test_held_work_wakes_both_tiers_of_a_pair_together(known: bool) -> None:
     fleet.counts[2] = dict.fromkeys(PAIR, 0)
     now_s += 1.0
     seen = {n: fleet.seen(n, 0.0, {}) for n in range(3)}
-    seen[2] = replace(seen[2], heard=replace(seen[2].heard, held=400.0))
+    line = fleet.services[2].tiers[Role.DECODE].line
+    work_s = 400.0 * (line.request_gpu_s if known and isinstance(line, Line) else 1.0)
+    seen[2] = replace(seen[2], heard=replace(seen[2].heard, held=400.0, held_work_s=work_s))
     fleet.tick(now_s, seen, WHOLE)
     assert all(count >= 1 for count in fleet.counts[2].values()), fleet.counts[2]
     if known:

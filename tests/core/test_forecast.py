@@ -23,6 +23,7 @@ from plimsoll.core.forecast import (
     noise,
     observe,
     odds,
+    rescaled,
     risk,
     season,
     spare_replicas,
@@ -376,3 +377,35 @@ def test_the_state_is_bounded() -> None:
 
 def test_unknown_has_its_reason() -> None:
     assert forecast(State(), 0.0, 60.0, 0.95) == Unknown("no sample yet")
+
+
+@given(st.integers(0, 1000), st.floats(0.2, 5.0))
+@settings(max_examples=20, deadline=None)
+def test_a_state_told_in_another_unit_is_that_of_the_same_load_in_it(seed: int, factor: float) -> None:
+    rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
+    works = demand(rates, 1.0, seed)
+    there, here = to_dict(fed(works * factor)), to_dict(rescaled(fed(works), factor))
+    assert_near(there, here)
+
+
+def assert_near(one: object, other: object) -> None:
+    if isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_near(one[key], other[key])
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_near(a, b)
+    elif isinstance(one, float) and isinstance(other, float):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-9, nan_ok=True)
+    else:
+        assert one == other
+
+
+def test_a_mix_that_grows_longer_moves_the_level_at_once_and_is_no_leap() -> None:
+    state = constant(5.0, 900)
+    longer = rescaled(state, 1.5)
+    assert longer.now.level == pytest.approx(1.5 * state.now.level)
+    after = fed(1.5 * demand(np.full(60, 5.0), 1.0, 3), state=longer, start_s=900.0)
+    assert after.changed_s == state.changed_s

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, choose_prefill, eligible, pick
+from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible, pick
 from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
 
 SHORT = Prompt(tokens=BLOCK_TOKENS - 1)
@@ -90,9 +91,30 @@ def test_spares_of_a_remote_prefill_are_of_its_revision_and_others_are_any() -> 
 
 def test_the_least_loaded_prefill_engine_is_named_and_dead_ones_are_not() -> None:
     second = endpoint("p9", Role.PREFILL)
-    assert choose_prefill(DECODE, [PREFILL, second], {"p1": Load(2)}, LONG) == second
-    assert choose_prefill(DECODE, [replace(PREFILL, ready=False)], {}, LONG) is None
-    assert choose_prefill(DECODE, [replace(PREFILL, terminating=True)], {}, LONG) is None
+    assert pick([DECODE, PREFILL, second], {"p1": Load(2)}, LONG) == Pick(DECODE, (), second)
+    assert pick([DECODE, replace(PREFILL, ready=False)], {}, LONG) == Pick(DECODE)
+    assert pick([DECODE, replace(PREFILL, terminating=True)], {}, LONG) == Pick(DECODE)
+
+
+def test_a_standing_sees_loads_as_they_move() -> None:
+    loads = {"a": Load(1), "b": Load(2)}
+    standing = Standing([A, B], loads)
+    assert standing.pick(LONG) == Pick(A, (B,))
+    loads["a"].inflight = 3
+    assert standing.pick(LONG) == Pick(B, (A,))
+    loads["b"].doubtful = True
+    assert standing.pick(LONG) == Pick(A)
+
+
+def test_a_wished_endpoint_is_taken_where_it_can_be() -> None:
+    second = endpoint("p9", Role.PREFILL)
+    standing = Standing([DECODE, DECODE2, PREFILL, PREFILL2, second], {"p1": Load(7)})
+    assert standing.pick_at("d1", "p1", LONG) == Pick(DECODE, (), PREFILL)
+    assert standing.pick_at("d1", "p2", LONG) == Pick(DECODE, (), second)  # of another revision
+    assert standing.pick_at("d1", "gone", LONG) == Pick(DECODE, (), second)
+    assert standing.pick_at("d1", "p1", SHORT) == Pick(DECODE, (DECODE2,))
+    assert standing.pick_at("gone", "p1", LONG) is None
+    assert standing.pick_at("p1", None, LONG) is None
 
 
 def test_a_serving_engine_prefills_itself() -> None:
@@ -134,3 +156,48 @@ def test_every_pick_is_one_that_can_work(
         assert found.endpoint.role is Role.DECODE
         assert (found.prefill.role, found.prefill.live) == (Role.PREFILL, True)
         assert {e.revision for e in (*named, found.prefill)} == {found.endpoint.revision}
+
+
+def plainly(
+    endpoints: list[Endpoint], loads: dict[str, Load], prompt: Prompt, best: Endpoint | None, wished: str | None
+) -> Pick | None:
+    """What `Standing` does, by sorting. best: the endpoint that is to be taken, None for the least loaded one."""
+
+    def ranked(rivals: Iterable[Endpoint]) -> list[Endpoint]:
+        return sorted(eligible(rivals, loads), key=lambda e: (held(e).inflight, held(e).turn))
+
+    def held(e: Endpoint) -> Load:
+        return loads.get(e.address, Load())
+
+    able = [e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL]
+    if not able:
+        return None
+    found = best or ranked(able)[0]
+    prefill = None
+    if found.role is Role.DECODE and prompt.tokens >= BLOCK_TOKENS and prompt.sequences == 1:
+        pairs = [e for e in endpoints if e.role is Role.PREFILL and e.live and e.revision == found.revision]
+        prefill = next((e for e in pairs if e.address == wished), None) or next(iter(ranked(pairs)), None)
+    if best is None:
+        spares = [e for e in ranked(able) if e is not found and (prefill is None or e.revision == found.revision)]
+    else:
+        spares = ranked(e for e in able if e is not found and (prefill is None or e.revision == found.revision))
+    return Pick(found, tuple(spares[:SPARES]), prefill)
+
+
+@given(
+    st.lists(ENDPOINTS, unique_by=lambda e: e.address),
+    LOADS,
+    st.integers(0, 300),
+    st.integers(1, 2),
+    st.sampled_from("abcdefgh"),
+    st.sampled_from([None, *"abcdefgh"]),
+)
+def test_a_pick_is_the_one_that_sorting_gives(
+    endpoints: list[Endpoint], loads: dict[str, Load], tokens: int, sequences: int, address: str, wished: str | None
+) -> None:
+    standing, prompt = Standing(endpoints, loads), Prompt(tokens, sequences)
+    assert standing.pick(prompt) == plainly(endpoints, loads, prompt, None, None)
+    able = (e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL and e.address == address)
+    best = next(able, None)
+    expected = None if best is None else plainly(endpoints, loads, prompt, best, wished)
+    assert standing.pick_at(address, wished, prompt) == expected

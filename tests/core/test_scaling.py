@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.forecast import Forecast, Odds, Unknown, spare_replicas
+from plimsoll.core.forecast import Forecast, Odds, Pause, Pauses, Unknown, pauses, spare_replicas
 from plimsoll.core.jumps import FACTORS
 from plimsoll.core.knee import Constraint, Tier, profile, slo_rate
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
@@ -55,6 +55,7 @@ LEDGER = expecting({"pull": 20.0, "load": 10.0})
 SLO = Slo(0.95, 0.5, 0.0, 0.05)
 NEVER = Odds(HORIZON_S, (1.000001, 2.0), (0.0, 0.0), 1.0)  # load never leaps
 OFTEN = Odds(HORIZON_S, FACTORS, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01), 1.0)
+BUSY = pauses.lasting(Pauses(), 0.0)  # requests come, and nothing is known of their pauses
 STEPS = ["demand", "need", "feedback", "pending", "joint", "direction", "limits", "mode"]
 
 
@@ -99,15 +100,25 @@ def tier(
     return TierObservation(replicas, here, LEDGER, found, **differing)
 
 
+def quiet(away_s: float) -> Pause:
+    """No request for so long, and nothing is known of earlier pauses."""
+    return BUSY._replace(active=False, away_s=away_s)
+
+
 def bounds(least: int = 1, most: int = 16, **differing: Any) -> TierPolicy:
     return TierPolicy(least, most, **differing)
 
 
 def decided(
-    seen: TierObservation, policy: TierPolicy | None = None, now_s: float = 0.0, state: State | None = None, **rest: Any
+    seen: TierObservation,
+    policy: TierPolicy | None = None,
+    now_s: float = 0.0,
+    state: State | None = None,
+    pause: Pause | Unknown = BUSY,
+    **rest: Any,
 ) -> TierDecision:
     """The decision on a service of one tier. rest: of the Policy."""
-    observation = Observation({"serve": seen}, state or State())
+    observation = Observation({"serve": seen}, state or State(), pause=pause)
     return decide(observation, Policy({"serve": policy or bounds()}, SLO, **rest), now_s).tiers["serve"]
 
 
@@ -118,10 +129,11 @@ def pair(
     state: State | None = None,
     granted: int | None = None,
     least: int = 0,
+    pause: Pause | Unknown = BUSY,
     **rest: Any,
 ) -> Decision:
     """The decision on a service of two tiers."""
-    observation = Observation({"prefill": prefill, "decode": decode}, state or State(), granted)
+    observation = Observation({"prefill": prefill, "decode": decode}, state or State(), granted, pause)
     return decide(observation, Policy({"prefill": bounds(least), "decode": bounds(least)}, SLO, **rest), now_s)
 
 
@@ -380,27 +392,23 @@ def test_the_replacement_of_an_overdue_replica_goes_once_enough_are_ready() -> N
 
 
 def test_no_tier_goes_to_zero_while_the_other_serves() -> None:
-    gone = State(0.0, {name: TierState(lower=(Mark(0, -1000.0),)) for name in ("prefill", "decode")})
-    serving = pair(tier(0.0, 1), tier(0.5, 1), state=gone)
-    assert counts(serving) == (1, 1)
+    away = quiet(1e4)
+    serving = pair(tier(0.0, 1), tier(1.5, 2), pause=away)
+    assert counts(serving) == (1, 2)
     assert "at least 1, since the other tier serves" in said(serving.tiers["prefill"], "joint").why
-    assert counts(pair(tier(0.0, 0), tier(0.5, 1))) == (1, 1)
-    assert counts(pair(tier(0.0, 1), tier(0.0, 1), state=gone)) == (0, 0)
-    half = State(0.0, {"prefill": TierState(lower=(Mark(0, -1000.0),))})
-    found = pair(tier(0.0, 1), tier(0.0, 1), state=half)
-    assert counts(found) == (1, 1)
-    assert counts(pair(tier(0.0, 1), tier(0.0, 1), now_s=HORIZON_S, state=found.state)) == (0, 0)
+    assert counts(pair(tier(0.0, 0), tier(0.5, 1), pause=quiet(1.0))) == (1, 1)
+    assert counts(pair(tier(0.0, 1), tier(0.5, 1), pause=away)) == (0, 0)
+    dear = tier(0.5, 1, need=replace(needed(coming(0.5), 1), request_gpu_s=1e3))
+    assert counts(pair(tier(0.0, 1), dear, pause=away)) == (1, 1), "a cold return would cost the other one dearly"
 
 
 def test_a_tier_with_a_minimum_keeps_the_other_one_up() -> None:
-    gone = State(0.0, {"decode": TierState(lower=(Mark(0, -1000.0),))})
-    observation = Observation({"prefill": tier(0.0, 1), "decode": tier(0.0, 1)}, gone)
+    observation = Observation({"prefill": tier(0.0, 1), "decode": tier(0.0, 1)}, pause=quiet(1e4))
     assert counts(decide(observation, Policy({"prefill": bounds(1), "decode": bounds(0)}, SLO), 0.0)) == (1, 1)
 
 
 def test_a_held_tier_keeps_the_other_one_up() -> None:
-    gone = State(0.0, {"prefill": TierState(lower=(Mark(0, -1000.0),))})
-    assert counts(pair(tier(0.0, 1), tier(Unknown("lost"), 2), state=gone)) == (1, 2)
+    assert counts(pair(tier(0.0, 1), tier(Unknown("lost"), 2), pause=Unknown("lost"))) == (1, 2)
 
 
 def test_both_tiers_come_back_from_zero_sized_by_what_waits() -> None:
@@ -453,10 +461,18 @@ def test_a_need_that_returns_starts_the_hold_time_anew() -> None:
         assert found.tiers["serve"].replicas == 4
 
 
-def test_the_last_replica_is_kept_for_a_whole_start_up() -> None:
-    state = decide(Observation({"serve": tier(0.0, 1)}), Policy({"serve": bounds(0)}, SLO), 0.0).state
-    assert decided(tier(0.0, 1), bounds(0), HORIZON_S - 1.0, state).replicas == 1
-    assert decided(tier(0.0, 1), bounds(0), HORIZON_S, state).replicas == 0
+@pytest.mark.parametrize("work", [0.0, 0.001, 0.9])
+@pytest.mark.parametrize(("miss_cost", "after_s"), [(0.0, HORIZON_S), (30.0, HORIZON_S + 30 * REQUEST_GPU_S)])
+def test_the_last_replica_is_kept_for_as_long_as_a_cold_return_costs(
+    work: float, miss_cost: float, after_s: float
+) -> None:
+    """However slowly the forecast fades: by the prior, ski rental."""
+    stays, goes = (
+        decided(tier(work, 1), bounds(0), pause=quiet(after_s + late_s), miss_cost=miss_cost) for late_s in (-0.1, 0.1)
+    )
+    assert (stays.replicas, goes.replicas) == (1, 0)
+    assert "the last one stays: no request for" in said(stays, "need").why
+    assert f"none stays: no request for {after_s:.0f} s, one within 60 s has a chance of" in goes.why
 
 
 @pytest.mark.parametrize("stopped_s", [0, 5, 30])
@@ -587,7 +603,9 @@ def services(draw: st.DrawFn) -> tuple[Observation, Policy, float]:
     up = draw(st.sampled_from([None, RateLimit(2, 60.0)]))
     least = draw(st.integers(0, 2))
     policy = Policy({name: bounds(least, 10, up=up, warm_replicas=draw(st.integers(0, 1))) for name in tiers}, SLO)
-    return Observation(tiers, State(900.0, states), draw(st.sampled_from([None, 6]))), policy, 1000.0
+    kinds: list[Pause | Unknown] = [BUSY, quiet(5.0), quiet(1e4), Unknown("silent")]
+    pause = draw(st.sampled_from(kinds))
+    return Observation(tiers, State(900.0, states), draw(st.sampled_from([None, 6])), pause), policy, 1000.0
 
 
 @given(services())
@@ -754,6 +772,12 @@ def test_headroom_is_kept_and_told() -> None:
     knee = float(slo_rate(profile(SERVE), 2)[0])
     found = one(ask(SERVE, 0.9 * knee, 2, headroom=0.2))
     assert (found.replicas, found.headroom) == (3, 0.2)
+
+
+def test_those_told_to_come_back_are_sized_for_beside_the_forecast() -> None:
+    made = lined(SERVE)
+    asked = ask(SERVE, 10.0, 2, returning=5.0 * made.request_gpu_s)
+    assert one(asked).rate_per_s == pytest.approx(15.0)
 
 
 def test_an_infeasible_promise_is_sized_for_the_nearest_feasible_one() -> None:

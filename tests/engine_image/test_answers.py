@@ -120,7 +120,7 @@ async def test_a_stream_that_the_dead_engine_never_began_may_be_tried_elsewhere(
         dying_in(serve)
         got = await serve.send(STREAM)
     assert (got.status, got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == (503, "1", "1")
-    assert got.json["error"]["code"] == "engine_failed"
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "engine_failed"
     assert got.complete
 
 
@@ -130,6 +130,7 @@ async def test_an_answer_that_the_dead_engine_never_began_may_be_tried_elsewhere
         dying_in(serve)
         got = await serve.send({"model": "tiny", "prompt": "a"})
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "engine_failed"
 
 
 async def test_an_exception_of_a_dead_engine_may_be_tried_elsewhere(tmp_path: Path) -> None:
@@ -145,14 +146,15 @@ async def test_a_full_queue_that_shows_in_a_stream_may_be_tried_elsewhere(tmp_pa
     async with bench(streaming([event(error={"message": words, "code": 503}), DONE]), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
-    assert got.json["error"]["code"] == "queue_full"
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "queue_full"
 
 
 async def test_an_aborted_answer_becomes_a_503(tmp_path: Path) -> None:
     async with bench(completion("abort"), "serve", tmp_path) as serve:
         got = await serve.send({"model": "tiny", "prompt": "a"})
     assert (got.status, got.headers["retry-after"]) == (503, "1")
-    assert got.json["error"]["code"] == "aborted"
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "aborted"
+    assert "x-plimsoll-retry" not in got.headers
     assert serve.count("stream_errors", reason="abort") == 1
 
 
@@ -187,7 +189,7 @@ async def test_errors_have_openais_shape(
     error = got.json["error"]
     assert (got.status, error["message"], error["type"], error["code"]) == (status, message, kind, code)
     assert got.headers["content-length"] == str(len(got.body))
-    assert "x-plimsoll-retry" not in got.headers
+    assert not {"x-plimsoll-retry", "x-plimsoll-reason"} & got.headers.keys()
 
 
 @pytest.mark.parametrize("words", ["The engine is currently busy and cannot accept new requests.",
@@ -198,6 +200,17 @@ async def test_a_full_queue_may_be_tried_elsewhere(tmp_path: Path, words: str) -
         got = await serve.send({"model": "x"})
     assert (got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == ("1", "1")
     assert (got.json["error"]["message"], got.json["error"]["code"]) == (words, "queue_full")
+    assert got.headers["x-plimsoll-reason"] == "queue_full"
+
+
+@pytest.mark.parametrize("code", ["503", '"paused"', "null"])
+async def test_any_other_503_of_the_engine_has_a_reason_and_is_not_tried_elsewhere(tmp_path: Path, code: str) -> None:
+    raw = b'{"error":{"message":"The engine is paused.","code":%s}}' % code.encode()
+    async with bench(answer(503, raw), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "x"})
+    assert (got.json["error"]["message"], got.headers["retry-after"]) == ("The engine is paused.", "1")
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "engine_unavailable"
+    assert "x-plimsoll-retry" not in got.headers
 
 
 async def test_an_engine_that_raises_before_its_answer_gives_an_error_in_shape(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ async def test_a_body_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     async with bench(completion(), "serve", tmp_path) as engine:
         got = await engine.send(b" " * ((1 << 20) + 1), pieces=9)
     assert (got.status, got.json["error"]["type"]) == (413, "invalid_request_error")
+    assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "body_too_large"
     assert engine.engine.raw == []
 
 
@@ -167,6 +168,7 @@ async def test_a_leaving_engine_refuses_before_the_engine_sees_it(tmp_path: Path
         got = await engine.send(CLEAN)
     assert (got.status, got.json["error"]["code"]) == (503, "draining")
     assert (got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == ("1", "1")
+    assert got.headers["x-plimsoll-reason"] == "draining"
     assert engine.engine.requests == []
 
 
@@ -175,6 +177,7 @@ async def test_a_dead_engine_refuses_new_requests(tmp_path: Path) -> None:
         engine.errored = True
         got = await engine.send(CLEAN)
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
+    assert got.headers["x-plimsoll-reason"] == "engine_failed"
     assert engine.engine.requests == []
 
 

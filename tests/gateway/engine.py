@@ -17,13 +17,13 @@ DONE = b"data: [DONE]\n\n"
 class Behaviour:
     """tokens: events of a stream. hold: an event that every answer waits for before its first byte, and `pause` one
     that streams wait for after their first event. die_after: events after which the connection is reset; 0 is before
-    the first byte. marked: answer 503 with the marker that says 'try elsewhere'."""
+    the first byte. marked: answer 503 for this reason, with the marker that says 'try elsewhere'."""
 
     tokens: int = 3
     hold: asyncio.Event | None = None
     pause: asyncio.Event | None = None
     die_after: int | None = None
-    marked: bool = False
+    marked: str = ""
     status: int = 200
 
 
@@ -94,8 +94,9 @@ class _Connection(asyncio.Protocol):
 
     async def _whole(self, request: Request, how: Behaviour) -> None:
         if how.marked:
-            headers = (("x-plimsoll-retry", "1"), ("retry-after", "1"), ("content-type", "application/json"))
-            self._transport.write(response(503, headers, b'{"error":{"message":"draining","code":"draining"}}'))
+            headers = (("x-plimsoll-retry", "1"), ("retry-after", "1"), ("x-plimsoll-reason", how.marked))
+            error = b'{"error":{"message":"not here","code":"%s"}}' % how.marked.encode()
+            self._transport.write(response(503, (*headers, ("content-type", "application/json")), error))
             return
         if how.hold is not None:
             await how.hold.wait()

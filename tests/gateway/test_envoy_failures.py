@@ -9,6 +9,7 @@ import signal
 import aiohttp
 import pytest
 
+from tests.gateway.gated import promised
 from tests.gateway.objects import pod, service
 from tests.gateway.stack import Stack, stop, until
 
@@ -58,7 +59,7 @@ async def test_a_refusing_engine_is_passed_over(stack: Stack) -> None:
 
 async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
-    draining.behaviour.marked = True
+    draining.behaviour.marked = "draining"
     await stack.have([service()], [pod(draining.address), pod(alive.address)])
     await stack.routable(draining, alive)
     for _ in range(10):
@@ -69,7 +70,7 @@ async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack)
 
 async def test_a_large_body_is_tried_elsewhere_as_well(stack: Stack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
-    draining.behaviour.marked = True
+    draining.behaviour.marked = "draining"
     await stack.have([service()], [pod(draining.address), pod(alive.address)])
     await stack.routable(draining, alive)
     statuses = [(await stack.ask_fully(pad="x" * (7 << 20)))[0] for _ in range(2)]
@@ -78,13 +79,15 @@ async def test_a_large_body_is_tried_elsewhere_as_well(stack: Stack) -> None:
     assert {len(seen.body) for seen in alive.seen} == {len(draining.seen[0].body)}
 
 
-async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_retry_after(stack: Stack) -> None:
+@pytest.mark.parametrize("reason", ["draining", "queue_full"])
+async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_reason(stack: Stack, reason: str) -> None:
     engine = await stack.engine()
-    engine.behaviour.marked = True
+    engine.behaviour.marked = reason
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
     status, body, headers = await stack.ask_fully()
-    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "draining", "1")
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, reason, "1")
+    assert headers["x-plimsoll-reason"] == reason
 
 
 async def test_no_engine_that_can_be_reached_is_a_503_in_openais_shape(stack: Stack) -> None:
@@ -94,6 +97,7 @@ async def test_no_engine_that_can_be_reached_is_a_503_in_openais_shape(stack: St
     engine.kill()
     status, body, headers = await stack.ask_fully()
     assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
+    assert headers["x-plimsoll-reason"] == "unavailable"
 
 
 async def test_an_unmarked_503_is_not_tried_elsewhere(stack: Stack) -> None:
@@ -216,6 +220,41 @@ async def test_failing_open_reads_a_model_only_where_there_is_no_doubt(lone: Sta
     assert len(engine.seen) == 2
     async with lone.http.get(f"{lone.url}/v1/models") as answer:
         assert answer.status == 503
+
+
+async def test_without_the_picker_engines_get_no_more_than_their_places(lone: Stack) -> None:
+    first, second = await lone.engine(), await lone.engine()
+    for engine in (first, second):
+        engine.behaviour.pause = asyncio.Event()
+    engines = [pod(first.address), pod(second.address)]
+    await lone.up([promised(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], engines)
+    await lone.routable(first, second)
+    assert lone.picker is not None
+    stop(lone.picker)
+
+    async def stream() -> str:
+        async with lone.ask(stream=True) as answer:
+            return await answer.text()
+
+    streams = [asyncio.ensure_future(stream()) for _ in range(4)]
+    await until(lambda: first.open + second.open == 4, "this gateway's share of both engines runs")
+    for _ in range(3):
+        status, body, headers = await lone.ask_fully()
+        assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "overloaded")
+        assert (headers["retry-after"], headers["x-plimsoll-reason"]) == ("10", "overloaded")
+    kept = first.open
+    assert kept + second.open == 4
+    # An engine less is a smaller bound; those who run do not notice, and the next picker knows of them.
+    lone.set([promised(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], [pod(first.address)])
+    lone.start_picker()
+    await lone.ready()
+    await lone.inflight(first, kept)
+    stop(lone.picker)
+    assert (await lone.ask_fully())[0] == 429
+    for engine in (first, second):
+        engine.behaviour.pause.set()
+    assert all(text.endswith("data: [DONE]\n\n") for text in await asyncio.gather(*streams))
+    assert (await lone.ask_fully())[0] == 200
 
 
 async def test_a_hung_picker_is_checked_away(lone: Stack) -> None:

@@ -15,6 +15,7 @@ from plimsoll.gateway.endpoints import Fleet, fleet
 from plimsoll.gateway.files import write
 from plimsoll.gateway.settings import Settings
 from plimsoll.gateway.xds import publish
+from tests.gateway.gated import GATEWAY, promised
 from tests.gateway.objects import pod, service
 
 
@@ -33,7 +34,7 @@ def clusters(directory: Path) -> dict[str, dict[str, object]]:
 
 
 def test_each_name_is_a_cluster_on_its_services_endpoint_file(tmp_path: Path) -> None:
-    publish(two(), tmp_path)
+    publish(two(), tmp_path, GATEWAY)
     found = clusters(tmp_path)
     assert set(found) == {"pick/team/chat", "pick/team/other", "model/tiny", "model/team/chat", "model/team/other"}
     assert found["model/tiny"]["eds_cluster_config"] == found["pick/team/chat"]["eds_cluster_config"]
@@ -42,7 +43,7 @@ def test_each_name_is_a_cluster_on_its_services_endpoint_file(tmp_path: Path) ->
 
 
 def test_only_live_engines_that_answer_are_endpoints(tmp_path: Path) -> None:
-    publish(two(), tmp_path)
+    publish(two(), tmp_path, GATEWAY)
     (assignment,) = json.loads((tmp_path / "endpoints/team.chat.json").read_bytes())["resources"]
     assert assignment["cluster_name"] == "team/chat"
     found = [e["endpoint"]["address"]["socket_address"] for e in assignment["endpoints"][0]["lb_endpoints"]]
@@ -50,17 +51,53 @@ def test_only_live_engines_that_answer_are_endpoints(tmp_path: Path) -> None:
 
 
 def test_nothing_new_writes_nothing_and_what_is_gone_is_removed(tmp_path: Path) -> None:
-    assert publish(two(), tmp_path) == 3
-    assert publish(two(), tmp_path) == 0
-    assert publish(fleet([], []), tmp_path) == 3
+    assert publish(two(), tmp_path, GATEWAY) == 4
+    assert publish(two(), tmp_path, GATEWAY) == 0
+    assert publish(fleet([], []), tmp_path, GATEWAY) == 3
     assert list((tmp_path / "endpoints").iterdir()) == []
     assert clusters(tmp_path) == {}
 
 
 def test_a_changed_engine_changes_one_file(tmp_path: Path) -> None:
-    publish(two(), tmp_path)
+    publish(two(), tmp_path, GATEWAY)
     pods = [pod("10.0.0.9:8000", role="decode")]
-    assert publish(fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods), tmp_path) == 1
+    changed = fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
+    assert publish(changed, tmp_path, GATEWAY) == 1
+
+
+def bounds(directory: Path) -> dict[str, int]:
+    """The most requests at once by cluster, as Envoy looks them up."""
+    (runtime,) = json.loads((directory / "runtime.json").read_bytes())["resources"]
+    begin, end = "circuit_breakers.", ".default.max_requests"
+    assert all(key.startswith(begin) and key.endswith(end) for key in runtime["layer"])
+    return {key[len(begin) : -len(end)]: most for key, most in runtime["layer"].items()}
+
+
+def answering(count: int) -> list[dict[str, object]]:
+    return [pod(f"10.0.0.{n + 1}:8000") for n in range(count)]
+
+
+def test_without_the_picker_a_service_takes_what_its_gate_would_let_this_gateway_have(tmp_path: Path) -> None:
+    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], answering(3)), tmp_path, GATEWAY)
+    assert bounds(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
+    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], answering(3)), tmp_path, "gateway-1")
+    assert bounds(tmp_path) == {"model/chat": 39, "model/team/chat": 39}
+
+
+def test_engines_and_shares_move_the_bound_and_make_no_cluster_anew(tmp_path: Path) -> None:
+    publish(fleet([promised(batch=20)], answering(3)), tmp_path, GATEWAY)
+    before = (tmp_path / "cds.json").stat().st_ino
+    publish(fleet([promised(batch=20)], answering(2)), tmp_path, GATEWAY)
+    assert bounds(tmp_path)["model/chat"] == 40
+    publish(fleet([promised(batch=20)], []), tmp_path, GATEWAY)
+    assert bounds(tmp_path)["model/chat"] == 0
+    assert (tmp_path / "cds.json").stat().st_ino == before
+
+
+@pytest.mark.parametrize("obj", [service(), promised(model=False), promised(classes=("of", "before"))])
+def test_where_the_gate_would_let_in_all_so_does_envoy(tmp_path: Path, obj: dict[str, object]) -> None:
+    publish(fleet([obj], answering(2)), tmp_path, GATEWAY)
+    assert bounds(tmp_path) == {}
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -77,7 +114,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_init_leaves_what_a_running_gateway_wrote(tmp_path: Path) -> None:
     settings = Settings(directory=tmp_path)
     init(settings)
-    publish(two(), settings.xds)
+    publish(two(), settings.xds, GATEWAY)
     init(settings)
     assert "model/tiny" in clusters(settings.xds)
     assert settings.fifo.is_fifo()
@@ -90,7 +127,7 @@ def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
     settings = Settings(directory=tmp_path)
     init(settings)
     document = json.loads(settings.bootstrap.read_bytes())
-    publish(two(), settings.xds)
+    publish(two(), settings.xds, GATEWAY)
     document["static_resources"]["clusters"] += [
         {key: value for key, value in cluster.items() if key != "@type"} for cluster in clusters(settings.xds).values()
     ]

@@ -1,9 +1,10 @@
-{{/* What operator and gateway may do, and where: each verb here is one that the code uses. Nobody reads Secrets. */}}
+{{/* What operator and gateway may do, and where: each verb here is one that the code uses. Nobody reads Secrets, and nobody
+     reaches into a pod by the API server: engines and gateways are asked at their own ports. */}}
 
 {{- define "plimsoll.operator.rules" -}}
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices/status]
   verbs: [patch]
@@ -20,7 +21,7 @@
 # Written once and never changed.
 - apiGroups: [apps]
   resources: [controllerrevisions]
-  verbs: [get, list, watch, create, delete]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
@@ -32,7 +33,7 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
@@ -55,16 +56,16 @@
   verbs: [get, update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{- define "plimsoll.gateway.rules" -}}
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{/* A Role (with "namespace") or a ClusterRole (without), and its binding to the component's service account.

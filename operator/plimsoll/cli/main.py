@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_render(verbs)
     _add_status(verbs)
     _add_explain(verbs)
+    _add_simulate(verbs)
     return parser
 
 
@@ -71,6 +72,32 @@ def _add_explain(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=_explain)
 
 
+def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("simulate", help="try a trace against a service, in virtual time and without a cluster")
+    add = parser.add_argument
+    add("--trace", required=True, metavar="FILE", help=".csv or .jsonl of requests, or the .gz of one")
+    add("--service", required=True, metavar="MANIFEST", help="an InferenceService, as for the cluster")
+    add("--hardware", required=True, metavar="PROFILE", help="of one replica: built-in, or a .json file")
+    add("--policy", action="append", metavar="P", help="plimsoll, static:K, follower:key=value,...; may be repeated")
+    add("--start-up", default="60", metavar="S", help="of an engine: 60, uniform:100,135 or a file (%(default)s)")
+    add("--initial", metavar="N|P,D", help="ready replicas at the start; each tier's least if not given")
+    add("--rate-scale", type=float, default=1.0, metavar="X", help="so many copies of the trace laid over each other")
+    add("--from", type=float, default=0.0, dest="from_s", metavar="S", help="seconds of the trace to begin at")
+    add("--to", type=float, default=float("inf"), dest="to_s", metavar="S", help="and to end before")
+    add("--gateways", type=int, default=2, metavar="N", help="replicas of the gateway (%(default)s)")
+    add("--seed", type=int, default=0, help="of all that is drawn (%(default)s)")
+    add("--plant-scale", type=float, default=1.0, metavar="X", help="stretches all steps (%(default)s)")
+    add("--spread", type=float, default=0.1, metavar="X", help="between replicas, up and down (%(default)s)")
+    add("--noise", type=float, default=0.02, metavar="X", help="standard deviation of a step (%(default)s)")
+    add("--model-config", metavar="FILE", help="the model's config.json, if engines are to tell it")
+    add("--clients", choices=("none",), default="none", help="who comes back after a refusal: nobody yet")
+    add("--output", choices=("table", "json"), default="table", help="(%(default)s)")
+    add("--requests-out", metavar="FILE", help="a JSON line for each request")
+    add("--replicas-out", metavar="FILE", help="a JSON line for each change of a tier")
+    add("--windows-out", metavar="FILE", help="a JSON line for each 500 requests")
+    parser.set_defaults(run=_simulate)
+
+
 def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     parser.add_argument("--kubeconfig", metavar="FILE", help="instead of $KUBECONFIG or ~/.kube/config")
     where = parser.add_mutually_exclusive_group()
@@ -83,8 +110,10 @@ def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusi
 
 
 def _operator(_: argparse.Namespace) -> int:
+    from plimsoll.cli import garbage
     from plimsoll.controllers import operator, settings
 
+    garbage.look_seldom()
     asyncio.run(operator.run(settings.load()))
     return 0
 
@@ -119,3 +148,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import explain
 
     return explain.run(arguments)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import simulate
+
+    return simulate.run(arguments)

@@ -21,7 +21,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import explain, memory, report, starts
 from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.past import Past
-from plimsoll.controllers.report import Report
+from plimsoll.controllers.report import Report, Silence
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core import autoscaler
 from plimsoll.core.admission.published import Published, from_dict
@@ -48,6 +48,7 @@ REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a 
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
 TRANSFER_SECONDS = 10.0  # between two looks at whether KV transfer pays
 SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
+UNHEARD_SECONDS = 5.0  # a new engine is asked at once; one whose last word is too old has been silent for long already
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
 
@@ -103,6 +104,7 @@ class _Known:
     reported_s: float = -math.inf
     horizon_s: float | None = None  # as the user last had it
     heard_s: float = math.inf  # when a gateway last told of it; from the first tick on
+    engines_s: dict[str, float] = field(default_factory=dict)  # when each tier's engines last told, or were not there
     arrived: dict[str, float] = field(default_factory=dict)  # as each gateway last counted
     rest_s: float = -math.inf  # until when nothing need be decided
     seen_raw: Object | None = None
@@ -112,6 +114,17 @@ class _Known:
         if self.arrived.get(gateway) != arrived:
             self.rest_s = -math.inf
         self.arrived[gateway] = arrived
+
+    def silence(self, seen: Seen, now_s: float) -> Silence:
+        """Who has told nothing for so long that it is news."""
+        if seen.heard.coverage or self.heard_s > now_s:
+            self.heard_s = now_s
+        for name, tier in seen.tiers.items():
+            told = seen.heard.tiers.get(Role(name))
+            if not tier.ready or (told is not None and told.coverage) or self.engines_s.get(name, math.inf) > now_s:
+                self.engines_s[name] = now_s
+        mute = tuple(name for name in seen.tiers if now_s - self.engines_s[name] > UNHEARD_SECONDS)
+        return Silence(now_s - self.heard_s > SILENT_SECONDS, mute)
 
     def judge_transfer(self, now_s: float) -> None:
         """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them."""
@@ -313,9 +326,7 @@ class Autoscaler:
         """Make the service's report anew where it says something else, and now and then for its figures."""
         known = self._known[key]
         self._gauges.show(key, known.service, seen, wanted)
-        if seen.heard.coverage or known.heard_s > now_s:
-            known.heard_s = now_s
-        silent = now_s - known.heard_s > SILENT_SECONDS
+        silent = known.silence(seen, now_s)
         old = known.report
         told = known.gatekeeper.told
         shedding = report.sheds(seen, old)

@@ -11,9 +11,8 @@ from prometheus_client import Gauge
 
 from plimsoll.api.conditions import Condition
 from plimsoll.controllers.store import Key
-from plimsoll.core import buckets
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish
-from plimsoll.core.autoscaler.service import missed_share
+from plimsoll.core.autoscaler.service import missed_share, share_in_time
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.scaling import Need
 from plimsoll.core.slo import Slo
@@ -101,7 +100,7 @@ def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -
 
 def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
     heard = seen.heard
-    met = None if heard.ttft is None or slo.ttft_s is None else buckets.share_below(heard.ttft, slo.ttft_s)
+    met = share_in_time(heard, slo)
     shed = None if isinstance(heard.shed_share, Unknown) else heard.shed_share
     missed = missed_share(heard, slo)
     tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens

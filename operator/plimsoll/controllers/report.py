@@ -12,15 +12,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import memory
-from plimsoll.core import buckets, units
+from plimsoll.core import units
 from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
-from plimsoll.core.autoscaler.service import Told
+from plimsoll.core.autoscaler.service import Told, share_in_time
 from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecision
@@ -39,6 +39,13 @@ _LIMITS: Final = {
     Limit.BUDGET: Reason.BUDGET_EXHAUSTED,
     Limit.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
 }
+
+
+class Silence(NamedTuple):
+    """Who has told nothing for a while: all gateways; tiers of which no ready engine does, in their order."""
+
+    gateways: bool = False
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ def sheds(seen: Seen, old: Report | None) -> bool:
     return not isinstance(share, Unknown) and share > (0.0 if was else SHED)
 
 
-def state(service: Service, silent: bool, shedding: bool) -> tuple[object, ...]:
-    """What a reader must hear of at once. silent: no gateway has told of its requests for a while."""
+def state(service: Service, silent: Silence, shedding: bool) -> tuple[object, ...]:
+    """What a reader must hear of at once."""
     if service.last is None:
         return ()
     tiers = service.last.decision.tiers
@@ -102,7 +109,7 @@ def make(
     last: Report,
     told: Published | None,
     slow_transfer: str | None,
-    silent: bool,
+    silent: Silence,
     now_s: float,
 ) -> Report:
     """The report of this moment; figures of the last one are kept where little has changed. Needs a decision made."""
@@ -134,7 +141,7 @@ def make(
 # ---------------------------------------------------------------- conditions
 
 
-def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: bool) -> Iterable[Condition]:
+def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: Silence) -> Iterable[Condition]:
     if wish.slo is None and all(tier.min_replicas == tier.max_replicas for tier in wish.policy.tiers.values()):
         return  # nobody asked for any scaling
     yield _active(service, wish)
@@ -161,6 +168,8 @@ def _active(service: Service, wish: Wish) -> Condition:
             f"spec.scaling.mode is {wish.policy.mode}: nothing is set",
         )
     held = {name: need.why for name, need in service.needs.items() if isinstance(need, Unknown)}
+    if service.last is not None:  # a need that was made from an old sample is no need of now
+        held |= {n: _step(t, "demand") for n, t in service.last.decision.tiers.items() if t.held and n not in held}
     if held:
         words = "; ".join(f"{name}: {why}" for name, why in held.items())
         return no(Reason.DEMAND_UNKNOWN, f"replicas are held: {words}")
@@ -168,17 +177,12 @@ def _active(service: Service, wish: Wish) -> Condition:
     return Condition(Type.SCALING_ACTIVE, True, Reason.SCALING_ON_FORECAST, f"{binding or 'no tier'} binds")
 
 
-def _metrics(seen: Seen, silent: bool) -> Condition:
-    missing = [
-        name
-        for name, tier in seen.tiers.items()
-        if tier.ready and not any(role == name and told.coverage for role, told in seen.heard.tiers.items())
-    ]
-    if silent:
+def _metrics(seen: Seen, silent: Silence) -> Condition:
+    if silent.gateways:
         message = "no gateway replica tells of its requests, so demand is not known and replicas are held"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
-    if missing:
-        message = f"no ready engine of {', '.join(missing)} answers with its metrics; no replica is given back"
+    if silent.tiers:
+        message = f"no ready engine of {', '.join(silent.tiers)} answers with its metrics; no replica is given back"
         return Condition(Type.METRICS_AVAILABLE, False, Reason.METRICS_MISSING, message)
     least = min((told.coverage for told in seen.heard.tiers.values() if told.coverage), default=1.0)
     if min(least, seen.heard.coverage or 1.0) < 1.0:
@@ -242,7 +246,8 @@ def _limited(decision: Decision) -> Condition:
     for name, tier in decision.tiers.items():
         for limit in tier.limits:
             if limit in _LIMITS:
-                message = f"{name}: {_step(tier, 'limits')}"
+                step = "pending" if limit is Limit.UNSCHEDULABLE else "limits"  # there are the scheduler's words
+                message = f"{name}: {_step(tier, step)}"
                 return Condition(Type.SCALING_LIMITED, True, _LIMITS[limit], message)
     return Condition(Type.SCALING_LIMITED, False, Reason.NOT_LIMITED, "each tier has the replicas that it needs")
 
@@ -309,12 +314,11 @@ def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
         found["ttft"] = _figure(before.get("ttft"), ttft_s)
     if tpot_s is not None:
         found["tpot"] = _figure(before.get("tpot"), tpot_s)
-    if seen.heard.ttft is not None and slo.ttft_s is not None:
-        met = buckets.share_below(seen.heard.ttft, slo.ttft_s)
+    met = share_in_time(seen.heard, slo)
+    if met is not None:
         shed = 0.0 if isinstance(seen.heard.shed_share, Unknown) else seen.heard.shed_share
-        if met is not None:
-            found["attainment"] = f"{math.floor(100.0 * met)}%"
-            found["attainmentOffered"] = f"{math.floor(100.0 * met * (1.0 - shed))}%"
+        found["attainment"] = f"{math.floor(100.0 * met)}%"
+        found["attainmentOffered"] = f"{math.floor(100.0 * met * (1.0 - shed))}%"
     if len(found) == 1:
         return {}
     if not isinstance(seen.heard.rate_per_s, Unknown):

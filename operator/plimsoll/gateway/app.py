@@ -109,7 +109,7 @@ class Gateway:
             if not self._objects.synced:
                 continue
             now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS), self._policies)
-            metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds))
+            metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds, self._settings.pod))
             self._view.want(now)
             if len(servers) == 1:
                 servers.append(await self._open_to_envoy())

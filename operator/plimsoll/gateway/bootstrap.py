@@ -1,4 +1,4 @@
-"""What Envoy starts from: its bootstrap, an empty list of clusters, and the FIFO of its access log.
+"""What Envoy starts from: its bootstrap, empty lists of clusters and of their bounds, and the FIFO of its access log.
 
 `init` runs before Envoy and the picker, in an init container, so that either of them can be restarted alone: it leaves
 what is already there and still right untouched.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -21,6 +22,8 @@ Json = dict[str, Any]
 MAX_CONNECTIONS = 20_000  # about 0.1 MB of Envoy's memory each while a stream runs
 UNBOUNDED = 1_000_000
 # Envoy's workers hear of a changed health up to a second after its main thread, unless told not to gather changes.
+RUNTIME = "bounds"  # what Envoy's clusters may hold, by file like the clusters
+RUNTIME_FILE = "runtime.json"
 HEALTH_AT_ONCE: Json = {"update_merge_window": "0s"}
 
 
@@ -28,9 +31,9 @@ def init(settings: Settings) -> None:
     """Make the files that Envoy and the picker share; idempotent."""
     settings.xds.mkdir(parents=True, exist_ok=True)
     _fifo(settings)
-    clusters = settings.xds / "cds.json"
-    if not clusters.exists():
-        write(clusters, orjson.dumps({"version_info": "0", "resources": []}))
+    for name, resources in (("cds.json", []), (RUNTIME_FILE, [runtime({})])):
+        if not (settings.xds / name).exists():
+            write(settings.xds / name, orjson.dumps({"version_info": "0", "resources": resources}))
     write(settings.bootstrap, orjson.dumps(bootstrap(settings), option=orjson.OPT_INDENT_2))
 
 
@@ -47,11 +50,11 @@ def bootstrap(settings: Settings) -> Json:
     return {
         "node": {"id": settings.pod, "cluster": "plimsoll-gateway"},
         "admin": {"address": {"pipe": {"path": str(settings.admin_socket), "mode": 0o660}}},
-        "dynamic_resources": {
-            "cds_config": {
-                "resource_api_version": "V3",
-                "path_config_source": {"path": str(settings.xds / "cds.json")},
-            }
+        "dynamic_resources": {"cds_config": _by_file(settings, "cds.json")},
+        "layered_runtime": {
+            "layers": [
+                {"name": RUNTIME, "rtds_layer": {"name": RUNTIME, "rtds_config": _by_file(settings, RUNTIME_FILE)}}
+            ]
         },
         "static_resources": {"listeners": [listener(settings)], "clusters": [_picker(settings)]},
         "overload_manager": {
@@ -68,6 +71,16 @@ def bootstrap(settings: Settings) -> Json:
             ]
         },
     }
+
+
+def runtime(values: Mapping[str, int]) -> Json:
+    """Runtime values as a resource of `RUNTIME_FILE`, which must hold just one."""
+    return {"@type": "type.googleapis.com/envoy.service.runtime.v3.Runtime", "name": RUNTIME, "layer": dict(values)}
+
+
+def _by_file(settings: Settings, name: str) -> Json:
+    """A source of configuration that is one of the picker's files."""
+    return {"resource_api_version": "V3", "path_config_source": {"path": str(settings.xds / name)}}
 
 
 def _picker(settings: Settings) -> Json:
@@ -100,5 +113,5 @@ def _picker(settings: Settings) -> Json:
 
 
 def unbounded() -> Json:
-    """Envoy's own limits on a cluster out of the way: admission is not decided here."""
+    """Envoy's own limits on a cluster out of the way: they are the picker's to decide, at runtime if it is away."""
     return {"max_connections": UNBOUNDED, "max_pending_requests": UNBOUNDED, "max_requests": UNBOUNDED}

@@ -113,7 +113,8 @@ class Guard:
 
     def comes_back(self, visit: Visit, now: float) -> bool:
         """Whether it was refused here before and told to come again."""
-        return self.gate.tickets.find(self._request(visit), now) is not None
+        tickets = self.gate.tickets
+        return len(tickets) > 0 and tickets.find(self._request(visit), now) is not None
 
     def offer(self, visit: Visit, now: float, room: bool) -> Decision:
         """Decide about it; it is kept where it is held. room: whether the gateway can hold any more."""
@@ -163,10 +164,11 @@ class Guard:
     def end(self, ticket: str, one: Running, record: Record | None, now: float) -> None:
         """A request at an engine has ended; record: None where it is lost."""
         ttft_s = output = None
-        if record is not None and record.ttft_s is not None:
+        first_s = None if record is None else record.ttft_s
+        if record is not None and first_s is not None:
             output = self._output(one, record)
             if record.host in (None, "", one.address) and not one.adopted:
-                ttft_s = record.ttft_s - (record.received_us or 0) / 1e6 - one.waited_s
+                ttft_s = first_s - (record.received_us or 0) / 1e6 - one.waited_s
         self.gate.end(ticket, now, output, None if ttft_s is None else max(ttft_s, 0.0))
 
     def tick(self, now: float, unix: float) -> None:

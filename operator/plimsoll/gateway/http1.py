@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 MAX_HEAD = 128 * 1024  # Envoy lets through 60 KB of a client's headers, and the picker's own reply rides on them
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
 class BadRequest(ValueError):
@@ -142,12 +142,10 @@ def _chunk_size(line: bytes) -> int:
 
 def response(status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"", *, close: bool = False) -> bytes:
     """One whole answer. Header values must be free of line breaks; a ValueError says so."""
-    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines.append(f"content-length: {len(body)}")
-    if close:
-        lines.append("connection: close")
-    head = "\r\n".join(lines)
-    if head.count("\n") != len(lines) - 1:
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    told = "".join(lines)
+    if told.count("\n") != len(lines):
         raise ValueError("a line break in a header")
-    return head.encode("latin-1", "replace") + b"\r\n\r\n" + body
+    start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+    end = "\r\nconnection: close\r\n\r\n" if close else "\r\n\r\n"
+    return f"{start}{told}content-length: {len(body)}{end}".encode("latin-1", "replace") + body

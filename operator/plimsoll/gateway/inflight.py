@@ -9,12 +9,12 @@ lost records.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plimsoll.core.picking.choose import Pick
+from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.drift import correction
-from plimsoll.core.picking.endpoint import Load
+from plimsoll.core.picking.endpoint import Endpoint, Load
 
 DOUBT_SECONDS = 5.0
 OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
@@ -53,14 +53,20 @@ class InFlight:
         self._turn += 1
         return f"{self._epoch}-{self._turn:x}"
 
+    def standing(self, endpoints: Sequence[Endpoint]) -> Standing:
+        """These, to pick from by what they are busy with until the next `keep`."""
+        for endpoint in endpoints:
+            self._load(endpoint.address)
+        return Standing(endpoints, self.loads)
+
     def begin(self, service: str, pick: Pick, ticket: str, now: float) -> None:
         """Count a pick under its ticket."""
         self._turn += 1
-        prefill = pick.prefill.address if pick.prefill else None
-        self._flights[ticket] = Flight(service, pick.endpoint.address, prefill, now)
-        for address in filter(None, (pick.endpoint.address, prefill)):
-            self._count(address, 1)
-            self.loads[address].turn = self._turn
+        address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
+        self._flights[ticket] = Flight(service, address, prefill, now)
+        self._count(address, 1).turn = self._turn
+        if prefill is not None:
+            self._count(prefill, 1).turn = self._turn
 
     def end(self, ticket: str, host: str, now: float) -> Flight | None:
         """A request's record has come; None if its ticket is not one of this process.
@@ -139,15 +145,21 @@ class InFlight:
         return [ticket for ticket, _ in lost]
 
     def _release(self, flight: Flight) -> None:
-        for address in filter(None, (flight.endpoint, flight.prefill)):
-            self._count(address, -1)
+        self._count(flight.endpoint, -1)
+        if flight.prefill is not None:
+            self._count(flight.prefill, -1)
 
-    def _count(self, address: str, by: int) -> None:
+    def _count(self, address: str, by: int) -> Load:
         self._tickets[address] = self._tickets.get(address, 0) + by
-        self._show(address)
+        return self._show(address)
 
     def _load(self, address: str) -> Load:
-        return self.loads.setdefault(address, Load())
+        found = self.loads.get(address)
+        if found is None:
+            found = self.loads[address] = Load()
+        return found
 
-    def _show(self, address: str) -> None:
-        self._load(address).inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
+    def _show(self, address: str) -> Load:
+        load = self._load(address)
+        load.inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
+        return load

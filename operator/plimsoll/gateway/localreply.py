@@ -3,8 +3,9 @@
 Problem: what Envoy answers by itself (a bad path, a body too large, no engine to connect to) has an empty or plain text
 body, no `Retry-After`, and most of these carry no response flag to tell them apart.
 
-Idea: one mapper per status, with the words, the type and the retry headers that belong to it; whatever the picker
-denied through ext_authz (flag UAEX) passes first and unchanged.
+Idea: one mapper per status, with the words, the type and the headers that belong to it; whatever the picker denied
+through ext_authz (flag UAEX) passes first and unchanged. A cluster that has as many requests as it may (flag UO) is one
+whose picker does not answer: what it refuses is told as the picker would.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Words:
-    """How one status reads. `message` may hold Envoy's format commands."""
+    """How one status reads. `message` may hold Envoy's format commands; `code` is told as `x-plimsoll-reason` too."""
 
     message: str
     code: str
@@ -44,6 +45,8 @@ WORDS = {
     504: Words("The engine did not answer in time (%RESPONSE_CODE_DETAILS%).", "timeout"),
 }
 
+FULL = 429
+FULL_WORDS = Words("All ready engines are full. Please try again.", "overloaded", 10)
 OTHERS = Words("The gateway refused the request (%RESPONSE_CODE_DETAILS%).", "gateway_error")
 
 
@@ -52,15 +55,17 @@ def local_reply_config() -> Json:
     return {
         "mappers": [
             _picker_own(),
-            *(_mapper("EQ", status, words) for status, words in WORDS.items()),
-            _mapper("GE", 400, OTHERS),
+            _mapper(_flags("UF", "UC"), 503, WORDS[503]),  # whatever became of their retries
+            _mapper(_flags("UO"), FULL, FULL_WORDS) | {"status_code": FULL},
+            *(_mapper(_status("EQ", status), status, words) for status, words in WORDS.items()),
+            _mapper(_status("GE", 400), 400, OTHERS),
         ]
     }
 
 
 def _picker_own() -> Json:
     return {
-        "filter": {"response_flag_filter": {"flags": ["UAEX"]}},
+        "filter": _flags("UAEX"),
         "body_format_override": {
             "text_format_source": {"inline_string": OWN_TEXT},
             "content_type": "application/json",
@@ -68,24 +73,27 @@ def _picker_own() -> Json:
     }
 
 
-def _mapper(comparison: str, status: int, words: Words) -> Json:
-    kind = "invalid_request_error" if status < 500 else "server_error"
+def _flags(*flags: str) -> Json:
+    """Replies with any of these."""
+    return {"response_flag_filter": {"flags": list(flags)}}
+
+
+def _status(comparison: str, status: int) -> Json:
+    value = {"default_value": status, "runtime_key": f"plimsoll.reply.{comparison}.{status}"}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
+
+
+def _mapper(which: Json, status: int, words: Words) -> Json:
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    again = ("x-should-retry", "false") if words.retry_after is None else ("retry-after", str(words.retry_after))
     return {
-        "filter": {
-            "status_code_filter": {
-                "comparison": {
-                    "op": comparison,
-                    "value": {"default_value": status, "runtime_key": f"plimsoll.reply.{comparison}.{status}"},
-                }
-            }
-        },
-        "headers_to_add": [_retry_header(words.retry_after)],
+        "filter": which,
+        "headers_to_add": [_header(*again), _header("x-plimsoll-reason", words.code)],
         "body_format_override": _body(words.message, kind, words.code),
     }
 
 
-def _retry_header(retry_after: int | None) -> Json:
-    key, value = ("x-should-retry", "false") if retry_after is None else ("retry-after", str(retry_after))
+def _header(key: str, value: str) -> Json:
     return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 

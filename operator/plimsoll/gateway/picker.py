@@ -7,15 +7,14 @@ A request that is held is a future; whoever frees a place for it resolves it.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
 from plimsoll.core.admission import Decision, Outcome
-from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, choose_prefill, eligible, pick, score
-from plimsoll.core.picking.endpoint import Endpoint, Role
+from plimsoll.core.picking.choose import Pick, Standing
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.gateway import words
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.admission import Admission
@@ -51,6 +50,7 @@ class Picker:
         self.inflight = InFlight()
         self.admission = Admission(gateway, self.inflight)
         self.tallies: dict[str, Tally] = {}
+        self._standing: dict[str, Standing] = {}  # of services, as far as asked for since the fleet changed
         self._names = names
         self._clock = clock or LoopClock()
         self._held: dict[str, Visit] = {}
@@ -68,6 +68,7 @@ class Picker:
         """From now on this is the fleet."""
         now = self._clock.now()
         self.fleet = fleet
+        self._standing.clear()
         self.inflight.keep({e.address for service in fleet.services.values() for e in service.endpoints})
         self.admission.set_fleet(fleet, now, self._clock.unix())
         self._release(list(self.admission.guards), now)
@@ -188,19 +189,14 @@ class Picker:
 
     def _choose(self, service: Service, came: Visit, decision: Decision | None) -> Pick | None:
         """The gate's engine and those to try next; without a gate those with the least in flight."""
-        prompt, loads = came.prompt, self.inflight.loads
-        able = [e for e in service.endpoints if e.role is not Role.PREFILL and e.routable]
-        best = next((e for e in able if decision is not None and e.address == decision.address), None)
-        if decision is None or best is None:
-            return pick(service.endpoints, loads, prompt)
-        prefill = None
-        if best.role is Role.DECODE and prompt.tokens >= BLOCK_TOKENS and prompt.sequences == 1:
-            prefill = _paired(service.endpoints, decision.prefill, best) or choose_prefill(
-                best, service.endpoints, loads, prompt
-            )
-        others = (e for e in able if e is not best and (prefill is None or e.revision == best.revision))
-        spares = heapq.nsmallest(SPARES, eligible(others, loads), key=lambda e: score(e, loads))
-        return Pick(best, tuple(spares), prefill)
+        standing = self._standing.get(came.place)
+        if standing is None:
+            standing = self._standing[came.place] = self.inflight.standing(service.endpoints)
+        if decision is not None and decision.address is not None:
+            found = standing.pick_at(decision.address, decision.prefill, came.prompt)
+            if found is not None:
+                return found
+        return standing.pick(came.prompt)
 
     def _downgrade(self, came: Visit, now: float) -> bytes | None:
         """On to the fallback, once: what it will not have is refused where it came from."""
@@ -322,13 +318,6 @@ def _nobody(service: Service | None, came: Visit) -> Refusal:
         return words.unknown(came.model)
     reachable = any(e.live and e.role is not Role.PREFILL for e in service.endpoints)
     return words.nobody(came.model, reachable)
-
-
-def _paired(endpoints: Iterable[Endpoint], address: str | None, decode: Endpoint) -> Endpoint | None:
-    """The prefill engine at that address, if it can send its blocks to this decode engine."""
-    if address is None:
-        return None
-    return next((e for e in endpoints if e.address == address and e.live and e.revision == decode.revision), None)
 
 
 def _sent(service: Service, chosen: Pick, came: Visit) -> bytes:

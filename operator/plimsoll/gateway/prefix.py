@@ -28,9 +28,7 @@ def blocks(prompt: bytes) -> tuple[int, ...]:
     """
     if len(prompt) <= _MOST_BYTES:
         prompt = prompt.rstrip(_FRAME)
-    running, hashes = 0, []
-    view = memoryview(prompt)
-    for end in range(BLOCK_BYTES, min(len(prompt), _MOST_BYTES) + 1, BLOCK_BYTES):
-        running = xxh3_64_intdigest(view[end - BLOCK_BYTES : end], running)
-        hashes.append(running)
-    return tuple(hashes)
+    running, whole = 0, min(len(prompt), _MOST_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    return tuple(
+        [running := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], running) for at in range(0, whole, BLOCK_BYTES)]
+    )

@@ -5,6 +5,11 @@ when the picker does not answer; and a `pick/NAMESPACE/NAME` cluster, whose endp
 read the same file, so what is picked and what is failed open to are the same pods. Prefill engines are in none:
 clients never reach them.
 
+While the picker does not answer there is no gate, so a `model/NAME` cluster takes no more requests at once than the
+gate would let this gateway have at all engines; where there never is one it takes all. That number moves with engines
+and shares, and a cluster that is made anew would no longer tell of the streams that it has: so it is a runtime value,
+which Envoy looks up for each request.
+
 Connection failures alone can eject an endpoint, and more of them than one engine has streams: cut streams count as
 connection failures, and an ordinary 500 is something that clients can cause.
 """
@@ -19,7 +24,7 @@ from typing import Any
 import orjson
 
 from plimsoll.core.picking.endpoint import Endpoint
-from plimsoll.gateway.bootstrap import HEALTH_AT_ONCE, unbounded
+from plimsoll.gateway.bootstrap import HEALTH_AT_ONCE, RUNTIME_FILE, runtime, unbounded
 from plimsoll.gateway.endpoints import Fleet, Service
 from plimsoll.gateway.files import write
 from plimsoll.gateway.listener import TYPE
@@ -32,8 +37,10 @@ MODEL = "model/"
 UPSTREAM_IDLE = "3s"
 
 
-def publish(fleet: Fleet, directory: Path) -> int:
+def publish(fleet: Fleet, directory: Path, gateway: str) -> int:
     """Bring the files under `directory` in line with the fleet; returns how many were written.
+
+    gateway: this pod's name, by which the operator has given it a share of each engine.
 
     Endpoint files come before the list that names them, and go after it.
     """
@@ -41,6 +48,7 @@ def publish(fleet: Fleet, directory: Path) -> int:
     endpoint_files.mkdir(exist_ok=True)
     wanted = {endpoint_file(service): endpoint_document(service) for service in fleet.services.values()}
     written = sum(write(endpoint_files / name, document) for name, document in wanted.items())
+    written += write(directory / RUNTIME_FILE, runtime_document(fleet, gateway))
     written += write(directory / "cds.json", cluster_document(fleet, endpoint_files))
     for stale in {path.name for path in endpoint_files.glob("*.json")} - wanted.keys():
         (endpoint_files / stale).unlink()
@@ -72,6 +80,21 @@ def cluster_document(fleet: Fleet, endpoint_files: Path) -> bytes:
         names = (name for name in service.names if fleet.by_name[name].key == service.key)
         clusters += [_cluster(MODEL + name, service, path) | {"lb_policy": "LEAST_REQUEST"} for name in names]
     return _response(clusters)
+
+
+def runtime_document(fleet: Fleet, gateway: str) -> bytes:
+    """Envoy's runtime values: the most requests at once of each cluster that is used without the picker."""
+    most = {name: _most_requests(service, gateway) for name, service in sorted(fleet.by_name.items())}
+    layer = {f"circuit_breakers.{MODEL}{name}.default.max_requests": m for name, m in most.items() if m is not None}
+    return _response([runtime(layer)])
+
+
+def _most_requests(service: Service, gateway: str) -> int | None:
+    """What the gate would let this gateway have at all engines; None where there is no gate."""
+    policy = service.policy
+    if policy is None or policy.published is None or not policy.gated:
+        return None
+    return policy.published.units(gateway) * len(service.answering)
 
 
 def _response(resources: Iterable[Json]) -> bytes:

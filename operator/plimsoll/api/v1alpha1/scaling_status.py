@@ -17,12 +17,12 @@ class SloStatus(Observed):
         default=None, description="Time per output token at the promise's percentile, such as 38ms."
     )
     attainment: Number | None = Field(
-        default=None, description="Share of the answered requests that met all targets, such as 97.3%."
+        default=None, description="Share of the answered requests whose first token was in time, such as 97%."
     )
     attainment_offered: Number | None = Field(
         default=None,
-        description="Share of all requests that arrived, refused ones included, that met all targets: refusing cannot "
-        "raise it.",
+        description="Share of all requests that arrived, refused ones included, whose first token was in time: "
+        "refusing cannot raise it.",
     )
     offered: Number | None = Field(default=None, description="Requests that arrived, such as 41.2 req/s.")
     window: Number | None = Field(default=None, description="Length of time that is looked back on, such as 1m.")

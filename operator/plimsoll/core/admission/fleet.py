@@ -195,7 +195,7 @@ class Fleet:
         needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
         looks = []
         for replica in least:
-            depth = held.depth_at(replica.address, blocks, deepest)
+            depth = held.depth_at(replica.address, blocks, deepest) if deepest else 0
             there = needs.get(depth)
             if there is None:
                 there = needs[depth] = self._need_at(request, depth, leg)

@@ -81,7 +81,7 @@ def from_dict(stored: Any) -> Published:
             ready_at_s=None if stored["readyAt"] is None else _number(stored["readyAt"]),
             ready_work=_number(stored["readyWork"]),
             starting=bool(stored["starting"]),
-            shares={str(name): _count(units) for name, units in stored["shares"].items()},
+            shares={str(name): _count(units) for name, units in (stored["shares"] or {}).items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a part is missing or of another kind: {error}") from error

@@ -6,7 +6,8 @@ gateway refuse while the other has room, and so do shares made by the chance of 
 Idea: what is used is shared by demand, what is free equally: where a replica has room each gateway has, whoever it was
 that clients came to so far, and where one is full, or somebody waits or was refused, each has what its demand is of the
 whole. Shares are made anew when a gateway comes or goes, when the cap moves, and when they have moved by a good part of
-the whole. What moves, moves by the ledger: no unit is given to anybody before its holder has said that it keeps to less.
+the whole. What moves, moves by the ledger: no unit is given to anybody before its holder has said that it keeps to
+less.
 """
 
 from __future__ import annotations

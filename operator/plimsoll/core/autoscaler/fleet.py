@@ -109,28 +109,39 @@ class _Still(NamedTuple):
 def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
     """The tiers of a service under which nothing is under way, load apart, since the last decision; else None."""
     service, seen, wish = entry
-    last, risk = service.last, service.risk
-    if last is None or wish.slo is None or risk is None or not service.watch.is_quiet_under(wish.policy):
+    watch = service.watch
+    if wish.slo is None or service.risk is None or not watch.is_quiet_under(wish.policy):
         return None
-    if not len(service.tiers) == len(seen.tiers) == len(wish.policy.tiers):
-        return None
-    if not all(short.is_none for short in service.shortages.values()) or _refuses(seen, wish.slo):
+    rests = watch.rests(service.last, lambda: _rests(service))
+    if rests is None or not len(rests) == len(seen.tiers) == len(wish.policy.tiers) or _refuses(seen, wish.slo):
         return None
     found = {}
-    for name, tier in service.tiers.items():
-        there, decided, state = seen.tiers.get(name), last.decision.tiers.get(name), service.state.tiers.get(name)
-        line, told, kept = tier.line, seen.heard.tiers.get(tier.role, NOT_HEARD), service.watch.of(name)
-        if there is None or decided is None or state is None or isinstance(line, Unknown) or line is not kept.line:
+    for name, count in rests.items():
+        tier, there, kept = service.tiers[name], seen.tiers.get(name), watch.of(name)
+        line = tier.line
+        if there is None or line is not kept.line or isinstance(line, Unknown):
             return None
-        if decided.held or there.starting or not there.ready == there.replicas == decided.replicas == decided.before:
+        if there.starting or not there.ready == there.replicas == count or (not count and seen.heard.held):
             return None
-        if not settled(state, there.replicas) or isinstance(service.needs.get(name), Unknown):
-            return None
-        if now_s - tier.watched_s < WATCH_S or coverage(seen.heard, told, there.ready) != 1.0:
-            return None
-        if not there.ready and seen.heard.held:
+        told = seen.heard.tiers.get(tier.role, NOT_HEARD)
+        if now_s - tier.watched_s < WATCH_S or coverage(seen.heard, told, count) != 1.0:
             return None
         found[name] = _Still(tier, line, there, told.measured.tpot_s, service.horizon_s(name, wish), kept.chances)
+    return found
+
+
+def _rests(service: Service) -> dict[str, int] | None:
+    """The count at which each tier was left by the last decision, if that left nothing under way; else None."""
+    if service.last is None or not all(short.is_none for short in service.shortages.values()):
+        return None
+    found = {}
+    for name in service.tiers:
+        decided, state = service.last.decision.tiers.get(name), service.state.tiers.get(name)
+        if decided is None or state is None or decided.held or decided.before != decided.replicas:
+            return None
+        if not settled(state, decided.replicas) or isinstance(service.needs.get(name), Unknown):
+            return None
+        found[name] = decided.replicas
     return found
 
 
@@ -159,10 +170,13 @@ def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict
             )
             for name, one in found.items()
         }
-        if service.last is None or not stays(list(tiers.values()), wish.policy, wish.headroom):
+        lower = stays(list(tiers.values()), wish.policy, wish.headroom, now_s)
+        if service.last is None or lower is None:
             continue
         passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
-        after = {name: state_after(tier, passed_s) for name, tier in tiers.items()}
+        after = {
+            name: state_after(tier, marks, passed_s) for (name, tier), marks in zip(tiers.items(), lower, strict=True)
+        }
         service.state = State(now_s, {**service.state.tiers, **after})
         quiet[key] = service.last.decision
     return quiet

@@ -13,7 +13,7 @@ from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
-from plimsoll.core.forecast import RiskControl, Unknown
+from plimsoll.core.forecast import Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record
 from plimsoll.core.picking.endpoint import Role
@@ -29,6 +29,7 @@ from plimsoll.core.scaling import (
     TierObservation,
     decide,
 )
+from plimsoll.core.scaling.observation import MEASURED_S
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
@@ -37,6 +38,7 @@ TICK_S: Final = 1.0
 WATCH_S: Final = 10.0  # of arrivals before anything is made of them: the first two of a service may come together
 KEPT: Final = 6  # decisions that changed something, the last one and a few before it
 NO_REQUEST: Final = Unknown("no request has ended yet")
+NO_PAUSES: Final = Pauses()
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
 
 
@@ -60,7 +62,11 @@ class Service:
     needs: dict[str, Need | Unknown] = field(default_factory=dict)
     shortages: dict[str, Shortage] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch, repr=False)
+    pauses: Pauses = NO_PAUSES
+    idle: bool | Unknown = NO_REQUEST  # of requests, held or running ones included
     _judged_s: float | None = field(default=None, repr=False)
+    _sampled_s: float | None = field(default=None, repr=False)  # when arrivals were last counted
+    _absent_s: float = field(default=-math.inf, repr=False)  # when a tier last had nobody ready
 
     @classmethod
     def of(cls, roles: Sequence[str]) -> Service:
@@ -92,7 +98,26 @@ class Service:
             told = seen.heard.tiers.get(tier.role, NOT_HEARD)
             if told.windows:
                 tier.learn(without_posting(told.windows, told.post_share), self.workload)
+        if any(there.ready == 0 for there in seen.tiers.values()):
+            self._absent_s = now_s
+        self._pause(seen, wish, now_s)
         self._judge(seen.heard, wish.slo, now_s)
+
+    def _pause(self, seen: Seen, wish: Wish, now_s: float) -> None:
+        """Take in whether requests come, and let no decision stand of a service that may sleep, or wake, by that."""
+        rate, arrived = seen.heard.rate_per_s, 0.0
+        if seen.heard.fresh and not isinstance(rate, Unknown):
+            passed_s = 0.0 if self._sampled_s is None else max(0.0, now_s - self._sampled_s)
+            arrived, self._sampled_s = rate * passed_s, now_s
+        self.idle = is_idle(seen)
+        known = None if isinstance(self.idle, Unknown) else self.idle
+        start_s = max(self.horizon_s(name, wish) for name in self.tiers)
+        self.pauses = pauses.hear(self.pauses, now_s, known, arrived, start_s)
+        asleep = any(there.replicas == 0 for there in seen.tiers.values())
+        sleeps = any(tier.min_replicas == 0 for tier in wish.policy.tiers.values()) and known is not None
+        if (sleeps and known != asleep) or self._returning(self.answering, seen.heard) > 0.0:
+            for kept in self.watch.tiers.values():
+                kept.line = None
 
     def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, int]:
         """Bring at most so many of the tiers' lines up to date; returns how many were looked at, and made."""
@@ -157,8 +182,8 @@ class Service:
         for name, coming in demand.items():
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
-                backlog = self._backlog_gpu_s(name, seen.heard)
-                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog)
+                backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning(name, seen.heard)
+                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
 
     def decide(
@@ -177,7 +202,8 @@ class Service:
             for name, there in seen.tiers.items()
             if wish.slo is not None and name in self.tiers
         }
-        decision = decide(Observation(tiers, self.state), wish.policy, now_s)
+        pause = self.idle if isinstance(self.idle, Unknown) else pauses.lasting(self.pauses, now_s)
+        decision = decide(Observation(tiers, self.state, pause=pause), wish.policy, now_s)
         self.state = decision.state
         self.last = Told(now_s, decision)
         self.watch.decided(wish.policy, {name: tier.line for name, tier in self.tiers.items()})
@@ -187,15 +213,18 @@ class Service:
         return decision
 
     def _look_for_shortage(self, seen: Seen, wish: Wish, now_s: float) -> None:
-        """Raise the need of the tier that is nearest to its own by what refusals say."""
+        """Raise the need of the tier that is nearest to its load line by what refusals say.
+
+        They say it of the whole service: while any tier is short of replicas, they may be on its account.
+        """
         known = {name: need for name, need in self.needs.items() if isinstance(need, Need) and name in seen.tiers}
         if not known or wish.slo is None:
             return
         shed = seen.heard.shed_share
-        nearest = max(known, key=lambda name: known[name].replicas / max(seen.tiers[name].replicas, 1))
+        nearest = max(known, key=lambda name: _used(known[name], seen.tiers[name].replicas))
+        whole = all(there.ready == there.replicas > 0 and not there.starting for there in seen.tiers.values())
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
-            whole = there.ready == there.replicas > 0 and not there.starting
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
             short.hear(need.replicas, there.ready, whole, refused, 1.0 - wish.slo.share, now_s)
             if not short.is_none:
@@ -225,9 +254,19 @@ class Service:
         )
 
     def _backlog_gpu_s(self, name: str, heard: Heard) -> float:
-        """Work of the requests held at the gateways; a second each while nothing is known of them."""
-        line, held = self.tiers[name].line, 0.0 if isinstance(heard.held, Unknown) else heard.held
-        return held * (line.request_gpu_s if isinstance(line, Line) else 1.0)
+        """Work for a tier of the requests held at the gateways."""
+        return 0.0 if isinstance(heard.held_work_s, Unknown) else heard.held_work_s * self._part(name)
+
+    def _returning(self, name: str, heard: Heard) -> float:
+        """Work for a tier, GPU-seconds a second, of the requests told when to come back."""
+        return 0.0 if isinstance(heard.returning, Unknown) else heard.returning * self._part(name)
+
+    def _part(self, name: str) -> float:
+        """What a request is to a tier, over what it is to the one that answers, in which gateways reckon."""
+        line, answering = self.tiers[name].line, self.tiers[self.answering].line
+        if isinstance(line, Unknown) or isinstance(answering, Unknown):
+            return 1.0
+        return line.request_gpu_s / answering.request_gpu_s
 
     def _judge(self, heard: Heard, slo: Slo | None, now_s: float) -> None:
         """Once a start-up time: the share of requests that missed moves the quantile that is sized for."""
@@ -242,14 +281,37 @@ class Service:
         elif now_s - self._judged_s >= horizon_s:
             self._judged_s = now_s
             missed = missed_share(heard, slo)
-            if missed is not None:
+            waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
+            if missed is not None and not waited:
                 self.risk = feed(self.risk, missed)
+
+
+def is_idle(seen: Seen) -> bool | Unknown:
+    """Whether no request comes, waits, runs or has been told to come back. One that is seen is proof; that there is
+    none is known only from all gateways and engines."""
+    heard, missing = seen.heard, None
+    for amount in (heard.rate_per_s if heard.fresh else 0.0, heard.held, heard.returning, heard.in_flight):
+        if isinstance(amount, Unknown):
+            missing = amount
+        elif amount > 0.0:
+            return False
+    for name, there in seen.tiers.items():
+        told = heard.tiers.get(Role(name), NOT_HEARD)
+        if not isinstance(told.running, Unknown) and told.running > 0.0:
+            return False
+        if coverage(heard, told, there.ready) < 1.0:
+            missing = missing or Unknown(f"{told.coverage:.0%} of the {name} engines answer")
+    if isinstance(heard.rate_per_s, Unknown):
+        return heard.rate_per_s
+    if heard.coverage < 1.0:
+        return Unknown(f"{heard.coverage:.0%} of the gateways answer")
+    return missing or True
 
 
 def coverage(heard: Heard, told: TierHeard, ready: int) -> float:
     """Share of gateways and of the tier's engines that answer: below 1 nothing goes down, above 0 by definition."""
     engines = told.coverage or 0.5 / ready if ready else 1.0
-    return min(heard.coverage or 1.0, engines)
+    return min(heard.coverage or 0.5, engines)
 
 
 def missed_share(heard: Heard, slo: Slo) -> float | None:
@@ -257,13 +319,26 @@ def missed_share(heard: Heard, slo: Slo) -> float | None:
     shed = 0.0 if isinstance(heard.shed_share, Unknown) else heard.shed_share
     if heard.ttft is None or slo.ttft_s is None:
         return shed if shed else None
-    target_s = slo.ttft_s
-    if not isinstance(heard.prompt_tokens, Unknown):
-        target_s += slo.ttft_per_1k_tokens_s * heard.prompt_tokens / 1000.0
-    met = buckets.share_below(heard.ttft, target_s)
+    met = share_in_time(heard, slo)
     if met is None:  # nobody was answered
         return shed or None
     return min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
+
+
+def share_in_time(heard: Heard, slo: Slo) -> float | None:
+    """Share of the last minute's answers whose first token came by the target of a prompt of mean length; None without.
+
+    A minute's times and lengths are known apart, and not by request.
+    """
+    tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
+    if heard.ttft is None or slo.ttft_s is None:
+        return None
+    return buckets.share_below(heard.ttft, float(slo.ttft_targets_s(tokens)))
+
+
+def _used(need: Need, replicas: int) -> float:
+    """Share of so many replicas' load line that the forecast takes."""
+    return need.rate_per_s * need.request_gpu_s / need.replica_work / max(replicas, 1)
 
 
 def _counts(decision: Decision) -> dict[str, tuple[int | None, int | None]]:

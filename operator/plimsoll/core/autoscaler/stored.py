@@ -18,7 +18,7 @@ from plimsoll.core import forecast, lifecycle, scaling
 from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.calibration import state as calibration
-from plimsoll.core.forecast import RiskControl
+from plimsoll.core.forecast import RiskControl, pauses
 from plimsoll.core.latency import StepModel
 
 VERSION: Final = 1
@@ -30,6 +30,7 @@ def to_dict(service: Service) -> dict[str, Any]:
         "version": VERSION,
         "scaling": scaling.to_dict(service.state),
         "risk": None if service.risk is None else [service.risk.budget, service.risk.score],
+        "pauses": pauses.to_dict(service.pauses),
         "tiers": {name: _tier(tier) for name, tier in service.tiers.items()},
     }
 
@@ -43,6 +44,8 @@ def restore(service: Service, stored: Any) -> None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         budget, score = stored["risk"]
         service.risk = RiskControl(float(budget), float(score))
+    with contextlib.suppress(ValueError, KeyError):
+        service.pauses = pauses.from_dict(stored["pauses"])
     tiers = stored.get("tiers")
     for name, tier in service.tiers.items():
         if isinstance(tiers, Mapping) and isinstance(tiers.get(name), Mapping):

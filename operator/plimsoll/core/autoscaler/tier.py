@@ -170,6 +170,8 @@ class Tier:
         )
         made = line(sized, max(replicas, 1))
         self._basis, self.sized = basis, sized
+        if isinstance(made, Line) and isinstance(self.line, Line):  # the work of before, by what is known of it now
+            self.demand = forecast.rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
         self.line = made if isinstance(made, Line) else _hopeless(made)
         return True
 

@@ -7,7 +7,7 @@ Idea: answers are kept beside what they were made from, and hold while that is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plimsoll.core.autoscaler.tier import Tier
@@ -38,6 +38,8 @@ class Watch:
     tiers: dict[str, Kept] = field(default_factory=dict)
     _policy: Policy | None = None
     _allowed: bool = False
+    _rests_since: object = None
+    _rests: Mapping[str, int] | None = None
 
     def of(self, tier: str) -> Kept:
         """What is kept of a tier."""
@@ -77,6 +79,12 @@ class Watch:
             self._policy, self._allowed = policy, allows(policy)
         for name, line in lines.items():
             self.of(name).line = line
+
+    def rests(self, since: object, find: Callable[[], Mapping[str, int] | None]) -> Mapping[str, int] | None:
+        """What `find` finds, asked once for each `since`, the very same object: the counts at which tiers rest."""
+        if since is not self._rests_since:
+            self._rests_since, self._rests = since, find()
+        return self._rests
 
     def is_quiet_under(self, policy: Policy) -> bool:
         """Whether the policy is that of the last decision, and one under which a service can be quiet."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-BLOCK_S: Final = 20.0
+BLOCK_S: Final = 5.0
 MEMORY: Final = 3600.0  # differences, of a tick or a block
 _FIRST_TICKS: Final = 4.0  # what the guess weighs against measured ticks
 _FIRST_GRAINS: Final = 4.0  # the guess: so many grains in the first sample

@@ -54,6 +54,10 @@ class Odds:
         """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""
         return self._upto(high) - self._upto(low)
 
+    def beyond(self, factor: float) -> float:
+        """Integral of the probability from `factor` on."""
+        return self.upto[-1] - self._upto(factor)
+
     def _upto(self, factor: float) -> float:
         if factor <= 1.0:
             return max(0.0, factor)

@@ -25,6 +25,12 @@ AT, SEEN, CHANGED, MEAN, LINES, TESTS = 0, 1, 2, 3, 5, 21
 NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 30, 42, 45, 48, 50, 51
 COLUMNS: Final = 55
 PACKED: Final = struct.Struct(f"{COLUMNS}d")
+_LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0)
+# The power of work in each column: what becomes of it where the same load is told in another unit.
+_POWERS: Final = (
+    *(0, 0, 0), *(0, 1), *_LINE, *_LINE, *_CUSUM, *_CUSUM, *_CUSUM, *_GRAIN, *_GRAIN, *(1, 0),
+    *(0, 1, 0), *(0, 1, 0), *(0, 0), 1, *(1, 1, 1, 0),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,26 @@ def observe(
         rate = _smooth(explained.rate_per_s, rate_per_s, passed_s)
         explained = Explained(rate, _smooth(explained.tokens_per_s, tokens_per_s, passed_s))
     return _add(state, now_s, float(work), min(passed_s, LONGEST_S), explained)
+
+
+def rescaled(state: State, factor: float) -> State:
+    """The state of the same arrivals if each had been `factor` times the work (> 0): what is known now of a request's
+    work holds for those that came before as well, else its change would pass for a slow change of the load."""
+    columns = PACKED.unpack(state.packed or NOTHING)
+    packed = PACKED.pack(*(value * factor**power for value, power in zip(columns, _POWERS, strict=True)))
+    past, shape = state.past, state.shape
+    minutes = tuple(growth.Minute(*(value * factor for value in minute)) for minute in past.minutes)
+    day, week = (
+        of._replace(
+            bins=tuple(value * factor for value in of.bins), error=of.error * factor**2, base=of.base * factor**2
+        )
+        for of in (shape.day, shape.week)
+    )
+    return State(
+        packed,
+        past._replace(minutes=minutes, lowest=past.lowest * factor),
+        shape._replace(previous=shape.previous * factor, day=day, week=week),
+    )
 
 
 def _seen(packed: bytes, now_s: float) -> bytes:

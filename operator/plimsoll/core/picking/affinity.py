@@ -88,9 +88,14 @@ class Recent:
         while over > 0:
             chain = self._chains[0]
             left = chain.blocks
-            while over and left and known.get(left[-1]) is chain:
-                del known[left.pop()]
-                over -= 1
+            gone = 0
+            for block in left[: -over - 1 : -1]:  # its end first, and no more than are over
+                if known.get(block) is not chain:
+                    break
+                del known[block]
+                gone += 1
+            del left[len(left) - gone :]
+            over -= gone
             if over:  # nothing is left of it but what was used since
                 self._chains.popleft()
 

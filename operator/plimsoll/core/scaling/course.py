@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from plimsoll.core.forecast import SpareWorth
 from plimsoll.core.scaling.decision import Limit, Step
 from plimsoll.core.scaling.observation import TierObservation
 from plimsoll.core.scaling.policy import TierPolicy
@@ -15,9 +16,11 @@ from plimsoll.core.scaling.state import TierState
 class Course:
     """Lives within one decision.
 
-    bounds: least and most replicas at this time. up: the count below which the fleet is too small. release: the count
-    above which it is too large; up <= release, and between the two nothing moves, so that chance does not. count: after
-    the last step. held: why demand is not known.
+    bounds: least and most replicas at this time. spare: worth having in reserve beyond the need, kept: worth keeping
+    beyond what may be released, worth: what the reserve of all tiers saves and takes. up: the count below which the
+    fleet is too small. release: the count above which it is too large; up <= release, and between the two nothing
+    moves, so that chance does not. count: after the last step. held: why demand is not known. asleep: nothing runs,
+    since no request is worth waiting for.
     """
 
     name: str
@@ -25,10 +28,14 @@ class Course:
     policy: TierPolicy
     state: TierState
     bounds: tuple[int, int]
+    spare: int = 0
+    kept: int = 0
+    worth: SpareWorth | None = None
     up: int = 0
     release: int = 0
     count: int = 0
     held: str | None = None
+    asleep: bool = False
     overdue: tuple[str, ...] = ()
     etas_s: tuple[float, ...] = ()
     limits: list[Limit] = field(default_factory=list)

@@ -44,9 +44,12 @@ def _run(courses: list[Course], observation: Observation, policy: Policy, now_s:
     passed_s = 0.0 if last_s is None else max(0.0, now_s - last_s)
     for course in courses:
         wanted.demand(course)
-        wanted.need(course, policy)
+    wanted.reserved(courses, policy)
     for course in courses:
-        wanted.feedback(course, courses, policy.slo, passed_s)
+        wanted.need(course, policy, observation.pause)
+        wanted.watch(course, now_s)
+    for course in courses:
+        wanted.feedback(course, courses, policy.slo, passed_s, now_s)
         pending.pending(course, now_s)
     binding = pending.joint(courses, policy.prefill_per_decode)
     direction(courses, now_s)

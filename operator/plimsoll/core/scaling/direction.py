@@ -7,7 +7,7 @@ Idea: ski rental. Giving back costs at most one start's worth of GPU time, so a 
 for the start-up time L times the probability that its need returns within L (Karlin et al. 1988 for the bound; the
 probability from prior and own history makes it an expectation). For each count that would have been enough it is
 remembered since when, without a break; the fleet goes at once to the smallest count for which that has lasted for its
-hold time. That is the whole delay.
+hold time. That is the whole delay. Whether the last one goes is the `last` module's question.
 """
 
 from __future__ import annotations
@@ -33,35 +33,38 @@ def direction(courses: list[Course], now_s: float) -> None:
 
 def _count(course: Course, now_s: float) -> tuple[int, str]:
     before = course.seen.replicas
-    if course.up >= before or course.held is not None:
+    if course.up >= before or (course.held is not None and not course.asleep):
         course.keep("lower", ())
         return course.up, "up at once" if course.up > before else "stays"
-    marks = _marks(course, now_s)
+    marks = lower_marks(course.state.lower, before, course.release, now_s)
     course.keep("lower", marks)
     if not marks:
         return before, "stays"
     # The marks stay even where they are acted on: what follows may forbid it for now. A larger count has lasted longer
     # and is held for less.
     counts = range(marks[-1].replicas, before)
-    left = bisect_left(counts, 0.0, key=lambda count: _lasted_s(marks, count, now_s) - _hold_s(course, count))
+    left = bisect_left(counts, 0.0, key=lambda count: lasted_s(marks, count, now_s) - _hold_s(course, count))
     if left == len(counts):
-        left_s = _hold_s(course, before - 1) - _lasted_s(marks, before - 1, now_s)
+        left_s = _hold_s(course, before - 1) - lasted_s(marks, before - 1, now_s)
         return before, f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
     reached = counts[left]
-    lasted_s, held_s = _lasted_s(marks, reached, now_s), _hold_s(course, reached)
-    return reached, f"{reached} have been enough for {lasted_s:.0f} s, held for {held_s:.0f} s"
+    enough_s, held_s = lasted_s(marks, reached, now_s), _hold_s(course, reached)
+    return reached, f"{reached} have been enough for {enough_s:.0f} s, held for {held_s:.0f} s"
 
 
-def _lasted_s(marks: tuple[Mark, ...], replicas: int, now_s: float) -> float:
+def lasted_s(marks: tuple[Mark, ...], replicas: int, now_s: float) -> float:
+    """For how long so many replicas would have been enough."""
     return now_s - next(mark.since_s for mark in marks if mark.replicas <= replicas)
 
 
-def _marks(course: Course, now_s: float) -> tuple[Mark, ...]:
-    """Counts that would have been enough, largest first, each since when: a stack that a higher need cuts off."""
-    before, release = course.seen.replicas, course.release
+def lower_marks(lower: tuple[Mark, ...], before: int, release: int, now_s: float) -> tuple[Mark, ...]:
+    """Counts that would have been enough, largest first, each since when: a stack that a higher need cuts off.
+
+    lower: as they were. before: replicas ordered. release: what would be enough now.
+    """
     kept = [
         Mark(mark.replicas, min(mark.since_s, now_s))  # a clock that was set back
-        for mark in course.state.lower
+        for mark in lower
         if release <= mark.replicas < before
     ]
     if release < before and (not kept or kept[-1].replicas > release):
@@ -72,6 +75,8 @@ def _marks(course: Course, now_s: float) -> tuple[Mark, ...]:
 def _hold_s(course: Course, replicas: int) -> float:
     """How long `replicas` must have been enough before the rest is given back, seconds."""
     demand, need = course.seen.demand, course.seen.need
+    if replicas == 0 and course.asleep:
+        return 0.0  # a pause that ends it has been waited for
     if not isinstance(demand, Demand) or isinstance(need, Unknown):
         return course.seen.horizon_s
     return demand.forecast.horizon_s * _returns(demand, need, replicas)
@@ -87,12 +92,12 @@ def _returns(demand: Demand, need: Need, replicas: int) -> float:
     if replicas == 0:
         return 1.0
     if found.level > 0.0:
-        return _chance(demand.odds, replicas * need.replica_work / found.level)
+        return chance(demand.odds, replicas * need.replica_work / found.level)
     away_s = found.changed_s_ago if found.changed_s_ago is not None else found.horizon_s
     return found.horizon_s / (found.horizon_s + away_s) if found.horizon_s > 0.0 else 0.0
 
 
-def _chance(odds: Odds, factor: float) -> float:
+def chance(odds: Odds, factor: float) -> float:
     """Probability of growth past a factor: 1 up to 1, linear between those of the odds, falling as 1/x^2 beyond."""
     if factor <= 1.0:
         return 1.0

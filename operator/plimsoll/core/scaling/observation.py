@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from plimsoll.core.forecast import Forecast, Odds, Unknown
+from plimsoll.core.forecast import Forecast, Odds, Pause, Unknown
 from plimsoll.core.knee import Constraint
 from plimsoll.core.lifecycle import Ledger, Starting
 from plimsoll.core.scaling.state import State
 from plimsoll.core.sizing import Infeasible
 
 NOT_MEASURED: Final = Unknown("not measured")
+NOT_HEARD: Final = Unknown("whether requests come is not known")
+MEASURED_S: Final = 60.0  # what is measured of requests is of those that were answered in so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class TierObservation:
     """One tier. Raises ValueError for a fleet that cannot be.
 
     replicas: ordered now. ready: of those, able to serve. starting: of those, not yet. backlog_gpu_s: work that waits
-    for the tier, held or ticketed. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
+    for the tier at the gateways. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
     the whole by `summed`, and below 1 nothing goes down.
     """
 
@@ -101,7 +103,8 @@ class TierObservation:
 
 @dataclass(frozen=True)
 class Observation:
-    """One service. tiers: those of which anything is observed. state: what the last decision left.
+    """One service. tiers: those of which anything is observed. state: what the last decision left. pause: of its
+    requests, as all gateways and engines tell.
 
     gpus_granted: of the GPU budget to this service, None without a budget.
     """
@@ -109,6 +112,7 @@ class Observation:
     tiers: Mapping[str, TierObservation] = field(default_factory=dict)
     state: State = field(default_factory=State)
     gpus_granted: int | None = None
+    pause: Pause | Unknown = NOT_HEARD
 
 
 def summed(parts: Sequence[float | Unknown]) -> tuple[float | Unknown, float]:

@@ -113,6 +113,8 @@ class Ask:
     """One tier to be sized. replicas, ready: as in TierObservation. headroom: share of the load line kept free.
 
     backlog_gpu_s: work that waits. Where nothing is ready yet it is to be cleared within one horizon, beside the load.
+    returning: GPU-seconds a second of requests that were refused and told when to come back. Arrivals are first
+    attempts, so that these are in no forecast.
     """
 
     line: Line
@@ -121,6 +123,7 @@ class Ask:
     ready: int
     headroom: float = 0.0
     backlog_gpu_s: float = 0.0
+    returning: float = 0.0
 
 
 def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
@@ -210,9 +213,10 @@ def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
 
 
 def _work(ask: Ask) -> float:
+    coming = ask.forecast.work + ask.returning
     if ask.ready or ask.backlog_gpu_s <= 0.0:
-        return ask.forecast.work
-    return ask.forecast.work + ask.backlog_gpu_s / max(ask.forecast.horizon_s, 1.0)
+        return coming
+    return coming + ask.backlog_gpu_s / max(ask.forecast.horizon_s, 1.0)
 
 
 def margin_of(work: float, doubt: float) -> float:

@@ -27,7 +27,8 @@ class TierState(NamedTuple):
 
     ordered: counts that were ordered, oldest first, as far back as a rate limit looks. tail_scale: measured tail of
     TPOT over its prior, to be given to the next sizing. backoff: after pods that fit on no node. replicas: what was
-    decided last.
+    decided last. ready: replicas able to serve at the last decision, None before it; grown_s: when those became more,
+    None where they have not since the tier is known.
     """
 
     lower: tuple[Mark, ...] = ()
@@ -35,6 +36,8 @@ class TierState(NamedTuple):
     tail_scale: float = 1.0
     backoff: Backoff = NO_BACKOFF
     replicas: int = 0
+    ready: int | None = None
+    grown_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ def to_dict(state: State) -> dict[str, Any]:
                 "tailScale": tier.tail_scale,
                 "backoff": list(tier.backoff),
                 "replicas": tier.replicas,
+                "ready": tier.ready,
+                "grown": tier.grown_s,
             }
             for name, tier in state.tiers.items()
         },
@@ -82,7 +87,15 @@ def _tier(stored: Any) -> TierState:
         raise ValueError(f"no tail is scaled by {scale}")
     backoff = Backoff(_count(tries), _number(until_s))
     marks = _marks(stored["lower"]), _marks(stored["ordered"])
-    return TierState(*marks, scale, backoff, _count(stored["replicas"]))
+    ready, grown_s = stored.get("ready"), stored.get("grown")
+    return TierState(
+        *marks,
+        scale,
+        backoff,
+        _count(stored["replicas"]),
+        None if ready is None else _count(ready),
+        None if grown_s is None else _number(grown_s),
+    )
 
 
 def _marks(stored: Any) -> tuple[Mark, ...]:

@@ -12,13 +12,16 @@ measured and expected latency; it acts through the next sizing.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, TypeGuard
 
-from plimsoll.core.forecast import SpareWorth, Unknown, spare_replicas, spare_worth
+from plimsoll.core.forecast import Pause, SpareWorth, Unknown
 from plimsoll.core.scaling.course import Course
 from plimsoll.core.scaling.decision import Limit
-from plimsoll.core.scaling.observation import Need
+from plimsoll.core.scaling.last import last
+from plimsoll.core.scaling.observation import MEASURED_S, Need
 from plimsoll.core.scaling.policy import Policy
+from plimsoll.core.scaling.reserve import Stock, reserve, reserves
 from plimsoll.core.scaling.state import LEAST_SCALE, MOST_SCALE
 from plimsoll.core.slo import Slo
 
@@ -69,31 +72,60 @@ def _unknown(course: Course) -> str | None:
     return None
 
 
-def need(course: Course, policy: Policy) -> None:
-    """Step 2: replicas for the forecast, warm ones, and those in reserve against a leap."""
+def reserved(courses: list[Course], policy: Policy) -> None:
+    """Before step 2: what is worth having in reserve, of all tiers together whose demand and need are known.
+
+    It is bought against a leap from the ordinary load, so that none is bought on top of a leap that has come; what is
+    there is kept against one from where the load stands: who was let go would have to start again.
+    """
+    known = [(one, one.seen.demand, one.seen.need) for one in courses if one.held is None]
+    sure = True
+    needed: list[tuple[Course, Stock]] = []
+    released: list[Stock] = []
+    for course, demand, sized in known:
+        if isinstance(demand, Unknown) or isinstance(sized, Unknown):
+            continue
+        found = demand.forecast
+        sure &= found.doubt <= UNSURE * found.level
+        most = max(course.policy.max_replicas, sized.replicas)
+        stock = Stock(demand.odds, found.ordinary, sized.replica_work, sized.replicas, most, course.policy.gpus)
+        needed.append((course, stock))
+        released.append(replace(stock, replicas=sized.release, work=max(found.level, found.ordinary)))
+    if not needed:
+        return
+    if sure:
+        bought = reserve([stock for _, stock in needed], policy.miss_cost)
+        for (course, _), spare in zip(needed, bought.replicas, strict=True):
+            course.spare, course.worth = spare, bought.worth
+    if any(one.seen.replicas > stock.replicas for (one, _), stock in zip(needed, released, strict=True)):
+        keeping = reserves(released, policy.miss_cost * RESERVE_MARGIN)
+        for (course, _), kept in zip(needed, keeping, strict=True):
+            course.kept = kept
+
+
+def need(course: Course, policy: Policy, pause: Pause | Unknown) -> None:
+    """Step 2: replicas for the forecast, warm ones, those in reserve against a leap, and whether the last one stays."""
     seen, demand, sized = course.seen, course.seen.demand, course.seen.need
     if course.held or isinstance(demand, Unknown) or isinstance(sized, Unknown):
-        _wake(course)
+        told = last(course, pause, policy.miss_cost)
+        if course.up == seen.replicas:
+            told = f"not known, so {seen.replicas} stay" + (f"; {told}" if told else "")
+        course.say("need", "{}", told)
         return
-    warm, odds, work = course.policy.warm_replicas, demand.odds, demand.forecast.ordinary
-    most = max(course.policy.max_replicas, sized.replicas)
-    unsure = demand.forecast.doubt > UNSURE * demand.forecast.level
-    spare = 0 if unsure else spare_replicas(odds, work, sized.replica_work, sized.replicas, most, policy.miss_cost)
+    warm, spare = course.policy.warm_replicas, course.spare
     course.up = sized.replicas + max(warm, spare)
-    course.release = max(course.up, sized.release + warm)
-    if seen.replicas > course.release:
-        kept = spare_replicas(odds, work, sized.replica_work, sized.release, most, policy.miss_cost * RESERVE_MARGIN)
-        course.release = max(course.release, sized.release + kept)
+    course.release = max(course.up, sized.release + max(warm, course.kept))
     if seen.coverage < 1.0:
         course.release = max(course.release, seen.replicas)
     if sized.infeasible is not None:
         course.limited_by(Limit.INFEASIBLE)
     extra = _exceptions(course, sized)
-    if spare > warm:
-        worth = spare_worth(odds, work, sized.replica_work, sized.replicas + spare - 1, policy.miss_cost)
-        extra += f", {spare} more against a leap ({_worth(worth)})"
+    if spare > warm and course.worth is not None:
+        extra += f", {spare} more against a leap ({_worth(course.worth)})"
     elif warm:
         extra += f", {warm} more warm"
+    if told := last(course, pause, policy.miss_cost):
+        extra += f"; {told}"
     line = sized.replica_work / sized.request_gpu_s
     room = f" less {sized.headroom:.0%} headroom" if sized.headroom else ""
     known = (sized.rate_per_s, demand.forecast.horizon_s, sized.replicas, line, room, sized.constraint, extra)
@@ -125,7 +157,7 @@ def _infeasible_words(need: Need) -> str:
 
 
 def _worth(worth: SpareWorth) -> str:
-    return f"the last saves {worth.saving_gpu_s:.3g} GPU-s and takes {worth.cost_gpu_s:.3g}"
+    return f"the reserve saves {worth.saving_gpu_s:.3g} GPU-s and takes {worth.cost_gpu_s:.3g}"
 
 
 def counterfactual(course: Course, slo: Slo | None) -> str | None:
@@ -146,27 +178,26 @@ def counterfactual(course: Course, slo: Slo | None) -> str | None:
     return None
 
 
-def _wake(course: Course) -> None:
-    """The need where demand is not known: what is there, at least one if work waits for none."""
-    waiting = course.seen.backlog_gpu_s
-    if course.seen.replicas == 0 and not isinstance(waiting, Unknown) and waiting > 0.0:
-        course.up = course.release = 1
-        course.say("need", "{:.3g} GPU-s of work wait and nothing runs: 1", waiting)
-        return
-    course.say("need", "not known, so {} stay", course.seen.replicas)
+def watch(course: Course, now_s: float) -> None:
+    """Remember when more replicas became ready. As many as at the first look have been there for as long as matters."""
+    before, ready = course.state.ready, course.seen.ready
+    if before is not None and ready > before:
+        course.keep("grown_s", now_s)
+    course.keep("ready", ready)
 
 
-def feedback(course: Course, courses: list[Course], slo: Slo | None, passed_s: float) -> None:
+def feedback(course: Course, courses: list[Course], slo: Slo | None, passed_s: float, now_s: float) -> None:
     """Step 3. courses: all tiers; passed_s: since the last decision.
 
     Demand known: latency moves the law's tail, by one integrator, and nothing else. Demand unknown: a tier whose own
-    signals say that it is short grows, from what is ready, so that saying it twice adds nothing.
+    signals say that it is short grows, from what is ready, so that saying it twice adds nothing. What is measured of
+    requests counts once all of them came when so many were ready: those that waited for a start say nothing of it.
     """
     if course.held is None:
         course.say("feedback", *_integrate(course, passed_s))
         return
-    elsewhere = max((_pressed(other, slo, math.inf)[0] for other in courses if other is not course), default=0.0)
-    pressure, words = _pressed(course, slo, elsewhere)
+    elsewhere = max((_pressed(other, slo, math.inf, now_s)[0] for other in courses if other is not course), default=0.0)
+    pressure, words = _pressed(course, slo, elsewhere, now_s)
     wanted = math.ceil(max(course.seen.ready, 1) * min(pressure, _MOST_PRESSED) - 1e-9)
     if pressure > _PRESSED and wanted > course.up:
         course.up = course.release = wanted
@@ -175,16 +206,21 @@ def feedback(course: Course, courses: list[Course], slo: Slo | None, passed_s: f
     course.say("feedback", "{}", words)
 
 
-def _pressed(course: Course, slo: Slo | None, elsewhere: float) -> tuple[float, str]:
+def _pressed(course: Course, slo: Slo | None, elsewhere: float, now_s: float) -> tuple[float, str]:
     """How much more load a tier carries than it should by its lagging signals (1: just what it should), in words.
 
     TTFT holds the wait for the other tier too: it counts only where that one is not pressed itself (`elsewhere`).
     """
     measured, ready = course.seen.measured, max(course.seen.ready, 1)
+    same_s = math.inf if course.state.grown_s is None else now_s - course.state.grown_s - MEASURED_S
     found = [(0.0, "no lagging signal is known")]
+    if same_s < 0.0:
+        found = [(0.0, f"{course.seen.ready} are ready for {same_s + MEASURED_S:.0f} s, too short to be measured")]
     if slo is not None:
         for name, value, target_s in (("TPOT", measured.tpot_s, slo.tpot_s), ("TTFT", measured.ttft_s, slo.ttft_s)):
             if target_s is None or not _told(value) or (name == "TTFT" and elsewhere > _PRESSED):
+                continue
+            if same_s < (value if name == "TTFT" else 0.0):
                 continue
             found.append(
                 (value / target_s, f"p{100 * slo.share:g} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms")
@@ -193,7 +229,7 @@ def _pressed(course: Course, slo: Slo | None, elsewhere: float) -> tuple[float, 
         found.append((measured.waiting / ready, f"{measured.waiting:.0f} requests wait for {ready} ready"))
     if _told(measured.kv_used):
         found.append((measured.kv_used / _KV_FULL, f"KV cache {measured.kv_used:.0%} full"))
-    if _told(measured.preemptions_per_s) and measured.preemptions_per_s > 0.0:
+    if _told(measured.preemptions_per_s) and measured.preemptions_per_s > 0.0 and same_s >= 0.0:
         found.append((_PREEMPTING, f"{measured.preemptions_per_s:.2g} preemptions/s"))
     return max(found)
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import ServiceReading
-from plimsoll.core.scaling.observation import summed
 from plimsoll.core.signals.intervals import (
     GAP_S,
     ServiceInterval,
@@ -46,6 +45,15 @@ class _Gateway:
     def told(self) -> bool:
         """Whether it has said something since the last sample that makes a rate, or that it makes none yet."""
         return self.anew or (self.pending is not None and self.pending.seconds >= _LEAST_S)
+
+
+class Present(NamedTuple):
+    """What there is at all gateways now, as `Heard` has it."""
+
+    held: float | Unknown
+    held_work_s: float | Unknown
+    returning: float | Unknown
+    in_flight: float | Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +123,19 @@ class Demand:
         """Share of the gateways whose word is fresh; 0 without any."""
         return len(self._answering(now_s, gateways)) / len(gateways) if gateways else 0.0
 
-    def held(self, now_s: float, gateways: Collection[str]) -> float | Unknown:
-        """Requests that wait at all gateways now."""
-        answering = [gateway.last[2].waiting for gateway in self._answering(now_s, gateways)]
-        silent = [Unknown("silent")] * (len(gateways) - len(answering))
-        return summed([*answering, *silent])[0]
+    def present(self, now_s: float, gateways: Collection[str]) -> Present:
+        """What there is now, scaled up to the gateways that are silent."""
+        last = [gateway.last[2] for gateway in self._answering(now_s, gateways)]
+        if not last:
+            return Present(*[Unknown("no gateway answers")] * 4)
+        held = held_work_s = returning = in_flight = 0.0
+        for reading in last:
+            held += reading.waiting
+            held_work_s += reading.held_work_s
+            returning += reading.ticket_work
+            in_flight += sum(reading.inflight.values())
+        whole = len(gateways) / len(last)
+        return Present(held * whole, held_work_s * whole, returning * whole, in_flight * whole)
 
     def _answering(self, now_s: float, gateways: Collection[str]) -> list[_Gateway]:
         known = [self._gateways[name] for name in gateways if name in self._gateways]

@@ -21,16 +21,17 @@ class TierHeard:
     """One tier's engines. All but `windows` is over the last minute or now.
 
     measured: promised percentiles of ended requests; `waiting` and `preemptions_per_s` are sums over the tier, scaled
-    up to all its pods; `kv_used` is the fullest pod's. coverage: share of the tier's pods with a fresh reading; 1 for
-    a tier without pods, of which nothing else is known. age_s: of the oldest reading among those. windows: new since
-    the last call. step_rate_per_s: steps of one pod, mean over the time in which it was never idle. post_share: share
-    of a pod's time spent in posting KV reads.
+    up to all its pods; `kv_used` is the fullest pod's. coverage: share of the tier's pods with a fresh reading; 1 for a
+    tier without pods, of which nothing else is known. age_s: of the oldest reading among those. windows: new since the
+    last call. running: requests in the engines that answer, waiting ones included. step_rate_per_s: steps of one pod,
+    mean over the time in which it was never idle. post_share: share of a pod's time spent in posting KV reads.
     """
 
     measured: Measured = field(default_factory=Measured)
     coverage: float = 0.0
     age_s: float | None = None
     windows: tuple[WindowSums, ...] = ()
+    running: float | Unknown = NOTHING_HEARD
     step_rate_per_s: float | Unknown = NOTHING_HEARD
     post_share: float | Unknown = NOTHING_HEARD
 
@@ -43,7 +44,10 @@ class Heard:
     coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
     workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
     tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from.
-    shed_share: refused over first attempts, last minute. held: requests that wait at the gateways now.
+    shed_share: refused over first attempts, last minute. held: requests that wait at the gateways now, and held_work_s
+    their GPU-seconds in the tier that answers. returning: GPU-seconds a second there of those that were refused and
+    told when to come back; retries are no arrivals, so it is in no rate. in_flight: requests that gateways have sent to
+    engines and that have not ended.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -57,4 +61,7 @@ class Heard:
     ttft: Buckets | None = None
     shed_share: float | Unknown = NOTHING_HEARD
     held: float | Unknown = NOTHING_HEARD
+    held_work_s: float | Unknown = NOTHING_HEARD
+    returning: float | Unknown = NOTHING_HEARD
+    in_flight: float | Unknown = NOTHING_HEARD
     tiers: Mapping[Role, TierHeard] = field(default_factory=dict)

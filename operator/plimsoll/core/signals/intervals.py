@@ -106,8 +106,9 @@ def answered(reading: EngineReading) -> EngineReading:
 
 def is_answer(reading: ServiceReading) -> bool:
     """Whether all counts of a service are numbers that can be counts."""
-    counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed, reading.waiting)
-    return all(map(_is_number, (*counts, *reading.refused.values()))) and _is_histogram(reading.ttft_s)
+    counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed)
+    now = (reading.waiting, reading.held_work_s, reading.ticket_work, *reading.inflight.values())
+    return all(map(_is_number, (*counts, *now, *reading.refused.values()))) and _is_histogram(reading.ttft_s)
 
 
 def engine_interval(old: EngineReading, new: EngineReading) -> EngineInterval | None:

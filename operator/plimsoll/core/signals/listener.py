@@ -72,9 +72,19 @@ class Listener:
         if coverage <= 0.0:
             why = Unknown(f"none of {len(gateways)} gateways answers" if gateways else "there is no gateway")
             return Heard(
-                why, answered_per_s=why, failed_per_s=why, prompt_tokens=why, ttft_s=why, shed_share=why, held=why
+                why,
+                answered_per_s=why,
+                failed_per_s=why,
+                prompt_tokens=why,
+                ttft_s=why,
+                shed_share=why,
+                held=why,
+                held_work_s=why,
+                returning=why,
+                in_flight=why,
             )
         rates, minute = self._demand.rates(now_s), self._demand.recent.over(now_s)
+        present = self._demand.present(now_s, gateways)
         return Heard(
             rate_per_s=rates.rate_per_s if isinstance(rates, Sample) else rates,
             coverage=coverage,
@@ -84,7 +94,10 @@ class Listener:
             ttft_s=_ttft(minute, share),
             ttft=None if minute is None else minute.ttft_s,
             shed_share=_shed(minute),
-            held=self._demand.held(now_s, gateways),
+            held=present.held,
+            held_work_s=present.held_work_s,
+            returning=present.returning,
+            in_flight=present.in_flight,
         )
 
 

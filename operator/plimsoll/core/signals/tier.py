@@ -112,6 +112,7 @@ class Tier:
                 0.0 if pods else 1.0,
                 None,
                 windows,
+                running=why,
                 step_rate_per_s=why,
                 post_share=why,
             )
@@ -127,6 +128,7 @@ class Tier:
             coverage=len(fresh) / len(parts),
             age_s=max(max(0.0, now_s - part.at_s) for part in fresh),
             windows=windows,
+            running=summed([_here(part) for part in fresh])[0],
             step_rate_per_s=_per_s(minute.busy_steps, minute.busy_s),
             post_share=_per_s(minute.post_s, minute.post_over_s),
         )
@@ -176,6 +178,10 @@ def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
         tpot_s=interval.tpot_s,
         ttft_s=interval.ttft_s,
     )
+
+
+def _here(reading: EngineReading) -> float | Unknown:
+    return _NOT_TOLD if reading.running is None else reading.running + (reading.waiting or 0.0)
 
 
 def _percentile(b: Buckets | None, share: float) -> float | Unknown:

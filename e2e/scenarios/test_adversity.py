@@ -1,0 +1,167 @@
+"""What goes wrong while a fleet moves: silence in mid-burst, pods that fit nowhere, a user who changes the spec.
+
+The packets that are lost are the operator's alone, on the node: clients reach the gateway, and the gateway the engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from e2e.lib import light, stack
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.load import Load, OpenLoop, poisson
+from e2e.lib.node import unheard
+from e2e.lib.service import LAUNCHER_PORT, Service
+from e2e.lib.wait import until
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+
+PICKER_PORT = 8081
+ABOUT = contract().paths["about"]
+OPERATOR = "app.kubernetes.io/component=operator"
+WORDS, TOKENS = 300, 48
+LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
+HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
+GROWS_S = 90.0
+
+
+def _steady(rate: float, name: str, seed: int) -> OpenLoop:
+    return poisson(rate, 300, light.prompts(name, WORDS, TOKENS), seed)
+
+
+def _serves(service: Service, tier: str, replicas: int) -> None:
+    """Waits until a tier wants so many replicas or more, and has all that it wants."""
+    until(
+        f"{replicas} replicas or more of {tier} serve",
+        lambda: len(service.ready_pods(tier)) == light.desired(service, tier) >= replicas,
+        GROWS_S,
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, namespace: str) -> Iterator[Service]:
+    """One tier that knows its load line."""
+    cluster.apply(light.fleet("silenced", {"serve": light.bounds(1, 6)}), namespace=namespace)
+    found = Service(cluster, namespace, "silenced", stack.GATEWAY_URL)
+    found.wait_ready()
+    light.learned(found, _steady(LOW, "learn", seed=1))
+    yield found
+    cluster.kubectl("delete", "plim", "silenced", "-n", namespace)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Who is not heard, and what is said of it."""
+
+    port: int
+    available: str
+    active: tuple[str, str]
+
+
+ENGINES = Silence(LAUNCHER_PORT, "no ready engine of serve answers", ("True", "ScalingOnForecast"))
+GATEWAYS = Silence(PICKER_PORT, "no gateway replica tells", ("False", "DemandUnknown"))
+
+
+@pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])
+def test_a_fleet_that_is_not_heard_gives_nothing_back(silence: Silence, fleet: Service, cluster: Cluster) -> None:
+    """The burst ends in the silence: heard, the fleet would shrink."""
+    (operator,) = cluster.list("pods", stack.SYSTEM, OPERATOR)
+    known = {e["metadata"]["name"] for e in fleet.events()}
+    with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
+        _serves(fleet, "serve", 2)
+        before = light.desired(fleet)
+        with unheard(operator["status"]["podIP"], silence.port):
+            told = fleet.wait_told("MetricsAvailable", status="False", reason="MetricsMissing")
+            load.stop()
+            seen = light.counts(fleet, HELD_S)
+            active = fleet.condition("ScalingActive")
+    fleet.wait_told("MetricsAvailable", status="True")
+    until("what is not needed is given back", lambda: light.desired(fleet) < before, GROWS_S)
+    new = [e for e in fleet.events() if e["metadata"]["name"] not in known]
+    said = {e["reason"]: e["message"] for e in new}
+    print(f"{before} replicas, then {seen}; {load.ledger.summary()}\n{told}\n{active}\n{said}")
+    lost = light.lost(load.ledger.records)
+    assert not lost, light.lines(lost)
+    assert min(seen) >= before
+    assert told["message"].startswith(silence.available)
+    assert (active["status"], active["reason"]) == silence.active
+    assert said["MetricsLost"] == told["message"]
+    assert "MetricsRecovered" in said
+
+
+def _alone(name: str, tier: str) -> Object:
+    """No node has two engines of the tier."""
+    own = {"matchLabels": {labels.SERVICE: name, labels.ROLE: tier}}
+    apart = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}}
+
+
+def test_a_pod_that_fits_nowhere_stops_no_other_tier(
+    cluster: Cluster, namespace: str, service: Callable[[str], Service]
+) -> None:
+    """Prefill needs more and cannot have it; decode gets what it needs meanwhile."""
+    tiers = {"prefill": light.bounds(1, 3, pod=_alone("crowded", "prefill")), "decode": light.bounds(1, 3)}
+    cluster.apply(light.fleet("crowded", tiers, max_num_seqs=8), namespace=namespace)
+    crowded = service("crowded")
+    crowded.wait_ready()
+    prompts = light.prompts("crowded", 2000, 60)
+    light.learned(crowded, poisson(0.5, 200, prompts, seed=3))
+    with Load(crowded.target, poisson(6.0, 200, prompts, seed=4)) as load:
+        limited = crowded.wait_told("ScalingLimited", GROWS_S, status="True", reason="Unschedulable")
+        _serves(crowded, "decode", 2)
+        prefill = light.desired(crowded, "prefill"), len(crowded.ready_pods("prefill"))
+        decode = light.desired(crowded, "decode")
+    event = [e["message"] for e in crowded.wait_events("ScalingLimited")]
+    crowded.wait_told("ScalingLimited", GROWS_S, status="False")
+    print(f"prefill wanted and had {prefill}, decode {decode}; {load.ledger.summary()}\n{limited}\n{event}")
+    lost = light.lost(load.ledger.records)
+    assert not lost, light.lines(lost)
+    assert prefill[0] > prefill[1] == 1
+    assert limited["message"].startswith("prefill: ")
+    assert "fit on no node" in limited["message"]
+    assert limited["message"] in event
+    cluster.kubectl("delete", "plim", "crowded", "-n", namespace)
+
+
+def test_a_spec_that_changes_while_scaling_is_taken_up(
+    cluster: Cluster, namespace: str, service: Callable[[str], Service]
+) -> None:
+    """Bounds, promise and engine arguments, one after the other, under a load that wants more than there is."""
+    rollout = {"maxSurge": 3}
+    cluster.apply(light.fleet("changing", {"serve": light.bounds(1, 2, rollout=rollout)}), namespace=namespace)
+    changing = service("changing")
+    changing.wait_ready()
+    light.learned(changing, _steady(LOW, "changing", seed=5))
+    with Load(changing.target, _steady(HIGH, "changing", seed=6)) as load:
+        changing.wait_told("ScalingLimited", GROWS_S, status="True", reason="AtMaximum")
+        _change(changing, {"tiers": {"serve": light.bounds(1, 6)}})
+        _serves(changing, "serve", 3)
+        enough = light.desired(changing)
+        _change(changing, {"slo": {"tpot": "60ms"}})
+        _serves(changing, "serve", enough + 1)
+        strict = light.desired(changing)
+        _change(changing, {"engine": {"args": light.args(max_num_seqs=100)}})
+        until("all engines are of the new spec", lambda: _rolled_out(changing, 100), light.TELLS_S)
+        changing.wait_ready(light.TELLS_S)
+        after = light.desired(changing)
+    print(f"2 replicas, {enough} when more may be, {strict} for 60 ms, {after} of new engines; {load.ledger.summary()}")
+    lost = light.lost(load.ledger.records)
+    assert not lost, light.lines(lost)
+    assert after >= enough
+    cluster.kubectl("delete", "plim", "changing", "-n", namespace)
+
+
+def _change(service: Service, spec: Object) -> None:
+    service.cluster.patch(labels.PLURAL, service.name, service.namespace, {"spec": spec})
+
+
+def _rolled_out(service: Service, slots: int) -> bool:
+    """Whether every engine that serves says that it has so many slots."""
+    told = [
+        json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ABOUT)) for pod in service.ready_pods()
+    ]
+    return bool(told) and all(about["limits"]["max_sequences"] == slots for about in told)

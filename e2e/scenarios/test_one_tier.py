@@ -1,0 +1,92 @@
+"""Prefill and decode are sized apart: what only one of them is asked for moves only that one, up and down.
+
+Two pairs side by side, to save time: one gets long prompts and short answers, the other short prompts and long answers.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from e2e.lib import light, stack
+from e2e.lib.kube import Cluster
+from e2e.lib.ledger import Ledger
+from e2e.lib.load import Load, poisson
+from e2e.lib.service import Service
+from e2e.lib.wait import pause, until
+
+MOST = 4
+SLOTS = 8  # of an engine: two or three long answers a second fill it
+GIVES_BACK_S = 90.0
+AT_THE_TOP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requests that are work for one tier; so many a second are few, and so many are several replicas' work."""
+
+    tier: str
+    words: int
+    tokens: int
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        return f"only-{self.tier}"
+
+    @property
+    def other(self) -> str:
+        return {"prefill": "decode", "decode": "prefill"}[self.tier]
+
+
+PROMPTS = Kind("prefill", 2500, 4, 0.3, 4.0)  # half a second of prefill each
+ANSWERS = Kind("decode", 20, 60, 0.5, 7.0)  # two and a half seconds in a slot each
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of the requests, and what the service said of every move."""
+
+    ledger: Ledger
+    moves: list[str]
+
+
+def _run(pair: Service, kind: Kind) -> Seen:
+    """Few requests, then many, then none."""
+    prompts = light.prompts(kind.name, kind.words, kind.tokens)
+    pair.wait_ready()
+    light.learned(pair, poisson(kind.low, 200, prompts, seed=1))
+    with Load(pair.target, poisson(kind.high, 200, prompts, seed=2)) as load:
+        until(f"{kind.tier} grows", lambda: light.desired(pair, kind.tier) > 1, light.TELLS_S)
+        until("its new engines serve", lambda: len(pair.ready_pods(kind.tier)) > 1, light.TELLS_S)
+        pause(AT_THE_TOP_S)
+    until("they are given back", lambda: light.desired(pair, kind.tier) == 1, GIVES_BACK_S)
+    return Seen(load.ledger, [e["message"] for e in pair.events() if e["reason"] in ("ScaledUp", "ScaledDown")])
+
+
+@pytest.fixture(scope="module")
+def seen(cluster: Cluster, namespace: str) -> dict[str, Future[Seen]]:
+    """By the tier that is asked for more; both are over."""
+    tiers = {tier: light.bounds(1, MOST) for tier in ("prefill", "decode")}
+    kinds = (PROMPTS, ANSWERS)
+    cluster.apply(*(light.fleet(kind.name, tiers, max_num_seqs=SLOTS) for kind in kinds), namespace=namespace)
+    pairs = [Service(cluster, namespace, kind.name, stack.GATEWAY_URL) for kind in kinds]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        found = {kind.tier: pool.submit(_run, pair, kind) for pair, kind in zip(pairs, kinds, strict=True)}
+    for pair in pairs:
+        cluster.kubectl("delete", "plim", pair.name, "-n", namespace)
+    return found
+
+
+@pytest.mark.parametrize("kind", [PROMPTS, ANSWERS], ids=["prompts", "answers"])
+def test_only_the_tier_that_is_asked_for_more_moves(kind: Kind, seen: dict[str, Future[Seen]]) -> None:
+    found = seen[kind.tier].result()
+    ledger, moves = found.ledger, found.moves
+    print(ledger.summary() + "\n" + "\n".join(moves))
+    lost = light.lost(ledger.records)
+    assert not lost, light.lines(lost)
+    assert [said for said in moves if said.startswith(f"{kind.tier} 1 -> ")]
+    assert not [said for said in moves if said.startswith(kind.other)]

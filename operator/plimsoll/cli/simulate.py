@@ -1,0 +1,213 @@
+"""`plimsoll simulate`: a trace against a service, on a fleet in virtual time, with Plimsoll's own decisions or others'.
+
+Nothing is asked of a cluster. The manifest is the cluster's; what an engine can do comes from a hardware profile, and
+the manifest's engine arguments that change its limits hold here too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TextIO, cast
+
+import yaml
+
+from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.cli.output import NONE, Screen, duration, table
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim import policy as policies
+from plimsoll.sim import profile, startup, trace
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.plant import Plant
+from plimsoll.sim.result import Result, replica_rows
+from plimsoll.sim.visit import Asked
+from plimsoll.sim.world import Setting, World
+
+_FLAGS: Final = {
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "budget",
+    "--block-size": "block_size",
+    "--max-model-len": "max_model_len",
+}
+_DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
+_CHUNK: Final = 512  # prompt tokens that one of a trace's hash_ids stands for
+_TOLD_S: Final = 5.0  # between two lines about a long run
+_SHARES: Final = ("attainment_offered", "attainment_admitted", "attainment_tokens", "shed_share")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    service = _service(arguments.service)
+    asked = _asked(arguments)
+    plant = _plant(arguments, service, asked)
+    bounds = {Role(name): tier.bounds for name, tier in service.spec.tiers.items()}
+    initial: Mapping[Role, int] = {role: least for role, (least, _) in bounds.items()}
+    if arguments.initial is not None:
+        initial = policies.replicas(arguments.initial.split(","), bounds, "--initial")
+    words = arguments.policy or ["plimsoll"]
+    if len(words) > 1 and (arguments.requests_out or arguments.replicas_out or arguments.windows_out):
+        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
+    chosen = [(text, policies.parse(text, bounds, plant)) for text in words]
+    setting = Setting(initial, asked[-1].at_s, arguments.gateways, arguments.seed)
+    found = []
+    for text, policy in chosen:
+        own = setting if policy.initial is None else replace(setting, initial=policy.initial)
+        found.append(_one(arguments, service, plant, text, policy, own, asked))
+    if arguments.output == "json":
+        print(json.dumps(found if len(found) > 1 else found[0], indent=2))
+    else:
+        print("\n".join(shown(found, Screen.of(sys.stdout))))
+    return 0
+
+
+def shown(found: Sequence[Mapping[str, Any]], screen: Screen) -> list[str]:
+    """Summaries side by side, a column each."""
+    rows = [["policy", *(str(one["policy"]) for one in found)]]
+    for key in found[0]:
+        if key in ("policy", "slo", "replica_seconds"):
+            continue
+        rows.append([key, *(_cell(key, one[key]) for one in found)])
+    return table(rows, screen)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return NONE
+    if key in _SHARES:
+        return f"{value:.2%}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part:g}" for name, part in value.items())
+    if key.endswith(("ttft_s", "tpot_s", "itl_p99_s")):
+        return duration(value)
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _one(
+    arguments: argparse.Namespace,
+    service: InferenceService,
+    plant: Plant,
+    text: str,
+    policy: policies.Policy,
+    setting: Setting,
+    asked: Sequence[Asked],
+) -> dict[str, Any]:
+    slo = None if service.spec.slo is None else service.spec.slo.to_core()
+    began = time.perf_counter()
+    with _opened(arguments.requests_out) as requests, _opened(arguments.windows_out) as windows:
+        result = Result(plant, setting.initial, slo, requests, windows)
+        world = World(service, plant, policy, setting, result.take)
+        world.run(_told(asked, text, sys.stderr))
+    with _opened(arguments.replicas_out) as lines:
+        if lines is not None:
+            lines.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
+    return result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
+
+
+def _told(asked: Sequence[Asked], text: str, stream: TextIO) -> Iterator[Asked]:
+    """The requests, with a line now and then about how far the run is, for whoever waits at a terminal."""
+    told_s = time.monotonic()
+    for number, one in enumerate(asked):
+        if stream.isatty() and time.monotonic() - told_s > _TOLD_S:
+            told_s = time.monotonic()
+            share = one.at_s / max(asked[-1].at_s, 1e-9)
+            print(f"{text}: {number:,} of {len(asked):,} requests, {share:.0%} of the time", file=stream)
+        yield one
+
+
+@contextlib.contextmanager
+def _opened(path: str | None) -> Iterator[TextIO | None]:
+    """A file to write to; None where none is wanted."""
+    if path is None:
+        yield None
+        return
+    with contextlib.ExitStack() as open_files:
+        try:
+            stream = open_files.enter_context(Path(path).open("w"))
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}") from None
+        yield stream
+
+
+def _service(path: str) -> InferenceService:
+    """The one service of a manifest. Raises InvalidSpec and BadInput."""
+    try:
+        documents = [one for one in yaml.safe_load_all(Path(path).read_text()) if one]
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path}: not YAML: {error}") from None
+    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == labels.KIND]
+    if len(found) != 1:
+        raise BadInput(f"{path}: must hold one {labels.KIND}, not {len(found)}")
+    service = parse({**found[0], "metadata": {"namespace": "default", **found[0].get("metadata", {})}})
+    if service.fallback is not None:
+        raise BadInput(f"{path}: spec.admission.fallback: a second service is not simulated yet; leave it out")
+    return service
+
+
+def _asked(arguments: argparse.Namespace) -> list[Asked]:
+    if not 0.0 < arguments.rate_scale < 1000.0:
+        raise BadInput(f"--rate-scale: {arguments.rate_scale:g} is not above 0 and below 1000")
+    asked = trace.read(Path(arguments.trace))
+    asked = trace.scaled(asked, arguments.rate_scale, Random(arguments.seed))
+    asked = trace.between(asked, arguments.from_s, arguments.to_s)
+    if not asked:
+        raise BadInput(f"--from {arguments.from_s:g} --to {arguments.to_s:g}: no request of the trace lies between")
+    return asked
+
+
+def _plant(arguments: argparse.Namespace, service: InferenceService, asked: Sequence[Asked]) -> Plant:
+    own, tiers = profile.load(arguments.hardware), dict(service.spec.tiers.items())
+    limits = {} if "serve" in tiers else {"block_size": _DISAGGREGATED_BLOCK}
+    limits |= _limits(service.spec.engine.args)
+    own = replace(own, **cast(Any, limits))
+    if own.max_num_seqs > own.budget or own.block_size > own.kv_tokens:
+        raise BadInput(
+            "the engine's arguments leave a step without a token for each sequence, or a cache without a block"
+        )
+    for name, value, least in (("--plant-scale", arguments.plant_scale, 1e-6), ("--noise", arguments.noise, 0.0)):
+        if not least <= value < 1000.0:
+            raise BadInput(f"{name}: {value:g} is out of range")
+    if not 0.0 <= arguments.spread < 1.0:
+        raise BadInput(f"--spread: {arguments.spread:g} is not from 0 to below 1")
+    if arguments.gateways < 1:
+        raise BadInput("--gateways: at least 1")
+    return Plant(
+        own,
+        startup.parse(arguments.start_up),
+        scale=arguments.plant_scale,
+        spread=arguments.spread,
+        noise=arguments.noise,
+        chunk=_CHUNK if any(one.ids for one in asked) else 0,
+        config=_config(arguments.model_config),
+        gpus={Role(name): tier.gpus for name, tier in tiers.items()},
+    )
+
+
+def _limits(args: Sequence[object]) -> dict[str, int]:
+    """Limits that the user's engine arguments set."""
+    words = [word for arg in args for word in str(arg).split("=", 1)]
+    pairs = itertools.pairwise(words)
+    return {_FLAGS[flag]: int(value) for flag, value in pairs if flag in _FLAGS and value.isdecimal() and int(value)}
+
+
+def _config(path: str | None) -> Mapping[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        read = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise BadInput(f"{path}: is no JSON object")
+    return read

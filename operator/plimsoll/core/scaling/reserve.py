@@ -1,0 +1,93 @@
+"""Replicas in reserve against a leap, of all tiers of a service together.
+
+Problem: a request needs every tier. What one tier has in reserve is worth nothing beyond what the others can carry, and
+a replica of one may stand before as many requests as four of another: priced by its own part of their work alone it is
+never bought, and then the other four were bought for nothing.
+
+Idea: capacity is one number, the growth of the ordinary load that the weakest tier still carries. From what is needed
+anyway the weakest tier gets one replica more, again and again; each is paid for, and what all of them carry beyond
+saves the requests that would be missed, at what these take of all tiers. The reserve ends where saved less paid is
+most. With one tier this is the rule of `forecast.spare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plimsoll.core.forecast import Odds, SpareWorth, spare_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """One tier. work: what load leaps from, GPU-seconds per second. replica_work: what one replica carries within the
+    promise, same unit. replicas: needed without a reserve. most: that may be. gpus: of one replica."""
+
+    odds: Odds
+    work: float
+    replica_work: float
+    replicas: int
+    most: int
+    gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """replicas: beyond those needed, of each tier. worth: what all of them save and take."""
+
+    replicas: list[int]
+    worth: SpareWorth
+
+
+def reserve(tiers: Sequence[Stock], miss_cost: float) -> Reserve:
+    """What is worth having beyond what is needed, with its worth. Arguments as for `reserves`."""
+    found = reserves(tiers, miss_cost)
+    odds = _slowest(tiers)
+    if not any(found):
+        return Reserve(found, SpareWorth(0.0, 0.0))
+    before = min(tier.replicas * tier.replica_work / tier.work for tier in tiers)
+    after = min((tier.replicas + n) * tier.replica_work / tier.work for tier, n in zip(tiers, found, strict=True))
+    saved = miss_cost * _work(tiers) * odds.between(before, after)
+    paid = sum(n * max(tier.gpus, 1) for tier, n in zip(tiers, found, strict=True))
+    return Reserve(found, SpareWorth(saved * odds.horizon_s, paid * odds.horizon_s))
+
+
+def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
+    """Replicas worth having beyond those needed, for each tier. miss_cost: of a missed request, in multiples of the
+    GPU-seconds that it takes in all tiers."""
+    if any(tier.work <= 0.0 for tier in tiers):
+        return [0] * len(tiers)
+    if len(tiers) == 1:
+        (only,) = tiers
+        return [spare_replicas(only.odds, only.work, only.replica_work, only.replicas, only.most, miss_cost)]
+    odds = _slowest(tiers)
+    step = [tier.replica_work / tier.work for tier in tiers]  # growth that one replica carries
+    price = [float(max(tier.gpus, 1)) for tier in tiers]
+    value = miss_cost * _work(tiers)
+    counts = [tier.replicas for tier in tiers]
+    carried = [count * growth for count, growth in zip(counts, step, strict=True)]
+    at, net = min(carried), 0.0
+    best, found = 0.0, list(counts)
+    while value * odds.beyond(at) > best - net:
+        weakest = carried.index(at)
+        if counts[weakest] >= tiers[weakest].most:
+            break
+        counts[weakest] += 1
+        carried[weakest] = counts[weakest] * step[weakest]
+        reached = min(carried)
+        net += value * odds.between(at, reached) - price[weakest]
+        at = reached
+        if net > best:
+            best, found = net, list(counts)
+    return [count - tier.replicas for count, tier in zip(found, tiers, strict=True)]
+
+
+def _slowest(tiers: Sequence[Stock]) -> Odds:
+    """How load grows until the tier that starts slowest could follow."""
+    return max((tier.odds for tier in tiers), key=lambda odds: odds.horizon_s)
+
+
+def _work(tiers: Sequence[Stock]) -> float:
+    """GPU-seconds per second in all tiers."""
+    return math.fsum(tier.work * max(tier.gpus, 1) for tier in tiers)

@@ -1,0 +1,295 @@
+"""One gateway of the simulated fleet: the real gate (`core.admission`), kept in line as the gateway keeps it.
+
+Problem: the decision is the core's, but what it is told, when, and what it learns from an answer's end is the gateway's
+doing, and half of admission's errors live there.
+
+Idea: the same calls in the same order as `plimsoll.gateway` makes them (guard, admission, picker): offer, hold, release
+when something has ended or changed and when the gate wakes, one tick a second, a share of each engine as published.
+Answers' tokens are guessed from their bytes, here a constant for each token. Without a gate, the engine with the least
+in flight takes a request, as the picker does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from plimsoll.core import buckets
+from plimsoll.core.admission import ClassPolicy, Decision, Gate, Limits, Outcome, Outlook, Request, TenantPolicy
+from plimsoll.core.admission.published import Published
+from plimsoll.core.picking.choose import BLOCK_TOKENS, pick
+from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
+from plimsoll.core.ports import Buckets, ServiceReading
+from plimsoll.sim.visit import Visit
+
+LONGEST_HOLD_S: Final = 120.0
+_RATE_MEMORY_S: Final = 10.0
+_LEAST_STREAMS: Final = 20
+_MEMORY_STREAMS: Final = 500
+_DEFAULT_CLASS: Final = "default"
+_REASONS: Final = {
+    Outcome.SHED_SATURATED: "overloaded",
+    Outcome.SHED_STARTING: "model_starting",
+    Outcome.SHED_QUOTA: "quota_exceeded",
+    Outcome.SHED_DEADLINE: "deadline_exceeded",
+    Outcome.SHED_NO_CAPACITY: "no_endpoint",
+}
+
+
+class Gateway:
+    """Of one service. All times are of the simulation's clock; epoch_s: its zero, seconds since the epoch."""
+
+    def __init__(
+        self,
+        name: str,
+        classes: tuple[ClassPolicy, ...],
+        tenants: Mapping[str, TenantPolicy],
+        max_held: int,
+        epoch_s: float,
+    ) -> None:
+        self.name = name
+        self.gate: Gate | None = None
+        self.held: dict[str, Visit] = {}
+        self.running: dict[str, Visit] = {}
+        self.told: Published | None = None
+        self._classes, self._tenants, self._max_held, self._epoch_s = classes, tenants, max_held, epoch_s
+        self._names = {one.name for one in classes}
+        self._default = _default(classes)
+        self._endpoints: list[Endpoint] = []
+        self._loads: dict[str, Load] = {}
+        self._turn = 0
+        self._caps: dict[str, int] = {}
+        self._prefills: frozenset[str] = frozenset()
+        self._rate = self._offered_s = self._ticked_s = 0.0
+        self._overdue: list[str] = []
+        self._streams, self._mean_tokens = 0, 0.0
+        self._arrived = self._arrived_tokens = self._answered = self._failed = 0
+        self._refused: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._ttft = [0.0] * len(buckets.LATENCY_EDGES_S)
+        self._ttft_s = 0.0
+
+    @property
+    def wake_s(self) -> float:
+        """When `release` is to be called although nothing has happened."""
+        return math.inf if self.gate is None or not self.held else self.gate.wake_s
+
+    # ---------------------------------------------------------------- what it is told
+
+    def set_told(self, told: Published | None, now_s: float) -> list[Visit]:
+        """What the operator publishes; returns those who waited at a gate that is no more."""
+        before, self.told = self.told, told
+        if told is None or told.limits is None:
+            stranded, self.held, self.gate = list(self.held.values()), {}, None
+            return stranded
+        if self.gate is None:
+            self.gate = Gate(self._classes, told.limits, self._tenants)
+            self._caps = {}
+            self.tick(now_s)
+        else:
+            moved = before is None or before.limits != told.limits
+            self.gate.tick(now_s, self._outlook(now_s), told.limits if moved else None)
+            if moved:
+                self._caps = {}
+        self._place(now_s)
+        return []
+
+    def set_endpoints(self, endpoints: list[Endpoint], now_s: float) -> None:
+        """The engines that can be used."""
+        self._endpoints = endpoints
+        for gone in self._loads.keys() - {one.address for one in endpoints}:
+            del self._loads[gone]
+        for one in endpoints:
+            self._loads.setdefault(one.address, Load())
+        self._place(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Once a second; `release` is to be called next."""
+        if self.gate is None:
+            return
+        passed_s = now_s - self._ticked_s
+        if passed_s > 0:
+            offered_s = self.gate.offered_work_s
+            rate = (offered_s - self._offered_s) / passed_s
+            self._rate += (1.0 - math.exp(-passed_s / _RATE_MEMORY_S)) * (rate - self._rate)
+            self._offered_s, self._ticked_s = offered_s, now_s
+        self.gate.tick(now_s, self._outlook(now_s))
+        self._overdue = [key for key, one in self.held.items() if now_s - one.asked.at_s >= LONGEST_HOLD_S]
+
+    # ---------------------------------------------------------------- requests
+
+    def offer(self, visit: Visit, now_s: float, *, first: bool = True) -> Decision | None:
+        """Decide about a request; None: there is no gate. first: it has only just come."""
+        asked = visit.asked
+        if first:
+            self._arrived += 1
+            self._arrived_tokens += asked.prompt_tokens
+        if self.gate is None:
+            return None
+        request = self._request(visit)
+        decision = self.gate.offer(request, now_s)
+        if decision.outcome is Outcome.HELD:
+            if len(self.held) >= self._max_held:
+                self.gate.cancel(request.id, now_s)
+                return self.gate.refuse(request, now_s)
+            self.held[request.id] = visit
+            visit.waited = True
+            self._outcomes[Outcome.HELD] += 1
+        return decision
+
+    def release(self, now_s: float) -> list[tuple[Visit, Decision]]:
+        """Those who waited and need not any longer."""
+        if self.gate is None or not self.held:
+            return []
+        decisions = self.gate.release(now_s)
+        overdue, self._overdue = self._overdue, []
+        for key in overdue:
+            if key in self.held:
+                self.gate.cancel(key, now_s)
+                decisions.append(self.gate.refuse(self._request(self.held[key]), now_s))
+        return [(self.held.pop(one.id), one) for one in decisions]
+
+    def choose(self, visit: Visit, decision: Decision | None) -> tuple[str, str]:
+        """Address of its engine and of its prefill engine; "" for none."""
+        tokens = visit.asked.prompt_tokens
+        if decision is not None and decision.address is not None:
+            whole = tokens >= BLOCK_TOKENS and decision.prefill is not None
+            return decision.address, decision.prefill or "" if whole else ""
+        found = pick(self._endpoints, self._loads, Prompt(tokens))
+        if found is None:
+            return "", ""
+        return found.endpoint.address, found.prefill.address if found.prefill else ""
+
+    def began(self, visit: Visit, gated: bool) -> None:
+        """It goes to an engine."""
+        self._turn += 1
+        self.running[str(visit.id)] = visit
+        if gated:
+            self._outcomes[Outcome.ADMITTED] += 1
+        for address in filter(None, (visit.address, visit.prefill)):
+            load = self._loads.setdefault(address, Load())
+            load.inflight += 1
+            load.turn = self._turn
+
+    def shed(self, decision: Decision) -> str:
+        """It was refused; why, as the gateway's answer has it."""
+        reason = _REASONS[decision.outcome]
+        if decision.outcome is Outcome.SHED_NO_CAPACITY and self.gate is not None and self.gate.fleet.replicas:
+            reason = "request_too_large"
+        self._outcomes[decision.outcome] += 1
+        self._refused[reason] += 1
+        return reason
+
+    def refuse(self, reason: str) -> None:
+        """It was refused without a gate."""
+        self._refused[reason] += 1
+
+    def ended(self, visit: Visit, answered: bool, now_s: float) -> None:
+        """A request at an engine has ended. `release` is to be called next."""
+        key = str(visit.id)
+        self.running.pop(key, None)
+        for address in filter(None, (visit.address, visit.prefill)):
+            if address in self._loads:
+                self._loads[address].inflight -= 1
+        ttft_s = output = None
+        if answered and visit.first_s is not None and visit.admitted_s is not None:
+            self._answered += 1
+            whole_s = visit.first_s - visit.asked.at_s
+            self._ttft[buckets.index(buckets.LATENCY_EDGES_S, whole_s)] += 1
+            self._ttft_s += whole_s
+            output = self._output(visit.asked.output_tokens)
+            ttft_s = None if visit.adopted else visit.first_s - visit.admitted_s
+        else:
+            self._failed += 1
+        if self.gate is not None:
+            self.gate.end(key, now_s, output, ttft_s)
+
+    def reading(self) -> ServiceReading:
+        """What it tells the operator."""
+        gate, told = self.gate, self.told
+        replicas = () if gate is None else gate.fleet.replicas.values()
+        return ServiceReading(
+            arrived=self._arrived,
+            arrived_tokens=self._arrived_tokens,
+            retried=0,
+            answered=self._answered,
+            failed=self._failed,
+            cancelled=0,
+            refused=dict(self._refused),
+            ttft_s=Buckets(buckets.LATENCY_EDGES_S, tuple(self._ttft), self._ttft_s),
+            waiting=len(self.held),
+            held_work_s=0.0 if gate is None else gate.held_work_s,
+            ticket_work=0.0 if gate is None else gate.tickets.demand,
+            units=0 if gate is None or told is None else told.units(self.name),
+            in_use=max((one.sequences for one in replicas), default=0),
+            outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},
+        )
+
+    # ---------------------------------------------------------------- inside
+
+    def _place(self, now_s: float) -> None:
+        """The gate's replicas, each with what this gateway may have there."""
+        if self.gate is None or self.told is None:
+            return
+        units = self.told.units(self.name)
+        caps = {one.address: units for one in self._endpoints if one.role is not Role.PREFILL}
+        prefills = frozenset(one.address for one in self._endpoints if one.role is Role.PREFILL)
+        if caps == self._caps and prefills == self._prefills:
+            return
+        new = caps.keys() - self._caps.keys()
+        self._caps, self._prefills = caps, prefills
+        self.gate.set_replicas(caps, now_s, prefills)
+        for visit in self.running.values() if new else ():
+            if visit.address in new and self.gate.adopt(self._request(visit), visit.address, now_s):
+                visit.adopted = True
+
+    def _request(self, visit: Visit) -> Request:
+        if visit.request is None:
+            asked = visit.asked
+            visit.request = Request(
+                id=str(visit.id),
+                klass=asked.klass if asked.klass in self._names else self._default,
+                tenant=asked.tenant,
+                arrived_s=asked.at_s,
+                prompt_tokens=asked.prompt_tokens,
+                max_tokens=visit.known,
+                body_hash=visit.id,
+                blocks=_blocks(asked.ids, asked.prompt_tokens),
+            )
+        return visit.request
+
+    def _outlook(self, now_s: float) -> Outlook:
+        told = self.told
+        assert told is not None
+        assert told.limits is not None
+        share = min(1.0, told.units(self.name) / told.limits.batch)
+        ready_at_s = None if told.ready_at_s is None else told.ready_at_s - self._epoch_s
+        return Outlook(ready_at_s, max(0.0, share * told.ready_work - self._rate), told.starting)
+
+    def _output(self, tokens: int) -> int | None:
+        """Tokens of an answer as they are guessed from its bytes."""
+        limits: Limits | None = None if self.told is None else self.told.limits
+        self._streams += 1
+        self._mean_tokens += (tokens - self._mean_tokens) / min(self._streams, _MEMORY_STREAMS)
+        if self._streams < _LEAST_STREAMS or limits is None:
+            return None
+        return max(1, round(tokens / self._mean_tokens * limits.output_mean))
+
+
+def _default(classes: Iterable[ClassPolicy]) -> str:
+    """The class of requests that name none: the one called so, else the least."""
+    known = list(classes)
+    names = [one.name for one in known]
+    if _DEFAULT_CLASS in names or not known:
+        return _DEFAULT_CLASS
+    return min(known, key=lambda one: one.priority).name
+
+
+def _blocks(ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """Names of the prompt's blocks of 128 tokens, from those of its larger ones."""
+    if not ids:
+        return ()
+    each = max(1, round(tokens / len(ids) / BLOCK_TOKENS))
+    return tuple(name * each + part for name in ids for part in range(each))[: tokens // BLOCK_TOKENS]

@@ -1,0 +1,212 @@
+"""What a run came to: counted as requests end, so that a day takes no more memory than an hour.
+
+Offered is every request, warm-up and tail included; unfinished, refused, failed and late count as missed. Times to
+first token are from the gateway's receipt, hold included; percentiles are right to a quarter of a hundredth. Replicas
+cost from their order to their end. Windows hold 500 requests by arrival; one passes where the promised share, less a
+point, was kept in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TextIO
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.sim.plant import Plant
+from plimsoll.sim.times import Times
+from plimsoll.sim.visit import End, Visit
+from plimsoll.sim.work import Work, ttft_target_s
+from plimsoll.sim.world import World
+
+WINDOW: Final = 500  # requests
+_POINT: Final = 0.01
+_STATUS: Final = {End.OK: 200, End.REFUSED: 400}
+_BUSY, _AWAY = 429, 503
+_PRECISION: Final = 5
+
+
+@dataclass
+class Window:
+    """Requests that arrived one after another: their number, when the first and the last came, how many were kept."""
+
+    n: int
+    from_s: float
+    to_s: float
+    ended: int = 0
+    met: int = 0
+
+
+class Result:
+    """Of one run. Pass `take` to the world; `slo`: None where nothing is promised, then all that ends well is met.
+
+    requests, windows: where a JSON line of each is written; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        plant: Plant,
+        roles: Iterable[Role],
+        slo: Slo | None,
+        requests: TextIO | None = None,
+        windows: TextIO | None = None,
+    ) -> None:
+        self.taken = 0
+        self.ends: Counter[End] = Counter()
+        self._plant, self._work, self._slo = plant, Work(plant, roles), slo
+        self._requests, self._windows = requests, windows
+        self._ttft, self._tpot = Times(), Times()
+        self._met = self._held = self._infeasible = 0
+        self._offered_tokens = self._met_tokens = self._met_output = 0
+        self._offered_work_s = self._shed_work_s = 0.0
+        self._open: dict[int, Window] = {}
+        self._judged = self._passed = 0
+
+    def take(self, visit: Visit) -> None:
+        """A request has ended."""
+        assert visit.end is not None
+        asked, met = visit.asked, self.met(visit)
+        self.taken += 1
+        self.ends[visit.end] += 1
+        self._held += visit.waited
+        tokens = asked.prompt_tokens + asked.output_tokens
+        self._offered_tokens += tokens
+        work = self._work.whole_s(asked)
+        self._offered_work_s += work
+        if visit.end is End.SHED:
+            self._shed_work_s += work
+        if met:
+            self._met += 1
+            self._met_tokens += tokens
+            self._met_output += asked.output_tokens
+        if self._slo is not None and not self._work.feasible_alone(self._slo, asked):
+            self._infeasible += 1
+        if visit.ttft_s is not None:
+            self._ttft.observe(visit.ttft_s)
+        if visit.tpot_s is not None:
+            self._tpot.observe(visit.tpot_s)
+        self._count(visit, met)
+        if self._requests is not None:
+            self._requests.write(json.dumps(row(visit)) + "\n")
+
+    def met(self, visit: Visit) -> bool:
+        """Whether it ended well and within its targets."""
+        if visit.end is not End.OK or visit.ttft_s is None or self._slo is None:
+            return visit.end is End.OK
+        target_s = ttft_target_s(self._slo, visit.asked.prompt_tokens)
+        in_time = target_s is None or visit.ttft_s <= target_s
+        return in_time and (self._slo.tpot_s is None or (visit.tpot_s or 0.0) <= self._slo.tpot_s)
+
+    def summary(self, world: World, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
+        """The figures of the run, which JSON can hold. length_s: of the load."""
+        offered, ends = self.taken, self.ends
+        admitted = offered - ends[End.SHED] - ends[End.REFUSED]
+        paid_s = {role: tier.paid_s(length_s) for role, tier in world.tiers.items()}
+        gpus = {role: self._plant.gpus.get(role, 1) for role in paid_s}
+        whole_s = max(length_s, 1e-9)
+        return {
+            "policy": policy,
+            "seed": seed,
+            "length_s": _rounded(length_s),
+            "slo": None if self._slo is None else asdict(self._slo),
+            "offered": offered,
+            "admitted": admitted,
+            "held": self._held,
+            "shed": ends[End.SHED],
+            "refused": ends[End.REFUSED],
+            "completed": ends[End.OK],
+            "failed": ends[End.FAILED],
+            "unfinished": ends[End.UNFINISHED],
+            "infeasible_alone": self._infeasible,
+            "attainment_offered": _share(self._met, offered),
+            "attainment_admitted": _share(self._met, admitted),
+            "shed_share": _share(ends[End.SHED], offered),
+            "shed_work_ratio": self._shed_work_ratio(),
+            "offered_tokens": self._offered_tokens,
+            "attainment_tokens": _share(self._met_tokens, self._offered_tokens),
+            **{f"p{q}_ttft_s": _rounded(self._ttft.quantile_s(q / 100)) for q in (50, 95, 99)},
+            **{f"p{q}_tpot_s": _rounded(self._tpot.quantile_s(q / 100)) for q in (50, 95, 99)},
+            "itl_p99_s": _rounded(world.gaps.quantile_s(0.99)),
+            "goodput_rps": _rounded(self._met / whole_s),
+            "goodput_tokens_per_s": _rounded(self._met_output / whole_s),
+            "gpu_hours": _rounded(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
+            "mean_replicas": {str(role): _rounded(paid / whole_s) for role, paid in paid_s.items()},
+            "replica_seconds": {str(role): _rounded(paid) for role, paid in paid_s.items()},
+            "changes": len(world.log.changes),
+            "windows": {"requests": WINDOW, "n": self._judged, "passed": self._passed},
+            "wall_s": round(wall_s, 2),
+        }
+
+    def _shed_work_ratio(self) -> float | None:
+        """Mean work of what was shed over that of what was offered; None where nothing was shed."""
+        shed = self.ends[End.SHED]
+        return None if not shed else _rounded(self._shed_work_s / shed / (self._offered_work_s / self.taken))
+
+    def _count(self, visit: Visit, met: bool) -> None:
+        """Takes a request into its window, and judges it when all of it has ended."""
+        at_s, number = visit.asked.at_s, (visit.id - 1) // WINDOW
+        window = self._open.get(number)
+        if window is None:
+            window = self._open[number] = Window(number, at_s, at_s)
+        window.from_s, window.to_s = min(window.from_s, at_s), max(window.to_s, at_s)
+        window.ended += 1
+        window.met += met
+        if window.ended < WINDOW:
+            return
+        del self._open[number]
+        share = 0.0 if self._slo is None else self._slo.share
+        passed = window.met / WINDOW >= share - _POINT
+        self._judged += 1
+        self._passed += passed
+        if self._windows is not None:
+            line = {**asdict(window), "attainment": window.met / WINDOW, "passed": passed}
+            self._windows.write(json.dumps(line) + "\n")
+
+
+def row(visit: Visit) -> dict[str, Any]:
+    """A request as a line of requests.jsonl; times in seconds after the run's start."""
+    ok, shed = visit.end is End.OK, visit.end is End.SHED
+    status = (_BUSY if visit.reason == "overloaded" else _AWAY) if shed else _STATUS.get(visit.end or End.FAILED)
+    return {
+        "id": str(visit.id),
+        "run": "simulated",
+        "class": visit.asked.klass,
+        "tenant": visit.asked.tenant,
+        "sent_s": _rounded(visit.asked.at_s),
+        "ended_s": _rounded(visit.end_s),
+        "prompt_tokens": visit.asked.prompt_tokens,
+        "output_tokens_asked": visit.asked.output_tokens,
+        "status": status,
+        "outcome": str(visit.end),
+        "reason": visit.reason,
+        "retry_after_s": visit.retry_after_s,
+        "ttft_s": _rounded(visit.ttft_s),
+        "tpot_s": _rounded(visit.tpot_s),
+        "output_tokens": visit.asked.output_tokens if ok else 0,
+        "finish_reason": "length" if ok else None,
+    }
+
+
+def replica_rows(world: World) -> Iterable[Mapping[str, Any]]:
+    """The lines of replicas.jsonl: one where a tier's counts changed; each holds until the next."""
+    for at_s, role, desired, ready, starting, draining in world.log.replicas:
+        yield {
+            "run": "simulated",
+            "t_s": _rounded(at_s),
+            "tier": str(role),
+            "desired": desired,
+            "ready": ready,
+            "starting": starting,
+            "draining": draining,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _PRECISION)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, _PRECISION) if whole else None

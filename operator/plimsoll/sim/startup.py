@@ -1,0 +1,69 @@
+"""How long engines take to start: drawn from a distribution, told phase by phase as a launcher tells it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from plimsoll.sim.errors import BadInput
+
+Phases = tuple[tuple[str, float], ...]
+
+# Of a start: what Kubernetes does first, then as a cold start on an H200 divides.
+_SHARES: Final = (
+    ("schedule", 0.01),
+    ("pull", 0.05),
+    ("launch", 0.04),
+    ("import", 0.40),
+    ("load", 0.20),
+    ("init", 0.25),
+    ("warmup", 0.05),
+)
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """From the order of an engine until gateways send to it: evenly between two times, or one of those listed, s."""
+
+    low_s: float = 0.0
+    high_s: float = 0.0
+    listed_s: tuple[float, ...] = ()
+
+    def draw(self, random: Random) -> Phases:
+        """One start."""
+        whole_s = random.choice(self.listed_s) if self.listed_s else random.uniform(self.low_s, self.high_s)
+        return tuple((name, share * whole_s) for name, share in _SHARES)
+
+
+def parse(text: str) -> StartUp:
+    """`60`, `uniform:100,135` or the path of a JSON file with a list of times, seconds. Raises BadInput."""
+    try:
+        if text.startswith("uniform:"):
+            low_s, high_s = map(float, text.removeprefix("uniform:").split(","))
+            return _checked(StartUp(low_s, high_s), text)
+        return _checked(StartUp(float(text), float(text)), text)
+    except ValueError:
+        if text.startswith("uniform:"):
+            raise BadInput(f"--start-up: {text!r} is not uniform:FROM,TO in seconds") from None
+    try:
+        listed = json.loads(Path(text).read_text())
+    except OSError as error:
+        raise BadInput(f"--start-up: {text!r} is no number, no uniform:FROM,TO and no file: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"--start-up: {text}: not JSON: {error}") from None
+    if not isinstance(listed, list) or not listed or not all(_is_time(one) for one in listed):
+        raise BadInput(f"--start-up: {text}: must be a list of at least one time in seconds")
+    return StartUp(listed_s=tuple(float(one) for one in listed))
+
+
+def _checked(start: StartUp, text: str) -> StartUp:
+    if not 0.0 <= start.low_s <= start.high_s < 86_400.0:
+        raise BadInput(f"--start-up: {text!r} is not a span of time of less than a day")
+    return start
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value < 86_400.0

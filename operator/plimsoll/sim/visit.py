@@ -1,0 +1,69 @@
+"""One request on its way through the simulated fleet, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from plimsoll.core.admission import Request
+from plimsoll.sim.job import Job
+
+
+class End(StrEnum):
+    """How a request ended; the values are those of the demo's requests.jsonl, but for the last one."""
+
+    OK = "ok"
+    SHED = "shed"  # the gateway said: not now
+    REFUSED = "refused"  # no engine could ever hold it
+    FAILED = "failed"  # its engine died
+    UNFINISHED = "unfinished"  # the run ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a trace: seconds after its start, tokens in and out, who asks, names of the prompt's blocks."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    klass: str = ""
+    tenant: str = ""
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Visit:
+    """What is known of one request. Times in seconds after the run's start; None: it did not come to that.
+
+    known: how many tokens the client allows, None where it set no limit. waited: whether it was held at the gateway.
+    """
+
+    id: int
+    asked: Asked
+    known: int | None
+    gateway: int = 0
+    request: Request | None = None
+    waited: bool = False
+    admitted_s: float | None = None
+    address: str = ""
+    prefill: str = ""
+    leg: Job | None = None  # at the prefill engine
+    job: Job | None = None  # at the engine that answers
+    first_s: float | None = None
+    end_s: float | None = None
+    end: End | None = None
+    reason: str = ""
+    retry_after_s: float | None = None
+    adopted: bool = False
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From its arrival, hold included; None where nothing came, or the stream broke."""
+        return None if self.first_s is None or self.end is not End.OK else self.first_s - self.asked.at_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None for fewer than two tokens."""
+        if self.end is not End.OK or self.first_s is None or self.end_s is None or self.asked.output_tokens < 2:
+            return None
+        return (self.end_s - self.first_s) / (self.asked.output_tokens - 1)

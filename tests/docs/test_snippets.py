@@ -1,0 +1,99 @@
+"""What stands in code blocks of the documentation is true: Python runs and prints what is shown, YAML is accepted.
+
+All Python blocks of a page run in their order and share their names, as cells of a notebook do; a `text` block right
+after one is what it prints. YAML is judged by what it is: a manifest, a part of a manifest's spec, or chart values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from plimsoll.api.v1alpha1 import parse
+from tests.chart.rendering import CHART, ROOT, render
+
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+HERE = re.compile(r"<<EOF\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
+LEAST: dict[str, Any] = {"model": {"uri": "hf://org/model"}, "tiers": {"serve": {}}}
+
+
+class Block(NamedTuple):
+    """One fenced block: its language, its text, and what stands in the text block right behind it, if one does."""
+
+    line: int
+    language: str
+    text: str
+    printed: str | None
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    whole = page.read_text()
+    found = list(FENCE.finditer(whole))
+    for number, match in enumerate(found):
+        after = found[number + 1] if number + 1 < len(found) else None
+        follows = after is not None and after[2] == "text" and not whole[match.end() : after.start()].strip()
+        text = "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
+        printed = after[3] if follows and after is not None else None
+        yield Block(whole.count("\n", 0, match.start()) + 1, match[2], text, printed)
+
+
+def documents() -> list[Any]:
+    """Every YAML document of the pages, also those that a shell passes to kubectl, as (page:line, document)."""
+    found = []
+    for page in pages():
+        for block in blocks(page):
+            texts = [block.text] if block.language == "yaml" else HERE.findall(block.text)
+            place = f"{page.relative_to(ROOT)}:{block.line}"
+            found += [pytest.param(d, id=place) for text in texts for d in yaml.safe_load_all(text)]
+    return found
+
+
+WITH_PYTHON = [page for page in pages() if any(block.language == "python" for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_runs_and_prints_what_the_page_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+        assert said.getvalue() == (block.printed or ""), f"line {block.line}"
+
+
+@pytest.mark.parametrize("document", documents())
+def test_yaml_is_accepted(document: dict[str, Any]) -> None:
+    """A manifest of ours is parsed whole, a spec is completed; chart values pass the chart's schema."""
+    if document.get("kind") == "InferenceService":
+        parse({**document, "metadata": {"namespace": "default", **document["metadata"]}})
+    elif document.keys() == {"spec"}:
+        metadata = {"name": "chat", "namespace": "default"}
+        kind = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata}
+        parse({**kind, "spec": {**LEAST, **document["spec"]}})
+    elif document.keys() <= yaml.safe_load((CHART / "values.yaml").read_text()).keys():
+        assert render(document)
+    else:
+        assert document.get("kind") in {"Role"} or "scrape_configs" in document, "of no known sort: judge it here"
+
+
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)?(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, _ in LINK.findall(page.read_text()):
+        assert not path or (page.parent / path).exists(), path

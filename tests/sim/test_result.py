@@ -1,0 +1,120 @@
+"""The figures of a run against requests whose ends are known."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.sim.policy import Static
+from plimsoll.sim.result import WINDOW, Result, replica_rows
+from plimsoll.sim.times import Times
+from plimsoll.sim.visit import Asked, End, Visit
+from tests.sim import lab
+
+SLO = Slo(share=0.95, ttft_s=1.0, tpot_s=0.05, ttft_per_1k_tokens_s=0.5)
+
+
+def ended(number: int, end: End = End.OK, ttft_s: float = 0.5, tpot_s: float = 0.02, prompt: int = 1000) -> Visit:
+    visit = Visit(number, Asked(float(number), prompt, 11), None, end=end)
+    if end is End.OK:
+        visit.first_s = number + ttft_s
+        visit.end_s = visit.first_s + 10 * tpot_s
+    else:
+        visit.end_s = number + 0.1
+    return visit
+
+
+def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
+    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
+    result = Result(lab.plant(), [Role.SERVE], SLO)
+    for visit in (
+        ended(1),
+        ended(2, ttft_s=1.4),  # within 1 s and half a second for 1,000 tokens
+        ended(3, ttft_s=1.6),
+        ended(4, tpot_s=0.06),
+        ended(5, End.SHED),
+        ended(6, End.FAILED),
+        ended(7, End.REFUSED),
+        ended(8, End.UNFINISHED),
+        ended(9, prompt=2_000_000),  # kept, but alone it would read that context for longer than the target
+        ended(10, End.SHED),
+    ):
+        result.take(visit)
+    told = result.summary(world, "static:2", 0, 100.0, 1.0)
+    assert (told["offered"], told["admitted"], told["shed"], told["refused"]) == (10, 7, 2, 1)
+    assert (told["completed"], told["failed"], told["unfinished"]) == (5, 1, 1)
+    assert told["attainment_offered"] == 0.3
+    assert told["attainment_admitted"] == pytest.approx(3 / 7, abs=1e-5)
+    assert told["infeasible_alone"] == 1
+    assert told["goodput_rps"] == 0.03
+    assert told["goodput_tokens_per_s"] == 0.33
+    assert told["mean_replicas"] == {"serve": 2.0}
+    assert told["gpu_hours"] == pytest.approx(200 / 3600, abs=1e-5)
+    assert told["shed_work_ratio"] < 1.0
+    assert told["p50_ttft_s"] == pytest.approx(0.5, rel=0.003)
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:
+    lines = io.StringIO()
+    result = Result(lab.plant(), [Role.SERVE], SLO, windows=lines)
+    first = [ended(n, End.SHED if n <= 30 else End.OK) for n in range(1, WINDOW + 1)]
+    second = [ended(n, End.SHED if n <= WINDOW + 31 else End.OK) for n in range(WINDOW + 1, 2 * WINDOW + 1)]
+    for one, other in zip(reversed(first), second, strict=True):
+        result.take(one)
+        result.take(other)
+    result.take(ended(2 * WINDOW + 1))  # of a window that never fills
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert sorted((one["n"], one["met"], one["passed"]) for one in told) == [(0, 470, True), (1, 469, False)]
+
+
+def test_a_line_for_each_request_has_the_demos_columns() -> None:
+    lines = io.StringIO()
+    result = Result(lab.plant(), [Role.SERVE], SLO, requests=lines)
+    result.take(ended(1))
+    shed = ended(2, End.SHED)
+    shed.reason, shed.retry_after_s = "overloaded", 7
+    result.take(shed)
+    ok, refused = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert (ok["outcome"], ok["status"], ok["ttft_s"], ok["tpot_s"], ok["output_tokens"]) == ("ok", 200, 0.5, 0.02, 11)
+    assert (refused["outcome"], refused["status"], refused["retry_after_s"], refused["ttft_s"]) == (
+        "shed",
+        429,
+        7,
+        None,
+    )
+    assert list(ok) == [
+        "id", "run", "class", "tenant", "sent_s", "ended_s", "prompt_tokens", "output_tokens_asked", "status",
+        "outcome", "reason", "retry_after_s", "ttft_s", "tpot_s", "output_tokens", "finish_reason",
+    ]  # fmt: skip
+
+
+def test_a_line_for_each_change_of_a_tier_adds_up_to_what_was_paid() -> None:
+    asked = lab.Load(600, 20.0).asked()
+    done = lab.simulate(asked)
+    rows = list(replica_rows(done.world))
+    assert list(rows[0]) == ["run", "t_s", "tier", "desired", "ready", "starting", "draining"]
+    until = [one["t_s"] for one in rows[1:]] + [asked[-1].at_s]
+    paid = sum(
+        (one["ready"] + one["starting"] + one["draining"]) * (min(then, asked[-1].at_s) - one["t_s"])
+        for one, then in zip(rows, until, strict=True)
+        if one["t_s"] < asked[-1].at_s
+    )
+    assert paid == pytest.approx(done.world.tiers[Role.SERVE].paid_s(asked[-1].at_s), rel=1e-3)
+
+
+def test_percentiles_are_right_to_a_quarter_of_a_hundredth() -> None:
+    times = Times()
+    assert times.quantile_s(0.5) is None
+    for n in range(1, 1001):
+        times.observe(0.001 * n)
+    for share in (0.01, 0.5, 0.95, 0.99, 1.0):
+        assert times.quantile_s(share) == pytest.approx(share, rel=0.0026)
+    more = Times()
+    more.observe(9.0, 10_000)
+    times.add(more)
+    assert times.quantile_s(0.5) == pytest.approx(9.0, rel=0.0026)

@@ -1,0 +1,101 @@
+"""`plimsoll simulate` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plimsoll.cli.main import main
+from tests import builders
+from tests.sim import lab
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> list[str]:
+    """A call that works, without a policy: 200 requests against one serve tier."""
+    lines = [f"{at_s},{prompt},{output}" for at_s, prompt, output in lab.Load(200, 20.0).draw()]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]))
+    manifest = builders.service(tiers={"serve": {"maxReplicas": 3}}, slo={"ttft": "1s", "tpot": "50ms"})
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
+    return [
+        *("simulate", "--trace", str(tmp_path / "t.csv"), "--service", str(tmp_path / "s.yaml")),
+        *("--hardware", "h200-8b"),
+    ]
+
+
+def test_json_holds_the_figures_and_files_hold_the_rows(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("requests", "replicas", "windows")}
+    out = [word for name, path in files.items() for word in (f"--{name}-out", str(path))]
+    assert main([*typed, "--output", "json", "--start-up", "uniform:5,9", "--seed", "3", *out]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["policy"], told["seed"], told["offered"]) == ("plimsoll", 3, 200)
+    assert told["completed"] + told["shed"] == 200
+    rows = [json.loads(line) for line in files["requests"].read_text().splitlines()]
+    assert sum(one["outcome"] == "ok" for one in rows) == told["completed"]
+    assert {json.loads(line)["tier"] for line in files["replicas"].read_text().splitlines()} == {"serve"}
+    assert files["windows"].read_text() == ""
+
+
+def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--noise", "0", "--spread", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["policy", "static:1", "static:2"]
+    [replicas] = [line.split() for line in lines if line.startswith("mean_replicas")]
+    assert replicas[1:] == ["serve", "1", "serve", "2"]
+
+
+def test_engine_arguments_of_the_manifest_hold(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
+    manifest["spec"]["engine"] = {"args": ["--max-num-seqs=1"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
+    assert main([*typed, "--policy", "static:1", "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["p95_ttft_s"] > 10.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "kpa"], "kpa is not there yet"),
+        (["--hardware", "h300"], "no hardware profile"),
+        (["--initial", "1,2"], "--initial: must be SERVE"),
+        (["--start-up", "soon"], "--start-up"),
+        (["--rate-scale", "0"], "--rate-scale"),
+        (["--from", "900"], "no request of the trace lies between"),
+        (["--spread", "1"], "--spread"),
+        (["--noise", "-1"], "--noise"),
+        (["--plant-scale", "0"], "--plant-scale"),
+        (["--gateways", "0"], "--gateways"),
+        (["--service", "/nowhere"], "/nowhere: No such file"),
+        (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
+        (["--model-config", "/nowhere"], "/nowhere: No such file"),
+        (["--requests-out", "/nowhere/r"], "/nowhere/r: No such file"),
+        (["--policy", "static:1", "--policy", "static:2", "--windows-out", "w"], "for one policy at a time"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    typed: list[str], capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main([*typed, *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_fallback_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
+    manifest["spec"]["admission"] = {"fallback": {"name": "small"}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
+    assert main(typed) == 1
+    assert "spec.admission.fallback" in capsys.readouterr().err
+
+
+def test_a_broken_manifest_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, said in (("a: [", "not YAML"), ("kind: Pod\n", "must hold one InferenceService")):
+        (tmp_path / "s.yaml").write_text(text)
+        assert main(typed) == 1
+        assert said in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""The fleet in virtual time: nobody is lost or counted twice, and the same seed gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.plant import quiet_s
+from plimsoll.sim.policy import Follower, Following, Look, Plimsoll, Static
+from plimsoll.sim.result import row
+from plimsoll.sim.visit import Asked, End
+from tests.sim import lab
+
+STEP = lab.Load(120, 4.0, seed=1).asked()
+STEP += [replace(one, at_s=one.at_s + STEP[-1].at_s) for one in lab.Load(1200, 30.0, seed=2).asked()]
+SERVE = {Role.SERVE: (1, 4)}
+
+
+class Course:
+    """A policy by the clock: replicas from these moments on."""
+
+    operator = False
+    initial = None
+
+    def __init__(self, course: dict[float, dict[Role, int]]) -> None:
+        self._course = course
+
+    def arrived(self, asked: Asked, now_s: float) -> None:
+        """Of no interest."""
+
+    def wanted(self, look: Look) -> dict[Role, int]:
+        return next((w for at_s, w in sorted(self._course.items(), reverse=True) if at_s <= look.now_s), {})
+
+
+@pytest.fixture(scope="module")
+def decided() -> lab.Done:
+    return lab.simulate(STEP, gateways=2)
+
+
+@pytest.fixture(scope="module")
+def moved() -> lab.Done:
+    hardware = lab.plant(replace(lab.CAPPED, max_num_seqs=32, block_size=128))
+    asked = lab.Load(400, 5.0, 2500, 60, seed=3).asked()
+    return lab.simulate(asked, of=lab.disaggregated(), hardware=hardware)
+
+
+def test_every_request_has_exactly_one_end(decided: lab.Done, moved: lab.Done) -> None:
+    for done, count in ((decided, len(STEP)), (moved, 400)):
+        assert sorted(visit.id for visit in done.visits) == list(range(1, count + 1))
+        assert all(visit.end is not None and visit.end is not End.UNFINISHED for visit in done.visits)
+        assert done.world.in_flight == 0
+
+
+def test_gates_and_engines_hold_nothing_at_the_end(decided: lab.Done, moved: lab.Done) -> None:
+    for done in (decided, moved):
+        for gateway in done.world.gateways:
+            assert not gateway.held
+            assert not gateway.running
+            assert gateway.gate is None or gateway.gate.held == 0
+            assert gateway.gate is None or all(not r.residents for r in gateway.gate.fleet.replicas.values())
+        for tier in done.world.tiers.values():
+            for replica in tier.replicas.values():
+                assert replica.engine.idle
+                assert replica.engine.blocks.free == replica.engine.blocks.total
+
+
+def test_what_gateways_counted_is_what_happened(decided: lab.Done) -> None:
+    readings = [gateway.reading() for gateway in decided.world.gateways]
+    ends = Counter(visit.end for visit in decided.visits)
+    assert sum(one.arrived for one in readings) == len(STEP)
+    assert sum(one.answered for one in readings) == ends[End.OK]
+    assert sum(sum(one.refused.values()) for one in readings) == ends[End.SHED]
+    assert all(one.arrived > 0.4 * len(STEP) for one in readings)
+
+
+def test_the_operator_scales_with_the_load_and_admission_holds_its_ground(decided: lab.Done) -> None:
+    counts = [desired for _, role, desired, *_ in decided.world.log.replicas if role is Role.SERVE]
+    assert counts[0] == 1
+    assert max(counts) > 1
+    ok = [visit for visit in decided.visits if visit.end is End.OK]
+    met = [visit for visit in ok if (visit.ttft_s or 0) <= 2.0 and (visit.tpot_s or 0) <= 0.05]
+    assert len(met) >= 0.95 * len(ok)
+    assert {visit.reason for visit in decided.visits if visit.end is End.SHED} <= {"overloaded"}
+
+
+def test_prompts_are_read_in_one_tier_and_answers_written_in_the_other(moved: lab.Done) -> None:
+    ok = [visit for visit in moved.visits if visit.end is End.OK]
+    assert len(ok) > 300
+    for visit in ok:
+        assert visit.address.startswith("decode")
+        assert visit.prefill.startswith("prefill")
+        assert visit.leg is not None
+        assert visit.job is not None
+        assert visit.leg.last_s is not None
+        assert visit.job.arrived_s > visit.leg.last_s
+        assert visit.job.moved == visit.asked.prompt_tokens
+
+
+def test_times_of_a_request_are_in_order(decided: lab.Done, moved: lab.Done) -> None:
+    for visit in (*decided.visits, *moved.visits):
+        if visit.end is End.OK:
+            assert visit.admitted_s is not None
+            assert visit.first_s is not None
+            assert visit.end_s is not None
+            assert visit.asked.at_s <= visit.admitted_s < visit.first_s <= visit.end_s
+
+
+def _bytes(done: lab.Done) -> str:
+    rows = [row(visit) for visit in done.visits]
+    return json.dumps([rows, [(*one[:3], str(one[3])) for one in done.world.log.changes], done.world.log.replicas])
+
+
+def test_the_same_seed_gives_the_same_bytes(decided: lab.Done) -> None:
+    assert _bytes(lab.simulate(STEP, gateways=2)) == _bytes(decided)
+
+
+def test_another_seed_gives_another_run(decided: lab.Done) -> None:
+    assert _bytes(lab.simulate(STEP, gateways=2, seed=1)) != _bytes(decided)
+
+
+def test_leaping_changes_nothing_that_anybody_sees(decided: lab.Done) -> None:
+    slow = lab.simulate(STEP, hardware=lab.plant(leap=False), gateways=2)
+    assert [visit.end for visit in slow.visits] == [visit.end for visit in decided.visits]
+    for one, other in zip(slow.visits, decided.visits, strict=True):
+        assert one.id == other.id
+        assert one.end_s == pytest.approx(other.end_s, abs=1e-6)
+
+
+def test_without_a_gate_everybody_waits_in_the_engines() -> None:
+    done = lab.simulate(STEP, Static({Role.SERVE: 1}, gated=False))
+    assert {visit.end for visit in done.visits} == {End.OK}
+    assert not any(visit.waited for visit in done.visits)
+    assert max(visit.tpot_s or 0.0 for visit in done.visits) > 0.05
+
+
+def test_a_static_fleet_costs_its_length() -> None:
+    done = lab.simulate(STEP, Static({Role.SERVE: 3}, gated=True), initial={Role.SERVE: 3})
+    assert done.world.tiers[Role.SERVE].paid_s(100.0) == 300.0
+    assert {counts[2] for counts in done.world.log.replicas} == {3}
+
+
+def test_a_start_takes_its_time_and_is_paid_from_the_order() -> None:
+    asked = [Asked(float(n), 100, 2) for n in range(60)]
+    done = lab.simulate(asked, Course({10.0: {Role.SERVE: 2}}))
+    ready = next(at_s for at_s, _, _, live, _, _ in done.world.log.replicas if live == 2)
+    assert ready == pytest.approx(30.0)
+    assert done.world.tiers[Role.SERVE].paid_s(60.0) == pytest.approx(60.0 + 50.0)
+    assert {visit.address for visit in done.visits if visit.asked.at_s > 31.0} == {"serve-1", "serve-2"}
+
+
+def test_who_is_given_back_finishes_what_it_has() -> None:
+    asked = [Asked(0.1 * n, 500, 400) for n in range(100)]
+    done = lab.simulate(asked, Course({0.0: {Role.SERVE: 2}, 5.0: {Role.SERVE: 1}}), initial={Role.SERVE: 2})
+    assert {visit.end for visit in done.visits} == {End.OK}
+    last = max(visit.end_s or 0.0 for visit in done.visits if visit.address == "serve-1")
+    gone = max(at_s for at_s, *_, draining in done.world.log.replicas if draining == 0)
+    assert gone >= max(last, 5.0 + quiet_s()) - 1e-9
+    assert all(visit.address == "serve-2" for visit in done.visits if visit.asked.at_s > 5.01)
+
+
+def test_who_has_not_started_is_given_back_first_and_at_once() -> None:
+    asked = [Asked(float(n), 100, 2) for n in range(30)]
+    done = lab.simulate(asked, Course({2.0: {Role.SERVE: 3}, 8.0: {Role.SERVE: 1}}))
+    assert done.world.tiers[Role.SERVE].paid_s(30.0) == pytest.approx(30.0 + 2 * 6.0)
+    assert all(draining == 0 for *_, draining in done.world.log.replicas)
+
+
+def test_a_killed_engine_takes_its_streams_with_it_and_no_others() -> None:
+    asked = [Asked(0.05 * n, 500, 100) for n in range(1000)]
+    done = lab.simulate(
+        asked, Static({Role.SERVE: 2}, gated=True), initial={Role.SERVE: 2}, kills=((Role.SERVE, 25.0),)
+    )
+    failed = [visit for visit in done.visits if visit.end is End.FAILED]
+    assert failed
+    assert len({visit.address for visit in failed}) == 1
+    assert all(visit.admitted_s is not None and visit.admitted_s <= 25.0 for visit in failed)
+    assert done.world.tiers[Role.SERVE].desired == 2
+    assert {visit.end for visit in done.visits if visit.asked.at_s > 25.0} <= {End.OK, End.SHED}
+
+
+def test_when_a_prefill_engine_dies_prompts_are_read_where_they_are_decoded() -> None:
+    hardware = lab.plant(replace(lab.CAPPED, max_num_seqs=32, block_size=128))
+    asked = [Asked(0.4 * n, 3000, 30) for n in range(100)]
+    done = lab.simulate(asked, of=lab.disaggregated(), hardware=hardware, kills=((Role.PREFILL, 20.1),))
+    assert {visit.end for visit in done.visits} <= {End.OK, End.SHED}
+    read_here = [visit for visit in done.visits if visit.end is End.OK and visit.job and not visit.job.moved]
+    assert read_here
+    assert all(visit.asked.at_s <= 41.0 for visit in read_here)
+
+
+def test_a_request_that_no_engine_could_hold_is_refused() -> None:
+    for policy in (Static({Role.SERVE: 1}, gated=False), Plimsoll()):
+        done = lab.simulate([Asked(30.0, 100, 5), Asked(31.0, 50_000, 5), Asked(32.0, 100, 5)], policy)
+        assert [visit.end for visit in sorted(done.visits, key=lambda v: v.id)] == [End.OK, End.REFUSED, End.OK]
+
+
+def test_a_run_that_is_cut_says_so() -> None:
+    done = lab.simulate([Asked(0.0, 100, 30_000)], Static({Role.SERVE: 1}, gated=False), tail_s=5.0)
+    assert [visit.end for visit in done.visits] == [End.UNFINISHED]
+
+
+def test_a_service_without_a_promise_keeps_what_it_has() -> None:
+    done = lab.simulate(STEP[:300], of=lab.service(slo=None))
+    assert not done.world.log.changes
+    assert {visit.end for visit in done.visits} == {End.OK}
+
+
+def test_a_follower_follows_and_holds() -> None:
+    follower = Follower(Following(margin=0.5, hold_s=30.0, window_s=10.0), SERVE, lab.plant())
+    wanted = []
+    for second in range(200):
+        for n in range(20 if 50 <= second < 100 else 2):
+            follower.arrived(Asked(second + n / 20, 1200, 200), second + n / 20)
+        wanted.append(follower.wanted(Look(second + 1.0, {Role.SERVE: 1}, None))[Role.SERVE])
+    assert wanted[40] == 1
+    assert max(wanted) > 1
+    first, last = wanted.index(max(wanted)), len(wanted) - wanted[::-1].index(max(wanted))
+    assert 50 <= first <= 65
+    assert 125 <= last <= 150
+    assert wanted[-1] == 1
+
+
+def test_events_never_go_back() -> None:
+    seen: list[float] = []
+
+    class Watching(Static):
+        def wanted(self, look: Look) -> dict[Role, int]:
+            seen.append(look.now_s)
+            return {}
+
+    lab.simulate(STEP[:200], Watching({Role.SERVE: 1}, gated=True))
+    assert all(b - a == pytest.approx(1.0) for a, b in pairwise(seen))
+    assert math.isclose(seen[0], 0.0)
