@@ -90,7 +90,6 @@ def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--spread", type=float, default=0.1, metavar="X", help="between replicas, up and down (%(default)s)")
     add("--noise", type=float, default=0.02, metavar="X", help="standard deviation of a step (%(default)s)")
     add("--model-config", metavar="FILE", help="the model's config.json, if engines are to tell it")
-    add("--clients", choices=("none",), default="none", help="who comes back after a refusal: nobody yet")
     add("--output", choices=("table", "json"), default="table", help="(%(default)s)")
     add("--requests-out", metavar="FILE", help="a JSON line for each request")
     add("--replicas-out", metavar="FILE", help="a JSON line for each change of a tier")
