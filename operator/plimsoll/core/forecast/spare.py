@@ -52,13 +52,18 @@ class Odds:
 
     def between(self, low: float, high: float) -> float:
         """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""
-        return self._upto(high) - self._upto(low)
+        return self.integral(high) - self.integral(low)
 
-    def beyond(self, factor: float) -> float:
-        """Integral of the probability from `factor` on."""
-        return self.upto[-1] - self._upto(factor)
+    def past(self, factor: float) -> float:
+        """The probability of growth past `factor`: 1 up to 1, linear between, 0 beyond."""
+        place = bisect_left(self.factors, factor)
+        if factor <= 1.0 or place == len(self.factors):
+            return float(factor <= 1.0)
+        at, share = (self.factors[place - 1], self.exceedance[place - 1]) if place else (1.0, 1.0)
+        return share + (self.exceedance[place] - share) * (factor - at) / (self.factors[place] - at)
 
-    def _upto(self, factor: float) -> float:
+    def integral(self, factor: float) -> float:
+        """Of the probability from 0 to `factor`."""
         if factor <= 1.0:
             return max(0.0, factor)
         place = bisect_left(self.factors, factor)

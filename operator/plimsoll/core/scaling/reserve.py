@@ -67,17 +67,17 @@ def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
     value = miss_cost * _work(tiers)
     counts = [tier.replicas for tier in tiers]
     carried = [count * growth for count, growth in zip(counts, step, strict=True)]
-    at, net = min(carried), 0.0
-    best, found = 0.0, list(counts)
-    while value * odds.beyond(at) > best - net:
+    at = min(carried)
+    start, best, found, paid = odds.integral(at), 0.0, list(counts), 0.0
+    while True:
         weakest = carried.index(at)
-        if counts[weakest] >= tiers[weakest].most:
-            break
+        if counts[weakest] >= tiers[weakest].most or value * odds.past(at) * step[weakest] <= price[weakest]:
+            break  # less is saved from here on than the weakest alone costs, and the others are not free either
         counts[weakest] += 1
         carried[weakest] = counts[weakest] * step[weakest]
-        reached = min(carried)
-        net += value * odds.between(at, reached) - price[weakest]
-        at = reached
+        paid += price[weakest]
+        at = min(carried)
+        net = value * (odds.integral(at) - start) - paid
         if net > best:
             best, found = net, list(counts)
     return [count - tier.replicas for count, tier in zip(found, tiers, strict=True)]

@@ -1,0 +1,79 @@
+"""The reserve of all tiers together: what buying every way would end at, and nothing that the other cannot carry."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.core.forecast import Odds, spare_replicas
+from plimsoll.core.jumps import EXCEEDANCE, FACTORS
+from plimsoll.core.scaling.reserve import Stock, reserve, reserves
+
+PRIOR = Odds(60.0, FACTORS, EXCEEDANCE[0], 0.0)
+SLOWER = Odds(240.0, FACTORS, EXCEEDANCE[2], 0.0)
+MISS_COST = 25.0
+
+stocks = st.builds(
+    Stock,
+    st.sampled_from([PRIOR, SLOWER]),
+    st.floats(0.05, 4.0),
+    st.floats(0.2, 3.0),
+    st.integers(1, 5),
+    st.integers(5, 9),
+    st.sampled_from([1, 2, 8]),
+)
+
+
+def net(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
+    """Saved less paid, GPU-seconds a second, from the definition."""
+    odds = max((tier.odds for tier in tiers), key=lambda odds: odds.horizon_s)
+
+    def carried(extra: tuple[int, ...]) -> float:
+        return min((t.replicas + n) * t.replica_work / t.work for t, n in zip(tiers, extra, strict=True))
+
+    work = sum(tier.work * tier.gpus for tier in tiers)
+    saved = miss_cost * work * odds.between(carried((0,) * len(tiers)), carried(more))
+    return saved - sum(n * tier.gpus for n, tier in zip(more, tiers, strict=True))
+
+
+@given(st.lists(stocks, min_size=2, max_size=2), st.floats(0.0, 60.0))
+@settings(max_examples=300, deadline=None)
+def test_no_other_pair_of_counts_is_worth_more(tiers: list[Stock], miss_cost: float) -> None:
+    found = tuple(reserves(tiers, miss_cost))
+    every = itertools.product(*(range(tier.most - tier.replicas + 1) for tier in tiers))
+    best = max(net(tiers, more, miss_cost) for more in every)
+    assert net(tiers, found, miss_cost) == pytest.approx(best, abs=1e-9)
+
+
+@given(stocks, st.floats(0.0, 60.0))
+def test_one_tier_alone_gets_what_buying_one_by_one_ends_at(tier: Stock, miss_cost: float) -> None:
+    bought = spare_replicas(tier.odds, tier.work, tier.replica_work, tier.replicas, tier.most, miss_cost)
+    assert reserves([tier], miss_cost) == [bought]
+
+
+def test_a_tier_gets_nothing_that_the_other_one_cannot_carry() -> None:
+    prefill, full = Stock(PRIOR, 1.8, 0.9, 3, 8), Stock(PRIOR, 0.14, 0.28, 1, 1)
+    bought, none = reserves([prefill, full], MISS_COST)
+    assert none == 0
+    assert (3 + bought) * 0.9 / 1.8 <= 2.0, "what decode carries"
+    assert reserves([prefill, Stock(PRIOR, 0.14, 0.28, 3, 3)], MISS_COST)[0] >= bought
+
+
+def test_the_cheap_tier_is_not_priced_by_its_own_part_of_the_work() -> None:
+    """One decode engine stands before four prefill engines; alone it is never worth it."""
+    decode, prefill = Stock(PRIOR, 0.14, 0.2, 1, 4), Stock(PRIOR, 1.8, 0.9, 4, 8)
+    assert reserves([decode], MISS_COST) == [0]
+    assert reserves([prefill, decode], MISS_COST)[1] == 1
+
+
+def test_no_load_and_no_price_buy_nothing_and_the_worth_is_of_all() -> None:
+    idle, busy = Stock(PRIOR, 0.0, 1.0, 1, 8), Stock(PRIOR, 1.0, 0.9, 1, 8)
+    assert reserves([idle, busy], MISS_COST) == [0, 0]
+    assert reserves([busy, busy], 0.0) == [0, 0]
+    found = reserve([busy, busy], MISS_COST)
+    assert found.replicas[0] == found.replicas[1] > 0
+    assert found.worth.worth
+    assert found.worth.cost_gpu_s == 2 * found.replicas[0] * PRIOR.horizon_s
