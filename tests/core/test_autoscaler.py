@@ -233,3 +233,9 @@ def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None
     silent = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
     assert fleet.run(silent, 1200).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
+
+
+def test_one_slow_first_request_orders_no_replica() -> None:
+    fleet = Fleet(wish())
+    counts = [fleet.tick(heard(0.5, Role.SERVE, ttft_s=2.5, waiting=2.0)).tiers["serve"].replicas for _ in range(9)]
+    assert counts == [1] * 9, counts

@@ -198,7 +198,7 @@ class Service:
         self.needs = {name: needs.get(name) or self._unsized(name, demand) for name in self.tiers}
         self._look_for_shortage(seen, wish, now_s)
         tiers = {
-            name: self._observed(name, there, seen.heard, demand[name])
+            name: self._observed(name, there, seen.heard, demand[name], now_s)
             for name, there in seen.tiers.items()
             if wish.slo is not None and name in self.tiers
         }
@@ -239,8 +239,12 @@ class Service:
             return coming
         return line if isinstance(line, Unknown) else Unknown("not sized")
 
-    def _observed(self, name: str, there: TierSeen, heard: Heard, coming: Demand | Unknown) -> TierObservation:
+    def _observed(
+        self, name: str, there: TierSeen, heard: Heard, coming: Demand | Unknown, now_s: float
+    ) -> TierObservation:
+        """One tier; while its first arrivals are watched, latencies and queues of so few requests say nothing either."""
         told = heard.tiers.get(Role(name), NOT_HEARD)
+        watching = 0.0 <= now_s - self.tiers[name].watched_s < WATCH_S
         return TierObservation(
             replicas=there.replicas,
             ready=there.ready,
@@ -250,7 +254,7 @@ class Service:
             starting=there.starting,
             backlog_gpu_s=self._backlog_gpu_s(name, heard),
             coverage=coverage(heard, told, there.ready),
-            measured=told.measured,
+            measured=Measured() if watching else told.measured,
         )
 
     def _backlog_gpu_s(self, name: str, heard: Heard) -> float:

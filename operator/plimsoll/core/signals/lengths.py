@@ -7,9 +7,9 @@ sees one output token each.
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
 make the ratio that turns the one into the other. Lengths of those that ended fade over minutes: they give the shape,
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
-last minute over the requests that began to be answered in it: while answers grow longer, those that ended are the short
-ones, yet the tokens of the others are counted already. Cached tokens are a share of each prompt, the same for all:
-engines count them only in sum.
+last half minute over the requests that began to be answered in it: while answers grow longer, those that ended are the
+short ones, yet the tokens of the others are counted already. Cached tokens are a share of each prompt, the same for
+all: engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from plimsoll.core.signals.memory import Faded, Recent
 from plimsoll.core.workload import Histogram, Workload, from_histograms
 
 _MEMORY_S: Final = 300.0
-_CHANCE: Final = 2.0  # standard errors by which the last minute's mean output must differ to be another mix
+_LATELY_S: Final = 30.0
+_CHANCE: Final = 2.0  # standard errors by which the mean output of late must differ to be another mix
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -72,7 +73,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
-        self._begun: Recent[_Means] = Recent()  # requests that began to be answered, and all tokens made meanwhile
+        self._begun: Recent[_Means] = Recent(_LATELY_S)  # requests that began to be answered, tokens made meanwhile
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
@@ -124,8 +125,8 @@ class Lengths:
         return counted.tokens / counted.requests
 
     def workload(self, now_s: float, prompt_tokens: float | Unknown) -> Workload | Unknown:
-        """Joint lengths; their means those of arriving prompts, and of the last minute's outputs, where these are known
-        and differ by more than a tenth."""
+        """Joint lengths; their means those of arriving prompts, and of the outputs of late, where these are known and
+        differ by more than a tenth."""
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
             return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
@@ -140,7 +141,7 @@ class Lengths:
         return self._given.workload
 
     def _outputs(self, now_s: float, base: Workload) -> float:
-        """The last minute's mean output over that of the base, 1 where they differ by chance."""
+        """The mean output of late over that of the base, 1 where they differ by chance."""
         lately, usual = self._begun.over(now_s), base.mean(base.output_tokens)
         if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
             return 1.0

@@ -22,9 +22,10 @@ _GRAIN: Final = 0.01
 
 
 class Recent(Generic[Sums]):
-    """Intervals of the last minute, to the nearest few seconds; an interval counts where it ends."""
+    """Intervals of the last minute, or `window_s`, to the nearest few seconds; an interval counts where it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
         self._slots: dict[int, Sums] = {}
         self._newest: int | None = None
         self._older: Sums | None = None  # all slots but the newest, once summed
@@ -38,11 +39,11 @@ class Recent(Generic[Sums]):
         self._whole = None
         if slot != self._newest:
             self._newest, self._older = slot, None
-        if len(self._slots) > 2 * WINDOW_S / _SLOT_S:
+        if len(self._slots) > 2 * self._window_s / _SLOT_S:
             self._forget(at_s)
 
     def over(self, now_s: float) -> Sums | None:
-        """The sum over the last minute; None of nothing."""
+        """The sum over that time; None of nothing."""
         self._forget(now_s)
         if self._whole is None and self._slots:
             if self._older is None:
@@ -52,7 +53,7 @@ class Recent(Generic[Sums]):
         return self._whole
 
     def _forget(self, now_s: float) -> None:
-        first, last = now_s - WINDOW_S, now_s + CLOCK_S
+        first, last = now_s - self._window_s, now_s + CLOCK_S
         gone = [slot for slot in self._slots if not first < (slot + 1) * _SLOT_S <= last + _SLOT_S]
         for slot in gone:
             del self._slots[slot]
