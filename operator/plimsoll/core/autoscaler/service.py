@@ -242,7 +242,7 @@ class Service:
     def _observed(
         self, name: str, there: TierSeen, heard: Heard, coming: Demand | Unknown, now_s: float
     ) -> TierObservation:
-        """One tier; while its first arrivals are watched, latencies and queues of so few requests say nothing either."""
+        """One tier; while its first arrivals are watched, latencies and queues of so few requests say nothing."""
         told = heard.tiers.get(Role(name), NOT_HEARD)
         watching = 0.0 <= now_s - self.tiers[name].watched_s < WATCH_S
         return TierObservation(
