@@ -183,6 +183,7 @@ def test_the_urgent_get_in_and_tenants_have_their_shares(gate: Service, gateway:
         f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, {sum(map(_kept, urgent))} within the promise"
     )
     print(f"others: {let_in.total()} of {len(others)} answered, by tenant {dict(let_in)}: {share:.0%}, fair {fair:.0%}")
+    print(_lines([r for r in urgent if not r.ok]))
     assert not _unfair(ledger.records), _lines(_unfair(ledger.records))
     assert let_in.total() < len(others), "that was no overload"
     assert sum(r.ok for r in urgent) >= 0.95 * len(urgent)

@@ -5,7 +5,8 @@ while the other has room; and while shares change, the sum must not be exceeded 
 
 Idea: a ledger of whole units. Targets follow demand, rounded by largest remainder so that they sum to the cap. A unit
 moves only when the gateway that has it says that it uses it no more (shrink before grow), and in the ledger it moves in
-one step: what the ledger grants always sums to the whole, and what gateways use never exceeds it.
+one step: what the ledger grants always sums to the whole. A gateway keeps to it, but where a replica has proven faster
+than the model the units were made by: there it may have more in the same proportion (`replica`).
 """
 
 from __future__ import annotations
