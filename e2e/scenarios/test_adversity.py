@@ -25,6 +25,7 @@ ABOUT = contract().paths["about"]
 OPERATOR = "app.kubernetes.io/component=operator"
 WORDS, TOKENS = 300, 48
 LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
+HIGHER = 16.0  # more than two carry, also once the engines are known
 HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
 GROWS_S = 90.0
 
@@ -136,7 +137,7 @@ def test_a_spec_that_changes_while_scaling_is_taken_up(
     changing = service("changing")
     changing.wait_ready()
     light.learned(changing, _steady(LOW, "changing", seed=5))
-    with Load(changing.target, _steady(HIGH, "changing", seed=6)) as load:
+    with Load(changing.target, _steady(HIGHER, "changing", seed=6)) as load:
         changing.wait_told("ScalingLimited", GROWS_S, status="True", reason="AtMaximum")
         _change(changing, {"tiers": {"serve": light.bounds(1, 6)}})
         _serves(changing, "serve", 3)
