@@ -5,7 +5,7 @@ own rule (one look for each 700 more) every fifth tick or so looked through all 
 for nothing, since what a tick drops is freed by its counts.
 
 Idea: what was there at the start is never looked at again, and the rest after so many more values that it is by far
-the longest-lived look that becomes rare. Circles are still found, some minutes later.
+the longest-lived look that becomes rare. Circles are still found, later.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from plimsoll.core.admission.outcome import Outcome
 from plimsoll.core.admission.shares import Ledger, split
 from plimsoll.core.ports import ServiceReading
 
-MEMORY_S: Final = 30.0  # over which demand is averaged, and after which a wait is half forgotten
+MEMORY_S: Final = 30.0  # over which demand is averaged, and a wait forgotten (both by e)
 HEARD_S: Final = 5.0  # a gateway heard for less than this counts like the mean
 PRIOR: Final = 1.0  # arrivals that each gateway is taken to have had: a few requests say little
 MOVED: Final = 0.1  # of the whole: a share off by less stays
