@@ -70,7 +70,7 @@ def test_learning_works_here_at_all() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 1e300])
-@pytest.mark.parametrize("field", [field.name for field in fields(WindowSums)])
+@pytest.mark.parametrize("field", [field.name for field in fields(WindowSums) if field.name != "replica"])
 def test_one_bad_value_makes_the_window_nothing(field: str, bad: float) -> None:
     if (field, bad) == ("end_s", -1.0):
         return  # a time has any sign

@@ -361,6 +361,14 @@ def test_another_mix_of_lengths_is_believed_within_a_minute() -> None:
     assert after[375] == pytest.approx(after[590], rel=0.15)
 
 
-def test_more_requests_are_not_longer_ones() -> None:
-    after = [mean for t, mean in replay(300, (4.0, 12.0), (200.0, 200.0)) if t >= 120]
+@pytest.mark.parametrize("output", [200.0, 800.0])
+def test_more_requests_are_neither_longer_nor_shorter_ones(output: float) -> None:
+    """With answers of 40 s, tokens follow the requests that begin by more than the time that they are counted in."""
+    after = [mean for t, mean in replay(300, (4.0, 12.0), (output, output)) if t >= 120]
+    assert max(after) < 1.15 * min(after)
+
+
+def test_few_requests_that_began_close_together_make_no_other_mix() -> None:
+    """Two a second with answers of 40 s: 60 in half a minute, now some more, now some fewer."""
+    after = [mean for t, mean in replay(300, (2.0, 1.7), (800.0, 800.0)) if t >= 120]
     assert max(after) < 1.15 * min(after)

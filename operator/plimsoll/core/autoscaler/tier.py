@@ -15,6 +15,7 @@ from typing import Final
 from plimsoll.core import forecast, ladder
 from plimsoll.core.calibration.answer import pessimistic
 from plimsoll.core.calibration.belief import Posterior, unknown
+from plimsoll.core.calibration.replicas import Replicas
 from plimsoll.core.calibration.state import EngineKey
 from plimsoll.core.calibration.update import refusal, update_all
 from plimsoll.core.calibration.window import WindowSums, filled, lengths_of
@@ -91,6 +92,7 @@ class Tier:
     at: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
     looked_s: float = -math.inf  # when it was last looked at whether the line still holds
     sized: Sized | None = None  # what the line was made from
+    replicas: Replicas = field(default_factory=Replicas, repr=False)  # how fast each is beside the others
     _basis: _Basis | None = field(default=None, repr=False)
 
     def meet(self, about: About) -> None:
@@ -110,7 +112,7 @@ class Tier:
             if self.posterior is None:
                 self.line = chosen
             return
-        self.key, self.posterior, self.at = key, unknown(*chosen), None
+        self.key, self.posterior, self.at, self.replicas = key, unknown(*chosen), None, Replicas()
         self.looked_s, self._basis, self.sized = -math.inf, None, None
 
     def learn(self, windows: Sequence[WindowSums], workload: Workload | Unknown) -> None:
@@ -121,7 +123,7 @@ class Tier:
         known = [filled(window, lengths) for window in windows]
         known = [window for window in known if refusal(self.posterior, window) is None]
         if known:
-            self.posterior, self.at = update_all(self.posterior, known), known[-1]
+            self.posterior, self.at = update_all(self.posterior, known, self.replicas), known[-1]
 
     @property
     def model(self) -> StepModel | None:

@@ -29,6 +29,7 @@ from plimsoll.core.calibration.belief import (
     noise_variance,
     regression,
 )
+from plimsoll.core.calibration.replicas import Replicas
 from plimsoll.core.calibration.window import WindowSums, fault
 
 GATE: Final = 4.0  # standard deviations
@@ -47,17 +48,21 @@ def update(posterior: Posterior, window: WindowSums) -> Posterior:
     return update_all(posterior, (window,))
 
 
-def update_all(posterior: Posterior, windows: Sequence[WindowSums]) -> Posterior:
+def update_all(posterior: Posterior, windows: Sequence[WindowSums], replicas: Replicas | None = None) -> Posterior:
     """The posterior after one window each of several replicas, in whatever order they come.
 
     All are judged by the same posterior, and the CUSUM takes their joint surprise, sum / sqrt(n). Time that goes
-    backwards forgets nothing and is believed from then on.
+    backwards forgets nothing and is believed from then on. replicas: what is known of each one's speed, which takes
+    these windows in; None: all are taken to be alike.
     """
     usable = [window for window in windows if refusal(posterior, window) is None]
     if not usable:
         return posterior
     before = _aged(posterior, max(window.end_s for window in usable))
     rows, ratios, weights = regression(posterior.prior, usable)
+    if replicas is not None:
+        names, ends_s = [window.replica for window in usable], [window.end_s for window in usable]
+        ratios = replicas.evened(names, ends_s, ratios, rows @ belief(before)[0], weights)
     surprises = _surprises(before, rows, ratios, weights)
     together = float(np.clip(np.clip(surprises, -GATE, GATE).sum() / math.sqrt(len(usable)), -_CUSUM_CLIP, _CUSUM_CLIP))
     up = max(0.0, before.shift_up + together - _CUSUM_SLACK)

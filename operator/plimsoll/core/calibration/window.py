@@ -45,6 +45,7 @@ class WindowSums:
     prefill_steps: float | None = None  # steps with any prefill
     prefill_pairs: float | None = None  # sum over prefilled chunks of n (context + n / 2)
     cached_tokens_read: float | None = None  # sum over steps of the context of all decoding sequences
+    replica: str = ""  # whose window it is
 
     @property
     def exact(self) -> bool:

@@ -72,24 +72,25 @@ class Open:
         few = (self.sums.steps or 0.0) < MIN_STEPS and self.sums.seconds < LONGEST_S
         if self.sums.seconds < SHORTEST_S or few:
             return None
-        window = _window(new.at_s, self.sums, self.request_s, self.least, pace)
+        window = _window(new, self.sums, self.request_s, self.least, pace)
         self.begin(new)
         return window
 
 
-def _window(end_s: float, sums: EngineInterval, request_s: float, least: float, pace: Pace) -> WindowSums | None:
+def _window(last: EngineReading, sums: EngineInterval, request_s: float, least: float, pace: Pace) -> WindowSums | None:
     steps, computed, output = sums.steps, sums.computed_tokens, sums.generated_tokens
     if steps is None or computed is None or output is None or steps <= 0.0:
         return None
     prompt = sums.local_prompt_tokens
     window = WindowSums(
-        end_s=end_s,
+        end_s=last.at_s,
         busy_s=sums.seconds,
         steps=steps,
         computed_tokens=computed,
         output_tokens=output,
         prompt_tokens=max(0.0, computed - output) if prompt is None else prompt,
         mean_running=request_s / sums.seconds,
+        replica=last.pod,
     )
     return window if _never_idle(sums, steps, least, pace) and fault(window) is None else None
 

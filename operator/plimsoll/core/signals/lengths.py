@@ -146,8 +146,8 @@ class Lengths:
         if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
             return 1.0
         factor = lately.tokens / lately.requests / usual
-        chance = _CHANCE * math.sqrt((base.scv(base.output_tokens) or 0.0) / lately.requests)
-        return factor if abs(factor - 1.0) > max(_OFF, chance) else 1.0
+        chance = _CHANCE * math.sqrt((1.0 + (base.scv(base.output_tokens) or 0.0)) / lately.requests)
+        return factor if factor - 1.0 > max(_OFF, chance) else 1.0
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
