@@ -18,9 +18,9 @@ from plimsoll.core.ports import ServiceReading
 
 LIMITS = Limits(
     base_s=0.015, any_stall_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5, cached_token_s=4e-8,
-    post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, prefill_base_s=0.015, token_budget=8192, kv_tokens=330_000,
-    max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40, step_budget_s=(0.03, math.inf),
-    tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
+    post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.015, leg_token_s=5e-5, leg_pair_s=0.0,
+    token_budget=8192, kv_tokens=330_000, max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40,
+    step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
 )  # fmt: skip
 TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
 
@@ -34,7 +34,7 @@ def test_what_is_told_comes_back_through_json() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"classes": ["high"]},
         {"classes": None},
         {"limits": {}},

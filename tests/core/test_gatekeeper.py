@@ -9,7 +9,7 @@ from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.gatekeeper import LEAST_S, Gatekeeper
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import Mode
+from plimsoll.core.scaling import Mode, TierPolicy
 from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, wish
 
 CLASSES = (ClassPolicy("default", 0, SLO),)
@@ -110,3 +110,26 @@ def test_a_start_that_was_never_measured_is_told_without_a_time() -> None:
     assert keeper.told is not None
     assert keeper.told.ready_at_s is None
     assert keeper.told.starting
+
+
+def test_a_prompt_that_is_computed_elsewhere_costs_what_it_costs_there() -> None:
+    """Engines that decode never show how fast others prefill."""
+    tiers = {"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}
+    fleet, keeper = Fleet(replace(wish(tiers=tiers), classes=CLASSES)), Gatekeeper()
+    said = heard(5.0, Role.PREFILL, Role.DECODE)
+    fleet.run(said, 30)
+    there = {name: TierSeen(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
+    prefill = fleet.service.tiers["prefill"]
+    assert prefill.sized is not None
+    slower = replace(prefill.sized.model, prefill_token_s=3.0 * prefill.sized.model.prefill_token_s)
+    keeper.tell(fleet.service, Seen(said, there), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.limits is not None
+    before = keeper.told.limits
+    assert before.leg_token_s == prefill.sized.model.prefill_token_s
+    prefill.sized = replace(prefill.sized, model=slower)
+    assert keeper.tell(fleet.service, Seen(said, there), fleet.wish, GATEWAYS, fleet.now_s + LEAST_S)
+    after = keeper.told.limits
+    assert after is not None
+    assert after.leg_token_s == slower.prefill_token_s
+    assert after.prefill_token_s == before.prefill_token_s

@@ -18,7 +18,7 @@ import numpy as np
 
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier
-from plimsoll.core.latency import TierWork, decode_tier, serve_tier
+from plimsoll.core.latency import StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 
@@ -100,7 +100,9 @@ class Limits:
     post_fixed_s: float
     post_piece_s: float  # per block of tokens
     block_tokens: int  # of KV transfer; 0 where there is none
-    prefill_base_s: float  # step of a prefill replica
+    leg_base_s: float  # of a step of a prefill replica; its tokens and pairs, as it is itself known
+    leg_token_s: float
+    leg_pair_s: float
     token_budget: int
     kv_tokens: int
     max_sequences: int
@@ -164,19 +166,21 @@ class Limits:
         """Time of one request on a prefill replica that has so many tokens of it cached."""
         cached = max(cached, request.cached_tokens)
         uncached = max(request.prompt_tokens - cached, 1)
-        prefill_s = uncached * (self.prefill_token_s + self.prefill_pair_s * (cached + uncached / 2))
-        return request.sequences * (prefill_s + -(-uncached // self.token_budget) * self.prefill_base_s)
+        prefill_s = uncached * (self.leg_token_s + self.leg_pair_s * (cached + uncached / 2))
+        return request.sequences * (prefill_s + -(-uncached // self.token_budget) * self.leg_base_s)
 
 
-def limits(tier: Tier, classes: tuple[ClassPolicy, ...]) -> Limits:
+def limits(tier: Tier, classes: tuple[ClassPolicy, ...], prefill: StepModel | None = None) -> Limits:
     """The limits of a serve or decode tier for its classes; a few hundred microseconds, so once per tick.
 
-    tier.tail_scale loosens or tightens the assumed spread of TPOT. Raises ValueError for a prefill tier, whose
+    tier.tail_scale loosens or tightens the assumed spread of TPOT. prefill: of the replicas that prefill for this tier,
+    which no engine that decodes tells of; None: as fast as the tier's own. Raises ValueError for a prefill tier, whose
     replicas are only waited for, and without classes.
     """
     if tier.role is Role.PREFILL or not classes:
         raise ValueError("limits are those of a serve or decode tier, with at least one class")
     m, w, transfer = tier.model, tier.workload, tier.transfer
+    leg = m if prefill is None else prefill
     work = serve_tier(m, w) if transfer is None else decode_tier(m, w, transfer)
     factor = 1.0 if transfer is None else transfer.step_factor
     targets = tuple(math.inf if c.slo.tpot_s is None else c.slo.tpot_s for c in classes)
@@ -190,7 +194,8 @@ def limits(tier: Tier, classes: tuple[ClassPolicy, ...]) -> Limits:
         prefill_pair_s=m.prefill_pair_s, sequence_s=factor * m.sequence_s, cached_token_s=factor * m.cached_token_s,
         post_fixed_s=0.0 if transfer is None else transfer.lost_share * transfer.post_fixed_s,
         post_piece_s=0.0 if transfer is None else transfer.lost_share * transfer.post_piece_s * transfer.layers,
-        block_tokens=0 if transfer is None else transfer.block_tokens, prefill_base_s=m.base_s + m.any_prefill_s,
+        block_tokens=0 if transfer is None else transfer.block_tokens, leg_base_s=leg.base_s + leg.any_prefill_s,
+        leg_token_s=leg.prefill_token_s, leg_pair_s=leg.prefill_pair_s,
         token_budget=tier.limits.token_budget, kv_tokens=tier.limits.kv_tokens,
         max_sequences=tier.limits.max_sequences, output_mean=work.mean_output_tokens,
         output_variance=(w.scv(w.output_tokens) or 0.0) * work.mean_output_tokens**2,

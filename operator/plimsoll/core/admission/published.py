@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from plimsoll.core.admission.limits import Limits
 
-VERSION: Final = 1
+VERSION: Final = 2
 MOVED: Final = 0.05  # a figure of the model that has moved by this share is worth a write
 MOVED_S: Final = 3.0  # so is an expected time that has moved by so many seconds
 

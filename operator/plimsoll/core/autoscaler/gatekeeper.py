@@ -21,6 +21,8 @@ from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.autoscaler.tier import KV_TOKENS, MAX_SEQUENCES, TOKEN_BUDGET
 from plimsoll.core.knee import Tier as Sized
+from plimsoll.core.latency import StepModel
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Decision, Line, Mode
 
 LEAST_S: Final = 2.0  # between two changes of what is told
@@ -33,7 +35,7 @@ class Gatekeeper:
     sharing: Sharing = field(default_factory=Sharing)
     told: Published | None = None
     told_s: float = -math.inf
-    _made: tuple[Sized, tuple[ClassPolicy, ...], Limits] | None = field(default=None, repr=False)
+    _made: tuple[Sized, StepModel | None, tuple[ClassPolicy, ...], Limits] | None = field(default=None, repr=False)
 
     @classmethod
     def after(cls, told: Published | None) -> Gatekeeper:
@@ -72,9 +74,12 @@ class Gatekeeper:
         sized = service.tiers[service.answering].sized
         if sized is None:
             return None
-        if self._made is None or self._made[0] is not sized or self._made[1] != classes:
-            self._made = sized, classes, limits(sized, classes)
-        return self._made[2]
+        before = service.tiers.get(Role.PREFILL)
+        prefill = None if before is None or before.sized is None else before.sized.model
+        made = self._made
+        if made is None or made[0] is not sized or made[1] is not prefill or made[2] != classes:
+            made = self._made = sized, prefill, classes, limits(sized, classes, prefill)
+        return made[3]
 
 
 @cache
@@ -82,7 +87,8 @@ def _anything(classes: int) -> Limits:
     """Of an engine that nobody has met yet: requests are held until it is there, and then all are let in."""
     return Limits(
         base_s=0.02, any_stall_s=0.0, prefill_token_s=5e-5, prefill_pair_s=0.0, sequence_s=2e-5, cached_token_s=0.0,
-        post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, prefill_base_s=0.02, token_budget=TOKEN_BUDGET,
+        post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.02, leg_token_s=5e-5,
+        leg_pair_s=0.0, token_budget=TOKEN_BUDGET,
         kv_tokens=KV_TOKENS, max_sequences=MAX_SEQUENCES, output_mean=200.0, output_variance=4e4, batch=MAX_SEQUENCES,
         step_budget_s=(math.inf,) * classes, tpot_s=(math.inf,) * classes, rho=0.5, most_spread_s=0.0, stall_s=0.02,
         alone_s=0.1,
