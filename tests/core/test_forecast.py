@@ -337,6 +337,19 @@ def test_no_spare_is_bought_on_top_of_a_leap() -> None:
     assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 3, 8) == 0
 
 
+@pytest.mark.parametrize(("after_s", "standing"), [(60, "level"), (600, "ordinary")])
+def test_a_reserve_is_kept_against_a_leap_from_where_load_has_just_risen_to(after_s: int, standing: str) -> None:
+    rates = np.concatenate([np.full(450, 6.0), np.full(after_s, 36.0)])
+    found = told(fed(demand(rates, 1.0, seed=1)), horizon_s=60.0)
+    assert found.standing == getattr(found, standing)
+    assert found.level > 5 * found.ordinary
+
+
+def test_load_that_only_wavers_has_not_risen() -> None:
+    found = told(constant(6.0, 900), horizon_s=60.0)
+    assert found.standing == found.ordinary
+
+
 def test_own_leaps_buy_spare_that_constant_load_does_not() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):

@@ -71,6 +71,7 @@ def coming(work: float, odds: Odds = NEVER, **differing: Any) -> Demand:
         "age_s": 1.0,
         "history": 0.5,
         "ordinary": work,
+        "standing": work,
         "changed_s_ago": None,
         "rate_per_s": None,
         "tokens_per_s": None,

@@ -25,6 +25,8 @@ _COVERED: Final = 0.5  # of a minute, below which it is a gap
 _CHANCE: Final = 2.5  # standard deviations of a minute's noise that are not growth
 _KEEP: Final = 1.0 - 1.0 / (7 * 24 * 60)  # a week of memory
 _SURE: Final = 1.645  # one-sided 95 %
+_RECENT: Final = 2.0  # reaches: a rise is younger
+_RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
 
 
 class Minute(NamedTuple):
@@ -129,6 +131,17 @@ def ordinary(growth: Growth, level: float) -> float:
     While it stands above, the leap that spare was kept for has come.
     """
     return min(level, growth.lowest)
+
+
+def standing(growth: Growth, level: float, reach_s: float) -> float:
+    """What a reserve that is there is kept against a leap from.
+
+    The level itself while it has risen within the last two reaches, for leaps come in rows and who is let go must start
+    again; the ordinary level once it has stood for so long.
+    """
+    lately = growth.minutes[-1 - math.ceil(_RECENT * reach_s / MINUTE_S) :]
+    lowest = min([was for _, was, _ in lately if was == was], default=level)
+    return level if level > _RISEN * lowest else min(level, growth.lowest)
 
 
 def history_s(growth: Growth, horizon_s: float) -> float:

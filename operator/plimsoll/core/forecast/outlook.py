@@ -33,6 +33,7 @@ class Outlook(NamedTuple):
     level: float
     doubt: float
     ordinary: float
+    standing: float
     age_s: float
 
 
@@ -95,9 +96,10 @@ def outlook(
     work = np.where(silent, 0.0, level_ + trend + shape + burst + doubt)
     some = np.where(silent, 0.0, level_)
     lowest = np.array([state.past.lowest for state in states])
-    rows = np.stack(
-        (np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), np.minimum(some, lowest), age_s)
-    )
+    pasts, heard_s = [state.past for state in states], np.where(known, reach_s, 0.0).tolist()
+    standing = np.array([growth.standing(*of) for of in zip(pasts, some.tolist(), heard_s, strict=True)])
+    parts = np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), np.minimum(some, lowest)
+    rows = np.stack((*parts, standing, age_s))
     return list(map(Outlook._make, rows.T.tolist()))
 
 

@@ -83,7 +83,7 @@ def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float) -> list[t
         return None if alone is None else [alone]
     needed = [_stock(tier, fewest) for tier, (fewest, _) in zip(tiers, needs, strict=True)]
     released = [
-        replace(stock, replicas=release, work=_standing(tier))
+        replace(stock, replicas=release, work=tier.outlook.standing)
         for stock, tier, (_, release) in zip(needed, tiers, needs, strict=True)
     ]
     sure = all(_sure(tier) for tier in tiers)
@@ -103,11 +103,6 @@ def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float) -> list[t
 def _stock(tier: Quiet, replicas: int) -> Stock:
     most = max(tier.policy.max_replicas, replicas)
     return Stock(tier.odds, tier.outlook.ordinary, tier.line.replica_work, replicas, most, tier.policy.gpus)
-
-
-def _standing(tier: Quiet) -> float:
-    """What a reserve that is there is kept against a leap from."""
-    return max(tier.outlook.level, tier.outlook.ordinary)
 
 
 def _sure(tier: Quiet) -> bool:
@@ -132,7 +127,7 @@ def _alone(tier: Quiet, fewest: int, release: int, miss_cost: float) -> tuple[in
     seen, before, warm = tier.outlook, tier.replicas, tier.policy.warm_replicas
     most = max(tier.policy.max_replicas, fewest)
     asked, sure = (tier.odds, seen.ordinary, tier.line.replica_work), _sure(tier)
-    there = (tier.odds, _standing(tier), tier.line.replica_work)
+    there = (tier.odds, tier.outlook.standing, tier.line.replica_work)
     if sure and before < most and is_worth(*asked, before, miss_cost):
         return None
     if fewest + warm == before or release + warm >= before:

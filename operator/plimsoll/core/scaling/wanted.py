@@ -90,7 +90,7 @@ def reserved(courses: list[Course], policy: Policy) -> None:
         most = max(course.policy.max_replicas, sized.replicas)
         stock = Stock(demand.odds, found.ordinary, sized.replica_work, sized.replicas, most, course.policy.gpus)
         needed.append((course, stock))
-        released.append(replace(stock, replicas=sized.release, work=max(found.level, found.ordinary)))
+        released.append(replace(stock, replicas=sized.release, work=found.standing))
     if not needed:
         return
     if sure:
