@@ -1,0 +1,172 @@
+"""Open-loop clients: each request of a trace is sent at its time, whatever became of those before it.
+
+    python -m bench.hardware.client TRACE --url http://127.0.0.1:8000 --start T --worker 0/6 --out FILE
+
+Problem: one process cannot read thousands of streamed tokens a second without adding its own delays to what it times.
+Idea: several processes share a trace, each takes every n-th request, and all count from one instant of the system's
+monotonic clock. How late each request was sent is written down beside what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+
+from bench.hardware import traces
+from bench.hardware.summary import Seen
+
+COMPLETIONS: Final = "/v1/completions"
+PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: where to have the prompt read
+_LOWEST, _HIGHEST = 1000, 100_000  # token ids of prompts: none of them special
+_LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
+_DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
+
+
+def session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=600)
+    )
+
+
+def prompt(seed: Sequence[int], tokens: int) -> list[int]:
+    """A prompt that no other seed shares a beginning with."""
+    found: list[int] = np.random.default_rng(list(seed)).integers(_LOWEST, _HIGHEST, tokens).tolist()
+    return found
+
+
+def body(tokens: list[int], output: int, *, stream: bool) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": "m", "prompt": tokens, "max_tokens": output, "ignore_eos": True, "temperature": 0}
+    return asked | {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+async def streamed(
+    http: aiohttp.ClientSession, url: str, asked: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """One streamed request: seconds from its sending to the first and last token, gaps, and how it ended.
+
+    `ok` only for the exact count of tokens by the engine's own usage, and a proper end.
+    """
+    seen: dict[str, Any] = {"status": 0, "first_s": None, "last_s": None, "gap_s": None, "tokens": 0, "ok": False}
+    began, done = time.monotonic(), False
+    try:
+        async with http.post(url + COMPLETIONS, json=asked, headers=dict(headers or {})) as answer:
+            seen["status"] = answer.status
+            if answer.status != 200:
+                seen["error"] = (await answer.text())[:300]
+                seen["headers"] = {key: value for key, value in answer.headers.items() if key.startswith("x-plimsoll")}
+                return seen
+            async for line in answer.content:
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                elif line.startswith(b"data: {"):
+                    _event(seen, line, time.monotonic() - began)
+    except (aiohttp.ClientError, OSError, asyncio.CancelledError) as error:
+        seen["error"] = f"{type(error).__name__}: {error}"[:300]
+    seen["ok"] = done and seen["tokens"] == asked["max_tokens"]
+    return seen
+
+
+def _event(seen: dict[str, Any], line: bytes, at_s: float) -> None:
+    if b'"choices":[]' in line and b'"usage"' in line:
+        seen["tokens"] = json.loads(line[6:])["usage"]["completion_tokens"]
+    elif b'"text":' in line:
+        if seen["first_s"] is None:
+            seen["first_s"] = at_s
+        else:
+            seen["gap_s"] = max(seen["gap_s"] or 0.0, at_s - seen["last_s"])
+        seen["last_s"] = at_s
+
+
+async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Sends this process's share of the trace; unfinished requests are cut some time after the last one was sent."""
+    own, of = (int(part) for part in given.worker.split("/"))
+    asked = traces.read(given.trace)
+    mine = range(own, len(asked), of)
+    bodies = {row: body(prompt((given.seed, row), asked[row].prompt), asked[row].output, stream=True) for row in mine}
+    tasks: list[asyncio.Task[dict[str, Any]]] = []
+    async with session() as http:
+        for row in mine:
+            await asyncio.sleep(max(0.0, given.start + asked[row].at_s - time.monotonic()))
+            remote = given.prefill and asked[row].prompt >= given.remote_from
+            headers = {PREFILL: given.prefill} if remote else {}
+            tasks.append(asyncio.create_task(_one(http, given, row, asked[row], bodies.pop(row), headers)))
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_DRAIN_S)
+            for task in late:
+                task.cancel()
+        return list(await asyncio.gather(*tasks))
+
+
+async def _one(
+    http: aiohttp.ClientSession,
+    given: argparse.Namespace,
+    row: int,
+    one: traces.Request,
+    asked: dict[str, Any],
+    headers: Mapping[str, str],
+) -> dict[str, Any]:
+    late = time.monotonic() - given.start - one.at_s
+    urls = given.url.split(",")
+    seen = await streamed(http, urls[row % len(urls)], asked, headers)
+    return {"row": row, "at_s": one.at_s, "late_s": late, "prompt": one.prompt, "output": one.output, **seen}
+
+
+def run(
+    trace: Path, url: str, out: Path, *, workers: int, seed: int, prefill: str = "", remote_from: int = 0
+) -> list[dict[str, Any]]:
+    """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock."""
+    start = time.monotonic() + 3.0 + _LEAD_S  # processes need a moment to import and to draw their prompts
+    parts = [out.with_suffix(f".{number}") for number in range(workers)]
+    command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
+    command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from)]
+    started = [
+        subprocess.Popen([*command, "--worker", f"{number}/{workers}", "--out", str(part)])
+        for number, part in enumerate(parts)
+    ]
+    codes = [process.wait() for process in started]
+    rows = [row for part in parts if part.exists() for row in json.loads(part.read_text())]
+    for part in parts:
+        part.unlink(missing_ok=True)
+    rows.sort(key=lambda row: row["at_s"])
+    out.write_text(json.dumps({"trace": trace.name, "start": start, "codes": codes, "requests": rows}))
+    return rows
+
+
+def seen(rows: Sequence[Mapping[str, Any]]) -> list[Seen]:
+    """The rows as what predictions are compared with: a time is the client's, the delay of its sending included."""
+    return [_seen(row) for row in rows]
+
+
+def _seen(row: Mapping[str, Any]) -> Seen:
+    first, last, output = row["first_s"], row["last_s"], row["output"]
+    each = (last - first) / (output - 1) if row["ok"] and output > 1 else None
+    return Seen(row["at_s"], output, None if first is None else first + row["late_s"], each, row["gap_s"], row["ok"])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.hardware.client", description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--url", required=True, help="of the engine, or several with commas, taken in turn")
+    parser.add_argument("--start", type=float, required=True, help="on the monotonic clock")
+    parser.add_argument("--worker", default="0/1")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
+    parser.add_argument("--prefill", default="", help="host:port of a prefill engine")
+    parser.add_argument("--remote-from", type=int, default=0, help="tokens from which a prompt is read there")
+    given = parser.parse_args(words)
+    given.out.write_text(json.dumps(asyncio.run(worker(given))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

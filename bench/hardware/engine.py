@@ -1,0 +1,182 @@
+"""One engine as its pod would have it: the launcher around vLLM, watched from its first second to its exit.
+
+Problem: that a start has phases, that warm-up measures a ladder and that a drain loses nobody is shown by tests with
+small engines on a CPU. A GPU has other drivers, compilers and times.
+Idea: the launcher is started with the environment that the operator gives it, `/about` is read ten times a second, and
+every change is kept. The drain is given streams to finish and late requests to refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.hardware import client
+
+IMAGE: Final = Path(__file__).resolve().parents[2] / "engine-image"
+_POLL_S: Final = 0.1
+_KEPT_PREFIX: Final = "plimsoll_engine_"
+
+
+@dataclass
+class Engine:
+    """A launcher's process; ports and state of its own, so that several share a machine."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    api: int
+    port: int
+    began: float
+    said: dict[str, Any] = field(default_factory=dict)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.api}"
+
+    def get(self, path: str, *, port: int | None = None) -> tuple[int, bytes]:
+        """Status and body from the launcher; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port or self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def look(self) -> None:
+        """Reads /about and /readyz once and keeps what changed, with the seconds since the process began."""
+        at_s = time.monotonic() - self.began
+        status, raw = self.get("/about")
+        if status != 200:
+            return
+        self.said = json.loads(raw)
+        ready, _ = self.get("/readyz")
+        seen = {key: self.said[key] for key in ("phase", "ready", "draining")} | {"readyz": ready}
+        if not self.timeline or any(self.timeline[-1][key] != value for key, value in seen.items()):
+            self.timeline.append({"at_s": round(at_s, 2), **seen})
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Watches the start until it is ready or over; False if it never is."""
+        while time.monotonic() < self.began + seconds and self.process.poll() is None:
+            self.look()
+            if self.timeline and self.timeline[-1]["readyz"] == 200:
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def metrics(self) -> str:
+        return self.get("/metrics")[1].decode("utf-8", "replace")
+
+    def own_metrics(self) -> list[str]:
+        """The launcher's own lines of /metrics."""
+        return [line for line in self.metrics().splitlines() if line.startswith(_KEPT_PREFIX)]
+
+    def kill(self) -> None:
+        """Ends what `start` began with all its descendants: vLLM leads a process group of its own."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, theirs, and so on; nobody's where there is no /proc."""
+    found, frontier = [], [pid]
+    while frontier:
+        parent = frontier.pop()
+        for file in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                frontier += [int(child) for child in file.read_text().split()]
+        if parent != pid:
+            found.append(parent)
+    return found
+
+
+def start(
+    name: str,
+    model: Path,
+    out: Path,
+    *,
+    role: str = "serve",
+    api: int = 8000,
+    gpus: str = "",
+    args: Sequence[str] = (),
+    default_args: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Engine:
+    """Starts the launcher as the operator would; `gpus` is CUDA_VISIBLE_DEVICES, empty for all."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", api)) == 0:
+            raise RuntimeError(f"port {api} is taken: another engine would be measured")
+    contract = json.loads((IMAGE / "contract.json").read_text())
+    contract["ports"] = {"api": api, "launcher": api + 1, "nixl": api + 1000}
+    contract["paths"]["state"] = str(out / f"{name}.state")
+    file = out / f"{name}.contract.json"
+    file.write_text(json.dumps(contract))
+    own = dict(os.environ)
+    own["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), own.get("PYTHONPATH", "")]))
+    own |= {
+        "PLIMSOLL_CONTRACT": str(file),
+        "PLIMSOLL_ROLE": role,
+        "PLIMSOLL_MODEL": str(model),
+        "PLIMSOLL_SERVED_NAMES": '["m"]',
+        "PLIMSOLL_DEFAULT_ARGS": json.dumps(list(default_args)),
+        "PLIMSOLL_ARGS": json.dumps(list(args)),
+        "PLIMSOLL_POD_IP": "127.0.0.1",
+        "PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS": "60",
+        "STEPLOG_PATH": str(out / f"{name}.steps.csv"),
+    }
+    own |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    own |= environment or {}
+    log = (out / f"{name}.log").open("wb")
+    began = time.monotonic()
+    command = ["sh", str(IMAGE / "launcher" / "start.sh")]
+    process = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    return Engine(name, process, api, api + 1, began)
+
+
+def command_line(out: Path, name: str) -> str:
+    """The engine's command line, from the launcher's first line."""
+    for line in (out / f"{name}.log").read_text(errors="replace").splitlines():
+        if "starting: " in line:
+            return line.split("starting: ", 1)[1]
+    return ""
+
+
+async def drain(engine: Engine, streams: int = 4, tokens: int = 400) -> dict[str, Any]:
+    """SIGTERM with streams under way: they must end well, what comes later must be refused with the mark to retry."""
+    async with client.session() as http:
+        under_way = [
+            asyncio.create_task(
+                client.streamed(http, engine.url, client.body(client.prompt((7, row), 200), tokens, stream=True))
+            )
+            for row in range(streams)
+        ]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        engine.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.4)
+        await asyncio.to_thread(engine.look)
+        late = await client.streamed(http, engine.url, client.body(client.prompt((8,), 50), 5, stream=True))
+        finished = await asyncio.gather(*under_way)
+        code = await asyncio.to_thread(engine.process.wait, 90)
+    return {
+        "streams": [{key: one[key] for key in ("status", "tokens", "ok", "last_s")} for one in finished],
+        "late": {key: late.get(key) for key in ("status", "headers", "error")},
+        "exit_code": code,
+        "seconds": round(time.monotonic() - began, 2),
+        "timeline": engine.timeline[-3:],
+    }

@@ -1,0 +1,133 @@
+"""One engine on one GPU: its start, its steps, the load that was predicted for it, and its end.
+
+    python -m bench.hardware.measure 8b --prediction DIR --out DIR [--arg=--flag ...]
+
+Needs an interpreter with vLLM, and `vllm` on the PATH. `result.json` is written anew after each stage, so that a run
+that is cut short leaves what it had. A rehearsal without a GPU: `--runtime simulated --arg=--profile --arg=h200-8b`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.hardware import client, engine, probes, shapes
+
+PLUGIN: Final = Path(__file__).resolve().parent / "steplog"
+SMI: Final = "timestamp,index,clocks.sm,power.draw,utilization.gpu,memory.used,temperature.gpu"
+_ARGS: Final = ("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "256")
+_BUDGET: Final = ("--max-num-batched-tokens", "8192")
+_READY_S: Final = 400.0
+_SETTLE_S: Final = 15.0
+
+
+class Record:
+    """What was found so far, on disk after each stage."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {}
+        self.began = time.monotonic()
+
+    def keep(self, stage: str, value: Any) -> None:
+        self.found[stage] = value
+        self._path.write_text(json.dumps(self.found, indent=1) + "\n")
+        print(f"[{time.monotonic() - self.began:6.1f}] {stage}", flush=True)
+
+
+def monitor(out: Path) -> subprocess.Popen[bytes] | None:
+    """nvidia-smi's clocks and power once a second; None where there is none. Its file begins with both clocks."""
+    (out / "clock.json").write_text(json.dumps({"wall_s": time.time(), "monotonic_s": time.monotonic()}))
+    try:
+        return subprocess.Popen(
+            ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,nounits", "-lms", "1000"],
+            stdout=(out / "gpu.csv").open("wb"),
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+
+
+def settle(one: engine.Engine) -> None:
+    """Waits until no request is left, at most some seconds."""
+    end = time.monotonic() + _SETTLE_S
+    while time.monotonic() < end:
+        lines = [line for line in one.metrics().splitlines() if line.startswith("vllm:num_requests_running")]
+        if lines and all(float(line.rsplit(" ", 1)[1]) == 0 for line in lines):
+            return
+        time.sleep(0.3)
+
+
+def begin(record: Record, one: engine.Engine, out: Path) -> bool:
+    """The start: its phases as they came, what the engine says of itself, its command line."""
+    ready = one.wait_ready(_READY_S)
+    record.keep("command", engine.command_line(out, one.name))
+    record.keep("timeline", one.timeline)
+    record.keep("about", one.said)
+    if ready:
+        record.keep("own_metrics", one.own_metrics())
+    return ready
+
+
+def loads(record: Record, one: engine.Engine, given: argparse.Namespace, out: Path) -> None:
+    """Each predicted trace, open loop, one after another."""
+    prediction = json.loads((given.prediction / "prediction.json").read_text())
+    record.keep("prediction", {"traces": prediction["traces"]})
+    for number, name in enumerate(sorted(prediction["traces"])):
+        path, told = given.prediction / name, out / f"{Path(name).stem}.requests.json"
+        rows = client.run(path, one.url, told, workers=given.workers, seed=100 + number)
+        late = max((row["late_s"] for row in rows), default=0.0)
+        record.keep(
+            f"load {name}",
+            {"requests": len(rows), "ok": sum(row["ok"] for row in rows), "latest_s": round(late, 4)},
+        )
+        settle(one)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.hardware.measure", description=__doc__)
+    parser.add_argument("model", choices=sorted(shapes.CONFIGS))
+    parser.add_argument("--prediction", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
+    parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--api", type=int, default=8000, help="port; the launcher's is the next")
+    given = parser.parse_args(words)
+    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.out.resolve()
+    record, watcher = Record(out / "result.json"), monitor(out)
+    environment = {"PLIMSOLL_RUNTIME": given.runtime, "STEPLOG_WEIGHTS": "1"}
+    environment["PYTHONPATH"] = ":".join([str(engine.IMAGE), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
+    model = shapes.write(out / "models", given.model)
+    one = engine.start(
+        "engine", model, out, api=given.api, args=(*_ARGS, *_BUDGET, *given.arg), environment=environment
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        if not begin(record, one, out):
+            print((out / "engine.log").read_text(errors="replace")[-4000:])
+            return 1
+        record.keep("alone", asyncio.run(probes.alone(one.url, 40_000)))
+        record.keep("batches", asyncio.run(probes.batches(one.url)))
+        loads(record, one, given, out)
+        (out / "metrics.txt").write_text(one.metrics())
+        record.keep("drain", asyncio.run(engine.drain(one)))
+        return 0
+    finally:
+        one.kill()
+        if watcher is not None:
+            watcher.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Requests to come, drawn before anything runs: one file is both what is predicted and what is sent.
+
+Problem: a rate that is asked for is not the rate of a short run (20 s of Poisson arrivals at 21/s may bring 19/s), and
+a prediction for other requests than those that came proves little.
+Idea: arrivals and lengths are drawn once, from a seed, and written as a trace in the form that `plimsoll simulate`
+reads. The simulator takes it before the run, the clients take it in the run.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: seconds after the start of its run, and its tokens."""
+
+    at_s: float
+    prompt: int
+    output: int
+
+
+def lengths(generator: np.random.Generator, size: int) -> tuple[Counts, Counts]:
+    """Prompt and output tokens of a chat: lognormal, means near 1,190 and 220."""
+    prompt = np.clip(generator.lognormal(np.log(1000), 0.6, size), 50, 8000)
+    output = np.clip(generator.lognormal(np.log(195), 0.5, size), 10, 1000)
+    return prompt.astype(np.int64), output.astype(np.int64)
+
+
+def poisson(rate_per_s: float, seconds: float, seed: int) -> list[Request]:
+    """Poisson arrivals over `seconds` of which there are as many as the rate says, with the lengths of a chat.
+
+    Given their number, the arrivals of a Poisson process lie uniformly: what is left to chance is when, not how many.
+    """
+    if not (rate_per_s > 0 and seconds > 0):
+        raise ValueError(f"rate and seconds must be above 0, not {rate_per_s} and {seconds}")
+    generator = np.random.default_rng(seed)
+    size = round(rate_per_s * seconds)
+    arrivals = np.sort(generator.uniform(0, seconds, size))
+    prompt, output = lengths(generator, size)
+    rows = zip(arrivals.tolist(), prompt.tolist(), output.tolist(), strict=True)
+    return [Request(round(at, 6), p, o) for at, p, o in rows]
+
+
+def write(path: Path, requests: list[Request]) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        rows.writerows((one.at_s, one.prompt, one.output) for one in requests)
+
+
+def read(path: Path) -> list[Request]:
+    with path.open(newline="") as file:
+        return [
+            Request(float(row[COLUMNS[0]]), int(row[COLUMNS[1]]), int(row[COLUMNS[2]])) for row in csv.DictReader(file)
+        ]

@@ -1,0 +1,103 @@
+"""What lies in the repository of the runs on GPUs still says what docs and profiles say of it."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.hardware import compare, fit, keep, ladders, shapes, sides, traces
+from plimsoll.core import roofline
+from plimsoll.sim import profile
+
+DATA = Path(fit.__file__).parent / "data"
+PROFILES = Path(__file__).parents[2] / "engine-image" / "simulated" / "profiles"
+
+
+@pytest.mark.parametrize(("model", "runs"), [("8b", 6), ("30b-a3b", 5)])
+def test_the_runs_were_of_the_traces_that_were_predicted(model: str, runs: int) -> None:
+    found = compare.measured(DATA / model, DATA / model)
+    assert len(found) == runs
+    assert all(one["ok"] == one["sent"] for one in found)
+
+
+def test_the_dense_model_kept_its_promise_at_the_line_and_lost_it_beyond() -> None:
+    at, beyond = (compare.measured(DATA / "8b", DATA / "8b")[number]["in_promise"] for number in (4, 5))
+    assert round(at, 3) == 0.987
+    assert round(beyond, 3) == 0.481
+
+
+@pytest.mark.parametrize(("model", "least", "name"), [("8b", 0, "h200-8b-launcher"), ("30b-a3b", 32, "h200-30b-a3b")])
+def test_the_profiles_are_the_fit_of_the_step_logs(model: str, least: int, name: str) -> None:
+    folder, config = DATA / model, shapes.CONFIGS[model]
+    found = fit.fitted(folder, folder / "engine.steps.csv.gz", least)
+    shape = roofline.model_shape(config)
+    own = fit.profile(folder, found, round(shape.kv_bytes_per_token), shape.layers)
+    kept = json.loads((PROFILES / f"{name}.json").read_text())
+    for key in fit.NAMES:
+        assert own[key] == pytest.approx(kept[key], rel=1e-3)
+    assert {key: own[key] for key in own if key not in (*fit.NAMES, "hot")} == {
+        key: kept[key] for key in kept if key not in (*fit.NAMES, "hot")
+    }
+    assert profile.load(name).kv_tokens == own["kv_tokens"]
+
+
+def test_a_mixtures_ladder_overrates_a_sequence_and_the_data_sheet_does_not() -> None:
+    found = ladders.laws(DATA / "30b-a3b", 32)
+    steps = found["steps, pooled"]
+    assert found["ladder"].sequence_s > 20 * steps.sequence_s
+    assert found["data sheet"].base_s == pytest.approx(steps.base_s, rel=0.1)
+
+
+def test_the_pairs_legs_are_judged_by_what_was_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sides.main([str(DATA / "pair")]) == 0
+    said = capsys.readouterr()
+    assert "| 1.pd.chat24 | 23.8 | 126.6 / 348.2 | 6.9 / 7.8 |" in said.out
+    assert "1.pd.chat24: pays: moving a prompt token takes 6.08 us" in said.err
+    assert "5288 preemptions" in said.err
+
+
+def test_a_counter_that_is_not_there_counts_nothing() -> None:
+    assert set(sides.counted("# nothing\n").values()) == {0.0}
+    text = 'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+    assert sides.counted(text)["preempted"] == 7.0
+
+
+def test_what_is_kept_is_enough_for_the_tables_and_the_same_bytes_again(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    row: dict[str, object] = {
+        "row": 0,
+        "at_s": 1.0,
+        "late_s": 0.000123456,
+        "prompt": 5,
+        "output": 3,
+        "first_s": 0.2,
+        "last_s": 0.3,
+    }
+    row |= {"gap_s": None, "ok": True, "status": 200, "tokens": 3}
+    (seen / "run0.requests.json").write_text(json.dumps({"start": 1.0, "requests": [row]}))
+    (seen / "engine.steps.csv").write_text("t_sched,t_out\n1,2\n")
+    (seen / "gpu.csv").write_text("timestamp, index, sm, power, util\n2026/11/22 08:00:00.000, 0, 1980, 300, 99\n")
+    (seen / "d.metrics.txt").write_text("# HELP x\nvllm:nixl_xfer_time_seconds_sum 1.0\nvllm:other 2.0\n")
+    for name in ("clock.json", "result.json"):
+        (seen / name).write_text("{}")
+    for name in ("one", "two"):
+        assert keep.main([str(seen), str(tmp_path / name)]) == 0
+    one, two = (tmp_path / name / "run0.requests.json.gz" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    assert keep.requests(one)["requests"][0]["late_s"] == 0.00012
+    assert gzip.decompress((tmp_path / "one" / "engine.steps.csv.gz").read_bytes()).startswith(b"t_sched")
+    assert (tmp_path / "one" / "d.metrics.txt").read_text() == "vllm:nixl_xfer_time_seconds_sum 1.0\n"
+    assert "99" not in (tmp_path / "one" / "gpu.csv").read_text()
+
+
+def test_a_models_folder_has_as_many_words_as_its_vocabulary(tmp_path: Path) -> None:
+    folder = shapes.write(tmp_path, "8b")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    assert len(tokenizer["model"]["vocab"]) == shapes.CONFIGS["8b"]["vocab_size"]
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 32
+
+
+def test_recorded_arrivals_can_be_read() -> None:
+    assert [len(traces.read(DATA / f"chat{rate}.csv")) for rate in (24, 36)] == [1058, 1594]

@@ -1,0 +1,165 @@
+"""Traces drawn before a run, clients that count honestly, and a comparison that wants the trace it predicted."""
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bench.hardware import client, compare, engine, traces
+from bench.hardware.summary import Seen, kept, summary
+from plimsoll.core.slo import Slo
+
+SLO = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
+TOKEN = b'data: {"choices":[{"text":"w"}],"usage":null}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def usage(tokens: int) -> bytes:
+    return b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % tokens
+
+
+def plugin() -> ModuleType:
+    """The step log's module, which is no part of a package."""
+    path = Path(engine.__file__).parent / "steplog" / "steplog.py"
+    spec = importlib.util.spec_from_file_location("steplog", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["steplog"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_trace_is_the_same_for_the_same_seed_and_as_long_as_its_rate_says(tmp_path: Path) -> None:
+    one, two = traces.poisson(20, 30, 7), traces.poisson(20, 30, 7)
+    assert one == two
+    assert one != traces.poisson(20, 30, 8)
+    assert len(one) == 600
+    assert [r.at_s for r in one] == sorted(r.at_s for r in one)
+    assert 0 <= one[0].at_s < one[-1].at_s < 30
+    traces.write(tmp_path / "t.csv", one)
+    assert traces.read(tmp_path / "t.csv") == one
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(0, 10), (5, 0), (-1, 10)])
+def test_a_trace_of_nothing_is_refused(rate: float, seconds: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        traces.poisson(rate, seconds, 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "met"),
+    [
+        (Seen(0, 10, 0.5, 0.05, None, True), True),
+        (Seen(0, 10, 0.51, 0.01, None, True), False),
+        (Seen(0, 10, 0.1, 0.051, None, True), False),
+        (Seen(0, 1, 0.1, None, None, True), True),
+        (Seen(0, 10, 0.1, None, None, True), False),
+        (Seen(0, 10, None, None, None, False), False),
+        (Seen(0, 10, 0.1, 0.01, None, False), False),
+    ],
+)
+def test_a_request_keeps_the_promise_only_with_all_its_targets_and_its_end(one: Seen, met: bool) -> None:
+    assert kept(one, SLO) is met
+
+
+def test_what_was_sent_counts_whatever_came_of_it() -> None:
+    seen = [Seen(0, 10, 0.1, 0.01, None, True), Seen(1, 10, None, None, None, False)]
+    found = summary(seen, SLO, 2.0)
+    assert (found["in_promise"], found["rate_rps"], found["goodput_rps"]) == (0.5, 1.0, 0.5)
+    assert summary([], SLO, 2.0)["in_promise"] is None
+
+
+async def answered(serve: Callable[[web.Request], Any]) -> dict[str, Any]:
+    application = web.Application()
+    application.router.add_post(client.COMPLETIONS, serve)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with client.session() as http:
+            return await client.streamed(http, f"http://127.0.0.1:{port}", client.body([5, 6], 2, stream=True))
+    finally:
+        await runner.cleanup()
+
+
+async def test_two_tokens_with_their_count_and_end_are_a_good_answer() -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for part in (TOKEN, TOKEN, usage(2), DONE):
+            await answer.write(part)
+            await asyncio.sleep(0.02)
+        return answer
+
+    seen = await answered(serve)
+    assert seen["ok"]
+    assert 0 < seen["first_s"] < seen["last_s"]
+    assert seen["gap_s"] == pytest.approx(seen["last_s"] - seen["first_s"])
+
+
+@pytest.mark.parametrize("parts", [(TOKEN, usage(1), DONE), (TOKEN, TOKEN, usage(2)), (DONE,), ()])
+async def test_an_answer_that_ends_early_or_without_its_end_is_none(parts: tuple[bytes, ...]) -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for part in parts:
+            await answer.write(part)
+        return answer
+
+    assert not (await answered(serve))["ok"]
+
+
+async def test_a_refusal_keeps_its_marks() -> None:
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(status=503, text="draining", headers={"x-plimsoll-retry": "1"})
+
+    seen = await answered(serve)
+    assert (seen["status"], seen["ok"], seen["headers"]) == (503, False, {"x-plimsoll-retry": "1"})
+
+
+async def test_nobody_there_is_an_answer_too() -> None:
+    async with client.session() as http:
+        seen = await client.streamed(http, "http://127.0.0.1:1", client.body([5], 2, stream=True))
+    assert not seen["ok"]
+    assert "Connect" in seen["error"]
+
+
+def test_a_trace_that_was_changed_after_the_prediction_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run0.csv"
+    traces.write(path, traces.poisson(2, 10, 1))
+    told: dict[str, Any] = {"slo": asdict(SLO), "traces": {"run0.csv": hashlib.sha256(path.read_bytes()).hexdigest()}}
+    told |= {"warm_s": 0.0, "window_s": 10.0}
+    (tmp_path / "prediction.json").write_text(json.dumps(told))
+    row = {"at_s": 1.0, "late_s": 0.1, "output": 3, "first_s": 0.2, "last_s": 0.3, "gap_s": 0.05, "ok": True}
+    (tmp_path / "run0.requests.json").write_text(json.dumps({"requests": [row]}))
+    found = compare.measured(tmp_path, tmp_path)
+    assert found[0]["ttft_s"]["p50"] == pytest.approx(0.3), "a request that was sent late waited for its client"
+    assert found[0]["tpot_s"]["p50"] == pytest.approx(0.05)
+    traces.write(path, traces.poisson(2, 10, 2))
+    with pytest.raises(ValueError, match="not the trace"):
+        compare.measured(tmp_path, tmp_path)
+
+
+def test_the_step_log_counts_chunks_and_contexts_as_the_law_does() -> None:
+    output = SimpleNamespace(
+        num_scheduled_tokens={"new": 100, "chunk": 50, "old": 1, "resumed": 300},
+        scheduled_new_reqs=[SimpleNamespace(req_id="new", num_computed_tokens=20)],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=["chunk", "old", "resumed"], num_computed_tokens=[60, 500, 0], num_output_tokens=[0, 7, 3]
+        ),
+    )
+    chunks, tokens, pairs, sequences, context = plugin().counted(output)
+    assert (chunks, tokens, sequences, context) == (3, 450, 1, 500)
+    assert pairs == 100 * (20 + 50) + 50 * (60 + 25) + 300 * 150
