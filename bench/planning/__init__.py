@@ -1,0 +1,1 @@
+"""What `plimsoll plan` answers beside the answers of other planners and beside recorded runs."""

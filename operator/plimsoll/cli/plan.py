@@ -1,0 +1,256 @@
+"""`plimsoll plan`: what to run for a model, a promise and a workload, before there is a cluster.
+
+Nothing is asked of a cluster, and nothing is measured: a replica is what a measured hardware profile says, or the
+roofline of the model's shape on the GPU. The answer is `plimsoll.core.planning`'s; here are only words and files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from plimsoll.cli import curve, plan_shown
+from plimsoll.cli.output import Screen
+from plimsoll.core import roofline, units
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.planning import mix, shapes
+from plimsoll.core.planning.machine import BLOCK_TOKENS, BUDGETS, Machine, of_shape
+from plimsoll.core.planning.plan import NoPlan, Question, plan
+from plimsoll.core.roofline import ACCELERATORS, Accelerator, ModelShape
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload, from_samples
+from plimsoll.sim import profile, trace
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.profile import Coefficients
+
+_GPUS: Final = (1, 2, 4, 8)
+T = TypeVar("T")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0 with a plan, 1 where no number of replicas keeps the promise."""
+    machines = _machines(arguments)
+    found = plan(_question(arguments, machines))
+    if isinstance(found, NoPlan):
+        print("\n".join(plan_shown.refused(found)), file=sys.stderr)
+        return 1
+    cost = _cost(arguments.gpu_hour_cost)
+    if arguments.picture:
+        marks = (
+            (found.question.rate_per_s, "asked for"),
+            (found.chosen.knee_per_s, "knee"),
+            (found.chosen.load_line_per_s, "load line"),
+        )
+        _write(arguments.picture, curve.draw(_title(arguments, found.chosen.gpus), found.curve, marks))
+    if arguments.json:
+        print(json.dumps(plan_shown.document(found, cost), indent=2))
+    else:
+        print("\n".join(plan_shown.lines(found, cost, Screen.of(sys.stdout))))
+    return 0
+
+
+def _title(arguments: argparse.Namespace, gpus: int) -> str:
+    what = arguments.hardware or f"{arguments.model} on {arguments.gpu}"
+    return f"{what}, {gpus} GPUs"
+
+
+def _question(arguments: argparse.Namespace, machines: list[list[Machine]]) -> Question:
+    workload, rate, gap_cv2 = _workload(arguments)
+    if not 0 <= arguments.headroom < 1:
+        raise BadInput(f"--headroom: {arguments.headroom:g} is not 0 or more and below 1")
+    if not 0 < arguments.fabric_gb_per_s < math.inf:
+        raise BadInput(f"--fabric-gb-per-s: {arguments.fabric_gb_per_s:g} is not above 0")
+    if not 1 <= arguments.accepted_tokens <= 4:
+        raise BadInput(f"--accepted-tokens: {arguments.accepted_tokens:g} is not from 1 to 4")
+    return Question(
+        workload,
+        _slo(arguments),
+        rate,
+        machines,
+        gap_cv2,
+        arguments.headroom,
+        _seconds("--gap", arguments.gap),
+        arguments.fabric_gb_per_s * 1e9,
+        arguments.accepted_tokens,
+    )
+
+
+def _slo(arguments: argparse.Namespace) -> Slo:
+    if not 1 <= arguments.percentile <= 99:
+        raise BadInput(f"--percentile: {arguments.percentile} is not from 1 to 99")
+    ttft, more = _seconds("--ttft", arguments.ttft), _seconds("--ttft-per-k-token", arguments.ttft_per_k_token)
+    tpot = _seconds("--tpot", arguments.tpot)
+    if ttft is None and tpot is None:
+        raise BadInput("--ttft or --tpot is needed: a promise without a target sizes nothing")
+    if ttft is None and more:
+        raise BadInput("--ttft-per-k-token is added to --ttft, which is missing")
+    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot)
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = units.parse_duration(text)
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from None
+    if not 0 < seconds <= 3600:
+        raise BadInput(f"{option}: {text} is not above 0 and at most an hour")
+    return seconds
+
+
+def _workload(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
+    """The mix, its rate and the burstiness of its arrivals."""
+    means = {"--prompt-tokens": arguments.prompt_tokens, "--output-tokens": arguments.output_tokens}
+    if arguments.trace is not None:
+        for option, value in means.items():
+            if value is not None:
+                raise BadInput(f"{option} and --trace: a trace has its own lengths, leave one of the two out")
+        return _traced(arguments)
+    for option, value in {"--rate": arguments.rate, **means}.items():
+        if value is None:
+            raise BadInput(f"{option} is needed, or --trace")
+    mixed = _named(
+        {"prompt_tokens": "--prompt-tokens", "output_tokens": "--output-tokens", "prompt_sigma": "--prompt-sigma",
+         "output_sigma": "--output-sigma", "cached_share": "--cached-share"},
+        lambda: mix.lognormal(
+            arguments.prompt_tokens, arguments.output_tokens, arguments.prompt_sigma, arguments.output_sigma,
+            arguments.cached_share,
+        ),
+    )  # fmt: skip
+    return mixed, _rate(arguments.rate), 1.0
+
+
+def _traced(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
+    if not 0 <= arguments.cached_share < 1:
+        raise BadInput(f"--cached-share: {arguments.cached_share:g} is not 0 or more and below 1")
+    asked = trace.read(Path(arguments.trace))
+    try:
+        busy = mix.busiest([one.at_s for one in asked])
+    except ValueError as error:
+        raise BadInput(f"{arguments.trace}: {error}") from None
+    inside = [one for one in asked if busy.from_s <= one.at_s <= busy.to_s]
+    prompts = [float(one.prompt_tokens) for one in inside]
+    share = arguments.cached_share
+    mixed = from_samples(
+        [p * (1 - share) for p in prompts], [p * share for p in prompts], [float(one.output_tokens) for one in inside]
+    )
+    return mixed, busy.rate_per_s if arguments.rate is None else _rate(arguments.rate), busy.gap_cv2
+
+
+def _rate(rate: float) -> float:
+    if not 0 < rate <= 1e6:
+        raise BadInput(f"--rate: {rate:g} is not above 0 and at most a million requests a second")
+    return rate
+
+
+def _machines(arguments: argparse.Namespace) -> list[list[Machine]]:
+    if arguments.hardware is not None:
+        shape_words = ("model", "gpu", "weights", "kv_cache")
+        for option in shape_words:
+            if getattr(arguments, option) is not None:
+                flag = f"--{option.replace('_', '-')}"
+                raise BadInput(f"{flag} and --hardware: a measured profile takes the place of model and GPU")
+        gpus = arguments.gpus_per_replica or 1
+        if gpus < 1:
+            raise BadInput(f"--gpus-per-replica: {gpus} is not at least 1")
+        return [measured(profile.load(arguments.hardware), gpus)]
+    for option in ("model", "gpu"):
+        if getattr(arguments, option) is None:
+            raise BadInput(f"--{option} is needed, or --hardware in the place of both")
+    return _shaped(_shape(arguments), _gpu(arguments.gpu), arguments.gpus_per_replica, arguments.model)
+
+
+def _gpu(name: str) -> Accelerator:
+    known = {one.lower(): gpu for one, gpu in ACCELERATORS.items()}
+    if name.lower() not in known:
+        raise BadInput(f"--gpu: no figures of {name!r}: known are {', '.join(ACCELERATORS)}")
+    return known[name.lower()]
+
+
+def _shape(arguments: argparse.Namespace) -> ModelShape:
+    kv_bytes = 1.0 if arguments.kv_cache == "fp8" else 2.0
+    name = arguments.model
+    if not name.endswith(".json"):
+        return _named({}, lambda: shapes.find(name, arguments.weights, kv_bytes), "--model")
+    try:
+        read = json.loads(Path(name).read_text())
+    except OSError as error:
+        raise BadInput(f"--model: {name}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"--model: {name}: not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise BadInput(f"--model: {name}: is no JSON object")
+    return _named(
+        {}, lambda: shapes.with_weights(roofline.model_shape(read, kv_bytes), arguments.weights), f"--model: {name}"
+    )
+
+
+def _shaped(shape: ModelShape, gpu: Accelerator, only: int | None, name: str) -> list[list[Machine]]:
+    """By the roofline, on each number of GPUs that the model can be shared out to, at each chunk budget."""
+    if only is not None and (only < 1 or shape.heads % only):
+        raise BadInput(f"--gpus-per-replica: {only} does not divide the {shape.heads} attention heads of {name}")
+    found = []
+    for gpus in (only,) if only else (one for one in _GPUS if shape.heads % one == 0):
+        machines = [one for budget in BUDGETS if (one := of_shape(shape, gpu, gpus, budget)) is not None]
+        if machines:
+            found.append(machines)
+    if not found:
+        need = shape.memory_bytes / 2**30
+        where = f"{only} x {gpu.name}" if only else f"{max(_GPUS)} x {gpu.name}"
+        raise BadInput(f"--gpu: the weights of {name}, {need:,.0f} GiB, leave no cache on {where}")
+    return found
+
+
+def measured(own: profile.Profile, gpus: int) -> list[Machine]:
+    """A measured profile as a machine at each chunk budget. What prefills is planned hot, what only decodes cool."""
+    hot = own.hot or own.coefficients
+    machine = Machine(
+        _steps(hot),
+        _steps(own.coefficients),
+        EngineLimits(own.max_num_seqs, own.kv_tokens, own.budget),
+        KvTransfer(own.layers, BLOCK_TOKENS, step_factor=own.consumer_factor),
+        float(own.kv_bytes_per_token),
+        gpus,
+        prefill_factor=own.producer_factor,
+        hinge_sequences=own.hinge_sequences,
+        hinge_s=own.hinge_dec,
+        cool_share=own.cool_share,
+        hot_share=own.hot_share,
+        measured=True,
+    )
+    budgets = sorted({own.budget, *(one for one in BUDGETS if one >= own.max_num_seqs)})
+    return [machine.budgeted(one) for one in budgets]
+
+
+def _steps(c: Coefficients) -> StepModel:
+    return StepModel(c.base, c.anypre, c.pretok, c.preattn, c.dec, c.ctx)
+
+
+def _named(options: dict[str, str], make: Callable[[], T], always: str = "") -> T:
+    """What `make` makes; the core's complaint about an argument becomes one about its option."""
+    try:
+        return make()
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        if name in options:
+            raise BadInput(f"{options[name]}: {str(error).removeprefix(name).strip()}") from None
+        raise BadInput(f"{always}: {error}") from None
+
+
+def _cost(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise BadInput(f"--gpu-hour-cost: {value:g} is not above 0")
+    return value
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise BadInput(f"--picture: {path}: {error.strerror}") from None

@@ -1,0 +1,124 @@
+"""`plimsoll plan` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from plimsoll.cli import curve
+from plimsoll.cli.main import main
+from plimsoll.core.planning.plan import Point
+
+MEASURED = ["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
+MEANS = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
+
+
+def test_json_and_table_hold_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "c.svg"
+    words = [*MEASURED, *MEANS, "--gpu-hour-cost", "3.5", "--picture", str(picture)]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["arrangement"] == "aggregated"
+    assert told["gpus"] == told["tiers"]["serve"]["replicas"] == 2
+    assert told["expected"]["p95_tpot_s"] < 0.05
+    assert told["load_line_per_s"] > 24 > 0
+    tokens_an_hour = 24 * 3600 * (told["prompt_tokens"] + told["output_tokens"])
+    per_million = told["cost"]["per_million_tokens"]
+    assert per_million["at_this_load"] == pytest.approx(7.0 / tokens_an_hour * 1e6, rel=1e-3)
+    assert per_million["at_the_load_line"] < per_million["at_this_load"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("aggregated: 2 x 1 GPU serve, 2 GPUs")
+    assert f"max_num_seqs             {told['tiers']['serve']['max_num_seqs']}" in shown
+    assert f"{told['load_line_per_s']:.3g}" in shown
+    assert "roofline" not in shown
+    texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert "h200-8b, 2 GPUs" in texts
+    assert "asked for 24" in texts
+
+
+def test_a_model_by_name_and_by_file_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answers = []
+    for model in ("Llama-3.1-8B", str(tmp_path / "config.json")):
+        words = ["plan", "--model", model, "--gpu", "h200", "--gpus-per-replica", "1", "--tpot", "50ms"]
+        assert main([*words, "--ttft", "500ms", *MEANS, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    assert answers[0]["tiers"]["serve"]["steps"] == "roofline"
+
+
+def test_a_trace_is_planned_by_its_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["arrival_s,prompt_tokens,output_tokens"]
+    lines += [f"{at},100,10" for at in range(0, 400, 4)]
+    lines += [f"{400 + at / 8},1200,220" for at in range(8 * 300)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert main([*MEASURED, "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rate_per_s"] == pytest.approx(8.0, rel=0.01)
+    assert told["prompt_tokens"] == pytest.approx(1200, rel=0.01)
+
+
+def test_no_plan_names_the_nearest_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEANS]) == 1
+    said = capsys.readouterr().err
+    assert "no number of replicas keeps the promise, TPOT breaks it" in said
+    assert "it would keep --ttft 500ms --tpot 6" in said
+
+
+BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--tpot", "50ms", *MEANS], "--model is needed"),
+        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEANS], "--gpu is needed"),
+        ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
+        ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),
+        ([*BY_NAME, "--model", "/nowhere.json"], "--model: /nowhere.json: No such file"),
+        ([*BY_NAME, "--model", "Qwen3-8B", "--gpus-per-replica", "3"], "--gpus-per-replica: 3 does not divide"),
+        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEANS], "--gpu: no figures of 'H900'"),
+        (
+            ["plan", "--tpot", "50ms", "--gpu", "L4", "--model", "Llama-3.3-70B", "--gpus-per-replica", "2", *MEANS],
+            "leave no cache on 2 x L4",
+        ),
+        ([*MEASURED, *MEANS, "--gpu", "H200"], "--gpu and --hardware"),
+        (["plan", "--hardware", "h900", "--tpot", "50ms", *MEANS], "profile 'h900'"),
+        (["plan", "--hardware", "h200-8b", *MEANS], "--ttft or --tpot is needed"),
+        (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEANS], "--ttft: 'soon' is not a duration"),
+        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEANS], "--tpot: 0s is not above 0"),
+        ([*MEASURED, *MEANS, "--percentile", "100"], "--percentile: 100"),
+        ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is needed, or --trace"),
+        ([*MEASURED, *MEANS[:2], "--prompt-tokens", "0", "--output-tokens", "9"], "--prompt-tokens: must be finite"),
+        ([*MEASURED, *MEANS, "--prompt-sigma", "9"], "--prompt-sigma: must lie between"),
+        ([*MEASURED, *MEANS, "--cached-share", "1"], "--cached-share: must be 0 or more"),
+        ([*MEASURED, *MEANS, "--rate", "nan"], "--rate: nan"),
+        ([*MEASURED, *MEANS, "--trace", "t.csv"], "--prompt-tokens and --trace"),
+        ([*MEASURED, "--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
+        ([*MEASURED, *MEANS, "--headroom", "1"], "--headroom: 1"),
+        ([*MEASURED, *MEANS, "--fabric-gb-per-s", "0"], "--fabric-gb-per-s: 0"),
+        ([*MEASURED, *MEANS, "--accepted-tokens", "9"], "--accepted-tokens: 9"),
+        ([*MEASURED, *MEANS, "--gpu-hour-cost", "0"], "--gpu-hour-cost: 0"),
+        ([*MEASURED, *MEANS, "--picture", "/nowhere/c.svg"], "--picture: /nowhere/c.svg: No such file"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_picture_escapes_names_and_leaves_out_marks_off_its_axis() -> None:
+    points = [Point(0.0, 0.0, 0.0), Point(9.0, 5.0, 8.0)]
+    drawn = curve.draw("<b>", points, [(4.0, "knee"), (40.0, "far")])
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert "<b>" in texts
+    assert "knee 4" in texts
+    assert not any("far" in (text or "") for text in texts)

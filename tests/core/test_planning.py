@@ -1,0 +1,301 @@
+"""What a plan decides, and that it decides as recorded engines did."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.planning import cases
+from plimsoll.cli.plan import measured
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.knee import Constraint, profile, slo_rate
+from plimsoll.core.latency import StepModel
+from plimsoll.core.planning import mix, settings, shapes
+from plimsoll.core.planning.arrange import aggregated, arrange, handover_s, pair, pays
+from plimsoll.core.planning.expect import expected, kept, ttft_s
+from plimsoll.core.planning.machine import BUDGETS, Machine, of_shape
+from plimsoll.core.planning.plan import NoPlan, Plan, Question, curve, plan
+from plimsoll.core.roofline import ACCELERATORS, model_shape
+from plimsoll.core.sizing import Infeasible
+from plimsoll.core.slo import Slo
+from plimsoll.sim import profile as profiles
+
+CHAT = mix.lognormal(1200, 220)
+SLO = Slo(0.95, 0.5, 0.0, 0.05)
+H200 = measured(profiles.load("h200-8b"), 1)
+
+
+def asked(slo: Slo = SLO, rate: float = 24.0, **more: object) -> Question:
+    return replace(Question(CHAT, slo, rate, [H200]), **more)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the mix
+
+
+def test_means_are_kept_and_spread_is_what_was_asked_for() -> None:
+    w = mix.lognormal(4000, 100, 0.4, 0.5, cached_share=0.25)
+    assert w.mean(w.prompt_tokens) == pytest.approx(4000)
+    assert w.mean(w.cached_tokens) == pytest.approx(1000)
+    assert w.mean(w.output_tokens) == pytest.approx(100)
+    assert w.scv(w.prompt_tokens) == pytest.approx(math.exp(0.4**2) - 1, rel=0.03)
+    both = w.mean(w.prompt_tokens * w.output_tokens)
+    assert both == pytest.approx(4000 * 100, rel=0.02)  # independent
+
+
+def test_a_trace_is_planned_for_by_its_busiest_minutes() -> None:
+    quiet, busy = np.arange(0, 600, 10.0), np.arange(600, 900, 0.5)
+    found = mix.busiest(np.concatenate((quiet, busy, np.arange(900, 1500, 10.0))))
+    assert (found.from_s, found.rate_per_s) == (600.0, 2.0)
+    assert found.gap_cv2 == 1.0
+    assert mix.busiest(np.arange(0, 10, 0.5)).rate_per_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("arrivals", [[], [1.0], [3.0, 3.0], [2.0, 1.0]])
+def test_a_trace_without_a_rate_is_refused(arrivals: list[float]) -> None:
+    with pytest.raises(ValueError, match="arrivals_s"):
+        mix.busiest(arrivals)
+
+
+# ---------------------------------------------------------------- aggregated or apart
+
+
+@pytest.mark.parametrize("mixed", ["chat", "prefill"])
+def test_it_says_aggregated_where_two_aggregated_engines_kept_the_promise(mixed: str) -> None:
+    """On two H200s. Every recorded run of that mix, at each pair of targets that both kinds were judged at."""
+    for row in cases.load("h200_pairs.json")["rows"]:
+        if row["engines"] != "agg" or row["mix"] != mixed or row["rate_per_s"] in (4.0, 16.0, 40.0):
+            continue
+        for name in ("500/50", "500/15"):
+            if row["kept"][name] < 0.95:
+                continue
+            ttft, tpot = (float(part) / 1e3 for part in name.split("/"))
+            found = cases.planned(row, Slo(0.95, ttft, 0.0, tpot))
+            assert isinstance(found, Plan)
+            assert not found.chosen.disaggregated, (row["rate_per_s"], name)
+
+
+def test_it_says_disaggregated_where_the_recorded_pair_won() -> None:
+    """Chat at 24 requests a second, 500 ms and 10 ms: 82 % of requests against 100 % of the pair's."""
+    [row] = [
+        one for one in cases.load("h200_pairs.json")["rows"] if one["engines"] == "pd128" and one["rate_per_s"] == 24
+    ]
+    assert row["kept"]["500/10"] > 0.99
+    found = cases.planned(row, Slo(0.95, 0.5, 0.0, 0.01))
+    assert isinstance(found, Plan)
+    assert found.chosen.replicas == (1, 1)
+    assert "3 GPUs" in found.why[0]
+
+
+def test_a_fabric_slower_than_computing_ends_the_question() -> None:
+    """TCP at 0.47 GB/s is what pods get that have no process namespace in common."""
+    found = plan(asked(Slo(0.95, 0.5, 0.0, 0.01), bytes_per_s=0.47e9))
+    assert isinstance(found, Plan)
+    assert not found.chosen.disaggregated
+    assert "moving a prompt token takes" in found.why[0]
+    verdict = pays(H200[0], CHAT, 0.47e9)
+    assert not isinstance(verdict, Unknown)
+    assert not verdict.pays
+
+
+def test_a_hand_over_takes_what_was_measured() -> None:
+    """One request at a time, blocks of 128: 16 to 31 ms for 128 to 8,192 tokens."""
+    w = mix.lognormal(1024, 10, 0.0, 0.0)
+    for tokens, seen_ms in ((128, 16.0), (1024, 18.0), (2048, 20.0), (4096, 25.0), (8192, 31.0)):
+        one = mix.lognormal(tokens, 10, 0.0, 0.0)
+        assert seen_ms <= 1e3 * one.mean(handover_s(H200[0], one, 100e9)) <= seen_ms + 9.5
+    assert w.mean(handover_s(H200[0], w, 1e9)) > 0.1
+
+
+def test_without_a_ttft_target_there_is_no_pair() -> None:
+    found = plan(asked(Slo(0.95, tpot_s=0.05)))
+    assert isinstance(found, Plan)
+    assert "TTFT target" in found.why[0]
+
+
+def test_what_is_expected_is_within_the_promise() -> None:
+    for slo in (SLO, Slo(0.95, 0.5, 0.0, 0.01)):
+        found = plan(asked(slo))
+        assert isinstance(found, Plan)
+        times = found.expected
+        assert times.p95_ttft_s is not None
+        assert times.p95_tpot_s is not None
+        assert times.p95_ttft_s <= 0.5 * 1.01
+        assert times.p95_tpot_s <= (slo.tpot_s or 0) * 1.01
+        assert kept(found.chosen.tiers, 24.0, found.chosen.replicas) >= 0.95
+
+
+def test_both_tiers_together_keep_the_share() -> None:
+    tiers = pair(H200[-1], H200[0], CHAT, Slo(0.95, 0.2, 0.0, 0.015), 100e9)
+    found = arrange(tiers, (H200[-1], H200[0]), 60.0)
+    assert not isinstance(found, Infeasible)
+    assert kept(tiers, 60.0, found.replicas) >= 0.95
+    assert found.load_line_per_s >= 60.0
+    assert kept(tiers, found.load_line_per_s * 1.02, found.replicas) < 0.95
+
+
+# ---------------------------------------------------------------- nonsense and edges
+
+
+def test_no_fleet_keeps_what_one_step_breaks() -> None:
+    found = plan(asked(Slo(0.95, 0.5, 0.0, 0.003)))
+    assert isinstance(found, NoPlan)
+    assert found.found is not None
+    assert found.found.constraint is Constraint.TPOT
+    assert found.found.feasible is not None
+    assert (found.found.feasible.tpot_s or 0) > 0.003
+
+
+def test_more_load_never_takes_fewer_gpus() -> None:
+    tier = aggregated(H200[2], CHAT, SLO)
+    counts = []
+    for rate in (0.01, 1.0, 10.0, 20.0, 21.0, 40.0, 400.0):
+        found = arrange((tier,), (H200[2],), rate)
+        assert not isinstance(found, Infeasible)
+        counts.append(found.gpus)
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+
+
+def test_headroom_lowers_what_is_carried() -> None:
+    tier = aggregated(H200[2], CHAT, SLO)
+    line = float(slo_rate(profile(tier), 1, admission=False)[0])
+    for headroom, replicas in ((0.0, 1), (0.1, 2)):
+        found = arrange((tier,), (H200[2],), 0.95 * line, headroom)
+        assert not isinstance(found, Infeasible)
+        assert found.replicas == (replicas,)
+
+
+def test_overload_has_no_quantile() -> None:
+    tier = aggregated(H200[2], CHAT, SLO)
+    assert ttft_s(tier, 100.0, 1, 0.5) == math.inf
+    assert expected((tier,), 100.0, (1,)).p95_tpot_s == math.inf
+    assert kept((tier,), 100.0, (1,)) == 0.0
+
+
+def test_behind_a_gate_goodput_never_falls() -> None:
+    found = plan(asked())
+    assert isinstance(found, Plan)
+    points = curve(found.chosen)
+    gated, alone = [p.gated_per_s for p in points], [p.open_per_s for p in points]
+    assert gated == sorted(gated)
+    assert max(alone) > alone[-1]
+    assert all(p.open_per_s <= p.gated_per_s <= p.rate_per_s * (1 + 1e-9) for p in points)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rate_per_s": 0.0}, "rate_per_s"),
+        ({"rate_per_s": math.nan}, "rate_per_s"),
+        ({"bytes_per_s": -1.0}, "bytes_per_s"),
+        ({"gap_s": 0.0}, "gap_s"),
+        ({"machines": []}, "machines"),
+    ],
+)
+def test_a_question_without_sense_is_refused(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(asked(), **changed)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_a_gap_target_makes_the_chunks_smaller_before_it_buys_a_second_tier() -> None:
+    """Recorded with one prompt in ten of 8,000 tokens: steps of 105 ms at a budget of 4,096, of 31 ms at 1,024."""
+    found = plan(asked(gap_s=0.05))
+    assert isinstance(found, Plan)
+    assert not found.chosen.disaggregated
+    assert found.settings[0].max_num_batched_tokens == 1024
+    gap_s = found.settings[0].longest_gap_s
+    assert gap_s is not None
+    assert gap_s <= 0.05
+
+
+def test_a_gap_that_no_chunk_keeps_takes_a_decode_tier() -> None:
+    found = plan(asked(Slo(0.95, 0.5, 0.0, 0.015), gap_s=0.02))
+    assert isinstance(found, Plan)
+    assert found.chosen.disaggregated
+    assert "the gap of 0.02 s" in found.why[0]
+
+
+def test_small_chunks_that_prompts_would_queue_for_are_left_out() -> None:
+    heavy = mix.lognormal(4000, 100)
+    tiers = [aggregated(m, heavy, SLO) for m in H200]
+    chosen = settings.budget(tiers)
+    assert chosen is not None
+    assert chosen.limits.token_budget > 1024
+    rate = float(slo_rate(profile(chosen), 1)[0])
+    assert settings.filled(chosen, rate) <= settings.SELDOM
+    assert settings.budget(tiers, gap_s=1e-4) is None
+
+
+def test_slots_follow_the_target_and_the_cache() -> None:
+    even, tight = (aggregated(H200[2], CHAT, Slo(0.95, 0.5, 0.0, t)) for t in (0.05, 0.01))
+    assert settings.max_sequences(tight) < settings.max_sequences(even) <= 256
+    small = replace(H200[2], limits=replace(H200[2].limits, kv_tokens=20_000))
+    assert settings.max_sequences(aggregated(small, CHAT, SLO)) == 16
+    assert settings.max_sequences(even) % settings.GRAPH_SIZES == 0
+
+
+def test_drafting_pays_as_it_was_measured() -> None:
+    """Gains of EAGLE-3 on an H200: 1.86 times the tokens at a batch of 1, 1.50 at 64, 1.22 at 128."""
+    model = StepModel(4.889e-3, -1.39e-3, 2.111e-5, 1.373e-9, 1.529e-5, 3.165e-8)
+    for batch, gain in ((1, 1.86), (8, 1.89), (32, 1.81), (64, 1.50), (128, 1.22)):
+        assert settings.speculation(model, batch).gain == pytest.approx(gain, rel=0.03)
+    assert settings.speculation(model, 20).up_to_batch == 128
+    assert settings.speculation(model, 20).on
+    assert not settings.speculation(model, 129).on
+    assert settings.speculation(model, 4, accepted=1.2).up_to_batch == 0
+    assert not settings.speculation(model, 4, mixture=True).on
+    gains = [settings.speculation(model, batch).gain for batch in range(1, 1000, 7)]
+    assert gains == sorted(gains, reverse=True)
+    with pytest.raises(ValueError, match="accepted"):
+        settings.speculation(model, 4, accepted=5)
+
+
+# ---------------------------------------------------------------- machines
+
+
+@pytest.mark.parametrize("name", sorted(shapes.SHAPES))
+def test_every_shape_known_by_name_can_be_planned(name: str) -> None:
+    shape = shapes.find(f"Somebody/{name}-Instruct")
+    machine = of_shape(shape, ACCELERATORS["B200"], 4, 8192)
+    assert machine is not None
+    assert machine.gpus == 4
+    assert shapes.find(name, "fp8").memory_bytes < shape.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("Llama-3.1-8B", 8.03e9), ("Llama-3.3-70B", 70.6e9), ("Qwen3-32B", 32.8e9), ("Qwen3-30B-A3B", 30.5e9)],
+)
+def test_shapes_have_the_parameters_that_their_makers_tell(name: str, parameters: float) -> None:
+    shape = model_shape(shapes.SHAPES[name])
+    assert shape.layer_parameters + 2 * shape.output_parameters == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("deepseek-ai/DeepSeek-R1", "MLA"), ("gpt-oss-120b", "window"), ("x", "known")]
+)
+def test_what_cannot_be_described_is_refused_by_name(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        shapes.find(name)
+
+
+def test_weights_that_leave_no_cache_are_no_machine() -> None:
+    assert of_shape(shapes.find("Llama-3.3-70B"), ACCELERATORS["L4"], 4, 8192) is None
+
+
+def test_heat_and_hinge_are_those_of_the_planned_batch() -> None:
+    """A looser target means a larger batch, more heat and a steeper line; cool and even ones stay as measured."""
+    machine: Machine = replace(H200[2], cool_share=0.25, hot_share=0.5)
+    tight, loose = (machine.serving(CHAT, target) for target in (0.006, 0.05))
+    assert tight.prefill_token_s == pytest.approx(machine.cool.prefill_token_s)
+    assert tight.sequence_s == pytest.approx(machine.cool.sequence_s)
+    assert loose.prefill_token_s > machine.hot.prefill_token_s * 0.99
+    assert loose.sequence_s > machine.hot.sequence_s
+    assert machine.decoding(CHAT, 0.05).prefill_token_s == machine.cool.prefill_token_s
+    assert [one.limits.token_budget for one in H200] == list(BUDGETS)
