@@ -1,0 +1,95 @@
+"""The recorded requests that the simulator is held against; what they are and whose stands in data/README.md."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.trust.drive import Sent
+
+DATA = Path(__file__).with_name("data")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One recorded request as its client saw it; NaN: it did not come to that."""
+
+    sent: Sent
+    ttft_s: float
+    tpot_s: float
+    ok: bool
+    engine: int = 0
+    leg_s: float = math.nan
+
+    def within(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether it kept a promise."""
+        return self.ok and self.ttft_s <= ttft_s and (self.sent.output < 2 or self.tpot_s <= tpot_s)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run at one rate against one engine. judged: the last so many requests; the earlier ones warmed it up.
+    patience_s: after the last arrival, when the clients gave up. rho: the engine's share of work, as recorded."""
+
+    name: str
+    model: str
+    budget: int
+    seen_per_s: float
+    judged: int
+    patience_s: float
+    rho: float
+    requests: tuple[Seen, ...]
+
+
+def sweeps() -> list[Sweep]:
+    """All runs against one engine."""
+    requests: dict[str, list[Seen]] = {}
+    for row in _rows("sweeps.csv.gz"):
+        requests.setdefault(row["run"], []).append(_seen(row))
+    with (DATA / "sweeps.csv").open() as stream:
+        return [
+            Sweep(
+                row["run"],
+                row["model"],
+                int(row["budget"]),
+                float(row["seen_per_s"]),
+                int(row["judged"]),
+                float(row["patience_s"]),
+                float(row["rho"]),
+                tuple(requests[row["run"]]),
+            )
+            for row in csv.DictReader(stream)
+        ]
+
+
+def pairs() -> dict[tuple[str, str, str], list[Seen]]:
+    """Runs on two machines, by engines (agg, pd, pd128), mix and rate asked for."""
+    found: dict[tuple[str, str, str], list[Seen]] = {}
+    for row in _rows("pairs.csv.gz"):
+        found.setdefault((row["engines"], row["mix"], row["asked_per_s"]), []).append(_seen(row))
+    return found
+
+
+def distserve() -> dict[tuple[str, str], list[Seen]]:
+    """DistServe's own records, by system and rate for each GPU."""
+    found: dict[tuple[str, str], list[Seen]] = {}
+    for row in _rows("distserve.csv.gz"):
+        sent = Sent(float(row["at_s"]), int(row["prompt"]), int(row["output"]))
+        seen = Seen(sent, float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3, True)
+        found.setdefault((row["system"], row["per_gpu_per_s"]), []).append(seen)
+    return found
+
+
+def _seen(row: Mapping[str, str]) -> Seen:
+    sent = Sent(float(row["at_s"]), int(row["prompt"]), int(row["output"]))
+    engine, leg_s = int(row.get("engine") or 0), float(row.get("prefill_leg_s") or "nan")
+    return Seen(sent, float(row["ttft_s"] or "nan"), float(row["tpot_s"] or "nan"), row["ok"] == "1", engine, leg_s)
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with gzip.open(DATA / name, "rt", newline="") as stream:
+        yield from csv.DictReader(stream)

@@ -1,0 +1,84 @@
+"""Laws that hold whatever the load is: nothing is lost or made up, and no engine rests beside work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from bench.trust import laws
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim import profile
+from plimsoll.sim.policies.base import Static
+from plimsoll.sim.profile import Profile
+from plimsoll.sim.visit import End
+from tests.sim import lab
+
+OWN = profile.load("h200-8b")
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "own",
+    [OWN, replace(OWN, kv_tokens=60_000, block_size=128), replace(OWN, max_num_seqs=8, budget=256)],
+    ids=["roomy", "short of blocks", "few slots, small chunks"],
+)
+def test_tokens_and_blocks_come_out_even(own: Profile, seed: int, separate: bool) -> None:
+    left = laws.leaks(own, laws.load(300, 25.0, seed), separate)
+    assert {**left, "preemptions": 0} == dict.fromkeys(left, 0)
+    if own.kv_tokens == 60_000:
+        assert left["preemptions"] > 0
+
+
+def test_the_laws_see_a_token_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = laws.load(20, 25.0, 1)
+    monkeypatch.setattr("plimsoll.sim.meters.Meters.first", lambda *_: None)
+    assert laws.leaks(OWN, sent, False)["prompt tokens"] == sum(one.prompt for one in sent)
+
+
+def test_the_mean_number_in_the_engine_is_littles() -> None:
+    seen, law = laws.little(OWN, laws.load(1200, 18.0, 4), 0.02)
+    assert seen == pytest.approx(law, rel=0.005)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_burst_takes_exactly_its_work(seed: int) -> None:
+    random = Random(seed)
+    lengths = [(random.randint(2, 4000), random.randint(1, 300)) for _ in range(120)]
+    own = replace(laws.level(OWN), kv_tokens=10**9, budget=10**9)
+    assert laws.idled(own, lengths) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_burst_short_of_blocks_takes_more_than_its_work() -> None:
+    lengths = [(2000, 300)] * 60
+    own = replace(laws.level(OWN), kv_tokens=70_000)
+    assert laws.idled(own, lengths) > 0.001  # prompts read twice
+
+
+@pytest.mark.parametrize("kills", [(), ((Role.SERVE, 5.0), (Role.SERVE, 9.0))])
+@pytest.mark.parametrize("tail_s", [600.0, 0.5])
+def test_every_request_ends_once_and_in_one_way(kills: tuple[tuple[Role, float], ...], tail_s: float) -> None:
+    asked = lab.Load(400, 30.0, seed=8).asked()
+    done = lab.simulate(
+        asked, Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}, kills=kills, tail_s=tail_s
+    )
+    assert sorted(one.id for one in done.visits) == list(range(1, 401))
+    ends = Counter(one.end for one in done.visits)
+    assert None not in ends
+    assert (ends[End.FAILED] > 0) == bool(kills)
+    assert ends[End.UNFINISHED] == 0 if tail_s > 1.0 else ends[End.UNFINISHED] > 0 or kills
+    for one in done.visits:
+        if one.end is End.OK:
+            assert one.first_s is not None
+            assert one.end_s is not None
+            assert one.asked.at_s < one.first_s <= one.end_s
+
+
+def test_memory_follows_what_is_in_flight_not_what_has_been() -> None:
+    laws.held_bytes(50)  # what is loaded once
+    few, many = 300, 1200
+    more = laws.held_bytes(many) - laws.held_bytes(few)
+    assert more / (many - few) < 100.0  # bytes: a request that was kept would take several hundred
