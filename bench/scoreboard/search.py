@@ -1,0 +1,113 @@
+"""The best setting of each policy on each row, found by trying: what a peer's most patient user could have known.
+
+Problem: a peer at its defaults is easy to beat, and a setting picked by hand proves nothing.
+
+Idea: the policy's family says which words are worth trying; all of them are played on the row with the same seeds as
+everybody. Two are kept: the one that attains most (the cheapest of those within a tenth of a point), and the one that
+attains most at no more GPU-hours than the row allows Plimsoll. They lie in `found.json`, and the board plays them, with
+what `plimsoll.sim.frontier` finds among followers and schedules: `follower-frontier`, `hindsight` and `clairvoyant`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.scoreboard import judge
+from bench.scoreboard.play import Task, ground
+from bench.scoreboard.rows import Row
+from plimsoll.sim import frontier
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import registry
+from plimsoll.sim.policies.base import Scene
+
+_FOUND: Final = Path(__file__).parent / "found.json"
+_ALIKE: Final = 1e-3
+
+Played = Callable[[Sequence[Task]], Sequence[dict[str, Any]]]
+
+
+def words(name: str, row: Row) -> Sequence[str]:
+    """What is worth trying."""
+    if name != "static":
+        return registry.search(name)
+    counts = itertools.product(*(range(max(1, least), most + 1) for _, least, most in row.tiers))
+    return [f"static:{','.join(map(str, each))}" for each in counts]
+
+
+def search(name: str, row: Row, seeds: int, played: Played) -> None:
+    """Tries all settings on the nominal plant, prints them, and keeps the best in the file."""
+    family = name.partition(":")[0]
+    if family in frontier.COMPARISONS:
+        _keep(row, family, _compared(name, row, seeds, played))
+        return
+    scores = []
+    for word in words(name, row):
+        runs = played([Task(row, 1.0, word, seed) for seed in range(1, seeds + 1)])
+        scores.append(judge.score(word, runs))
+    for one in sorted(scores, key=lambda one: -one.offered.value):
+        print(f"{row.name} {one.policy}: {one.offered.value:.2%} at {one.gpu_hours.value:.3f} GPU-hours")
+    _keep(row, name, best(row, scores))
+
+
+def _compared(name: str, row: Row, seeds: int, played: Played) -> list[str]:
+    """Words of the followers' frontier, of the best in hindsight, of a schedule that knows the future. name: with its
+    options, such as `hindsight:runs=20`."""
+
+    def play(runs: Sequence[tuple[str, int]]) -> Sequence[dict[str, Any]]:
+        return played([Task(row, 1.0, word, seed) for word, seed in runs])
+
+    return frontier.words(name, ground(row, 1.0, row.load.make(1)), play, range(1, seeds + 1))
+
+
+def _keep(row: Row, name: str, kept: Sequence[str]) -> None:
+    found = _found()
+    found.setdefault(row.name, {})[name] = list(kept)
+    ordered = {place: dict(sorted(found[place].items())) for place in sorted(found)}
+    _FOUND.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
+def best(row: Row, scores: Sequence[judge.Score]) -> list[str]:
+    """Words of the one that attains most, and of the one that does so within the row's cost."""
+    most = max(one.offered.value for one in scores)
+    whatever = min((one for one in scores if one.offered.value >= most - _ALIKE), key=lambda one: one.gpu_hours.value)
+    within = [one for one in scores if _within(row, one)]
+    kept = {whatever.policy}
+    if within:
+        kept.add(max(within, key=lambda one: one.offered.value).policy)
+    return sorted(kept)
+
+
+def policies(row: Row) -> list[str]:
+    """Plimsoll, and everybody else at the settings that were found on this row; at their defaults where none were."""
+    found = _found().get(row.name, {})
+    usual = {name: [name] for name in registry.names() if name not in ("static", "clairvoyant")}
+    usual["static"] = list(words("static", row))
+    scene = ground(row, 1.0, row.load.make(1)).scene
+    wanted = dict.fromkeys(word for kept in {**usual, **found}.values() for word in kept)
+    return [word for word in wanted if _possible(word, scene)]
+
+
+def _possible(word: str, scene: Scene) -> bool:
+    """Whether it can be made here; some need packages that a checkout does not bring. What cannot be is told."""
+    try:
+        registry.parse(word, scene)
+    except BadInput as error:
+        print(f"left out: {word}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _within(row: Row, one: judge.Score) -> bool:
+    reach = row.reach
+    most_hours, most_replicas = reach.gpu_hours or math.inf, reach.mean_replicas or math.inf
+    return one.gpu_hours.value <= most_hours and one.replicas.value <= most_replicas
+
+
+def _found() -> dict[str, dict[str, list[str]]]:
+    return dict(json.loads(_FOUND.read_text()))
