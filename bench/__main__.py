@@ -1,4 +1,5 @@
-"""`python -m bench`: every measurement in turn, printed and written to build/bench/report.json.
+"""`python -m bench`: every measurement in turn, printed and written to build/bench/report.json; `scoreboard`: policies;
+`trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs.
 
 Nothing here passes or fails: a figure is for a person to judge. The targets stand beside the figures.
 """
@@ -11,6 +12,9 @@ from collections.abc import Callable
 
 from bench.controlplane import at_rest, edit, objects, start
 from bench.gateway import latency
+from bench.planning import board as planning
+from bench.scoreboard import board
+from bench.trust import board as trust
 from e2e.cluster.settings import ROOT
 from e2e.lib import stack
 from e2e.lib.kube import Cluster
@@ -44,4 +48,5 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    boards = {"scoreboard": board.main, "trust": trust.main, "plan": planning.main}
+    sys.exit(boards.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda _: main(sys.argv[1:]))(sys.argv[2:]))

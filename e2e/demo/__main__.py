@@ -29,6 +29,7 @@ from e2e.lib.kube import Cluster, KubectlError
 from e2e.lib.report import explain
 from e2e.lib.service import START_S, Service
 from e2e.lib.wait import until
+from plimsoll.cli.page import page, table
 
 NAMESPACE: Final = "demo"
 OUT: Final = ROOT / "build" / "demo"
@@ -196,9 +197,9 @@ def _leave(told: Report, runs: list[Run], error: str | None) -> None:
     told.findings["credit"] = trace.CREDIT
     told.write(error)
     parts = [part for run in reversed(runs) for part in _run_html(run)]
-    stages = report.table(["stage", "s"], told.stages.items())
-    page = report.page("Plimsoll: the demo", [*parts, ("Stages", stages), ("Credit", f"<p>{trace.CREDIT}</p>")])
-    (OUT / "report.html").write_text(page)
+    stages = table(["stage", "s"], told.stages.items())
+    whole = page("Plimsoll: the demo", [*parts, ("Stages", stages), ("Credit", f"<p>{trace.CREDIT}</p>")])
+    (OUT / "report.html").write_text(whole)
 
 
 def _run_json(run: Run) -> dict[str, Any]:

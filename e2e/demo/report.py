@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -12,8 +12,9 @@ from e2e.demo import figures as f
 from e2e.demo.criteria import Criterion, Facts
 from e2e.demo.followers import Pair
 from e2e.demo.lines import Replicas, Request
-from e2e.demo.picture import Line, Panel, draw
 from e2e.demo.watch import Told
+from plimsoll.cli.page import table
+from plimsoll.cli.picture import Line, Panel, draw
 
 EVERY_S: Final = 5.0
 WINDOW_S: Final = 30.0
@@ -116,32 +117,6 @@ def _replica_lines(replicas: Sequence[Replicas]) -> list[Line]:
         found.append(Line(f"{tier} wanted", [(one.t_s, one.desired) for one in own], n, steps=True, dashed=True))
         found.append(Line(f"{tier} ready", [(one.t_s, one.ready) for one in own], n, steps=True))
     return found
-
-
-_STYLE: Final = """
-body { font: 15px/1.45 sans-serif; max-width: 980px; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: .6em 0 }
-td, th { text-align: left; padding: .2em .8em .2em 0; vertical-align: top }
-th { border-bottom: 1px solid #bbb }
-.no { color: #b00020; font-weight: bold }
-.yes { color: #2e7d4f; font-weight: bold }
-h2 { margin-top: 1.6em } small { color: #666 } svg { max-width: 100%; height: auto }
-"""
-
-
-def page(title: str, parts: Sequence[tuple[str, str]]) -> str:
-    """One self-contained HTML file of headed parts; titles are escaped, bodies are HTML already."""
-    body = "\n".join(f"<h2>{html.escape(head)}</h2>\n{inner}" for head, inner in parts)
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    begin = f'<!doctype html>\n<html lang="en"><head>{head}</head><body>'
-    return f"{begin}<h1>{html.escape(title)}</h1>\n{body}</body></html>\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table; every cell is escaped."""
-    heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
-    return f"<table><tr>{heads}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def verdicts(found: Sequence[Criterion]) -> str:

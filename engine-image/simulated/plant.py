@@ -1,13 +1,13 @@
 """How long a step takes on this machine: the law of its profile, and what real machines do besides.
 
 Problem: a controller that is tried only on its own formula learns nothing about itself.
-Idea: the deviations that were measured. Decoding bends at a batch (matrix products turn from memory- to arithmetic-
-bound); a card that computes much is power-capped and slower; no two replicas and no two steps are quite alike.
+Idea: the deviations that were measured. Decoding bends where matrix products turn from memory- to arithmetic-bound, at
+so many tokens of a step: beside a prompt each sequence costs the bend's price. A card that computes much is
+power-capped and slower; no two replicas and no two steps are quite alike.
 
-The heat follows the mean share of the last seconds that went into matrix products: cool up to a quarter, the `hot` set
-at half, a fifth of that way beyond it at the most. These numbers are fitted to eight recorded loads of an H200 (8B at 4
-to 28 requests a second): replayed, TPOT and TTFT come within 5 and 7 % at each, p50 and p95, the overload included; the
-cool set alone is up to 40 % off, the hot one 20 %.
+The heat follows the mean share of the last seconds that went into matrix products: cool up to the profile's
+`cool_share`, the `hot` set at `hot_share`, a fifth of that way beyond it at the most. How near this comes to recorded
+loads of an H200 is said in docs/trust.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Final
 
 from simulated.profiles import Coefficients, Profile
 
-_COOL_SHARE: Final = 0.25
-_HOT_SHARE: Final = 0.50
 _HOTTEST: Final = 1.2
 _HEAT_SECONDS: Final = 2.0
 _LEAST: Final = 0.5  # of a step, whatever the noise says
@@ -46,8 +44,9 @@ class Plant:
         c = self._now
         products = c.pretok * tokens + c.preattn * pairs + c.dec * sequences
         took = c.base + products + c.ctx * cached + (c.anypre if tokens else 0.0)
-        if sequences > self._profile.hinge_sequences:
-            took += self._profile.hinge_dec * (sequences - self._profile.hinge_sequences)
+        bent = sequences - max(0, self._profile.hinge_sequences - tokens)
+        if bent > 0:
+            took += self._profile.hinge_dec * bent
         if self._noise:
             took *= max(_LEAST, 1.0 + self._noise * self._random.gauss(0.0, 1.0))
         if self._profile.hot is not None:
@@ -61,5 +60,6 @@ class Plant:
         self._seen = end
         kept = math.exp(-passed / _HEAT_SECONDS)
         self._share = kept * self._share + (1 - kept) * products / passed if passed < math.inf else 0.0
-        heat = min(_HOTTEST, max(0.0, (self._share - _COOL_SHARE) / (_HOT_SHARE - _COOL_SHARE)))
+        cool, hot = self._profile.cool_share, self._profile.hot_share
+        heat = min(_HOTTEST, max(0.0, (self._share - cool) / (hot - cool)))
         self._now = self._profile.coefficients.towards(self._profile.hot, heat)

@@ -2,6 +2,8 @@
 
 Problem: an engine must stand in for a card and a model that were measured, or for one that somebody wants to try.
 Idea: a file of numbers. Those that come with the package lie in `profiles/` and show the form.
+
+This module and its files are the simulator's too, under `plimsoll.sim`, by a link: each side ships without the other.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ class Coefficients:
 class Profile:
     """One replica. Times in seconds.
 
-    hot: the coefficients while the card is power-capped, None where it never is. From `hinge_sequences` on each
-    sequence costs `hinge_dec` more. `producer_factor` and `consumer_factor`: steps of an engine that only prefills or
-    only decodes, over the law's. `frontend` and `frontend_token`: a request's way to the engine core, HTTP and parsing.
-    `accelerator`: its name, as the driver of the real one has it.
+    hot: the coefficients while the card is power-capped, None where it never is; cool_share, hot_share: shares of its
+    time in matrix products up to which it is cool, and at which it is hot. In a step of more than `hinge_sequences`
+    tokens each sequence beyond costs `hinge_dec` more. `producer_factor` and `consumer_factor`: steps of an engine that
+    only prefills or only decodes, over the law's. `frontend` and `frontend_token`: a request's way to the engine core,
+    HTTP and parsing. `accelerator`: its name, as the driver of the real one has it.
     """
 
     coefficients: Coefficients
@@ -67,6 +70,8 @@ class Profile:
     hot: Coefficients | None = None
     hinge_sequences: int = 0
     hinge_dec: float = 0.0
+    cool_share: float = 0.25
+    hot_share: float = 0.5
     producer_factor: float = 1.0
     consumer_factor: float = 1.0
     frontend: float = 0.0
@@ -94,6 +99,7 @@ _COUNTS: Final = {
 }
 _TIMES: Final = ("hinge_dec", "frontend", "frontend_token")
 _FACTORS: Final = ("producer_factor", "consumer_factor")
+_SHARES: Final = {"cool_share": 0.25, "hot_share": 0.5}
 
 
 def load(name: str) -> Profile:
@@ -101,9 +107,11 @@ def load(name: str) -> Profile:
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+    except OSError as error:
+        if name.endswith(".json"):
+            raise ProfileError(f"{name}: {error.strerror}") from None
         known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.json")))
-        raise ProfileError(f"no profile {name!r}: known are {known}, or the path of a .json file") from None
+        raise ProfileError(f"no hardware profile {name!r}: known are {known}, or the path of a .json file") from None
     except ValueError as error:
         raise ProfileError(f"{name}: not JSON: {error}") from None
     return parse(document)
@@ -113,7 +121,7 @@ def parse(document: Any) -> Profile:
     """A profile from its JSON document; every key but the six coefficients has a default. Raises ProfileError."""
     if not isinstance(document, dict):
         raise ProfileError("a profile is a JSON object")
-    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES) | set(_FACTORS)
+    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES) | set(_FACTORS) | set(_SHARES)
     if unknown := set(document) - known - {"hot", "hinge_sequences", "accelerator"}:
         raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
     hot = document.get("hot")
@@ -121,8 +129,13 @@ def parse(document: Any) -> Profile:
     if not isinstance(accelerator, str):
         raise ProfileError(f"accelerator must be a name, not {accelerator!r}")
     counts = {key: _count(document, key, default) for key, default in _COUNTS.items()}
+    if counts["max_num_seqs"] > counts["budget"]:
+        raise ProfileError("max_num_seqs is above budget: a step could not give each sequence its token")
     times = {key: _number(document, key, 0.0) for key in _TIMES}
     factors = {key: _number(document, key, 1.0, least=math.ulp(0.0)) for key in _FACTORS}
+    shares = {key: _number(document, key, default) for key, default in _SHARES.items()}
+    if not shares["cool_share"] < shares["hot_share"]:
+        raise ProfileError("hot_share must be above cool_share")
     return Profile(
         coefficients=_coefficients(document),
         hot=None if hot is None else _coefficients(hot),
@@ -133,11 +146,15 @@ def parse(document: Any) -> Profile:
         hinge_dec=times["hinge_dec"],
         frontend=times["frontend"],
         frontend_token=times["frontend_token"],
+        cool_share=shares["cool_share"],
+        hot_share=shares["hot_share"],
         **counts,
     )
 
 
-def _coefficients(document: Mapping[str, Any]) -> Coefficients:
+def _coefficients(document: Any) -> Coefficients:
+    if not isinstance(document, dict):
+        raise ProfileError("hot must be an object of the six coefficients")
     base = _number(document, "base", None, least=math.ulp(0.0))
     anypre = _number(document, "anypre", None, least=-base)
     return Coefficients(base, anypre, *(_number(document, key, None) for key in ("pretok", "preattn", "dec", "ctx")))

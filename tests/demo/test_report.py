@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from e2e.demo import figures, lines, report
 from e2e.demo.criteria import Facts, judge
 from e2e.demo.watch import Told
+from plimsoll.cli.page import page
 from tests.demo.made import look, request, shed
 
 FACTS = Facts(figures.Targets(1.0, 0.05), {"decode": 4}, 120.0, figures.Span(90, 120), (figures.Span(50, 60),))
@@ -58,10 +59,10 @@ def test_the_page_holds_everything_itself_and_escapes_what_it_is_told() -> None:
         ("Figures", report.figures_table(report.summary(requests, looks, FACTS))),
         ("Events", report.told_table([Told(3.0, "ScaledUp", "1 -> 2 & <script>")])),
     ]
-    page = report.page("Demo", parts)
-    assert "<script" not in page
-    assert "src=" not in page
-    assert "href=" not in page
-    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    whole = page("Demo", parts)
+    assert "<script" not in whole
+    assert "src=" not in whole
+    assert "href=" not in whole
+    svg = whole[whole.index("<svg") : whole.index("</svg>") + 6]
     titles = [text.text for text in ElementTree.fromstring(svg).iter() if text.attrib.get("font-weight") == "bold"]
     assert len(titles) == 4

@@ -13,7 +13,6 @@ from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.guard import MOST_TENANTS
 from plimsoll.gateway.http1 import Request, response
 from plimsoll.gateway.inflight import OLDEST_SECONDS
-from plimsoll.gateway.lengths import LEAST_STREAMS, AnswerBytes
 from plimsoll.gateway.picker import MOST_HELD_BYTES
 from plimsoll.gateway.policy import Policies
 from plimsoll.gateway.server import Door
@@ -320,16 +319,6 @@ async def test_an_object_that_cannot_be_read_has_no_gate_and_says_so_once(
     readable = promised()
     assert policies.of("team/chat", readable) is policies.of("team/chat", readable) is not None
     assert policies.of("team/chat", promised()) is policies.of("team/chat", readable)
-
-
-def test_tokens_are_guessed_from_bytes_once_there_are_enough_answers() -> None:
-    answers = AnswerBytes()
-    for _ in range(LEAST_STREAMS - 1):
-        assert answers.tokens(1000, 1, 50.0) is None
-    assert answers.tokens(1000, 1, 50.0) == 50
-    assert answers.tokens(500, 1, 50.0) in (25, 26)
-    assert answers.tokens(2000, 2, 50.0) in (100, 101, 102)
-    assert answers.tokens(0, 1, 50.0) is None
 
 
 class Wire(asyncio.Transport):

@@ -16,7 +16,7 @@ from plimsoll.gateway.endpoints import fleet
 from plimsoll.gateway.http1 import Request
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.replies import from_header
-from plimsoll.gateway.retries import KEPT, SECONDS, Refused, digest
+from plimsoll.gateway.retries import claimed, digest
 from plimsoll.gateway.settings import Settings
 from plimsoll.gateway.signals import signals
 from plimsoll.gateway.watch import Objects
@@ -198,18 +198,9 @@ def test_models_are_listed_once_and_by_their_preferred_name() -> None:
     assert [part["id"] for part in orjson.loads(models(asked))["data"]] == ["team/two", "tiny"]
 
 
-def test_retries_count_where_the_first_attempt_was_refused() -> None:
-    refused, number = Refused(), digest(BODY)
-    assert number == digest(bytes(bytearray(BODY))) != digest(BODY + b" ")
-    assert not refused.is_retry(b"1", number, 0.0)
-    refused.remember(number, 0.0)
-    assert refused.is_retry(b"1", number, 1.0)
-    assert not refused.is_retry(None, number, 1.0)
-    assert not refused.is_retry(b"0", number, 1.0)
-    assert not refused.is_retry(b"1", number, SECONDS + 1)
-    for n in range(KEPT):
-        refused.remember(n, 2.0)
-    assert not refused.is_retry(b"1", number, 2.0)
+def test_a_body_has_its_number_and_a_header_claims_an_earlier_attempt() -> None:
+    assert digest(BODY) == digest(bytes(bytearray(BODY))) != digest(BODY + b" ")
+    assert [claimed(header) for header in (None, b"", b"0", b"1", b"x")] == [False, False, False, True, True]
 
 
 def test_objects_are_synced_when_every_scope_has_its_first_list() -> None:

@@ -6,6 +6,7 @@ import operator
 from pathlib import Path
 
 from plimsoll.api.contract import contract
+from plimsoll.sim import profiles
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,3 +22,9 @@ def test_operator_and_engine_image_read_one_contract() -> None:
     bundled = ROOT / "operator" / "plimsoll" / "api" / "contract.json"
     assert bundled.resolve() == ROOT / "engine-image" / "contract.json"
     assert contract().ports["api"] == 8000
+
+
+def test_simulator_and_light_engine_read_one_kind_of_profile() -> None:
+    light = ROOT / "engine-image" / "simulated"
+    assert Path(profiles.__file__).resolve() == light / "profiles.py"
+    assert profiles.FOLDER.resolve() == light / "profiles"

@@ -18,7 +18,7 @@ from plimsoll.sim.job import Job
 from plimsoll.sim.meters import Meters
 from plimsoll.sim.pace import Pace
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.policy import Plimsoll, Policy
+from plimsoll.sim.policies.base import Plimsoll, Policy
 from plimsoll.sim.profile import Profile
 from plimsoll.sim.startup import StartUp
 from plimsoll.sim.visit import Asked, Visit

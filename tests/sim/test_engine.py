@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from plimsoll.sim.job import Job
+from plimsoll.sim.pace import Pace
 from simulated.core import Core
 from simulated.meters import Meters as LightMeters
 from simulated.plant import Plant as LightPlant
@@ -108,6 +110,20 @@ def test_decoding_bends_at_the_hinge() -> None:
     assert slow.last_s is not None
     assert fast.last_s is not None
     assert slow.last_s > fast.last_s
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "bent"),
+    [(0, 128, 0), (0, 130, 2), (200, 100, 100), (28, 100, 0), (38, 100, 10), (8000, 1, 1)],
+)
+def test_the_hinge_counts_tokens_of_a_step(tokens: int, sequences: int, bent: int) -> None:
+    c = COOL.coefficients
+    law_s = c.base + c.dec * sequences + (c.anypre + c.pretok * tokens if tokens else 0.0)
+    found_s = Pace(COOL, 0.0, Random(1)).stretch(0, tokens, 0.0, sequences, 0).first_s
+    assert found_s == pytest.approx(law_s + bent * COOL.hinge_dec)
+    assert LightPlant(replace(load("h200-8b"), hot=None)).seconds(0.0, tokens, 0.0, sequences, 0) == pytest.approx(
+        found_s
+    )
 
 
 def test_what_is_scraped_between_two_events_is_what_has_come_out() -> None:

@@ -8,13 +8,9 @@ from random import Random
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim import policy, profile, startup
+from plimsoll.sim import profile, startup
 from plimsoll.sim.errors import BadInput
-from tests.sim import lab
 
-SERVE = {Role.SERVE: (1, 4)}
-BOTH = {Role.PREFILL: (1, 4), Role.DECODE: (1, 4)}
 SIX = {"base": 0.01, "anypre": 0.0, "pretok": 1e-5, "preattn": 0.0, "dec": 1e-5, "ctx": 1e-8}
 
 
@@ -50,6 +46,8 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         ({"hot": {"base": 1}}, "anypre"),
         ({"hot": 3}, "hot"),
         ({"hinge": 3}, "unknown key: hinge"),
+        ({"hot_share": 0.25}, "hot_share must be above cool_share"),
+        ({"cool_share": -0.1}, "cool_share"),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
@@ -82,39 +80,3 @@ def test_files_of_start_up_times_that_are_none(tmp_path: Path, text: str) -> Non
     path.write_text(text)
     with pytest.raises(BadInput, match="--start-up"):
         startup.parse(str(path))
-
-
-def test_policies_by_their_words() -> None:
-    hardware = lab.plant()
-    assert policy.parse("plimsoll", SERVE, hardware).operator
-    static = policy.parse("static:3", SERVE, hardware)
-    assert static.initial == {Role.SERVE: 3}
-    assert not static.operator
-    assert policy.parse("static:2,1,gated=1", BOTH, hardware).operator
-    assert policy.parse("static:2,1", BOTH, hardware).initial == {Role.PREFILL: 2, Role.DECODE: 1}
-    assert policy.parse("follower:margin=0.6,spare=1,gated=0", SERVE, hardware).operator is False
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("kpa", "kpa is not there yet"),
-        ("clairvoyant", "not there yet"),
-        ("dynamo-load:x=1", "not there yet"),
-        ("magic", "none of plimsoll"),
-        ("plimsoll:3", "none of"),
-        ("static", "1 whole number"),
-        ("static:a", "1 whole number"),
-        ("static:1,2", "1 whole number"),
-        ("static:-1", "1 whole number"),
-        ("static:1,gated=x", "gated"),
-        ("static:1,speed=2", "unknown speed"),
-        ("follower:margin=0", "above 0"),
-        ("follower:margin=x", "margin|could not convert"),
-        ("follower:spare=-1", "at least 0"),
-        ("follower:lead=2", "unknown lead"),
-    ],
-)
-def test_policies_that_are_none_are_refused(text: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        policy.parse(text, SERVE, lab.plant())

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
-from plimsoll.sim.policy import Static
+from plimsoll.sim.policies.base import Static
 from plimsoll.sim.result import WINDOW, Result, replica_rows
 from plimsoll.sim.times import Times
 from plimsoll.sim.visit import Asked, End, Visit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -41,6 +42,61 @@ def test_json_holds_the_figures_and_files_hold_the_rows(
     assert files["windows"].read_text() == ""
 
 
+def test_json_holds_what_others_count_by(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*typed, "--output", "json", "--clients", "honour", "--max-gpus", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {
+        "policy", "seed", "offered", "admitted", "held", "downgraded", "shed", "completed", "failed", "slo",
+        "attainment_offered", "attainment_admitted", "windows_met", "p50_ttft_s", "p95_ttft_s", "p99_ttft_s",
+        "p50_tpot_s", "p95_tpot_s", "p99_tpot_s", "itl_p99_s", "goodput_rps", "goodput_tokens_per_s", "gpu_hours",
+        "mean_replicas", "reversals", "shed_share", "shed_work_ratio", "offered_tokens", "attainment_tokens",
+        "infeasible_alone", "unfinished", "client_gone", "recovered", "tickets", "windows", "wall_s",
+    } <= told.keys()  # fmt: skip
+    assert {"given", "first_ok", "second_ok"} <= told["tickets"].keys()
+    assert {"n", "passed"} <= told["windows"].keys()
+    assert told["reversals"] == {"serve": [0]}
+
+
+def test_html_is_one_page_with_a_picture_of_every_policy(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*typed, "--output", "html", "--policy", "static:1", "--policy", "static:2"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!doctype html>")
+    assert not any(word in page for word in ("<script", "src=", "href="))
+    svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    words = [text.text or "" for text in svg.iter() if text.tag.endswith("text")]
+    assert words.count("static:1") == words.count("static:2") == 5  # replicas, two latencies, refused, missed
+    assert any(word.startswith("Replicas: serve") for word in words)
+    assert "t.csv against s.yaml on h200-8b" in page
+    assert "<td>attainment_offered</td>" in page
+
+
+def test_html_of_one_policy_shows_what_was_wanted(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*typed, "--output", "html"]) == 0
+    page = capsys.readouterr().out
+    assert ">wanted<" in page
+    assert ">promised<" in page
+
+
+def test_the_same_call_prints_the_same_but_for_the_time_it_took(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for _ in range(2):
+        assert main([*typed, "--output", "json", "--clients", "mixed", "--start-up", "uniform:5,9"]) == 0
+        found.append({**json.loads(capsys.readouterr().out), "wall_s": 0.0})
+    assert json.dumps(found[0]) == json.dumps(found[1])
+
+
+def test_priorities_that_are_no_class_are_told(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,9,2,urgent\n1,9,2,\n")
+    assert main(typed) == 0
+    assert "priority 'urgent' of 1 requests names no class" in capsys.readouterr().err
+
+
 def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--noise", "0", "--spread", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -62,7 +118,7 @@ def test_engine_arguments_of_the_manifest_hold(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--policy", "kpa"], "kpa is not there yet"),
+        (["--policy", "magic"], "none of plimsoll"),
         (["--hardware", "h300"], "no hardware profile"),
         (["--initial", "1,2"], "--initial: must be SERVE"),
         (["--start-up", "soon"], "--start-up"),
@@ -72,6 +128,8 @@ def test_engine_arguments_of_the_manifest_hold(
         (["--noise", "-1"], "--noise"),
         (["--plant-scale", "0"], "--plant-scale"),
         (["--gateways", "0"], "--gateways"),
+        (["--max-gpus", "0"], "--max-gpus: at least 1"),
+        (["--max-gpus", "1", "--initial", "2"], "--max-gpus: too few for the 2 serve replicas"),
         (["--service", "/nowhere"], "/nowhere: No such file"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
         (["--model-config", "/nowhere"], "/nowhere: No such file"),

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import pytest
 
+from bench.trust import queues
 from plimsoll.core.queueing import erlang_c
 from plimsoll.sim.job import Job
-from plimsoll.sim.profile import Coefficients
+from plimsoll.sim.profile import Coefficients, Profile
 from tests.sim import lab
 
-BATCHES = 20
-T_99 = 2.861  # Student's t, 19 degrees of freedom, two-sided 99 %
+Mean = Callable[[float], queues.Draw]
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """99 % confidence interval of the mean from batch means, the first tenth left out."""
-    kept = values[len(values) // 10 :]
-    size = len(kept) // BATCHES
-    means = [math.fsum(kept[n * size : (n + 1) * size]) / size for n in range(BATCHES)]
-    mean = math.fsum(means) / BATCHES
-    spread = math.sqrt(math.fsum((one - mean) ** 2 for one in means) / (BATCHES - 1) / BATCHES)
-    return mean - T_99 * spread, mean + T_99 * spread
-
-
-def sojourns(own: lab.Profile, requests: int, per_s: float, output: Callable[[Random], int], seed: int) -> list[Job]:
+def sojourns(own: Profile, requests: int, per_s: float, output: Callable[[Random], int], seed: int) -> list[Job]:
     random, now_s, lengths = Random(seed), 0.0, []
     for _ in range(requests):
         now_s += random.expovariate(per_s)
@@ -53,11 +43,67 @@ def test_slots_without_a_price_are_m_m_c(slots: int, rho: float) -> None:
     waits = [one.first_s - one.arrived_s for one in found if one.first_s is not None]
     rate = len(found) / found[-1].arrived_s  # as it came
     served = math.fsum(one.output for one in found) / len(found)
-    service_s = (served + 1.0) * step_s  # a slot stands empty for a step: the next one is composed when it is free
+    service_s = queues.service_s(served, slots)
     expected_s = float(erlang_c(rate * service_s, slots)) * service_s / (slots * (1 - rate * service_s / slots))
-    low_s, high_s = interval(waits)
+    low_s, high_s = queues.interval(waits)
     own_s = 3 * step_s  # two steps in flight, and the first token's own
     assert low_s - own_s <= expected_s <= high_s
+
+
+@pytest.mark.parametrize(
+    ("gaps", "sizes", "servers"),
+    [
+        (queues.hyper, queues.hyper, 4),
+        (queues.erlang2, queues.hyper, 16),
+        (queues.exponential, queues.erlang2, 8),
+        (queues.exponential, queues.constant, 1),
+    ],
+)
+def test_every_wait_of_g_g_c_is_the_recursions(gaps: Mean, sizes: Mean, servers: int) -> None:
+    mean = 60.0
+    gap_s = queues.service_s(mean, servers) / 0.9 / servers
+    came = queues.run(queues.slots(servers), 2_500, gaps(gap_s), sizes(mean), seed=7)
+    check = queues.sample_path("worst", came, servers)
+    assert check.holds
+    assert check.detail["mean_wait_s"] > 10 * queues.STEP_S  # there was a queue
+
+
+def test_the_recursion_counts_servers() -> None:
+    assert queues.kiefer_wolfowitz([0.0, 0.0, 1.0, 1.0], [5.0, 3.0, 4.0, 1.0], 2) == [0.0, 0.0, 2.0, 4.0]
+    assert queues.kiefer_wolfowitz([0.0, 1.0, 2.0], [5.0, 3.0, 4.0], 1) == [0.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize(("name", "draw"), [("D", queues.constant), ("E2", queues.erlang2), ("H2", queues.hyper)])
+def test_one_slot_is_m_g_1_and_gi_m_1(name: str, draw: Mean) -> None:
+    mean, rho = 60.0, 0.6
+    taken_s = queues.service_s(mean, 1)
+    gap_s = taken_s / rho
+    transforms: dict[str, Callable[[float], float]] = {
+        "D": lambda s: math.exp(-s * gap_s),
+        "E2": lambda s: (2.0 / (2.0 + s * gap_s)) ** 2,
+        "H2": queues.hyper_transform(gap_s),
+    }
+    came = queues.run(queues.slots(1), 6_000, queues.exponential(gap_s), draw(mean), seed=5)
+    waits = queues.interval(came.waits_s)
+    assert waits[0] - 3 * queues.STEP_S <= queues.pollaczek_wait_s(came) <= waits[1]
+    came = queues.run(queues.slots(1), 6_000, draw(gap_s), queues.exponential(mean), seed=6)
+    waits = queues.interval(came.waits_s)
+    assert waits[0] - 3 * queues.STEP_S <= queues.gi_m_1_wait_s(transforms[name], taken_s) <= waits[1]
+
+
+def test_draws_have_their_mean_and_their_spread() -> None:
+    random = Random(1)
+    for draw, squared in (
+        (queues.constant, 0.0),
+        (queues.erlang2, 0.5),
+        (queues.exponential, 1.0),
+        (queues.hyper, 4.0),
+    ):
+        values = [draw(2.0)(random) for _ in range(40_000)]
+        mean = math.fsum(values) / len(values)
+        assert mean == pytest.approx(2.0, rel=0.04)  # four standard errors of the widest
+        spread = math.fsum((one - mean) ** 2 for one in values) / len(values) / mean**2
+        assert spread == pytest.approx(squared, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["equal", "exponential", "of two kinds"])
@@ -79,7 +125,7 @@ def test_a_step_that_costs_by_sequence_is_processor_sharing(name: str) -> None:
     rate = rho / (mean * token_s)
     found = sojourns(own, 20_000, rate, draws[name], seed=3)
     stays = [one.last_s - one.arrived_s for one in found if one.last_s is not None]
-    low_s, high_s = interval(stays)
+    low_s, high_s = queues.interval(stays)
     expected_s = mean * token_s / (1 - rho)
     round_s = 2 * token_s / (1 - rho)  # a newcomer waits for the rest of one step and the whole of the next
     assert low_s - round_s <= expected_s <= high_s

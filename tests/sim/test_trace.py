@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -39,9 +40,72 @@ def test_a_trace_begins_with_its_first_row(tmp_path: Path, name: str, text: str)
 def test_what_a_row_may_say_besides(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [3, 4], "client": 7, "priority": "low"}
     [one] = trace.read(written(tmp_path, json.dumps(row), "t.jsonl"))
-    assert one == Asked(0.0, 9, 1, "low", "7", (3, 4))
+    assert one == Asked(0.0, 9, 1, "low", "7", (3, 4), "7")
     text = 'arrival_s,prompt_tokens,output_tokens,hash_ids,tenant\n0,9,1,"[3, 4]",a\n'
     assert trace.read(written(tmp_path, text)) == [Asked(0.0, 9, 1, "", "a", (3, 4))]
+
+
+def test_a_client_is_a_tenant_where_nobody_else_is_named(tmp_path: Path) -> None:
+    text = "timestamp,prompt_tokens,output_tokens,client,tenant,priority\n0,9,1,c1,,\n1500,9,1,c1,t2,high\n"
+    first, second = trace.read(written(tmp_path, text))
+    assert (first.tenant, first.client, first.klass) == ("c1", "c1", "")
+    assert (second.at_s, second.tenant, second.client, second.klass) == (1.5, "t2", "c1", "high")
+
+
+def test_a_timestamp_may_be_a_date(tmp_path: Path) -> None:
+    text = "timestamp,prompt_tokens,output_tokens\n2023-11-16 18:17:03.979960,9,1\n2023-11-16T18:17:05.479960,9,1\n"
+    assert [one.at_s for one in trace.read(written(tmp_path, text))] == pytest.approx([0.0, 1.5])
+    zoned = [{"timestamp": f"2024-01-01T0{n}:00:00+0{n}:00", "input_length": 1, "output_length": 1} for n in (1, 2)]
+    asked = trace.read(written(tmp_path, "\n".join(map(json.dumps, zoned)), "t.jsonl"))
+    assert [one.at_s for one in asked] == [0.0, 0.0]
+
+
+def test_a_head_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(HEAD + "0,1,1\n", encoding="utf-8-sig")
+    assert len(trace.read(tmp_path / "t.csv")) == 1
+
+
+def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "arrival_ms": arrow.array([10_000, 12_500], arrow.int32()),
+        "prompt_tokens": [100, 200],
+        "output_tokens": [5, 6],
+        "client": arrow.array([3, None], arrow.int16()),
+        "hash_ids": [[1, 2], None],
+        "session": [8, 9],
+    }
+    path = tmp_path / "t.parquet"
+    parquet.write_table(arrow.table(columns), path, row_group_size=1)
+    assert trace.read(path) == [Asked(0.0, 100, 5, "", "3", (1, 2), "3"), Asked(2.5, 200, 6)]
+    for differing, words in (
+        ({"prompt_tokens": [100, None]}, "row 2, prompt_tokens: None"),
+        ({"arrival_ms": [5.0, float("nan")]}, "row 2, arrival_ms: nan"),
+        ({"arrival_ms": [5, 4]}, "row 2, arrival_ms: 4 is before"),
+    ):
+        parquet.write_table(arrow.table(columns | differing), path)
+        with pytest.raises(BadInput, match=words):
+            trace.read(path)
+    parquet.write_table(arrow.table({"session": [8, 9]}), path)
+    with pytest.raises(BadInput, match=r"none of the columns arrival_s, .* among session"):
+        trace.read(path)
+    path.write_bytes(b"PAR1 but not really PAR1")
+    with pytest.raises(BadInput, match="not Parquet"):
+        trace.read(path)
+
+
+def test_without_pyarrow_parquet_names_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadInput, match=r"pip install 'plimsoll-operator\[simulate\]'"):
+        trace.read(written(tmp_path, "x", "t.parquet"))
+
+
+@pytest.mark.parametrize("cut", [4, -12])
+def test_a_compressed_trace_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress((HEAD + "0,1,1\n" * 500).encode())[:cut])
+    with pytest.raises(BadInput, match=r"t\.csv\.gz: is cut off"):
+        trace.read(path)
 
 
 def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
@@ -72,6 +136,12 @@ def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
         (HEAD + "0,1,\n", "row 1, output_tokens"),
         (HEAD + "0,1\n", "row 1, output_tokens"),
         (HEAD + "0,1,99999999999\n", "row 1, output_tokens"),
+        (HEAD + "0,1,1,7\n", "row 1: more values than the head has columns"),
+        ("arrival_s,prompt_tokens,output_tokens,output_tokens\n0,1,1,1\n", "the head names output_tokens twice"),
+        (HEAD + '0,1,1\n1,"1,1\n', "not CSV"),
+        ("timestamp,prompt_tokens,output_tokens\nyesterday,1,1\n", "row 1, timestamp: 'yesterday' is neither"),
+        ("timestamp,prompt_tokens,output_tokens\n-5,1,1\n", "row 1, timestamp"),
+        ("timestamp,prompt_tokens,output_tokens\n2024-01-02,1,1\n2024-01-01,1,1\n", "row 2, timestamp: 2024-01-01 is"),
         ('arrival_s,prompt_tokens,output_tokens,hash_ids\n0,1,1,"[1.5]"\n', "row 1, hash_ids"),
         ("arrival_s,prompt_tokens,output_tokens,hash_ids\n0,1,1,x\n", "row 1, hash_ids"),
     ],
@@ -87,6 +157,11 @@ def test_a_bad_trace_is_refused_where_it_is_bad(tmp_path: Path, text: str, words
     [
         ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n{"arr', "row 2: not JSON"),
         ("[1, 2]\n", "row 1: is no JSON object"),
+        ("[" * 100_000, "row 1: not JSON"),
+        ('{"arrival_s": 0, "prompt_tokens": 1' + "0" * 400 + ', "output_tokens": 1}\n', "row 1, prompt_tokens"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": NaN}\n', "row 1, output_tokens: nan"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": {}}\n', "row 1, tenant: {} is no name"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "priority": 1.5}\n', "row 1, priority: 1.5 is no"),
         ('{"arrival_s": true, "prompt_tokens": 1, "output_tokens": 1}\n', "row 1, arrival_s: True"),
         ('{"arrival_s": null, "prompt_tokens": 1, "output_tokens": 1}\n', "row 1, arrival_s: None"),
         ('{"arrival_s": 0, "prompt_tokens": [1], "output_tokens": 1}\n', "row 1, prompt_tokens"),
@@ -98,9 +173,7 @@ def test_bad_lines_are_refused_where_they_are_bad(tmp_path: Path, text: str, wor
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("t.parquet", "pyarrow"), ("t.xls", ".csv or .jsonl"), ("no.csv", "No such")]
-)
+@pytest.mark.parametrize(("name", "words"), [("t.xls", ".csv, .jsonl or .parquet"), ("no.csv", "No such")])
 def test_other_files_are_refused(tmp_path: Path, name: str, words: str) -> None:
     if name != "no.csv":
         (tmp_path / name).write_bytes(b"x")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading
 from plimsoll.sim.plant import quiet_s
-from plimsoll.sim.policy import Follower, Following, Look, Plimsoll, Static
+from plimsoll.sim.policies.base import Look, Plimsoll, Static
 from plimsoll.sim.result import row
 from plimsoll.sim.visit import Asked, End
 from tests.sim import lab
 
 STEP = lab.Load(120, 4.0, seed=1).asked()
 STEP += [replace(one, at_s=one.at_s + STEP[-1].at_s) for one in lab.Load(1200, 30.0, seed=2).asked()]
-SERVE = {Role.SERVE: (1, 4)}
 
 
 class Course:
@@ -211,21 +212,6 @@ def test_a_service_without_a_promise_keeps_what_it_has() -> None:
     assert {visit.end for visit in done.visits} == {End.OK}
 
 
-def test_a_follower_follows_and_holds() -> None:
-    follower = Follower(Following(margin=0.5, hold_s=30.0, window_s=10.0), SERVE, lab.plant())
-    wanted = []
-    for second in range(200):
-        for n in range(20 if 50 <= second < 100 else 2):
-            follower.arrived(Asked(second + n / 20, 1200, 200), second + n / 20)
-        wanted.append(follower.wanted(Look(second + 1.0, {Role.SERVE: 1}, None))[Role.SERVE])
-    assert wanted[40] == 1
-    assert max(wanted) > 1
-    first, last = wanted.index(max(wanted)), len(wanted) - wanted[::-1].index(max(wanted))
-    assert 50 <= first <= 65
-    assert 125 <= last <= 150
-    assert wanted[-1] == 1
-
-
 def test_events_never_go_back() -> None:
     seen: list[float] = []
 
@@ -237,3 +223,28 @@ def test_events_never_go_back() -> None:
     lab.simulate(STEP[:200], Watching({Role.SERVE: 1}, gated=True))
     assert all(b - a == pytest.approx(1.0) for a, b in pairwise(seen))
     assert math.isclose(seen[0], 0.0)
+
+
+class Peeping(Static):
+    """Looks at everything, and wants nothing else for it."""
+
+    def __init__(self) -> None:
+        super().__init__({Role.SERVE: 2}, gated=False)
+        self.looks: list[tuple[Look, tuple[EngineReading, ...]]] = []
+
+    def wanted(self, look: Look) -> Mapping[Role, int]:
+        self.looks.append((look, look.engines[Role.SERVE]))
+        return super().wanted(look)
+
+
+def test_peers_see_engines_and_gateways_without_the_operator_and_change_nothing_by_looking() -> None:
+    peeping, asked = Peeping(), lab.Load(300, 10.0, seed=4).asked()
+    seen = lab.simulate(asked, peeping, initial={Role.SERVE: 2})
+    blind = lab.simulate(asked, Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2})
+    assert _bytes(seen) == _bytes(blind)
+    look, engines = peeping.looks[-1]
+    assert list(look.engines) == [Role.SERVE]
+    assert (look.ready, look.starting) == ({Role.SERVE: 2}, {Role.SERVE: 0})
+    assert sum(sum(one.output_tokens.counts) for one in engines if one.output_tokens) == 300
+    assert sum(one.answered for one in look.gateways) == 300
+    assert max(one.running or 0.0 for _, engines in peeping.looks for one in engines) > 1.0

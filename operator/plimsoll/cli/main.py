@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_status(verbs)
     _add_explain(verbs)
     _add_simulate(verbs)
+    _add_plan(verbs)
     return parser
 
 
@@ -75,12 +76,13 @@ def _add_explain(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser("simulate", help="try a trace against a service, in virtual time and without a cluster")
     add = parser.add_argument
-    add("--trace", required=True, metavar="FILE", help=".csv or .jsonl of requests, or the .gz of one")
+    add("--trace", required=True, metavar="FILE", help=".csv, .jsonl (or the .gz of one) or .parquet of requests")
     add("--service", required=True, metavar="MANIFEST", help="an InferenceService, as for the cluster")
     add("--hardware", required=True, metavar="PROFILE", help="of one replica: built-in, or a .json file")
-    add("--policy", action="append", metavar="P", help="plimsoll, static:K, follower:key=value,...; may be repeated")
+    add("--policy", action="append", metavar="P", help="plimsoll, static:K, NAME:key=value,...; may be repeated")
     add("--start-up", default="60", metavar="S", help="of an engine: 60, uniform:100,135 or a file (%(default)s)")
     add("--initial", metavar="N|P,D", help="ready replicas at the start; each tier's least if not given")
+    add("--max-gpus", type=int, metavar="N", help="of the cluster; beyond them pods stay pending")
     add("--rate-scale", type=float, default=1.0, metavar="X", help="so many copies of the trace laid over each other")
     add("--from", type=float, default=0.0, dest="from_s", metavar="S", help="seconds of the trace to begin at")
     add("--to", type=float, default=float("inf"), dest="to_s", metavar="S", help="and to end before")
@@ -90,11 +92,43 @@ def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--spread", type=float, default=0.1, metavar="X", help="between replicas, up and down (%(default)s)")
     add("--noise", type=float, default=0.02, metavar="X", help="standard deviation of a step (%(default)s)")
     add("--model-config", metavar="FILE", help="the model's config.json, if engines are to tell it")
-    add("--output", choices=("table", "json"), default="table", help="(%(default)s)")
+    manners = ("none", "honour", "ignore", "mixed")
+    add("--clients", choices=manners, default="none", help="what those do who are refused (%(default)s)")
+    add("--output", choices=("table", "json", "html"), default="table", help="(%(default)s)")
     add("--requests-out", metavar="FILE", help="a JSON line for each request")
     add("--replicas-out", metavar="FILE", help="a JSON line for each change of a tier")
     add("--windows-out", metavar="FILE", help="a JSON line for each 500 requests")
     parser.set_defaults(run=_simulate)
+
+
+def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("plan", help="how many GPUs a promise takes, arranged how, before there is a cluster")
+    add = parser.add_argument
+    add("--model", metavar="NAME|FILE", help="a name such as Llama-3.1-8B, or the path of a config.json")
+    add("--gpu", metavar="NAME", help="such as H200")
+    add("--hardware", metavar="PROFILE", help="measured, in the place of model and GPU: built-in, or a .json file")
+    add("--weights", choices=("bf16", "fp8"), help="of the layers, if the model's own do not say")
+    add("--kv-cache", choices=("bf16", "fp8"), help="of keys and values (bf16)")
+    add("--gpus-per-replica", type=int, metavar="N", help="only so many; 1, 2, 4 and 8 are compared if not given")
+    add("--ttft", metavar="T", help="target of the first token, such as 500ms")
+    add("--ttft-per-k-token", metavar="T", help="added to it for each 1,000 prompt tokens")
+    add("--tpot", metavar="T", help="target of each further token, such as 50ms")
+    add("--gap", metavar="T", help="no usual gap between two tokens longer than this")
+    add("--percentile", type=int, default=95, metavar="N", help="of requests within their targets (%(default)s)")
+    add("--trace", metavar="FILE", help="requests, as for simulate: planned is for its busiest five minutes")
+    add("--rate", type=float, metavar="R", help="requests a second")
+    add("--prompt-tokens", type=float, metavar="N", help="mean")
+    add("--output-tokens", type=float, metavar="N", help="mean")
+    add("--prompt-sigma", type=float, default=0.6, metavar="X", help="of lognormal lengths (%(default)s)")
+    add("--output-sigma", type=float, default=0.5, metavar="X", help="(%(default)s)")
+    add("--cached-share", type=float, default=0.0, metavar="X", help="of each prompt found in the cache (%(default)s)")
+    add("--headroom", type=float, default=0.0, metavar="X", help="share of the load line to keep free (%(default)s)")
+    add("--fabric-gb-per-s", type=float, default=100.0, metavar="X", help="between engines (%(default)s: NVLink)")
+    add("--accepted-tokens", type=float, default=2.5, metavar="X", help="a step, when speculating (%(default)s)")
+    add("--gpu-hour-cost", type=float, metavar="X", help="of one GPU, in any currency")
+    add("--picture", metavar="FILE", help="where to draw goodput against load, as SVG")
+    add("--json", action="store_true", help="print all figures as JSON")
+    parser.set_defaults(run=_plan)
 
 
 def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -153,3 +187,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import simulate
 
     return simulate.run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import plan
+
+    return plan.run(arguments)

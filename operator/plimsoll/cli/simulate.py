@@ -12,7 +12,8 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -22,14 +23,21 @@ import yaml
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
-from plimsoll.cli.output import NONE, Screen, duration, table
+from plimsoll.cli import simulated
+from plimsoll.cli.output import Screen
+from plimsoll.cli.simulated import Run
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim import policy as policies
-from plimsoll.sim import profile, startup, trace
+from plimsoll.sim import frontier, profile, startup, trace
+from plimsoll.sim.clients import Manner
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant
+from plimsoll.sim.policies import registry
+from plimsoll.sim.policies.base import Policy, Scene
+from plimsoll.sim.policies.options import replicas
 from plimsoll.sim.result import Result, replica_rows
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.screen import Ground
+from plimsoll.sim.timeline import Timeline
+from plimsoll.sim.visit import Asked, Visit
 from plimsoll.sim.world import Setting, World
 
 _FLAGS: Final = {
@@ -40,54 +48,54 @@ _FLAGS: Final = {
 }
 _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK: Final = 512  # prompt tokens that one of a trace's hash_ids stands for
+_STRANGE: Final = 10  # unknown priorities that are named
 _TOLD_S: Final = 5.0  # between two lines about a long run
-_SHARES: Final = ("attainment_offered", "attainment_admitted", "attainment_tokens", "shed_share")
 
 
 def run(arguments: argparse.Namespace) -> int:
     service = _service(arguments.service)
     asked = _asked(arguments)
+    _say_strange(asked, [klass.name for klass in service.classes], sys.stderr)
     plant = _plant(arguments, service, asked)
     bounds = {Role(name): tier.bounds for name, tier in service.spec.tiers.items()}
     initial: Mapping[Role, int] = {role: least for role, (least, _) in bounds.items()}
     if arguments.initial is not None:
-        initial = policies.replicas(arguments.initial.split(","), bounds, "--initial")
+        initial = replicas(arguments.initial.split(","), bounds, "--initial")
     words = arguments.policy or ["plimsoll"]
-    if len(words) > 1 and (arguments.requests_out or arguments.replicas_out or arguments.windows_out):
-        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
-    chosen = [(text, policies.parse(text, bounds, plant)) for text in words]
-    setting = Setting(initial, asked[-1].at_s, arguments.gateways, arguments.seed)
-    found = []
-    for text, policy in chosen:
+    slo = None if service.spec.slo is None else service.spec.slo.to_core()
+    scene = Scene(bounds, plant, slo, plant.gpus, asked)
+    for text in words:
+        if not frontier.compares(text):
+            registry.parse(text, scene)
+    setting = Setting(
+        initial,
+        asked[-1].at_s,
+        arguments.gateways,
+        arguments.seed,
+        clients=Manner(arguments.clients),
+        max_gpus=arguments.max_gpus,
+    )
+
+    def one(text: str) -> Run:
+        policy = registry.parse(text, scene)
         own = setting if policy.initial is None else replace(setting, initial=policy.initial)
-        found.append(_one(arguments, service, plant, text, policy, own, asked))
+        return _one(arguments, service, plant, text, policy, own, asked)
+
+    play = frontier.playing(lambda text, seed: one(text).summary)
+    ground = Ground(scene, initial, setting.end_s)
+    chosen = [each for text in words for each in frontier.words(text, ground, play, (setting.seed,))]
+    if len(chosen) > 1 and (arguments.requests_out or arguments.replicas_out or arguments.windows_out):
+        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
+    runs = [one(text) for text in chosen]
+    found = [run.summary for run in runs]
     if arguments.output == "json":
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
+    elif arguments.output == "html":
+        title = f"{Path(arguments.trace).name} against {Path(arguments.service).name} on {arguments.hardware}"
+        print(simulated.report(runs, slo, title), end="")
     else:
-        print("\n".join(shown(found, Screen.of(sys.stdout))))
+        print("\n".join(simulated.shown(found, Screen.of(sys.stdout))))
     return 0
-
-
-def shown(found: Sequence[Mapping[str, Any]], screen: Screen) -> list[str]:
-    """Summaries side by side, a column each."""
-    rows = [["policy", *(str(one["policy"]) for one in found)]]
-    for key in found[0]:
-        if key in ("policy", "slo", "replica_seconds"):
-            continue
-        rows.append([key, *(_cell(key, one[key]) for one in found)])
-    return table(rows, screen)
-
-
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return NONE
-    if key in _SHARES:
-        return f"{value:.2%}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {part:g}" for name, part in value.items())
-    if key.endswith(("ttft_s", "tpot_s", "itl_p99_s")):
-        return duration(value)
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _one(
@@ -95,20 +103,36 @@ def _one(
     service: InferenceService,
     plant: Plant,
     text: str,
-    policy: policies.Policy,
+    policy: Policy,
     setting: Setting,
     asked: Sequence[Asked],
-) -> dict[str, Any]:
+) -> Run:
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     began = time.perf_counter()
+    timeline = Timeline(setting.end_s)
     with _opened(arguments.requests_out) as requests, _opened(arguments.windows_out) as windows:
         result = Result(plant, setting.initial, slo, requests, windows)
-        world = World(service, plant, policy, setting, result.take)
+
+        def drawn(visit: Visit) -> None:
+            result.take(visit)
+            timeline.take(visit, result.met(visit))
+
+        take = drawn if arguments.output == "html" else result.take
+        world = World(service, plant, policy, setting, take)
         world.run(_told(asked, text, sys.stderr))
     with _opened(arguments.replicas_out) as lines:
         if lines is not None:
             lines.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
-    return result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
+    summary = result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
+    counts = {role: [one for one in world.log.replicas if one[1] is role] for role in world.tiers}
+    return Run(
+        summary,
+        list(timeline.moments()),
+        {
+            role: [(at_s, wanted, ready) for at_s, _, wanted, ready, *_ in those if at_s <= setting.end_s]
+            for role, those in counts.items()
+        },
+    )
 
 
 def _told(asked: Sequence[Asked], text: str, stream: TextIO) -> Iterator[Asked]:
@@ -164,6 +188,13 @@ def _asked(arguments: argparse.Namespace) -> list[Asked]:
     return asked
 
 
+def _say_strange(asked: Sequence[Asked], known: Collection[str], stream: TextIO) -> None:
+    """Names the priorities of a trace that are no class of the service: as at the gateway, these are the default's."""
+    strange = Counter(one.klass for one in asked if one.klass and one.klass not in known)
+    for name, count in sorted(strange.items())[:_STRANGE]:
+        print(f"priority {name!r} of {count:,} requests names no class of the service: default", file=stream)
+
+
 def _plant(arguments: argparse.Namespace, service: InferenceService, asked: Sequence[Asked]) -> Plant:
     own, tiers = profile.load(arguments.hardware), dict(service.spec.tiers.items())
     limits = {} if "serve" in tiers else {"block_size": _DISAGGREGATED_BLOCK}
@@ -178,8 +209,9 @@ def _plant(arguments: argparse.Namespace, service: InferenceService, asked: Sequ
             raise BadInput(f"{name}: {value:g} is out of range")
     if not 0.0 <= arguments.spread < 1.0:
         raise BadInput(f"--spread: {arguments.spread:g} is not from 0 to below 1")
-    if arguments.gateways < 1:
-        raise BadInput("--gateways: at least 1")
+    for name, count in (("--gateways", arguments.gateways), ("--max-gpus", arguments.max_gpus)):
+        if count is not None and count < 1:
+            raise BadInput(f"{name}: at least 1")
     return Plant(
         own,
         startup.parse(arguments.start_up),

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from plimsoll.core.admission import Decision, Limits, Request
+from plimsoll.core.admission.answers import AnswerBytes
 from plimsoll.core.picking.choose import eligible
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.endpoints import Fleet, Service
 from plimsoll.gateway.guard import Guard, Running, caps
 from plimsoll.gateway.inflight import InFlight
-from plimsoll.gateway.lengths import AnswerBytes
 from plimsoll.gateway.policy import Policy
 from plimsoll.gateway.visit import Visit
 

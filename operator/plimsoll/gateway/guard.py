@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plimsoll.core.admission import Decision, Gate, Limits, Outcome, Outlook, Request
+from plimsoll.core.admission.answers import AnswerBytes
 from plimsoll.core.admission.fairness import TENANT_MEMORY_S
 from plimsoll.gateway.accesslog import Outcome as Ending
 from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.lengths import AnswerBytes
 from plimsoll.gateway.policy import Policy
 from plimsoll.gateway.settings import LONGEST_HOLD_SECONDS
 from plimsoll.gateway.visit import Visit

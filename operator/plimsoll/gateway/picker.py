@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
 from plimsoll.core.admission import Decision, Outcome
+from plimsoll.core.admission.returning import Refused
 from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.gateway import words
@@ -25,7 +26,7 @@ from plimsoll.gateway.http1 import response
 from plimsoll.gateway.inflight import InFlight
 from plimsoll.gateway.prefix import blocks
 from plimsoll.gateway.replies import Answer, Refusal, answer, to_header
-from plimsoll.gateway.retries import Refused, digest
+from plimsoll.gateway.retries import claimed, digest
 from plimsoll.gateway.tally import Tally
 from plimsoll.gateway.visit import RETRY_COUNT, Names, Visit, ticket_of, visit
 from plimsoll.gateway.xds import PICK
@@ -120,7 +121,7 @@ class Picker:
         came = visit(ticket, asked, service.key, number, len(body), headers, self._names, now)
         if service.policy is not None:
             came.blocks, came.fallback = blocks(asked.beginning), self._fallback(service)
-        came.retry = self._refused.is_retry(headers.get(RETRY_COUNT), number, now)
+        came.retry = self._refused.is_retry(claimed(headers.get(RETRY_COUNT)), number, now)
         if self.inflight.settle(now):
             self._refresh(now)
         came.retry = self.admission.comes_back(came, now) or came.retry

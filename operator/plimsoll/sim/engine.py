@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 
 from plimsoll.core.ports import EngineReading
 from plimsoll.sim.blocks import Blocks
+from plimsoll.sim.iteration import NOTHING, Did, Iteration, queued
 from plimsoll.sim.job import Job
 from plimsoll.sim.meters import Meters
 from plimsoll.sim.pace import Pace, Stretch
 from plimsoll.sim.wire import Wire
-
-IN_FLIGHT = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +47,7 @@ class _Run:
     last_s: float = 0.0  # when what follows is composed
     prompts: list[Job] = field(default_factory=list)
     finals: list[Job] = field(default_factory=list)
+    did: Did = NOTHING  # of the first step
 
 
 @dataclass(slots=True)
@@ -58,6 +58,8 @@ class _Batch:
     pairs: float = 0.0
     single: int = 0  # sequences that lack one token without being in the decoding batch
     read: int = 0
+    prefills: int = 0
+    cached: int = 0
     prompts: list[Job] = field(default_factory=list)
     finals: list[Job] = field(default_factory=list)
     joining: list[Job] = field(default_factory=list)
@@ -70,6 +72,8 @@ class Engine:
     firsts, ends: sequences whose first or last token came out, for whoever drives; sent: sequences whose KV is on its
     way, with the moment when it is there. All three are the driver's to clear.
     """
+
+    in_flight = 2  # steps: one is composed while the one before it runs
 
     def __init__(
         self, most: int, budget: int, blocks: Blocks, pace: Pace, wire: Wire, meters: Meters, leap: bool = True
@@ -96,6 +100,7 @@ class Engine:
         self._free_s = -math.inf
         self._lost = False
         self._starved = False
+        self._past: _Run | None = None  # the newest one that is complete
 
     @property
     def idle(self) -> bool:
@@ -151,13 +156,30 @@ class Engine:
         waiting = len(self.waiting) + len(self._loading)
         return self.meters.reading(pod, at_s, self._slots, waiting, self.blocks.used)
 
+    def iteration(self, pod: str, now_s: float) -> Iteration:
+        """The newest step that is complete, and what waits."""
+        self.advance(now_s)
+        run, nth = self._past, 0
+        if self._flight:
+            nth = self._pace.within(self._flight[0].stretch, now_s - self._flight[0].start_s, self._flight[0].count)
+            run = self._flight[0] if nth else run
+        waits = queued(self.waiting, self._loading)
+        if run is None or not self._flight:
+            return Iteration(pod, queued=waits)
+        nth = nth or run.count
+        took_s = self._pace.seconds(run.stretch, nth) - self._pace.seconds(run.stretch, nth - 1)
+        if nth == 1:
+            took_s += run.start_s - run.after_s
+        did = run.did._replace(context=run.did.context + (nth - 1) * run.did.decodes)
+        return Iteration(pod, took_s, did, waits)
+
     # ---------------------------------------------------------------- time
 
     def _fill(self, now_s: float) -> None:
         """Composes until two steps are in flight, or nothing is left to compose."""
         flight = self._flight
         self._starved = False
-        while len(flight) < IN_FLIGHT:
+        while len(flight) < self.in_flight:
             if flight:
                 run = flight[0]
                 if run.count > 1 and now_s < run.last_s:
@@ -184,7 +206,7 @@ class Engine:
         flight = self._flight
         if not flight:
             self.due_s = math.inf
-        elif len(flight) == IN_FLIGHT or self._starved:
+        elif len(flight) == self.in_flight or self._starved:
             self.due_s = flight[0].end_s
         else:
             self.due_s = flight[0].last_s
@@ -243,6 +265,7 @@ class Engine:
             second_s = after_s = self._flight[-1].end_s
         run = _Run(stretch, start_s, second_s, after_s, 1, sequences + len(batch.prompts))
         run.prompts, run.finals = batch.prompts, batch.finals
+        run.did = Did(batch.prefills, batch.tokens + batch.single, batch.cached, sequences, read)
         if self._leap and not (batch.tokens or batch.single):
             run.count = self._alike(run, sequences)
         self._pace.spend(batch.tokens, batch.pairs, batch.single)
@@ -383,6 +406,8 @@ class Engine:
 
     def _put(self, batch: _Batch, job: Job, tokens: int) -> None:
         """One token behind others costs what a decode costs, whatever it is."""
+        batch.prefills += 1
+        batch.cached += job.computed
         if tokens == 1 and job.computed:
             batch.single += 1
             batch.read += job.computed
@@ -423,6 +448,7 @@ class Engine:
     def _complete(self, run: _Run) -> None:
         self._commit(run, run.count)
         self._count(run, run.count)
+        self._past = run
         decoding = run.emits - len(run.prompts)
         if decoding:
             self.meters.gaps.observe((run.end_s - run.after_s) / run.count, decoding * run.count)

@@ -1,33 +1,61 @@
 """The replicas of one tier, as a Deployment makes and ends them: ordered, starting, ready, draining, gone.
 
-A replica costs from its order to its end. Where fewer are wanted those go first that are not ready yet, then the ones
+A replica starts when there are GPUs for it; until then its pod is pending, and costs nothing, since it holds nothing.
+Else it costs from its order to its end. Where fewer are wanted those go first that are not ready yet, then the ones
 that became ready last; who is ready finishes what it has. One that dies is made anew.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from plimsoll.core.autoscaler import TierSeen
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Endpoint, Role
 from plimsoll.sim.engine import Engine
+from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant, quiet_s
 from plimsoll.sim.startup import Phases
 from plimsoll.sim.visit import Visit
 
+_NO_NODE: Final = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+
+
+@dataclass(slots=True)
+class Cards:
+    """GPUs that the cluster has left for all tiers; None: as many as anybody wants."""
+
+    free: int | None = None
+
+    def take(self, gpus: int) -> bool:
+        """False where there are not so many."""
+        if self.free is None:
+            return True
+        if gpus > self.free:
+            return False
+        self.free -= gpus
+        return True
+
+    def give(self, gpus: int) -> None:
+        if self.free is not None:
+            self.free += gpus
+
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One engine pod. Times in seconds after the run's start. visits: requests that it works on, by their id."""
+    """One engine pod. Times in seconds after the run's start. placed_s: when it got its node, None while it has none.
+    visits: requests that it works on, by their id."""
 
     name: str
     role: Role
     engine: Engine
     phases: Phases
     ordered_s: float
-    ready_s: float
+    placed_s: float | None = None
+    ready_s: float = math.inf
     visits: dict[int, Visit] = field(default_factory=dict)
     ready: bool = False
     draining_s: float | None = None
@@ -41,36 +69,51 @@ class Replica:
 
     def starting(self, now_s: float, epoch_s: float) -> Starting:
         """How far its start has come, as its pod and launcher tell it."""
-        began_s = self.ordered_s
+        created_s = epoch_s + self.ordered_s
+        if self.placed_s is None:
+            return Starting(self.name, created_s, self.phases[0][0], created_s, _NO_NODE)
+        began_s = self.placed_s
         for name, seconds in self.phases:
             if now_s < began_s + seconds:
-                return Starting(self.name, epoch_s + self.ordered_s, name, epoch_s + began_s)
+                return Starting(self.name, created_s, name, epoch_s + began_s)
             began_s += seconds
-        return Starting(self.name, epoch_s + self.ordered_s, self.phases[-1][0], epoch_s + began_s)
+        return Starting(self.name, created_s, self.phases[-1][0], epoch_s + began_s)
+
+    @property
+    def took(self) -> Phases:
+        """Its phases as they were, the first one with the wait for a node."""
+        (first, seconds), *others = self.phases
+        waited_s = 0.0 if self.placed_s is None else self.placed_s - self.ordered_s
+        return ((first, seconds + waited_s), *others)
 
 
 class Tier:
     """All replicas of one role."""
 
-    def __init__(self, role: Role, plant: Plant, random: Random) -> None:
+    def __init__(self, role: Role, plant: Plant, random: Random, cards: Cards | None = None) -> None:
+        """cards: shared by all tiers."""
         self.role = role
         self.desired = 0
         self.replicas: dict[str, Replica] = {}
+        self.pending: dict[str, Replica] = {}  # those without a node
         self._plant, self._random = plant, random
+        self._cards, self._gpus = cards or Cards(), plant.gpus.get(role, 1)
         self._made = 0
         self._paid_s = 0.0
         self._about = plant.about(role)
 
     def begin(self, replicas: int) -> list[Replica]:
-        """Replicas that are ready when the run begins."""
+        """Replicas that are ready when the run begins. Raises BadInput where there are not enough GPUs for them."""
         self.desired = replicas
         made = [self._make(0.0) for _ in range(replicas)]
         for one in made:
+            if not self.place(one, 0.0):
+                raise BadInput(f"--max-gpus: too few for the {replicas} {self.role} replicas of the start")
             one.ready_s, one.ready = 0.0, True
         return made
 
     def set(self, wanted: int, now_s: float) -> tuple[list[Replica], list[Replica]]:
-        """Orders replicas, or gives some back: those that are new, and those that were ready and drain now."""
+        """Orders replicas, or gives some back: those that are new, to be placed, and those ready that drain now."""
         self.desired = wanted
         staying = [one for one in self.replicas.values() if one.draining_s is None]
         made = [self._make(now_s) for _ in range(wanted - len(staying))]
@@ -84,10 +127,22 @@ class Tier:
                 self.end(one, now_s)
         return made, drained
 
+    def place(self, replica: Replica, now_s: float) -> bool:
+        """A node for one that is pending; False where none has room."""
+        if not self._cards.take(self._gpus):
+            return False
+        del self.pending[replica.name]
+        replica.placed_s, replica.ready_s = now_s, now_s + sum(seconds for _, seconds in replica.phases)
+        return True
+
     def end(self, replica: Replica, now_s: float) -> None:
         """It is gone."""
         replica.gone_s = now_s
-        self._paid_s += now_s - replica.ordered_s
+        if replica.placed_s is None:
+            del self.pending[replica.name]
+        else:
+            self._paid_s += now_s - replica.placed_s
+            self._cards.give(self._gpus)
         del self.replicas[replica.name]
 
     def may_end(self, replica: Replica, now_s: float) -> bool:
@@ -98,7 +153,8 @@ class Tier:
 
     def paid_s(self, until_s: float) -> float:
         """Replica-seconds until then."""
-        return self._paid_s + sum(max(0.0, until_s - one.ordered_s) for one in self.replicas.values())
+        placed_s = (one.placed_s for one in self.replicas.values() if one.placed_s is not None)
+        return self._paid_s + sum(max(0.0, until_s - begun_s) for begun_s in placed_s)
 
     def counts(self) -> tuple[int, int, int, int]:
         """Desired, ready, starting, draining."""
@@ -128,6 +184,5 @@ class Tier:
         phases = self._plant.start.draw(self._random)
         engine = self._plant.engine(self.role, self._random)
         name = f"{self.role}-{self._made}"
-        made = Replica(name, self.role, engine, phases, now_s, now_s + sum(seconds for _, seconds in phases))
-        self.replicas[name] = made
+        made = self.replicas[name] = self.pending[name] = Replica(name, self.role, engine, phases, now_s)
         return made

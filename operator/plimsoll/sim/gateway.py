@@ -5,8 +5,9 @@ doing, and half of admission's errors live there.
 
 Idea: the same calls in the same order as `plimsoll.gateway` makes them (guard, admission, picker): offer, hold, release
 when something has ended or changed and when the gate wakes, one tick a second, a share of each engine as published.
-Answers' tokens are guessed from their bytes, here a constant for each token. Without a gate, the engine with the least
-in flight takes a request, as the picker does it.
+Answers' tokens are guessed from their bytes, here one for each token. Without a gate, the engine with the least in
+flight takes a request, as the picker does it. Clients that come back say so: what is known here as refused before, or
+as the holder of a ticket, is no new demand.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from plimsoll.core import buckets
-from plimsoll.core.admission import ClassPolicy, Decision, Gate, Limits, Outcome, Outlook, Request, TenantPolicy
+from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, TenantPolicy
+from plimsoll.core.admission.answers import AnswerBytes
 from plimsoll.core.admission.published import Published
+from plimsoll.core.admission.returning import Refused
 from plimsoll.core.picking.choose import BLOCK_TOKENS, pick
 from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
 from plimsoll.core.ports import Buckets, ServiceReading
@@ -26,8 +29,6 @@ from plimsoll.sim.visit import Visit
 
 LONGEST_HOLD_S: Final = 120.0
 _RATE_MEMORY_S: Final = 10.0
-_LEAST_STREAMS: Final = 20
-_MEMORY_STREAMS: Final = 500
 _DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
     Outcome.SHED_SATURATED: "overloaded",
@@ -64,8 +65,9 @@ class Gateway:
         self._prefills: frozenset[str] = frozenset()
         self._rate = self._offered_s = self._ticked_s = 0.0
         self._overdue: list[str] = []
-        self._streams, self._mean_tokens = 0, 0.0
-        self._arrived = self._arrived_tokens = self._answered = self._failed = 0
+        self._answers = AnswerBytes()
+        self._arrived = self._arrived_tokens = self._retried = self._answered = self._failed = 0
+        self._lately = Refused()
         self._refused: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._ttft = [0.0] * len(buckets.LATENCY_EDGES_S)
@@ -122,10 +124,11 @@ class Gateway:
 
     def offer(self, visit: Visit, now_s: float, *, first: bool = True) -> Decision | None:
         """Decide about a request; None: there is no gate. first: it has only just come."""
-        asked = visit.asked
-        if first:
+        if first and self._is_retry(visit, now_s):
+            self._retried += 1
+        elif first:
             self._arrived += 1
-            self._arrived_tokens += asked.prompt_tokens
+            self._arrived_tokens += visit.asked.prompt_tokens
         if self.gate is None:
             return None
         request = self._request(visit)
@@ -139,7 +142,7 @@ class Gateway:
             self._outcomes[Outcome.HELD] += 1
         return decision
 
-    def release(self, now_s: float) -> list[tuple[Visit, Decision]]:
+    def release(self, now_s: float) -> list[tuple[Visit, Decision | None]]:
         """Those who waited and need not any longer."""
         if self.gate is None or not self.held:
             return []
@@ -173,18 +176,19 @@ class Gateway:
             load.inflight += 1
             load.turn = self._turn
 
-    def shed(self, decision: Decision) -> str:
+    def shed(self, visit: Visit, decision: Decision, now_s: float) -> str:
         """It was refused; why, as the gateway's answer has it."""
         reason = _REASONS[decision.outcome]
         if decision.outcome is Outcome.SHED_NO_CAPACITY and self.gate is not None and self.gate.fleet.replicas:
             reason = "request_too_large"
         self._outcomes[decision.outcome] += 1
-        self._refused[reason] += 1
+        self.refuse(visit, reason, now_s)
         return reason
 
-    def refuse(self, reason: str) -> None:
-        """It was refused without a gate."""
+    def refuse(self, visit: Visit, reason: str, now_s: float) -> None:
+        """It was refused, by a gate or without one."""
         self._refused[reason] += 1
+        self._lately.remember(visit.id, now_s)
 
     def ended(self, visit: Visit, answered: bool, now_s: float) -> None:
         """A request at an engine has ended. `release` is to be called next."""
@@ -199,7 +203,9 @@ class Gateway:
             whole_s = visit.first_s - visit.asked.at_s
             self._ttft[buckets.index(buckets.LATENCY_EDGES_S, whole_s)] += 1
             self._ttft_s += whole_s
-            output = self._output(visit.asked.output_tokens)
+            limits = None if self.told is None else self.told.limits
+            mean = None if limits is None else limits.output_mean
+            output = self._answers.tokens(visit.asked.output_tokens, 1, mean)
             ttft_s = None if visit.adopted else visit.first_s - visit.admitted_s
         else:
             self._failed += 1
@@ -213,7 +219,7 @@ class Gateway:
         return ServiceReading(
             arrived=self._arrived,
             arrived_tokens=self._arrived_tokens,
-            retried=0,
+            retried=self._retried,
             answered=self._answered,
             failed=self._failed,
             cancelled=0,
@@ -268,14 +274,13 @@ class Gateway:
         ready_at_s = None if told.ready_at_s is None else told.ready_at_s - self._epoch_s
         return Outlook(ready_at_s, max(0.0, share * told.ready_work - self._rate), told.starting)
 
-    def _output(self, tokens: int) -> int | None:
-        """Tokens of an answer as they are guessed from its bytes."""
-        limits: Limits | None = None if self.told is None else self.told.limits
-        self._streams += 1
-        self._mean_tokens += (tokens - self._mean_tokens) / min(self._streams, _MEMORY_STREAMS)
-        if self._streams < _LEAST_STREAMS or limits is None:
-            return None
-        return max(1, round(tokens / self._mean_tokens * limits.output_mean))
+    def _is_retry(self, visit: Visit, now_s: float) -> bool:
+        """Whether it is known here that it was counted before."""
+        if visit.attempt == 1:
+            return False
+        if self._lately.is_retry(True, visit.id, now_s):
+            return True
+        return self.gate is not None and self.gate.tickets.find(self._request(visit), now_s) is not None
 
 
 def _default(classes: Iterable[ClassPolicy]) -> str:

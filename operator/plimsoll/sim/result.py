@@ -1,9 +1,10 @@
 """What a run came to: counted as requests end, so that a day takes no more memory than an hour.
 
-Offered is every request, warm-up and tail included; unfinished, refused, failed and late count as missed. Times to
-first token are from the gateway's receipt, hold included; percentiles are right to a quarter of a hundredth. Replicas
-cost from their order to their end. Windows hold 500 requests by arrival; one passes where the promised share, less a
-point, was kept in it.
+Offered is every request, warm-up and tail included; unfinished, refused, failed and late count as missed. A further
+attempt of a refused one is no new request: nothing counts it but `recovered`, `retries` and `tickets`. Times to first
+token are from the gateway's receipt, hold included; percentiles are right to a quarter of a hundredth. Replicas cost
+from their order to their end. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
+was kept in it. Of what is not simulated there is a count all the same: 0 requests are downgraded, 0 clients gone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Final, TextIO
 
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.sim.clients import Returns
+from plimsoll.sim.phases import Offered, reversals
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.times import Times
 from plimsoll.sim.visit import End, Visit
@@ -55,8 +58,11 @@ class Result:
         windows: TextIO | None = None,
     ) -> None:
         self.taken = 0
+        self.returns = Returns()
         self.ends: Counter[End] = Counter()
+        roles = tuple(roles)
         self._plant, self._work, self._slo = plant, Work(plant, roles), slo
+        self._offered = {role: Offered() for role in roles}
         self._requests, self._windows = requests, windows
         self._ttft, self._tpot = Times(), Times()
         self._met = self._held = self._infeasible = 0
@@ -66,15 +72,26 @@ class Result:
         self._judged = self._passed = 0
 
     def take(self, visit: Visit) -> None:
-        """A request has ended."""
+        """An attempt has ended."""
         assert visit.end is not None
+        if self._requests is not None:
+            self._requests.write(json.dumps(row(visit)) + "\n")
+        if visit.attempt > 1:
+            self.returns.again(visit)
+            return
         asked, met = visit.asked, self.met(visit)
+        if visit.end is End.SHED:
+            self.returns.first(visit)
         self.taken += 1
         self.ends[visit.end] += 1
         self._held += visit.waited
         tokens = asked.prompt_tokens + asked.output_tokens
         self._offered_tokens += tokens
-        work = self._work.whole_s(asked)
+        work = 0.0
+        for role, offered in self._offered.items():
+            part = self._work.seconds(role, asked)
+            offered.add(asked.at_s, part)
+            work += part
         self._offered_work_s += work
         if visit.end is End.SHED:
             self._shed_work_s += work
@@ -89,8 +106,6 @@ class Result:
         if visit.tpot_s is not None:
             self._tpot.observe(visit.tpot_s)
         self._count(visit, met)
-        if self._requests is not None:
-            self._requests.write(json.dumps(row(visit)) + "\n")
 
     def met(self, visit: Visit) -> bool:
         """Whether it ended well and within its targets."""
@@ -115,14 +130,19 @@ class Result:
             "offered": offered,
             "admitted": admitted,
             "held": self._held,
+            "downgraded": 0,
             "shed": ends[End.SHED],
             "refused": ends[End.REFUSED],
             "completed": ends[End.OK],
             "failed": ends[End.FAILED],
+            "client_gone": 0,
             "unfinished": ends[End.UNFINISHED],
+            "recovered": self.returns.recovered,
+            "retries": self.returns.retries,
             "infeasible_alone": self._infeasible,
             "attainment_offered": _share(self._met, offered),
             "attainment_admitted": _share(self._met, admitted),
+            "windows_met": _share(self._passed, self._judged),
             "shed_share": _share(ends[End.SHED], offered),
             "shed_work_ratio": self._shed_work_ratio(),
             "offered_tokens": self._offered_tokens,
@@ -136,9 +156,19 @@ class Result:
             "mean_replicas": {str(role): _rounded(paid / whole_s) for role, paid in paid_s.items()},
             "replica_seconds": {str(role): _rounded(paid) for role, paid in paid_s.items()},
             "changes": len(world.log.changes),
+            "reversals": self._reversals(world, length_s),
+            "tickets": self.returns.summary(),
             "windows": {"requests": WINDOW, "n": self._judged, "passed": self._passed},
             "wall_s": round(wall_s, 2),
         }
+
+    def _reversals(self, world: World, length_s: float) -> dict[str, list[int]]:
+        """Of each tier in each phase of its load."""
+        found = {}
+        for role, offered in self._offered.items():
+            wanted = ((at_s, desired) for at_s, tier, desired, *_ in world.log.replicas if tier is role)
+            found[str(role)] = reversals(wanted, offered.phases(), length_s)
+        return found
 
     def _shed_work_ratio(self) -> float | None:
         """Mean work of what was shed over that of what was offered; None where nothing was shed."""
@@ -167,7 +197,7 @@ class Result:
 
 
 def row(visit: Visit) -> dict[str, Any]:
-    """A request as a line of requests.jsonl; times in seconds after the run's start."""
+    """An attempt as a line of requests.jsonl, a further one with its number; times in seconds after the run's start."""
     ok, shed = visit.end is End.OK, visit.end is End.SHED
     status = (_BUSY if visit.reason == "overloaded" else _AWAY) if shed else _STATUS.get(visit.end or End.FAILED)
     return {
@@ -187,6 +217,7 @@ def row(visit: Visit) -> dict[str, Any]:
         "tpot_s": _rounded(visit.tpot_s),
         "output_tokens": visit.asked.output_tokens if ok else 0,
         "finish_reason": "length" if ok else None,
+        **({"attempt": visit.attempt} if visit.attempt > 1 else {}),
     }
 
 

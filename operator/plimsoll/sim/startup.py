@@ -37,6 +37,18 @@ class StartUp:
         whole_s = random.choice(self.listed_s) if self.listed_s else random.uniform(self.low_s, self.high_s)
         return tuple((name, share * whole_s) for name, share in _SHARES)
 
+    @property
+    def mean_s(self) -> float:
+        return sum(self.listed_s) / len(self.listed_s) if self.listed_s else (self.low_s + self.high_s) / 2
+
+    @property
+    def shortest_s(self) -> float:
+        return min(self.listed_s, default=self.low_s)
+
+    @property
+    def longest_s(self) -> float:
+        return max(self.listed_s, default=self.high_s)
+
 
 def parse(text: str) -> StartUp:
     """`60`, `uniform:100,135` or the path of a JSON file with a list of times, seconds. Raises BadInput."""

@@ -1,8 +1,8 @@
-"""Traces of requests from CSV or JSON lines, read with suspicion, and cut, thinned or laid over themselves.
+"""Traces of requests, read with suspicion, and cut, thinned or laid over themselves.
 
 Problem: a trace with one row out of order or a length of NaN gives a run that looks right. Idea: every row is checked
 before anything runs, and the first fault is named by its row (the first one after a head is 1) and its column. What is
-kept of a request is a few numbers: a million of them take some 100 MB.
+kept of a request is a few numbers: a million of them take some 100 MB. How rows come out of a file is `rows`.
 
 A rate is changed by superposition, never by squeezing time: `scaled` lays whole copies over each other, each shifted
 by an offset of its own and wrapped round, and thins the last one. So gaps and bursts stay those of the trace.
@@ -10,49 +10,39 @@ by an offset of its own and wrapped round, and thins the last one. So gaps and b
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
+from plimsoll.sim import rows
 from plimsoll.sim.errors import BadInput
+from plimsoll.sim.rows import Row
 from plimsoll.sim.visit import Asked
 
-_TIMES: Final = {"arrival_s": 1.0, "arrival_ms": 1e-3, "timestamp": 1e-3}
-_PROMPTS: Final = ("prompt_tokens", "input_length")
-_OUTPUTS: Final = ("output_tokens", "output_length")
+TIMES: Final = {"arrival_s": 1.0, "arrival_ms": 1e-3, "timestamp": 1e-3}
+PROMPTS: Final = ("prompt_tokens", "input_length")
+OUTPUTS: Final = ("output_tokens", "output_length")
+_NAMES: Final = ("priority", "tenant", "client")
+_WANTED: Final = (*TIMES, *PROMPTS, *OUTPUTS, *_NAMES, "hash_ids")
 _MOST_TOKENS: Final = 10_000_000
 _LONGEST_S: Final = 366 * 86_400.0
-
-Row = Mapping[str, Any]
+_SHOWN: Final = 60  # characters of a value that is refused
 
 
 def read(path: Path) -> list[Asked]:
-    """The requests of a .csv or .jsonl file (or .gz of one), times from its first row's on. Raises BadInput.
+    """The requests of a .csv, .jsonl (or .gz of one) or .parquet file, times from its first row's on. Raises BadInput.
 
-    Columns: `arrival_s`, `arrival_ms` or `timestamp` (ms); `prompt_tokens` or `input_length`; `output_tokens` or
-    `output_length`; and, where they are, `hash_ids`, `tenant` or `client`, and `priority`, the name of a class.
+    Columns: `arrival_s`, `arrival_ms` or `timestamp` (ms, or dates); `prompt_tokens` or `input_length`;
+    `output_tokens` or `output_length`; and, where they are, `hash_ids`, `priority`, the name of a class, `tenant`, and
+    `client`, who is a tenant where nobody else is named.
     """
-    kind = "".join(path.suffixes[-2:]).removesuffix(".gz")
-    if kind.endswith(".parquet"):
-        raise BadInput(
-            f"{path}: Parquet needs pyarrow, which this program does not bring: write it as CSV or JSON lines"
-        )
-    reader = _csv if kind.endswith(".csv") else _jsonl if kind.endswith((".jsonl", ".json")) else None
-    if reader is None:
-        raise BadInput(f"{path}: a trace is a .csv or .jsonl file, or the .gz of one")
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            asked = list(_checked(reader(lines, path), path))
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: is not text") from None
+    asked = list(_checked(rows.read(path, _WANTED), path))
     if not asked:
         raise BadInput(f"{path}: holds no request")
     return asked
@@ -77,48 +67,32 @@ def scaled(asked: Sequence[Asked], factor: float, random: Random) -> list[Asked]
     return sorted(laid, key=lambda one: one.at_s)
 
 
-def _csv(lines: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        yield from enumerate(csv.DictReader(lines), 1)
-    except csv.Error as error:
-        raise BadInput(f"{path}: not CSV: {error}") from None
-
-
-def _jsonl(lines: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise BadInput(f"{path}, row {number}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise BadInput(f"{path}, row {number}: is no JSON object")
-        yield number, row
-
-
-def _checked(rows: Iterable[tuple[int, Row]], path: Path) -> Iterator[Asked]:
+def _checked(found: Iterable[tuple[int, Row]], path: Path) -> Iterator[Asked]:
     columns: tuple[str, str, str] | None = None
     zero_s: float | None = None
     last_s = 0.0
-    for number, row in rows:
+    for number, row in found:
         if columns is None:
-            columns = (_column(row, tuple(_TIMES), path), _column(row, _PROMPTS, path), _column(row, _OUTPUTS, path))
+            columns = (_column(row, tuple(TIMES), path), _column(row, PROMPTS, path), _column(row, OUTPUTS, path))
         time, prompt, output = columns
-        at_s = _number(row, time, number, path) * _TIMES[time]
+        dated = time == "timestamp"
+        at_s = _moment_s(row, time, number, path) if dated else _number(row, time, number, path) * TIMES[time]
         zero_s = at_s if zero_s is None else zero_s
         if at_s < last_s:
             raise BadInput(f"{path}, row {number}, {time}: {row[time]} is before the row before it: sort the trace")
         if at_s - zero_s > _LONGEST_S:
             raise BadInput(f"{path}, row {number}, {time}: more than a year after the first row")
         last_s = at_s
+        client = _name(row, "client", number, path) if row.get("client") is not None else ""
+        tenant = _name(row, "tenant", number, path) if row.get("tenant") is not None else ""
         yield Asked(
             at_s - zero_s,
             _tokens(row, prompt, number, path),
             _tokens(row, output, number, path),
-            str(row.get("priority") or ""),
-            str(row.get("tenant") or row.get("client") or ""),
-            _ids(row, number, path),
+            _name(row, "priority", number, path) if row.get("priority") is not None else "",
+            tenant or client,
+            _ids(row, number, path) if row.get("hash_ids") is not None else (),
+            client,
         )
 
 
@@ -129,33 +103,73 @@ def _column(row: Row, names: Sequence[str], path: Path) -> str:
     raise BadInput(f"{path}: no column {' or '.join(names)} among {', '.join(map(str, row)) or 'none'}")
 
 
+def _moment_s(row: Row, column: str, number: int, path: Path) -> float:
+    """Seconds of a `timestamp`, in milliseconds or a date."""
+    value = row.get(column)
+    if isinstance(value, str | datetime) and not _is_number(value):
+        try:
+            date = datetime.fromisoformat(value) if isinstance(value, str) else value
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            raise BadInput(
+                f"{path}, row {number}, {column}: {_shown(value)} is neither milliseconds nor a date"
+            ) from None
+    return _number(row, column, number, path) * TIMES[column]
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _number(row: Row, column: str, number: int, path: Path) -> float:
     value = row.get(column)
     try:
         read = math.nan if isinstance(value, bool) or value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         read = math.nan
     if not 0.0 <= read < math.inf:
-        raise BadInput(f"{path}, row {number}, {column}: {value!r} is no number of 0 or more")
+        raise BadInput(f"{path}, row {number}, {column}: {_shown(value)} is no number of 0 or more")
     return read
 
 
 def _tokens(row: Row, column: str, number: int, path: Path) -> int:
     read = _number(row, column, number, path)
     if not (1 <= read <= _MOST_TOKENS and read == int(read)):
-        raise BadInput(f"{path}, row {number}, {column}: {row[column]!r} is no whole number from 1 to {_MOST_TOKENS}")
+        raise BadInput(
+            f"{path}, row {number}, {column}: {_shown(row[column])} is no whole number from 1 to {_MOST_TOKENS}"
+        )
     return int(read)
 
 
+def _name(row: Row, column: str, number: int, path: Path) -> str:
+    """A name, one text for it however many rows have it."""
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BadInput(f"{path}, row {number}, {column}: {_shown(value)} is no name")
+    return sys.intern(str(value))
+
+
 def _ids(row: Row, number: int, path: Path) -> tuple[int, ...]:
-    """Names of the prompt's blocks; in CSV a JSON list."""
-    value = row.get("hash_ids")
-    if value in (None, ""):
+    """Names of the prompt's blocks; in CSV a JSON list, or nothing."""
+    value: Any = row["hash_ids"]
+    if value == "":
         return ()
     try:
         listed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         listed = None
     if not isinstance(listed, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in listed):
-        raise BadInput(f"{path}, row {number}, hash_ids: {str(value)[:60]!r} is no list of whole numbers")
+        raise BadInput(f"{path}, row {number}, hash_ids: {_shown(value)} is no list of whole numbers")
     return tuple(listed)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return "a number too large to print"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -10,7 +10,7 @@ from plimsoll.sim.job import Job
 
 
 class End(StrEnum):
-    """How a request ended; the values are those of the demo's requests.jsonl, but for the last one."""
+    """How an attempt ended; the values are those of the demo's requests.jsonl, but for the last one."""
 
     OK = "ok"
     SHED = "shed"  # the gateway said: not now
@@ -21,7 +21,10 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a trace: seconds after its start, tokens in and out, who asks, names of the prompt's blocks."""
+    """One request of a trace: seconds after its start, tokens in and out, who asks, names of the prompt's blocks.
+
+    klass: name of its class as the trace has it. tenant: whom quotas and fairness are for. client: who comes back.
+    """
 
     at_s: float
     prompt_tokens: int
@@ -29,19 +32,24 @@ class Asked:
     klass: str = ""
     tenant: str = ""
     ids: tuple[int, ...] = ()
+    client: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class Visit:
-    """What is known of one request. Times in seconds after the run's start; None: it did not come to that.
+    """What is known of one attempt. Times in seconds after the run's start; None: it did not come to that.
 
-    known: how many tokens the client allows, None where it set no limit. waited: whether it was held at the gateway.
+    id: of the demand, the same for all its attempts, which never are there at once. asked: what the trace has, a
+    retry's with its own time. known: how many tokens the client allows, None where it set no limit. waited: whether it
+    was held at the gateway. retry_after_s: what its refusal told, ticket_s: the time that the first attempt's refusal
+    named, None where it named none. honours: whether its client does as it is told.
     """
 
     id: int
     asked: Asked
     known: int | None
     gateway: int = 0
+    attempt: int = 1
     request: Request | None = None
     waited: bool = False
     admitted_s: float | None = None
@@ -53,7 +61,9 @@ class Visit:
     end_s: float | None = None
     end: End | None = None
     reason: str = ""
-    retry_after_s: float | None = None
+    retry_after_s: int | None = None
+    ticket_s: float | None = None
+    honours: bool = False
     adopted: bool = False
 
     @property

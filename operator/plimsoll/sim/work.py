@@ -38,12 +38,13 @@ class Work:
         """Whether an idle fleet keeps the promise to it."""
         prompt, output = asked.prompt_tokens, asked.output_tokens
         target_s = ttft_target_s(slo, prompt)
-        if target_s is not None and self._first_s(prompt) > target_s:
+        if target_s is not None and self.first_s(prompt) > target_s:
             return False
         c = next(c for role, c in self._of.items() if role is not Role.PREFILL)
         return slo.tpot_s is None or output < 2 or c.base + c.dec + c.ctx * (prompt + output / 2) <= slo.tpot_s
 
-    def _first_s(self, prompt: int) -> float:
+    def first_s(self, prompt: int) -> float:
+        """From its arrival to its first token at an idle fleet."""
         remote = Role.PREFILL in self._of
         c = self._of[Role.PREFILL if remote else Role.SERVE]
         chunks = -(-prompt // self._plant.profile.budget)

@@ -13,26 +13,33 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any, Final
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.core.admission import Decision, Outcome
+from plimsoll.core.admission import Decision, Outcome, Told
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading
 from plimsoll.core.scaling import TierDecision
-from plimsoll.sim.fleet import Replica, Tier
+from plimsoll.sim.capped import CappedGateway, Capping
+from plimsoll.sim.clients import KEPT_S, Clients, Manner
+from plimsoll.sim.fleet import Cards, Replica, Tier
 from plimsoll.sim.gateway import Gateway
+from plimsoll.sim.iteration import Iteration
 from plimsoll.sim.job import Job
 from plimsoll.sim.operator import TICK_S, Operator
 from plimsoll.sim.plant import Plant, quiet_s
-from plimsoll.sim.policy import Look, Policy
+from plimsoll.sim.policies.base import Engines, Look, Policy
 from plimsoll.sim.times import Times
 from plimsoll.sim.visit import Asked, End, Visit
 
 POLL_S: Final = 1.0  # gateways
 BUSY_S: Final = 5.0  # engines
 IDLE_S: Final = 10.0
+
+_STARTING: Final = Told(None, None, True)  # who comes while nothing is ready and there is no gate
 
 _ENGINE, _KV, _SUBMIT, _READY, _ARRIVAL, _WAKE, _DRAIN, _SCRAPE, _POLL, _KILL, _TICK = range(11)
 
@@ -43,7 +50,7 @@ class Setting:
 
     knows_starts: whether the starts of the initial replicas were seen. told_max: whether clients state how long the
     answer may be. kills: tier and moment at which its busiest replica dies. tail_s: how long a run goes on for what is
-    under way after its end.
+    under way after its end. clients: what those do who are refused. max_gpus: of the cluster, None without a limit.
     """
 
     initial: Mapping[Role, int]
@@ -55,6 +62,8 @@ class Setting:
     told_max: bool = True
     kills: tuple[tuple[Role, float], ...] = ()
     tail_s: float = 600.0
+    clients: Manner = Manner.NONE
+    max_gpus: int | None = None
 
 
 @dataclass
@@ -67,7 +76,7 @@ class Log:
 
 
 class World:
-    """One run. done: called with every request when it has ended."""
+    """One run. done: called with every attempt when it has ended."""
 
     def __init__(
         self,
@@ -79,16 +88,20 @@ class World:
     ) -> None:
         self.log = Log()
         self.gaps = Times()
-        self.in_flight = 0
+        self.in_flight = self._away = 0
         self._plant, self._policy, self._setting, self._done = plant, policy, setting, done
         random = Random(setting.seed)
         self._random = Random(random.getrandbits(64))
         roles = [Role(name) for name, _ in service.spec.tiers.items()]
-        self.tiers = {role: Tier(role, plant, Random(random.getrandbits(64))) for role in roles}
+        cards = Cards(setting.max_gpus)
+        self.tiers = {role: Tier(role, plant, Random(random.getrandbits(64)), cards) for role in roles}
+        self._clients = Clients(setting.clients, Random(random.getrandbits(64)))
         self._replicas: dict[str, Replica] = {}
         held = 0 if service.when_full == "Shed" else service.max_held
         names = [f"gateway-{n + 1}" for n in range(setting.gateways)]
-        self.gateways = [Gateway(name, service.classes, service.tenants, held, setting.epoch_s) for name in names]
+        cap = policy.cap if isinstance(policy, Capping) else None
+        door = Gateway if cap is None else partial(CappedGateway, cap=cap, gateways=setting.gateways)
+        self.gateways = [door(name, service.classes, service.tenants, held, setting.epoch_s) for name in names]
         self.operator = Operator(service) if policy.operator else None
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
@@ -136,31 +149,56 @@ class World:
         self._next_arrival()
         self._made += 1
         visit = Visit(self._made, asked, asked.output_tokens if self._setting.told_max else None)
-        visit.gateway = self._random.randrange(len(self.gateways)) if len(self.gateways) > 1 else 0
-        self.in_flight += 1
+        visit.gateway = self._any_gateway()
         self._policy.arrived(asked, now_s)
+        self._offer(visit, now_s)
+
+    def _any_gateway(self) -> int:
+        return self._random.randrange(len(self.gateways)) if len(self.gateways) > 1 else 0
+
+    def _offer(self, visit: Visit, now_s: float) -> None:
+        self.in_flight += 1
         gateway = self.gateways[visit.gateway]
         self._act(visit, gateway.offer(visit, now_s), now_s)
         self._arm(visit.gateway, now_s)
+
+    def _refused(self, visit: Visit, told: Told | None, reason: str, now_s: float) -> None:
+        """A gateway has sent it away. told: what the answer says about coming back, None: nothing."""
+        visit.reason = reason
+        self._clients.tell(visit, told)
+        if reason == "request_too_large":
+            self._ended(visit, End.REFUSED, now_s)
+            return
+        self._ended(visit, End.SHED, now_s)
+        back_s = self._clients.back_s(visit, told)
+        if back_s is not None:
+            self._away += 1
+            self._at(now_s + back_s, _ARRIVAL, self._back, visit)
+
+    def _back(self, now_s: float, before: Visit) -> None:
+        """The client of a refused request tries again."""
+        self._away -= 1
+        visit = Visit(before.id, replace(before.asked, at_s=now_s), before.known, attempt=before.attempt + 1)
+        visit.ticket_s, visit.honours = before.ticket_s, before.honours
+        soon = before.end_s is not None and now_s - before.end_s < KEPT_S
+        visit.gateway = before.gateway if soon else self._any_gateway()
+        self._offer(visit, now_s)
 
     def _act(self, visit: Visit, decision: Decision | None, now_s: float) -> None:
         """What follows from a decision."""
         if decision is None or decision.outcome is Outcome.ADMITTED:
             self._send(visit, decision, now_s)
         elif decision.outcome is not Outcome.HELD:
-            visit.reason = self.gateways[visit.gateway].shed(decision)
-            told = decision.told
-            visit.retry_after_s = None if told is None else told.retry_after_s
-            self._ended(visit, End.REFUSED if visit.reason == "request_too_large" else End.SHED, now_s)
+            reason = self.gateways[visit.gateway].shed(visit, decision, now_s)
+            self._refused(visit, decision.told, reason, now_s)
 
     def _send(self, visit: Visit, decision: Decision | None, now_s: float) -> None:
         """The request goes to its engine, by way of a prefill engine where there is one."""
         gateway, asked = self.gateways[visit.gateway], visit.asked
         address, prefill = gateway.choose(visit, decision)
         if not address:
-            visit.reason = "model_starting"
-            gateway.refuse(visit.reason)
-            self._ended(visit, End.SHED, now_s)
+            gateway.refuse(visit, "model_starting", now_s)
+            self._refused(visit, _STARTING, "model_starting", now_s)
             return
         visit.admitted_s, visit.address, visit.prefill = now_s, address, prefill
         gateway.began(visit, decision is not None)
@@ -306,7 +344,7 @@ class World:
             return
         replica.ready = True
         if self.operator is not None:
-            self.operator.started(replica.role, replica.phases)
+            self.operator.started(replica.role, replica.took)
         self._met(replica, now_s)
         self._route(now_s)
         self._look(now_s)
@@ -317,6 +355,7 @@ class World:
         if tier.may_end(replica, now_s):
             tier.end(replica, now_s)
             self._forget(replica)
+            self._place(now_s)
             self._look(now_s)
 
     def _forget(self, replica: Replica) -> None:
@@ -356,7 +395,7 @@ class World:
         made, drained = self.tiers[role].set(wanted, now_s)
         for replica in made:
             self._replicas[replica.name] = replica
-            self._at(replica.ready_s, _READY, self._ready, replica)
+        self._place(now_s)
         for replica in drained:
             self._at(now_s + quiet_s(), _DRAIN, self._drain, replica)
         for name in [name for name, one in self._replicas.items() if one.gone_s is not None]:
@@ -365,13 +404,20 @@ class World:
             self._route(now_s)
         self._look(now_s)
 
+    def _place(self, now_s: float) -> None:
+        """Nodes for pods that wait for one, as far as there are GPUs, oldest first."""
+        waiting = [replica for tier in self.tiers.values() for replica in tier.pending.values()]
+        for replica in sorted(waiting, key=lambda one: one.ordered_s):
+            if self.tiers[replica.role].place(replica, now_s):
+                self._at(replica.ready_s, _READY, self._ready, replica)
+
     # ---------------------------------------------------------------- the tick
 
     def _tick(self, now_s: float) -> None:
         decided = None if self.operator is None else self._decide(self.operator, now_s)
         ordered = {role: tier.desired for role, tier in self.tiers.items()}
         counts = None if decided is None else {role: one.replicas for role, one in decided.items()}
-        for role, wanted in self._policy.wanted(Look(now_s, ordered, counts)).items():
+        for role, wanted in self._policy.wanted(self._shown(now_s, ordered, counts)).items():
             if wanted != ordered[role]:
                 why = wanted if decided is None or decided[role].replicas != wanted else decided[role]
                 self.log.changes.append((now_s, role, ordered[role], why))
@@ -379,10 +425,41 @@ class World:
         for number, gateway in enumerate(self.gateways):
             gateway.tick(now_s)
             self._release(number, now_s)
-        if now_s < self._setting.end_s or self.in_flight:
+        if now_s < self._setting.end_s or self.in_flight or self._away:
             self._at(now_s + TICK_S, _TICK, self._tick)
         else:
             self._over = True
+
+    def _shown(self, now_s: float, ordered: Mapping[Role, int], decided: Mapping[Role, int] | None) -> Look:
+        counts = {role: tier.counts() for role, tier in self.tiers.items()}
+        return Look(
+            now_s,
+            ordered,
+            decided,
+            Engines(self.tiers, lambda role: self._read(role, now_s)),
+            tuple(gateway.reading() for gateway in self.gateways),
+            {role: ready for role, (_, ready, _, _) in counts.items()},
+            {role: starting for role, (_, _, starting, _) in counts.items()},
+            Engines(self.tiers, lambda role: self._iterations(role, now_s)),
+        )
+
+    def _read(self, role: Role, now_s: float) -> tuple[EngineReading, ...]:
+        """The metrics of a tier's ready engines, now."""
+        found = []
+        for replica in list(self.tiers[role].replicas.values()):
+            if replica.live:
+                found.append(replica.engine.scraped(replica.name, now_s, self._setting.epoch_s + now_s))
+                self._watch(replica, now_s)
+        return tuple(found)
+
+    def _iterations(self, role: Role, now_s: float) -> tuple[Iteration, ...]:
+        """The newest steps of a tier's ready engines."""
+        found = []
+        for replica in list(self.tiers[role].replicas.values()):
+            if replica.live:
+                found.append(replica.engine.iteration(replica.name, now_s))
+                self._watch(replica, now_s)
+        return tuple(found)
 
     def _decide(self, operator: Operator, now_s: float) -> Mapping[Role, TierDecision]:
         epoch_s = self._setting.epoch_s

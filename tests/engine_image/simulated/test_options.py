@@ -92,7 +92,7 @@ def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> N
 
 WRONG = [
     (("--profile", "gpu-9000"), "h200-70b"),
-    (("--profile", "/nowhere.json"), "no profile"),
+    (("--profile", "/nowhere.json"), "/nowhere.json: No such file"),
     (("--spread", "1.5"), "--spread"),
     (("--profile-scale", "0"), "--profile-scale"),
     (("--start-seconds", "uniform:9,1"), "--start-seconds"),

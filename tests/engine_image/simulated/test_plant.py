@@ -39,6 +39,13 @@ def test_sequences_beyond_the_hinge_cost_more() -> None:
     assert step[3] - step[2] == pytest.approx(HOT.dec + 1e-5)
 
 
+def test_beside_a_prompt_every_sequence_costs_the_bends_price() -> None:
+    level, bent = profile(HOT), replace(profile(HOT), hinge_sequences=128, hinge_dec=1e-5)
+    for tokens, beyond in ((200, 100), (38, 10), (28, 0)):
+        more = Plant(bent).seconds(0.0, tokens, 0.0, 100, 0) - Plant(level).seconds(0.0, tokens, 0.0, 100, 0)
+        assert more == pytest.approx(beyond * 1e-5)
+
+
 def test_noise_has_the_mean_and_the_spread_that_were_asked_for() -> None:
     plant = Plant(profile(), noise=0.05, seed=1)
     steps = [plant.seconds(0.0, 0, 0.0, 1, 0) for _ in range(4000)]

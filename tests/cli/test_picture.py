@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from e2e.demo.picture import GAP, HEIGHT, LEFT, RIGHT, WIDTH, Line, Panel, draw, nice
+from plimsoll.cli.picture import GAP, HEIGHT, LEFT, RIGHT, WIDTH, Line, Panel, draw, nice, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -37,3 +37,17 @@ def test_what_is_not_known_is_left_out() -> None:
     [line] = root.iter(f"{SVG}polyline")
     assert len(line.attrib["points"].split()) == 1
     assert "kill" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(
+    ("end_s", "step_s", "last"),
+    [
+        (600.0, 60, "600 s"), (2700.0, 300, "45 min"), (3600.0, 300, "60 min"), (86_400.0, 7200, "24 h"),
+        (604_800.0, 86_400, "7 d"), (30 * 86_400.0, 3 * 86_400, "30 d"),
+    ],
+)  # fmt: skip
+def test_time_is_told_in_round_steps(end_s: float, step_s: int, last: str) -> None:
+    found = ticks(end_s)
+    assert found[1][0] - found[0][0] == step_s
+    assert found[-1][1] == last
+    assert len(found) <= 13

@@ -16,7 +16,8 @@ LEFT: Final = 60
 RIGHT: Final = 150
 GAP: Final = 34
 _RED: Final = "#b00020"
-_TICK_S: Final = 60
+_TICKS: Final = 12
+_STEPS_S: Final = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 _COLOURS: Final = ("#1f5aa6", "#c2571a", "#2e7d4f", "#7a3e9d", "#666666")
 
 
@@ -63,6 +64,17 @@ def nice(value: float) -> float:
     return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value * (1 - 1e-9))
 
 
+def ticks(end_s: float) -> list[tuple[int, str]]:
+    """Round moments of an axis of time and what is written there."""
+    step_s = next((step for step in _STEPS_S if step * _TICKS >= end_s), None)
+    if step_s is None:
+        step_s = _STEPS_S[-1] * math.ceil(end_s / _STEPS_S[-1] / _TICKS)
+    one_s, unit = next((s, unit) for s, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")) if step_s % s == 0)
+    if step_s == _STEPS_S[0]:
+        one_s, unit = 1, "s"
+    return [(moment, f"{moment // one_s} {unit}") for moment in range(0, int(end_s) + 1, step_s)]
+
+
 class _Frame:
     """One panel on its place."""
 
@@ -101,10 +113,10 @@ class _Frame:
             parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
             label = f"{value:g}{self.panel.unit}"
             parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#555">{label}</text>')
-        for moment in range(0, int(self.end_s) + 1, _TICK_S):
+        for moment, words in ticks(self.end_s):
             x = self.x(moment)
             parts.append(f'<line x1="{x}" x2="{x}" y1="{low}" y2="{low + 4}" stroke="#999"/>')
-            parts.append(f'<text x="{x}" y="{low + 15}" text-anchor="middle" fill="#555">{moment} s</text>')
+            parts.append(f'<text x="{x}" y="{low + 15}" text-anchor="middle" fill="#555">{words}</text>')
         return "".join(parts)
 
     def _mark(self, at_s: float, words: str) -> str:

@@ -1,0 +1,168 @@
+"""Knative's pod autoscaler on concurrency: `kpa`.
+
+Problem: a mean over a minute is late in a burst, one over seconds is restless.
+
+Idea, as its autoscaler has it: every 2 s the concurrency of the whole tier, meaned over a stable window and over a
+panic window of a tenth, is divided by the target and kept within rates of the ready replicas. Where the panic count is
+at least twice the ready replicas, panic begins: the count only grows, until a stable window has passed without another
+breach. Counts then wait out `delay` before they fall. It begins in panic where more than one replica is ready.
+
+Concurrency is what is at the engines, waiting included, sampled each second; Knative means it over each second. Its
+activator holds requests back only where there is no replica, or little capacity left, and has no part here. The target
+is 70 % of a soft limit of 100, its defaults; `target` sets the limit.
+
+https://github.com/knative/serving/blob/main/docs/scaling/SYSTEM.md, .../config/core/configmaps/autoscaler.yaml
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.policies.base import Look, Policy, Scene
+from plimsoll.sim.policies.options import Options
+from plimsoll.sim.policies.peer import Peer, Timer, scalers
+
+TICK_S: Final = 2.0
+SCRAPE_S: Final = 1.0
+_LEAST_TARGET: Final = 0.01
+_DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """target: concurrency of a replica. panic_at: ratio of counts. up, down: rates a tick. delay_s: before it falls."""
+
+    target: float = 70.0
+    stable_s: float = 60.0
+    panic_s: float = 6.0
+    panic_at: float = 2.0
+    up: float = 1000.0
+    down: float = 2.0
+    delay_s: float = 0.0
+
+
+class Window:
+    """A mean over whole seconds: those without a value are 0, but not those before the first one or after the last."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = math.ceil(seconds)
+        self._values: deque[tuple[int, float]] = deque()
+        self._first = 0
+
+    def record(self, now_s: float, value: float) -> None:
+        second = int(now_s)
+        if not self._values or second - self._values[-1][0] >= self._seconds:
+            self._values.clear()
+            self._first = second
+        self._values.append((second, value))
+        self._drop(second)
+
+    def mean(self, now_s: float) -> float | None:
+        """None where nothing was recorded within the window."""
+        second = int(now_s)
+        if not self._values or second - self._values[-1][0] > self._seconds:
+            return None
+        last = self._values[-1][0]
+        self._drop(second)
+        count = min(last - self._first + 1, self._seconds - (second - last))
+        return round(sum(value for _, value in self._values) / count, _DIGITS) if count > 0 else 0.0
+
+    def _drop(self, second: int) -> None:
+        while self._values and self._values[0][0] <= second - self._seconds and len(self._values) > 1:
+            self._values.popleft()
+
+
+class Kpa:
+    """One autoscaler. ready: replicas at its start."""
+
+    def __init__(self, rules: Rules, now_s: float, ready: int) -> None:
+        self._rules = rules
+        self.panic_s = now_s if ready > 1 else None
+        self._most = ready
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def scale(self, now_s: float, stable: float, panic: float, ready: int) -> int:
+        """Replicas for the concurrency of the whole tier, before any bounds."""
+        rules, replicas = self._rules, max(1, ready)
+        most, least = math.ceil(rules.up * replicas), math.floor(replicas / rules.down)
+        panicking = math.ceil(panic / rules.target)
+        count, burst = (min(max(wanted, least), most) for wanted in (math.ceil(stable / rules.target), panicking))
+        if panicking / replicas >= rules.panic_at:
+            self.panic_s = now_s
+        elif self.panic_s is not None and self.panic_s + rules.stable_s < now_s:
+            self.panic_s, self._most = None, 0
+        if self.panic_s is not None:
+            count = self._most = max(count, burst, self._most)
+        return self._delayed(now_s, count)
+
+    def _delayed(self, now_s: float, count: int) -> int:
+        """The greatest count of the delay."""
+        if not self._rules.delay_s:
+            return count
+        self._counts.append((now_s, count))
+        while self._counts[0][0] <= now_s - self._rules.delay_s:
+            self._counts.popleft()
+        return max(count for _, count in self._counts)
+
+
+class _Tier:
+    def __init__(self, role: Role, rules: Rules, bounds: tuple[int, int]) -> None:
+        self._role, self._rules, self._bounds = role, rules, bounds
+        self._kpa: Kpa | None = None
+        self._stable, self._panic = Window(rules.stable_s), Window(rules.panic_s)
+        self._scrape, self._tick = Timer(SCRAPE_S), Timer(TICK_S)
+
+    def wanted(self, look: Look) -> int | None:
+        ready = look.ready.get(self._role, 0)
+        if self._kpa is None:
+            self._kpa = Kpa(self._rules, look.now_s, ready)
+        if self._scrape.due(look.now_s) and ready:
+            engines = look.engines[self._role]
+            value = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in engines)
+            self._stable.record(look.now_s, value)
+            self._panic.record(look.now_s, value)
+        if not self._tick.due(look.now_s):
+            return None
+        stable, panic = self._stable.mean(look.now_s), self._panic.mean(look.now_s)
+        least, most = self._bounds
+        if stable is None:
+            return max(least, look.ordered[self._role])
+        return min(most, max(least, self._kpa.scale(look.now_s, stable, panic or 0.0, ready)))
+
+
+def make(options: Options, scene: Scene) -> Policy:
+    """Options target (soft limit), utilization, window (seconds), panic_window and panic_threshold (per cent),
+    up and down (rates), delay (seconds), gated."""
+    limit, utilization = options.positive("target", 100.0), options.positive("utilization", 0.7, most=1.0)
+    usual = Rules()
+    stable_s = options.positive("window", usual.stable_s, most=3600.0)
+    share = options.positive("panic_window", 10.0, most=100.0)
+    rules = Rules(
+        target=max(_LEAST_TARGET, limit * utilization),
+        stable_s=stable_s,
+        panic_s=max(1.0, round(stable_s * share / 100.0)),
+        panic_at=options.positive("panic_threshold", 200.0) / 100.0,
+        up=options.positive("up", usual.up),
+        down=options.positive("down", usual.down),
+        delay_s=options.number("delay", usual.delay_s, most=3600.0),
+    )
+    gated = options.flag("gated", False)
+    options.end()
+    if rules.up <= 1.0 or rules.down <= 1.0:
+        raise options.bad("up and down are rates above 1")
+    return Peer(scalers(scene.bounds, lambda role, bounds: _Tier(role, rules, bounds)), gated)
+
+
+def settings() -> Sequence[str]:
+    limits = (4, 8, 12, 16, 24, 32, 48, 56, 64, 100, 150)
+    return tuple(
+        f"target={limit},window={window_s},delay={delay_s}" for limit in limits for window_s, delay_s in _PACES
+    )
+
+
+_PACES: Final = ((60, 0), (60, 300), (180, 0))

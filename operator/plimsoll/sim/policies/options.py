@@ -1,0 +1,104 @@
+"""The words after a policy's name: `name:word,key=value`. What is not understood is refused by its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies.base import Bounds
+
+
+class Options:
+    """Each option is taken once by whoever knows it; `end` refuses what is left. All raise BadInput.
+
+    words: those without a key. place: where the text stood, for messages.
+    """
+
+    def __init__(self, place: str, text: str) -> None:
+        self.place = place
+        words = [word for word in text.split(",") if word]
+        self.words = [word for word in words if "=" not in word]
+        self._left: dict[str, str] = {}
+        for key, value in (word.split("=", 1) for word in words if "=" in word):
+            if key in self._left:
+                raise self.bad(f"{key} is given twice")
+            self._left[key] = value
+
+    def number(self, key: str, usual: float, most: float = math.inf) -> float:
+        """At least 0 and finite."""
+        value = self._float(key, usual)
+        if not 0.0 <= value < math.inf or value > most:
+            raise self.bad(f"{key} is a number of at least 0{_up_to(most)}, not {value:g}")
+        return value
+
+    def positive(self, key: str, usual: float, most: float = math.inf) -> float:
+        """Above 0 and finite."""
+        value = self._float(key, usual)
+        if not 0.0 < value < math.inf or value > most:
+            raise self.bad(f"{key} is a number above 0{_up_to(most)}, not {value:g}")
+        return value
+
+    def count(self, key: str, usual: int, least: int = 0) -> int:
+        """A whole number."""
+        text = self._left.pop(key, str(usual))
+        if not text.isdecimal() or int(text) < least:
+            raise self.bad(f"{key} is a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    def flag(self, key: str, usual: bool) -> bool:
+        return self.choice(key, "1" if usual else "0", ("0", "1")) == "1"
+
+    def choice(self, key: str, usual: str, among: Collection[str]) -> str:
+        value = self._left.pop(key, usual)
+        if value not in among:
+            raise self.bad(f"{key} is {' or '.join(among)}, not {value!r}")
+        return value
+
+    def text(self, key: str, usual: str) -> str:
+        """As it is."""
+        return self._left.pop(key, usual)
+
+    def parts(self, count: int) -> list[Options]:
+        """All that is left, for each of so many tiers: `key=A/B` is a value for each, any other is for all."""
+        found = []
+        for place in range(count):
+            part = Options(self.place, "")
+            for key, value in self._left.items():
+                values = value.split("/")
+                if len(values) not in (1, count):
+                    raise self.bad(f"{key} is one value, or {count} with / between them, not {value!r}")
+                part._left[key] = values[place if len(values) > 1 else 0]
+            found.append(part)
+        self._left = {}
+        return found
+
+    def end(self, plain: bool = False) -> None:
+        """Nothing else may have been said. plain: whether words without a key were expected."""
+        if self.words and not plain:
+            raise self.bad(f"{', '.join(self.words)}: options are key=value")
+        if self._left:
+            raise self.bad(f"unknown {', '.join(self._left)}")
+
+    def bad(self, why: str) -> BadInput:
+        return BadInput(f"{self.place}: {why}")
+
+    def _float(self, key: str, usual: float) -> float:
+        text = self._left.pop(key, str(usual))
+        try:
+            return float(text)
+        except ValueError:
+            raise self.bad(f"{key} is a number, not {text!r}") from None
+
+
+def replicas(words: list[str], bounds: Bounds, place: str) -> Mapping[Role, int]:
+    """A count for each tier, prefill before decode, from as many words. Raises BadInput."""
+    if len(words) != len(bounds) or not all(word.isdecimal() for word in words):
+        tiers = ",".join(str(role).upper() for role in bounds)
+        raise BadInput(f"{place}: must be {tiers} as {len(bounds)} whole number{'s' if len(bounds) > 1 else ''}")
+    return dict(zip(bounds, map(int, words), strict=True))
+
+
+def _up_to(most: float) -> str:
+    return "" if most == math.inf else f" and at most {most:g}"

@@ -1,0 +1,1 @@
+../../../engine-image/simulated/profiles.py

@@ -1,0 +1,127 @@
+"""`apa`, held against the figures of AIBrix's own tests and against what its code does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies.aibrix import Apa, Rules, guarded, recommended
+from tests.sim.policies import looks
+
+THIRTY = Rules(target=30.0)
+
+
+# As in vllm-project/aibrix, pkg/controller/podautoscaler/algorithm/apa_test.go.
+@pytest.mark.parametrize(
+    ("rules", "replicas", "value", "wanted"),
+    [
+        (THIRTY, 2, 45.0, 3),
+        (THIRTY, 2, 35.0, 3),
+        (THIRTY, 2, 90.0, 4),
+        (replace(THIRTY, up=2.5), 2, 90.0, 5),
+        (THIRTY, 6, 20.0, 4),
+        (THIRTY, 6, 18.0, 4),
+        (THIRTY, 6, 10.0, 3),
+        (replace(THIRTY, down=2.5), 6, 5.0, 2),
+        (THIRTY, 2, 33.0, 2),
+        (THIRTY, 2, 27.0, 2),
+    ],
+)
+def test_one_recommendation_is_aibrix_own(rules: Rules, replicas: int, value: float, wanted: int) -> None:
+    assert recommended(rules, value, replicas) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "replicas", "ready", "wanted", "found"),
+    [
+        (60.0, 4, 2, 8, 4),  # half of them at twice the target: enough when the others are there
+        (90.0, 4, 2, 8, 6),  # 4 * (90 / 2) / 30
+        (60.0, 4, 4, 8, 8),
+        (15.0, 4, 2, 2, 3),  # 4 * ((30 + 60) / 4) / 30
+        (0.0, 4, 1, 2, 3),
+        (30.0, 4, 1, 4, 4),
+        (300.0, 4, 3, 8, 8),  # never above what was recommended
+        (60.0, 4, 9, 8, 8),
+    ],
+)
+def test_with_a_guard_those_that_start_count(value: float, replicas: int, ready: int, wanted: int, found: int) -> None:
+    assert guarded(THIRTY, value, replicas, ready, wanted) == found
+
+
+def test_the_metric_is_meaned_over_engines_and_over_three_minutes() -> None:
+    apa = Apa(Rules(target=0.5), (1, 20))
+    assert apa.sync(0.0, [0.2, 0.8], 2, 2) == 2
+    for step in range(1, 19):
+        assert apa.sync(10.0 * step, [0.5, 0.5], 2, 2) == 2
+    assert apa.sync(190.0, [1.0, 1.0], 2, 2) == 2  # 0.5 + 0.5 / 19 is within the tolerance
+    assert apa.sync(200.0, [1.0, 1.0], 2, 2) == 3  # 0.5526 is not
+
+
+def test_what_is_called_cooldown_falls_to_the_least_of_the_window() -> None:
+    """As it is written there: an old, low recommendation drags a small fall down with it."""
+    rules = Rules(target=10.0, over_s=5.0)
+    apa = Apa(rules, (1, 20))
+    assert apa.sync(0.0, [10.0], 1, 1) == 1
+    assert apa.sync(10.0, [20.0], 1, 1) == 2
+    assert apa.sync(20.0, [20.0], 2, 2) == 4
+    assert apa.sync(30.0, [20.0], 4, 4) == 8
+    assert apa.sync(40.0, [8.5], 8, 8) == 1  # 7 is recommended now, 1 was at the beginning
+    without = Apa(replace(rules, cooldown_s=0.0), (1, 20))
+    assert without.sync(0.0, [10.0], 1, 1) == 1
+    assert without.sync(40.0, [8.5], 8, 8) == 7
+
+
+def test_a_rise_window_takes_the_greatest_recommendation() -> None:
+    apa = Apa(Rules(target=10.0, over_s=5.0, rise_s=60.0), (1, 20))
+    assert apa.sync(0.0, [20.0], 4, 4) == 8
+    assert apa.sync(10.0, [12.0], 4, 4) == 8
+
+
+def test_bounds_hold_and_silence_moves_nothing() -> None:
+    apa = Apa(Rules(), (2, 4))
+    assert apa.sync(0.0, [], 3, 0) == 3
+    assert apa.sync(10.0, [], 9, 0) == 4
+    assert apa.sync(20.0, [], 0, 0) == 2
+    assert apa.sync(30.0, [1.0] * 4, 4, 4) == 4
+    assert Apa(Rules(cooldown_s=0.0), (2, 4)).sync(0.0, [0.0] * 4, 4, 4) == 2
+
+
+def test_the_default_metric_is_the_share_of_the_cache_at_one_half() -> None:
+    full = [looks.engine(name, kv=0.9) for name in "ab"]
+    assert looks.policy("apa").wanted(looks.seen(0.0, 2, full)) == {Role.SERVE: 4}
+    waiting = [looks.engine(name, waiting=9.0, kv=0.0) for name in "ab"]
+    assert looks.policy("apa:metric=waiting,target=6").wanted(looks.seen(0.0, 2, waiting)) == {Role.SERVE: 3}
+    assert looks.policy("apa:metric=running,target=6").wanted(looks.seen(0.0, 2, waiting)) == {Role.SERVE: 1}
+
+
+def test_it_looks_every_ten_seconds_and_skips_engines_that_say_nothing() -> None:
+    policy = looks.policy("apa")
+    readings = [looks.engine("a", kv=None), looks.engine("b", kv=0.7)]
+    found = [policy.wanted(looks.seen(second, 2, readings)) for second in range(21)]
+    assert [second for second, wanted in enumerate(found) if wanted] == [0, 10, 20]
+    assert found[0] == {Role.SERVE: 3}
+
+
+def test_replicas_that_start_are_asked_for_again_unless_guarded() -> None:
+    full = [looks.engine("a", kv=0.8)]
+    assert looks.policy("apa").wanted(looks.seen(0.0, 4, full, starting=3)) == {Role.SERVE: 7}
+    assert looks.policy("apa:guard=1").wanted(looks.seen(0.0, 4, full, starting=3)) == {Role.SERVE: 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("target=0", "above 0"),
+        ("metric=ttft", "metric is kv or waiting or running"),
+        ("up=1", "rates above 1"),
+        ("guard=yes", "guard is 0 or 1"),
+        ("cooldown=-5", "at least 0"),
+        ("panic=2", "unknown panic"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        looks.policy(f"apa:{options}")

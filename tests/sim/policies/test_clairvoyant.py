@@ -1,0 +1,159 @@
+"""Plans are followed to the letter, and nobody is below the bound: not any schedule, in arithmetic or on the plant."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.sim import bound as bounds
+from plimsoll.sim.bound import Bound
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import clairvoyant, registry
+from plimsoll.sim.policies.base import Look, Scene
+from plimsoll.sim.result import Result
+from plimsoll.sim.visit import Asked
+from tests.sim import lab
+
+SLO = Slo(0.95, 2.0, tpot_s=0.05)
+SERVE = Scene({Role.SERVE: (1, 4)}, lab.plant(), SLO)
+BOTH = Scene({Role.PREFILL: (1, 4), Role.DECODE: (1, 4)}, lab.plant(), SLO)
+
+
+def test_a_plan_is_followed() -> None:
+    policy = registry.parse("clairvoyant:plan=0@1/2;30@4/2;60.5@1/1", BOTH)
+    wanted = [policy.wanted(Look(at_s, {})) for at_s in (0.0, 29.0, 30.0, 60.0, 61.0, 9e9)]
+    counts = [(one[Role.PREFILL], one[Role.DECODE]) for one in wanted]
+    assert counts == [(1, 2), (1, 2), (4, 2), (4, 2), (1, 1), (1, 1)]
+    assert not policy.operator
+    assert registry.parse("clairvoyant:plan=0@1,gated=1", SERVE).operator
+
+
+@pytest.mark.parametrize(
+    "plan", ["", "1", "0@", "0@x", "5@1", "0@1;0@2", "0@1;9@2;5@1", "0@1;inf@2", "0@1/2", "nan@1", "0@-1"]
+)
+def test_plans_that_are_none_are_refused(plan: str) -> None:
+    with pytest.raises(BadInput, match="plan is like"):
+        registry.parse(f"clairvoyant:plan={plan}", SERVE)
+
+
+@pytest.mark.parametrize("plan", ["0@0", "0@1;10@5"])
+def test_plans_keep_to_the_bounds(plan: str) -> None:
+    with pytest.raises(BadInput, match="are not from 1 to 4"):
+        registry.parse(f"clairvoyant:plan={plan}", SERVE)
+
+
+def test_what_is_written_can_be_read() -> None:
+    plan = ((0.0, (1, 2)), (12.5, (3, 2)), (86_400.0, (1, 1)))
+    assert clairvoyant.read(clairvoyant.written(plan), 2) == plan
+
+
+def test_plans_of_two_tiers_become_one() -> None:
+    assert clairvoyant.together(["plan=0@1;30@2;60@1", "plan=0@4;30@3"]) == "plan=0@1/4;30@2/3;60@1/3"
+
+
+# -------------------------------------------------------------------- the bound, in arithmetic
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("start_s", [0.0, 1.0, 2.5])
+def test_no_way_to_come_and_go_gains_more_than_the_best(ready: bool, start_s: float) -> None:
+    random = Random(3)
+    for _ in range(20):
+        profit = np.array([random.uniform(-2.0, 3.0) for _ in range(7)])
+        best, there = bounds._best_path(profit, start_s, 1.0, ready)
+        gains = [_gained(profit, path, start_s, ready) for path in product((0, 1), repeat=7)]
+        assert best == pytest.approx(max(gains))
+        assert _gained(profit, tuple(map(int, there)), start_s, ready) == pytest.approx(best)
+
+
+def _gained(profit: bounds.Floats, path: tuple[int, ...], start_s: float, ready: bool) -> float:
+    """Of one replica that is there in these slots; -inf: it could not be."""
+    gain, before = 0.0, int(ready)
+    for slot, here in enumerate(path):
+        if here and not before:
+            if slot < int(start_s):
+                return -math.inf
+            gain -= start_s
+        gain += here * profit[slot]
+        before = here
+    return gain
+
+
+def test_the_cheapest_slot_of_a_life_is_found() -> None:
+    random = Random(5)
+    price = np.array([random.uniform(0.0, 2.0) for _ in range(13)])
+    spans = [(first, last) for first in range(14) for last in range(first, 14)]
+    first, last = (np.array(each) for each in zip(*spans, strict=True))
+    found, place = bounds._cheapest(price, first, last)
+    whole = [*price, 0.0]
+    assert [float(one) for one in found] == [min(whole[a : b + 1]) for a, b in spans]
+    assert all(a <= at <= b and whole[at] == value for (a, b), at, value in zip(spans, place, found, strict=True))
+
+
+def test_of_a_constant_load_nothing_but_its_work_is_asked() -> None:
+    asked = [Asked(0.1 * n, 1000, 100) for n in range(6000)]
+    found = Bound(asked, lab.plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)}, {Role.SERVE: 1}, 600.0)
+    work = float(bounds._works(asked, lab.plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)})[Role.SERVE].sum())
+    assert 0.97 * work <= 3600.0 * found.gpu_hours(1.0) <= 1.05 * work
+
+
+def test_start_ups_are_paid_where_the_load_rises_and_the_least_where_it_is_low() -> None:
+    asked = [Asked(0.1 * n, 200, 20) for n in range(100)]
+    asked += [Asked(600.0 + 0.02 * n, 1500, 150) for n in range(15_000)]
+    asked.append(Asked(1500.0, 10, 2))
+    found = {}
+    for start_s in (5.0, 200.0):
+        of = Bound(asked, lab.plant(start_s=start_s), SLO, {Role.SERVE: (1, 9)}, {Role.SERVE: 1}, 1500.0)
+        found[start_s] = 3600.0 * of.gpu_hours(1.0)
+    work = float(bounds._works(asked, lab.plant(), SLO, {Role.SERVE: (1, 9)})[Role.SERVE].sum())
+    assert found[5.0] >= work + 0.9 * 1100.0  # the least fleet before and after
+    assert found[200.0] >= found[5.0] + 0.5 * 195.0 * (work / 300.0 - 1.0)
+
+
+def test_less_has_to_be_paid_for_less_and_the_other_way_round() -> None:
+    asked = lab.Load(600, 6.0, seed=9).asked()
+    of = Bound(asked, lab.plant(), SLO, {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, asked[-1].at_s)
+    costs = [of.gpu_hours(share) for share in (0.5, 0.9, 0.99, 1.0)]
+    assert costs == sorted(costs)
+    for share, cost in zip((0.5, 0.9, 0.99, 1.0), costs, strict=True):
+        assert of.attainment(cost) >= share - 1e-9
+    assert of.attainment(0.0) < 0.5
+
+
+def test_what_no_engine_can_do_costs_without_end() -> None:
+    asked = [Asked(float(n), 100, 50) for n in range(100)]
+    of = Bound(asked, lab.plant(), Slo(0.9, 2.0, tpot_s=0.001), {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, 100.0)
+    assert of.gpu_hours(0.01) == math.inf
+    assert of.gpu_hours(0.0) < math.inf
+
+
+# -------------------------------------------------------------------- the bound, on the plant
+
+
+@pytest.mark.parametrize("start_s", [0.0, 4.0])
+def test_no_schedule_on_the_plant_is_below_the_bound(start_s: float) -> None:
+    asked = lab.Load(30, 1.0, 6000, 100, seed=11).asked()
+    asked += [Asked(asked[-1].at_s + one.at_s, one.prompt_tokens, one.output_tokens) for one in
+              lab.Load(400, 20.0, 6000, 100, seed=12).asked()]  # fmt: skip
+    hardware, tiers = lab.plant(start_s=start_s), {Role.SERVE: (1, 3)}
+    service = lab.service(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}})
+    length_s = asked[-1].at_s
+    of = Bound(asked, hardware, SLO, tiers, {Role.SERVE: 1}, length_s, slots=20)
+    thirds = [0.0, 24.0, 36.0]
+    assert of.gpu_hours(1.0) > 1.1 * length_s / 3600  # more than the least fleet
+    for counts in product((1, 3), repeat=3):
+        plan = clairvoyant.written(tuple((at_s, (n,)) for at_s, n in zip(thirds, counts, strict=True)))
+        policy = registry.parse(f"clairvoyant:plan={plan}", Scene(tiers, hardware, SLO))
+        result = Result(hardware, tiers, SLO)
+        done = lab.simulate(asked, policy, service, hardware)
+        for visit in done.visits:
+            result.take(visit)
+        figures = result.summary(done.world, "", 0, length_s, 0.0)
+        assert figures["gpu_hours"] >= of.gpu_hours(figures["attainment_offered"]) - 1e-5
+        assert figures["attainment_offered"] <= of.attainment(figures["gpu_hours"] + 1e-5) + 1e-5

@@ -1,0 +1,244 @@
+"""Dynamo's planner as a policy: what it is told, what becomes of its orders, and the package itself where it is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading, ServiceReading
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.iteration import NONE, NOTHING, Did, Iteration, Queued
+from plimsoll.sim.policies import dynamo, dynamo_profile, registry
+from plimsoll.sim.policies.base import Look, Scene
+from plimsoll.sim.visit import End
+from tests.sim import lab
+from tests.sim.policies import stand_in
+from tests.sim.policies.looks import BOTH, SERVE, buckets
+
+needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
+
+
+@pytest.fixture
+def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "load", stand_in.package)
+
+
+def policy(text: str, scene: Scene = SERVE) -> dynamo.Dynamo:
+    made = registry.parse(text, scene)
+    assert isinstance(made, dynamo.Dynamo)
+    return made
+
+
+def planner(of: dynamo.Dynamo) -> Any:
+    return of._planner
+
+
+def gateway(answered: float) -> ServiceReading:
+    return ServiceReading(answered, None, 0.0, answered, 0.0, 0.0, {}, None)
+
+
+def ended(pod: str, requests: float, prompt: float, output: float, cached: float = 0.0) -> EngineReading:
+    """An engine at which so many requests ended, of these mean lengths."""
+    of = {"prompt_tokens": prompt, "output_tokens": output}
+    told: dict[str, Any] = {key: buckets(requests)._replace(total=requests * mean) for key, mean in of.items()}
+    return EngineReading(pod, 0.0, pod, cached_prompt_tokens=cached, local_prompt_tokens=requests * prompt, **told)
+
+
+def look(
+    now_s: float, ordered: int = 1, ready: int | None = None, step: Did = NOTHING, queued: Queued = NONE, **more: Any
+) -> Look:
+    live = ordered if ready is None else ready
+    steps = tuple(Iteration(f"e{number}", 0.01, step, queued) for number in range(live))
+    usual = Look(
+        now_s,
+        {Role.SERVE: ordered},
+        engines={Role.SERVE: ()},
+        ready={Role.SERVE: live},
+        starting={Role.SERVE: ordered - live},
+        iterations={Role.SERVE: steps},
+    )
+    return replace(usual, **more)
+
+
+def both(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Look:
+    roles = (Role.PREFILL, Role.DECODE)
+    return Look(
+        now_s,
+        dict(zip(roles, ordered, strict=True)),
+        engines={role: () for role in roles},
+        ready=dict(zip(roles, ready, strict=True)),
+        iterations={role: (Iteration(f"{role}-1"),) for role in roles},
+    )
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dynamo", None)
+    with pytest.raises(BadInput, match=r"pip install '\.\[dynamo\]'.*ai-dynamo==1\.2\.1"):
+        registry.parse("dynamo-load", SERVE)
+
+
+@pytest.mark.usefixtures("stood_in")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dynamo-load:target=cost", "target is throughput or latency or sla"),
+        ("dynamo-load:floor=1", "goes with target=sla"),
+        ("dynamo-load:target=sla,floor=1,interval=60,floor_interval=60", "shorter than"),
+        ("dynamo-load:sensitivity=101", "percentage"),
+        ("dynamo-load:interval=2.5", "whole number"),
+        ("dynamo-throughput:predictor=oracle", "predictor is constant"),
+        ("dynamo-throughput:sensitivity=80", "unknown sensitivity"),
+        ("dynamo-throughput:interval=0", "at least 1"),
+    ],
+)
+def test_what_is_no_setting_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        registry.parse(text, SERVE)
+
+
+@pytest.mark.usefixtures("stood_in")
+class TestStoodIn:
+    def test_it_is_set_up_as_the_product_is_with_the_services_targets_and_bounds(self) -> None:
+        config = planner(policy("dynamo-load", replace(SERVE, gpus={Role.SERVE: 2}))).config
+        assert (config.mode, config.optimization_target, config.enable_load_scaling) == ("agg", "throughput", True)
+        assert (config.ttft_ms, config.itl_ms, config.max_gpu_budget) == (3000.0, 100.0, 16)
+        assert (config.load_predictor, config.throughput_adjustment_interval_seconds) == ("arima", 180)
+        slow = planner(policy("dynamo-throughput", BOTH)).config
+        assert (slow.mode, slow.optimization_target) == ("disagg", "sla")
+        assert (slow.enable_throughput_scaling, slow.enable_load_scaling) == (True, False)
+
+    def test_it_knows_the_limits_of_an_engine_but_not_its_speed(self) -> None:
+        found = planner(policy("dynamo-load", BOTH)).capabilities.decode
+        own = BOTH.plant.profile
+        assert (found.max_num_batched_tokens, found.max_num_seqs) == (own.budget, own.max_num_seqs)
+        assert (found.max_kv_tokens, found.context_length) == (own.kv_tokens, own.max_model_len)
+
+    def test_it_is_asked_at_its_own_ticks_alone(self) -> None:
+        made = policy("dynamo-load")
+        for second in range(12):
+            made.wanted(look(float(second)))
+        assert [seen.now_s for seen in planner(made).told] == [5.0, 10.0]
+
+    def test_an_order_is_done_once_and_within_the_bounds(self) -> None:
+        made = policy("dynamo-load")
+        planner(made).orders = [stand_in.order(decode=3), None, stand_in.order(decode=99), stand_in.order(decode=0)]
+        found = [made.wanted(look(float(second))) for second in range(21)]
+        assert [one for one in found if one] == [{Role.SERVE: 3}, {Role.SERVE: 8}, {Role.SERVE: 1}]
+
+    def test_orders_are_dropped_while_any_replica_starts(self) -> None:
+        made = policy("dynamo-load", BOTH)
+        planner(made).orders = [stand_in.order(2, 3)] * 3
+        made.wanted(both(0.0, (1, 1), (1, 1)))
+        assert made.wanted(both(5.0, (2, 1), (1, 1))) == {}
+        assert made.wanted(both(10.0, (1, 2), (1, 1))) == {}
+        assert made.wanted(both(15.0, (2, 2), (2, 2))) == {Role.PREFILL: 2, Role.DECODE: 3}
+        first, _, last = planner(made).told
+        assert first.worker_counts.expected_num_prefill is None
+        assert (last.worker_counts.ready_num_prefill, last.worker_counts.expected_num_decode) == (2, 2)
+
+    def test_it_gets_each_ready_engines_newest_step_and_queue(self) -> None:
+        made = policy("dynamo-load")
+        step, queued = Did(2, 300, 40, 16, 32_000), Queued(5, 9_000, 1, 700)
+        made.wanted(look(0.0))
+        made.wanted(look(5.0, ordered=2, step=step, queued=queued))
+        (seen,) = planner(made).told
+        assert set(seen.fpm_observations.decode) == {("e0", 0), ("e1", 0)}
+        one = seen.fpm_observations.decode["e1", 0]
+        assert (one.wall_time, one.worker_id) == (0.01, "e1")
+        done, waits = one.scheduled_requests, one.queued_requests
+        assert (done.num_prefill_requests, done.sum_prefill_tokens, done.sum_prefill_kv_tokens) == (2, 300, 40)
+        assert (done.num_decode_requests, done.sum_decode_kv_tokens) == (16, 32_000)
+        assert (waits.num_prefill_requests, waits.sum_prefill_tokens) == (5, 9_000)
+        assert (waits.num_decode_requests, waits.sum_decode_kv_tokens) == (1, 700)
+
+    def test_traffic_is_of_requests_that_ended_since_the_last_slow_tick(self) -> None:
+        made = policy("dynamo-throughput")
+        for second in range(0, 361, 5):
+            readings = (ended("a", 2.0 * second, 1000.0, 100.0), ended("b", 1.0 * second, 4000.0, 400.0))
+            if second > 200:  # one is gone, what it had counted stays counted
+                readings = readings[:1]
+            shown = look(float(second), engines={Role.SERVE: readings}, gateways=(gateway(3.0 * second),))
+            made.wanted(shown)
+        first, second_one = [seen.traffic for seen in planner(made).told if seen.traffic is not None]
+        assert (first.duration_s, first.num_req, first.isl, first.osl) == (180.0, 540.0, 2000.0, 200.0)
+        assert second_one.num_req == 540.0
+        assert second_one.isl == pytest.approx((360 * 1000 + 20 * 4000) / 380)
+
+    def test_the_fast_loop_alone_hears_of_cache_hits_and_of_nothing_else(self) -> None:
+        made = policy("dynamo-load")
+        made.wanted(look(0.0))
+        made.wanted(look(5.0))
+        made.wanted(look(10.0, engines={Role.SERVE: (ended("a", 3.0, 1000.0, 10.0, cached=1000.0),)}))
+        nothing, hits = planner(made).told
+        assert nothing.traffic is None
+        assert (hits.traffic.num_req, hits.traffic.kv_hit_rate) == (0.0, 0.25)
+
+    def test_the_package_benchmarks_an_engine_that_does_both_at_decoding_alone(self) -> None:
+        own = planner(policy("dynamo-load:target=sla")).benchmark["agg_fpms"]
+        full = planner(policy("dynamo-load:target=sla,profile=full")).benchmark["agg_fpms"]
+        assert {one.scheduled_requests.num_prefill_requests for one in own} == {0}
+        assert len(full) == len(own) + 16
+        assert set(planner(policy("dynamo-load", BOTH)).benchmark) == {"prefill_fpms", "decode_fpms"}
+
+
+def test_the_profile_is_the_plants_step_at_the_benchmarks_own_grid() -> None:
+    plant, c = SERVE.plant, SERVE.plant.profile.coefficients
+    prompts = dynamo_profile.prefill(plant, Role.SERVE)
+    assert (len(prompts), prompts[0][1].tokens, prompts[-1][1].tokens) == (16, 10, 8192)
+    took_s, did = prompts[-1]
+    assert took_s == pytest.approx(c.base + c.anypre + c.pretok * did.tokens + c.preattn * did.tokens**2 / 2)
+    batches = dynamo_profile.decode(plant, Role.SERVE)
+    assert max(did.decodes for _, did in batches) == plant.profile.max_num_seqs
+    assert all(did.context <= plant.profile.kv_tokens for _, did in batches)
+    assert batches[0][0] == pytest.approx(c.base + c.dec + c.ctx * 16)
+    slow = dynamo_profile.prefill(replace(plant, scale=2.0), Role.SERVE)
+    assert slow[-1][0] == pytest.approx(2.0 * took_s)
+
+
+# ---------------------------------------------------------------- with the package
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+class TestPackage:
+    def test_latency_target_adds_one_at_a_time_and_waits_for_it(self) -> None:
+        made = policy("dynamo-load:target=latency")
+        kv = SERVE.plant.profile.kv_tokens
+        busy, idle = Did(decodes=100, context=int(0.41 * kv)), Did(decodes=10, context=int(0.09 * kv))
+        made.wanted(look(0.0, step=busy))
+        assert made.wanted(look(5.0, step=busy)) == {Role.SERVE: 2}
+        assert made.wanted(look(10.0, ordered=2, ready=1, step=busy)) == {}
+        assert made.wanted(look(15.0, ordered=2, step=busy)) == {Role.SERVE: 3}
+        assert made.wanted(look(20.0, ordered=3, step=idle)) == {Role.SERVE: 2}
+
+    def test_throughput_target_is_the_default_and_goes_up_when_the_cache_is_full(self) -> None:
+        made = policy("dynamo-load")
+        kv = SERVE.plant.profile.kv_tokens
+        nearly, beyond = Did(decodes=200, context=int(0.99 * kv)), Queued(prefills=9, tokens=int(0.02 * kv))
+        made.wanted(look(0.0, step=nearly))
+        assert made.wanted(look(5.0, step=nearly)) == {}
+        assert made.wanted(look(10.0, step=nearly, queued=beyond)) == {Role.SERVE: 2}
+
+    def test_the_slow_loop_orders_demand_over_what_one_engine_takes(self) -> None:
+        made = policy("dynamo-throughput:predictor=constant,profile=full")
+        orders = []
+        for second in range(0, 181, 5):
+            readings = (ended("e0", 60.0 * second, 1480.0, 200.0),)
+            shown = look(float(second), engines={Role.SERVE: readings}, gateways=(gateway(60.0 * second),))
+            orders.append(made.wanted(shown))
+        limits = planner(made)._capabilities.decode
+        rate, _, _ = planner(made).agg_regression.find_best_engine_agg_rps(
+            1480.0, 200.0, limits.max_num_batched_tokens, 3000.0, 100.0, limits.max_kv_tokens, limits.max_num_seqs
+        )
+        assert orders[:-1] == [{}] * 36
+        assert orders[-1] == {Role.SERVE: min(8, -(-60 // rate))}
+
+    def test_a_fleet_under_it_serves_a_steady_load(self) -> None:
+        asked = lab.Load(300, 3.0).asked()
+        run = lab.simulate(asked, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)})))
+        assert {visit.end for visit in run.visits} == {End.OK}

@@ -1,0 +1,171 @@
+"""`keda-ttft`: the guide's formula and signal, and what can go wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading
+from plimsoll.core.slo import Slo
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies.base import Look, Scene
+from plimsoll.sim.policies.keda import Law, Saturation, behaviour, desired
+from tests.sim import lab
+from tests.sim.policies import looks
+
+
+# By the guide's formula: n + ceil(n (s c / 0.55 - 1)) above 0.55 with c = r / n, n - floor(n (1 - s / 0.40)) below.
+@pytest.mark.parametrize(
+    ("saturation", "replicas", "ready", "wanted"),
+    [
+        (0.56, 3, 3, 4),  # 3 + ceil(0.0545)
+        (0.8, 3, 3, 5),  # 3 + ceil(1.36)
+        (2.0, 3, 3, 11),  # 3 + ceil(7.91)
+        (2.0, 8, 3, 11),  # 8 + ceil(8 (2 * 0.375 / 0.55 - 1) = 2.91)
+        (1.1, 8, 4, 8),  # the half that is ready asks for what starts
+        (0.6, 8, 4, 5),  # credited below its own threshold: 8 + ceil(-3.64)
+        (2.0, 4, 0, 15),  # none ready is no credit: 4 + ceil(10.55)
+        (0.55, 5, 5, 5),
+        (0.45, 5, 5, 5),
+        (0.40, 5, 5, 5),
+        (0.39, 5, 5, 5),  # 5 - floor(0.125)
+        (0.2, 5, 5, 3),  # 5 - floor(2.5)
+        (0.2, 5, 2, 3),  # downward without credit
+        (0.0, 5, 5, 0),
+    ],
+)
+def test_the_formula(saturation: float, replicas: int, ready: int, wanted: int) -> None:
+    assert desired(Law(), saturation, replicas, ready) == wanted
+
+
+def _told(pod: str, ttft: tuple[float, ...] | None, tpot: tuple[float, ...] | None = None) -> EngineReading:
+    return replace(
+        looks.engine(pod),
+        ttft_s=None if ttft is None else looks.buckets(*ttft),
+        tpot_s=None if tpot is None else looks.buckets(*tpot),
+    )
+
+
+def _ttft() -> Saturation:
+    return Saturation(Law(), [(lambda engine: engine.ttft_s, 3.0)])
+
+
+def test_the_percentile_is_that_of_the_last_minute_over_all_engines() -> None:
+    signal = _ttft()
+    signal.scraped(0.0, [_told("a", (100, 0, 0, 0)), _told("b", (0, 0, 0, 0))])
+    signal.scraped(5.0, [_told("a", (100, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
+    assert signal.recorded(5.0) == pytest.approx(2.0 / 3.0)  # 4, 5 and 1: nine of ten are within 2 s
+    signal.scraped(70.0, [_told("a", (100, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
+    signal.scraped(75.0, [_told("a", (110, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
+    assert signal.recorded(75.0) == pytest.approx(0.9 / 3.0)  # ten below 1 s, and the older sample is forgotten
+
+
+def test_the_signal_is_cut_and_meaned_over_three_samples() -> None:
+    signal = _ttft()
+    signal.scraped(0.0, [_told("a", (0, 0, 0, 0))])
+    assert signal.recorded(0.0) == 0.0
+    signal.scraped(15.0, [_told("a", (0, 0, 0, 10))])
+    assert signal.recorded(15.0) == pytest.approx((0.0 + 4.0 / 3.0) / 2.0)  # above the last edge is that edge
+    assert signal.recorded(30.0) == pytest.approx(2.0 / 3.0 * 4.0 / 3.0)
+    assert signal.recorded(45.0) == pytest.approx(4.0 / 3.0)
+    steep = Saturation(Law(), [(lambda engine: engine.ttft_s, 0.1)])
+    steep.scraped(0.0, [_told("a", (0, 0, 0, 0))])
+    steep.scraped(5.0, [_told("a", (0, 0, 10, 0))])
+    assert steep.recorded(5.0) == 2.0
+
+
+def test_the_worse_of_both_latencies_counts() -> None:
+    signal = Saturation(Law(), [(lambda e: e.ttft_s, 4.0), (lambda e: e.tpot_s, 2.0)])
+    signal.scraped(0.0, [_told("a", (0, 0, 0, 0), (0, 0, 0, 0))])
+    signal.scraped(5.0, [_told("a", (10, 0, 0, 0), (10, 0, 0, 0))])
+    assert signal.recorded(5.0) == pytest.approx(0.45)
+
+
+def test_silence_is_no_saturation_and_a_new_engine_counts_from_its_first_reading() -> None:
+    signal = _ttft()
+    assert signal.recorded(0.0) == 0.0
+    signal.scraped(5.0, [_told("a", None)])
+    signal.scraped(10.0, [_told("b", (0, 0, 50, 0))])
+    assert signal.recorded(10.0) == 0.0
+
+
+def test_what_an_engine_counted_before_it_went_still_counts_and_one_that_starts_anew_does_not_go_below_zero() -> None:
+    signal = _ttft()
+    signal.scraped(0.0, [_told("a", (0, 0, 0, 0)), _told("b", (50, 0, 0, 0))])
+    signal.scraped(5.0, [_told("a", (0, 10, 0, 0)), _told("b", (0, 0, 0, 0))])
+    signal.scraped(10.0, [_told("b", (0, 0, 0, 0))])
+    assert signal.recorded(10.0) == pytest.approx(1.9 / 3.0)
+
+
+def _course(policy_text: str, saturated: range, until_s: int, start: int) -> list[int]:
+    """Orders where requests take 4 s in a time and 0.5 s else, replicas ready at once."""
+    policy, ordered, found, fast, slow = looks.policy(policy_text), start, [], 0.0, 0.0
+    for second in range(until_s):
+        fast, slow = (fast, slow + 1) if second in saturated else (fast + 1, slow)
+        engine = _told("a", (fast, 0, slow, 0))
+        look = Look(second, {Role.SERVE: ordered}, engines={Role.SERVE: (engine,)}, ready={Role.SERVE: ordered})
+        ordered = policy.wanted(look).get(Role.SERVE, ordered)
+        found.append(ordered)
+    return found
+
+
+def test_up_after_half_a_minute_of_agreement_and_down_by_one_in_two_minutes() -> None:
+    course = _course("keda-ttft", range(60, 120), 900, 3)
+    assert course[60] == 3
+    first = next(second for second, count in enumerate(course) if count > 3)
+    assert 75 <= first <= 120  # a sample that tells, and thirty seconds in which all proposed more
+    assert max(course) == 8
+    falls = [second for second in range(1, 900) if course[second] < course[second - 1]]
+    assert all(course[second - 1] - course[second] == 1 for second in falls)
+    assert all(later - earlier >= 120 for earlier, later in pairwise(falls))
+    assert falls[0] >= 120 + 180
+
+
+def test_kubernetes_applies_it_as_the_guide_says() -> None:
+    rules = behaviour()
+    assert (rules.up_s, rules.down_s, rules.tolerance) == (30.0, 180.0, 0.1)
+    assert [(one.value, one.period_s, one.percent) for one in (*rules.up, *rules.down)] == [
+        (100.0, 60.0, True),
+        (4.0, 60.0, False),
+        (1.0, 120.0, False),
+    ]
+
+
+def test_prefill_answers_for_ttft_and_decode_for_tpot() -> None:
+    policy = looks.policy("keda-ttft:up=0", looks.BOTH)
+    wanted = {}
+    for second, count in ((0.0, 0.0), (15.0, 10.0)):
+        prefill, decode = _told("p", (0, 0, count, 0)), _told("d", (0, 0, count, 0), (count, 0, 0, 0))
+        look = Look(
+            second,
+            {Role.PREFILL: 2, Role.DECODE: 2},
+            engines={Role.PREFILL: (prefill,), Role.DECODE: (decode,)},
+            ready={Role.PREFILL: 2, Role.DECODE: 2},
+        )
+        wanted = policy.wanted(look)
+    assert wanted[Role.PREFILL] == 3  # P90 3.8 s of 3 s, meaned with silence: 0.633, 2 + ceil(0.3)
+    assert wanted[Role.DECODE] == 4  # P90 0.9 s of 0.1 s, cut at 2, meaned: 1.0, 2 + ceil(1.64)
+
+
+@pytest.mark.parametrize(
+    ("options", "slo", "said"),
+    [
+        ("up_at=0.3", looks.SLO, "down_at is at most up_at"),
+        ("up_at=2", looks.SLO, "up_at below 2"),
+        ("share=1.1", looks.SLO, "at most 1"),
+        ("share=0", looks.SLO, "above 0"),
+        ("", None, "no latency to go by"),
+        ("target=3", looks.SLO, "unknown target"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: str, slo: Slo | None, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        looks.policy(f"keda-ttft:{options}", Scene(looks.SERVE.bounds, lab.plant(), slo))
+
+
+def test_a_decode_tier_without_a_promise_for_tpot_is_refused() -> None:
+    with pytest.raises(BadInput, match="decode has no latency to go by"):
+        looks.policy("keda-ttft", Scene(looks.BOTH.bounds, lab.plant(), Slo(0.95, ttft_s=1.0)))

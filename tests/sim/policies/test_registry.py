@@ -1,0 +1,70 @@
+"""Policies as users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import registry
+from plimsoll.sim.policies.options import Options
+from tests.sim.policies.looks import BOTH, SERVE
+
+
+def test_policies_by_their_words() -> None:
+    assert registry.parse("plimsoll", SERVE).operator
+    static = registry.parse("static:3", SERVE)
+    assert static.initial == {Role.SERVE: 3}
+    assert not static.operator
+    assert registry.parse("static:2,1,gated=1", BOTH).operator
+    assert registry.parse("static:2,1", BOTH).initial == {Role.PREFILL: 2, Role.DECODE: 1}
+    assert registry.parse("follower:margin=0.6,spare=1,gated=0", SERVE).operator is False
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("magic", "none of plimsoll, static"),
+        ("", "none of plimsoll"),
+        ("plimsoll:3", "options are key=value"),
+        ("plimsoll:x=1", "unknown x"),
+        ("static", "1 whole number"),
+        ("static:a", "1 whole number"),
+        ("static:1,2", "1 whole number"),
+        ("static:-1", "1 whole number"),
+        ("static:1,gated=x", "gated is 0 or 1"),
+        ("static:1,speed=2", "unknown speed"),
+        ("follower:margin=0", "above 0"),
+        ("follower:margin=x", "margin is a number"),
+        ("follower:spare=-1", "at least 0"),
+        ("follower:window=inf", "window is a number above 0"),
+        ("follower:hold=nan", "hold is a number"),
+        ("follower:lead=2", "unknown lead"),
+        ("follower:1", "options are key=value"),
+        ("follower:hold=1,hold=2", "hold is given twice"),
+    ],
+)
+def test_policies_that_are_none_are_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        registry.parse(text, SERVE)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if name != "clairvoyant"])
+def test_every_setting_worth_trying_is_one(name: str) -> None:
+    if name.startswith("dynamo-"):
+        pytest.importorskip("dynamo.planner")
+    tried = registry.search(name)
+    assert len(set(tried)) == len(tried) > 0
+    for text in tried if name != "static" else ():
+        registry.parse(text, SERVE)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if name != "static"])
+def test_unknown_options_are_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match="unknown warp"):
+        registry.parse(f"{name}:warp=9", SERVE)
+
+
+def test_an_upper_limit_is_named() -> None:
+    with pytest.raises(BadInput, match=r"above 0 and at most 1, not 1\.5"):
+        Options("--policy x", "share=1.5").positive("share", 0.5, most=1.0)

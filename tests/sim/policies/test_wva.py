@@ -1,0 +1,144 @@
+"""The saturation law of llm-d's autoscaler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading, ServiceReading
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import registry, wva
+from plimsoll.sim.policies.base import Look
+from plimsoll.sim.policies.windows import Increase, Largest
+from plimsoll.sim.visit import End
+from tests.sim import lab
+from tests.sim.policies.looks import SERVE, buckets, engine, policy, seen
+
+LIMITS = wva.Limits(kv_tokens=720_000, budget=8_192, sequences=256)
+RULES = wva.Rules()
+CHAT = wva.Seen(in_use=100_000.0, waiting=0.0, prompt=2_048.0, output=256.0)
+
+
+def test_compute_is_what_a_steps_budget_or_the_slots_keep_busy() -> None:
+    assert wva.derived(LIMITS, 2_048.0, 256.0) == 256 * (2_048 + 128)  # slots bind
+    assert wva.derived(LIMITS, 8_000.0, 100.0) == pytest.approx(8_192 * 100 / 8_100 * 8_050)  # the budget binds
+    assert wva.derived(LIMITS, 0.0, 256.0) == wva.derived(LIMITS, 2_048.0, 0.0) == 0.0
+
+
+def test_a_replica_holds_the_lesser_of_memory_and_compute() -> None:
+    assert wva.Capacity(RULES, LIMITS).tokens(CHAT) == 256 * (2_048 + 128)
+    memory = 0.8 * 720_000
+    assert wva.Capacity(RULES, LIMITS).tokens(replace(CHAT, prompt=4_096.0)) == memory
+    assert wva.Capacity(RULES, LIMITS).tokens(replace(CHAT, prompt=0.0)) == memory
+
+
+def test_a_long_queue_shows_where_compute_ends_and_that_is_remembered_by_length() -> None:
+    one = wva.Capacity(RULES, LIMITS)
+    assert one.tokens(replace(CHAT, waiting=4.9)) == 256 * (2_048 + 128)
+    assert one.tokens(replace(CHAT, in_use=90_000.0, waiting=5.0)) == 90_000.0
+    assert one.tokens(replace(CHAT, in_use=110_000.0, waiting=50.0)) == 110_000.0
+    assert one.tokens(CHAT) == 100_000.0
+    assert one.tokens(replace(CHAT, output=499.0)) == 100_000.0
+    assert one.tokens(replace(CHAT, output=99.0)) != 100_000.0
+    assert one.tokens(replace(CHAT, output=500.0)) != 100_000.0
+    for _ in range(10):
+        one.tokens(replace(CHAT, in_use=50_000.0, waiting=9.0))
+    assert one.tokens(CHAT) == 50_000.0
+
+
+def test_who_waits_will_need_prompt_and_answer_where_answers_are_written() -> None:
+    waiting = replace(CHAT, waiting=2.0)
+    assert wva.load(Role.SERVE, waiting) == wva.load(Role.DECODE, waiting) == 100_000 + 2 * 2_304
+    assert wva.load(Role.PREFILL, waiting) == 100_000 + 2 * 2_048
+
+
+@pytest.mark.parametrize(
+    ("demand", "ready", "starting", "wanted"),
+    [
+        (85.0, 1, 0, 1),
+        (85.1, 1, 0, 2),
+        (85.1, 1, 1, 2),  # it is on its way already
+        (600.0, 2, 1, 8),
+        (70.1, 2, 0, 2),
+        (70.0, 2, 0, 1),
+        (0.0, 5, 0, 1),
+        (0.0, 1, 0, 1),
+        (70.0, 2, 1, 2),  # what starts is no spare
+    ],
+)
+def test_replicas_between_the_thresholds(demand: float, ready: int, starting: int, wanted: int) -> None:
+    assert wva.replicas(RULES, 100.0, demand, ready, starting) == wanted
+
+
+def test_more_is_asked_for_at_once_and_less_after_kubernetes_window() -> None:
+    made, ordered, orders = policy("wva"), 1, {}
+    for second in range(0, 700, 5):
+        full = second < 200
+        readings = [engine(f"e{n}", kv=0.9 if full else 0.01) for n in range(ordered)]
+        wanted = made.wanted(seen(float(second), ordered, readings)).get(Role.SERVE, ordered)
+        if wanted != ordered:
+            orders[second] = wanted
+        ordered = wanted
+    first, *_, last = orders
+    assert (first, orders[first]) == (0, 2)
+    assert ordered == 1
+    assert last >= 200 + 60 + 285  # the largest of a minute, and the window
+
+
+def test_gauges_count_by_the_largest_of_a_minute() -> None:
+    made, found = policy("wva"), []
+    for second in range(0, 120, 15):
+        kv = 0.9 if second == 15 else 0.1
+        found.append(made.wanted(seen(float(second), 1, [engine("a", kv=kv)]))[Role.SERVE])
+    assert found == [1, 2, 2, 2, 2, 2, 1, 1]
+
+
+def test_requests_that_gateways_hold_count_as_load() -> None:
+    lengths = {"prompt_tokens": 2_048.0, "output_tokens": 256.0}
+    told = {key: buckets(10.0)._replace(total=10.0 * mean) for key, mean in lengths.items()}
+    reading = EngineReading("a", 0.0, "a", running=1.0, waiting=0.0, kv_used=0.1, **told)
+    holding = ServiceReading(0.0, None, 0.0, 0.0, 0.0, 0.0, {}, None, waiting=400.0)
+
+    def wanted(*gateways: ServiceReading) -> int:
+        shown = replace(seen(15.0, 1, [reading]), gateways=gateways)
+        return policy("wva").wanted(shown)[Role.SERVE]
+
+    assert wanted() == 1
+    capacity, load = 256 * (2_048 + 128), 72_000 + 400 * 2_304
+    assert wanted(holding) == -(-load / 0.85 // capacity)
+
+
+def test_without_a_ready_engine_nothing_changes() -> None:
+    shown = Look(0.0, {Role.SERVE: 2}, engines={Role.SERVE: ()}, ready={Role.SERVE: 0}, starting={Role.SERVE: 2})
+    assert policy("wva").wanted(shown) == {Role.SERVE: 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("wva:up_at=0.7", "down_at is below up_at"), ("wva:kv=1.1", "at most 1"), ("wva:cycle=0", "above 0")],
+)
+def test_what_is_no_setting_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        registry.parse(text, SERVE)
+
+
+def test_windows_forget_what_is_older_and_who_is_gone() -> None:
+    gauge = Largest(60.0)
+    assert [gauge.add(at_s, "a", value) for at_s, value in ((0.0, 9.0), (30.0, 1.0), (60.0, 2.0), (61.0, 0.0))] == [
+        9.0, 9.0, 9.0, 2.0,
+    ]  # fmt: skip
+    gauge.keep(["b"])
+    assert gauge.add(62.0, "a", 0.5) == 0.5
+    counter = Increase(60.0)
+    grown = [counter.add(at_s, "a", at_s, 2.0 * at_s) for at_s in (15.0, 30.0, 60.0, 75.0, 90.0, 120.0)]
+    assert grown == [(15.0, 30.0), (30.0, 60.0), (60.0, 120.0), (60.0, 120.0), (60.0, 120.0), (60.0, 120.0)]
+
+
+def test_a_fleet_under_it_grows_when_requests_wait() -> None:
+    asked = lab.Load(700, 60.0).asked()
+    small = lab.plant(replace(lab.H200, max_num_seqs=16), start_s=2.0)
+    run = lab.simulate(asked, policy("wva", replace(SERVE, plant=small)), hardware=small)
+    assert {visit.end for visit in run.visits} == {End.OK}
+    assert max(desired for _, _, desired, *_ in run.world.log.replicas) > 1

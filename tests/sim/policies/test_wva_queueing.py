@@ -1,0 +1,170 @@
+"""The queueing model of llm-d's autoscaler: published values, theory, what the tuner learns, and the policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading, ServiceReading
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import registry, wva_queueing
+from plimsoll.sim.policies.wva_chain import Chain, Observed, Sizes, Tuner, first, usual_targets
+from tests.sim.policies.looks import BOTH, SERVE, buckets, policy, seen
+
+# parameters, batch, queue, tokens in and out; rate; TTFT, ITL, highest rate; targets; rates for them. These are what
+# the controller's own Go package computes at the commit of 18 August 2026, to the digits that are written here.
+GOLDEN = [
+    ((12.0, 0.05, 0.0005), 48, 128, 128, 512, 3.0, "75.317 20.5345 3.8208", (60.0, 20.0), "2.911 2.874"),
+    ((5.0, 0.05, 0.00005), 256, 100, 1024, 256, 8.0, "80.817 14.9906 11.8744", (500.0, 50.0), "11.599 11.271"),
+    ((5.0, 0.05, 0.00005), 64, 100, 4000, 1000, 1.5, "259.02 20.5102 1.7812", (1000.0, 30.0), "1.638 1.700"),
+]
+TRUE = (9.0, 0.03, 0.0002)
+
+
+def written(words: str, values: list[float | None]) -> None:
+    for word, value in zip(words.split(), values, strict=True):
+        assert value is not None
+        assert f"{value:.{len(word.partition('.')[2])}f}" == word
+
+
+@pytest.mark.parametrize(
+    ("parameters", "batch", "queue", "prompt", "output", "rate", "found", "targets", "rates"), GOLDEN
+)
+def test_published_values(
+    parameters: tuple[float, float, float], batch: int, queue: int, prompt: int, output: int, rate: float, found: str,
+    targets: tuple[float, float], rates: str,
+) -> None:  # fmt: skip
+    chain = Chain(parameters, Sizes(prompt, output), batch, queue)
+    at = chain.at(rate)
+    written(found, [at.ttft_ms, at.itl_ms, chain.most])
+    written(rates, [chain.rate(targets[0], None), chain.rate(None, targets[1])])
+    assert chain.rate(*targets) == min(filter(None, (chain.rate(targets[0], None), chain.rate(None, targets[1]))))
+
+
+def test_one_slot_is_the_textbooks_single_server_with_finite_room() -> None:
+    """M/M/1/K: L = r (1 - (K + 1) r^K + K r^(K+1)) / ((1 - r)(1 - r^(K+1))), Kleinrock, Queueing Systems I, 3.6."""
+    chain, room = Chain(TRUE, Sizes(500.0, 50.0), 1, 20), 21
+    leave = chain.most / 0.999
+    for r in (0.3, 0.7, 0.95):
+        inside = r * (1 - (room + 1) * r**room + room * r ** (room + 1)) / ((1 - r) * (1 - r ** (room + 1)))
+        through = leave * r * (1 - r**room) / (1 - r ** (room + 1))
+        assert chain.at(leave * r).wait_ms == pytest.approx(1000.0 * (inside / through - 1.0 / leave), rel=1e-9)
+
+
+def test_latency_grows_with_the_rate_and_a_rate_that_is_found_is_the_highest() -> None:
+    chain = Chain(TRUE, Sizes(1_000.0, 200.0), 64, 100)
+    rates = np.linspace(chain.least, chain.most, 40)
+    ttft = [chain.at(rate).ttft_ms for rate in rates]
+    assert all(after > before for before, after in pairwise(ttft))
+    found = chain.rate(400.0, None)
+    assert found is not None
+    assert chain.at(found).ttft_ms == pytest.approx(400.0, rel=1e-5)
+    assert chain.rate(1e9, 1e9) == chain.most
+    assert chain.rate(0.9 * chain.at(chain.least).ttft_ms, None) is None
+    assert chain.rate(None, 0.9 * chain.at(chain.least).itl_ms) is None
+
+
+def test_the_tuner_comes_to_expect_what_engines_show() -> None:
+    tuner, random = Tuner(64), np.random.default_rng(1)
+    for _ in range(200):
+        sizes = Sizes(float(random.uniform(300, 3000)), float(random.uniform(50, 400)))
+        chain = Chain(TRUE, sizes, 64, 640)
+        rate = float(random.uniform(0.1, 0.7)) * chain.most
+        at = chain.at(rate)
+        tuner.hear(Observed(rate, sizes, at.wait_ms + at.prefill_ms, at.itl_ms))
+    assert tuner.parameters is not None
+    sizes = Sizes(1_500.0, 150.0)
+    true, learned = Chain(TRUE, sizes, 64, 100), Chain(tuner.parameters, sizes, 64, 100)
+    assert learned.most == pytest.approx(true.most, rel=0.05)
+    assert learned.at(0.5 * true.most).itl_ms == pytest.approx(true.at(0.5 * true.most).itl_ms, rel=0.05)
+
+
+def test_the_tuner_refuses_what_it_finds_incredible_and_rates_beyond_it() -> None:
+    tuner, sizes = Tuner(64), Sizes(1_000.0, 200.0)
+    chain = Chain(TRUE, sizes, 64, 640)
+    at = chain.at(0.5 * chain.most)
+    usual = Observed(0.5 * chain.most, sizes, at.wait_ms + at.prefill_ms, at.itl_ms)
+    assert all(tuner.hear(usual) for _ in range(20))
+    before = tuner.parameters
+    assert not tuner.hear(replace(usual, ttft_ms=30.0 * usual.ttft_ms))
+    assert not tuner.hear(replace(usual, rate=3.0 * chain.most))
+    assert tuner.parameters == before
+
+
+def test_a_first_observation_gives_parameters_that_explain_it_or_the_usual_ones() -> None:
+    sizes = Sizes(1_000.0, 200.0)
+    alpha, beta, gamma = first(Observed(2.0, sizes, 150.0, 20.0))
+    assert alpha == 18.0
+    assert beta > 0.0
+    assert gamma > 0.0
+    assert first(Observed(2.0, sizes, 1.0, 20.0)) == (18.0, 0.05, 0.00005)
+
+
+def test_targets_that_nobody_gave_are_three_empty_iterations_and_the_work_itself() -> None:
+    ttft_ms, itl_ms = usual_targets((10.0, 0.1, 0.001), Sizes(1_000.0, 199.0), 3.0)
+    assert ttft_ms == pytest.approx(30.0 + 101.0)
+    assert itl_ms == pytest.approx(30.0 + 0.1 + 1.1)
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def reading(pod: str, requests: float, ttft_s: float = 0.1, itl_s: float = 0.012) -> EngineReading:
+    """An engine at which so many requests of 1,000 and 200 tokens ended with these means."""
+    means = {"prompt_tokens": 1_000.0, "output_tokens": 200.0, "ttft_s": ttft_s, "tpot_s": itl_s}
+    told: dict[str, Any] = {key: buckets(requests)._replace(total=requests * mean) for key, mean in means.items()}
+    return EngineReading(pod, 0.0, pod, running=0.0, waiting=0.0, kv_used=0.1, **told)
+
+
+def gateway(arrived: float, refused: float = 0.0, waiting: float = 0.0) -> ServiceReading:
+    return ServiceReading(arrived, None, 0.0, arrived, 0.0, 0.0, {"full": refused}, None, waiting=waiting)
+
+
+def orders(text: str, rate: float, until_s: int, **engine: float) -> list[int]:
+    """One engine that gets so many requests a second and is never joined by another."""
+    made, found = policy(text), []
+    for second in range(0, until_s, 15):
+        shown = seen(float(second), 1, [reading("a", rate * second, **engine)])
+        found.append(made.wanted(replace(shown, gateways=(gateway(rate * second),)))[Role.SERVE])
+    return found
+
+
+def test_nothing_is_learned_and_nothing_ordered_in_the_first_two_minutes() -> None:
+    found = orders("wva-queueing:itl=0.0115", 5.0, 150)
+    assert found[:8] == [1] * 8
+    assert found[8] > 1
+
+
+def test_replicas_are_all_arrivals_over_what_one_engine_takes() -> None:
+    slow = {"ttft_s": 0.2, "itl_s": 0.03}
+    found = orders("wva-queueing:ttft=1,itl=0.02,up=0", 4.0, 240, **slow)
+    parameters = first(Observed(4.0, Sizes(1_000.0, 200.0), 200.0, 30.0))
+    chain = Chain(parameters, Sizes(1_000.0, 200.0), SERVE.plant.profile.max_num_seqs, 100)
+    assert chain.rate(1000.0, 20.0) is None  # alpha alone is 27 ms: nothing can be done, so nothing is
+    assert set(found) == {1}
+    wanted = wva_queueing.replicas(chain, 4.0, 1000.0, 28.0)
+    assert wanted is not None
+    assert wanted > 1
+    assert orders("wva-queueing:ttft=1,itl=0.028", 4.0, 240, **slow)[8] == min(wanted, 5)  # four more at once
+
+
+def test_what_gateways_hold_or_refuse_is_no_arrival() -> None:
+    def wanted(**kept: float) -> int:
+        made, found = policy("wva-queueing:itl=0.0115"), 1
+        for second in range(0, 150, 15):
+            share = {key: value * second for key, value in kept.items()}
+            shown = seen(float(second), 1, [reading("a", 5.0 * second)])
+            found = made.wanted(replace(shown, gateways=(gateway(20.0 * second, **share),)))[Role.SERVE]
+        return found
+
+    assert wanted() > wanted(refused=15.0) == wanted(waiting=15.0)
+
+
+def test_it_has_no_law_for_two_tiers() -> None:
+    with pytest.raises(BadInput, match="prefill and decode apart"):
+        registry.parse("wva-queueing", BOTH)
