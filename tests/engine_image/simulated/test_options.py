@@ -71,7 +71,7 @@ def test_scales_multiply_what_they_are_about() -> None:
     assert (fast.factor, fast.start_s, fast.lease_s) == (0.7, 5.0, 15.0)
 
 
-@pytest.mark.parametrize(("role", "factor"), [("kv_producer", 0.97), ("kv_consumer", 0.93), ("kv_both", 1.0)])
+@pytest.mark.parametrize(("role", "factor"), [("kv_producer", 0.97), ("kv_consumer", 0.96), ("kv_both", 1.0)])
 def test_an_engine_that_only_prefills_or_decodes_has_its_own_factor(role: str, factor: float) -> None:
     config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
     assert given("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(factor)
