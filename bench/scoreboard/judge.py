@@ -22,6 +22,7 @@ _T: Final = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 _NORMAL: Final = 1.960
+_ENOUGH: Final = 20  # followers on a frontier
 _KEEPS: Final = 0.99  # of windows
 _TOLD: Final = 0.9
 
@@ -155,7 +156,9 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool) -> list
         found += _least("windows", reach.windows, own.windows)
     if reach.above_least is not None:
         found += _above_least(reach.above_least, own, others)
-    if reach.tickets is not None and own.tickets.soon:
+    if reach.tickets is not None and not own.tickets.soon:
+        found.append(Check("refusals that carry a ticket", f">= {_TOLD:.0%}", "none named a time", False))
+    elif reach.tickets is not None:
         found += _least("refusals that carry a ticket", _TOLD, own.tickets.given / own.tickets.refused)
         found += _least("in at the first retry, to 60 s", reach.tickets, own.tickets.soon_in / own.tickets.soon)
     if own.shed_work is not None:
@@ -167,9 +170,14 @@ def _above_least(most: float, own: Score, others: Sequence[Score]) -> list[Check
     """Mean replicas after the first hour over the smallest constant fleet that keeps the promise in 99 % of windows."""
     fleets = [one for one in others if one.family == "static" and (one.windows or 0.0) >= _KEEPS]
     if not fleets or own.later is None:
-        return []
+        return [Check("mean replicas over the least fleet", f"<= {most:.2f}", "no constant fleet keeps it", False)]
     least = min(one.replicas.value for one in fleets)
     return _most(f"mean replicas over {least:.0f}", most, own.later - least)
+
+
+def _too_few(name: str, asked: str, played: Sequence[frontier.Point]) -> Check:
+    """A frontier of a few settings proves nothing."""
+    return Check(name, asked, f"{len(played)} were played, {_ENOUGH} are wanted", False)
 
 
 def _least(name: str, asked: float | None, found: float) -> list[Check]:
@@ -183,10 +191,12 @@ def _most(name: str, asked: float | None, found: float) -> list[Check]:
 def _behind(most: float, at_cost: float, own: Score, others: Sequence[Score]) -> list[Check]:
     """How much better the best follower is that costs no more."""
     followers = [one.point for one in others if one.family == "follower"]
+    if len(followers) < _ENOUGH:
+        return [_too_few("followers", f"<= {most:.0%} behind followers", followers)]
     asked = f"<= {most:.0%} behind followers" + ("" if at_cost == 1.0 else " at 5 % less")
     best = frontier.best_at(followers, own.gpu_hours.value * at_cost)
     if best is None:
-        return [Check("followers", asked, "none costs so little" if followers else "none was played", bool(followers))]
+        return [Check("followers", asked, "none costs so little", True)]
     by = best.attainment - own.offered.value
     return [Check("followers", asked, f"{by:+.2%} ({best.word})", by <= most)]
 
@@ -194,10 +204,12 @@ def _behind(most: float, at_cost: float, own: Score, others: Sequence[Score]) ->
 def _times_best(most: float, own: Score, others: Sequence[Score], by_windows: bool) -> list[Check]:
     """GPU-hours over those of the cheapest reference that attains as much, in windows or in all."""
     points = [one.point for one in others if one.family == "follower"]
+    if len(points) < _ENOUGH:
+        return [_too_few("cost", f"<= {most:.2f} times the cheapest reference as good", points)]
     floor = {"windows": own.windows or 0.0} if by_windows else {"attainment": own.offered.value}
     best = frontier.cheapest(points, **floor)
     asked = f"<= {most:.2f} times the cheapest reference as good"
     if best is None:
-        return [Check("cost", asked, "none is as good" if points else "none was played", bool(points))]
+        return [Check("cost", asked, "none is as good", True)]
     times = own.gpu_hours.value / best.gpu_hours
     return [Check("cost", asked, f"{times:.3f} ({best.word})", times <= most)]

@@ -62,6 +62,7 @@ def code() -> str:
     """Hash of the program, as far as it has a say in a run."""
     root, whole = Path(plimsoll.__file__).parent, hashlib.sha256()
     files = [_HERE / name for name in _PLAYING] + [path for folder in FOLDERS for path in folder.glob("*.gz")]
+    files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
     for name in _DECIDING:
         files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
     for path in sorted(files):

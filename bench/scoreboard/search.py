@@ -89,6 +89,7 @@ def policies(row: Row) -> list[str]:
     usual = {name: [name] for name in registry.names() if name not in ("static", "clairvoyant")}
     usual["static"] = list(words("static", row))
     scene = ground(row, 1.0, row.load.make(1)).scene
+    found.pop("static", None)  # all of them: the least fleet that keeps the promise is among them
     wanted = dict.fromkeys(word for kept in {**usual, **found}.values() for word in kept)
     return [word for word in wanted if _possible(word, scene)]
 

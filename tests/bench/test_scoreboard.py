@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.scoreboard import expect, judge, picture, search, table
+from bench.scoreboard import expect, judge, picture, play, search, table
 from bench.scoreboard.loads import Lengths, Phase, Phases, Renewal, Sine
-from bench.scoreboard.play import Task, play, replicas
+from bench.scoreboard.play import Task, replicas
 from bench.scoreboard.rows import ROWS, SHORT, Reach
 from bench.scoreboard.slices import Slice
 from bench.scoreboard.store import Store
@@ -53,6 +53,10 @@ def a_score(policy: str, offered: float, gpu_hours: float, **more: Any) -> judge
 
 def reached(checks: Sequence[judge.Check]) -> dict[str, bool]:
     return {one.name: one.passed for one in checks}
+
+
+MANY = [a_score(f"follower:spare={n}", 0.1, 0.5) for n in range(20)]  # a frontier far below
+NO_TICKETS = {"refused": 10, "given": 0, "honoured": {"to_60_s": {"given": 0, "first_ok": 0}}}
 
 
 # ---------------------------------------------------------------- loads
@@ -130,31 +134,34 @@ def test_a_mean_has_the_interval_of_students_t() -> None:
 def test_a_row_asks_for_offered_and_admitted_and_gpu_hours() -> None:
     good = a_score("plimsoll", 0.96, 1.2)
     dear = a_score("follower", 1.0, 2.0)
-    assert all(reached(judge.checks(STEP, good, [good, dear], nominal=True)).values())
+    assert all(reached(judge.checks(STEP, good, [good, dear, *MANY], nominal=True)).values())
     worse = a_score("plimsoll", 0.94, 1.4, attainment_admitted=0.98)
-    found = reached(judge.checks(STEP, worse, [worse, dear], nominal=True))
+    found = reached(judge.checks(STEP, worse, [worse, dear, *MANY], nominal=True))
     assert [name for name, passed in found.items() if not passed] == ["offered", "admitted", "GPU-hours"]
 
 
 def test_a_better_follower_at_our_cost_is_told_and_a_dearer_one_is_not() -> None:
     own = a_score("plimsoll", 0.96, 1.2)
     better, dearer = a_score("follower:margin=0.8", 0.975, 1.2), a_score("follower:margin=0.5", 1.0, 1.3)
-    assert reached(judge.checks(STEP, own, [own, dearer], nominal=True))["followers"]
-    assert not reached(judge.checks(STEP, own, [own, better, dearer], nominal=True))["followers"]
+    assert reached(judge.checks(STEP, own, [own, dearer, *MANY], nominal=True))["followers"]
+    assert not reached(judge.checks(STEP, own, [own, better, dearer, *MANY], nominal=True))["followers"]
 
 
 def test_on_another_plant_followers_judge_and_absolute_figures_do_not() -> None:
     own, better = a_score("plimsoll", 0.70, 1.6), a_score("follower:margin=0.8", 0.73, 1.5)
     assert reached(judge.checks(STEP, own, [own], nominal=False)) == {"followers": False}, "nobody was played"
-    assert reached(judge.checks(STEP, own, [own, better], nominal=False)) == {"followers": False}
+    few = [own, *MANY[:5]]
+    assert reached(judge.checks(STEP, own, few, nominal=False)) == {"followers": False}, "too few to be a frontier"
+    assert reached(judge.checks(STEP, own, [own, *MANY], nominal=False)) == {"followers": True}
+    assert reached(judge.checks(STEP, own, [own, better, *MANY], nominal=False)) == {"followers": False}
 
 
 def test_cost_is_held_against_the_cheapest_reference_that_is_as_good() -> None:
     row = replace(STEP, reach=Reach(times_best=1.10))
     own, cheap = a_score("plimsoll", 0.96, 1.2), a_score("follower:spare=1", 0.96, 1.0)
     bad, peer = a_score("follower:spare=0", 0.90, 0.8), a_score("hpa-queue", 0.99, 0.7)
-    assert not reached(judge.checks(row, own, [own, cheap, bad, peer], nominal=True))["cost"]
-    assert reached(judge.checks(row, own, [own, bad, peer], nominal=True))["cost"]
+    assert not reached(judge.checks(row, own, [own, cheap, bad, peer, *MANY], nominal=True))["cost"]
+    assert reached(judge.checks(row, own, [own, bad, peer, *MANY], nominal=True))["cost"]
 
 
 def test_a_constant_rate_is_held_against_the_least_fleet_that_keeps_the_promise() -> None:
@@ -167,6 +174,8 @@ def test_a_constant_rate_is_held_against_the_least_fleet_that_keeps_the_promise(
         found = reached(judge.checks(row, own, [own, one, two], nominal=True))
         assert found["mean replicas over 2"] is passed
         assert found["reversals"]
+    nobody = reached(judge.checks(row, own, [own, one], nominal=True))
+    assert nobody["mean replicas over the least fleet"] is False
 
 
 def test_refusing_the_large_ones_is_told() -> None:
@@ -180,6 +189,21 @@ def test_tickets_are_counted_over_all_seeds() -> None:
     assert own.tickets == (20, 18, 16, 14)
     found = reached(judge.checks(row, own, [own], nominal=True))
     assert found == {"refusals that carry a ticket": True, "in at the first retry, to 60 s": False}
+
+
+def test_a_row_of_tickets_without_any_is_not_reached() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=NO_TICKETS)])
+    assert reached(judge.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": False}
+
+
+def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = play.code()
+    real = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: real(path) + (b" " if path.name == "h200-8b-hot.json" else b"")
+    )
+    assert play.code() != before
 
 
 def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
@@ -260,7 +284,7 @@ def test_page_and_picture_hold_every_policy() -> None:
 @pytest.mark.parametrize("policy", expect.POLICIES)
 def test_the_short_row_is_no_worse_than_chance_allows(policy: str) -> None:
     for name, row in SHORT.items():
-        runs = [play(Task(row, 1.0, policy, seed)) for seed in (1, 2)]
+        runs = [play.play(Task(row, 1.0, policy, seed)) for seed in (1, 2)]
         assert not expect.worse(runs, expect.read()[name][policy])
 
 

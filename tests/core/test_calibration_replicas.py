@@ -113,3 +113,18 @@ def test_a_wild_window_moves_the_others_by_no_more_than_its_clipped_share() -> N
         replicas.evened(["a", "b"], [second, second], np.ones(2), np.ones(2), weights)
     found = replicas.evened(["a", "b"], [50.0, 50.0], np.array([1.0, 1e9]), np.ones(2), weights)
     assert found[0] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("ends_s", [[0.0, 100.0, 100.0], [1000.0, 900.0, 900.0], [900.0, 1000.0, 0.0]])
+def test_windows_of_very_different_times_in_one_pass_break_nothing(ends_s: list[float]) -> None:
+    replicas, names = Replicas(), ["a", "b", "c"]
+    replicas.evened(names[:2], [1000.0, 1000.0], np.ones(2), np.ones(2), np.ones(2))
+    found = replicas.evened(names, ends_s, np.full(3, 1.1), np.ones(3), np.ones(3))
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("expected", [-1.0, 0.0, 1e-300])
+def test_a_law_that_makes_no_sense_spoils_no_later_window(expected: float) -> None:
+    replicas, names = Replicas(), ["a", "b"]
+    replicas.evened(names, [1.0, 1.0], np.ones(2), np.full(2, expected), np.ones(2))
+    assert np.isfinite(replicas.evened(names, [2.0, 2.0], np.ones(2), np.ones(2), np.ones(2))).all()

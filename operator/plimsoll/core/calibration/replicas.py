@@ -25,6 +25,7 @@ from plimsoll.core.calibration.belief import Floats
 HALF_LIFE_S: Final = 300.0  # what a replica showed; it slows down when its card gets hot
 GONE_S: Final = 60.0  # a replica that has not been heard for so long is none of those present
 _SHRINK: Final = 1.0  # windows: noise of one over the spread between replicas, both about 5 %
+_LEAST: Final = 1e-9
 _CLIP: Final = 0.5  # of a log ratio: what is further off is no replica of this build, or no measurement
 
 
@@ -36,7 +37,7 @@ class _Pace:
 
     def hear(self, at_s: float, log_ratio: float, weight: float) -> None:
         kept = 0.5 ** (max(0.0, at_s - self.at_s) / HALF_LIFE_S)
-        self.at_s = max(at_s, self.at_s)
+        self.at_s = at_s  # a clock that was set back is believed
         self.weight = kept * self.weight + weight
         self.log_sum = kept * self.log_sum + weight * log_ratio
 
@@ -59,16 +60,18 @@ class Replicas:
         ratios, expected: time over the prior's, measured and by what is believed now. weights: windows that each is
         worth. ends_s: of the windows, seconds on the caller's clock.
         """
-        logs = np.clip(np.log(ratios / expected), -_CLIP, _CLIP)
+        over = np.maximum(ratios, 0.0) / np.maximum(expected, _LEAST)  # a law that is not positive says nothing
+        logs = np.clip(np.log(np.maximum(over, _LEAST)), -_CLIP, _CLIP)
         for name, at_s, log_ratio, weight in zip(names, ends_s, logs.tolist(), weights.tolist(), strict=True):
             known = self._paces.get(name)
             if known is None:
                 known = self._paces[name] = _Pace(at_s)
             known.hear(at_s, log_ratio, weight)
-        now_s = max(ends_s)
-        self._paces = {name: pace for name, pace in self._paces.items() if abs(now_s - pace.at_s) <= GONE_S}
-        if len(self._paces) < 2:
+        now_s, told = max(ends_s), set(names)
+        here = {name: pace for name, pace in self._paces.items() if name in told or abs(now_s - pace.at_s) <= GONE_S}
+        self._paces = here
+        if len(here) < 2:
             return ratios
-        mean = math.fsum(pace.log_factor for pace in self._paces.values()) / len(self._paces)
-        found: Floats = ratios * np.exp([mean - self._paces[name].log_factor for name in names])
+        mean = math.fsum(pace.log_factor for pace in here.values()) / len(here)
+        found: Floats = ratios * np.exp([mean - here[name].log_factor for name in names])
         return found

@@ -31,9 +31,8 @@ class Forecast:
 
     season: what the shape of day or week foretells beyond the trend. age_s: of the last sample. history: share of own
     history, against the prior, in what is known of growth, 0 to 1. changed_s_ago: since the level last leapt.
-    ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what
-    a reserve that is there is kept against. rate_per_s, tokens_per_s: as told along;
-    None if not.
+    ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a reserve that is there is
+    kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
     """
 
     work: float

@@ -125,8 +125,8 @@ class Lengths:
         return counted.tokens / counted.requests
 
     def workload(self, now_s: float, prompt_tokens: float | Unknown) -> Workload | Unknown:
-        """Joint lengths; their means those of arriving prompts, and of the outputs of late, where these are known and
-        differ by more than a tenth."""
+        """Joint lengths; their means those of arriving prompts where these differ by more than a tenth, and of the
+        outputs of late where these are longer by more."""
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
             return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
@@ -141,7 +141,10 @@ class Lengths:
         return self._given.workload
 
     def _outputs(self, now_s: float, base: Workload) -> float:
-        """The mean output of late over that of the base, 1 where they differ by chance."""
+        """The mean output of late over that of the base where it is longer beyond chance, else 1.
+
+        Shorter answers end first, and are among those that ended; and while more and more begin, tokens lag behind.
+        """
         lately, usual = self._begun.over(now_s), base.mean(base.output_tokens)
         if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
             return 1.0
