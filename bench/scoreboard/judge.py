@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from bench.scoreboard.rows import Row
+from bench.scoreboard.rows import Reach, Row
 from plimsoll.sim import frontier
 from plimsoll.sim.frontier import Point
 
@@ -150,6 +150,15 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool) -> list
         found += _behind(reach.behind, reach.at_cost, own, others)
     if reach.times_best is not None:
         found += _times_best(reach.times_best, own, others, by_windows=reach.windows is not None)
+    found += _course(reach, own, others)
+    if own.shed_work is not None:
+        found += _most("work of what was shed", 1.1, own.shed_work)
+    return found
+
+
+def _course(reach: Reach, own: Score, others: Sequence[Score]) -> list[Check]:
+    """Of how the fleet went: what binds on every plant."""
+    found: list[Check] = []
     if reach.reversals is not None:
         found.append(Check("reversals", f"<= {reach.reversals}", str(own.reversals), own.reversals <= reach.reversals))
     if reach.windows is not None and own.windows is not None:
@@ -161,8 +170,6 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool) -> list
     elif reach.tickets is not None:
         found += _least("refusals that carry a ticket", _TOLD, own.tickets.given / own.tickets.refused)
         found += _least("in at the first retry, to 60 s", reach.tickets, own.tickets.soon_in / own.tickets.soon)
-    if own.shed_work is not None:
-        found += _most("work of what was shed", 1.1, own.shed_work)
     return found
 
 
