@@ -1,7 +1,8 @@
 """`python -m bench`: every measurement in turn, printed and written to build/bench/report.json; `scoreboard`: policies;
 `trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs.
 
-Nothing here passes or fails: a figure is for a person to judge. The targets stand beside the figures.
+Nothing here passes or fails but `trust`, which exits 1 where a bound is not met: a figure is for a person to judge. The
+targets stand beside the figures.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from bench.hardware import traces
+from bench.hardware import keep, traces
 from bench.hardware.summary import Seen
 
 COMPLETIONS: Final = "/v1/completions"
@@ -124,7 +124,10 @@ async def _one(
 def run(
     trace: Path, url: str, out: Path, *, workers: int, seed: int, prefill: str = "", remote_from: int = 0
 ) -> list[dict[str, Any]]:
-    """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock."""
+    """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock.
+
+    Raises ValueError where a process ended badly or a request has no row; what there is has been written then.
+    """
     start = time.monotonic() + 3.0 + _LEAD_S  # processes need a moment to import and to draw their prompts
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
@@ -139,6 +142,7 @@ def run(
         part.unlink(missing_ok=True)
     rows.sort(key=lambda row: row["at_s"])
     out.write_text(json.dumps({"trace": trace.name, "start": start, "codes": codes, "requests": rows}))
+    keep.whole(out.name, rows, codes, len(traces.read(trace)))
     return rows
 
 

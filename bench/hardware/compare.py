@@ -16,14 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.hardware import client
-from bench.hardware.keep import requests, runs
+from bench.hardware import client, traces
+from bench.hardware.keep import complete, runs
 from bench.hardware.summary import summary
 from plimsoll.core.slo import Slo
 
 
 def measured(prediction: Path, folder: Path) -> list[dict[str, Any]]:
-    """The clients' figures of each run, in the order of the prediction. Raises ValueError for another trace."""
+    """The clients' figures of each run, in the order of the prediction.
+
+    Raises ValueError for another trace, and where a request of it has no row or a client ended badly.
+    """
     told = json.loads((prediction / "prediction.json").read_text())
     slo, found = Slo(**told["slo"]), []
     for name, digest in sorted(told["traces"].items()):
@@ -32,7 +35,7 @@ def measured(prediction: Path, folder: Path) -> list[dict[str, Any]]:
         seen = next((path for path in runs(folder) if path.name.startswith(f"{Path(name).stem}.")), None)
         if seen is None:  # the measurement was cut short
             break
-        rows = requests(seen)["requests"]
+        rows = complete(seen, len(traces.read(prediction / name)))
         after = [one for one in client.seen(rows) if one.sent_s >= told["warm_s"]]
         found.append(summary(after, slo, told["window_s"]))
     return found

@@ -3,7 +3,8 @@
     python -m bench.hardware.keep MEASURED DEST [--prediction DIR]
 
 Requests keep what the tables need, to 10 us, compressed; step logs are compressed; of the engines' metrics only the
-counters that are read, of nvidia-smi's record time, card, clock and power.
+counters that are read, of nvidia-smi's record time, card, clock and power. In result.json the folder that a run wrote
+to, which is of that machine alone, becomes OUT.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _COUNTS: Final = ("row", "prompt", "output", "ok")
 _METRICS: Final = re.compile(
     r"vllm:(nixl_|prompt_tokens_by_source_total|num_preemptions_total|cache_config_info)|plimsoll_"
 )
+_FOLDER: Final = re.compile(r'[^\s"]+(?=/models/)')  # models lie in the folder that a run writes to
 _CLOCK_COLUMNS: Final = 4
 
 
@@ -31,6 +33,25 @@ def requests(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         found: dict[str, Any] = json.load(file)
     return found
+
+
+def complete(path: Path, sent: int | None = None) -> list[dict[str, Any]]:
+    """A run's requests; `sent`: how many its trace has, where that is at hand. Raises ValueError as `whole`."""
+    document = requests(path)
+    found: list[dict[str, Any]] = document["requests"]
+    whole(path.name, found, document["codes"], sent)
+    return found
+
+
+def whole(name: str, rows: Sequence[dict[str, Any]], codes: Sequence[int], sent: int | None = None) -> None:
+    """Raises ValueError where a client ended badly or a request of the trace has no row.
+
+    A client that died takes with it what it had sent: missing rows would count neither as kept nor as missed.
+    """
+    numbers = sorted(row["row"] for row in rows)
+    if any(codes) or numbers != list(range(len(rows) if sent is None else sent)):
+        told = "" if sent is None else f" of {sent}"
+        raise ValueError(f"{name}: {len(rows)}{told} requests, clients ended with {list(codes)}")
 
 
 def runs(folder: Path) -> list[Path]:
@@ -67,8 +88,8 @@ def main(words: Sequence[str] | None = None) -> int:
         (given.dest / path.name).write_text("\n".join(kept) + "\n")
     rows = [line.split(", ")[:_CLOCK_COLUMNS] for line in (given.measured / "gpu.csv").read_text().splitlines()]
     (given.dest / "gpu.csv").write_text("".join(", ".join(row) + "\n" for row in rows))
-    for name in ("clock.json", "result.json"):
-        shutil.copy(given.measured / name, given.dest / name)
+    shutil.copy(given.measured / "clock.json", given.dest / "clock.json")
+    (given.dest / "result.json").write_text(_FOLDER.sub("OUT", (given.measured / "result.json").read_text()))
     if given.prediction is not None:
         for path in (given.prediction / "prediction.json", *sorted(given.prediction.glob("run*.csv"))):
             shutil.copy(path, given.dest / path.name)

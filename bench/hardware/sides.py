@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.hardware import client
-from bench.hardware.keep import requests, runs
+from bench.hardware.keep import complete, runs
 from bench.hardware.predict import BUDGET
 from bench.hardware.summary import Seen, kept
 from plimsoll.core import transfer
@@ -89,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     own, before = profile.load(given.profile), dict.fromkeys(_COUNTERS, 0.0)
     for number, path in enumerate(runs(given.folder)):
-        rows = requests(path)["requests"]
+        rows = complete(path)
         one = figures(rows)
         if number == 0:
             heads = [

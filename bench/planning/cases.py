@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.trust.table2 import KV_TOKENS, READING
 from plimsoll.cli.plan import measured
 from plimsoll.core.knee import Tier, profile, slo_rate
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
@@ -28,7 +29,6 @@ from plimsoll.sim import profile as profiles
 
 DATA = Path(__file__).parent / "data"
 SYSTEMS = {"h200_sxm": "H200", "h100_sxm": "H100-SXM"}
-OPT_KV_TOKENS = 56_000  # (0.9 x 80 GB - 26 GB of weights) / 819,200 bytes a token
 EVEN = 0.03  # shares nearer than this are called even
 SIGMAS = {"chat": (0.6, 0.5), "prefill": (0.4, 0.45)}  # of the recorded runs' lengths
 
@@ -55,14 +55,15 @@ class Ran:
 
 
 def opt_tiers(data: Any, engine: str, slo: Slo) -> tuple[Tier, ...]:
-    """OPT-13B as DistServe's profile has it.
+    """OPT-13B as DistServe's profile has it, adjusted for engines of that time.
 
     vLLM of 2023 gave a prefill a step to itself and began it at once. The law is of today's engine, whose prefill rides
-    in the second next step: 2.5 decode steps later, which the TTFT target is given here. DistServe's first token comes
-    from the prefill engine, and a wait for the decode engine counts in TPOT: it may take what the steps leave of it.
+    in the second next step: 2.5 decode steps later, by which vLLM's TTFT target is longer here. DistServe's first token
+    comes from the prefill engine, and waiting for the decode engine counts in TPOT: it may take what the steps leave of
+    it. That engine's batch is bounded as by a gate (`_opt_kept`).
     """
     workload = lengths(data)
-    limits = EngineLimits(256, OPT_KV_TOKENS, 4096)
+    limits = EngineLimits(256, KV_TOKENS, READING[engine])
     assert slo.ttft_s is not None
     assert slo.tpot_s is not None
     if engine == "vllm":
@@ -74,7 +75,7 @@ def opt_tiers(data: Any, engine: str, slo: Slo) -> tuple[Tier, ...]:
     decode = _steps(last, last)
     free = KvTransfer(40, 16, post_fixed_s=0.0, post_piece_s=0.0, step_factor=1.0)
     tokens = workload.mean(workload.output_tokens)
-    held = OPT_KV_TOKENS * decode.cached_token_s + decode.base_s  # a step with the cache full
+    held = KV_TOKENS * decode.cached_token_s + decode.base_s  # a step with the cache full
     waits = replace(slo, ttft_s=max(0.0, slo.tpot_s - held) * tokens)
     return (
         Tier(Role.PREFILL, prefill, workload, limits, slo),

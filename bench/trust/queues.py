@@ -215,5 +215,7 @@ def _within(name: str, values: Sequence[float], expected_s: float, own_s: float)
     middle_s, half_s = (low_s + high_s) / 2, (high_s - low_s) / 2
     off_s = max(0.0, low_s - own_s - expected_s, expected_s - high_s)
     told = {"theory_s": expected_s, "low_s": low_s, "high_s": high_s, "engine_adds_s": own_s}
+    told["half_width_percent"] = 100 * half_s / middle_s
+    told["engine_adds_percent"] = 100 * own_s / middle_s
     off = 1.0 + off_s / half_s if off_s else abs(expected_s - middle_s) / (half_s + own_s)
     return Check("theory", name, math.copysign(off, middle_s - expected_s), 1.0, "CI", told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ class Seen:
     tpot_s: float
     ok: bool
     engine: int = 0
-    leg_s: float = math.nan
 
     def within(self, ttft_s: float, tpot_s: float) -> bool:
         """Whether it kept a promise."""
@@ -86,8 +84,8 @@ def distserve() -> dict[tuple[str, str], list[Seen]]:
 
 def _seen(row: Mapping[str, str]) -> Seen:
     sent = Sent(float(row["at_s"]), int(row["prompt"]), int(row["output"]))
-    engine, leg_s = int(row.get("engine") or 0), float(row.get("prefill_leg_s") or "nan")
-    return Seen(sent, float(row["ttft_s"] or "nan"), float(row["tpot_s"] or "nan"), row["ok"] == "1", engine, leg_s)
+    ttft_s, tpot_s = float(row["ttft_s"] or "nan"), float(row["tpot_s"] or "nan")
+    return Seen(sent, ttft_s, tpot_s, row["ok"] == "1", int(row.get("engine") or 0))
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:

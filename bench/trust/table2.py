@@ -24,7 +24,7 @@ from bench.trust.drive import Got, alone, legs, plant
 from bench.trust.records import DATA, Seen
 from bench.trust.sweeps import within
 from plimsoll.sim.blocks import Blocks
-from plimsoll.sim.engine import Engine, _Batch, _Run
+from plimsoll.sim.engine import Batch, Engine, Run
 from plimsoll.sim.meters import Meters
 from plimsoll.sim.pace import Pace
 from plimsoll.sim.profile import Coefficients, Profile
@@ -33,8 +33,9 @@ from plimsoll.sim.wire import Wire
 TTFT_S: Final = 0.2
 TPOT_S: Final = 0.1
 POINTS: Final = 2.0
-_KV_TOKENS: Final = 50_000  # as the authors' simulator has it
-_READING: Final = {"vllm": 2_560, "distserve": 8_192}  # most prompt tokens of a step
+# Both as the authors' simulator has them (simdistserve/base/worker.py).
+KV_TOKENS: Final = 50_000
+READING: Final = {"vllm": 2_560, "distserve": 8_192}  # most prompt tokens of a step
 
 
 class Early(Engine):
@@ -46,8 +47,8 @@ class Early(Engine):
 class PromptsFirst(Early):
     """Reads whole prompts by themselves, while whoever decodes stands still, as vLLM did before chunked prefill."""
 
-    def _compose(self, now_s: float) -> _Run | None:
-        batch, room = _Batch(), self._budget
+    def _compose(self, now_s: float) -> Run | None:
+        batch, room = Batch(), self._budget
         while self.waiting and self._slots < self._most and self.waiting[0].prompt <= room:
             first = self.waiting[0]
             self._admit(batch, first.prompt)
@@ -57,7 +58,7 @@ class PromptsFirst(Early):
         if not batch.tokens:
             return super()._compose(now_s)
         stretch = self._pace.stretch(self._steps, batch.tokens, batch.pairs, 0, 0)
-        run = _Run(stretch, max(now_s, self._free_s), now_s, now_s, 1, len(batch.prompts), composed=1)
+        run = Run(stretch, max(now_s, self._free_s), now_s, now_s, 1, len(batch.prompts), composed=1)
         run.prompts, run.finals = batch.prompts, batch.finals
         for job in batch.joining:
             self._join(job)
@@ -73,9 +74,9 @@ def profile(system: str, reading_gpus: int) -> Profile:
     in_ms = (few[0], read[0] - few[0], read[1], 2 * read[2], few[2], few[1])
     return Profile(
         coefficients=Coefficients(*(ms / 1e3 for ms in in_ms)),
-        kv_tokens=_KV_TOKENS,
+        kv_tokens=KV_TOKENS,
         max_num_seqs=256,
-        budget=_READING[system],
+        budget=READING[system],
         block_size=16,
         layers=40,
         max_model_len=2_048,

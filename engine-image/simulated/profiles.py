@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -106,15 +107,28 @@ def load(name: str) -> Profile:
     """The profile of that name that comes with the package, or the one in a file; raises ProfileError."""
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return parse(read(path))
     except OSError as error:
         if name.endswith(".json"):
             raise ProfileError(f"{name}: {error.strerror}") from None
         known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.json")))
         raise ProfileError(f"no hardware profile {name!r}: known are {known}, or the path of a .json file") from None
+
+
+def read(path: Path) -> Any:
+    """A JSON document from a file that nobody vouches for. Raises OSError, and ProfileError that names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
+    except RecursionError:
+        raise ProfileError(f"{path}: not JSON: too deep") from None
     except ValueError as error:
-        raise ProfileError(f"{name}: not JSON: {error}") from None
-    return parse(document)
+        raise ProfileError(f"{path}: not JSON: {error}") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > sys.float_info.max_10_exp:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def parse(document: Any) -> Profile:
@@ -162,7 +176,7 @@ def _coefficients(document: Any) -> Coefficients:
 
 def _number(document: Mapping[str, Any], key: str, default: float | None, least: float = 0.0) -> float:
     value = document.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= sys.float_info.max:
         raise ProfileError(f"{key} must be a number of at least {least:g}, not {value!r}")
     return float(value)
 

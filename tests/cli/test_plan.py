@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from plimsoll.cli import curve
+from plimsoll.cli import curve, plan_shown
 from plimsoll.cli.main import main
-from plimsoll.core.planning.plan import Point
+from plimsoll.cli.picture import nice
+from plimsoll.cli.plan import measured
+from plimsoll.core.planning import mix
+from plimsoll.core.planning.arrange import Arrangement
+from plimsoll.core.planning.plan import Plan, Point, Question, plan
+from plimsoll.core.slo import Slo
+from plimsoll.sim import profile
 
 MEASURED = ["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
 MEANS = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
+BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
 
 
 def test_json_and_table_hold_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,14 +74,47 @@ def test_a_trace_is_planned_by_its_busiest_minutes(tmp_path: Path, capsys: pytes
     assert told["prompt_tokens"] == pytest.approx(1200, rel=0.01)
 
 
+def test_the_busiest_minutes_do_not_hold_the_request_at_their_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["arrival_s,prompt_tokens,output_tokens", *(f"{n / 8},1200,220" for n in range(8 * 300))]
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "300,9000,220", "900,100,10"]))
+    assert main([*MEASURED, "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rate_per_s"], told["prompt_tokens"]) == (8.0, 1200.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[" * 100_000, "not JSON: too deep"), ('{"num_hidden_layers": 1' + "0" * 400 + "}", "401 digits")],
+)
+def test_a_model_file_that_no_reader_can_hold_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main([*BY_NAME, "--model", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert f"--model: {path}: not JSON" in told
+    assert said in told
+
+
+def test_who_misses_alone_in_either_tier_of_a_pair_is_told() -> None:
+    workload, slo = mix.lognormal(1200.0, 220.0), Slo(0.95, 0.5, tpot_s=0.05)
+    found = plan(Question(workload, slo, 24.0, [measured(profile.load("h200-8b"), 1)]))
+    assert isinstance(found, Plan)
+    assert isinstance(found.other, Arrangement)
+    first, second = found.other.sizings
+    hopeless = replace(first, infeasible_alone=0.1), replace(second, infeasible_alone=0.2)
+    both = replace(found, chosen=replace(found.other, sizings=hopeless))
+    assert plan_shown.document(both, None)["infeasible_alone"] == pytest.approx(1 - 0.9 * 0.8)
+
+
 def test_no_plan_names_the_nearest_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEANS]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, TPOT breaks it" in said
     assert "it would keep --ttft 500ms --tpot 6" in said
-
-
-BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +143,8 @@ BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
         ([*MEASURED, *MEANS, "--cached-share", "1"], "--cached-share: must be 0 or more"),
         ([*MEASURED, *MEANS, "--rate", "nan"], "--rate: nan"),
         ([*MEASURED, *MEANS, "--trace", "t.csv"], "--prompt-tokens and --trace"),
+        ([*MEASURED, "--trace", "t.csv", "--prompt-sigma", "0.6"], "--prompt-sigma and --trace"),
+        ([*MEASURED, "--trace", "t.csv", "--output-sigma", "0.5"], "--output-sigma and --trace"),
         ([*MEASURED, "--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
         ([*MEASURED, *MEANS, "--headroom", "1"], "--headroom: 1"),
         ([*MEASURED, *MEANS, "--fabric-gb-per-s", "0"], "--fabric-gb-per-s: 0"),
@@ -113,6 +156,12 @@ BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
 def test_what_cannot_be_planned_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 1
     assert said in capsys.readouterr().err
+
+
+def test_the_axes_of_the_curve_end_as_those_of_other_pictures() -> None:
+    drawn = curve.draw("x", [Point(0.0, 0.0, 0.0), Point(2.7, 2.0, 2.0)], [])
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert f"{nice(2.7):g}" in texts
 
 
 def test_a_picture_escapes_names_and_leaves_out_marks_off_its_axis() -> None:

@@ -48,7 +48,7 @@ def test_means_are_kept_and_spread_is_what_was_asked_for() -> None:
 def test_a_trace_is_planned_for_by_its_busiest_minutes() -> None:
     quiet, busy = np.arange(0, 600, 10.0), np.arange(600, 900, 0.5)
     found = mix.busiest(np.concatenate((quiet, busy, np.arange(900, 1500, 10.0))))
-    assert (found.from_s, found.rate_per_s) == (600.0, 2.0)
+    assert (found.first, found.until, found.rate_per_s) == (60, 660, 2.0)
     assert found.gap_cv2 == 1.0
     assert mix.busiest(np.arange(0, 10, 0.5)).rate_per_s == pytest.approx(2.0)
 
@@ -66,7 +66,7 @@ def test_a_trace_without_a_rate_is_refused(arrivals: list[float]) -> None:
 def test_it_says_aggregated_where_two_aggregated_engines_kept_the_promise(mixed: str) -> None:
     """On two H200s. Every recorded run of that mix, at each pair of targets that both kinds were judged at."""
     for row in cases.load("h200_pairs.json")["rows"]:
-        if row["engines"] != "agg" or row["mix"] != mixed or row["rate_per_s"] in (4.0, 16.0, 40.0):
+        if row["engines"] != "agg" or row["mix"] != mixed:
             continue
         for name in ("500/50", "500/15"):
             if row["kept"][name] < 0.95:
@@ -175,14 +175,13 @@ def test_overload_has_no_quantile() -> None:
     assert kept((tier,), 100.0, (1,)) == 0.0
 
 
-def test_behind_a_gate_goodput_never_falls() -> None:
+def test_goodput_falls_beyond_the_knee_and_is_never_more_than_what_came() -> None:
     found = plan(asked())
     assert isinstance(found, Plan)
     points = curve(found.chosen)
-    gated, alone = [p.gated_per_s for p in points], [p.open_per_s for p in points]
-    assert gated == sorted(gated)
+    alone = [p.open_per_s for p in points]
     assert max(alone) > alone[-1]
-    assert all(p.open_per_s <= p.gated_per_s <= p.rate_per_s * (1 + 1e-9) for p in points)
+    assert all(p.gated_per_s <= p.rate_per_s * (1 + 1e-9) for p in points)
 
 
 @pytest.mark.parametrize(

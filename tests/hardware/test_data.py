@@ -80,8 +80,8 @@ def test_what_is_kept_is_enough_for_the_tables_and_the_same_bytes_again(tmp_path
     (seen / "engine.steps.csv").write_text("t_sched,t_out\n1,2\n")
     (seen / "gpu.csv").write_text("timestamp, index, sm, power, util\n2026/11/22 08:00:00.000, 0, 1980, 300, 99\n")
     (seen / "d.metrics.txt").write_text("# HELP x\nvllm:nixl_xfer_time_seconds_sum 1.0\nvllm:other 2.0\n")
-    for name in ("clock.json", "result.json"):
-        (seen / name).write_text("{}")
+    (seen / "clock.json").write_text("{}")
+    (seen / "result.json").write_text('{"command": "vllm serve /home/me/run1/models/8b --port 8000"}')
     for name in ("one", "two"):
         assert keep.main([str(seen), str(tmp_path / name)]) == 0
     one, two = (tmp_path / name / "run0.requests.json.gz" for name in ("one", "two"))
@@ -90,6 +90,7 @@ def test_what_is_kept_is_enough_for_the_tables_and_the_same_bytes_again(tmp_path
     assert gzip.decompress((tmp_path / "one" / "engine.steps.csv.gz").read_bytes()).startswith(b"t_sched")
     assert (tmp_path / "one" / "d.metrics.txt").read_text() == "vllm:nixl_xfer_time_seconds_sum 1.0\n"
     assert "99" not in (tmp_path / "one" / "gpu.csv").read_text()
+    assert (tmp_path / "one" / "result.json").read_text() == '{"command": "vllm serve OUT/models/8b --port 8000"}'
 
 
 def test_a_models_folder_has_as_many_words_as_its_vocabulary(tmp_path: Path) -> None:

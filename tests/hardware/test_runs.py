@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bench.hardware import client, compare, engine, traces
+from bench.hardware import client, compare, engine, keep, traces
 from bench.hardware.summary import Seen, kept, summary
 from plimsoll.core.slo import Slo
 
@@ -143,13 +143,35 @@ def test_a_trace_that_was_changed_after_the_prediction_is_refused(tmp_path: Path
     told |= {"warm_s": 0.0, "window_s": 10.0}
     (tmp_path / "prediction.json").write_text(json.dumps(told))
     row = {"at_s": 1.0, "late_s": 0.1, "output": 3, "first_s": 0.2, "last_s": 0.3, "gap_s": 0.05, "ok": True}
-    (tmp_path / "run0.requests.json").write_text(json.dumps({"requests": [row]}))
+    seen = tmp_path / "run0.requests.json"
+    rows = [row | {"row": number} for number in range(20)]
+    seen.write_text(json.dumps({"codes": [0, 0], "requests": rows}))
     found = compare.measured(tmp_path, tmp_path)
     assert found[0]["ttft_s"]["p50"] == pytest.approx(0.3), "a request that was sent late waited for its client"
     assert found[0]["tpot_s"]["p50"] == pytest.approx(0.05)
+    for codes, lost in (([0, 0], rows[:-1]), ([0, 0], rows[::2]), ([0, -9], rows)):
+        seen.write_text(json.dumps({"codes": codes, "requests": lost}))
+        with pytest.raises(ValueError, match=r"run0.requests.json: \d+ of 20 requests"):
+            compare.measured(tmp_path, tmp_path)
     traces.write(path, traces.poisson(2, 10, 2))
     with pytest.raises(ValueError, match="not the trace"):
         compare.measured(tmp_path, tmp_path)
+
+
+def test_a_run_of_which_a_client_was_lost_is_no_result(tmp_path: Path) -> None:
+    """Its rows would be missing, and with them its misses; what the others saw is on disk."""
+    trace, out = tmp_path / "t.csv", tmp_path / "t.requests.json"
+    traces.write(trace, [traces.Request(0.0, 5, 2)])
+    with pytest.raises(ValueError, match="0 of 1 requests, clients ended with"):
+        client.run(trace, "http://127.0.0.1:1", out, workers=1, seed=-1)  # no generator takes that
+    assert json.loads(out.read_text())["requests"] == []
+
+
+@pytest.mark.parametrize(("rows", "codes"), [((0, 1, 3), [0]), ((0, 1, 2), [0, 1]), ((0, 0, 1), [0])])
+def test_without_the_trace_gaps_between_the_rows_tell(rows: tuple[int, ...], codes: list[int]) -> None:
+    keep.whole("x", [{"row": number} for number in range(3)], [0, 0])
+    with pytest.raises(ValueError, match="x: 3 requests"):
+        keep.whole("x", [{"row": number} for number in rows], codes)
 
 
 def test_the_step_log_counts_chunks_and_contexts_as_the_law_does() -> None:

@@ -50,6 +50,18 @@ def test_it_starts_when_another_has_ended_and_remembers_the_wait() -> None:
     assert of.paid_s(100.0) == pytest.approx(40.0 + 60.0)
 
 
+def test_nothing_costs_beyond_the_time_that_is_asked_for() -> None:
+    of = tier(3)
+    [first] = of.begin(1)
+    of.set(0, 100.0)
+    of.end(first, 700.0)
+    assert [of.paid_s(until_s) for until_s in (50.0, 600.0, 700.0, 900.0)] == [50.0, 600.0, 700.0, 700.0]
+    [late], _ = of.set(1, 800.0)
+    assert of.place(late, 800.0)
+    of.end(late, 810.0)
+    assert [of.paid_s(until_s) for until_s in (750.0, 805.0, 900.0)] == [700.0, 705.0, 710.0]
+
+
 def test_one_that_is_given_back_while_it_is_pending_frees_nothing() -> None:
     cards = Cards(1)
     of = Tier(Role.SERVE, lab.plant(), Random(1), cards)

@@ -117,13 +117,28 @@ def test_hindsight_looks_at_enough_settings_and_takes_the_cheapest_that_passes()
     assert "gated=1" in rich
 
 
+def test_hindsight_that_nobody_can_afford_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"gpu-hours=0\.1: the cheapest follower that was run costs 1\.\d+ GPU-hours"):
+        frontier.words("hindsight:runs=6,gpu-hours=0.1", ONE, frontier.playing(Plant()), (6,))
+
+
+def test_every_gateway_has_a_part_of_every_cap() -> None:
+    plant, scene = Plant(), replace(ONE.scene, gateways=1000)
+    frontier.words("hindsight:runs=6", replace(ONE, scene=scene), frontier.playing(plant), (6,))
+    assert {word.partition("cap=")[2] for word, _ in plant.ran} == {"", "1000"}
+    for word, _ in plant.ran:
+        registry.parse(word, scene)
+
+
 def test_the_frontier_is_of_one_admission() -> None:
     found = frontier.words("follower-frontier:runs=6", ONE, frontier.playing(Plant()))
     assert found
     assert all(word.startswith("follower:") and word.endswith("gated=1") for word in found)
 
 
-@pytest.mark.parametrize("text", ["hindsight:warp=1", "follower-frontier:runs=0", "clairvoyant:attainment=2"])
+@pytest.mark.parametrize(
+    "text", ["hindsight:warp=1", "hindsight:plan=1", "follower-frontier:runs=0", "clairvoyant:attainment=2"]
+)
 def test_comparisons_refuse_what_they_do_not_know(text: str) -> None:
     with pytest.raises(BadInput):
         frontier.words(text, ONE, frontier.playing(Plant()))

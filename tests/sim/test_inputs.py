@@ -80,3 +80,26 @@ def test_files_of_start_up_times_that_are_none(tmp_path: Path, text: str) -> Non
     path.write_text(text)
     with pytest.raises(BadInput, match="--start-up"):
         startup.parse(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[" * 100_000, "too deep"), ("[1" + "0" * 400 + "]", "a number of 401 digits"), ("\0", "not JSON")],
+)
+def test_json_that_no_reader_can_hold_is_refused_with_its_file(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "evil.json"
+    path.write_text(text)
+    for read in (profile.load, profile.document, startup.parse):
+        with pytest.raises(BadInput, match=rf"evil\.json: not JSON: .*{words}|evil\.json: {words}"):
+            read(str(path))
+
+
+def test_bytes_are_no_json(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"b\.json: not JSON"):
+        profile.document(str(tmp_path / "b.json"))
+
+
+def test_a_number_that_no_float_holds_is_no_coefficient() -> None:
+    with pytest.raises(BadInput, match="base must be a number"):
+        profile.parse({**SIX, "base": 10**400})

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from plimsoll.cli import simulate
 from plimsoll.cli.main import main
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.sim.plant import Plant
+from plimsoll.sim.result import Result
 from tests import builders
 from tests.sim import lab
 
@@ -119,10 +126,13 @@ def test_engine_arguments_of_the_manifest_hold(
     ("words", "said"),
     [
         (["--policy", "magic"], "none of plimsoll"),
+        (["--policy", "hindsigth"], "follower-frontier, hindsight"),
+        (["--policy", "follower:cap=1"], "cap is at least 2, one request for each gateway"),
         (["--hardware", "h300"], "no hardware profile"),
         (["--initial", "1,2"], "--initial: must be SERVE"),
         (["--start-up", "soon"], "--start-up"),
         (["--rate-scale", "0"], "--rate-scale"),
+        (["--rate-scale", "1e-9"], "--rate-scale: 1e-09 leaves none of the 200 requests"),
         (["--from", "900"], "no request of the trace lies between"),
         (["--spread", "1"], "--spread"),
         (["--noise", "-1"], "--noise"),
@@ -153,7 +163,50 @@ def test_a_fallback_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_a_broken_manifest_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, said in (("a: [", "not YAML"), ("kind: Pod\n", "must hold one InferenceService")):
-        (tmp_path / "s.yaml").write_text(text)
+    for text, said in (
+        (b"a: [", "not YAML"),
+        (b"a: 2001-99-99", "not YAML"),
+        (b"[" * 100_000, "not YAML"),
+        (b"\xff\xfe\xff", "is not text"),
+        (b"kind: Pod\n", "must hold one InferenceService"),
+        (b"kind: InferenceService\nmetadata:\n", "metadata: must hold the service's name"),
+        (b"kind: InferenceService\nmetadata: x\n", "metadata: must hold the service's name"),
+    ):
+        (tmp_path / "s.yaml").write_bytes(text)
         assert main(typed) == 1
-        assert said in capsys.readouterr().err
+        assert f"s.yaml: {said}" in capsys.readouterr().err
+
+
+def test_files_for_several_policies_are_refused_before_anything_runs(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(simulate, "World")
+    out = ["--requests-out", str(tmp_path / "r.jsonl")]
+    for words in (["--policy", "follower-frontier:runs=2"], ["--policy", "hindsight", "--policy", "static:1"]):
+        assert main([*typed, *words, *out]) == 1
+        assert "for one policy at a time" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").exists()
+    assert main([*typed, "--policy", "hindsight", "--requests-out", "/nowhere/r"]) == 1
+    assert "/nowhere/r: No such file" in capsys.readouterr().err
+
+
+def test_a_search_writes_rows_of_what_it_found_alone_and_runs_nothing_twice(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: list[bool] = []
+
+    class Counted(Result):
+        def __init__(self, plant: Plant, roles: Sequence[Role], slo: Slo | None, *files: TextIO | None) -> None:
+            wrote.append(any(files))
+            super().__init__(plant, roles, slo, *files)
+
+    monkeypatch.setattr(simulate, "Result", Counted)
+    search = [*typed, "--start-up", "5", "--output", "json", "--policy", "clairvoyant:runs=4,attainment=0.5"]
+    assert main(search) == 0
+    ran, told = len(wrote), json.loads(capsys.readouterr().out)
+    assert ran <= 4
+    assert not any(wrote)
+    assert main([*search, "--requests-out", str(tmp_path / "r.jsonl")]) == 0
+    assert wrote[ran:] == [False] * ran + [True]
+    assert {**json.loads(capsys.readouterr().out), "wall_s": 0} == {**told, "wall_s": 0}
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 200

@@ -87,16 +87,63 @@ def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=words):
             trace.read(path)
     parquet.write_table(arrow.table({"session": [8, 9]}), path)
-    with pytest.raises(BadInput, match=r"none of the columns arrival_s, .* among session"):
+    with pytest.raises(BadInput, match=r"none of the columns arrival_s, .* among 'session'"):
         trace.read(path)
     path.write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(BadInput, match="not Parquet"):
         trace.read(path)
 
 
+def _dated(path: Path, moments: list[int], unit: str, zone: str | None = None) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = arrow.array(moments, arrow.timestamp(unit, zone))
+    parquet.write_table(arrow.table({"timestamp": column, "prompt_tokens": [1, 2], "output_tokens": [1, 2]}), path)
+    return path
+
+
+@pytest.mark.parametrize(("unit", "zone"), [("ns", None), ("ns", "UTC"), ("us", "Europe/Berlin")])
+def test_dates_of_a_parquet_file_may_be_fine_and_have_a_zone(tmp_path: Path, unit: str, zone: str | None) -> None:
+    each = {"ns": 10**9, "us": 10**6}[unit]
+    path = _dated(tmp_path / "t.parquet", [1, 5 * each // 2 + 1], unit, zone)
+    assert [one.at_s for one in trace.read(path)] == pytest.approx([0.0, 2.5], abs=1e-6)
+
+
+@pytest.mark.parametrize(("moment", "zone"), [(2**61, None), (5, "Mars/Olympus")])
+def test_dates_that_python_cannot_hold_are_refused(tmp_path: Path, moment: int, zone: str | None) -> None:
+    with pytest.raises(BadInput, match=r"t\.parquet: a value that Python cannot hold"):
+        trace.read(_dated(tmp_path / "t.parquet", [0, moment], "us", zone))
+
+
+def test_a_column_twice_is_refused_in_parquet_too(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = ["arrival_s", "prompt_tokens", "output_tokens", "output_tokens"]
+    parquet.write_table(arrow.table([arrow.array([1])] * 4, names=names), tmp_path / "t.parquet")
+    with pytest.raises(BadInput, match="the head names 'output_tokens' twice"):
+        trace.read(tmp_path / "t.parquet")
+
+
+def test_a_head_cannot_steer_a_terminal_or_fill_it(tmp_path: Path) -> None:
+    names = ["\x1b[2Jgone", "long" * 100, *(f"c{n}" for n in range(100))]
+    row = json.dumps(dict.fromkeys(names, 1))
+    for name, text in (("t.csv", ",".join(names) + "\n" + "1," * 101 + "1\n"), ("t.jsonl", row)):
+        with pytest.raises(BadInput) as refused:
+            trace.read(written(tmp_path, text, name))
+        assert "\x1b" not in str(refused.value)
+        assert "'c7' and 92 more" in str(refused.value)
+        assert len(str(refused.value)) < 400
+
+
+def test_a_trace_may_begin_before_1970(tmp_path: Path) -> None:
+    text = "timestamp,prompt_tokens,output_tokens\n1969-07-16 13:32:00,9,1\n1969-07-16 13:32:02.5,9,1\n"
+    assert [one.at_s for one in trace.read(written(tmp_path, text))] == [0.0, 2.5]
+    text = "timestamp,prompt_tokens,output_tokens\n1969-07-16 13:32:02,9,1\n1969-07-16 13:32:00,9,1\n"
+    with pytest.raises(BadInput, match="row 2, timestamp: '1969-07-16 13:32:00' is before"):
+        trace.read(written(tmp_path, text))
+
+
 def test_without_pyarrow_parquet_names_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BadInput, match=r"pip install 'plimsoll-operator\[simulate\]'"):
+    with pytest.raises(BadInput, match=r"in a checkout of Plimsoll, pip install '\.\[simulate\]'"):
         trace.read(written(tmp_path, "x", "t.parquet"))
 
 
@@ -122,8 +169,8 @@ def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
         ("prompt_tokens,output_tokens\n1,1\n", "no column arrival_s or arrival_ms or timestamp"),
         ("arrival_s,output_tokens\n1,1\n", "no column prompt_tokens or input_length"),
         ("arrival_s,prompt_tokens\n1,1\n", "no column output_tokens or output_length"),
-        (HEAD + "1,1,1\n0.5,1,1\n", "row 2, arrival_s: 0.5 is before"),
-        (HEAD + "1,1,1\n2,1,1\n1.5,1,1\n", "row 3, arrival_s: 1.5 is before"),
+        (HEAD + "1,1,1\n0.5,1,1\n", "row 2, arrival_s: '0.5' is before"),
+        (HEAD + "1,1,1\n2,1,1\n1.5,1,1\n", "row 3, arrival_s: '1.5' is before"),
         (HEAD + "-1,1,1\n", "row 1, arrival_s"),
         (HEAD + "nan,1,1\n", "row 1, arrival_s"),
         (HEAD + "inf,1,1\n", "row 1, arrival_s"),
@@ -137,11 +184,14 @@ def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
         (HEAD + "0,1\n", "row 1, output_tokens"),
         (HEAD + "0,1,99999999999\n", "row 1, output_tokens"),
         (HEAD + "0,1,1,7\n", "row 1: more values than the head has columns"),
-        ("arrival_s,prompt_tokens,output_tokens,output_tokens\n0,1,1,1\n", "the head names output_tokens twice"),
+        ("arrival_s,prompt_tokens,output_tokens,output_tokens\n0,1,1,1\n", "the head names 'output_tokens' twice"),
         (HEAD + '0,1,1\n1,"1,1\n', "not CSV"),
         ("timestamp,prompt_tokens,output_tokens\nyesterday,1,1\n", "row 1, timestamp: 'yesterday' is neither"),
         ("timestamp,prompt_tokens,output_tokens\n-5,1,1\n", "row 1, timestamp"),
-        ("timestamp,prompt_tokens,output_tokens\n2024-01-02,1,1\n2024-01-01,1,1\n", "row 2, timestamp: 2024-01-01 is"),
+        (
+            "timestamp,prompt_tokens,output_tokens\n2024-01-02,1,1\n2024-01-01,1,1\n",
+            "row 2, timestamp: '2024-01-01' is",
+        ),
         ('arrival_s,prompt_tokens,output_tokens,hash_ids\n0,1,1,"[1.5]"\n', "row 1, hash_ids"),
         ("arrival_s,prompt_tokens,output_tokens,hash_ids\n0,1,1,x\n", "row 1, hash_ids"),
     ],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from typing import Final
 
+from plimsoll.cli.picture import nice
 from plimsoll.core.planning.plan import Point
 
 _WIDTH: Final = 860
@@ -19,7 +19,7 @@ _STEPS: Final = 5
 
 def draw(title: str, curve: Sequence[Point], marks: Sequence[tuple[float, str]]) -> str:
     """An SVG document. marks: loads with their names, drawn as upright lines; those off the axis are left out."""
-    end = _nice(max(point.rate_per_s for point in curve))
+    end = nice(max(point.rate_per_s for point in curve))
 
     def x(rate: float) -> float:
         return _LEFT + rate / end * (_WIDTH - _LEFT - _RIGHT)
@@ -69,9 +69,3 @@ def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "none") -> str:
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} stroke="{colour}" stroke-dasharray="{dashes}"/>'
-
-
-def _nice(value: float) -> float:
-    """The smallest of 1, 1.5, 2, 3, 5 and 7.5 times a power of ten that is not below the value."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(power * lead for lead in (1, 1.5, 2, 3, 5, 7.5, 10) if power * lead >= value * 0.9999)

@@ -107,8 +107,9 @@ def _seconds(option: str, text: str | None) -> float | None:
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
     """The mix, its rate and the burstiness of its arrivals."""
     means = {"--prompt-tokens": arguments.prompt_tokens, "--output-tokens": arguments.output_tokens}
+    sigmas = {"--prompt-sigma": arguments.prompt_sigma, "--output-sigma": arguments.output_sigma}
     if arguments.trace is not None:
-        for option, value in means.items():
+        for option, value in {**means, **sigmas}.items():
             if value is not None:
                 raise BadInput(f"{option} and --trace: a trace has its own lengths, leave one of the two out")
         return _traced(arguments)
@@ -119,7 +120,10 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
         {"prompt_tokens": "--prompt-tokens", "output_tokens": "--output-tokens", "prompt_sigma": "--prompt-sigma",
          "output_sigma": "--output-sigma", "cached_share": "--cached-share"},
         lambda: mix.lognormal(
-            arguments.prompt_tokens, arguments.output_tokens, arguments.prompt_sigma, arguments.output_sigma,
+            arguments.prompt_tokens,
+            arguments.output_tokens,
+            mix.PROMPT_SIGMA if arguments.prompt_sigma is None else arguments.prompt_sigma,
+            mix.OUTPUT_SIGMA if arguments.output_sigma is None else arguments.output_sigma,
             arguments.cached_share,
         ),
     )  # fmt: skip
@@ -134,7 +138,7 @@ def _traced(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
         busy = mix.busiest([one.at_s for one in asked])
     except ValueError as error:
         raise BadInput(f"{arguments.trace}: {error}") from None
-    inside = [one for one in asked if busy.from_s <= one.at_s <= busy.to_s]
+    inside = asked[busy.first : busy.until]
     prompts = [float(one.prompt_tokens) for one in inside]
     share = arguments.cached_share
     mixed = from_samples(
@@ -179,11 +183,9 @@ def _shape(arguments: argparse.Namespace) -> ModelShape:
     if not name.endswith(".json"):
         return _named({}, lambda: shapes.find(name, arguments.weights, kv_bytes), "--model")
     try:
-        read = json.loads(Path(name).read_text())
-    except OSError as error:
-        raise BadInput(f"--model: {name}: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"--model: {name}: not JSON: {error}") from None
+        read = profile.document(name)
+    except BadInput as error:
+        raise BadInput(f"--model: {error}") from None
     if not isinstance(read, dict):
         raise BadInput(f"--model: {name}: is no JSON object")
     return _named(

@@ -17,7 +17,10 @@ _DIGITS: Final = 6
 
 
 def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
-    """What `--json` prints; times in seconds, rates in requests a second, None for what is unbounded or unknown."""
+    """What `--json` prints; times in seconds, rates in requests a second, None for what is unbounded or unknown.
+
+    infeasible_alone: of a pair, as if whom prefill fails were no likelier to be failed by decode.
+    """
     chosen, asked = found.chosen, found.question
     prompt, output = found.mean_tokens
     return {
@@ -38,7 +41,7 @@ def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
         "binding": str(chosen.binding),
         "load_line_per_s": _number(chosen.load_line_per_s),
         "knee_per_s": _number(chosen.knee_per_s),
-        "infeasible_alone": _number(chosen.sizings[0].infeasible_alone),
+        "infeasible_alone": _number(1 - math.prod(1 - sizing.infeasible_alone for sizing in chosen.sizings)),
         "expected": _expected(found.expected),
         "expected_at_load_line": _expected(found.expected_at_line),
         "tiers": {str(role): tier for role, tier in _tiers(found).items()},

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final, NamedTuple, TextIO, cast
 
 import yaml
 
@@ -63,10 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
         initial = replicas(arguments.initial.split(","), bounds, "--initial")
     words = arguments.policy or ["plimsoll"]
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
-    scene = Scene(bounds, plant, slo, plant.gpus, asked)
+    scene = Scene(bounds, plant, slo, plant.gpus, asked, arguments.gateways)
     for text in words:
         if not frontier.compares(text):
             registry.parse(text, scene)
+    outs = _outs(arguments, words)
     setting = Setting(
         initial,
         asked[-1].at_s,
@@ -76,17 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
         max_gpus=arguments.max_gpus,
     )
 
-    def one(text: str) -> Run:
+    made: dict[str, Run] = {}
+
+    def one(text: str, files: _Files = _NOWHERE) -> Run:
         policy = registry.parse(text, scene)
         own = setting if policy.initial is None else replace(setting, initial=policy.initial)
-        return _one(arguments, service, plant, text, policy, own, asked)
+        made[text] = _one(service, plant, text, policy, own, asked, files, arguments.output == "html")
+        return made[text]
 
     play = frontier.playing(lambda text, seed: one(text).summary)
     ground = Ground(scene, initial, setting.end_s)
-    chosen = [each for text in words for each in frontier.words(text, ground, play, (setting.seed,))]
-    if len(chosen) > 1 and (arguments.requests_out or arguments.replicas_out or arguments.windows_out):
-        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
-    runs = [one(text) for text in chosen]
+    with contextlib.ExitStack() as open_files:
+        files = _Files(*(None if path is None else open_files.enter_context(_opened(path)) for path in outs))
+        chosen = [each for text in words for each in frontier.words(text, ground, play, (setting.seed,))]
+        runs = [made[text] if text in made and files == _NOWHERE else one(text, files) for text in chosen]
     found = [run.summary for run in runs]
     if arguments.output == "json":
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
@@ -98,31 +102,48 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+class _Files(NamedTuple):
+    """Where rows are written; None for nowhere."""
+
+    requests: TextIO | None = None
+    replicas: TextIO | None = None
+    windows: TextIO | None = None
+
+
+_NOWHERE: Final = _Files()
+
+
+def _outs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str | None]:
+    """The files of `_Files`. Raises BadInput where they would be of several policies."""
+    outs = (arguments.requests_out, arguments.replicas_out, arguments.windows_out)
+    if any(path is not None for path in outs) and (len(words) > 1 or frontier.several(words[0])):
+        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
+    return outs
+
+
 def _one(
-    arguments: argparse.Namespace,
     service: InferenceService,
     plant: Plant,
     text: str,
     policy: Policy,
     setting: Setting,
     asked: Sequence[Asked],
+    files: _Files,
+    drawn: bool,
 ) -> Run:
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     began = time.perf_counter()
     timeline = Timeline(setting.end_s)
-    with _opened(arguments.requests_out) as requests, _opened(arguments.windows_out) as windows:
-        result = Result(plant, setting.initial, slo, requests, windows)
+    result = Result(plant, setting.initial, slo, files.requests, files.windows)
 
-        def drawn(visit: Visit) -> None:
-            result.take(visit)
-            timeline.take(visit, result.met(visit))
+    def take(visit: Visit) -> None:
+        result.take(visit)
+        timeline.take(visit, result.met(visit))
 
-        take = drawn if arguments.output == "html" else result.take
-        world = World(service, plant, policy, setting, take)
-        world.run(_told(asked, text, sys.stderr))
-    with _opened(arguments.replicas_out) as lines:
-        if lines is not None:
-            lines.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
+    world = World(service, plant, policy, setting, take if drawn else result.take)
+    world.run(_told(asked, text, sys.stderr))
+    if files.replicas is not None:
+        files.replicas.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
     summary = result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
     counts = {role: [one for one in world.log.replicas if one[1] is role] for role in world.tiers}
     return Run(
@@ -146,32 +167,31 @@ def _told(asked: Sequence[Asked], text: str, stream: TextIO) -> Iterator[Asked]:
         yield one
 
 
-@contextlib.contextmanager
-def _opened(path: str | None) -> Iterator[TextIO | None]:
-    """A file to write to; None where none is wanted."""
-    if path is None:
-        yield None
-        return
-    with contextlib.ExitStack() as open_files:
-        try:
-            stream = open_files.enter_context(Path(path).open("w"))
-        except OSError as error:
-            raise BadInput(f"{path}: {error.strerror}") from None
-        yield stream
+def _opened(path: str) -> TextIO:
+    """A file to write to."""
+    try:
+        return Path(path).open("w")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
 
 
 def _service(path: str) -> InferenceService:
     """The one service of a manifest. Raises InvalidSpec and BadInput."""
     try:
-        documents = [one for one in yaml.safe_load_all(Path(path).read_text()) if one]
+        documents = [one for one in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if one]
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: is not text") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not YAML: {error}") from None
     found = [one for one in documents if isinstance(one, dict) and one.get("kind") == labels.KIND]
     if len(found) != 1:
         raise BadInput(f"{path}: must hold one {labels.KIND}, not {len(found)}")
-    service = parse({**found[0], "metadata": {"namespace": "default", **found[0].get("metadata", {})}})
+    metadata = found[0].get("metadata")
+    if not isinstance(metadata, dict):
+        raise BadInput(f"{path}: metadata: must hold the service's name")
+    service = parse({**found[0], "metadata": {"namespace": "default", **metadata}})
     if service.fallback is not None:
         raise BadInput(f"{path}: spec.admission.fallback: a second service is not simulated yet; leave it out")
     return service
@@ -180,9 +200,11 @@ def _service(path: str) -> InferenceService:
 def _asked(arguments: argparse.Namespace) -> list[Asked]:
     if not 0.0 < arguments.rate_scale < 1000.0:
         raise BadInput(f"--rate-scale: {arguments.rate_scale:g} is not above 0 and below 1000")
-    asked = trace.read(Path(arguments.trace))
-    asked = trace.scaled(asked, arguments.rate_scale, Random(arguments.seed))
-    asked = trace.between(asked, arguments.from_s, arguments.to_s)
+    read = trace.read(Path(arguments.trace))
+    scaled = trace.scaled(read, arguments.rate_scale, Random(arguments.seed))
+    if not scaled:
+        raise BadInput(f"--rate-scale: {arguments.rate_scale:g} leaves none of the {len(read):,} requests of the trace")
+    asked = trace.between(scaled, arguments.from_s, arguments.to_s)
     if not asked:
         raise BadInput(f"--from {arguments.from_s:g} --to {arguments.to_s:g}: no request of the trace lies between")
     return asked
@@ -234,12 +256,7 @@ def _limits(args: Sequence[object]) -> dict[str, int]:
 def _config(path: str | None) -> Mapping[str, Any] | None:
     if path is None:
         return None
-    try:
-        read = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON: {error}") from None
+    read = profile.document(path)
     if not isinstance(read, dict):
         raise BadInput(f"{path}: is no JSON object")
     return read

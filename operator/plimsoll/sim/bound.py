@@ -158,7 +158,7 @@ class Bound:
         profit = (price - 1.0) * self._slot_s
         initial, stays = _best_path(profit, self._start_s, self._slot_s, True)
         later, comes = _best_path(profit, self._start_s, self._slot_s, False)
-        kept, more = tier.initial - tier.least, tier.most - tier.initial
+        kept, more = tier.initial - tier.least, max(0, tier.most - tier.initial)
         supply = tier.least + kept * stays + more * comes
         return tier.least * float(profit.sum()) + kept * initial + more * later, supply
 

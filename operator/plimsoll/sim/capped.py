@@ -37,8 +37,13 @@ class Capping(Protocol):
     cap: Cap | None
 
 
+def parts(requests: int, gateways: int) -> list[int]:
+    """What each gateway lets in by itself: together the cap, and none more than another but for one request."""
+    return [requests // gateways + (number < requests % gateways) for number in range(gateways)]
+
+
 class CappedGateway(Gateway):
-    """One of `gateways` alike, each with its part of the cap."""
+    """One of those that share a cap. part: requests that it lets in to an engine, of the cap's."""
 
     def __init__(
         self,
@@ -49,10 +54,10 @@ class CappedGateway(Gateway):
         epoch_s: float,
         *,
         cap: Cap,
-        gateways: int,
+        part: int,
     ) -> None:
         super().__init__(name, classes, tenants, max_held, epoch_s)
-        self._part, self._patience_s = max(1, cap.requests // gateways), cap.patience_s
+        self._part, self._patience_s = part, cap.patience_s
         self._due: list[tuple[float, str]] = []
 
     @property

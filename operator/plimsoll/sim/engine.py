@@ -31,7 +31,7 @@ from plimsoll.sim.wire import Wire
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
+class Run:
     """Steps of one batch. start_s: of the first one. second_s: when a second one is composed. prompts: which get a
     token of the only step without having decoded before it. finals: which end with the last step."""
 
@@ -51,7 +51,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Batch:
+class Batch:
     """What one step does beside decoding."""
 
     tokens: int = 0
@@ -96,11 +96,11 @@ class Engine:
         self._slots = 0
         self._steps = 0
         self._serial = 0
-        self._flight: list[_Run] = []
+        self._flight: list[Run] = []
         self._free_s = -math.inf
         self._lost = False
         self._starved = False
-        self._past: _Run | None = None  # the newest one that is complete
+        self._past: Run | None = None  # the newest one that is complete
 
     @property
     def idle(self) -> bool:
@@ -222,7 +222,7 @@ class Engine:
             run.count = composed
             self._time(run)
 
-    def _composed(self, run: _Run, now_s: float) -> int:
+    def _composed(self, run: Run, now_s: float) -> int:
         """Steps of a run that are composed by now."""
         if run.count == 1 or now_s < run.second_s:
             return 1
@@ -230,7 +230,7 @@ class Engine:
             return 2
         return min(run.count, 2 + self._pace.within(run.stretch, now_s - run.start_s, run.count))
 
-    def _time(self, run: _Run) -> None:
+    def _time(self, run: Run) -> None:
         """Sets when a run ends, and when what follows it is composed."""
         run.end_s = self._free_s = run.start_s + self._pace.seconds(run.stretch, run.count)
         run.last_s = run.second_s
@@ -239,10 +239,10 @@ class Engine:
 
     # ---------------------------------------------------------------- composing
 
-    def _compose(self, now_s: float) -> _Run | None:
+    def _compose(self, now_s: float) -> Run | None:
         if now_s >= self._pace.next_heat_s:
             self._pace.heat(now_s)
-        batch, self._lost = _Batch(), False
+        batch, self._lost = Batch(), False
         if self._crossing[self._steps % self.blocks.size] > self.blocks.free:
             self._squeeze()
         sequences, read = len(self._decoding), self._shifts + self._steps * len(self._decoding)
@@ -263,7 +263,7 @@ class Engine:
         second_s, after_s = now_s, start_s
         if self._flight:
             second_s = after_s = self._flight[-1].end_s
-        run = _Run(stretch, start_s, second_s, after_s, 1, sequences + len(batch.prompts))
+        run = Run(stretch, start_s, second_s, after_s, 1, sequences + len(batch.prompts))
         run.prompts, run.finals = batch.prompts, batch.finals
         run.did = Did(batch.prefills, batch.tokens + batch.single, batch.cached, sequences, read)
         if self._leap and not (batch.tokens or batch.single):
@@ -275,7 +275,7 @@ class Engine:
         self._time(run)
         return run
 
-    def _alike(self, run: _Run, sequences: int) -> int:
+    def _alike(self, run: Run, sequences: int) -> int:
         """How many steps follow each other with the same sequences."""
         if self.waiting and (self._lost or any(flying.finals for flying in self._flight)):
             return 1
@@ -299,7 +299,7 @@ class Engine:
             step += left >= 0
         return step
 
-    def _commit(self, run: _Run, composed: int) -> None:
+    def _commit(self, run: Run, composed: int) -> None:
         """The first so many steps of a run are composed: blocks are taken, and who is done is not composed again."""
         more = composed - run.composed
         if more <= 0:
@@ -314,7 +314,7 @@ class Engine:
             self.blocks.take(grown)
         self._number(run, more)
 
-    def _number(self, run: _Run, more: int) -> None:
+    def _number(self, run: Run, more: int) -> None:
         """So many more of a run's steps have their place in the order of all steps."""
         run.composed += more
         self._pace.spend(0, 0.0, len(self._decoding) * more)
@@ -376,7 +376,7 @@ class Engine:
         self.waiting.appendleft(job)
         return self.blocks.free - before
 
-    def _continue(self, job: Job, batch: _Batch, room: int) -> int:
+    def _continue(self, job: Job, batch: Batch, room: int) -> int:
         """The next chunk of the prompt that is under way; returns what is left of the budget."""
         tokens = min(job.prompt + job.made - job.computed, room)
         if not self.blocks.grow(job, job.computed + tokens):
@@ -386,7 +386,7 @@ class Engine:
         self._put(batch, job, tokens)
         return room - tokens
 
-    def _admit(self, batch: _Batch, room: int) -> None:
+    def _admit(self, batch: Batch, room: int) -> None:
         while self.waiting and room and self._slots < self._most and self._partial is None:
             job = self.waiting[0]
             away = job.remote and not job.moved
@@ -404,7 +404,7 @@ class Engine:
             self._put(batch, job, tokens)
             room -= tokens
 
-    def _put(self, batch: _Batch, job: Job, tokens: int) -> None:
+    def _put(self, batch: Batch, job: Job, tokens: int) -> None:
         """One token behind others costs what a decode costs, whatever it is."""
         batch.prefills += 1
         batch.cached += job.computed
@@ -437,7 +437,7 @@ class Engine:
 
     # ---------------------------------------------------------------- completing
 
-    def _count(self, run: _Run, completed: int) -> None:
+    def _count(self, run: Run, completed: int) -> None:
         more = completed - run.completed
         if more > 0:
             run.completed = completed
@@ -445,7 +445,7 @@ class Engine:
                 self.meters.steps += more
                 self.meters.generated += more * run.emits
 
-    def _complete(self, run: _Run) -> None:
+    def _complete(self, run: Run) -> None:
         self._commit(run, run.count)
         self._count(run, run.count)
         self._past = run

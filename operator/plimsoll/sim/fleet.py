@@ -1,8 +1,9 @@
 """The replicas of one tier, as a Deployment makes and ends them: ordered, starting, ready, draining, gone.
 
 A replica starts when there are GPUs for it; until then its pod is pending, and costs nothing, since it holds nothing.
-Else it costs from its order to its end. Where fewer are wanted those go first that are not ready yet, then the ones
-that became ready last; who is ready finishes what it has. One that dies is made anew.
+It costs from then on (from its order, where the cluster has GPUs enough) to its end. Where fewer are wanted those go
+first that are not ready yet, then the ones that became ready last; who is ready finishes what it has. One that dies is
+made anew.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Tier:
         self._plant, self._random = plant, random
         self._cards, self._gpus = cards or Cards(), plant.gpus.get(role, 1)
         self._made = 0
-        self._paid_s = 0.0
+        self._gone: list[tuple[float, float]] = []  # when those that are gone got their node, and when they ended
         self._about = plant.about(role)
 
     def begin(self, replicas: int) -> list[Replica]:
@@ -141,7 +142,7 @@ class Tier:
         if replica.placed_s is None:
             del self.pending[replica.name]
         else:
-            self._paid_s += now_s - replica.placed_s
+            self._gone.append((replica.placed_s, now_s))
             self._cards.give(self._gpus)
         del self.replicas[replica.name]
 
@@ -153,8 +154,8 @@ class Tier:
 
     def paid_s(self, until_s: float) -> float:
         """Replica-seconds until then."""
-        placed_s = (one.placed_s for one in self.replicas.values() if one.placed_s is not None)
-        return self._paid_s + sum(max(0.0, until_s - begun_s) for begun_s in placed_s)
+        living = ((one.placed_s, until_s) for one in self.replicas.values() if one.placed_s is not None)
+        return sum(max(0.0, min(gone_s, until_s) - placed_s) for placed_s, gone_s in (*self._gone, *living))
 
     def counts(self) -> tuple[int, int, int, int]:
         """Desired, ready, starting, draining."""

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import screen
-from plimsoll.sim.policies import clairvoyant
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.policies import clairvoyant, registry
 from plimsoll.sim.policies.base import Scene
 from plimsoll.sim.policies.options import Options
 from plimsoll.sim.screen import Ground
@@ -32,7 +33,7 @@ Summary = Mapping[str, Any]
 One = Callable[[str, int], Summary]  # a policy's word and a seed -> the figures of the run
 Play = Callable[[Sequence[tuple[str, int]]], Sequence[Summary]]  # many of them, in their order
 
-COMPARISONS: Final = ("clairvoyant", "follower-frontier", "hindsight")
+COMPARISONS: Final = registry.COMPARISONS
 CAPS: Final = (0.65, 0.4, 0.5, 0.8)  # of the sequences with which a replica would keep the promise
 _RUNS: Final = 40
 _NEAR: Final = 12  # of those that were run with the first cap: how many are run with the other admissions
@@ -141,16 +142,24 @@ def cheapest(points: Iterable[Point], attainment: float = 0.0, windows: float = 
 
 def compares(text: str) -> bool:
     """Whether a policy's word is that of a comparison."""
-    return text.partition(":")[0] in COMPARISONS and "plan=" not in text
+    name, _, rest = text.partition(":")
+    planned = name == "clairvoyant" and any(word.startswith("plan=") for word in rest.split(","))
+    return name in COMPARISONS and not planned
+
+
+def several(text: str) -> bool:
+    """Whether a word may stand for more than one policy."""
+    return compares(text) and text.partition(":")[0] == "follower-frontier"
 
 
 def words(text: str, ground: Ground, play: Play, seeds: Sequence[int] = (0,)) -> list[str]:
     """The policies that a comparison comes to; any other policy is itself.
 
     `follower-frontier`: those of the front, with the operator's model for admission. `hindsight`: the cheapest follower
-    with any admission that passes `windows` (0.99) of the windows, and, with `gpu-hours`, the one that attains most at
-    no more. `clairvoyant`: the cheapest schedule found that attains `attainment` (0.99), with `cap` or `gated` as a
-    follower. `runs`: of the first pass (40). Where nothing attains that, it is what attains most. Raises BadInput.
+    with any admission that keeps the promise over all requests and passes `windows` (0.99) of the windows; or, with
+    `gpu-hours`, the one that attains most at no more. `clairvoyant`: the cheapest schedule found that attains
+    `attainment` (0.99), with `cap` or `gated` as a follower. `runs`: of the first pass (40). Where nothing attains
+    that, it is what attains most. Raises BadInput, where nothing costs as little as `gpu-hours` too.
     """
     name, _, rest = text.partition(":")
     if not compares(text):
@@ -169,13 +178,23 @@ def words(text: str, ground: Ground, play: Play, seeds: Sequence[int] = (0,)) ->
     windows, gpu_hours = options.number("windows", _KEEPS, most=1.0), options.number("gpu-hours", 0.0)
     options.end()
     tried = followers(ground, field, runs)
-    found = best_at(tried, gpu_hours) if gpu_hours else cheapest(tried, _promised(ground.scene), windows)
+    if gpu_hours:
+        return [_affordable(text, tried, gpu_hours).word]
+    found = cheapest(tried, _promised(ground.scene), windows)
     return [(found or max(tried, key=lambda one: one.attainment)).word]
+
+
+def _affordable(text: str, tried: Sequence[Point], gpu_hours: float) -> Point:
+    found = best_at(tried, gpu_hours)
+    if found is None:
+        least = min(one.gpu_hours for one in tried)
+        raise BadInput(f"--policy {text}: the cheapest follower that was run costs {least:.4g} GPU-hours")
+    return found
 
 
 def followers(ground: Ground, field: Field, runs: int) -> list[Point]:
     """Followers with a cap, and those near the front of these with each other admission too."""
-    caps = [max(1, round(share * most_resident(ground.scene))) for share in CAPS]
+    caps = [_cap(share, ground.scene) for share in CAPS]
     screened = screen.followers(ground, runs).words
     tried = field.points(f"{word},cap={caps[0]}" for word in screened)
     bare = [one.word.rpartition(",")[0] for one in _near(tried)]
@@ -190,6 +209,11 @@ def _near(tried: Sequence[Point]) -> Sequence[Point]:
         return [best[n * (len(best) - 1) // (_NEAR - 1)] for n in range(_NEAR)]
     others = sorted((one for one in tried if one not in best), key=lambda one: (behind(one, tried), one.gpu_hours))
     return (*best, *others[: _NEAR - len(best)])
+
+
+def _cap(share: float, scene: Scene) -> int:
+    """A share of the most, and at least one for each gateway."""
+    return max(scene.gateways, round(share * most_resident(scene)))
 
 
 def most_resident(scene: Scene) -> float:
@@ -218,7 +242,7 @@ def most_resident(scene: Scene) -> float:
 
 def achievable(ground: Ground, field: Field, attainment: float, runs: int, admission: str = "") -> Point:
     """The cheapest schedule found that attains so much, or the one that attains most; half the runs are for shaping."""
-    cap = f",cap={max(1, round(CAPS[0] * most_resident(ground.scene)))}"
+    cap = f",cap={_cap(CAPS[0], ground.scene)}"
     suffix = admission or cap
     tried = field.points(word + suffix for word in screen.plans(ground, max(1, runs // 2)).words)
     best = cheapest(tried, attainment)

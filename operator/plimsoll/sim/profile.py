@@ -6,13 +6,14 @@ that a simulation and a fleet of light engines have the same plant. Here a fault
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from plimsoll.sim import profiles
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.profiles import Coefficients, Profile, ProfileError
 
-__all__ = ["Coefficients", "Profile", "load", "parse"]
+__all__ = ["Coefficients", "Profile", "document", "load", "parse"]
 
 
 def load(name: str) -> Profile:
@@ -22,6 +23,16 @@ def load(name: str) -> Profile:
     except ProfileError as error:
         told = str(error)
         raise BadInput(told if name in told else f"{name}: {told}") from None
+
+
+def document(path: str) -> Any:
+    """Whatever a JSON file of the user's holds. Raises BadInput that names the file."""
+    try:
+        return profiles.read(Path(path))
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except ProfileError as error:
+        raise BadInput(str(error)) from None
 
 
 def parse(document: Any) -> Profile:

@@ -1,9 +1,10 @@
 """What a run came to: counted as requests end, so that a day takes no more memory than an hour.
 
 Offered is every request, warm-up and tail included; unfinished, refused, failed and late count as missed. A further
-attempt of a refused one is no new request: nothing counts it but `recovered`, `retries` and `tickets`. Times to first
-token are from the gateway's receipt, hold included; percentiles are right to a quarter of a hundredth. Replicas cost
-from their order to their end. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
+attempt of a refused one is no new request: `recovered`, `retries` and `tickets` count it, and `itl_p99_s`, whose gaps
+engines count, who know no attempts. Times to first token are from the gateway's receipt, hold included; percentiles are
+right to a quarter of a hundredth. Replicas cost from their order to their end, but nothing while they wait for a GPU
+that a cluster has not left. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
 was kept in it. Of what is not simulated there is a count all the same: 0 requests are downgraded, 0 clients gone.
 """
 

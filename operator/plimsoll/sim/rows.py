@@ -8,7 +8,7 @@ import importlib
 import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -16,7 +16,9 @@ from plimsoll.sim.errors import BadInput
 
 Row = Mapping[str, Any]
 
-EXTRA: Final = "simulate"  # of this package, with what reads Parquet
+INSTALL: Final = "in a checkout of Plimsoll, pip install '.[simulate]'"  # brings what reads Parquet
+_SHOWN: Final = 60  # characters of a text that is refused
+_NAMES: Final = 10  # columns that are named
 
 
 def read(path: Path, wanted: Collection[str]) -> Iterator[tuple[int, Row]]:
@@ -47,8 +49,7 @@ def _csv(lines: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
     try:
         reader = csv.DictReader(lines, strict=True)
         head = reader.fieldnames or ()
-        if twice := {name for name in head if head.count(name) > 1}:
-            raise BadInput(f"{path}: the head names {', '.join(sorted(twice))} twice")
+        _refuse_doubled(head, path)
         for number, row in enumerate(reader, 1):
             if None in row:
                 raise BadInput(f"{path}, row {number}: more values than the head has columns")
@@ -77,18 +78,51 @@ def _parquet(path: Path, wanted: Collection[str]) -> Iterator[tuple[int, Row]]:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise BadInput(
-            f"{path}: Parquet needs pyarrow: pip install 'plimsoll-operator[{EXTRA}]', or write it as CSV"
-        ) from None
+        raise BadInput(f"{path}: Parquet needs pyarrow: {INSTALL}, or write it as CSV") from None
     try:
         with parquet.ParquetFile(path) as file:
             there = list(file.schema_arrow.names)
+            _refuse_doubled(there, path)
             columns = [name for name in there if name in wanted]
             if not columns:
-                raise BadInput(f"{path}: none of the columns {', '.join(wanted)} among {', '.join(there)}")
-            batches = file.iter_batches(columns=columns)
+                raise BadInput(f"{path}: none of the columns {', '.join(wanted)} among {listed(there)}")
+            batches = (_to_microseconds(batch, arrow) for batch in file.iter_batches(columns=columns))
             yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
     except arrow.ArrowException as error:
         raise BadInput(f"{path}: not Parquet: {error}") from None
+    except (ValueError, OverflowError, LookupError) as error:  # of a date, or of the name of its zone
+        raise BadInput(f"{path}: a value that Python cannot hold: {error}") from None
+
+
+def _to_microseconds(batch: Any, arrow: Any) -> Any:
+    """With its dates as Python has them: what is finer than a microsecond is cut off."""
+    kinds = batch.schema.types
+    columns = [
+        column.cast(arrow.timestamp("us", kind.tz), safe=False)
+        if arrow.types.is_timestamp(kind) and kind.unit == "ns"
+        else column
+        for column, kind in zip(batch.columns, kinds, strict=True)
+    ]
+    return arrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _refuse_doubled(head: Sequence[str], path: Path) -> None:
+    if twice := sorted({name for name in head if head.count(name) > 1}):
+        raise BadInput(f"{path}: the head names {listed(twice)} twice")
+
+
+def listed(names: Collection[object]) -> str:
+    """Names out of a file, as far as they can be shown."""
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(shown(name) for name in itertools.islice(names, _NAMES)) + more
+
+
+def shown(value: object) -> str:
+    """What stands in a file, not too long and without anything that a terminal would obey."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return "a number too large to print"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Final
 
+from plimsoll.sim import profile
 from plimsoll.sim.errors import BadInput
 
 Phases = tuple[tuple[str, float], ...]
@@ -61,11 +60,9 @@ def parse(text: str) -> StartUp:
         if text.startswith("uniform:"):
             raise BadInput(f"--start-up: {text!r} is not uniform:FROM,TO in seconds") from None
     try:
-        listed = json.loads(Path(text).read_text())
-    except OSError as error:
-        raise BadInput(f"--start-up: {text!r} is no number, no uniform:FROM,TO and no file: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"--start-up: {text}: not JSON: {error}") from None
+        listed = profile.document(text)
+    except BadInput as error:
+        raise BadInput(f"--start-up: neither a number nor uniform:FROM,TO, and as a file {error}") from None
     if not isinstance(listed, list) or not listed or not all(_is_time(one) for one in listed):
         raise BadInput(f"--start-up: {text}: must be a list of at least one time in seconds")
     return StartUp(listed_s=tuple(float(one) for one in listed))

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from plimsoll.sim import rows
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.rows import Row
+from plimsoll.sim.rows import Row, listed, shown
 from plimsoll.sim.visit import Asked
 
 TIMES: Final = {"arrival_s": 1.0, "arrival_ms": 1e-3, "timestamp": 1e-3}
@@ -32,7 +32,6 @@ _NAMES: Final = ("priority", "tenant", "client")
 _WANTED: Final = (*TIMES, *PROMPTS, *OUTPUTS, *_NAMES, "hash_ids")
 _MOST_TOKENS: Final = 10_000_000
 _LONGEST_S: Final = 366 * 86_400.0
-_SHOWN: Final = 60  # characters of a value that is refused
 
 
 def read(path: Path) -> list[Asked]:
@@ -70,7 +69,7 @@ def scaled(asked: Sequence[Asked], factor: float, random: Random) -> list[Asked]
 def _checked(found: Iterable[tuple[int, Row]], path: Path) -> Iterator[Asked]:
     columns: tuple[str, str, str] | None = None
     zero_s: float | None = None
-    last_s = 0.0
+    last_s = -math.inf
     for number, row in found:
         if columns is None:
             columns = (_column(row, tuple(TIMES), path), _column(row, PROMPTS, path), _column(row, OUTPUTS, path))
@@ -79,7 +78,9 @@ def _checked(found: Iterable[tuple[int, Row]], path: Path) -> Iterator[Asked]:
         at_s = _moment_s(row, time, number, path) if dated else _number(row, time, number, path) * TIMES[time]
         zero_s = at_s if zero_s is None else zero_s
         if at_s < last_s:
-            raise BadInput(f"{path}, row {number}, {time}: {row[time]} is before the row before it: sort the trace")
+            raise BadInput(
+                f"{path}, row {number}, {time}: {shown(row[time])} is before the row before it: sort the trace"
+            )
         if at_s - zero_s > _LONGEST_S:
             raise BadInput(f"{path}, row {number}, {time}: more than a year after the first row")
         last_s = at_s
@@ -100,7 +101,7 @@ def _column(row: Row, names: Sequence[str], path: Path) -> str:
     for name in names:
         if name in row:
             return name
-    raise BadInput(f"{path}: no column {' or '.join(names)} among {', '.join(map(str, row)) or 'none'}")
+    raise BadInput(f"{path}: no column {' or '.join(names)} among {listed(row) or 'none'}")
 
 
 def _moment_s(row: Row, column: str, number: int, path: Path) -> float:
@@ -112,7 +113,7 @@ def _moment_s(row: Row, column: str, number: int, path: Path) -> float:
             return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             raise BadInput(
-                f"{path}, row {number}, {column}: {_shown(value)} is neither milliseconds nor a date"
+                f"{path}, row {number}, {column}: {shown(value)} is neither milliseconds nor a date"
             ) from None
     return _number(row, column, number, path) * TIMES[column]
 
@@ -132,7 +133,7 @@ def _number(row: Row, column: str, number: int, path: Path) -> float:
     except (TypeError, ValueError, OverflowError):
         read = math.nan
     if not 0.0 <= read < math.inf:
-        raise BadInput(f"{path}, row {number}, {column}: {_shown(value)} is no number of 0 or more")
+        raise BadInput(f"{path}, row {number}, {column}: {shown(value)} is no number of 0 or more")
     return read
 
 
@@ -140,7 +141,7 @@ def _tokens(row: Row, column: str, number: int, path: Path) -> int:
     read = _number(row, column, number, path)
     if not (1 <= read <= _MOST_TOKENS and read == int(read)):
         raise BadInput(
-            f"{path}, row {number}, {column}: {_shown(row[column])} is no whole number from 1 to {_MOST_TOKENS}"
+            f"{path}, row {number}, {column}: {shown(row[column])} is no whole number from 1 to {_MOST_TOKENS}"
         )
     return int(read)
 
@@ -149,7 +150,7 @@ def _name(row: Row, column: str, number: int, path: Path) -> str:
     """A name, one text for it however many rows have it."""
     value = row[column]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadInput(f"{path}, row {number}, {column}: {_shown(value)} is no name")
+        raise BadInput(f"{path}, row {number}, {column}: {shown(value)} is no name")
     return sys.intern(str(value))
 
 
@@ -163,13 +164,5 @@ def _ids(row: Row, number: int, path: Path) -> tuple[int, ...]:
     except (ValueError, RecursionError):
         listed = None
     if not isinstance(listed, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in listed):
-        raise BadInput(f"{path}, row {number}, hash_ids: {_shown(value)} is no list of whole numbers")
+        raise BadInput(f"{path}, row {number}, hash_ids: {shown(value)} is no list of whole numbers")
     return tuple(listed)
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        return "a number too large to print"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

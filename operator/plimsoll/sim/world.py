@@ -23,7 +23,7 @@ from plimsoll.core.admission import Decision, Outcome, Told
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.scaling import TierDecision
-from plimsoll.sim.capped import CappedGateway, Capping
+from plimsoll.sim.capped import CappedGateway, Capping, parts
 from plimsoll.sim.clients import KEPT_S, Clients, Manner
 from plimsoll.sim.fleet import Cards, Replica, Tier
 from plimsoll.sim.gateway import Gateway
@@ -100,8 +100,10 @@ class World:
         held = 0 if service.when_full == "Shed" else service.max_held
         names = [f"gateway-{n + 1}" for n in range(setting.gateways)]
         cap = policy.cap if isinstance(policy, Capping) else None
-        door = Gateway if cap is None else partial(CappedGateway, cap=cap, gateways=setting.gateways)
-        self.gateways = [door(name, service.classes, service.tenants, held, setting.epoch_s) for name in names]
+        shares = [0] * len(names) if cap is None else parts(cap.requests, len(names))
+        doors = [Gateway if cap is None else partial(CappedGateway, cap=cap, part=part) for part in shares]
+        about = service.classes, service.tenants, held, setting.epoch_s
+        self.gateways = [door(name, *about) for door, name in zip(doors, names, strict=True)]
         self.operator = Operator(service) if policy.operator else None
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0

@@ -116,6 +116,14 @@ def test_start_ups_are_paid_where_the_load_rises_and_the_least_where_it_is_low()
     assert found[200.0] >= found[5.0] + 0.5 * 195.0 * (work / 300.0 - 1.0)
 
 
+def test_a_start_beyond_the_most_may_stay() -> None:
+    asked = [Asked(float(n), 200, 20) for n in range(1000)]
+    of = Bound(asked, lab.plant(start_s=50.0), SLO, {Role.SERVE: (1, 1)}, {Role.SERVE: 6}, 1000.0, slots=20)
+    gained, supply = of._gain(of._tiers[0], np.array([1.5] * 10 + [3.0] * 10))
+    assert supply.tolist() == [6.0] * 20
+    assert gained == pytest.approx(6 * (500.0 * 0.5 + 500.0 * 2.0))
+
+
 def test_less_has_to_be_paid_for_less_and_the_other_way_round() -> None:
     asked = lab.Load(600, 6.0, seed=9).asked()
     of = Bound(asked, lab.plant(), SLO, {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, asked[-1].at_s)

@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.sim.capped import parts
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Look, Scene
@@ -104,6 +105,8 @@ def test_tiers_have_settings_of_their_own() -> None:
         ("follower:cap=4,gated=1", "not both"),
         ("follower:cap=x", "cap is a whole number"),
         ("follower:ahead=60", "goes with rates"),
+        ("follower:rates=0@6,window=30", "window would do nothing"),
+        ("follower:rates=0@6,trend=1,window=30/30", "window, trend would do nothing"),
         ("follower:rates=0@6", "there is none"),
         ("follower:trend=2", "trend is 0 or 1"),
     ],
@@ -166,7 +169,10 @@ def test_no_engine_has_more_than_the_cap_and_who_waits_too_long_is_refused() -> 
 def test_gateways_share_the_cap() -> None:
     asked = lab.Load(600, 12.0, seed=4).asked()
     done = lab.simulate(asked, registry.parse("follower:margin=9,cap=7", SERVE), gateways=2)
-    assert _most_at_once(done) == 6
+    assert _most_at_once(done) == 7
+    assert [parts(requests, 3) for requests in (3, 7, 8)] == [[1, 1, 1], [3, 2, 2], [3, 3, 2]]
+    with pytest.raises(BadInput, match="cap is at least 3, one request for each gateway, not 2"):
+        registry.parse("follower:cap=2", replace(SERVE, gateways=3))
 
 
 def test_a_cap_that_nobody_reaches_changes_nothing() -> None:
@@ -182,7 +188,7 @@ def test_random_caps_lose_nobody() -> None:
     random = Random(7)
     for _ in range(5):
         asked = lab.Load(200, random.uniform(2.0, 30.0), seed=random.randrange(99)).asked()
-        word = f"follower:cap={random.randrange(1, 30)},margin={random.uniform(0.3, 2.0):.2f},hold=5,window=10"
+        word = f"follower:cap={random.randrange(3, 30)},margin={random.uniform(0.3, 2.0):.2f},hold=5,window=10"
         done = lab.simulate(asked, registry.parse(word, SERVE), gateways=random.randrange(1, 4))
         assert sorted(visit.id for visit in done.visits) == list(range(1, 201))
         assert {visit.end for visit in done.visits} <= {End.OK, End.SHED}

@@ -26,6 +26,7 @@ def test_policies_by_their_words() -> None:
     [
         ("magic", "none of plimsoll, static"),
         ("", "none of plimsoll"),
+        ("hindsigth", "clairvoyant, .*, follower-frontier, hindsight$"),
         ("plimsoll:3", "options are key=value"),
         ("plimsoll:x=1", "unknown x"),
         ("static", "1 whole number"),

@@ -165,6 +165,15 @@ def test_what_gateways_hold_or_refuse_is_no_arrival() -> None:
     assert wanted() > wanted(refused=15.0) == wanted(waiting=15.0)
 
 
+def test_a_rule_that_nobody_follows_is_refused() -> None:
+    with pytest.raises(BadInput, match="times goes without targets"):
+        registry.parse("wva-queueing:times=4", SERVE)
+    free = replace(SERVE, slo=None)
+    registry.parse("wva-queueing:times=4", free)
+    with pytest.raises(BadInput, match="times goes without targets"):
+        registry.parse("wva-queueing:times=4,ttft=1", free)
+
+
 def test_it_has_no_law_for_two_tiers() -> None:
     with pytest.raises(BadInput, match="prefill and decode apart"):
         registry.parse("wva-queueing", BOTH)

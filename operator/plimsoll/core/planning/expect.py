@@ -8,10 +8,11 @@ here: what is expected is how a fleet does without a gate, so that a gate can on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from plimsoll.core.knee import Tier, alone_s, attainment, profile
+from plimsoll.core.knee import Profile, Tier, alone_s, attainment, profile
 from plimsoll.core.latency import TierWork, decode_tier, serve_tier, tail_factor
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
@@ -98,9 +99,15 @@ def mean_batch(tier: Tier, rate_per_s: float, replicas: int) -> float:
 
 def kept(tiers: tuple[Tier, ...], rate_per_s: float, replicas: tuple[int, ...], *, admission: bool = False) -> float:
     """Share of all requests in promise: of a pair, the product of both tiers' shares, taken as independent."""
+    return share_kept([profile(tier) for tier in tiers], rate_per_s, replicas, admission=admission)
+
+
+def share_kept(
+    tiers: Sequence[Profile], rate_per_s: float, replicas: Sequence[int], *, admission: bool = False
+) -> float:
+    """`kept` of tiers that were reduced before."""
     share = 1.0
-    for tier, count in zip(tiers, replicas, strict=True):
-        one = profile(tier)
+    for one, count in zip(tiers, replicas, strict=True):
         rate = min(rate_per_s, float(one.full_rate_per_s(count)[0]))
         found = float(attainment(one, rate, count, admission=admission).attained[0] * one.feasible[0])
         share *= found * (rate / rate_per_s if admission else float(rate == rate_per_s))

@@ -60,13 +60,13 @@ def _lengths(mean: float, sigma: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class Busiest:
-    """The busiest window of a trace. gap_cv2: squared coefficient of variation of the gaps in it, at least 1."""
+    """The busiest window of a trace. first, until: places of the arrivals in it, as of a slice. gap_cv2: squared
+    coefficient of variation of the gaps between them, at least 1."""
 
-    from_s: float
-    to_s: float
+    first: int
+    until: int
     rate_per_s: float
     gap_cv2: float
-    requests: int
 
 
 def busiest(arrivals_s: ArrayLike, window_s: float = WINDOW_S) -> Busiest:
@@ -77,11 +77,11 @@ def busiest(arrivals_s: ArrayLike, window_s: float = WINDOW_S) -> Busiest:
         raise ValueError("arrivals_s must ascend, with two different times at least: one moment has no rate")
     length = at[-1] - at[0]
     if length <= window_s:  # n arrivals have n - 1 gaps: the first one only opens the window
-        return Busiest(float(at[0]), float(at[-1]), (at.size - 1) / length, _gap_cv2(at), at.size)
+        return Busiest(0, at.size, (at.size - 1) / length, _gap_cv2(at))
     until = np.searchsorted(at, at + window_s, side="left")
     first = int(np.argmax(until - np.arange(at.size)))
     inside = at[first : until[first]]
-    return Busiest(float(at[first]), float(at[first] + window_s), inside.size / window_s, _gap_cv2(inside), inside.size)
+    return Busiest(first, int(until[first]), inside.size / window_s, _gap_cv2(inside))
 
 
 def _gap_cv2(at: FloatArray) -> float:

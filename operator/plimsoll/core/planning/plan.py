@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import Tier, attainment, profile
+from plimsoll.core.knee import Tier, profile
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning import settings
 from plimsoll.core.planning.arrange import (
@@ -26,7 +26,7 @@ from plimsoll.core.planning.arrange import (
     pair,
     pays,
 )
-from plimsoll.core.planning.expect import Expected, expected, mean_batch, work_of
+from plimsoll.core.planning.expect import Expected, expected, mean_batch, share_kept, work_of
 from plimsoll.core.planning.machine import Machine
 from plimsoll.core.planning.settings import ACCEPTED, Speculation, longest_gap_s, max_sequences, speculation
 from plimsoll.core.sizing import Infeasible
@@ -79,7 +79,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Point:
-    """Goodput, requests in promise per second, at a rate: with nobody refused, and behind a gate."""
+    """Goodput, requests in promise per second, at a rate: with nobody refused, and behind a gate.
+
+    gated_per_s: the running maximum of both up to this rate, what a gate reaches that refuses all beyond the best rate.
+    """
 
     rate_per_s: float
     open_per_s: float
@@ -215,7 +218,7 @@ def _settings(question: Question, tier: Tier, machine: Machine, replicas: int) -
 
 
 def curve(best: Arrangement, points: int = CURVE_POINTS) -> tuple[Point, ...]:
-    """Goodput from no load to well past the line. Behind a gate it never falls: what is too much is refused.
+    """Goodput from no load to well past the line.
 
     Of a pair both tiers must keep their part; their shares are taken as independent.
     """
@@ -223,15 +226,9 @@ def curve(best: Arrangement, points: int = CURVE_POINTS) -> tuple[Point, ...]:
     found, most = [Point(0.0, 0.0, 0.0)], 0.0
     for number in range(1, points):
         rate = best.load_line_per_s * CURVE_END * number / (points - 1)
-        shares = {True: 1.0, False: 1.0}
-        for one, count in zip(reduced, best.replicas, strict=True):
-            full = float(one.full_rate_per_s(count)[0])
-            for gated in shares:
-                served = min(rate, full)
-                share = float(attainment(one, served, count, admission=gated).attained[0]) * float(one.feasible[0])
-                shares[gated] *= share * served / rate if gated else share * (rate <= full)
-        most = max(most, rate * shares[True], rate * shares[False])
-        found.append(Point(rate, rate * shares[False], most))
+        gated, alone = (rate * share_kept(reduced, rate, best.replicas, admission=gate) for gate in (True, False))
+        most = max(most, gated, alone)
+        found.append(Point(rate, alone, most))
     return tuple(found)
 
 

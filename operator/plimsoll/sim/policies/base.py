@@ -64,13 +64,15 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone."""
+    """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone.
+    gateways: that share a cap on what is in flight."""
 
     bounds: Bounds
     plant: Plant
     slo: Slo | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
     asked: Sequence[Asked] | None = None
+    gateways: int = 1
 
 
 class Policy(Protocol):
@@ -101,7 +103,7 @@ class Plimsoll:
 
 
 class Static:
-    """Always the same."""
+    """Always the same, beyond the manifest's bounds too: it is a yardstick, and they bind who scales."""
 
     def __init__(self, replicas: Mapping[Role, int], gated: bool) -> None:
         self.operator = gated

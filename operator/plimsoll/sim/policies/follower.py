@@ -172,6 +172,8 @@ def admission(options: Options, scene: Scene, gated: bool) -> tuple[bool, Cap | 
     gated = options.flag("gated", gated and not requests)
     if gated and requests:
         raise options.bad("gated=1 and cap: the model or the cap decides about admission, not both")
+    if 0 < requests < scene.gateways:
+        raise options.bad(f"cap is at least {scene.gateways}, one request for each gateway, not {requests}")
     return gated, capped(requests, scene) if requests else None
 
 
@@ -182,6 +184,8 @@ def make(options: Options, scene: Scene) -> Policy:
     rates, ahead_s = options.text("rates", ""), options.number("ahead", 0.0)
     if ahead_s and not rates:
         raise options.bad("ahead goes with rates")
+    if rates and (idle := options.among(("window", "trend"))):
+        raise options.bad(f"rates take the place of the window: {', '.join(idle)} would do nothing")
     work = Work(scene.plant, scene.bounds)
     parts = zip(scene.bounds, options.parts(len(scene.bounds)), strict=True)
     each = {role: following(part, scene) for role, part in parts}

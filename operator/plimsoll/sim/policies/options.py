@@ -60,6 +60,10 @@ class Options:
         """As it is."""
         return self._left.pop(key, usual)
 
+    def among(self, keys: Collection[str]) -> list[str]:
+        """Those of the keys that were given and nobody has taken yet."""
+        return [key for key in keys if key in self._left]
+
     def parts(self, count: int) -> list[Options]:
         """All that is left, for each of so many tiers: `key=A/B` is a value for each, any other is for all."""
         found = []

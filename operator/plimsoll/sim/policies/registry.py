@@ -36,6 +36,7 @@ def _alone() -> Sequence[str]:
     return ("",)
 
 
+COMPARISONS: Final = ("clairvoyant", "follower-frontier", "hindsight")  # stand for policies (`sim.frontier`)
 _FAMILIES: Final[Mapping[str, Family]] = {
     "plimsoll": Family(_plimsoll, _alone),
     "static": Family(_static, _alone),
@@ -61,7 +62,7 @@ def parse(text: str, scene: Scene) -> Policy:
     """`name` or `name:key=value,...`. Raises BadInput."""
     name, _, rest = text.partition(":")
     if name not in _FAMILIES:
-        raise BadInput(f"--policy {text!r} is none of {', '.join(_FAMILIES)}")
+        raise BadInput(f"--policy {text!r} is none of {', '.join(dict.fromkeys((*_FAMILIES, *COMPARISONS)))}")
     return _FAMILIES[name].make(Options(f"--policy {text}", rest), scene)
 
 

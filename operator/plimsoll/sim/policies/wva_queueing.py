@@ -116,6 +116,8 @@ def make(options: Options, scene: Scene) -> Policy:
     slo = scene.slo
     ttft_s, itl_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
     ttft_ms, itl_ms = _target_ms(options, "ttft", ttft_s), _target_ms(options, "itl", itl_s)
+    if (ttft_ms or itl_ms) and options.among(("times",)):
+        raise options.bad("times goes without targets: the service's, or ttft and itl, take its place")
     targets = Targets(ttft_ms, itl_ms, options.positive("times", TIMES))
     cycle_s = options.positive("cycle", CYCLE_S)
     behaviour, gated = scaling(options), options.flag("gated", False)
