@@ -60,7 +60,7 @@ class Replicas:
         ratios, expected: time over the prior's, measured and by what is believed now. weights: windows that each is
         worth. ends_s: of the windows, seconds on the caller's clock.
         """
-        over = np.maximum(ratios, 0.0) / np.maximum(expected, _LEAST)  # a law that is not positive says nothing
+        over = np.maximum(ratios, 0.0) / np.maximum(expected, _LEAST)  # a law that is not positive: clipped
         logs = np.clip(np.log(np.maximum(over, _LEAST)), -_CLIP, _CLIP)
         for name, at_s, log_ratio, weight in zip(names, ends_s, logs.tolist(), weights.tolist(), strict=True):
             known = self._paces.get(name)

@@ -76,7 +76,7 @@ def reserved(courses: list[Course], policy: Policy) -> None:
     """Before step 2: what is worth having in reserve, of all tiers together whose demand and need are known.
 
     It is bought against a leap from the ordinary load, so that none is bought on top of a leap that has come; what is
-    there is kept against one from where the load stands: who was let go would have to start again.
+    there is kept against one from where the load has lately risen to: who was let go would have to start again.
     """
     known = [(one, one.seen.demand, one.seen.need) for one in courses if one.held is None]
     sure = True
