@@ -30,7 +30,7 @@ lock: ## Pin the dependencies anew (requirements/*.txt)
 
 test: setup ## Unit tests, and API tests on a real API server
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
-	@$(STAGE) -v test $(PYTHON) -m pytest tests
+	@$(STAGE) -v test $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile tests
 
 check: setup ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.apiserver import ApiServer, api_server
+
+settings.register_profile("plimsoll", deadline=None)  # a busy machine is no finding: no test is timed
+settings.load_profile("plimsoll")
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from e2e.cluster import base, binaries, images, kind, machine, node, registry
 from e2e.cluster.decide import Plan, Source, announce, decide
-from e2e.cluster.docker import container
 from e2e.cluster.facts import look
-from e2e.cluster.settings import KUBECONFIG, REGISTRY
-from e2e.cluster.shell import Failed, fail, log_to, run, say
+from e2e.cluster.settings import KUBECONFIG
+from e2e.cluster.shell import Failed, fail, log_to, say
 
 
 def check() -> None:
@@ -41,8 +40,7 @@ def up() -> None:
 def down() -> None:
     """Cluster and registry container go; images, binaries and what was pushed stay for the next time."""
     kind.delete()
-    if container(REGISTRY) is not None:
-        run("docker", "rm", "-f", REGISTRY)
+    registry.remove()
 
 
 def _accepted(plan: Plan) -> Plan:

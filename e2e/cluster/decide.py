@@ -48,6 +48,7 @@ class Facts:
 
     `docker`: a daemon answers; `dockerd`: the program is installed. `can_pull` is None while there is no daemon to ask.
     `node_image`: the source of the node image that is already here. `sys_resource`: root has CAP_SYS_RESOURCE.
+    `docker_data`: images lie where Docker keeps them, which cannot be looked through while no daemon answers.
     `have`: programs already built; `on_path`: tools that are installed. `foreign_ports`: held by someone else.
     """
 
@@ -64,6 +65,7 @@ class Facts:
     missing_packages: tuple[str, ...] = ()
     node_image: Source | None = None
     base_image: bool = False
+    docker_data: bool = False
     free_gb: float = 0.0
     foreign_ports: tuple[int, ...] = ()
 
@@ -137,7 +139,8 @@ def _build_refusals(facts: Facts, source: Source | None, binaries: tuple[str, ..
 
 
 def _room_refusals(facts: Facts) -> tuple[str, ...]:
-    need = DISK_GB_LATER if facts.node_image else DISK_GB_FIRST
+    unseen = facts.docker_data and not facts.docker  # asked again once the daemon answers, before anything is built
+    need = DISK_GB_LATER if facts.node_image or unseen else DISK_GB_FIRST
     lines = [f"{need} GB of free disk are needed, {facts.free_gb:.0f} GB are there."] if facts.free_gb < need else []
     lines += [f"Port {port} of 127.0.0.1 is taken by another program." for port in facts.foreign_ports]
     return tuple(lines)

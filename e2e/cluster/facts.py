@@ -13,6 +13,7 @@ from e2e.cluster.decide import TOOLS, Facts
 from e2e.cluster.settings import (
     BASE_IMAGE,
     CACHE,
+    DOCKER_DATA,
     GATEWAY_PORT,
     NODE,
     PACKAGES,
@@ -45,6 +46,7 @@ def look() -> Facts:
         missing_packages=tuple(package for program, package in PACKAGES.items() if shutil.which(program) is None),
         node_image=image,
         base_image=docker and succeeds("docker", "image", "inspect", BASE_IMAGE),
+        docker_data=(DOCKER_DATA / "image").exists(),
         free_gb=_free_gb(),
         foreign_ports=_foreign_ports(docker),
     )

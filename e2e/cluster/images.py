@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import pip
-from e2e.cluster.docker import build, image_id
+from e2e.cluster.docker import build, image_exists, image_id
 from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
-from e2e.cluster.shell import Failed, run, say, stage
+from e2e.cluster.shell import Failed, run, say, stage, succeeds
 
 REPOSITORY = f"localhost:{REGISTRY_PORT}/plimsoll"
 TAG = "dev"
@@ -56,11 +56,14 @@ def ensure(names: Iterable[str]) -> None:
     for image in IMAGES:
         if not wanted or image.name in wanted:
             with stage(f"image {image.name}"):
+                before = image_id(image.reference) if image_exists(image.reference) else None
                 _build(image)
                 if _registry_has(image):
                     say(f"image {image.name} is in the registry already")
                 else:
                     run("docker", "push", image.reference)
+                if before is not None and before != image_id(image.reference):
+                    succeeds("docker", "image", "rm", before)  # else each edit leaves one; in use, it stays
 
 
 def check_cuda() -> None:

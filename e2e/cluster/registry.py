@@ -11,10 +11,11 @@ from e2e.cluster import base
 from e2e.cluster.decide import Source
 from e2e.cluster.docker import build, container, image_exists
 from e2e.cluster.settings import HERE, PULLED_REGISTRY_IMAGE, REGISTRY, REGISTRY_PORT
-from e2e.cluster.shell import run, stage, wait_for
+from e2e.cluster.shell import run, stage, succeeds, wait_for
 
 _NETWORK = "kind"  # kind makes it with its first cluster
 _MADE_IMAGE = "plimsoll/registry:1"
+_SWEEP = "$(command -v docker-registry || command -v registry) garbage-collect -m /etc/docker/registry/config.yml"
 START_SECONDS = 30
 
 
@@ -45,6 +46,13 @@ def ensure(source: Source) -> None:
         if not state["State"]["Running"]:
             run("docker", "start", REGISTRY)
     wait_for(_answers, "the registry", START_SECONDS)
+
+
+def remove() -> None:
+    """The container goes; its volume stays, less what no tag names any more (each push of an edit leaves one)."""
+    if container(REGISTRY) is not None:
+        succeeds("docker", "exec", REGISTRY, "sh", "-c", _SWEEP)
+        run("docker", "rm", "-f", REGISTRY)
 
 
 def _image(source: Source) -> str:

@@ -28,6 +28,7 @@ KUBECONFIG = ROOT / "build" / "kubeconfig"
 
 DISK_GB_FIRST = 25  # Go modules 5, build cache 3, binaries 1, images twice (Docker's copy and the node's)
 DISK_GB_LATER = 6
+DOCKER_DATA = Path("/var/lib/docker")
 PACKAGES = {
     "dockerd": "docker.io",
     "containerd": "containerd",

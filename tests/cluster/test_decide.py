@@ -52,6 +52,17 @@ def test_a_node_image_that_is_here_is_used_without_its_parts() -> None:
     assert plan == Plan(source=Source.BUILD, node_image=False, binaries=TOOLS)
 
 
+def test_images_that_a_stopped_docker_keeps_are_not_asked_room_for_again() -> None:
+    stopped = replace(BARE, docker_data=True, free_gb=23)
+    assert decide(stopped).daemon
+    assert decide(replace(stopped, docker=True, node_image=Source.BUILD)).source is Source.BUILD
+
+
+def test_room_for_everything_is_asked_once_docker_tells_that_nothing_is_there() -> None:
+    plan = decide(replace(BARE_WITH_DOCKER, docker_data=True, free_gb=23))
+    assert plan.refusals == ("25 GB of free disk are needed, 23 GB are there.",)
+
+
 @pytest.mark.parametrize("packages", [(), ("jq",), ("docker.io", "iptables")])
 @pytest.mark.parametrize("facts", [LAPTOP, BARE_WITH_DOCKER, replace(LAPTOP, root=True, debian=True, can_pull=False)])
 def test_a_machine_whose_docker_runs_is_never_changed(facts: Facts, packages: tuple[str, ...]) -> None:

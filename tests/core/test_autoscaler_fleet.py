@@ -113,7 +113,7 @@ def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> 
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=1, deadline=None)  # some twenty seconds
+@settings(max_examples=1)  # some twenty seconds
 def test_what_stands_is_what_would_be_decided(seed: int) -> None:
     rng = np.random.default_rng(seed)
     services = 6 * len(POLICIES)

@@ -211,7 +211,7 @@ def test_any_floats_whatever_never_raise(anything: WindowSums) -> None:
 
 
 @given(st.lists(NEAR_WINDOW, min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_plausible_windows_never_bring_it_below_the_floor(windows: list[WindowSums]) -> None:
     posterior = FRESH
     for one in windows:
@@ -221,7 +221,7 @@ def test_plausible_windows_never_bring_it_below_the_floor(windows: list[WindowSu
 
 
 @given(st.lists(NEAR_WINDOW, min_size=2, max_size=8), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_batch_has_no_order(windows: list[WindowSums], rng: Any) -> None:
     mixed = list(windows)
     rng.shuffle(mixed)

@@ -183,7 +183,7 @@ def test_noise_has_no_shape() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.5, 3.0, 30.0]), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_monotone_in_quantile_horizon_and_work(seed: int, rate: float, bursty: bool) -> None:
     rng = np.random.default_rng(seed)
     rates = np.full(180, rate) * (np.where(rng.random(180) < 0.1, 4.0, 1.0) if bursty else 1.0)
@@ -393,7 +393,7 @@ def test_unknown_has_its_reason() -> None:
 
 
 @given(st.integers(0, 1000), st.floats(0.2, 5.0))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_state_told_in_another_unit_is_that_of_the_same_load_in_it(seed: int, factor: float) -> None:
     rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
     works = demand(rates, 1.0, seed)

@@ -344,7 +344,7 @@ SAMPLES = st.lists(
 
 
 @given(SAMPLES, st.floats(0.0, 1e5), st.floats(0.001, 0.999))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_comes_the_answer_is_a_finite_number_or_unknown(
     samples: list[tuple[float, float]], horizon_s: float, quantile: float
 ) -> None:

@@ -49,7 +49,7 @@ def sampled(rng: np.random.Generator, means: NDArray[np.float64], second: int) -
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 0.7, 17.0, 61.0]))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_one_pass_is_the_same_as_one_by_one(seed: int, tick_s: float) -> None:
     rng = np.random.default_rng(seed)
     means = rng.uniform(0.2, 40.0, TIERS)
@@ -66,7 +66,7 @@ def test_one_pass_is_the_same_as_one_by_one(seed: int, tick_s: float) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 def test_the_outlook_says_what_the_forecasts_say(seed: int) -> None:
     rng = np.random.default_rng(seed)
     means, chances = rng.uniform(0.2, 40.0, TIERS), [Chances() for _ in range(TIERS)]

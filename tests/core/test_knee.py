@@ -194,7 +194,7 @@ FACTORS = st.floats(1.0, 3.0)
 
 
 @given(slack=FACTORS, tpot=FACTORS, faster=FACTORS, room=FACTORS, less=FACTORS, kind=st.sampled_from(KINDS))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_what_helps_never_lowers_the_load_line(
     slack: float, tpot: float, faster: float, room: float, less: float, kind: Tier
 ) -> None:

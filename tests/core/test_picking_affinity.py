@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, limits
@@ -48,7 +48,6 @@ def test_ends_are_forgotten_before_beginnings() -> None:
     assert known.depth_at("b", [1, 2, 3], 3) == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=60), st.integers(1, 8))
 def test_what_is_known_is_what_an_lru_cache_of_that_size_holds(prompts: list[list[int]], capacity: int) -> None:
     recent, cache = Recent(capacity), PrefixCache()

@@ -40,7 +40,7 @@ def net(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
 
 
 @given(st.lists(stocks, min_size=2, max_size=2), st.floats(0.0, 60.0))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_other_pair_of_counts_is_worth_more(tiers: list[Stock], miss_cost: float) -> None:
     found = tuple(reserves(tiers, miss_cost))
     every = itertools.product(*(range(tier.most - tier.replicas + 1) for tier in tiers))

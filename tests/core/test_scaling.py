@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.core.forecast import Forecast, Odds, Pause, Pauses, Unknown, pauses, spare_replicas
@@ -610,7 +610,6 @@ def services(draw: st.DrawFn) -> tuple[Observation, Policy, float]:
 
 
 @given(services())
-@settings(deadline=None)
 def test_a_decision_is_the_same_after_a_restart_and_when_it_is_asked_for_twice(
     service: tuple[Observation, Policy, float],
 ) -> None:
@@ -624,7 +623,6 @@ def test_a_decision_is_the_same_after_a_restart_and_when_it_is_asked_for_twice(
 
 
 @given(services())
-@settings(deadline=None)
 def test_every_decision_is_within_its_limits_and_tells_all_eight_steps(
     service: tuple[Observation, Policy, float],
 ) -> None:

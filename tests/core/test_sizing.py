@@ -100,7 +100,7 @@ MORE = st.floats(1.0, 2.5)
 
 
 @given(rate=st.floats(0.01, 300), more=MORE, room=st.floats(0, 0.5), kind=st.sampled_from(NAMES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_more_load_or_headroom_never_needs_fewer(rate: float, more: float, room: float, kind: str) -> None:
     reduced = PROFILES[kind].take(np.zeros(3, dtype=np.intp))
     first, busier, safer = size_many(reduced, [rate, rate * more, rate], [0, 0, room]).replicas
@@ -109,7 +109,7 @@ def test_more_load_or_headroom_never_needs_fewer(rate: float, more: float, room:
 
 
 @given(rate=st.floats(0.1, 300), more=MORE, kind=st.sampled_from(KINDS))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_looser_promise_or_a_better_engine_never_needs_more(rate: float, more: float, kind: Tier) -> None:
     w, m, slo, limits = kind.workload, kind.model, kind.slo, kind.limits
     before = replicas(kind, rate * 1.002)  # as near as the reduction to classes is

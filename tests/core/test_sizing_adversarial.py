@@ -135,7 +135,7 @@ def test_arguments_stay_as_they_were() -> None:
     limits=st.sampled_from([EngineLimits(1, 1, 1), EngineLimits(1, 10**6, 64), EngineLimits(10**6, 10**9, 10**5)]),
     role=st.sampled_from(list(Role)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_extremes_are_answered_sanely(
     rate: float, share: float, ttft: float | None, tpot: float, scale: float, limits: EngineLimits, role: Role
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.gateway.prefix import BLOCK_BYTES, MOST_BLOCKS, blocks
@@ -35,7 +35,6 @@ def test_only_so_much_is_hashed() -> None:
     assert long == blocks(b"x" * BLOCK_BYTES * MOST_BLOCKS)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 3 * BLOCK_BYTES), st.text(max_size=40), st.sampled_from([None, 2]))
 def test_a_conversation_that_goes_on_keeps_its_hashes(size: int, answer: str, indent: int | None) -> None:
     """Wherever block ends fall in the frame: the brackets that closed it have moved."""
@@ -45,7 +44,6 @@ def test_a_conversation_that_goes_on_keeps_its_hashes(size: int, answer: str, in
     assert len(later) > len(begun)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 3 * BLOCK_BYTES))
 def test_a_text_that_goes_on_keeps_its_hashes(size: int) -> None:
     text = "t" * size
@@ -53,7 +51,6 @@ def test_a_text_that_goes_on_keeps_its_hashes(size: int) -> None:
     assert blocks(json.dumps(text + "more" * 400).encode())[: len(begun)] == begun
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=4 * BLOCK_BYTES), st.binary(max_size=4 * BLOCK_BYTES))
 def test_prompts_share_hashes_exactly_as_far_as_they_agree(one: bytes, other: bytes) -> None:
     one, other = one + b"a", other + b"a"  # no frame at the end

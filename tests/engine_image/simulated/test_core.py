@@ -30,7 +30,7 @@ def test_work_begins_at_the_arrival_however_long_it_was_idle() -> None:
     assert late.first_s == 1001.25
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=40))
 def test_when_one_looks_changes_no_token(pauses: list[float]) -> None:
     def story(looks: list[float]) -> list[tuple[float, float]]:

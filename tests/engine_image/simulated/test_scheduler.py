@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulated.sequences import Sequence
@@ -157,7 +157,6 @@ REQUESTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(REQUESTS, st.integers(20, 60), st.integers(1, 6), st.integers(1, 40))
 def test_tokens_and_blocks_are_conserved_whatever_comes(
     requests: list[tuple[float, int, int, int]], blocks: int, slots: int, budget: int
@@ -179,7 +178,6 @@ def test_tokens_and_blocks_are_conserved_whatever_comes(
     assert sum(histograms["inter_token_latency_seconds"].counts) == outputs - len(sequences)
 
 
-@settings(deadline=None)
 @given(REQUESTS)
 def test_the_same_requests_make_the_same_schedule(requests: list[tuple[float, int, int, int]]) -> None:
     def schedule() -> list[tuple[float, float]]:
