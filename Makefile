@@ -67,7 +67,7 @@ demo-down: cluster-down ## Remove what the demo made
 
 e2e: images $(VENV)/.clients ## Scenarios on the cluster
 	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
-	@$(STAGE) -v e2e $(PYTHON) -m pytest e2e -m cluster
+	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=20 e2e -m cluster
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

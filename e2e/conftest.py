@@ -28,7 +28,7 @@ SOLO = manifest("solo", {"serve": {}})
 # What leaves the shared services alone comes before test_quiet, whose quiet time it is. What breaks things follows;
 # what removes everything is the last.
 ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "light", "monitoring", "scaling", "one_tier", "quiet")
-ORDER_OF_THE_END = ("g_", "c_", "d_", "e_", "f_", "admission", "adversity", "restarts", "upgrade", "h_")
+ORDER_OF_THE_END = ("g_", "c_", "d_", "e_", "f_", "admission", "adversity", "gateways", "restarts", "upgrade", "h_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
