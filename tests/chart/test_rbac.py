@@ -23,7 +23,7 @@ OPERATOR = {
     "serviceaccounts": OWNED,
     "poddisruptionbudgets.policy": OWNED,
     "networkpolicies.networking.k8s.io": OWNED,
-    "pods": FOLLOW,
+    "pods": (*FOLLOW, "patch"),
     "events": ("create",),
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}

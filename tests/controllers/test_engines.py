@@ -265,6 +265,18 @@ async def test_an_engine_that_is_no_longer_ready_is_not_asked_for_metrics(world:
     assert world.times(1, "/about")[-1] > unready_s
 
 
+async def test_what_runs_in_a_pod_is_what_its_engine_last_told_and_not_known_of_one_that_ended(world: World) -> None:
+    world.pod(1)
+    world.running["10.0.0.1"] = 3
+    assert world.engines.running("pod-1") is None, "it has not been asked yet"
+    await world.until(2 * BUSY_S)
+    assert world.engines.running("pod-1") == 3.0
+    assert world.engines.running("pod-9") is None
+    world.pod(1, ready=False)
+    await world.until(2 * BUSY_S)
+    assert world.engines.running("pod-1") is None
+
+
 async def test_it_runs_until_it_is_cancelled() -> None:
     store, heard = Store(), asyncio.Event()
     world = World()

@@ -48,7 +48,7 @@ MEANING: dict[EventReason, str] = {
     EventReason.READY: "The service answers through the gateway.",
     EventReason.NOT_READY: "The service stopped answering through the gateway; the message says why.",
     EventReason.SCALED_UP: "A tier was given more replicas; the message says from, to and why.",
-    EventReason.SCALED_DOWN: "A tier was given fewer replicas; the message says from, to and why.",
+    EventReason.SCALED_DOWN: "A tier was given fewer replicas; the message says from, to, why and which pods go.",
     EventReason.SCALED_TO_ZERO: "A tier has no replica any more, since nothing is asked of it.",
     EventReason.SCALED_FROM_ZERO: "A tier that had none is given replicas, since requests wait.",
     EventReason.UNSCHEDULABLE: "A pod of a tier fits on no node.",

@@ -18,7 +18,7 @@ from plimsoll.adapters.kube import Kube
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers import explain, memory, report, starts
+from plimsoll.controllers import explain, memory, report, starts, victims
 from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.past import Past
 from plimsoll.controllers.report import Report, Silence
@@ -77,12 +77,13 @@ class Change:
     before: int
     decision: TierDecision
 
-    def event(self) -> Event:
+    def event(self, going: str = "") -> Event:
+        """going: who goes, in words."""
         after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
         reason = EventReason.SCALED_UP if after > self.before else EventReason.SCALED_DOWN
         if not (after and self.before):
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
-        message = f"{self.tier} {self.before} -> {after}: {self.decision.why}"
+        message = f"{self.tier} {self.before} -> {after}: {self.decision.why}{going and f'; {going}'}"
         return Event(reason, message, f"{self.tier}/{self.before}/{after}/{generation}")
 
 
@@ -161,13 +162,14 @@ class _Known:
 class Sources:
     """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod.
 
-    stir: told of a service to which requests come, so that its engines are asked more often. history: None where no
-    store of metrics is named.
+    running: requests that a pod's engine last told of. stir: told of a service to which requests come, so that its
+    engines are asked more often. history: None where no store of metrics is named.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
     about: Callable[[str], About | None]
     start: Callable[[str], Start | None]
+    running: Callable[[str], float | None] = lambda pod: None
     stir: Callable[[Key], None] = lambda key: None
     history: History | None = None
 
@@ -255,6 +257,7 @@ class Autoscaler:
         keeper, uid = Gatekeeper.after(_told(status)), raw["metadata"]["uid"]
         known = _Known(autoscaler.Service.of(roles), listener, keeper, uid, kept, now_s)
         memory.recall(known.service, kept)
+        memory.retell(known.service, status)
         self._past.meet(key, known.service)
         self._known[key] = known
         return known
@@ -274,7 +277,7 @@ class Autoscaler:
         ready: dict[Role, list[str]] = {}
         pods = self._store.children("Pod", key)
         for name in known.service.tiers:
-            own = [p for p in pods if p["metadata"]["labels"].get(labels.ROLE) == name and not starts.is_leaving(p)]
+            own = [p for p in pods if _of_tier(p, name)]
             ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]
             if name == Role.DECODE:
                 known.transfers.keep({p["metadata"]["name"] for p in own})
@@ -351,6 +354,7 @@ class Autoscaler:
     async def _set(self, change: Change) -> None:
         """A tier that cannot be set is tried again at the next tick."""
         target = change.deployment["metadata"]
+        going = await self._mark(change) if change.decision.replicas < change.before else ""
         try:
             await self._kube.scale(target["namespace"], target["name"], change.decision.replicas, labels.SCALER)
         except NotFound:
@@ -360,4 +364,24 @@ class Autoscaler:
             return
         direction = "up" if change.decision.replicas > change.before else "down"
         metrics.OPERATOR_SCALED.labels(change.tier, direction).inc()
-        await self._tell(change.raw, change.event())
+        await self._tell(change.raw, change.event(going))
+
+    async def _mark(self, change: Change) -> str:
+        """Name those that are to go; returns who, in words. A failure leaves the choice to Kubernetes."""
+        key, after = key_of(change.raw), change.decision.replicas
+        readings = tuple(self._sources.gateways()[0])
+        going = victims.choose(
+            (p for p in self._store.children("Pod", key) if _of_tier(p, change.tier)),
+            after,
+            lambda pod: victims.load(readings, "/".join(key), pod, self._sources.running(pod)),
+        )
+        try:
+            await victims.mark(self._kube, self._store, going)
+        except (ClusterError, TimeoutError) as error:
+            log.warning("could not mark who goes", extra={"service": "/".join(key), "error": str(error)})
+            return "which pods go is left to Kubernetes: the emptiest could not be marked"
+        return going.words
+
+
+def _of_tier(pod: Object, tier: str) -> bool:
+    return pod["metadata"]["labels"].get(labels.ROLE) == tier and not starts.is_leaving(pod)

@@ -60,6 +60,7 @@ class _Pod:
     metrics_s: float = math.inf
     about_s: float = math.inf
     steps: float | None = None
+    running: float | None = None  # and waiting, when it last told
     failures: int = 0  # in a row, of its metrics
     silences: int = 0  # in a row, of what it is
     about: About | None = None
@@ -103,6 +104,11 @@ class Engines:
         """How far the engine's start had come when it last said so."""
         known = self._names.get(pod)
         return None if known is None else known.start
+
+    def running(self, pod: str) -> float | None:
+        """Requests that the engine in a pod last told of, waiting ones included."""
+        known = self._names.get(pod)
+        return None if known is None else known.running
 
     def stir(self, service: Key) -> None:
         """Requests arrive for a service: its engines are soon busy, even if none was when last asked."""
@@ -161,7 +167,7 @@ class Engines:
             known.silences = 0
         elif known.ready and not seen.ready:
             known.metrics_s, known.about_s = math.inf, now_s + ABOUT_S
-            known.start = None  # that of a container which may have ended
+            known.start = known.running = None  # those of a container which may have ended
             self._calm(uid, known)
         known.ready = seen.ready
 
@@ -190,6 +196,7 @@ class Engines:
         """Whether the engine has had something to do since it was last asked."""
         stepped = pod.steps is not None and reading.steps is not None and reading.steps != pod.steps
         pod.steps = reading.steps
+        pod.running = None if reading.running is None else reading.running + (reading.waiting or 0.0)
         if not (reading.running or reading.waiting or stepped):
             self._calm(uid, pod)
             return

@@ -1,7 +1,7 @@
-"""What an autoscaler has learned, as the text that a service's status keeps over restarts.
+"""What a service's status keeps over restarts: what an autoscaler has learned, and what it decided of late.
 
-Compressed: it is for this program alone, and the status of a thousand services is held in memory by everybody who
-watches them.
+What was learned is compressed: it is for this program alone, and the status of a thousand services is held in memory by
+everybody who watches them. The decisions are those that people read there; the steps behind them are not kept.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
 import orjson
 
 from plimsoll.core import autoscaler
+from plimsoll.core.autoscaler.service import Told
+from plimsoll.core.scaling import Decision, State, Step, TierDecision
 
 FORM = "zlib"
 LIMIT = 1 << 20  # bytes of what is read; a hand-made text could unfold to anything
@@ -34,3 +38,26 @@ def recall(service: autoscaler.Service, kept: object) -> None:
         autoscaler.restore(service, orjson.loads(unfolded))
     except (binascii.Error, zlib.error, ValueError):
         return
+
+
+def retell(service: autoscaler.Service, status: Mapping[str, Any]) -> None:
+    """Put back the decisions that a status shows; one that cannot be read is left out."""
+    before = status.get("decisions")
+    shown = [status.get("lastDecision"), *(before if isinstance(before, Sequence) else ())]
+    service.decisions.extend(told for one in reversed(shown) if (told := _told(one)) is not None)
+
+
+def _told(shown: object) -> Told | None:
+    if not isinstance(shown, Mapping):
+        return None
+    try:
+        at_s = datetime.fromisoformat(shown["time"]).timestamp()
+        tiers = {str(name): _tier(tier) for name, tier in shown["tiers"].items()}
+        return Told(at_s, Decision(tiers, shown.get("binding"), State()))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _tier(shown: Mapping[str, Any]) -> TierDecision:
+    before, after = int(shown["from"]), int(shown["to"])
+    return TierDecision(after, (Step("told", after, "{}", (str(shown["why"]),)),), before, after)

@@ -86,6 +86,7 @@ class Operator:
             self.gateways.readings,
             self.engines.about,
             self.engines.start,
+            self.engines.running,
             self.engines.stir,
             _history(settings.prometheus_url),
         )

@@ -207,8 +207,8 @@ class Service:
         self.state = decision.state
         self.last = Told(now_s, decision)
         self.watch.decided(wish.policy, {name: tier.line for name, tier in self.tiers.items()})
-        moves = any(tier.before is not None and tier.recommended != tier.before for tier in decision.tiers.values())
-        if moves and not (self.decisions and _counts(self.decisions[-1].decision) == _counts(decision)):
+        moves = _moves(decision)
+        if moves and not (self.decisions and _moves(self.decisions[-1].decision) == moves):
             self.decisions.append(self.last)
         return decision
 
@@ -345,5 +345,10 @@ def _used(need: Need, replicas: int) -> float:
     return need.rate_per_s * need.request_gpu_s / need.replica_work / max(replicas, 1)
 
 
-def _counts(decision: Decision) -> dict[str, tuple[int | None, int | None]]:
-    return {name: (tier.before, tier.recommended) for name, tier in decision.tiers.items()}
+def _moves(decision: Decision) -> dict[str, tuple[int, int | None]]:
+    """From and to, of the tiers whose count differs from the one observed."""
+    return {
+        name: (tier.before, tier.recommended)
+        for name, tier in decision.tiers.items()
+        if tier.before is not None and tier.recommended != tier.before
+    }

@@ -1,0 +1,195 @@
+"""Who goes when a tier shrinks: the emptiest, marked once, and never at the price of the shrinking itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.kube import Kube
+from plimsoll.api import labels
+from plimsoll.api.events import Event, EventReason
+from plimsoll.controllers import victims
+from plimsoll.controllers.autoscale import Autoscaler, Sources
+from plimsoll.controllers.store import Store
+from plimsoll.controllers.victims import COST, MARK, Load, choose
+from plimsoll.core.errors import ClusterError, Conflict, Forbidden
+from plimsoll.core.ports import GatewayReading
+from tests import builders
+from tests.controllers.conftest import World
+from tests.controllers.test_autoscale import arrivals
+
+Object = dict[str, Any]
+
+NOW_S = 1.8e9
+PARENT = builders.service(tiers={"serve": {"minReplicas": 2, "maxReplicas": 2}})
+UNTOLD = Load(None, None)
+
+
+def pod(name: str, *, ready: bool = True, born: int = 0, marked: bool = False) -> Object:
+    made = builders.pod(PARENT, "serve", name, conditions=[{"type": "Ready", "status": "True" if ready else "False"}])
+    made["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{born:02}Z"
+    if marked:
+        made["metadata"]["annotations"] = {MARK: COST}
+    return made
+
+
+def chosen(pods: list[Object], after: int, **sent: float) -> list[str]:
+    going = choose(pods, after, lambda name: Load(sent.get(name), None))
+    return [one["metadata"]["name"] for one, _ in going.emptiest]
+
+
+def test_the_emptiest_go_first_and_of_equal_ones_the_youngest() -> None:
+    pods = [pod("a", born=1), pod("b", born=2), pod("c", born=3), pod("d", born=4)]
+    assert chosen(pods, 1, a=0, b=5, c=2, d=2) == ["a", "d", "c"]
+    assert chosen(pods, 3, a=1, b=1, c=1, d=1) == ["d"]
+
+
+def test_a_pod_that_is_not_ready_goes_before_any_ready_one_and_needs_no_mark() -> None:
+    pods = [pod("a"), pod("b"), pod("new", ready=False)]
+    assert chosen(pods, 2, a=0, b=0) == []
+    assert chosen(pods, 1, a=3, b=4) == ["a"]
+    assert choose(pods, 2, lambda name: UNTOLD).unready == 1
+    assert choose(pods, 2, lambda name: UNTOLD).words == "", "nobody is chosen"
+
+
+def test_where_all_go_or_nobody_does_nothing_is_marked() -> None:
+    pods = [pod("a", marked=True), pod("b")]
+    for after in (0, 2, 5):
+        assert chosen(pods, after, a=0, b=0) == []
+    assert choose(pods, 0, lambda name: UNTOLD).spared == (), "what goes need not be unmarked"
+    assert choose([], 3, lambda name: UNTOLD) == ((0, (), ()))
+
+
+def test_what_nobody_tells_of_is_not_taken_for_empty() -> None:
+    assert chosen([pod("silent"), pod("busy")], 1, busy=50.0) == ["busy"]
+
+
+def test_the_mark_of_an_earlier_try_is_taken_back_from_a_pod_that_stays() -> None:
+    pods = [pod("a", marked=True), pod("b"), pod("c", marked=True)]
+    going = choose(pods, 1, lambda name: Load({"a": 9.0, "b": 0.0, "c": 1.0}[name], None))
+    assert [one["metadata"]["name"] for one, _ in going.emptiest] == ["b", "c"]
+    assert [one["metadata"]["name"] for one in going.spared] == ["a"]
+
+
+def test_gateways_are_summed_and_the_engine_decides_between_equals() -> None:
+    readings = tuple(
+        GatewayReading(gateway, NOW_S, "a", {"team/chat": replace(arrivals(9.0), inflight={"a": sent})})
+        for gateway, sent in (("gw-1", 2), ("gw-2", 3))
+    )
+    assert victims.load(readings, "team/chat", "a", None) == Load(5.0, None)
+    assert victims.load(readings, "team/chat", "b", 4.0) == Load(0.0, 4.0), "no gateway sends it anything"
+    assert victims.load(readings, "team/other", "a", 4.0) == Load(None, 4.0), "no gateway knows the service"
+    ranks = [Load(0.0, 0.0), Load(0.0, 4.0), Load(0.0, None), Load(1.0, 0.0), Load(None, 2.0), UNTOLD]
+    assert sorted(reversed(ranks), key=lambda one: one.rank) == ranks
+
+
+def test_the_words_name_a_few_and_count_the_rest() -> None:
+    pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("new", ready=False)]
+    words = choose(pods, 2, lambda name: Load(float(name[1:]), None)).words
+    assert words == (
+        "the emptiest go: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight), p3 (3 in flight), 2 more"
+    )
+
+
+class Recorder(Kube):
+    """Keeps what is written; `refuses` is raised by every mark, `hangs` never answers one."""
+
+    def __init__(self, refuses: ClusterError | None = None, *, hangs: bool = False) -> None:
+        self.marks: list[tuple[str, str | None]] = []
+        self.scaled: list[int] = []
+        self.refuses, self.hangs = refuses, hangs
+
+    async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
+        assert not self.scaled, "too late: the tier has shrunk already"
+        assert manager == labels.SCALER
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.refuses is not None:
+            raise self.refuses
+        meta = obj["metadata"]
+        self.marks.append((meta["name"], meta.get("annotations", {}).get(MARK)))
+        found = {**pod(meta["name"], marked="annotations" in meta)}
+        found["metadata"]["resourceVersion"] = "6"
+        return found
+
+    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+        self.scaled.append(replicas)
+
+
+async def shrink(kube: Kube, *, replicas: int = 4) -> tuple[list[Event], Store]:
+    """One tick for a service that wants 2 of so many replicas; c and a are the emptiest."""
+    store, told = Store(), list[Event]()
+    sent = {"a": 1, "b": 7, "c": 0, "d": 3}
+    store.put(PARENT)
+    store.put(builders.deployment(PARENT, "serve", replicas=replicas, ready=replicas))
+    for name in list(sent)[:replicas]:
+        store.put(pod(name, marked=name == "d"))
+    reading = GatewayReading("gw-1", NOW_S, "a", {"team/chat": replace(arrivals(9.0), inflight=sent)})
+
+    async def tell(_: Object, event: Event) -> None:
+        told.append(event)
+
+    sources = Sources(lambda: ((reading,), ("gw-1",)), lambda pod: None, lambda pod: None)
+    await Autoscaler(store, kube, sources, tell, lambda key: None).tick(NOW_S)
+    return told, store
+
+
+async def test_a_tier_that_shrinks_marks_those_that_go_and_says_who() -> None:
+    kube = Recorder()
+    [event], store = await shrink(kube)
+    assert sorted(kube.marks, key=str) == [("a", COST), ("c", COST), ("d", None)]
+    assert kube.scaled == [2]
+    assert event.reason is EventReason.SCALED_DOWN
+    assert event.message.endswith("; the emptiest go: c (0 in flight), a (1 in flight)")
+    kept = {one["metadata"]["name"]: MARK in one["metadata"].get("annotations", {}) for one in store.all("Pod")}
+    assert kept == {"a": True, "b": False, "c": True, "d": False}, "what was written is known at once"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_nothing_is_marked_where_a_tier_grows_or_stays(replicas: int) -> None:
+    kube = Recorder()
+    await shrink(kube, replicas=replicas)
+    assert kube.marks == []
+
+
+async def test_a_mark_that_is_refused_leaves_the_choice_to_kubernetes() -> None:
+    kube = Recorder(Forbidden("pods is forbidden", 403))
+    [event], _ = await shrink(kube)
+    assert kube.scaled == [2]
+    assert event.message.endswith("; which pods go is left to Kubernetes: the emptiest could not be marked")
+
+
+async def test_a_pod_that_has_gone_meanwhile_needs_no_mark() -> None:
+    kube = Recorder(Conflict("the UID in the precondition differs", 409))
+    [event], _ = await shrink(kube)
+    assert kube.scaled == [2]
+    assert "the emptiest go" in event.message
+
+
+async def test_a_mark_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(victims, "MARK_SECONDS", 0.01)
+    kube = Recorder(hangs=True)
+    [event], _ = await shrink(kube)
+    assert kube.scaled == [2]
+    assert "left to Kubernetes" in event.message
+
+
+async def test_the_api_server_takes_a_mark_takes_it_back_and_makes_no_pod_anew(world: World) -> None:
+    spec = {"containers": [{"name": "engine", "image": "example.com/engine:1"}]}
+    meta = {"name": "a", "namespace": world.namespace, "annotations": {"team": "ours"}}
+    made = await world.kube.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    store = Store()
+    await victims.mark(world.kube, store, victims.Going(0, ((made, UNTOLD),), ()))
+    marked = await world.get("Pod", "a")
+    assert marked["metadata"]["annotations"] == {"team": "ours", MARK: COST}
+    writes = world.kube.writes
+    await victims.mark(world.kube, store, victims.Going(0, ((marked, UNTOLD),), ()))
+    assert world.kube.writes == writes, "it is marked already"
+    await victims.mark(world.kube, store, victims.Going(0, (), (marked,)))
+    assert (await world.get("Pod", "a"))["metadata"]["annotations"] == {"team": "ours"}
+    gone = {**made, "metadata": {**made["metadata"], "name": "b"}}
+    await victims.mark(world.kube, store, victims.Going(0, ((gone, UNTOLD),), ()))
+    assert await world.names("Pod") == ["a"]
