@@ -1,6 +1,7 @@
 """What the core makes of a warm engine's own ladder, beside the data sheet and the law that was fitted to its steps.
 
-The steps themselves too: medians of those that only decode, by sequences, and of those with prompts, by their tokens.
+The steps themselves too: medians of those that only decode, by sequences, and of those with prompts, by their tokens;
+how long all of them took over what the data sheet says; and the first token of prompts alone.
 
 python -m bench.hardware.ladders DIR    (what `bench.hardware.measure` wrote)
 """
@@ -47,6 +48,23 @@ def laws(folder: Path, least: int) -> dict[str, StepModel]:
     return found
 
 
+def over(folder: Path, least: int, law: StepModel) -> float:
+    """Seconds of all steps in blocks of at least so many sequences, over what a law says of the same steps."""
+    rows, seconds, _, sequences = fit.blocks(fit.steps(next(folder.glob("engine.steps.csv*"))))
+    inside = sequences >= least
+    return float(seconds[inside].sum() / (rows[inside] @ np.array(list(asdict(law).values()))).sum())
+
+
+def alone(folder: Path) -> list[str]:
+    """Milliseconds to the first token of a prompt alone, by its tokens."""
+    seen = json.loads((folder / "result.json").read_text())["alone"]
+    lines = [
+        "| prompt alone | " + " | ".join(str(one["prompt"]) for one in seen) + " |",
+        "|" + "---|" * (len(seen) + 1),
+    ]
+    return [*lines, "| ms | " + " | ".join(f"{one['ttft_s'] * 1e3:.1f}" for one in seen) + " |"]
+
+
 def medians(log: dict[str, fit.Floats]) -> list[str]:
     """Milliseconds of steps that follow another without a pause."""
     before = np.concatenate(([-np.inf], log["t_out"][:-1]))
@@ -74,6 +92,10 @@ def main(words: Sequence[str] | None = None) -> int:
     print("| source | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
     for source, law in found.items():
         print(f"| {source} | " + " | ".join(f"{value:.3g}" for value in asdict(law).values()) + " |")
+    if "data sheet" in found:
+        share = over(given.folder, given.from_sequences, found["data sheet"])
+        print(f"\nsteps took {share:.3f} of what the data sheet says")
+    print("\n" + "\n".join(alone(given.folder)))
     print("\n" + "\n".join(medians(fit.steps(next(given.folder.glob("engine.steps.csv*"))))))
     return 0
 

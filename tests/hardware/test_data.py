@@ -14,7 +14,7 @@ DATA = Path(fit.__file__).parent / "data"
 PROFILES = Path(__file__).parents[2] / "engine-image" / "simulated" / "profiles"
 
 
-@pytest.mark.parametrize(("model", "runs"), [("8b", 6), ("30b-a3b", 5)])
+@pytest.mark.parametrize(("model", "runs"), [("8b", 6), ("30b-a3b", 5), ("30b-a3b-graphs", 6), ("8b-fp8", 6)])
 def test_the_runs_were_of_the_traces_that_were_predicted(model: str, runs: int) -> None:
     found = compare.measured(DATA / model, DATA / model)
     assert len(found) == runs
@@ -25,6 +25,38 @@ def test_the_dense_model_kept_its_promise_at_the_line_and_lost_it_beyond() -> No
     at, beyond = (compare.measured(DATA / "8b", DATA / "8b")[number]["in_promise"] for number in (4, 5))
     assert round(at, 3) == 0.987
     assert round(beyond, 3) == 0.481
+
+
+@pytest.mark.parametrize(
+    ("run", "kept", "lost"), [("30b-a3b", 0.958, 0.813), ("30b-a3b-graphs", 1.0, 0.944), ("8b-fp8", 1.0, 0.734)]
+)
+def test_where_the_predictions_failed_is_told(run: str, kept: float, lost: float) -> None:
+    """The last rate at which 95 % were in promise, and the next one: below the line that was predicted."""
+    shares = [round(one["in_promise"], 3) for one in compare.measured(DATA / run, DATA / run)]
+    last = max(number for number, share in enumerate(shares) if share >= 0.95)
+    assert shares[last : last + 2] == [kept, lost]
+    told = json.loads((DATA / run / "prediction.json").read_text())
+    assert told["shares_of_line"][last + 1] < 1
+    assert told["from"]["data sheet"]["rates"][last + 1]["simulator"]["in_promise"] == 1
+
+
+def test_with_graphs_up_to_the_budget_the_mixtures_edge_is_gone_and_its_ends_stay() -> None:
+    seen = {}
+    for run in ("30b-a3b", "30b-a3b-graphs"):
+        alone = json.loads((DATA / run / "result.json").read_text())["alone"]
+        seen[run] = {one["prompt"]: one["ttft_s"] for one in alone}
+    before, after = seen["30b-a3b"], seen["30b-a3b-graphs"]
+    assert before[1024] > 2.5 * after[1024]
+    for tokens in (512, 8192, 16384):
+        assert after[tokens] == pytest.approx(before[tokens], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("run", "share"), [("8b", 0.97), ("30b-a3b", 1.33), ("30b-a3b-graphs", 1.11), ("8b-fp8", 1.18)]
+)
+def test_how_far_the_steps_are_from_the_data_sheet_is_what_docs_say(run: str, share: float) -> None:
+    law = ladders.laws(DATA / run, 32)["data sheet"]
+    assert round(ladders.over(DATA / run, 32, law), 2) == share
 
 
 @pytest.mark.parametrize(("model", "least", "name"), [("8b", 0, "h200-8b-launcher"), ("30b-a3b", 32, "h200-30b-a3b")])

@@ -23,6 +23,7 @@ _FLUSH_S = 0.2
 _WIDE = 0.035  # uniform within this has a standard deviation of 0.02
 _NARROW = 240.0
 _SCALES = 1 << 20  # single-precision parameters up to this size are scales
+_ROWS = 1024  # of an 8-bit matrix drawn at once; of stacked ones each alone
 _SPECULATED = 16  # tokens of one step that are still decoding; a resumed request computes more
 
 
@@ -106,9 +107,9 @@ def _widen_weights() -> None:
         generator = torch.Generator(device=data.device)
         generator.manual_seed(seed + data.numel() % 9973 + data.dim())
         if torch.finfo(data.dtype).bits < 16:
-            for row in data:
-                wide = torch.empty(row.shape, dtype=torch.float16, device=data.device)
-                row.copy_(wide.uniform_(-_NARROW, _NARROW, generator=generator).to(data.dtype))
+            for part in data.split(_ROWS if data.dim() == 2 else 1):
+                wide = torch.empty(part.shape, dtype=torch.float16, device=data.device)
+                part.copy_(wide.uniform_(-_NARROW, _NARROW, generator=generator).to(data.dtype))
         elif data.dtype == torch.float32 and data.numel() <= _SCALES:
             data.fill_(_WIDE / _NARROW)
         elif data.dim() >= 2:
