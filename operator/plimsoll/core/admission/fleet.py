@@ -26,6 +26,7 @@ LOOKS: Final = 4  # replicas with the least load that are looked at for one requ
 SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
 BEHIND: Final = 3.0  # seconds that a second of prefill costs those that come behind it; from replays, see bench.picking
 LEAST_ELSEWHERE: Final = 0.1  # a gateway alone spreads conversations so, and finds them after a restart
+LATELY_S: Final = 10.0  # of what is sent to prefill replicas: longer than a burst, shorter than a start
 BLOCK_TOKENS: Final = 128  # of a prompt's block, where it has as many
 _load: Final = attrgetter("load")
 _free_s: Final = attrgetter("free_s")
@@ -77,6 +78,7 @@ class Fleet:
         self._prefill_held = Held()
         self._elsewhere = LEAST_ELSEWHERE  # share of the requests that other gateways see
         self._scale = 1.0  # one over this gateway's share of the replicas
+        self._sent_s, self._faded_s = 0.0, 0.0  # prefill time sent of late, and when that was last faded
 
     def __len__(self) -> int:
         return len(self._where)
@@ -171,7 +173,8 @@ class Fleet:
         if place.prefill is not None:
             line = self.prefills[place.prefill]
             rest_s = place.first_token_s - need.prefill_s - max(0.0, line.free_s - now)
-            resident.leg = line.send(need.prefill_s * self._scale, rest_s, now)
+            resident.leg = line.send(need.prefill_s * self._slower(now), rest_s, now)
+            self._sent_s += need.prefill_s
         if request.blocks:
             self._held.sent(replica.address, request.blocks)
             if place.prefill is not None:
@@ -218,6 +221,17 @@ class Fleet:
     def _need_at(self, request: Request, depth: int, leg: _Leg | None) -> Need:
         cached = _tokens(request, depth)
         return self.limits.need(request, leg is not None, cached, 0 if leg is None else leg.cached)
+
+    def _slower(self, now: float) -> float:
+        """How much longer a prompt takes for what other gateways send to its replica meanwhile.
+
+        They send beside this gateway's burst what they usually send: a queue that is not ours all the time drains at
+        one less their utilisation, which is ours times what their share is of ours; at most one over our share.
+        """
+        self._sent_s *= math.exp(-max(0.0, now - self._faded_s) / LATELY_S)
+        self._faded_s = now
+        ours = self._sent_s / (LATELY_S * len(self.prefills))
+        return 1.0 / max(1.0 - ours * (self._scale - 1.0), 1.0 / self._scale)
 
     def _leg(self, request: Request, now: float) -> _Leg:
         """The prefill replica that is done with the prompt first, by what each holds of it."""
