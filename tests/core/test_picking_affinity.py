@@ -236,7 +236,7 @@ def test_prompts_go_to_the_prefill_replica_that_holds_them() -> None:
         assert again.first_token_s < first[k].first_token_s - 0.1
     prefill = first[0].prefill
     assert prefill is not None
-    door.fleet.prefills[prefill] = 30.0 + 2.0
+    door.fleet.prefills[prefill].send(2.0, 0.0, 30.0)
     assert ask(door, "busy", 30.0, talk(0)).prefill != prefill
     door.set_replicas(dict.fromkeys("de", door.fleet.limits.batch), 40.0, frozenset("pqr") - {prefill})
     assert ask(door, "gone", 40.0, talk(0)).prefill != prefill

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
+from plimsoll.core.admission.line import Line
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.admission.replica import Replica, Resident
 from plimsoll.core.picking.affinity import Held
@@ -25,8 +26,10 @@ LOOKS: Final = 4  # replicas with the least load that are looked at for one requ
 SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
 BEHIND: Final = 3.0  # seconds that a second of prefill costs those that come behind it; from replays, see bench.picking
 LEAST_ELSEWHERE: Final = 0.1  # a gateway alone spreads conversations so, and finds them after a restart
+LATELY_S: Final = 10.0  # of what is sent to prefill replicas: longer than a burst, shorter than a start
 BLOCK_TOKENS: Final = 128  # of a prompt's block, where it has as many
 _load: Final = attrgetter("load")
+_free_s: Final = attrgetter("free_s")
 
 
 class Place(NamedTuple):
@@ -66,7 +69,7 @@ class Fleet:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.replicas: dict[str, Replica] = {}
-        self.prefills: dict[str, float] = {}  # when each is done with what it was given
+        self.prefills: dict[str, Line] = {}
         self.drain = 0.0  # GPU seconds of work, by the model, that leave in a second while all are full
         self._asked = ("", 0)  # the request that `need` was asked for last, and the depth found
         self._where: dict[str, Replica] = {}
@@ -74,6 +77,8 @@ class Fleet:
         self._held = Held()
         self._prefill_held = Held()
         self._elsewhere = LEAST_ELSEWHERE  # share of the requests that other gateways see
+        self._scale = 1.0  # one over this gateway's share of the replicas
+        self._sent_s, self._faded_s = 0.0, 0.0  # prefill time sent of late, and when that was last faded
 
     def __len__(self) -> int:
         return len(self._where)
@@ -105,18 +110,22 @@ class Fleet:
 
     def set_prefills(self, addresses: set[str], now: float) -> None:
         """The ready prefill replicas; with none, decode replicas compute prompts themselves."""
-        self.prefills = {address: self.prefills.get(address, now) for address in sorted(addresses)}
+        self.prefills = {address: self.prefills.get(address) or Line(address, now) for address in sorted(addresses)}
         self._remember()
 
     def need(self, request: Request) -> Need:
-        """What the request asks of the replicas that hold most of it, with remote prefill where there is one."""
+        """What the request asks of the replicas that hold most of it, with remote prefill where there is one.
+
+        Less than a block, and several sequences, are read where they are decoded (see `core.picking.choose`).
+        """
         blocks = request.blocks
+        remote = bool(self.prefills) and request.prompt_tokens >= BLOCK_TOKENS and request.sequences == 1
         if not blocks:
-            return self.limits.need(request, bool(self.prefills))
+            return self.limits.need(request, remote)
         depth = self._held.depth(blocks)
         self._asked = request.id, depth
-        there = _tokens(request, self._prefill_held.depth(blocks)) if self.prefills else 0
-        return self.limits.need(request, bool(self.prefills), _tokens(request, depth), there)
+        there = _tokens(request, self._prefill_held.depth(blocks)) if remote else 0
+        return self.limits.need(request, remote, _tokens(request, depth), there)
 
     def could_hold(self, need: Need) -> bool:
         """Whether an empty replica of this tier could hold it."""
@@ -158,10 +167,14 @@ class Fleet:
         """The request goes to its place."""
         replica, need = place.replica, place.need
         assert replica is not None
-        replica.add(request.id, Resident(need, klass, request.tenant, now, place.first_token_s), now)
+        resident = Resident(need, klass, request.tenant, now, place.first_token_s)
+        replica.add(request.id, resident, now)
         self._where[request.id] = replica
         if place.prefill is not None:
-            self.prefills[place.prefill] = max(self.prefills[place.prefill], now) + need.prefill_s
+            line = self.prefills[place.prefill]
+            rest_s = place.first_token_s - need.prefill_s - max(0.0, line.free_s - now)
+            resident.leg = line.send(need.prefill_s * self._slower(now), rest_s, now)
+            self._sent_s += need.prefill_s
         if request.blocks:
             self._held.sent(replica.address, request.blocks)
             if place.prefill is not None:
@@ -209,20 +222,31 @@ class Fleet:
         cached = _tokens(request, depth)
         return self.limits.need(request, leg is not None, cached, 0 if leg is None else leg.cached)
 
+    def _slower(self, now: float) -> float:
+        """How much longer a prompt takes for what other gateways send to its replica meanwhile.
+
+        They send beside this gateway's burst what they usually send: a queue that is not ours all the time drains at
+        one less their utilisation, which is ours times what their share is of ours; at most one over our share.
+        """
+        self._sent_s *= math.exp(-max(0.0, now - self._faded_s) / LATELY_S)
+        self._faded_s = now
+        ours = self._sent_s / (LATELY_S * len(self.prefills))
+        return 1.0 / max(1.0 - ours * (self._scale - 1.0), 1.0 / self._scale)
+
     def _leg(self, request: Request, now: float) -> _Leg:
         """The prefill replica that is done with the prompt first, by what each holds of it."""
-        free_s, blocks, held = self.prefills, request.blocks, self._prefill_held
-        soonest = min(free_s, key=lambda address: free_s[address])
+        lines, blocks, held = self.prefills, request.blocks, self._prefill_held
+        soonest = min(lines.values(), key=_free_s)
         if not blocks:
-            return _Leg(soonest, 0, max(0.0, free_s[soonest] - now))
+            return _Leg(soonest.address, 0, max(0.0, soonest.free_s - now))
         deepest = held.depth(blocks)
         home = held.home(blocks, deepest)
         best, best_s = None, math.inf
-        for address in dict.fromkeys((soonest, held.holder(blocks, deepest) if deepest else None, home)):
+        for address in dict.fromkeys((soonest.address, held.holder(blocks, deepest) if deepest else None, home)):
             if address is None:
                 continue
             cached = _tokens(request, held.depth_at(address, blocks, deepest))
-            wait_s, leg_s = max(0.0, free_s[address] - now), self.limits.leg_s(request, cached)
+            wait_s, leg_s = max(0.0, lines[address].free_s - now), self.limits.leg_s(request, cached)
             saved_s = 0.0
             if address == home:
                 saved_s = self._elsewhere * (leg_s - self.limits.leg_s(request, _tokens(request, len(blocks))))
@@ -237,6 +261,7 @@ class Fleet:
         replicas = self.replicas.values()
         self._held.set_endpoints({r.address: max(1, int(r.kv_tokens) // BLOCK_TOKENS) for r in replicas})
         share = max((1.0 / replica.scale for replica in replicas), default=1.0)
+        self._scale = 1.0 / max(share, 1.0 / self.limits.batch)
         self._elsewhere = max(1.0 - share, LEAST_ELSEWHERE)
         whole = max(1, int(share * self.limits.kv_tokens) // BLOCK_TOKENS)
         self._prefill_held.set_endpoints(dict.fromkeys(self.prefills, whole))

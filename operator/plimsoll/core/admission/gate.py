@@ -208,6 +208,9 @@ class Gate:
             self._queue.accounts.correct(resident.tenant, more * (need.work_s - need.stall_s))
         if ttft_s is not None:
             self._margins[resident.klass].observe(ttft_s - resident.predicted_s)
+            if resident.leg is not None:
+                done_s = min(resident.admitted_s + ttft_s - resident.leg.rest_s, now)
+                resident.leg.line.ended(resident.leg, done_s, self.fleet.limits.leg_step_s)
             if output_tokens is not None:
                 replica.measure(resident, output_tokens, ttft_s, now)
         return True

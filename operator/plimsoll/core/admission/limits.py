@@ -121,6 +121,11 @@ class Limits:
         """Time that a step full of prefill takes on top of its decoding."""
         return max(self.token_budget * self.prefill_token_s, 1e-9)
 
+    @property
+    def leg_step_s(self) -> float:
+        """Time of a full step of a prefill replica."""
+        return self.leg_base_s + self.token_budget * self.leg_token_s
+
     def need(self, request: Request, remote: bool = False, cached: int = 0, prefill_cached: int = 0) -> Need:
         """The cost of one request. remote: a prefill replica computes its prompt.
 

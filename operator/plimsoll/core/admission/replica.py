@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
+from plimsoll.core.admission.line import Leg
 
 PACE_MEMORY: Final = 60.0  # seconds of streams' time, per running sequence, that the measured pace remembers
 PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed against the measurement
@@ -27,13 +28,15 @@ _LEAST_PREFILL_SHARE: Final = 0.05
 
 @dataclass(slots=True)
 class Resident:
-    """One request on a replica. predicted_s: from admission to its first token. The rest: the replica's then."""
+    """One request on a replica. predicted_s: from admission to its first token. leg: where its prompt is computed
+    elsewhere. The rest: the replica's then."""
 
     need: Need
     klass: int
     tenant: str
     admitted_s: float
     predicted_s: float
+    leg: Leg | None = None
     step_s: float = 0.0  # what it adds to the mean step
     stalled_s: float = 0.0
     area: float = 0.0

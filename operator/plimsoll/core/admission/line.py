@@ -1,0 +1,67 @@
+"""The queue at one prefill replica, as far as one gateway can know it.
+
+Problem: a gateway knows what it has sent there and what that takes by the model. What others send, a slower card, and
+noise make a queue that it did not foresee, and it learns of that only when one of its own requests has ended.
+
+Idea: a first-come-first-served server is free at max over j of a_j + s_j + ... + s_n, for jobs sent at a_j that take
+s_j (Lindley 1952). What was sent before a job whose end is known does not matter any more: that end takes the place of
+all of it, and those behind it are reckoned from there. So the newest known end counts, once, late or early. With
+W_j = s_1 + ... + s_j the maximum is W_n + max(a_j - W_(j-1)), and a queue of descending maxima gives it in constant
+time on the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+
+class Leg(NamedTuple):
+    """One request in a line. work_s: of all that was sent before and of it. rest_s: from its end to the first token."""
+
+    line: Line
+    number: int
+    work_s: float
+    rest_s: float
+
+
+class Line:
+    """What one gateway has sent to one prefill replica. free_s: when that will be done."""
+
+    def __init__(self, address: str, now: float) -> None:
+        self.address = address
+        self.free_s = now
+        self._work_s = 0.0  # of all that was ever sent
+        self._number = self._known = 0  # legs sent; the newest whose end is known
+        self._end_s = -math.inf  # of that one, less the work up to it
+        self._begins: deque[tuple[int, float]] = deque()  # of busy times since, each less the work before it
+
+    def send(self, work_s: float, rest_s: float, now: float) -> Leg:
+        """A request goes there now; it and what others send meanwhile take so long."""
+        begins, begin_s = self._begins, now - self._work_s
+        while begins and begins[-1][1] <= begin_s:
+            begins.pop()
+        self._number += 1
+        begins.append((self._number, begin_s))
+        self._work_s += work_s
+        self._reckon()
+        return Leg(self, self._number, self._work_s, rest_s)
+
+    def ended(self, leg: Leg, end_s: float, step_s: float) -> None:
+        """The leg was done then. step_s: of the longest step, in which others behind it may have been done as well."""
+        if leg.number <= self._known:  # a later one has told more
+            return
+        begins, known_s = self._begins, self._end_s
+        if begins and begins[0][0] <= leg.number:
+            known_s = max(known_s, begins[0][1])
+        latest_s = end_s - leg.work_s
+        earliest_s = latest_s - min(step_s, self._work_s - leg.work_s)
+        self._known, self._end_s = leg.number, min(max(known_s, earliest_s), latest_s)
+        while begins and begins[0][0] <= leg.number:
+            begins.popleft()
+        self._reckon()
+
+    def _reckon(self) -> None:
+        begin_s = self._begins[0][1] if self._begins else -math.inf
+        self.free_s = self._work_s + max(self._end_s, begin_s)
