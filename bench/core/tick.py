@@ -55,7 +55,7 @@ def main() -> None:
 
 def ticks(mix: Workload, rates: NDArray[np.float64], rng: np.random.Generator) -> list[float]:
     """CPU milliseconds of each tick; what is decided is there at the next one."""
-    services = fleet(mix)
+    services = fleet(mix, SERVICES)
     counts: dict[int, dict[str, int]] = {n: dict.fromkeys(ROLES, 1) for n in services}
     times = []
     for tick in range(WARM_UP + TICKS):
@@ -68,17 +68,17 @@ def ticks(mix: Workload, rates: NDArray[np.float64], rng: np.random.Generator) -
     return times[WARM_UP:]
 
 
-def fleet(mix: Workload) -> dict[int, Service]:
+def fleet(mix: Workload, size: int) -> dict[int, Service]:
     """Services whose lines are made; a thousand pairs of lines would take minutes, and nobody measures them here."""
     pattern = Service.of(ROLES)
     decide_all({0: (pattern, seen(mix, 1.0, dict.fromkeys(ROLES, 1)), WISH)}, START_S - 60.0)
-    services = {n: Service.of(ROLES) for n in range(SERVICES)}
+    services = {n: Service.of(ROLES) for n in range(size)}
     for n, service in services.items():
         for role, tier in service.tiers.items():
             known = pattern.tiers[role]
             assert isinstance(known.line, Line)  # the ladder gives one at once
             own = replace(known.line, rungs=Rungs())
-            service.tiers[role] = replace(known, line=own, demand=tier.demand, looked_s=START_S - 5.0 * n / SERVICES)
+            service.tiers[role] = replace(known, line=own, demand=tier.demand, looked_s=START_S - 5.0 * n / size)
     return services
 
 

@@ -116,6 +116,12 @@ class _Known:
             self.rest_s = -math.inf
         self.arrived[gateway] = arrived
 
+    def keep(self, gateways: Iterable[str], pods: Iterable[str]) -> None:
+        """Forget those that are gone: a pod may go before it was ever ready."""
+        for gone in self.arrived.keys() - set(gateways):
+            del self.arrived[gone]
+        self.starting &= set(pods)
+
     def silence(self, seen: Seen, now_s: float) -> Silence:
         """Who has told nothing for so long that it is news."""
         if seen.heard.coverage or self.heard_s > now_s:
@@ -276,6 +282,7 @@ class Autoscaler:
         tiers: dict[str, TierSeen] = {}
         ready: dict[Role, list[str]] = {}
         pods = self._store.children("Pod", key)
+        known.keep(gateways, [p["metadata"]["name"] for p in pods])
         for name in known.service.tiers:
             own = [p for p in pods if _of_tier(p, name)]
             ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]

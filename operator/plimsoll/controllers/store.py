@@ -50,6 +50,8 @@ class Store:
         known = self._objects.setdefault(kind, {})
         if key in known and _version(known[key]) > _version(obj) and _same(known[key], obj):
             return
+        if key in known and not _same(known[key], obj):
+            self._typed.pop(known[key]["metadata"].get("uid"), None)
         known[key] = obj
         self._link(kind, key, obj)
 
@@ -62,7 +64,10 @@ class Store:
         self._typed.pop(live["metadata"].get("uid"), None)
         owner = service_of(live)
         if owner:
-            self._children.get((kind, owner), {}).pop(key, None)
+            siblings = self._children.get((kind, owner), {})
+            siblings.pop(key, None)
+            if not siblings:
+                self._children.pop((kind, owner), None)
             self._changed(owner)
 
     def replace(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:

@@ -78,13 +78,16 @@ class Sharing:
         if self._ledger is not None and counted.units == self._shares.get(gateway):
             self._ledger.confirm(gateway, counted.in_use)
 
+    def keep(self, gateways: Collection[str]) -> None:
+        """Forget what those told that are gone."""
+        for gone in self._heard.keys() - set(gateways):
+            del self._heard[gone]
+
     def units(self, cap: int, gateways: Collection[str], now_s: float) -> Mapping[str, int]:
         """What each gateway may use of `cap` sequences of a replica: the same object as before where nothing moves.
 
         gateways: those that exist, silent ones included; with none, what was told last stays.
         """
-        for gone in self._heard.keys() - set(gateways):
-            del self._heard[gone]
         if not gateways or cap < 1:
             return self._shares
         ledger = self._ledger

@@ -170,14 +170,16 @@ def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict
             )
             for name, one in found.items()
         }
-        lower = stays(list(tiers.values()), wish.policy, wish.headroom, now_s)
+        lower = stays(list(tiers.values()), wish.policy, wish.headroom, now_s, service.watch.counts)
         if service.last is None or lower is None:
             continue
         passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
         after = {
-            name: state_after(tier, marks, passed_s) for (name, tier), marks in zip(tiers.items(), lower, strict=True)
+            name: left
+            for (name, tier), marks in zip(tiers.items(), lower, strict=True)
+            if (left := state_after(tier, marks, passed_s)) is not tier.state
         }
-        service.state = State(now_s, {**service.state.tiers, **after})
+        service.state = State(now_s, {**service.state.tiers, **after} if after else service.state.tiers)
         quiet[key] = service.last.decision
     return quiet
 

@@ -44,6 +44,7 @@ class Gatekeeper:
 
     def tell(self, service: Service, seen: Seen, wish: Wish, gateways: Collection[str], now_s: float) -> bool:
         """Bring `told` up to date; True if it has changed. gateways: those that exist."""
+        self.sharing.keep(gateways)
         new = self._published(service, seen, wish, gateways, now_s)
         if new is None:
             changed, self.told = self.told is not None, None

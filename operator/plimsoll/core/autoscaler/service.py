@@ -98,7 +98,7 @@ class Service:
             told = seen.heard.tiers.get(tier.role, NOT_HEARD)
             if told.windows:
                 tier.learn(without_posting(told.windows, told.post_share), self.workload)
-        if any(there.ready == 0 for there in seen.tiers.values()):
+        if any([there.ready == 0 for there in seen.tiers.values()]):
             self._absent_s = now_s
         self._pause(seen, wish, now_s)
         self._judge(seen.heard, wish.slo, now_s)
@@ -111,11 +111,12 @@ class Service:
             arrived, self._sampled_s = rate * passed_s, now_s
         self.idle = is_idle(seen)
         known = None if isinstance(self.idle, Unknown) else self.idle
-        start_s = max(self.horizon_s(name, wish) for name in self.tiers)
+        start_s = max([self.horizon_s(name, wish) for name in self.tiers])
         self.pauses = pauses.hear(self.pauses, now_s, known, arrived, start_s)
-        asleep = any(there.replicas == 0 for there in seen.tiers.values())
-        sleeps = any(tier.min_replicas == 0 for tier in wish.policy.tiers.values()) and known is not None
-        if (sleeps and known != asleep) or self._returning(self.answering, seen.heard) > 0.0:
+        returning = seen.heard.returning
+        sleeps = known is not None and any([tier.min_replicas == 0 for tier in wish.policy.tiers.values()])
+        wrong = sleeps and known != any([there.replicas == 0 for there in seen.tiers.values()])
+        if wrong or (not isinstance(returning, Unknown) and returning > 0.0):
             for kept in self.watch.tiers.values():
                 kept.line = None
 

@@ -94,6 +94,7 @@ class Tier:
     sized: Sized | None = None  # what the line was made from
     replicas: Replicas = field(default_factory=Replicas, repr=False)  # how fast each is beside the others
     _basis: _Basis | None = field(default=None, repr=False)
+    _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
 
     def meet(self, about: About) -> None:
         """An engine has said what it is. One of another build, model or accelerator begins anew."""
@@ -128,10 +129,13 @@ class Tier:
     @property
     def model(self) -> StepModel | None:
         """What the tier is sized on: pessimistic until engines have told."""
-        if self.posterior is None:
+        posterior, at = self.posterior, self.at
+        if posterior is None:
             return None
-        usable = self.at is not None and refusal(self.posterior, self.at) is None
-        return pessimistic(self.posterior, PESSIMISM, self.at if usable else None)
+        if self._model is None or self._model[0] is not posterior or self._model[1] is not at:
+            usable = at is not None and refusal(posterior, at) is None
+            self._model = posterior, at, pessimistic(posterior, PESSIMISM, at if usable else None)
+        return self._model[2]
 
     def due(self, now_s: float) -> bool:
         """Is it time to look whether the line still holds?"""

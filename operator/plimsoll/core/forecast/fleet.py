@@ -103,14 +103,12 @@ def _bin_ends(old: Floats, new: Floats) -> Flags:
 def _closed(old: State, new: State, now_s: float, work: float, span_s: float) -> State:
     """The new state with the minute and the half hour that ended with the sample."""
     grown = growth.add(old.growth, now_s, work, span_s, old.now, old.grain_gpu_s)
-    seasons = season.add(old.season, now_s, work, span_s)
-    figures = np.frombuffer(new.packed).copy()
-    figures[MINUTE : MINUTE + 3], figures[BIN : BIN + 3] = grown[:3], seasons[:3]
-    return State(
-        figures.tobytes(),
-        old.past if grown.minutes is old.past.minutes else grown.ended,
-        seasons.ended,
-    )
+    figures, shape = np.frombuffer(new.packed).copy(), old.shape
+    figures[MINUTE : MINUTE + 3] = grown[:3]
+    if figures[BIN] != old.figures(BIN, 1)[0]:
+        seasons = season.add(old.season, now_s, work, span_s)
+        figures[BIN : BIN + 3], shape = seasons[:3], seasons.ended
+    return State(figures.tobytes(), old.past if grown.minutes is old.past.minutes else grown.ended, shape)
 
 
 def of_same(function: Callable[[float], float], values: Floats) -> Floats:

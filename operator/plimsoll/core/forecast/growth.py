@@ -26,7 +26,7 @@ _CHANCE: Final = 2.5  # standard deviations of a minute's noise that are not gro
 _KEEP: Final = 1.0 - 1.0 / (7 * 24 * 60)  # a week of memory
 _SURE: Final = 1.645  # one-sided 95 %
 _RECENT: Final = 2.0  # reaches: a rise is younger
-_RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
+RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
 
 
 class Minute(NamedTuple):
@@ -139,9 +139,13 @@ def standing(growth: Growth, level: float, reach_s: float) -> float:
     The level itself while it has risen within the last two reaches, for leaps come in rows and who is let go must start
     again; the ordinary level once it has stood for so long.
     """
+    return level if level > RISEN * lowest_lately(growth, reach_s) else min(level, growth.lowest)
+
+
+def lowest_lately(growth: Growth, reach_s: float) -> float:
+    """The lowest level of the last two reaches; infinite where none is known."""
     lately = growth.minutes[-1 - math.ceil(_RECENT * reach_s / MINUTE_S) :]
-    lowest = min([was for _, was, _ in lately if was == was], default=level)
-    return level if level > _RISEN * lowest else min(level, growth.lowest)
+    return min([level for _, level, _ in lately if level == level], default=math.inf)
 
 
 def history_s(growth: Growth, horizon_s: float) -> float:
@@ -151,7 +155,10 @@ def history_s(growth: Growth, horizon_s: float) -> float:
 
 def shares(growth: Growth, horizon_s: float) -> tuple[float, ...]:
     """Share of windows with growth above each of FACTORS; zeros without history."""
-    rows = [tuple(count / max(n, 1.0) for count in row) for n, row in zip(growth.windows, growth.exceeded, strict=True)]
+    rows = [
+        tuple([count / max(n, 1.0) for count in row]) if row[0] else row  # counts never rise along the factors
+        for n, row in zip(growth.windows, growth.exceeded, strict=True)
+    ]
     return across(tuple(rows), horizon_s)
 
 

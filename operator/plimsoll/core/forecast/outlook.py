@@ -40,11 +40,11 @@ class Outlook(NamedTuple):
 class Chances:
     """What is kept of one tier between two passes. odds: for the horizon of the last pass."""
 
-    __slots__ = ("_factor", "_horizon_s", "_of", "_past", "_reach", "odds")
+    __slots__ = ("_factor", "_horizon_s", "_lately", "_of", "_past", "_reach", "odds")
 
     def __init__(self) -> None:
         self._past, self._horizon_s = _NOTHING, -1.0
-        self._of, self._reach, self._factor = _NOTHING, (-1.0, -1.0), 1.0
+        self._of, self._reach, self._factor, self._lately = _NOTHING, (-1.0, -1.0), 1.0, math.inf
         self.odds: Odds | None = None
 
     def at(self, state: State, horizon_s: float) -> Odds:
@@ -53,13 +53,14 @@ class Chances:
             self._past, self._horizon_s, self.odds = state.past, horizon_s, odds(state, horizon_s)
         return self.odds
 
-    def factor(self, state: State, reach_s: float, quantile: float) -> float:
-        """As `growth.sure_factor`."""
+    def within(self, state: State, reach_s: float, quantile: float) -> tuple[float, float]:
+        """As `growth.sure_factor` and `growth.lowest_lately`."""
         reach = (reach_s, quantile)
         if self._of is not state.past or self._reach != reach:
             self._of, self._reach = state.past, reach
             self._factor = growth.sure_factor(state.past, reach_s, quantile)
-        return self._factor
+            self._lately = growth.lowest_lately(state.past, reach_s)
+        return self._factor, self._lately
 
 
 def outlook(
@@ -77,17 +78,17 @@ def outlook(
     age_s = np.maximum(0.0, now_s - at_s)
     reach_s = np.array(horizons_s) + age_s
     known = age_s <= STALE_S  # NaN is not
-    reaches = reach_s.tolist()
-    factor = np.array(
+    reaches = np.where(known, reach_s, 0.0)
+    factor, lately = np.array(
         [
-            kept.factor(state, reach, quantile)
-            for kept, state, reach, quantile in zip(chances, states, reaches, quantiles, strict=True)
+            kept.within(state, reach, quantile)
+            for kept, state, reach, quantile in zip(chances, states, reaches.tolist(), quantiles, strict=True)
         ]
-    )
+    ).T
     quantile = np.array(quantiles)
     deviate = of_same(lambda share: max(0.0, _NORMAL.inv_cdf(share)), quantile)
     none = of_same(lambda share: -math.log(max(share, SURELY_NONE)), quantile)
-    damped = of_same(lambda reach: -math.expm1(-reach / level.DAMPING_S), np.where(known, reach_s, 0.0))
+    damped = of_same(lambda reach: -math.expm1(-reach / level.DAMPING_S), reaches)
     trend = np.maximum(0.0, slope) * level.DAMPING_S * damped
     shape = np.maximum(0.0, level_ * _seasons(states, at_s, reach_s) - trend)
     burst = (level_ + trend + shape) * (factor - 1.0)
@@ -95,11 +96,9 @@ def outlook(
     silent = level_ * reach_s <= none * seen[:, GRAIN]
     work = np.where(silent, 0.0, level_ + trend + shape + burst + doubt)
     some = np.where(silent, 0.0, level_)
-    lowest = np.array([state.past.lowest for state in states])
-    pasts, heard_s = [state.past for state in states], np.where(known, reach_s, 0.0).tolist()
-    standing = np.array([growth.standing(*of) for of in zip(pasts, some.tolist(), heard_s, strict=True)])
-    parts = np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), np.minimum(some, lowest)
-    rows = np.stack((*parts, standing, age_s))
+    ordinary = np.minimum(some, np.array([state.past.lowest for state in states]))
+    standing = np.where(some > growth.RISEN * lately, some, ordinary)
+    rows = np.stack((np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), ordinary, standing, age_s))
     return list(map(Outlook._make, rows.T.tolist()))
 
 

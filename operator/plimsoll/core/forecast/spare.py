@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from plimsoll.core.forecast import growth
@@ -54,25 +55,21 @@ class Odds:
         """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""
         return self.integral(high) - self.integral(low)
 
-    def past(self, factor: float) -> float:
-        """The probability of growth past `factor`: 1 up to 1, linear between, 0 beyond."""
-        place = bisect_left(self.factors, factor)
-        if factor <= 1.0 or place == len(self.factors):
-            return float(factor <= 1.0)
-        at, share = (self.factors[place - 1], self.exceedance[place - 1]) if place else (1.0, 1.0)
-        return share + (self.exceedance[place] - share) * (factor - at) / (self.factors[place] - at)
-
     def integral(self, factor: float) -> float:
         """Of the probability from 0 to `factor`."""
+        return self.past(factor)[1]
+
+    def past(self, factor: float) -> tuple[float, float]:
+        """The probability of growth past `factor`, 1 up to 1, linear between, 0 beyond; and its integral from 0."""
         if factor <= 1.0:
-            return max(0.0, factor)
+            return 1.0, max(0.0, factor)
         place = bisect_left(self.factors, factor)
         if place == len(self.factors):
-            return self.upto[-1]
+            return 0.0, self.upto[-1]
         at, share = (self.factors[place - 1], self.exceedance[place - 1]) if place else (1.0, 1.0)
         width = factor - at
         end = share + (self.exceedance[place] - share) * width / (self.factors[place] - at)
-        return self.upto[place] + 0.5 * (share + end) * width
+        return end, self.upto[place] + 0.5 * (share + end) * width
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +91,14 @@ def odds(state: State, horizon_s: float) -> Odds:
     own_s = growth.history_s(state.past, horizon_s)
     weight_s = growth.interpolate(WEIGHT_S, horizon_s)
     part = own_s / (own_s + weight_s)
-    prior, own = growth.across(EXCEEDANCE, horizon_s), growth.shares(state.past, horizon_s)
+    prior, own = _prior(horizon_s), growth.shares(state.past, horizon_s)
     mixed = tuple(p + part * (o - p) for p, o in zip(prior, own, strict=True))
     return Odds(horizon_s, FACTORS, mixed, part)
+
+
+@lru_cache(256)  # the start-up times of a fleet
+def _prior(horizon_s: float) -> tuple[float, ...]:
+    return growth.across(EXCEEDANCE, horizon_s)
 
 
 def spare_worth(

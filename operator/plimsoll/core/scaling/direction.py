@@ -101,9 +101,7 @@ def chance(odds: Odds, factor: float) -> float:
     """Probability of growth past a factor: 1 up to 1, linear between those of the odds, falling as 1/x^2 beyond."""
     if factor <= 1.0:
         return 1.0
-    at, share = 1.0, 1.0
-    for next_at, next_share in zip(odds.factors, odds.exceedance, strict=True):
-        if factor <= next_at:
-            return share + (next_share - share) * (factor - at) / (next_at - at)
-        at, share = next_at, next_share
-    return share * (at / factor) ** 2 if math.isfinite(factor) else 0.0
+    farthest = odds.factors[-1]
+    if factor <= farthest:
+        return odds.past(factor)[0]
+    return odds.exceedance[-1] * (farthest / factor) ** 2 if math.isfinite(factor) else 0.0

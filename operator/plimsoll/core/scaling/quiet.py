@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plimsoll.core.forecast import Odds, Unknown, is_worth, spare_replicas
 from plimsoll.core.forecast.outlook import Outlook
@@ -39,6 +39,16 @@ class Quiet:
     tpot_s: float | Unknown
 
 
+class Counts:
+    """What the last tick found of one service, which holds while it is asked the same: mostly from minute to minute."""
+
+    __slots__ = ("asked", "found")
+
+    def __init__(self) -> None:
+        self.asked: tuple[object, ...] | None = None
+        self.found: list[tuple[int, int]] | None = None
+
+
 def allows(policy: Policy) -> bool:
     """Whether a service with this policy can be quiet at all."""
     least, most = policy.prefill_per_decode
@@ -46,12 +56,14 @@ def allows(policy: Policy) -> bool:
     return plain and least == 0.0 and math.isinf(most)
 
 
-def stays(tiers: Sequence[Quiet], policy: Policy, headroom: float, now_s: float) -> list[tuple[Mark, ...]] | None:
+def stays(
+    tiers: Sequence[Quiet], policy: Policy, headroom: float, now_s: float, before: Counts
+) -> list[tuple[Mark, ...]] | None:
     """The smaller counts on trial of each tier, where all tiers of a service stay at their counts; else None.
 
-    policy: one that `allows` it.
+    policy: one that `allows` it. before: one of this service for ever.
     """
-    counts = _counts(tiers, policy.miss_cost, headroom)
+    counts = _counts(tiers, policy.miss_cost, headroom, before)
     if counts is None:
         return None
     left = []
@@ -70,7 +82,7 @@ def stays(tiers: Sequence[Quiet], policy: Policy, headroom: float, now_s: float)
     return left
 
 
-def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float) -> list[tuple[int, int]] | None:
+def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float, before: Counts) -> list[tuple[int, int]] | None:
     """The counts below which tiers grow, and those above which they shrink; None where one grows or is not known."""
     needs: list[tuple[int, int]] = []
     for tier in tiers:
@@ -78,18 +90,36 @@ def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float) -> list[t
         if need is None:
             return None
         needs.append(need)
+    asked = (
+        miss_cost,
+        *[
+            (of.odds, of.line, of.policy, of.replicas, need, of.outlook.ordinary, of.outlook.standing, _sure(of))
+            for of, need in zip(tiers, needs, strict=True)
+        ],
+    )
+    if asked != before.asked:
+        before.asked, before.found = asked, _with_reserves(tiers, needs, miss_cost)
+    return before.found
+
+
+def _with_reserves(
+    tiers: Sequence[Quiet], needs: Sequence[tuple[int, int]], miss_cost: float
+) -> list[tuple[int, int]] | None:
+    """`_counts`, from what the forecasts need."""
     if len(tiers) == 1:
         alone = _alone(tiers[0], *needs[0], miss_cost)
         return None if alone is None else [alone]
     needed = [_stock(tier, fewest) for tier, (fewest, _) in zip(tiers, needs, strict=True)]
-    released = [
-        replace(stock, replicas=release, work=tier.outlook.standing)
-        for stock, tier, (_, release) in zip(needed, tiers, needs, strict=True)
-    ]
-    sure = all(_sure(tier) for tier in tiers)
+    sure = all([_sure(tier) for tier in tiers])
     spare = reserves(needed, miss_cost) if sure else [0] * len(tiers)
-    enough = all(n + t.policy.warm_replicas >= t.replicas for (_, n), t in zip(needs, tiers, strict=True))
-    kept = [0] * len(tiers) if enough else reserves(released, miss_cost * RESERVE_MARGIN)  # none goes without it either
+    enough = all([n + t.policy.warm_replicas >= t.replicas for (_, n), t in zip(needs, tiers, strict=True)])
+    kept = [0] * len(tiers)  # none goes without it either
+    if not enough:
+        released = [
+            Stock(stock.odds, tier.outlook.standing, stock.replica_work, release, stock.most, stock.gpus)
+            for stock, tier, (_, release) in zip(needed, tiers, needs, strict=True)
+        ]
+        kept = reserves(released, miss_cost * RESERVE_MARGIN)
     counts = []
     for (fewest, release), tier, more, stay in zip(needs, tiers, spare, kept, strict=True):
         warm = tier.policy.warm_replicas

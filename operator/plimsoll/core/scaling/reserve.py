@@ -68,16 +68,18 @@ def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
     counts = [tier.replicas for tier in tiers]
     carried = [count * growth for count, growth in zip(counts, step, strict=True)]
     at = min(carried)
-    start, best, found, paid = odds.integral(at), 0.0, list(counts), 0.0
+    chance, start = odds.past(at)
+    best, found, paid = 0.0, list(counts), 0.0
     while True:
         weakest = carried.index(at)
-        if counts[weakest] >= tiers[weakest].most or value * odds.past(at) * step[weakest] <= price[weakest]:
+        if counts[weakest] >= tiers[weakest].most or value * chance * step[weakest] <= price[weakest]:
             break  # less is saved from here on than the weakest alone costs, and the others are not free either
         counts[weakest] += 1
         carried[weakest] = counts[weakest] * step[weakest]
         paid += price[weakest]
         at = min(carried)
-        net = value * (odds.integral(at) - start) - paid
+        chance, carries = odds.past(at)
+        net = value * (carries - start) - paid
         if net > best:
             best, found = net, list(counts)
     return [count - tier.replicas for count, tier in zip(found, tiers, strict=True)]

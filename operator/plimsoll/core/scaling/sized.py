@@ -159,10 +159,13 @@ def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
     ordered = np.array([float(max(ask.replicas, 1)) for ask in asks])
     ready = np.array([float(max(ask.ready, 1)) for ask in asks])
     level = np.array([ask.forecast.level for ask in asks]) / request
-    sizes = size_many(tiers, rate, headroom, start=ordered)
-    release, kept = sizes.replicas.copy(), sizes.attained.copy()
-    down = np.flatnonzero((ordered > sizes.replicas) & (rate > 0))
-    release[down] = size_many(tiers.take(down), (rate * margin)[down], headroom[down], start=release[down]).replicas
+    before = _remembered(asks, rate / (1.0 - headroom))
+    sizes = size_many(tiers, rate, headroom, start=np.where(np.isnan(before), ordered, before))
+    kept, lower = sizes.attained.copy(), rate * margin
+    down = (ordered > sizes.replicas) & (rate > 0)
+    release = np.where(down, _remembered(asks, lower / (1.0 - headroom)), sizes.replicas)
+    new = np.flatnonzero(np.isnan(release))
+    release[new] = size_many(tiers.take(new), lower[new], headroom[new], start=sizes.replicas[new]).replicas
     other = np.flatnonzero(ordered != sizes.replicas)
     kept[other] = _attained(tiers.take(other), rate[other], ordered[other])
     ahead, by_law = _tpot_s(tiers, rate, ordered), _tpot_s(tiers, np.minimum(level, HIGHEST_RATE), ready)
@@ -192,11 +195,13 @@ def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
 
 def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
     """Tell the lines what the rates asked for need, and, where that is new to a line, what those around them do."""
-    known = [
-        (ask.line, need.rate_per_s / (1.0 - ask.headroom), need.replicas)
-        for ask, need in zip(asks, found, strict=True)
-        if isinstance(need, Need) and need.rate_per_s > 0.0
-    ]
+    known = []
+    for ask, need in zip(asks, found, strict=True):
+        if isinstance(need, Need) and need.rate_per_s > 0.0:
+            rate = need.rate_per_s / (1.0 - ask.headroom)
+            known.append((ask.line, rate, need.replicas))
+            if ask.replicas > need.replicas:
+                known.append((ask.line, rate * margin_of(ask.forecast.work, ask.forecast.doubt), need.release))
     new = [(line, rate, replicas) for line, rate, replicas in known if line.rungs.at(rate) != replicas]
     if not new:
         return
@@ -210,6 +215,12 @@ def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
     for place, rate, count in zip(every.tolist(), near.tolist(), sizes.tolist(), strict=True):
         if math.isfinite(count):
             new[place][0].rungs.learn(rate, int(count))
+
+
+def _remembered(asks: Sequence[Ask], rate: Floats) -> Floats:
+    """The fewest replicas for each rate, with the headroom in it, as far as the lines know; else NaN."""
+    known = [ask.line.rungs.at(one) for ask, one in zip(asks, rate.tolist(), strict=True)]
+    return np.array([math.nan if count is None else count for count in known])
 
 
 def _work(ask: Ask) -> float:

@@ -1,0 +1,95 @@
+"""Nothing grows: what an hour of ticks leaves behind is what the hour before it left."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.kube import Kube
+from plimsoll.api.events import Event
+from plimsoll.controllers.autoscale import Autoscaler, Sources
+from plimsoll.controllers.store import Store
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import GatewayReading
+from tests import builders
+from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, arrivals, engine, ready
+
+Object = dict[str, Any]
+STEP_S = 15  # between two ticks here
+HOUR = 3600 // STEP_S
+FILLED = HOUR + HOUR // 12  # ticks until what is kept for an hour is full
+AT_ONCE = 3  # gateways, and pods, that come and go at each tick
+NOISE = 400  # blocks of memory; one left behind by each that went would be 720
+
+
+class Churn:
+    """A service whose gateways are replaced at every tick, as are pods that never become ready."""
+
+    def __init__(self, parent: Object) -> None:
+        self.store, self.tick_no = Store(), 0
+        self.parent, self.key = parent, (parent["metadata"]["namespace"], parent["metadata"]["name"])
+        for obj in (parent, builders.deployment(parent, "serve", replicas=1, ready=1), ready(parent, "serve")):
+            self.store.put(obj)
+        sources = Sources(self._gateways, lambda pod: ABOUT, lambda pod: None)
+        self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, lambda key: None)
+
+    def tick(self) -> None:
+        self.tick_no += 1
+        pods = [builders.pod(self.parent, "serve", f"starts-{self.tick_no}-{n}") for n in range(AT_ONCE)]
+        for pod in pods:
+            pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+            self.store.put(pod)
+        self.scaler.hear_engine(self.key, Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
+        for change in self.scaler.decide(self._now_s):
+            self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
+        for pod in pods:
+            self.store.drop(pod)
+
+    @property
+    def _now_s(self) -> float:
+        return NOW_S + STEP_S * self.tick_no
+
+    def _gateways(self) -> tuple[tuple[GatewayReading, ...], tuple[str, ...]]:
+        """One that stays, and some that are there for a tick."""
+        told = {"/".join(self.key): arrivals(4.0 * STEP_S * self.tick_no)}
+        names = ("gw-stays", *[f"gw-{self.tick_no}-{n}" for n in range(AT_ONCE)])
+        return tuple(GatewayReading(name, self._now_s, "a", told) for name in names), names
+
+
+async def _tell(_: Object, __: Event) -> None:
+    return None
+
+
+def held() -> int:
+    """Blocks of memory: Python's own count of them costs nothing; `bench.core.growth` counts bytes."""
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+@pytest.mark.parametrize("spec", [PROMISED, {"tiers": PROMISED["tiers"]}], ids=["promised", "nothing promised"])
+def test_an_hour_of_ticks_leaves_nothing_behind(spec: Object) -> None:
+    churn = Churn(builders.service(**spec))
+    for _ in range(FILLED):
+        churn.tick()
+    before = held()
+    for _ in range(HOUR):
+        churn.tick()
+    assert held() - before < NOISE
+
+
+def test_a_service_that_is_gone_leaves_nothing_in_the_store() -> None:
+    store, before = Store(), 0
+    for n in range(3 * NOISE):
+        if n == NOISE:
+            before = held()
+        parent = builders.service(f"chat-{n}")
+        pod = builders.pod(parent, "decode")
+        store.put(parent)
+        store.put(pod)
+        store.typed(parent)
+        store.drop(pod)
+        store.drop(parent)
+    assert held() - before < NOISE
