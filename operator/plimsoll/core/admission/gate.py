@@ -26,6 +26,8 @@ from plimsoll.core.admission.quota import Quotas, TenantPolicy
 from plimsoll.core.admission.tickets import LONGEST_TOLD_S, Ticket, Tickets
 
 _ANYBODY: Final = TenantPolicy()
+PRESSED_S: Final = 10.0  # a place is wanted by others for so long after one was refused: longer than a burst, shorter than a start
+_FULL: Final = frozenset({Outcome.SHED_SATURATED, Outcome.DOWNGRADED})
 _NEVER: Final = frozenset({Outcome.SHED_NO_CAPACITY, Outcome.SHED_DEADLINE})  # coming back does not help
 
 
@@ -59,6 +61,7 @@ class Gate:
         self._quotas = Quotas()
         self._outlook = Outlook()
         self._margins = [Margin(c.slo.ttft_s) for c in classes]
+        self._full_s = -math.inf  # when somebody found no room for the last time
         self._again_s = math.inf
         self.fleet = Fleet(limits)
         self.tickets = Tickets()
@@ -294,7 +297,8 @@ class Gate:
             fill = 1.0
         within_s = math.inf  # its class's patience is how long it may wait, not when its first token is wanted
         if held.lane is not Lane.LATE and held.until_s < held.due_s:
-            within_s = held.due_s - now - self._margins[held.klass].margin_s
+            pressed = math.exp((self._full_s - now) / PRESSED_S)
+            within_s = held.due_s - now - pressed * self._margins[held.klass].margin_s
         place = self.fleet.place(held.request, held.need, held.klass, fill, within_s, now)
         self._again_s = min(self._again_s, place.again_s)
         return place
@@ -338,4 +342,6 @@ class Gate:
 
     def _decided(self, decision: Decision) -> Decision:
         self.outcomes[decision.outcome] += 1
+        if decision.outcome in _FULL:
+            self._full_s = self._now
         return decision
