@@ -216,3 +216,31 @@ def test_what_is_read_where_it_is_decoded_waits_in_no_line(tokens: int, sequence
     assert found.first_token_s < free_s
     door.end("small", 0.4, 10, found.first_token_s)
     assert door.fleet.prefills["p"].free_s == free_s
+
+
+def burst(door: Gate, now: float, requests: int = 60) -> list[Decision]:
+    return [ask(door, f"{now}-{k}", now + 0.001 * k) for k in range(requests)]
+
+
+def latest_s(found: list[Decision]) -> float:
+    """Of the first tokens that those who were let in are told."""
+    return max(one.first_token_s for one in found if one.outcome is Outcome.ADMITTED)
+
+
+def test_an_idle_engine_takes_a_burst_that_it_serves_in_time_though_nothing_was_measured_yet() -> None:
+    found = burst(gate(), 0.0)
+    assert 0.9 * SLO.ttft_s < latest_s(found) <= SLO.ttft_s
+    assert found[-1].outcome is Outcome.SHED_SATURATED
+
+
+def test_what_was_refused_makes_the_next_ones_keep_a_margin_until_that_is_long_past() -> None:
+    """Where others want the place, whoever gets it must be in time for sure."""
+    seen_s = []
+    for again_s in (4.0, 90.0):
+        door = gate()
+        for one in burst(door, 0.0):
+            door.end(one.id, 3.0)
+        seen_s.append(latest_s(burst(door, again_s)))
+    soon_s, later_s = seen_s
+    assert later_s > 0.9 * SLO.ttft_s
+    assert soon_s < later_s - 0.1 * SLO.ttft_s

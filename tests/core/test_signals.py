@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -169,16 +170,29 @@ def test_lengths_come_from_the_engines_with_the_share_that_caches_save() -> None
     assert np.all(work.uncached_tokens >= 1.0)
 
 
-def test_lengths_are_brought_to_the_prompts_that_arrive_now() -> None:
-    listener, before = serving()
+def arriving(factor: float) -> tuple[float, float]:
+    """After a minute of prompts so many times as long: their mean, and that of the lengths that are believed."""
+    listener, _ = serving()
     for t in range(61, 122):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=1000.0 * t * 4.0 - 180_000.0))
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * factor * (t - 60)))
     heard = listener.heard(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
     assert not isinstance(heard.workload, Unknown)
-    assert known(heard.prompt_tokens) > 1.5 * known(before.prompt_tokens)
-    mean = heard.workload.mean(heard.workload.prompt_tokens)
-    assert mean == pytest.approx(known(heard.prompt_tokens), rel=1e-6)
     assert heard.workload.mean(heard.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
+    return known(heard.prompt_tokens), heard.workload.mean(heard.workload.prompt_tokens)
+
+
+def test_lengths_are_brought_to_the_prompts_that_arrive_now() -> None:
+    for factor in (0.25, 4.0):
+        arrive, believed = arriving(factor)
+        assert believed == pytest.approx(arrive, rel=0.05)
+
+
+def test_a_mean_that_wavers_where_chance_ends_moves_little() -> None:
+    """Where all of it counted at once from a tenth on, replicas came and went with it."""
+    means = [arriving(1.0 + 0.03 * n)[1] for n in range(27)]
+    assert means == sorted(means)
+    assert max(after / before for before, after in pairwise(means)) < 1.05
+    assert means[-1] > 1.15 * means[0]
 
 
 def test_windows_are_handed_out_once_and_are_fit_for_calibration() -> None:

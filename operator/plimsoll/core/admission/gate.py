@@ -26,7 +26,7 @@ from plimsoll.core.admission.quota import Quotas, TenantPolicy
 from plimsoll.core.admission.tickets import LONGEST_TOLD_S, Ticket, Tickets
 
 _ANYBODY: Final = TenantPolicy()
-PRESSED_S: Final = 10.0  # a place is wanted by others for so long after one was refused: longer than a burst, shorter than a start
+PRESSED_S: Final = 10.0  # others want a place for so long (by e) after one was refused: longer than a burst
 _FULL: Final = frozenset({Outcome.SHED_SATURATED, Outcome.DOWNGRADED})
 _NEVER: Final = frozenset({Outcome.SHED_NO_CAPACITY, Outcome.SHED_DEADLINE})  # coming back does not help
 

@@ -5,6 +5,7 @@ every request is let in late.
 
 Idea: follow a high quantile of the error by stochastic approximation (Robbins and Monro 1951): a first token later than
 the margin widens it a little, one in time narrows it by much less, so that it rests where the wanted share is in time.
+The gate counts it in only while others want the place: where nobody does, a late one costs no more than a refused one.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ class Lengths:
         base = self._base(now_s, ended)
         if isinstance(base, Unknown):
             return base
-        mean, wanted = self._mean, prompt_tokens
-        prompts = 1.0 if isinstance(wanted, Unknown) or abs(wanted / mean - 1.0) <= _OFF else wanted / mean
+        prompts = 1.0 if isinstance(prompt_tokens, Unknown) else _beyond(prompt_tokens / self._mean, _OFF)
         factors, share = (prompts, self._outputs(now_s, base)), self.cached_share
         if self._given is None or self._given.base is not base or not self._given.near(factors, share):
             self._given = _Given(base, factors, share, _shaped(base, factors, share))
@@ -150,7 +149,7 @@ class Lengths:
             return 1.0
         factor = lately.tokens / lately.requests / usual
         chance = _CHANCE * math.sqrt((1.0 + (base.scv(base.output_tokens) or 0.0)) / lately.requests)
-        return factor if factor - 1.0 > max(_OFF, chance) else 1.0
+        return max(1.0, _beyond(factor, max(_OFF, chance)))
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
@@ -163,6 +162,16 @@ class Lengths:
             return Unknown(f"the engines' histograms of lengths do not make sense: {error}")
         self._built, self._mean = (now_s, *means, base), base.mean(base.uncached_tokens)
         return base
+
+
+def _beyond(factor: float, chance: float) -> float:
+    """What is left of a factor that may be by chance: 1 up to it, all of a much larger one.
+
+    The non-negative garrote (Breiman 1995; as a threshold: Gao 1998): it has no jump where chance ends, so that a mean
+    which wavers there moves nothing by much.
+    """
+    more = factor - 1.0
+    return 1.0 + more * (1.0 - (chance / more) ** 2) if abs(more) > chance else 1.0
 
 
 def _shaped(base: Workload, factors: tuple[float, float], share: float) -> Workload:
