@@ -174,7 +174,8 @@ def arriving(factor: float) -> tuple[float, float]:
     """After a minute of prompts so many times as long: their mean, and that of the lengths that are believed."""
     listener, _ = serving()
     for t in range(61, 122):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * factor * (t - 60)))
+        tokens = 60_000.0 + 1000.0 * factor * (t - 60)
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=tokens))
     heard = listener.heard(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
     assert not isinstance(heard.workload, Unknown)
     assert heard.workload.mean(heard.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
