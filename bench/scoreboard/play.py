@@ -21,13 +21,15 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import profile, startup
 from plimsoll.sim.clients import Manner
+from plimsoll.sim.log import Log
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Scene
 from plimsoll.sim.result import Result
 from plimsoll.sim.screen import Ground
+from plimsoll.sim.setting import Setting
 from plimsoll.sim.visit import Asked, End, Visit
-from plimsoll.sim.world import Log, Setting, World
+from plimsoll.sim.world import World
 
 HOUR_S: Final = 3600.0
 _MINUTE_S: Final = 60.0

@@ -31,8 +31,9 @@ from plimsoll.sim.job import Job
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import Static
 from plimsoll.sim.profile import Profile
+from plimsoll.sim.setting import Setting
 from plimsoll.sim.visit import Asked, Visit
-from plimsoll.sim.world import Setting, World
+from plimsoll.sim.world import World
 
 MANIFEST: Final = {
     "apiVersion": labels.API_VERSION,

@@ -24,10 +24,11 @@ from bench.trust.drive import Got, alone, legs, plant
 from bench.trust.records import DATA, Seen
 from bench.trust.sweeps import within
 from plimsoll.sim.blocks import Blocks
-from plimsoll.sim.engine import Batch, Engine, Run
+from plimsoll.sim.engine import Engine
 from plimsoll.sim.meters import Meters
 from plimsoll.sim.pace import Pace
 from plimsoll.sim.profile import Coefficients, Profile
+from plimsoll.sim.steps import Batch, Run
 from plimsoll.sim.wire import Wire
 
 TTFT_S: Final = 0.2

@@ -21,7 +21,7 @@ from bench.scoreboard.store import Store
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import profile, startup
-from plimsoll.sim.world import Log
+from plimsoll.sim.log import Log
 
 TALK = Lengths(2048.0, 256.0)
 STEP = ROWS["step-60"]

@@ -14,9 +14,10 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import victims
 from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.store import Store
-from plimsoll.controllers.victims import COST, MARK, Load, choose
+from plimsoll.controllers.victims import COST, MARK, choose
 from plimsoll.core.errors import ClusterError, Conflict, Forbidden
 from plimsoll.core.ports import GatewayReading
+from plimsoll.core.scaling.leaving import UNTOLD, Load
 from tests import builders
 from tests.controllers.conftest import World
 from tests.controllers.test_autoscale import arrivals
@@ -25,7 +26,6 @@ Object = dict[str, Any]
 
 NOW_S = 1.8e9
 PARENT = builders.service(tiers={"serve": {"minReplicas": 2, "maxReplicas": 2}})
-UNTOLD = Load(None, None)
 
 
 def pod(name: str, *, ready: bool = True, born: int = 0, marked: bool = False) -> Object:
@@ -41,10 +41,8 @@ def chosen(pods: list[Object], after: int, **sent: float) -> list[str]:
     return [one["metadata"]["name"] for one, _ in going.emptiest]
 
 
-def test_the_emptiest_go_first_and_of_equal_ones_the_youngest() -> None:
-    pods = [pod("a", born=1), pod("b", born=2), pod("c", born=3), pod("d", born=4)]
-    assert chosen(pods, 1, a=0, b=5, c=2, d=2) == ["a", "d", "c"]
-    assert chosen(pods, 3, a=1, b=1, c=1, d=1) == ["d"]
+def test_of_equally_empty_ones_the_youngest_goes() -> None:
+    assert chosen([pod("a", born=1), pod("b", born=3), pod("c", born=2)], 1, a=1, b=1, c=1) == ["b", "c"]
 
 
 def test_a_pod_that_is_not_ready_goes_before_any_ready_one_and_needs_no_mark() -> None:
@@ -63,10 +61,6 @@ def test_where_all_go_or_nobody_does_nothing_is_marked() -> None:
     assert choose([], 3, lambda name: UNTOLD) == ((0, (), ()))
 
 
-def test_what_nobody_tells_of_is_not_taken_for_empty() -> None:
-    assert chosen([pod("silent"), pod("busy")], 1, busy=50.0) == ["busy"]
-
-
 def test_the_mark_of_an_earlier_try_is_taken_back_from_a_pod_that_stays() -> None:
     pods = [pod("a", marked=True), pod("b"), pod("c", marked=True)]
     going = choose(pods, 1, lambda name: Load({"a": 9.0, "b": 0.0, "c": 1.0}[name], None))
@@ -74,20 +68,8 @@ def test_the_mark_of_an_earlier_try_is_taken_back_from_a_pod_that_stays() -> Non
     assert [one["metadata"]["name"] for one in going.spared] == ["a"]
 
 
-def test_gateways_are_summed_and_the_engine_decides_between_equals() -> None:
-    readings = tuple(
-        GatewayReading(gateway, NOW_S, "a", {"team/chat": replace(arrivals(9.0), inflight={"a": sent})})
-        for gateway, sent in (("gw-1", 2), ("gw-2", 3))
-    )
-    assert victims.load(readings, "team/chat", "a", None) == Load(5.0, None)
-    assert victims.load(readings, "team/chat", "b", 4.0) == Load(0.0, 4.0), "no gateway sends it anything"
-    assert victims.load(readings, "team/other", "a", 4.0) == Load(None, 4.0), "no gateway knows the service"
-    ranks = [Load(0.0, 0.0), Load(0.0, 4.0), Load(0.0, None), Load(1.0, 0.0), Load(None, 2.0), UNTOLD]
-    assert sorted(reversed(ranks), key=lambda one: one.rank) == ranks
-
-
 def test_the_words_name_a_few_and_count_the_rest() -> None:
-    pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("new", ready=False)]
+    pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("p8", ready=False)]
     words = choose(pods, 2, lambda name: Load(float(name[1:]), None)).words
     assert words == (
         "the emptiest go: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight), p3 (3 in flight), 2 more"

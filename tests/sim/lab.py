@@ -20,10 +20,11 @@ from plimsoll.sim.pace import Pace
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import Plimsoll, Policy
 from plimsoll.sim.profile import Profile
+from plimsoll.sim.setting import Setting
 from plimsoll.sim.startup import StartUp
 from plimsoll.sim.visit import Asked, Visit
 from plimsoll.sim.wire import Wire
-from plimsoll.sim.world import Setting, World
+from plimsoll.sim.world import World
 from tests import builders
 
 H200 = profile.load("h200-8b")

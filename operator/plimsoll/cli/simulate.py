@@ -36,9 +36,10 @@ from plimsoll.sim.policies.base import Policy, Scene
 from plimsoll.sim.policies.options import replicas
 from plimsoll.sim.result import Result, replica_rows
 from plimsoll.sim.screen import Ground
+from plimsoll.sim.setting import Setting
 from plimsoll.sim.timeline import Timeline
 from plimsoll.sim.visit import Asked, Visit
-from plimsoll.sim.world import Setting, World
+from plimsoll.sim.world import World
 
 _FLAGS: Final = {
     "--max-num-seqs": "max_num_seqs",

@@ -32,6 +32,7 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, EngineReading, GatewayReading, History
 from plimsoll.core.scaling import Mode, TierDecision
+from plimsoll.core.scaling.leaving import load
 from plimsoll.core.signals import Listener
 from plimsoll.core.transfer import Meter, Moved, Verdict, computing_s, judge
 from plimsoll.resources import meta
@@ -376,16 +377,17 @@ class Autoscaler:
     async def _mark(self, change: Change) -> str:
         """Name those that are to go; returns who, in words. A failure leaves the choice to Kubernetes."""
         key, after = key_of(change.raw), change.decision.replicas
-        readings = tuple(self._sources.gateways()[0])
+        service = "/".join(key)
+        told = [one.services[service] for one in self._sources.gateways()[0] if service in one.services]
         going = victims.choose(
             (p for p in self._store.children("Pod", key) if _of_tier(p, change.tier)),
             after,
-            lambda pod: victims.load(readings, "/".join(key), pod, self._sources.running(pod)),
+            lambda pod: load(told, pod, self._sources.running(pod)),
         )
         try:
             await victims.mark(self._kube, self._store, going)
         except (ClusterError, TimeoutError) as error:
-            log.warning("could not mark who goes", extra={"service": "/".join(key), "error": str(error)})
+            log.warning("could not mark who goes", extra={"service": service, "error": str(error)})
             return "which pods go is left to Kubernetes: the emptiest could not be marked"
         return going.words
 

@@ -28,31 +28,36 @@ def is_leaving(pod: Object) -> bool:
     )
 
 
+def created_s(pod: Object) -> float:
+    """When it was made, seconds since the epoch."""
+    return _epoch_s(pod["metadata"]["creationTimestamp"])
+
+
 def starting(pod: Object, told: Start | None) -> Starting:
     """A pod that is not ready yet; told: its launcher's last word."""
-    created_s = _epoch_s(pod["metadata"]["creationTimestamp"])
+    made_s = created_s(pod)
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") != "True":
         refused = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
-        return Starting(pod["metadata"]["name"], created_s, "schedule", created_s, refused)
+        return Starting(pod["metadata"]["name"], made_s, "schedule", made_s, refused)
     placed_s = _epoch_s(scheduled["lastTransitionTime"])
     running_s = _running_s(pod)
     if running_s is None:
-        return Starting(pod["metadata"]["name"], created_s, "pull", placed_s)
+        return Starting(pod["metadata"]["name"], made_s, "pull", placed_s)
     if told is None or told.phase is None:
-        return Starting(pod["metadata"]["name"], created_s, "launch", running_s)
+        return Starting(pod["metadata"]["name"], made_s, "launch", running_s)
     began_s = running_s + sum(seconds for _, seconds in told.phases)
-    return Starting(pod["metadata"]["name"], created_s, told.phase, began_s)
+    return Starting(pod["metadata"]["name"], made_s, told.phase, began_s)
 
 
 def took(pod: Object, told: Start | None) -> Phases:
     """The phases of a pod that has become ready, seconds; empty where its times make no sense (a restart, a clock)."""
-    created_s = _epoch_s(pod["metadata"]["creationTimestamp"])
+    made_s = created_s(pod)
     ready, scheduled, running_s = _condition(pod, "Ready"), _condition(pod, "PodScheduled"), _running_s(pod)
     if running_s is None or "lastTransitionTime" not in ready or "lastTransitionTime" not in scheduled:
         return []
     placed_s, ready_s = _epoch_s(scheduled["lastTransitionTime"]), _epoch_s(ready["lastTransitionTime"])
-    phases: Phases = [("schedule", placed_s - created_s), ("pull", running_s - placed_s)]
+    phases: Phases = [("schedule", placed_s - made_s), ("pull", running_s - placed_s)]
     if told is not None and told.phases:
         phases += [(name, seconds) for name, seconds in told.phases]
         phases.append(("probe", max(0.0, ready_s - running_s - sum(seconds for _, seconds in told.phases))))

@@ -1,7 +1,6 @@
 """Who goes when a tier shrinks: the emptiest engines, named to Kubernetes before it is told to take some away.
 
-Problem: a ReplicaSet that shrinks takes the pods that are not ready and then the youngest, whatever runs on them, so
-that the busiest engine is drained while an idle one stays.
+Problem: which replicas are to go (`core.scaling.leaving`) is not what a ReplicaSet that shrinks takes by itself.
 
 Idea: among ready pods it takes those of the lowest `controller.kubernetes.io/pod-deletion-cost` first (Kubernetes:
 `ActivePodsWithRanks` in pkg/controller/controller_utils.go; pods that are not ready come before the cost is looked at).
@@ -13,7 +12,6 @@ the tier all the same. During a rollout each revision is a ReplicaSet, which fol
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +20,7 @@ from plimsoll.api import labels
 from plimsoll.controllers import starts
 from plimsoll.controllers.store import Store
 from plimsoll.core.errors import Conflict, NotFound
-from plimsoll.core.ports import GatewayReading
+from plimsoll.core.scaling.leaving import Candidate, Load, leaving
 
 Object = dict[str, Any]
 
@@ -30,27 +28,6 @@ MARK: Final = "controller.kubernetes.io/pod-deletion-cost"
 COST: Final = "-1"  # those without a mark cost 0
 MARK_SECONDS: Final = 2.0  # for all marks together: a slow cluster must not hold up what is to go
 NAMED: Final = 4  # pods in the words for people; a list of fifty helps nobody
-
-
-class Load(NamedTuple):
-    """Requests at one engine. sent: by the gateways' count, running: by its own; None where nobody told.
-
-    Gateways count to the second; the engine is asked seldom, but knows of those that came past every gateway.
-    """
-
-    sent: float | None
-    running: float | None
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """Less is emptier; what nobody tells of is not taken for empty."""
-        counts = [math.inf if count is None else count for count in (self.sent, self.running)]
-        return (counts[0], counts[1]) if self.sent is not None else (counts[1], counts[1])
-
-    @property
-    def words(self) -> str:
-        count = self.running if self.sent is None else self.sent
-        return "load not known" if count is None else f"{count:.0f} in flight"
 
 
 class Going(NamedTuple):
@@ -77,23 +54,20 @@ class Going(NamedTuple):
 def choose(pods: Iterable[Object], after: int, load: Callable[[str], Load]) -> Going:
     """Who goes of a tier that is to keep `after` pods. pods: those that are not leaving; load: by a pod's name.
 
-    Of equally empty ones the youngest goes, which has the least in its prefix cache. Where all go, nobody is chosen.
+    Where all go, nobody is chosen.
     """
-    present = list(pods)
-    able = sorted((pod for pod in present if starts.is_ready(pod)), key=_created, reverse=True)
-    ranked = sorted(((pod, load(pod["metadata"]["name"])) for pod in able), key=lambda one: one[1].rank)
-    count = len(able) - after if 0 < after < len(able) else 0
+    present = {pod["metadata"]["name"]: pod for pod in pods}
+    replicas = [
+        Candidate(name, starts.is_ready(pod), starts.created_s(pod), load(name)) for name, pod in present.items()
+    ]
+    going = leaving(replicas, after)
+    emptiest = [one for one in going if one.ready and after]
+    staying = {one.name for one in replicas if one.ready and one not in going}
     return Going(
-        unready=max(0, min(len(present) - len(able), len(present) - after)),
-        emptiest=tuple(ranked[:count]),
-        spared=tuple(pod for pod, _ in ranked[count:] if after and _marked(pod)),
+        unready=sum(not one.ready for one in going),
+        emptiest=tuple((present[one.name], one.load) for one in emptiest),
+        spared=tuple(pod for name, pod in present.items() if name in staying and _marked(pod)),
     )
-
-
-def load(readings: Iterable[GatewayReading], service: str, pod: str, running: float | None) -> Load:
-    """What gateways say of one pod of a service (NAMESPACE/NAME), beside what its engine said."""
-    told = [reading.services[service].inflight for reading in readings if service in reading.services]
-    return Load(float(sum(counts.get(pod, 0) for counts in told)) if told else None, running)
 
 
 async def mark(kube: Kube, store: Store, going: Going) -> None:
@@ -119,7 +93,3 @@ def _wish(pod: Object, cost: str | None) -> Object:
 
 def _marked(pod: Object) -> bool:
     return bool((pod["metadata"].get("annotations") or {}).get(MARK) == COST)
-
-
-def _created(pod: Object) -> str:
-    return str(pod["metadata"].get("creationTimestamp", ""))

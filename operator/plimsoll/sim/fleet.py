@@ -2,13 +2,14 @@
 
 A replica starts when there are GPUs for it; until then its pod is pending, and costs nothing, since it holds nothing.
 It costs from then on (from its order, where the cluster has GPUs enough) to its end. Where fewer are wanted those go
-first that are not ready yet, then the ones that became ready last; who is ready finishes what it has. One that dies is
-made anew.
+that `core.scaling.leaving` names: the emptiest where the operator marks them, as it knows them, else the youngest. Who
+is ready finishes what it has. One that dies is made anew.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from plimsoll.core.autoscaler import TierSeen
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Endpoint, Role
+from plimsoll.core.scaling.leaving import UNTOLD, Candidate, Load, leaving
 from plimsoll.sim.engine import Engine
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant, quiet_s
@@ -113,14 +115,19 @@ class Tier:
             one.ready_s, one.ready = 0.0, True
         return made
 
-    def set(self, wanted: int, now_s: float) -> tuple[list[Replica], list[Replica]]:
-        """Orders replicas, or gives some back: those that are new, to be placed, and those ready that drain now."""
+    def set(
+        self, wanted: int, now_s: float, load: Callable[[str], Load] | None = None
+    ) -> tuple[list[Replica], list[Replica]]:
+        """Orders replicas, or gives some back: those that are new, to be placed, and those ready that drain now.
+
+        load: what is known of each by whoever names those that go; None where nobody does.
+        """
         self.desired = wanted
         staying = [one for one in self.replicas.values() if one.draining_s is None]
         made = [self._make(now_s) for _ in range(wanted - len(staying))]
-        leaving = sorted(staying, key=lambda one: (one.ready, -one.ready_s, one.name))[: max(0, len(staying) - wanted)]
+        known = [Candidate(one.name, one.ready, one.ready_s, load(one.name) if load else UNTOLD) for one in staying]
         drained = []
-        for one in leaving:
+        for one in (self.replicas[going.name] for going in leaving(known, wanted)):
             one.draining_s = now_s
             if one.ready:
                 drained.append(one)

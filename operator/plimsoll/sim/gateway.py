@@ -231,6 +231,7 @@ class Gateway:
             units=0 if gate is None or told is None else told.units(self.name),
             in_use=max((one.sequences for one in replicas), default=0),
             outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},
+            inflight={address: load.inflight for address, load in self._loads.items()},
         )
 
     # ---------------------------------------------------------------- inside

@@ -1,7 +1,8 @@
 """The operator's tick over one service: the real core, fed with what the operator would have heard by now.
 
 As `plimsoll.controllers.autoscale` feeds it, without a cluster: readings of gateways and engines into the listener,
-ended starts into the ledger, one `decide_all` a second, and what the gatekeeper then tells.
+ended starts into the ledger, one `decide_all` a second, and what the gatekeeper then tells. Who goes when a tier
+shrinks is ranked by what each gateway and each engine said last, however old that is.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.scaling import Decision
+from plimsoll.core.scaling.leaving import Load, load
 from plimsoll.core.signals import Listener
 
 TICK_S: Final = 1.0
+POLL_S: Final = 1.0  # between two looks at a gateway
+BUSY_S: Final = 5.0  # at an engine
+IDLE_S: Final = 10.0
 DEFAULT_SHARE: Final = 0.95  # where a service promises nothing, percentiles are still looked at
 _KEY: Final = "service"
 
@@ -32,6 +37,8 @@ class Operator:
         self._spec = service
         self._listener = Listener([Role(name) for name in roles])
         self._gatekeeper = Gatekeeper()
+        self._gateways: dict[str, ServiceReading] = {}
+        self._running: dict[str, float] = {}
         self.service = autoscaler.Service.of(roles)
 
     @property
@@ -41,10 +48,17 @@ class Operator:
 
     def hear_engine(self, role: Role, reading: EngineReading) -> None:
         self._listener.hear_engine(role, reading)
+        if reading.running is not None:
+            self._running[reading.pod] = reading.running + (reading.waiting or 0.0)
 
     def hear_gateway(self, gateway: str, at_s: float, reading: ServiceReading) -> None:
         self._listener.hear_gateway(gateway, gateway, at_s, reading)
         self._gatekeeper.sharing.hear(gateway, gateway, at_s, reading)
+        self._gateways[gateway] = reading
+
+    def load(self, pod: str) -> Load:
+        """What is known of the requests at an engine."""
+        return load(self._gateways.values(), pod, self._running.get(pod))
 
     def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
         """An engine has become ready; its phases in order with their seconds."""

@@ -3,76 +3,43 @@
 Problem: a day of a million requests must run in minutes and twice the same, with the very code that decides in a
 cluster, which must see no more here than it would there.
 
-Idea: events are ordered by time, kind and number, and everything that is drawn comes from one seed. Engines are looked
+Idea: events have one order (`agenda`), and everything that is drawn comes from one seed. Engines are looked
 at when something of theirs ends; the rest of the time they are a formula. The operator and the gates hear of the plant
 by what engines and gateways export alone: counters when they are scraped, readiness, and the end of requests.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.core.admission import Decision, Outcome, Told
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import EngineReading
 from plimsoll.core.scaling import TierDecision
+from plimsoll.sim.agenda import Agenda
 from plimsoll.sim.capped import CappedGateway, Capping, parts
-from plimsoll.sim.clients import KEPT_S, Clients, Manner
+from plimsoll.sim.clients import KEPT_S, Clients
 from plimsoll.sim.fleet import Cards, Replica, Tier
 from plimsoll.sim.gateway import Gateway
-from plimsoll.sim.iteration import Iteration
 from plimsoll.sim.job import Job
-from plimsoll.sim.operator import TICK_S, Operator
+from plimsoll.sim.log import Log
+from plimsoll.sim.operator import BUSY_S, IDLE_S, POLL_S, TICK_S, Operator
 from plimsoll.sim.plant import Plant, quiet_s
-from plimsoll.sim.policies.base import Engines, Look, Policy
+from plimsoll.sim.policies.base import Engines, Look, Plimsoll, Policy
+from plimsoll.sim.setting import Setting
 from plimsoll.sim.times import Times
 from plimsoll.sim.visit import Asked, End, Visit
 
-POLL_S: Final = 1.0  # gateways
-BUSY_S: Final = 5.0  # engines
-IDLE_S: Final = 10.0
+T = TypeVar("T")
 
 _STARTING: Final = Told(None, None, True)  # who comes while nothing is ready and there is no gate
 
 _ENGINE, _KV, _SUBMIT, _READY, _ARRIVAL, _WAKE, _DRAIN, _SCRAPE, _POLL, _KILL, _TICK = range(11)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a run is set up. initial: ready replicas at the start. epoch_s: the start, seconds since the epoch.
-
-    knows_starts: whether the starts of the initial replicas were seen. told_max: whether clients state how long the
-    answer may be. kills: tier and moment at which its busiest replica dies. tail_s: how long a run goes on for what is
-    under way after its end. clients: what those do who are refused. max_gpus: of the cluster, None without a limit.
-    """
-
-    initial: Mapping[Role, int]
-    end_s: float
-    gateways: int = 1
-    seed: int = 0
-    epoch_s: float = 1_767_225_600.0
-    knows_starts: bool = False
-    told_max: bool = True
-    kills: tuple[tuple[Role, float], ...] = ()
-    tail_s: float = 600.0
-    clients: Manner = Manner.NONE
-    max_gpus: int | None = None
-
-
-@dataclass
-class Log:
-    """What a run leaves beside its requests. replicas: a row where a tier's counts change: time, tier, desired, ready,
-    starting, draining. changes: time, tier, replicas before, and the decision."""
-
-    replicas: list[tuple[float, Role, int, int, int, int]] = field(default_factory=list)
-    changes: list[tuple[float, Role, int, TierDecision | int]] = field(default_factory=list)
 
 
 class World:
@@ -105,12 +72,13 @@ class World:
         about = service.classes, service.tenants, held, setting.epoch_s
         self.gateways = [door(name, *about) for door, name in zip(doors, names, strict=True)]
         self.operator = Operator(service) if policy.operator else None
-        self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._serial = 0
+        own = isinstance(policy, Plimsoll)  # who else scales names nobody
+        self._load = self.operator.load if self.operator is not None and own else None
+        self._agenda = Agenda()
+        self._at = self._agenda.at
         self._wakes = [math.inf] * setting.gateways
         self._coming: Iterator[Asked] = iter(())
         self._made = 0
-        self._last: dict[Role, tuple[int, int, int, int]] = {}
         self._over = False
 
     def run(self, asked: Iterable[Asked]) -> None:
@@ -123,24 +91,18 @@ class World:
                     self.operator.started(role, replica.phases)
                 self._met(replica, 0.0)
         self._route(0.0)
-        self._look(0.0)
+        self.log.look(self.tiers, 0.0)
         self._next_arrival()
         self._at(0.0, _TICK, self._tick)
         self._at(POLL_S / 2, _POLL, self._poll)
         for role, at_s in self._setting.kills:
             self._at(at_s, _KILL, self._kill, role)
         limit_s = self._setting.end_s + self._setting.tail_s
-        events = self._events
-        while events and events[0][0] <= limit_s and not self._over:
-            now_s, _, _, act, about = heapq.heappop(events)
-            act(now_s, *about)
+        while self._agenda.next_s <= limit_s and not self._over:
+            self._agenda.turn()
         self._finish(limit_s)
 
     # ---------------------------------------------------------------- events
-
-    def _at(self, at_s: float, rank: int, act: Callable[..., None], *about: Any) -> None:
-        self._serial += 1
-        heapq.heappush(self._events, (at_s, rank, self._serial, act, about))
 
     def _next_arrival(self) -> None:
         asked = next(self._coming, None)
@@ -349,7 +311,7 @@ class World:
             self.operator.started(replica.role, replica.took)
         self._met(replica, now_s)
         self._route(now_s)
-        self._look(now_s)
+        self.log.look(self.tiers, now_s)
 
     def _drain(self, now_s: float, replica: Replica) -> None:
         """One that was given back ends when it has nothing left to do."""
@@ -358,7 +320,7 @@ class World:
             tier.end(replica, now_s)
             self._forget(replica)
             self._place(now_s)
-            self._look(now_s)
+            self.log.look(self.tiers, now_s)
 
     def _forget(self, replica: Replica) -> None:
         del self._replicas[replica.name]
@@ -394,7 +356,7 @@ class World:
         self._let_go(visit, now_s)
 
     def _order(self, role: Role, wanted: int, now_s: float) -> None:
-        made, drained = self.tiers[role].set(wanted, now_s)
+        made, drained = self.tiers[role].set(wanted, now_s, self._load)
         for replica in made:
             self._replicas[replica.name] = replica
         self._place(now_s)
@@ -404,7 +366,7 @@ class World:
             del self._replicas[name]
         if drained:
             self._route(now_s)
-        self._look(now_s)
+        self.log.look(self.tiers, now_s)
 
     def _place(self, now_s: float) -> None:
         """Nodes for pods that wait for one, as far as there are GPUs, oldest first."""
@@ -434,32 +396,24 @@ class World:
 
     def _shown(self, now_s: float, ordered: Mapping[Role, int], decided: Mapping[Role, int] | None) -> Look:
         counts = {role: tier.counts() for role, tier in self.tiers.items()}
+        at_s = self._setting.epoch_s + now_s
         return Look(
             now_s,
             ordered,
             decided,
-            Engines(self.tiers, lambda role: self._read(role, now_s)),
+            Engines(self.tiers, partial(self._told, now_s, lambda one: one.engine.scraped(one.name, now_s, at_s))),
             tuple(gateway.reading() for gateway in self.gateways),
             {role: ready for role, (_, ready, _, _) in counts.items()},
             {role: starting for role, (_, _, starting, _) in counts.items()},
-            Engines(self.tiers, lambda role: self._iterations(role, now_s)),
+            Engines(self.tiers, partial(self._told, now_s, lambda one: one.engine.iteration(one.name, now_s))),
         )
 
-    def _read(self, role: Role, now_s: float) -> tuple[EngineReading, ...]:
-        """The metrics of a tier's ready engines, now."""
+    def _told(self, now_s: float, tell: Callable[[Replica], T], role: Role) -> tuple[T, ...]:
+        """What a tier's ready engines tell of themselves now."""
         found = []
         for replica in list(self.tiers[role].replicas.values()):
             if replica.live:
-                found.append(replica.engine.scraped(replica.name, now_s, self._setting.epoch_s + now_s))
-                self._watch(replica, now_s)
-        return tuple(found)
-
-    def _iterations(self, role: Role, now_s: float) -> tuple[Iteration, ...]:
-        """The newest steps of a tier's ready engines."""
-        found = []
-        for replica in list(self.tiers[role].replicas.values()):
-            if replica.live:
-                found.append(replica.engine.iteration(replica.name, now_s))
+                found.append(tell(replica))
                 self._watch(replica, now_s)
         return tuple(found)
 
@@ -476,14 +430,6 @@ class World:
                     self._act(visit, None, now_s)
                 self._release(number, now_s)
         return {Role(name): tier for name, tier in decision.tiers.items()}
-
-    def _look(self, now_s: float) -> None:
-        """Writes down what has changed of the tiers."""
-        for role, tier in self.tiers.items():
-            counts = tier.counts()
-            if self._last.get(role) != counts:
-                self._last[role] = counts
-                self.log.replicas.append((now_s, role, *counts))
 
     def _ended(self, visit: Visit, end: End, now_s: float) -> None:
         visit.end, visit.end_s = end, now_s
