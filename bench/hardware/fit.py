@@ -24,6 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from plimsoll.core import roofline
+
 Floats = npt.NDArray[np.float64]
 
 NAMES: Final = ("base", "anypre", "pretok", "preattn", "dec", "ctx")
@@ -150,6 +152,7 @@ def profile(folder: Path, found: Sequence[dict[str, Any]], kv_bytes: int, layers
     limits = about["limits"]
     return {
         "accelerator": about["accelerator"]["name"],
+        **({"mixture": True} if roofline.model_shape(about["config"]).experts > 1 else {}),
         **(sets["cool"] if {"cool", "hot"} <= set(sets) else sets["pooled"]),
         **({"hot": sets["hot"]} if {"cool", "hot"} <= set(sets) else {}),
         "kv_tokens": limits["kv_tokens"],

@@ -57,7 +57,8 @@ class Profile:
     time in matrix products up to which it is cool, and at which it is hot. In a step of more than `hinge_sequences`
     tokens each sequence beyond costs `hinge_dec` more. `producer_factor` and `consumer_factor`: steps of an engine that
     only prefills or only decodes, over the law's. `frontend` and `frontend_token`: a request's way to the engine core,
-    HTTP and parsing. `accelerator`: its name, as the driver of the real one has it.
+    HTTP and parsing. `accelerator`: its name, as the driver of the real one has it. `mixture`: whether the model is one
+    of experts, which changes no step here.
     """
 
     coefficients: Coefficients
@@ -78,6 +79,7 @@ class Profile:
     frontend: float = 0.0
     frontend_token: float = 0.0
     accelerator: str = "simulated"
+    mixture: bool = False
 
     def scaled(self, factor: float) -> Profile:
         """A machine on which every step takes `factor` times as long."""
@@ -136,12 +138,15 @@ def parse(document: Any) -> Profile:
     if not isinstance(document, dict):
         raise ProfileError("a profile is a JSON object")
     known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES) | set(_FACTORS) | set(_SHARES)
-    if unknown := set(document) - known - {"hot", "hinge_sequences", "accelerator"}:
+    if unknown := set(document) - known - {"hot", "hinge_sequences", "accelerator", "mixture"}:
         raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
     hot = document.get("hot")
     accelerator = document.get("accelerator", Profile.accelerator)
     if not isinstance(accelerator, str):
         raise ProfileError(f"accelerator must be a name, not {accelerator!r}")
+    mixture = document.get("mixture", Profile.mixture)
+    if not isinstance(mixture, bool):
+        raise ProfileError(f"mixture must be true or false, not {mixture!r}")
     counts = {key: _count(document, key, default) for key, default in _COUNTS.items()}
     if counts["max_num_seqs"] > counts["budget"]:
         raise ProfileError("max_num_seqs is above budget: a step could not give each sequence its token")
@@ -157,6 +162,7 @@ def parse(document: Any) -> Profile:
         producer_factor=factors["producer_factor"],
         consumer_factor=factors["consumer_factor"],
         accelerator=accelerator,
+        mixture=mixture,
         hinge_dec=times["hinge_dec"],
         frontend=times["frontend"],
         frontend_token=times["frontend_token"],

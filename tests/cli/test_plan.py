@@ -63,6 +63,35 @@ def test_a_model_by_name_and_by_file_is_the_same(tmp_path: Path, capsys: pytest.
     assert answers[0]["tiers"]["serve"]["steps"] == "roofline"
 
 
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        (["--model", "Qwen3-30B-A3B", "--gpu", "H200", "--gpus-per-replica", "1"], 8192),
+        (["--hardware", "h200-30b-a3b"], 8192),
+        (["--model", "Qwen3-8B", "--gpu", "H200", "--gpus-per-replica", "1"], None),
+        (["--hardware", "h200-8b"], None),
+    ],
+)
+def test_only_a_mixture_is_told_to_capture_larger_graphs(
+    words: list[str], largest: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEANS[2:]]
+    assert main([*asked, "--json"]) == 0
+    tier = json.loads(capsys.readouterr().out)["tiers"]["serve"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    if largest is None:
+        assert tier["cuda_graphs"] is None
+        assert "graphs" not in shown
+        return
+    flag, *sizes = tier["cuda_graphs"]["args"]
+    assert flag == "--cudagraph-capture-sizes"
+    assert int(sizes[-1]) == min(largest, tier["max_num_batched_tokens"])
+    assert f"CUDA graphs (serve): {tier['cuda_graphs']['why']}" in shown
+    assert f"  {flag} {' '.join(sizes)}\n" in shown
+    assert not tier["speculation"]["on"]
+
+
 def test_a_trace_is_planned_by_its_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["arrival_s,prompt_tokens,output_tokens"]
     lines += [f"{at},100,10" for at in range(0, 400, 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -253,6 +254,30 @@ def test_drafting_pays_as_it_was_measured() -> None:
     assert gains == sorted(gains, reverse=True)
     with pytest.raises(ValueError, match="accepted"):
         settings.speculation(model, 4, accepted=5)
+
+
+def test_a_mixtures_long_steps_get_graphs_and_nobody_else_s() -> None:
+    for tokens in (1024, 3000, 8192):
+        found = settings.graphs(tokens, mixture=True)
+        assert found is not None
+        assert found.sizes[-1] == tokens
+        assert list(found.sizes) == sorted(set(found.sizes))
+        assert max(b / a for a, b in pairwise(found.sizes) if b > settings.GRAPHS_ALONE) < 1.13
+        assert found.args == (settings.GRAPHS_FLAG, *map(str, found.sizes))
+        assert settings.graphs(tokens, mixture=False) is None
+    assert settings.graphs(16384, mixture=True) == settings.graphs(settings.GRAPHS_MOST, mixture=True)
+    assert settings.graphs(settings.GRAPHS_ALONE, mixture=True) is None, "the engine's own do"
+
+
+def test_a_decode_engine_of_a_mixture_needs_graphs_for_its_slots_alone() -> None:
+    mixed = [replace(machine, mixture=True) for machine in H200]
+    found = plan(asked(Slo(0.95, 0.5, 0.0, 0.015), gap_s=0.02, machines=[mixed]))
+    assert isinstance(found, Plan)
+    prefill, decode = found.settings
+    assert prefill.graphs is not None
+    assert prefill.graphs.sizes[-1] == settings.GRAPHS_MOST < prefill.max_num_batched_tokens
+    assert decode.max_num_seqs <= settings.GRAPHS_ALONE
+    assert decode.graphs is None
 
 
 # ---------------------------------------------------------------- machines

@@ -8,6 +8,7 @@ import pytest
 
 from bench.hardware import compare, fit, keep, ladders, shapes, sides, traces
 from plimsoll.core import roofline
+from plimsoll.core.planning import settings
 from plimsoll.sim import profile
 
 DATA = Path(fit.__file__).parent / "data"
@@ -49,6 +50,25 @@ def test_with_graphs_up_to_the_budget_the_mixtures_edge_is_gone_and_its_ends_sta
     assert before[1024] > 2.5 * after[1024]
     for tokens in (512, 8192, 16384):
         assert after[tokens] == pytest.approx(before[tokens], rel=0.03)
+
+
+def test_the_graphs_that_a_plan_advises_are_those_that_were_measured() -> None:
+    without, with_ = (json.loads((DATA / run / "result.json").read_text()) for run in ("30b-a3b", "30b-a3b-graphs"))
+    found = settings.graphs(with_["about"]["limits"]["token_budget"], mixture=True)
+    assert found is not None
+    assert " ".join(found.args) in with_["command"]
+    assert settings.GRAPHS_FLAG not in without["command"]
+    ttft_s, init_s, tokens = (
+        [read(one) for one in (without, with_)]
+        for read in (
+            lambda one: next(alone["ttft_s"] for alone in one["alone"] if alone["prompt"] == 1024),
+            lambda one: dict(one["about"]["phases"])["init"],
+            lambda one: one["about"]["limits"]["kv_tokens"],
+        )
+    )
+    assert f"{ttft_s[1] * 1e3:.0f} ms for 1,024 tokens with such graphs and {ttft_s[0] * 1e3:.0f} without" in found.why
+    assert f"{init_s[1] - init_s[0]:.0f} s of its start" in found.why
+    assert f"{1 - tokens[1] / tokens[0]:.1%} of its cache".replace("%", " %") in found.why
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ def measured(own: profile.Profile, gpus: int) -> list[Machine]:
         hinge_s=own.hinge_dec,
         cool_share=own.cool_share,
         hot_share=own.hot_share,
+        mixture=own.mixture,
         measured=True,
     )
     budgets = sorted({own.budget, *(one for one in BUDGETS if one >= own.max_num_seqs)})

@@ -74,7 +74,7 @@ def _tiers(found: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _settings(own: Settings) -> dict[str, Any]:
-    advice = own.speculation
+    advice, graphs = own.speculation, own.graphs
     return {
         "max_num_seqs": own.max_num_seqs,
         "max_num_batched_tokens": own.max_num_batched_tokens,
@@ -83,6 +83,7 @@ def _settings(own: Settings) -> dict[str, Any]:
         "speculation": None
         if advice is None
         else {"on": advice.on, "up_to_batch": advice.up_to_batch, "gain": _number(advice.gain), "why": advice.why},
+        "cuda_graphs": None if graphs is None else {"args": list(graphs.args), "why": graphs.why},
     }
 
 
@@ -134,6 +135,9 @@ def lines(found: Plan, gpu_hour_cost: float | None, screen: Screen) -> list[str]
             advice = tier["speculation"]
             words = f"on up to a batch of {advice['up_to_batch']}" if advice["on"] else "off"
             shown += ["", f"speculative decoding ({role}): {words}; {advice['why']}"]
+        if tier["cuda_graphs"] is not None:
+            graphs = tier["cuda_graphs"]
+            shown += ["", f"CUDA graphs ({role}): {graphs['why']}", f"  {' '.join(graphs['args'])}"]
     if told["infeasible_alone"]:
         shown += [
             "",

@@ -55,6 +55,7 @@ def test_scaling_leaves_limits_and_multiplies_times() -> None:
         ({"budget": 100, "max_num_seqs": 200}, "max_num_seqs is above budget"),
         ({"consumer_factor": 0}, "consumer_factor"),
         ({"accelerator": 7}, "accelerator"),
+        ({"mixture": 1}, "mixture"),
     ],
 )
 def test_a_wrong_number_is_named(change: dict[str, Any], words: str) -> None:

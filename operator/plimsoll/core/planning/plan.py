@@ -28,7 +28,15 @@ from plimsoll.core.planning.arrange import (
 )
 from plimsoll.core.planning.expect import Expected, expected, mean_batch, share_kept, work_of
 from plimsoll.core.planning.machine import Machine
-from plimsoll.core.planning.settings import ACCEPTED, Speculation, longest_gap_s, max_sequences, speculation
+from plimsoll.core.planning.settings import (
+    ACCEPTED,
+    Graphs,
+    Speculation,
+    graphs,
+    longest_gap_s,
+    max_sequences,
+    speculation,
+)
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
@@ -68,13 +76,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one tier's engine. longest_gap_s: the longest usual gap between tokens, None of a prefill tier."""
+    """Of one tier's engine. longest_gap_s: the longest usual gap between tokens, None of a prefill tier. graphs: None
+    where the engine's own do."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     longest_gap_s: float | None
     speculation: Speculation | None
     mean_batch: float | None
+    graphs: Graphs | None
 
 
 @dataclass(frozen=True)
@@ -211,10 +221,12 @@ def _cheapest(found: Sequence[Arrangement | Infeasible]) -> Arrangement | Infeas
 def _settings(question: Question, tier: Tier, machine: Machine, replicas: int) -> Settings:
     budget = tier.limits.token_budget
     if tier.role is Role.PREFILL:
-        return Settings(max_sequences(tier), budget, None, None, None)
+        return Settings(max_sequences(tier), budget, None, None, None, graphs(budget, machine.mixture))
     batch = mean_batch(tier, question.rate_per_s, replicas)
     advice = speculation(tier.model, batch, question.accepted, machine.mixture)
-    return Settings(max_sequences(tier), budget, longest_gap_s(tier), advice, batch)
+    slots = max_sequences(tier)
+    most = slots if tier.role is Role.DECODE else budget  # tokens of a step; prompts come to a decode engine computed
+    return Settings(slots, budget, longest_gap_s(tier), advice, batch, graphs(most, machine.mixture))
 
 
 def curve(best: Arrangement, points: int = CURVE_POINTS) -> tuple[Point, ...]:
