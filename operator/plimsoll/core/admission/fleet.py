@@ -47,14 +47,6 @@ class Place(NamedTuple):
     prefill: str | None = None
 
 
-class _Look(NamedTuple):
-    """One replica as a request sees it. saved_s: prefill that other gateways are expected to have saved it there."""
-
-    replica: Replica
-    need: Need
-    saved_s: float = 0.0
-
-
 class _Leg(NamedTuple):
     """The prefill replica of a request: tokens cached there, and seconds from now until it begins."""
 
@@ -138,13 +130,12 @@ class Fleet:
 
         need: as `need` gave it. fill: how full, 0 to 1, replicas may be for it.
         """
-        best, best_cost, best_s, late_s, again_s = None, math.inf, 0.0, math.inf, math.inf
+        best, best_need, best_cost, best_s, late_s, again_s = None, need, math.inf, 0.0, math.inf, math.inf
         budget_s = self.limits.step_budget_s[klass]
         leg = self._leg(request, now) if self.prefills and need.prefill_s else None
         if len(self._order) > LOOKS:
             self._order.sort(key=_load)
-        for look in self._looks(request, need, leg):
-            replica, there, saved_s = look
+        for replica, there, saved_s in self._looks(request, need, leg):
             if not replica.has_room(there, budget_s, fill):
                 continue
             if replica.sequences and replica.tat_s - now > replica.ahead_s:
@@ -156,12 +147,12 @@ class Fleet:
             cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
             if first_s <= within_s:
                 if cost < best_cost:
-                    best, best_cost, best_s = look, cost, first_s
+                    best, best_need, best_cost, best_s = replica, there, cost, first_s
             elif first_s < late_s:
                 late_s = first_s
         if best is None:
             return Place(None, late_s, again_s, need)
-        return Place(best.replica, best_s, again_s, best.need, None if leg is None else leg.address)
+        return Place(best, best_s, again_s, best_need, None if leg is None else leg.address)
 
     def add(self, request: Request, klass: int, place: Place, now: float) -> None:
         """The request goes to its place."""
@@ -180,24 +171,23 @@ class Fleet:
             if place.prefill is not None:
                 self._prefill_held.sent(place.prefill, request.blocks)
 
-    def remove(self, id: str, now: float) -> tuple[Replica, Resident] | None:
-        """The request has ended; None if it is nowhere."""
+    def remove(
+        self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
+    ) -> Resident | None:
+        """The request has ended; None if it is nowhere. The last two, where known, tell of its replica's pace."""
         replica = self._where.pop(id, None)
-        if replica is None:
-            return None
-        resident = replica.remove(id, now)
-        assert resident is not None
-        return replica, resident
+        return None if replica is None else replica.remove(id, now, output_tokens, ttft_s)
 
     def settle(self) -> None:
         """To be called at each tick: what follows from the paces measured meanwhile."""
         self._drained()
 
-    def _looks(self, request: Request, need: Need, leg: _Leg | None) -> list[_Look]:
-        """The replicas that are looked at, each with what the request needs there."""
+    def _looks(self, request: Request, need: Need, leg: _Leg | None) -> list[tuple[Replica, Need, float]]:
+        """The replicas that are looked at, each with what the request needs there, and with the prefill, in seconds,
+        that other gateways are expected to have saved it there."""
         blocks, least = request.blocks, self._order[:LOOKS]
         if not blocks:
-            return [_Look(replica, need) for replica in least]
+            return [(replica, need, 0.0) for replica in least]
         held = self._held
         deepest = held.depth(blocks)
         home = held.home(blocks, deepest)
@@ -206,21 +196,19 @@ class Fleet:
             if replica is not None and replica not in least:
                 least.append(replica)
         needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
+        remote, prefill_cached = (False, 0) if leg is None else (True, leg.cached)
         looks = []
         for replica in least:
             depth = held.depth_at(replica.address, blocks, deepest) if deepest else 0
             there = needs.get(depth)
             if there is None:
-                there = needs[depth] = self._need_at(request, depth, leg)
+                cached = _tokens(request, depth)
+                there = needs[depth] = self.limits.need(request, remote, cached, prefill_cached)
             saved_s = 0.0
             if replica.address == home:
                 saved_s = self._elsewhere * there.stall_s  # all of it but what follows the last whole block
-            looks.append(_Look(replica, there, saved_s))
+            looks.append((replica, there, saved_s))
         return looks
-
-    def _need_at(self, request: Request, depth: int, leg: _Leg | None) -> Need:
-        cached = _tokens(request, depth)
-        return self.limits.need(request, leg is not None, cached, 0 if leg is None else leg.cached)
 
     def _slower(self, now: float) -> float:
         """How much longer a prompt takes for what other gateways send to its replica meanwhile.

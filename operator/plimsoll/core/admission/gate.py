@@ -201,10 +201,9 @@ class Gate:
         output_tokens: of all its sequences, and ttft_s: from its admission to its first token, where known.
         """
         now = self._advance(now)
-        found = self.fleet.remove(id, now)
-        if found is None:
+        resident = self.fleet.remove(id, now, output_tokens, ttft_s)
+        if resident is None:
             return False
-        replica, resident = found
         if output_tokens is not None:
             need = resident.need
             more = output_tokens / need.output_tokens - 1.0
@@ -214,8 +213,6 @@ class Gate:
             if resident.leg is not None:
                 done_s = min(resident.admitted_s + ttft_s - resident.leg.rest_s, now)
                 resident.leg.line.ended(resident.leg, done_s, self.fleet.limits.leg_step_s)
-            if output_tokens is not None:
-                replica.measure(resident, output_tokens, ttft_s, now)
         return True
 
     def cancel(self, id: str, now: float) -> Decision | None:
@@ -275,7 +272,6 @@ class Gate:
                     self.tickets.settle(ticket)
                 return self._let_in(held, place, now)
             late = place.first_token_s < math.inf
-            self._again_s = min(self._again_s, place.again_s)
         ahead_s = queue.ahead_s(held.klass, held.lane, held.request.tenant, held.weight)
         # Half by a mean request's slack: large ones have less of it, but they also go first.
         latest_s = held.until_s

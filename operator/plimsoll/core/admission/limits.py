@@ -138,7 +138,7 @@ class Limits:
         n, prompt = request.sequences, request.prompt_tokens
         if cached < request.cached_tokens:
             cached = request.cached_tokens
-        uncached = max(prompt - cached, 1)
+        uncached = prompt - cached if prompt > cached else 1
         output, variance = self.output_mean, self.output_variance
         most = request.max_tokens
         if most is not None:
@@ -160,7 +160,9 @@ class Limits:
         stall_s *= n
         read = prompt + output / 2
         decode_s = n * (self.sequence_s + self.cached_token_s * read)
-        spread_s = min(stall_s / max(output, LEAST_SPREAD), n * self.most_spread_s)
+        spread_s = stall_s / (output if output > LEAST_SPREAD else LEAST_SPREAD)
+        if spread_s > n * self.most_spread_s:
+            spread_s = n * self.most_spread_s
         return Need(  # by position: names would cost a microsecond
             n, n * read, stall_s, decode_s + spread_s, n * (prompt + output), n * variance,
             stall_s + decode_s * output, n * output, stall_s + (0.5 + chunks) * self.base_s + outside_s + leg_s,

@@ -23,6 +23,8 @@ class Outcome(StrEnum):
     SHED_NO_CAPACITY = "ShedNoCapacity"  # no replica could ever hold it, or none is wanted
     CLIENT_GONE = "ClientGone"  # its client left while it was held
 
+    __hash__ = str.__hash__  # an enum's own is a call of Python, several times a request
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -74,6 +74,7 @@ class Replica:
         self.scale = 1.0 / share if share > 0 else math.inf
         self.kv_tokens = self.limits.kv_tokens * share
         self._tighten()
+        self._rescale()
         self._settle()
 
     def set_limits(self, limits: Limits) -> None:
@@ -82,6 +83,7 @@ class Replica:
         self.limits = limits
         self.kv_tokens = limits.kv_tokens * share
         self._tighten()
+        self._rescale()
         self._settle()
 
     def add(self, id: str, resident: Resident, now: float) -> None:
@@ -109,8 +111,13 @@ class Replica:
         resident.area = self.area
         self._settle()
 
-    def remove(self, id: str, now: float) -> Resident | None:
-        """The request has ended or was withdrawn; None if it is not there."""
+    def remove(
+        self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
+    ) -> Resident | None:
+        """The request has ended or was withdrawn; None if it is not there.
+
+        output_tokens: of all its sequences, and ttft_s: from its admission. Where both are known the pace is learned.
+        """
         resident = self.residents.pop(id, None)
         if resident is None:
             return None
@@ -127,14 +134,16 @@ class Replica:
             self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
             self.kv_variance = max(0.0, self.kv_variance - need.kv_variance)
             self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
+        if output_tokens is not None and ttft_s is not None:
+            self._measure(resident, output_tokens, ttft_s, now)
         self._settle()
         return resident
 
-    def measure(self, resident: Resident, output_tokens: int, ttft_s: float, now: float) -> None:
-        """Learn the pace from a request that has just ended and was removed.
+    def _measure(self, resident: Resident, output_tokens: int, ttft_s: float, now: float) -> None:
+        """Learn the pace from a request that has just ended and is no resident any more.
 
-        output_tokens: of all its sequences. ttft_s: from its admission. The model's time for its tokens is that of
-        their steps at the mean batch while it was there, and the stalls let in meanwhile.
+        The model's time for its tokens is that of their steps at the mean batch while it was there, and the stalls let
+        in meanwhile.
         """
         tokens = output_tokens / resident.need.sequences - 1
         stay_s = now - resident.admitted_s
@@ -152,7 +161,7 @@ class Replica:
         self._asked_s = keep * self._asked_s + asked_s
         low, high = PACE_RANGE
         self.pace = min(max(self._took_s / self._asked_s, low), high)
-        self._settle()
+        self._rescale()
 
     def has_room(self, need: Need, budget_s: float, fill: float) -> bool:
         """Whether with this one more all stay within targets and KV holds all at their ends, at a quantile of the sum.
@@ -160,17 +169,19 @@ class Replica:
         budget_s: of its class. fill: how full, 0 to 1, the replica may be for it. Where nothing runs anything goes that
         fits: waiting would find no better place.
         """
-        if not self.sequences:
-            return self.cap > 0 and self._fits_kv(need, 1.0)
-        if self.sequences + need.sequences > self.most * fill:
+        if not self.cap:
             return False
-        allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
-        step_s = self.step_s + need.step_s * self.factor
-        if fill < 1.0:
-            step_s += (1.0 - fill) * (allowed_s - self.idle_s)
-        return step_s <= allowed_s and self._fits_kv(need, fill)
-
-    def _fits_kv(self, need: Need, fill: float) -> bool:
+        if not self.sequences:
+            fill = 1.0
+        else:
+            if self.sequences + need.sequences > self.most * fill:
+                return False
+            allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
+            step_s = self.step_s + need.step_s * self.factor
+            if fill < 1.0:
+                step_s += (1.0 - fill) * (allowed_s - self.idle_s)
+            if step_s > allowed_s:
+                return False
         tokens = self.kv_mean + need.kv_mean_tokens
         return tokens + KV_QUANTILE * math.sqrt(self.kv_variance + need.kv_variance) <= self.kv_tokens * fill
 
@@ -190,21 +201,25 @@ class Replica:
             self.area += (now - self._at_s) * self.decode_s / self.pace
             self._at_s = now
 
+    def _rescale(self) -> None:
+        """What follows from pace and share alone; `_settle` is to be called next."""
+        limits, pace, cap = self.limits, self.pace, self.cap
+        self._alike = self.scale if cap else 1.0  # what one of ours stands for; without a share there will be none
+        self.factor = pace * self._alike
+        self.idle_s = pace * limits.base_s
+        # The cap comes from the model: a replica that is faster than it holds more within the same step.
+        self.most = min(cap / min(pace, 1.0), limits.max_sequences / self._alike) if cap else 0.0
+        self._chunk_s = limits.chunk_s * pace
+
     def _settle(self) -> None:
         """What checks read, from what is held."""
-        limits, scale = self.limits, self.scale
-        if math.isinf(scale):  # no share of it: nothing of ours may go there
-            scale = 1.0
-        self.factor = self.pace * scale
-        decode_s = limits.sequence_s * self.sequences + limits.cached_token_s * self.sequence_tokens
-        self.decode_s = self.pace * (limits.base_s + scale * decode_s)
-        self.idle_s = self.pace * limits.base_s
+        limits = self.limits
+        held_s = limits.sequence_s * self.sequences + limits.cached_token_s * self.sequence_tokens
+        self.decode_s = decode_s = self.pace * (limits.base_s + self._alike * held_s)
         self.step_s = self.idle_s + self.factor * self._amortised_s
         self.load = self.step_s if self.cap else math.inf
-        # The cap comes from the model: a replica that is faster than it holds more within the same step.
-        self.most = min(self.cap / min(self.pace, 1.0), limits.max_sequences / scale) if self.cap else 0.0
-        self.stretch = 1.0 + self.decode_s / (limits.chunk_s * self.pace)
-        share = 1.0 - self.decode_s / self.tightest_s
+        self.stretch = 1.0 + decode_s / self._chunk_s
+        share = 1.0 - decode_s / self.tightest_s
         self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
 
     def _tighten(self) -> None:
