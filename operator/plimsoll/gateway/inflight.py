@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.drift import correction
@@ -20,8 +20,7 @@ DOUBT_SECONDS = 5.0
 OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, and when it was picked."""
 
     service: str

@@ -54,13 +54,16 @@ class Recent:
 
     def use(self, address: str, blocks: Sequence[int]) -> None:
         """These were used: 64-bit hashes, each of its block and all before it; what exceeds the capacity is cut off."""
-        chain = Chain(address, array("Q", blocks[: self._capacity]))
-        self._of.update(dict.fromkeys(chain.blocks, chain))
+        blocks = blocks[: self._capacity]
+        chain = Chain(address, array("Q", blocks))
+        known = self._of
+        for block in blocks:
+            known[block] = chain
         self._chains.append(chain)
-        if len(self._of) > self._capacity:
+        if len(known) > self._capacity:
             self._forget()
         if len(self._chains) > 2 * self._live + _SPARE:
-            self._chains = deque(chain for chain in self._chains if self._is_last(chain))
+            self._chains = deque(c for c in self._chains if c.blocks and known.get(c.blocks[-1]) is c)
             self._live = len(self._chains)
 
     def depth(self, blocks: Sequence[int], most: int) -> int:
@@ -78,6 +81,10 @@ class Recent:
             else:
                 high = middle
         return low
+
+    def knows(self, blocks: Sequence[int], most: int) -> bool:
+        """Whether all of the first `most` blocks are known."""
+        return not most or blocks[most - 1] in self._of
 
     def last(self, block: int) -> str:
         """Where a known block was used last. Raises KeyError for an unknown one."""
@@ -99,9 +106,6 @@ class Recent:
             if over:  # nothing is left of it but what was used since
                 self._chains.popleft()
 
-    def _is_last(self, chain: Chain) -> bool:
-        return bool(chain.blocks) and self._of.get(chain.blocks[-1]) is chain
-
 
 class Held:
     """What all endpoints of one kind are believed to hold."""
@@ -112,12 +116,15 @@ class Held:
         self._shared = Recent(1)  # beginnings after which many prompts part
         self._parted: dict[int, int] = {}  # block -> continuations seen, the one changed last at the end
         self._ring: list[tuple[int, str]] = []
+        self._asked: Sequence[int] = ()  # whose depth was asked for last
+        self._depth = 0  # of that, while nothing has changed
 
     def set_endpoints(self, capacities: Mapping[str, int]) -> None:
         """Those that are there, with the blocks that each holds of what is sent from here, at least 1 each.
 
         What is gone is forgotten: one that comes back under the same address has an empty cache. Raises ValueError.
         """
+        self._asked, self._depth = (), 0
         if self._at.keys() != capacities.keys():
             kept = [point for point in self._ring if point[1] in capacities]
             self._ring = sorted(kept + [p for a in capacities if a not in self._at for p in _points(a)])
@@ -138,10 +145,13 @@ class Held:
             self._part(address, blocks[:depth])
         self._at[address].use(address, blocks)
         self._anywhere.use(address, blocks)
+        self._asked, self._depth = (), 0
 
     def depth(self, blocks: Sequence[int]) -> int:
         """How many of the first blocks some endpoint was sent lately."""
-        return self._anywhere.depth(blocks, len(blocks))
+        if blocks is not self._asked:
+            self._asked, self._depth = blocks, self._anywhere.depth(blocks, len(blocks))
+        return self._depth
 
     def depth_at(self, address: str, blocks: Sequence[int], most: int) -> int:
         """How many of the first `most` blocks an endpoint holds. Raises KeyError for an unknown address."""
@@ -157,10 +167,9 @@ class Held:
 
         depth: as `depth` gave it.
         """
-        own = self._shared.depth(blocks, depth)
-        if depth > own or own == len(blocks) or not self._ring:
+        if depth == len(blocks) or not self._ring or not self._shared.knows(blocks, depth):
             return None
-        return self._ring[bisect(self._ring, (blocks[own], "")) % len(self._ring)][1]
+        return self._ring[bisect(self._ring, (blocks[depth], "")) % len(self._ring)][1]
 
     def _part(self, address: str, beginning: Sequence[int]) -> None:
         """A prompt leaves what is known after this beginning."""

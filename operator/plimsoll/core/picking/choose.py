@@ -5,30 +5,25 @@ blocks of another one may come from other weights. So the spare endpoints of a r
 revision too; the decode engine prefills locally when it finds that it was not among those meant.
 
 What an endpoint is changes seldom, its load with every request: `Standing` sorts out the former once, so that a pick
-makes one number of each load and takes the least. At 128 endpoints that is a tenth of what sorting them took.
+reads one number of each load and takes the least. At 128 endpoints that is less than a tenth of what sorting them took.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
+from plimsoll.core.picking.endpoint import DOUBTFUL, Endpoint, Load, Prompt, Role
 
 BLOCK_TOKENS = 128  # `--block-size` of prefill and decode tiers: KV travels in whole blocks
 SPARES = 2  # further endpoints named, for a proxy that tries three times in all
 
 _IDLE = Load()
 
-# A load as one number, less is better: in doubt or not, then requests in flight, then whose last turn is longest ago.
-_TURNS: Final = 48  # bits
-_DOUBTFUL: Final = 1 << 96
-_NEVER: Final = 1 << 97
+_NEVER: Final = 2 * DOUBTFUL
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Where a request goes. `spares` are tried in order if `endpoint` refuses; `prefill` None means locally."""
 
     endpoint: Endpoint
@@ -49,12 +44,7 @@ class _Rivals:
 
     def keys(self) -> list[int]:
         """What the loads come to now, in order."""
-        return [
-            (load.inflight << _TURNS) + load.turn
-            if not load.doubtful
-            else _DOUBTFUL + (load.inflight << _TURNS) + load.turn
-            for load in self.loads
-        ]
+        return [load.rank for load in self.loads]
 
     def only(self, revision: str, keys: list[int]) -> list[int]:
         """The same, those of other revisions left out."""
@@ -62,11 +52,16 @@ class _Rivals:
             return keys
         return [key if e.revision == revision else _NEVER for e, key in zip(self.endpoints, keys, strict=True)]
 
-    def take(self, keys: list[int], most: int, beyond: int) -> tuple[Endpoint, ...]:
-        """The least, in order, as far as they are below `beyond`; they are taken out of the keys."""
-        taken = []
-        for _ in range(most):
+    def take(self, keys: list[int], most: int, beyond: int | None = None) -> tuple[Endpoint, ...]:
+        """The least, in order, as far as they are below `beyond`; they are taken out of the keys.
+
+        beyond: None for doubtful ones only if all are.
+        """
+        taken: list[Endpoint] = []
+        while len(taken) < most:
             least = min(keys)
+            if beyond is None:
+                beyond = DOUBTFUL if least < DOUBTFUL else _NEVER
             if least >= beyond:
                 break
             place = keys.index(least)
@@ -92,14 +87,14 @@ class Standing:
         answering = self._answering
         if not answering.endpoints:
             return None
-        keys = answering.keys()
-        beyond = _DOUBTFUL if min(keys) < _DOUBTFUL else _NEVER
-        best, *spares = answering.take(keys, 1 + SPARES, beyond)
+        best, *spares = answering.take(answering.keys(), 1 + SPARES)
         prefill = self.prefill(best, prompt)
         if prefill is None or answering.one_revision:
             return Pick(best, tuple(spares), prefill)
+        place = answering.place[best.address]
         others = answering.only(best.revision, answering.keys())
-        others[answering.place[best.address]] = _NEVER
+        others[place] = _NEVER
+        beyond = DOUBTFUL if answering.loads[place].rank < DOUBTFUL else _NEVER
         return Pick(best, answering.take(others, SPARES, beyond), prefill)
 
     def pick_at(self, address: str, prefill: str | None, prompt: Prompt) -> Pick | None:
@@ -117,8 +112,7 @@ class Standing:
         if leg is not None:
             keys = answering.only(best.revision, keys)
         keys[place] = _NEVER
-        beyond = _DOUBTFUL if min(keys) < _DOUBTFUL else _NEVER
-        return Pick(best, answering.take(keys, SPARES, beyond), leg)
+        return Pick(best, answering.take(keys, SPARES), leg)
 
     def prefill(self, decode: Endpoint, prompt: Prompt, wished: str | None = None) -> Endpoint | None:
         """The prefill endpoint that pays for this request, or None: less than a block has nothing to send.

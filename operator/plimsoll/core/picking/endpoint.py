@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final, NamedTuple
+
+DOUBTFUL: Final = 1 << 96  # the least rank of a load in doubt
+_TURNS: Final = 48  # bits
 
 
 class Role(StrEnum):
@@ -37,21 +41,50 @@ class Endpoint:
         return self.ready and not self.terminating
 
 
-@dataclass(slots=True)
 class Load:
     """What is known of an endpoint's work.
 
     inflight: requests sent and not ended. turn: number of the last pick that chose it; breaks ties fairly.
     doubtful: it lately refused or reset a connection; taken only where nothing better is left.
+    rank: all of these as one number, less is better: in doubt or not, then requests in flight, then whose last turn is
+    longest ago. It moves as they do, since each pick reads that of every endpoint.
     """
 
-    inflight: int = 0
-    turn: int = 0
-    doubtful: bool = False
+    __slots__ = ("_doubtful", "_inflight", "_turn", "rank")
+
+    def __init__(self, inflight: int = 0, turn: int = 0, doubtful: bool = False) -> None:
+        self._inflight, self._turn, self._doubtful = inflight, turn, doubtful
+        self.rank = (inflight << _TURNS) + turn + DOUBTFUL * doubtful
+
+    @property
+    def inflight(self) -> int:
+        return self._inflight
+
+    @inflight.setter
+    def inflight(self, inflight: int) -> None:
+        self.rank += (inflight - self._inflight) << _TURNS
+        self._inflight = inflight
+
+    @property
+    def turn(self) -> int:
+        return self._turn
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self.rank += turn - self._turn
+        self._turn = turn
+
+    @property
+    def doubtful(self) -> bool:
+        return self._doubtful
+
+    @doubtful.setter
+    def doubtful(self, doubtful: bool) -> None:
+        self.rank += DOUBTFUL * (doubtful - self._doubtful)
+        self._doubtful = doubtful
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Size of a request: tokens of one prompt (counted where they come as numbers, else estimated), and sequences."""
 
     tokens: int
