@@ -30,6 +30,8 @@ class Outcome(StrEnum):
     FAILED = "failed"  # a 5xx, or an answer cut short
     CANCELLED = "cancelled"  # the client left
 
+    __hash__ = str.__hash__  # an enum's own is a call of Python, several times a request
+
 
 class Record(msgspec.Struct):
     """One line of the log; durations in microseconds, None where it did not come to that.

@@ -88,7 +88,7 @@ def _request(fields: _Body) -> Request | Refusal:
 
 def _max_tokens(fields: _Body) -> int | None:
     told = (fields.max_tokens, fields.max_completion_tokens)
-    return min((m for m in told if type(m) is int and 0 < m <= MOST_TOKENS), default=None)
+    return min([m for m in told if type(m) is int and 0 < m <= MOST_TOKENS], default=None)
 
 
 def _is_utf8(body: bytes) -> bool:

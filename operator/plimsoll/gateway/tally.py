@@ -74,8 +74,9 @@ class Tally:
         outcome = record.outcome
         self.ended[outcome] += 1
         self._ended[outcome].inc()
-        if record.ttft_s is not None:
-            self._time(record.ttft_s)
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self._time(ttft_s)
         if record.duration_us is not None:
             self._duration.observe(record.duration_us / 1e6)
 
