@@ -21,12 +21,15 @@ LIMITS = Limits(
     post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.015, leg_token_s=5e-5, leg_pair_s=0.0,
     token_budget=8192, kv_tokens=330_000, max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40,
     step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
+    move_token_s=3e-6,
 )  # fmt: skip
 TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
 
 
 def test_what_is_told_comes_back_through_json() -> None:
     assert from_dict(json.loads(json.dumps(to_dict(TOLD)))) == TOLD
+    unmeasured = replace(TOLD, limits=replace(LIMITS, move_token_s=None))
+    assert from_dict(json.loads(json.dumps(to_dict(unmeasured)))) == unmeasured
     bare = Published(("default",))
     assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
 
@@ -78,6 +81,7 @@ def test_small_moves_are_not_told_and_large_ones_are() -> None:
     for other in (
         replace(TOLD, limits=replace(LIMITS, base_s=0.017)),
         replace(TOLD, limits=replace(LIMITS, tpot_s=(0.06, math.inf))),
+        replace(TOLD, limits=replace(LIMITS, move_token_s=None)),
         replace(TOLD, limits=replace(LIMITS, tpot_s=(0.05, 0.2))),
         replace(TOLD, limits=replace(LIMITS, post_fixed_s=1e-4)),
         replace(TOLD, limits=None),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plimsoll.core.admission import ClassPolicy
+import pytest
+
+from plimsoll.core.admission import ClassPolicy, Gate, Request
 from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.gatekeeper import LEAST_S, Gatekeeper
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Mode, TierPolicy
+from plimsoll.core.signals import Heard
+from plimsoll.core.transfer import LEAST_TOKENS, MEMORY_S, Moved
 from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, wish
 
 CLASSES = (ClassPolicy("default", 0, SLO),)
@@ -133,3 +137,70 @@ def test_a_prompt_that_is_computed_elsewhere_costs_what_it_costs_there() -> None
     assert after is not None
     assert after.leg_token_s == slower.prefill_token_s
     assert after.prefill_token_s == before.prefill_token_s
+
+
+PAIR = {"prefill": TierPolicy(1, 8), "decode": TierPolicy(1, 8)}
+
+
+def moved(tokens: float, token_s: float) -> Heard:
+    """So many tokens moved, each so long on its way beside half as long a posting."""
+    return replace(
+        heard(20.0, Role.PREFILL, Role.DECODE), moved=Moved(tokens, 1.5 * token_s * tokens, 0.5 * token_s * tokens)
+    )
+
+
+def told_s(keeper: Gatekeeper, fleet: Fleet, said: Heard) -> float | None:
+    """What a moved token is told to take, seconds."""
+    fleet.tick(said)
+    tiers = {name: TierSeen(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
+    keeper.tell(fleet.service, Seen(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.limits is not None
+    return keeper.told.limits.move_token_s
+
+
+def pair() -> Fleet:
+    fleet = Fleet(replace(wish(tiers=PAIR), classes=CLASSES))
+    fleet.run(heard(20.0, Role.PREFILL, Role.DECODE), 30)
+    return fleet
+
+
+def test_what_moving_takes_is_told_once_it_is_known_and_anew_for_another_fabric() -> None:
+    fleet, keeper = pair(), Gatekeeper()
+    assert told_s(keeper, fleet, moved(LEAST_TOKENS - 1.0, 3e-4)) is None
+    fleet.now_s += LEAST_S
+    assert told_s(keeper, fleet, moved(LEAST_TOKENS, 3e-4)) == pytest.approx(3e-4)
+    for wavering_s in (2.6e-4, 3.4e-4):
+        fleet.now_s += LEAST_S
+        assert told_s(keeper, fleet, moved(1e5, wavering_s)) == pytest.approx(3e-4)
+    fleet.now_s += LEAST_S
+    assert told_s(keeper, fleet, moved(1e5, 2e-6)) == pytest.approx(2e-6)
+    fleet.now_s += LEAST_S
+    assert told_s(keeper, fleet, moved(1e5, 1.2e-6)) == pytest.approx(2e-6), "less than a microsecond is no news"
+
+
+def test_what_moving_took_is_forgotten_where_nothing_is_moved_any_more_and_outlives_a_process() -> None:
+    fleet, keeper = pair(), Gatekeeper()
+    told_s(keeper, fleet, moved(LEAST_TOKENS, 3e-4))
+    after = Gatekeeper.after(keeper.told)
+    for one in (keeper, after):
+        fleet.now_s += LEAST_S
+        assert told_s(one, fleet, moved(0.0, 0.0)) == pytest.approx(3e-4)
+    fleet.now_s += MEMORY_S + LEAST_S
+    for one in (keeper, after):
+        assert told_s(one, fleet, moved(0.0, 0.0)) is None
+
+
+def test_before_a_decode_engine_has_told_prompts_go_to_prefill_engines_and_wait_for_nothing() -> None:
+    fleet, keeper = Fleet(replace(wish(tiers=PAIR), classes=CLASSES), about=None), Gatekeeper()
+    said = heard(20.0, Role.PREFILL, Role.DECODE)
+    fleet.tick(said)
+    tiers = {name: TierSeen(1, 0) for name in PAIR}
+    keeper.tell(fleet.service, Seen(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.told is not None
+    assert keeper.told.limits is not None
+    door = Gate(CLASSES, keeper.told.limits, {})
+    door.set_replicas({"d": 50}, 0.0, frozenset({"p"}))
+    found = [door.offer(Request(str(k), "default", "t", 0.0, 8000), 0.0) for k in range(20)]
+    assert {one.prefill for one in found} == {"p"}
+    assert door.fleet.prefills["p"].free_s < 1e-3

@@ -113,6 +113,7 @@ def test_a_wished_endpoint_is_taken_where_it_can_be() -> None:
     assert standing.pick_at("d1", "p2", LONG) == Pick(DECODE, (), second)  # of another revision
     assert standing.pick_at("d1", "gone", LONG) == Pick(DECODE, (), second)
     assert standing.pick_at("d1", "p1", SHORT) == Pick(DECODE, (DECODE2,))
+    assert standing.pick_at("d1", None, LONG) == Pick(DECODE, (DECODE2,))  # computed in place
     assert standing.pick_at("gone", "p1", LONG) is None
     assert standing.pick_at("p1", None, LONG) is None
 
@@ -161,7 +162,10 @@ def test_every_pick_is_one_that_can_work(
 def plainly(
     endpoints: list[Endpoint], loads: dict[str, Load], prompt: Prompt, best: Endpoint | None, wished: str | None
 ) -> Pick | None:
-    """What `Standing` does, by sorting. best: the endpoint that is to be taken, None for the least loaded one."""
+    """What `Standing` does, by sorting. best: the endpoint that is to be taken, None for the least loaded one.
+
+    wished: the prefill endpoint for it, None for none.
+    """
 
     def ranked(rivals: Iterable[Endpoint]) -> list[Endpoint]:
         return sorted(eligible(rivals, loads), key=lambda e: (held(e).inflight, held(e).turn))
@@ -174,7 +178,8 @@ def plainly(
         return None
     found = best or ranked(able)[0]
     prefill = None
-    if found.role is Role.DECODE and prompt.tokens >= BLOCK_TOKENS and prompt.sequences == 1:
+    local = best is not None and wished is None
+    if not local and found.role is Role.DECODE and prompt.tokens >= BLOCK_TOKENS and prompt.sequences == 1:
         pairs = [e for e in endpoints if e.role is Role.PREFILL and e.live and e.revision == found.revision]
         prefill = next((e for e in pairs if e.address == wished), None) or next(iter(ranked(pairs)), None)
     if best is None:

@@ -387,3 +387,17 @@ def test_few_requests_that_began_close_together_make_no_other_mix() -> None:
     """Two a second with answers of 40 s: 60 in half a minute, now some more, now some fewer."""
     after = [mean for t, mean in replay(300, (2.0, 1.7), (800.0, 800.0)) if t >= 120]
     assert max(after) < 1.15 * min(after)
+
+
+def test_what_decode_engines_moved_is_heard_of_those_that_are_there() -> None:
+    listener = Listener([Role.PREFILL, Role.DECODE])
+    for t in range(61):
+        for role, pod in ((Role.PREFILL, "p"), (Role.DECODE, "a"), (Role.DECODE, "b")):
+            counted = engine(float(t), pod, moved_prompt_tokens=1000.0 * t, transfer_s=0.2 * t, post_s=0.05 * t)
+            listener.hear_engine(role, counted)
+    listener.hear_engine(Role.DECODE, engine(61.0, "a", moved_prompt_tokens=61e3, transfer_s=None))
+    found = listener.heard(NOW_S + 60.0, {Role.DECODE: ["a", "b"]}, ["g"], SHARE).moved
+    assert 0.95 * 120e3 < found.tokens < 120e3, "what was moved lately counts most"
+    assert found.transfer_s / found.tokens == pytest.approx(2e-4)
+    assert found.post_s / found.tokens == pytest.approx(5e-5)
+    assert Listener([Role.SERVE]).heard(NOW_S, {}, [], SHARE).moved.tokens == 0.0

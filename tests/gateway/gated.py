@@ -13,7 +13,7 @@ from typing import Any
 from plimsoll.core.admission import ClassPolicy, Limits, limits
 from plimsoll.core.admission.published import Published, to_dict
 from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, StepModel
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import from_samples
@@ -32,11 +32,12 @@ SLO = {"ttft": "10s", "tpot": "50ms"}
 GATEWAY = "gateway-0"
 
 
-def numbers(classes: int = 1, batch: int = 2) -> Limits:
-    """Limits of engines that take so many sequences each."""
+def numbers(classes: int = 1, batch: int = 2, transfer: KvTransfer | None = None) -> Limits:
+    """Limits of engines that take so many sequences each; transfer: of those that receive KV."""
     slo = Slo(0.95, 10.0, 0.0, 0.05)
+    role = Role.SERVE if transfer is None else Role.DECODE
     made = limits(
-        Tier(Role.SERVE, MODEL, MIX, EngineLimits(1024, 200_000, 8192), slo),
+        Tier(role, MODEL, MIX, EngineLimits(1024, 200_000, 8192), slo, transfer),
         tuple(ClassPolicy(str(k), 0, slo) for k in range(classes)),
     )
     return replace(made, batch=batch)
@@ -49,6 +50,8 @@ def promised(
     batch: int = 2,
     classes: tuple[str, ...] = ("default",),
     model: bool = True,
+    transfer: KvTransfer | None = None,
+    move_token_s: float | None = None,
     slo: Mapping[str, str] | None = None,
     ready_at_s: float | None = None,
     ready_work: float = 0.0,
@@ -58,7 +61,7 @@ def promised(
     """An InferenceService with a promise, and what the operator has told of it; ready_at_s on the test's clock."""
     told = Published(
         classes,
-        numbers(len(classes), batch) if model else None,
+        replace(numbers(len(classes), batch, transfer), move_token_s=move_token_s) if model else None,
         None if ready_at_s is None else UNIX + ready_at_s,
         ready_work,
         starting,

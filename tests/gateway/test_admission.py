@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.signals import parse
+from plimsoll.core.latency import KvTransfer
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.signals import show_gauges, signals
 from plimsoll.telemetry import metrics
 from tests.gateway.gated import GATEWAY, World, engines, headers, picked, promised, refused
 from tests.gateway.objects import pod, service
+
+TRANSFER = KvTransfer(32, 128)
 
 
 async def test_a_full_engine_holds_what_can_still_be_in_time_and_lets_it_in_when_a_place_is_free() -> None:
@@ -225,11 +228,21 @@ async def test_a_remote_prefill_is_sent_only_where_it_can_be_used() -> None:
         pod("10.0.0.2:8000", role="prefill"),
         pod("10.0.0.3:8000", role="prefill", revision="r2"),
     )
-    world = World(promised(batch=20), pods=pods)
+    world = World(promised(batch=20, transfer=TRANSFER), pods=pods)
     assert headers(world.ask(pad="", prompt="x" * 4000))["x-plimsoll-prefill"] == "10.0.0.2:8000"
     assert "x-plimsoll-prefill" not in headers(world.ask(prompt="x" * 400))
     assert "x-plimsoll-prefill" not in headers(world.ask(prompt="x" * 4000, n=2))
     assert world.service()["prefill"] == {"remote": 1, "local": 2}
+
+
+async def test_a_prompt_that_the_gate_has_computed_in_place_is_named_no_prefill_engine() -> None:
+    pods = pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill")
+    for move_token_s, remote in ((1e-6, 1), (1e-2, 0)):
+        world = World(promised(batch=20, transfer=TRANSFER, move_token_s=move_token_s), pods=pods)
+        sent = headers(world.ask(prompt="x" * 4000))
+        assert sent["x-plimsoll-endpoint"] == "10.0.0.1:8000"
+        assert ("x-plimsoll-prefill" in sent) == bool(remote)
+        assert world.service()["prefill"] == {"remote": remote, "local": 1 - remote}
 
 
 def small(**fields: Any) -> Any:

@@ -34,7 +34,7 @@ from plimsoll.core.ports import About, EngineReading, GatewayReading, History
 from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.scaling.leaving import load
 from plimsoll.core.signals import Listener
-from plimsoll.core.transfer import Meter, Moved, Verdict, computing_s, judge
+from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
@@ -98,7 +98,6 @@ class _Known:
     uid: str  # of the object: another one of the same name begins anew
     kept: object  # what an earlier process had learned, as the status has it
     met_s: float
-    transfers: Meter = field(default_factory=Meter)
     transfer: Verdict | Unknown | None = None
     transfer_s: float = -math.inf  # when it was last judged
     starting: set[str] = field(default_factory=set)
@@ -134,7 +133,7 @@ class _Known:
         mute = tuple(name for name in seen.tiers if now_s - self.engines_s[name] > UNHEARD_SECONDS)
         return Silence(now_s - self.heard_s > SILENT_SECONDS, mute)
 
-    def judge_transfer(self, now_s: float) -> None:
+    def judge_transfer(self, moved: Moved, now_s: float) -> None:
         """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them."""
         if 0.0 <= now_s - self.transfer_s < TRANSFER_SECONDS:
             return
@@ -145,7 +144,7 @@ class _Known:
         took_s = computing_s(tier.model, workload, tier.limits.token_budget)
         if not isinstance(took_s, Unknown):
             before = not isinstance(self.transfer, Verdict) or self.transfer.pays
-            self.transfer = judge(self.transfers.moved, took_s, before)
+            self.transfer = judge(moved, took_s, before)
 
     @property
     def slow_transfer(self) -> str | None:
@@ -198,12 +197,8 @@ class Autoscaler:
     def hear_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """An engine's metrics have come."""
         known = self._known.get(key)
-        if known is None:
-            return
-        known.listener.hear_engine(role, reading)
-        counted = reading.moved_prompt_tokens, reading.transfer_s, reading.post_s
-        if role is Role.DECODE and None not in counted:
-            known.transfers.hear(reading.pod, reading.born, reading.at_s, Moved(*(value or 0.0 for value in counted)))
+        if known is not None:
+            known.listener.hear_engine(role, reading)
 
     def report(self, key: Key) -> Report | None:
         """What the status says of the scaling of a service; None before its first tick."""
@@ -287,8 +282,6 @@ class Autoscaler:
         for name in known.service.tiers:
             own = [p for p in pods if _of_tier(p, name)]
             ready[Role(name)] = [p["metadata"]["name"] for p in own if starts.is_ready(p)]
-            if name == Role.DECODE:
-                known.transfers.keep({p["metadata"]["name"] for p in own})
             live = self._deployment(raw, name)
             if live is not None:
                 tiers[name] = self._tier(known, name, live, own, ready[Role(name)], now_s)
@@ -341,7 +334,7 @@ class Autoscaler:
         old = known.report
         told = known.gatekeeper.told
         shedding = report.sheds(seen, old)
-        known.judge_transfer(now_s)
+        known.judge_transfer(seen.heard.moved, now_s)
         slow = known.slow_transfer
         if slow is not None and old is not None and old.slow_transfer is not None:
             slow = old.slow_transfer  # figures that moved a little are no news

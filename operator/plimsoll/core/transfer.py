@@ -8,6 +8,9 @@ their own model says what computing these would have taken. Both are seconds a t
 that they compare as they stand. NIXL's transfer time begins with the posting of the reads and ends with the step that
 notices its end (measured with vLLM and NIXL between two H200s: 245 ms for 32,000 tokens, of which 213 were posting):
 the posting is in it, and a step's base is in either figure. An 8B on an H200 breaks even at 5 to 6 GB/s.
+
+People are told the verdict (`judge`). What gates weigh for each request, where it queues and whom it would hold up, is
+`travel_s` alone.
 """
 
 from __future__ import annotations
@@ -84,6 +87,16 @@ class Meter:
         return Moved(*self._sums)
 
 
+def travel_s(moved: Moved) -> float | Unknown:
+    """Seconds a prompt token that KV is on its way once its reads are posted; what posting takes is reckoned apart.
+
+    Unknown where fewer than `LEAST_TOKENS` were moved.
+    """
+    if moved.tokens < LEAST_TOKENS:
+        return Unknown(f"{moved.tokens:.0f} prompt tokens were moved, {LEAST_TOKENS:.0f} are needed")
+    return max(0.0, moved.transfer_s - moved.post_s) / moved.tokens
+
+
 def judge(moved: Moved, computing_s: float, before: bool = True) -> Verdict | Unknown:
     """The verdict on what was moved, if computing a prompt token at the decode tier takes `computing_s`.
 
@@ -92,10 +105,11 @@ def judge(moved: Moved, computing_s: float, before: bool = True) -> Verdict | Un
     """
     if not (all(0.0 <= figure < float("inf") for figure in moved) and 0.0 < computing_s < float("inf")):
         raise ValueError(f"tokens and times are finite and 0 or more, and computing takes time: {moved}, {computing_s}")
-    if moved.tokens < LEAST_TOKENS:
-        return Unknown(f"{moved.tokens:.0f} prompt tokens were moved, {LEAST_TOKENS:.0f} are needed")
+    travelling_s = travel_s(moved)
+    if isinstance(travelling_s, Unknown):
+        return travelling_s
     posting_s = moved.post_s / moved.tokens
-    moving_s = max(moved.transfer_s / moved.tokens, posting_s)
+    moving_s = posting_s + travelling_s
     pays = moving_s <= computing_s * (BAND if before else 1.0 / BAND)
     figures = f"moving a prompt token takes {_micros(moving_s)} ({_micros(posting_s)} of it posting)"
     words = f"{figures}, computing it at the decode tier {_micros(computing_s)}"

@@ -19,7 +19,7 @@ from plimsoll.sim.meters import Meters
 from plimsoll.sim.pace import Pace
 from plimsoll.sim.profile import Profile
 from plimsoll.sim.startup import StartUp
-from plimsoll.sim.wire import Wire
+from plimsoll.sim.wire import FABRIC, Wire
 
 _RUNGS: Final = ((16, 128, 1024), (1, 4, 8), 16)  # a warm-up's prompt lengths, batch sizes and tokens of each
 _VERSION: Final = "simulated"
@@ -29,7 +29,8 @@ _VERSION: Final = "simulated"
 class Plant:
     """profile: of an engine of any tier. noise: relative standard deviation of a step. chunk: tokens that one of a
     trace's block names stands for, 0 without. leg_s: HTTP of a further leg. config: the model's config.json, which
-    engines tell, None where they do not find it. gpus: of a replica. leap: see `Engine`."""
+    engines tell, None where they do not find it. gpus: of a replica. bytes_per_s: of the fabric between engines.
+    leap: see `Engine`."""
 
     profile: Profile
     start: StartUp
@@ -40,6 +41,7 @@ class Plant:
     leg_s: float = 0.002
     config: Mapping[str, Any] | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
+    bytes_per_s: float = FABRIC
     leap: bool = True
 
     def of_role(self, role: Role) -> Profile:
@@ -62,7 +64,8 @@ class Plant:
 
     def wire(self) -> Wire:
         """What KV reads cost a decode engine."""
-        return Wire(self.profile.layers, self.profile.block_size, self.profile.kv_bytes_per_token)
+        own = self.profile
+        return Wire(own.layers, own.block_size, own.kv_bytes_per_token, self.bytes_per_s)
 
     @property
     def longest(self) -> int:

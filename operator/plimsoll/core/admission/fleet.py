@@ -6,7 +6,8 @@ elsewhere, and looking at a hundred replicas must not cost more than the decisio
 Idea: only finished numbers are read, of the few replicas with the least load, kept in that order by a sort that finds
 it almost done, of the one that lately got the most of this prompt, and of the one where other gateways would send it.
 On each the request is counted at what it costs there. Of those that would keep everyone's promise, the one with the
-earliest first token is taken, each second of prefill counting again for those that come behind it.
+earliest first token is taken, each second of prefill counting again for those that come behind it. A prompt whose KV
+would be longer on its way than computing it takes is looked at both ways, and goes the cheaper one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from plimsoll.core.picking.affinity import Held
 
 LOOKS: Final = 4  # replicas with the least load that are looked at for one request
 SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
+PROBE: Final = 50  # requests after which a prompt is moved that could be: only transfers tell of a better fabric
 BEHIND: Final = 3.0  # seconds that a second of prefill costs those that come behind it; from replays, see bench.picking
 LEAST_ELSEWHERE: Final = 0.1  # a gateway alone spreads conversations so, and finds them after a restart
 LATELY_S: Final = 10.0  # of what is sent to prefill replicas: longer than a burst, shorter than a start
@@ -70,6 +72,7 @@ class Fleet:
         self._prefill_held = Held()
         self._elsewhere = LEAST_ELSEWHERE  # share of the requests that other gateways see
         self._scale = 1.0  # one over this gateway's share of the replicas
+        self._in_place = 0  # requests sent since a prompt was last moved
         self._sent_s, self._faded_s = 0.0, 0.0  # prefill time sent of late, and when that was last faded
 
     def __len__(self) -> int:
@@ -112,12 +115,15 @@ class Fleet:
         """
         blocks = request.blocks
         remote = bool(self.prefills) and request.prompt_tokens >= BLOCK_TOKENS and request.sequences == 1
-        if not blocks:
-            return self.limits.need(request, remote)
-        depth = self._held.depth(blocks)
-        self._asked = request.id, depth
-        there = _tokens(request, self._prefill_held.depth(blocks)) if remote else 0
-        return self.limits.need(request, remote, _tokens(request, depth), there)
+        cached = there = 0
+        if blocks:
+            depth = self._held.depth(blocks)
+            self._asked = request.id, depth
+            cached = _tokens(request, depth)
+            there = _tokens(request, self._prefill_held.depth(blocks)) if remote else 0
+        need = self.limits.need(request, remote, cached, there)
+        near = self._near(request, need, cached) if remote else None
+        return need if near is None else need._replace(alone_s=min(need.alone_s, near.alone_s))
 
     def could_hold(self, need: Need) -> bool:
         """Whether an empty replica of this tier could hold it."""
@@ -130,9 +136,29 @@ class Fleet:
 
         need: as `need` gave it. fill: how full, 0 to 1, replicas may be for it.
         """
+        leg = self._leg(request, now) if self.prefills and need.prefill_s else None
+        if leg is None or self.limits.move_token_s is None:
+            return self._among(request, need, leg, klass, fill, within_s, now)
+        blocks = request.blocks
+        near = self._near(request, need, _tokens(request, self._held.depth(blocks)) if blocks else 0)
+        if near is None:
+            return self._among(request, need, leg, klass, fill, within_s, now)
+        if need.stall_s + self.limits.base_s + need.outside_s + need.prefill_s > within_s:  # not even without a line
+            return self._among(request, near, None, klass, fill, within_s, now)
+        moved = self._among(request, need, leg, klass, fill, within_s, now)
+        if moved.replica is not None and self._in_place >= PROBE:
+            return moved
+        read = self._among(request, near, None, klass, fill, within_s, now)
+        if read.replica is None:
+            return moved._replace(again_s=min(moved.again_s, read.again_s))
+        return moved if moved.replica is not None and _dearness(moved) <= _dearness(read) else read
+
+    def _among(
+        self, request: Request, need: Need, leg: _Leg | None, klass: int, fill: float, within_s: float, now: float
+    ) -> Place:
+        """The same, with the prompt computed by this prefill replica, or, without one, in place."""
         best, best_need, best_cost, best_s, late_s, again_s = None, need, math.inf, 0.0, math.inf, math.inf
         budget_s = self.limits.step_budget_s[klass]
-        leg = self._leg(request, now) if self.prefills and need.prefill_s else None
         if len(self._order) > LOOKS:
             self._order.sort(key=_load)
         for replica, there, saved_s in self._looks(request, need, leg):
@@ -161,7 +187,9 @@ class Fleet:
         resident = Resident(need, klass, request.tenant, now, place.first_token_s)
         replica.add(request.id, resident, now)
         self._where[request.id] = replica
+        self._in_place += 1
         if place.prefill is not None:
+            self._in_place = 0
             line = self.prefills[place.prefill]
             rest_s = place.first_token_s - need.prefill_s - max(0.0, line.free_s - now)
             resident.leg = line.send(need.prefill_s * self._slower(now), rest_s, now)
@@ -210,6 +238,19 @@ class Fleet:
             looks.append((replica, there, saved_s))
         return looks
 
+    def _near(self, request: Request, need: Need, cached: int) -> Need | None:
+        """What it needs if its prompt is computed in place; None where moving it takes less, or nobody knows.
+
+        need: with its prompt computed elsewhere. A line at the prefill replicas alone is no reason to compute in place,
+        for which decode replicas are not sized.
+        """
+        limits = self.limits
+        if limits.move_token_s is None:
+            return None
+        near = limits.need(request, remote=False, cached=cached)
+        computing_s = near.stall_s + near.chunks * limits.base_s + near.outside_s
+        return near if need.stall_s + need.outside_s > computing_s else None
+
     def _slower(self, now: float) -> float:
         """How much longer a prompt takes for what other gateways send to its replica meanwhile.
 
@@ -257,6 +298,20 @@ class Fleet:
     def _drained(self) -> None:
         rho = self.limits.rho
         self.drain = sum(rho / (r.pace * r.scale) for r in self.replicas.values())
+
+
+def _dearness(place: Place) -> float:
+    """Seconds of a place, by which moving a prompt and computing it in place are weighed against each other.
+
+    The first token's own, those that a stall costs who comes behind it, and those of all who stand still meanwhile: the
+    more of the replica's room is taken, the more is lost with them. (All of them at any load, or none, was tried; see
+    docs/design/0007-admission.md.)
+    """
+    replica, need = place.replica, place.need
+    assert replica is not None
+    room_s, taken_s = replica.tightest_s - replica.idle_s, replica.step_s - replica.idle_s
+    full = taken_s / room_s if taken_s < room_s else 1.0
+    return place.first_token_s + (BEHIND + full * replica.sequences * replica.scale) * need.stall_s
 
 
 def _tokens(request: Request, depth: int) -> int:

@@ -88,7 +88,8 @@ class Limits:
     batch: b*, sequences of a replica at which goodput peaks, whole; KV is counted in tokens beside it. step_budget_s,
     tpot_s: of each class by its index, the step that a full batch may take and the target. rho: share of a full
     replica's time that work takes. most_spread_s: the most that one sequence's stalls count in a step. stall_s,
-    alone_s: of a mean request, see `Need`.
+    alone_s: of a mean request, see `Need`. move_token_s: a prompt token's KV on its way from a prefill replica, beside
+    posting, as the engines counted it; None while nobody knows.
     """
 
     base_s: float
@@ -115,6 +116,7 @@ class Limits:
     most_spread_s: float
     stall_s: float
     alone_s: float
+    move_token_s: float | None
 
     @property
     def chunk_s(self) -> float:
@@ -149,6 +151,8 @@ class Limits:
         outside_s = HTTP_S + HTTP_TOKEN_S * prompt
         if remote and self.block_tokens:
             leg_s = self.leg_s(request, prefill_cached)
+            if self.move_token_s is not None:
+                outside_s += self.move_token_s * uncached
             stall_s = self.post_fixed_s + self.post_piece_s * -(-uncached // self.block_tokens)
             chunks = 1
         else:
@@ -177,12 +181,17 @@ class Limits:
         return request.sequences * (prefill_s + -(-uncached // self.token_budget) * self.leg_base_s)
 
 
-def limits(tier: Tier, classes: tuple[ClassPolicy, ...], prefill: StepModel | None = None) -> Limits:
+def limits(
+    tier: Tier,
+    classes: tuple[ClassPolicy, ...],
+    prefill: StepModel | None = None,
+    move_token_s: float | None = None,
+) -> Limits:
     """The limits of a serve or decode tier for its classes; a few hundred microseconds, so once per tick.
 
     tier.tail_scale loosens or tightens the assumed spread of TPOT. prefill: of the replicas that prefill for this tier,
-    which no engine that decodes tells of; None: as fast as the tier's own. Raises ValueError for a prefill tier, whose
-    replicas are only waited for, and without classes.
+    which no engine that decodes tells of; None: as fast as the tier's own. move_token_s: see `Limits`. Raises
+    ValueError for a prefill tier, whose replicas are only waited for, and without classes.
     """
     if tier.role is Role.PREFILL or not classes:
         raise ValueError("limits are those of a serve or decode tier, with at least one class")
@@ -211,6 +220,7 @@ def limits(tier: Tier, classes: tuple[ClassPolicy, ...], prefill: StepModel | No
         most_spread_s=MOST_SPREAD * (min(budgets) - work.base_s),
         stall_s=w.mean(work.stall_s),
         alone_s=1.5 * m.base_s + HTTP_S + w.mean(m.prefill_work_s(w.uncached_tokens, w.cached_tokens)),
+        move_token_s=move_token_s,
     )  # fmt: skip
 
 

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from plimsoll.core.admission.limits import Limits
 
-VERSION: Final = 2
+VERSION: Final = 3
 MOVED: Final = 0.05  # a figure of the model that has moved by this share is worth a write
 MOVED_S: Final = 3.0  # so is an expected time that has moved by so many seconds
 
 _WHOLE: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
 _PER_CLASS: Final = frozenset({"step_budget_s", "tpot_s"})
+_UNKNOWN: Final = frozenset({"move_token_s"})  # which nobody may know
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def _limits(told: Mapping[str, Any]) -> Limits:
         value = told[name]
         if name in _PER_CLASS:
             values[name] = tuple(math.inf if v is None else _number(v) for v in value)
+        elif value is None and name in _UNKNOWN:
+            values[name] = None
         else:
             values[name] = _count(value) if name in _WHOLE else _number(value)
     limits = Limits(**values)
@@ -132,11 +135,13 @@ def _count(value: Any) -> int:
     return value
 
 
-def _each(value: float | tuple[float, ...]) -> tuple[float, ...]:
+def _each(value: float | tuple[float, ...] | None) -> tuple[float | None, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _differs(old: float, new: float) -> bool:
+def _differs(old: float | None, new: float | None) -> bool:
+    if old is None or new is None:
+        return old is not new
     return old != new and not abs(new - old) <= MOVED * min(abs(old), abs(new))
 
 

@@ -19,13 +19,15 @@ from plimsoll.core.admission.published import Published, moved
 from plimsoll.core.admission.sharing import Sharing
 from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import Service
-from plimsoll.core.autoscaler.tier import KV_TOKENS, MAX_SEQUENCES, TOKEN_BUDGET
+from plimsoll.core.autoscaler.tier import BLOCK_TOKENS, KV_TOKENS, MAX_SEQUENCES, TOKEN_BUDGET
 from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.latency import StepModel
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Decision, Line, Mode
+from plimsoll.core.transfer import BAND, MEMORY_S, Moved, travel_s
 
 LEAST_S: Final = 2.0  # between two changes of what is told
+MOVED_S: Final = 1e-6  # a token: less is no other fabric, a prompt of a thousand comes within a millisecond of it
 
 
 @dataclass
@@ -35,12 +37,17 @@ class Gatekeeper:
     sharing: Sharing = field(default_factory=Sharing)
     told: Published | None = None
     told_s: float = -math.inf
-    _made: tuple[Sized, StepModel | None, tuple[ClassPolicy, ...], Limits] | None = field(default=None, repr=False)
+    _move_token_s: float | None = None
+    _known_s: float = math.inf  # when that was last known; infinity: by an earlier process
+    _made: tuple[Sized, StepModel | None, tuple[ClassPolicy, ...], float | None, Limits] | None = field(
+        default=None, repr=False
+    )
 
     @classmethod
     def after(cls, told: Published | None) -> Gatekeeper:
         """Goes on from what an earlier process has told."""
-        return cls(Sharing(told.shares if told is not None else None), told)
+        before = None if told is None or told.limits is None else told.limits.move_token_s
+        return cls(Sharing(told.shares if told is not None else None), told, _move_token_s=before)
 
     def tell(self, service: Service, seen: Seen, wish: Wish, gateways: Collection[str], now_s: float) -> bool:
         """Bring `told` up to date; True if it has changed. gateways: those that exist."""
@@ -60,8 +67,8 @@ class Gatekeeper:
         if not wish.classes or service.last is None:
             return None
         names = tuple(one.name for one in wish.classes)
-        made = self._limits(service, wish.classes)
-        anything, there = _anything(len(names)), seen.tiers.get(service.answering)
+        made = self._limits(service, wish.classes, self._moving(seen.heard.moved, now_s))
+        anything, there = _anything(len(names), service.answering), seen.tiers.get(service.answering)
         if made is None and self.told is not None and self.told.classes == names and self.told.limits != anything:
             made = self.told.limits  # a new process knows less than the one before, for a while
         if made is None and there is not None and not there.ready:
@@ -71,28 +78,48 @@ class Gatekeeper:
             found = replace(found, shares=self.sharing.units(made.batch, gateways, now_s))
         return _expecting(found, service, seen, wish, service.last.decision, now_s)
 
-    def _limits(self, service: Service, classes: tuple[ClassPolicy, ...]) -> Limits | None:
+    def _moving(self, moved: Moved, now_s: float) -> float | None:
+        """`Limits.move_token_s`: what was known holds until another fabric is seen, or for so long nothing was moved.
+
+        Then prompts are moved as if it cost nothing, and it is known again.
+        """
+        found, before = travel_s(moved), self._move_token_s
+        self._known_s = min(self._known_s, now_s)
+        if isinstance(found, float):
+            self._known_s = now_s
+            if before is None or abs(found - before) > max((BAND - 1.0) * before, MOVED_S):
+                self._move_token_s = found
+        elif now_s - self._known_s > MEMORY_S:
+            self._move_token_s = None
+        return self._move_token_s
+
+    def _limits(self, service: Service, classes: tuple[ClassPolicy, ...], move_token_s: float | None) -> Limits | None:
         sized = service.tiers[service.answering].sized
         if sized is None:
             return None
         before = service.tiers.get(Role.PREFILL)
         prefill = None if before is None or before.sized is None else before.sized.model
         made = self._made
-        if made is None or made[0] is not sized or made[1] is not prefill or made[2] != classes:
-            made = self._made = sized, prefill, classes, limits(sized, classes, prefill)
-        return made[3]
+        same = made is not None and made[0] is sized and made[1] is prefill and made[2:4] == (classes, move_token_s)
+        if made is None or not same:
+            found = limits(sized, classes, prefill, move_token_s)
+            made = self._made = sized, prefill, classes, move_token_s, found
+        return made[4]
 
 
 @cache
-def _anything(classes: int) -> Limits:
-    """Of an engine that nobody has met yet: requests are held until it is there, and then all are let in."""
+def _anything(classes: int, answering: str) -> Limits:
+    """Of an engine that nobody has met yet: requests are held until it is there, and then all are let in.
+
+    Prompts are computed by prefill engines where there are any, in no time.
+    """
     return Limits(
         base_s=0.02, any_stall_s=0.0, prefill_token_s=5e-5, prefill_pair_s=0.0, sequence_s=2e-5, cached_token_s=0.0,
-        post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.02, leg_token_s=5e-5,
-        leg_pair_s=0.0, token_budget=TOKEN_BUDGET,
+        post_fixed_s=0.0, post_piece_s=0.0, block_tokens=BLOCK_TOKENS if answering == Role.DECODE else 0,
+        leg_base_s=1e-6, leg_token_s=0.0, leg_pair_s=0.0, token_budget=TOKEN_BUDGET,
         kv_tokens=KV_TOKENS, max_sequences=MAX_SEQUENCES, output_mean=200.0, output_variance=4e4, batch=MAX_SEQUENCES,
         step_budget_s=(math.inf,) * classes, tpot_s=(math.inf,) * classes, rho=0.5, most_spread_s=0.0, stall_s=0.02,
-        alone_s=0.1,
+        alone_s=0.1, move_token_s=None,
     )  # fmt: skip
 
 

@@ -98,16 +98,16 @@ class Standing:
         return Pick(best, answering.take(others, SPARES, beyond), prefill)
 
     def pick_at(self, address: str, prefill: str | None, prompt: Prompt) -> Pick | None:
-        """As `pick`, for the endpoint at an address, with the prefill endpoint at another where both can be paired.
+        """As `pick`, for the endpoint at an address, with the prefill endpoint at another, or one that can be paired.
 
-        None if that endpoint cannot answer.
+        prefill: None where the prompt is to be computed in place. Returns None if that endpoint cannot answer.
         """
         answering = self._answering
         place = answering.place.get(address)
         if place is None:
             return None
         best = answering.endpoints[place]
-        leg = self.prefill(best, prompt, prefill)
+        leg = None if prefill is None else self.prefill(best, prompt, prefill)
         keys = answering.keys()
         if leg is not None:
             keys = answering.only(best.revision, keys)

@@ -11,9 +11,11 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets
 from plimsoll.core.scaling.observation import Measured
+from plimsoll.core.transfer import Moved
 from plimsoll.core.workload import Workload
 
 NOTHING_HEARD: Final = Unknown("nothing heard yet")
+NOTHING_MOVED: Final = Moved(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Heard:
     shed_share: refused over first attempts, last minute. held: requests that wait at the gateways now, and held_work_s
     their GPU-seconds in the tier that answers. returning: GPU-seconds a second there of those that were refused and
     told when to come back; retries are no arrivals, so it is in no rate. in_flight: requests that gateways have sent to
-    engines and that have not ended.
+    engines and that have not ended. moved: what decode engines received of prefill engines, about the last ten minutes.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -64,4 +66,5 @@ class Heard:
     held_work_s: float | Unknown = NOTHING_HEARD
     returning: float | Unknown = NOTHING_HEARD
     in_flight: float | Unknown = NOTHING_HEARD
+    moved: Moved = NOTHING_MOVED
     tiers: Mapping[Role, TierHeard] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from plimsoll.core.signals.intervals import ServiceInterval
 from plimsoll.core.signals.lengths import Lengths
 from plimsoll.core.signals.percentile import percentile
 from plimsoll.core.signals.tier import Tier
+from plimsoll.core.transfer import Meter, Moved
 
 
 class Listener:
@@ -31,6 +32,7 @@ class Listener:
         self._prefills = {Role.PREFILL} if Role.PREFILL in self._tiers else {Role.SERVE, Role.DECODE}
         self._lengths = Lengths()
         self._demand = Demand(self._lengths.arrived)
+        self._transfers = Meter()
 
     def hear_gateway(self, gateway: str, born: str, at_s: float, reading: ServiceReading) -> None:
         """What one gateway replica counted of the service until at_s, since its start `born`."""
@@ -39,6 +41,9 @@ class Listener:
     def hear_engine(self, role: Role, reading: EngineReading) -> None:
         """What one engine of a tier says."""
         tier = self._tiers.get(role)
+        counted = reading.moved_prompt_tokens, reading.transfer_s, reading.post_s
+        if tier is not None and role is Role.DECODE and None not in counted:
+            self._transfers.hear(reading.pod, reading.born, reading.at_s, Moved(*(value or 0.0 for value in counted)))
         interval = None if tier is None else tier.hear(reading)
         if interval is None:
             return
@@ -56,10 +61,12 @@ class Listener:
         those that exist. share: the promised percentile, 0 to 1.
         """
         fresh = self._demand.take(now_s, gateways)
+        self._transfers.keep(pods.get(Role.DECODE, ()))
         told = self._told(now_s, gateways, share)
         return replace(
             told,
             fresh=fresh,
+            moved=self._transfers.moved,
             workload=self._lengths.workload(now_s, told.prompt_tokens),
             tiers={
                 role: tier.heard(now_s, pods.get(role, ()), share, told.ttft_s) for role, tier in self._tiers.items()
