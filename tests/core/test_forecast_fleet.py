@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core.forecast import Forecast, State, Unknown, forecast, observe, odds, to_dict
+from plimsoll.core.forecast import Forecast, Odds, State, Unknown, forecast, is_worth, observe, odds, to_dict
 from plimsoll.core.forecast.fleet import FEW, observe_all
 from plimsoll.core.forecast.outlook import Chances, outlook
+from plimsoll.core.forecast.table import Table
+from plimsoll.core.jumps import FACTORS
 
 TIERS = 3 * FEW
 NOTHING = Unknown("silent")
@@ -80,10 +82,40 @@ def test_the_outlook_says_what_the_forecasts_say(seed: int) -> None:
         for n in range(second % 7, TIERS, 7):
             expected = forecast(states[n], asked_s, horizons[n], quantiles[n])
             if isinstance(expected, Forecast):
-                assert found[n] == tuple(getattr(expected, name) for name in found[n]._fields)
+                assert [column[n] for column in found] == [getattr(expected, name) for name in found._fields]
                 assert chances[n].at(states[n], horizons[n]) == odds(states[n], horizons[n])
             else:
-                assert math.isnan(found[n].work)
+                assert math.isnan(found.work[n])
+
+
+growths = st.one_of(st.sampled_from((0.0, 1.0, *FACTORS, 40.0, math.inf)), st.floats(0.0, 12.0))
+chances_of = st.builds(
+    lambda shares, horizon_s: Odds(horizon_s, FACTORS, tuple(sorted(shares, reverse=True)), 0.0),
+    st.lists(st.floats(0.0, 1.0), min_size=len(FACTORS), max_size=len(FACTORS)),
+    st.sampled_from([60.0, 90.0]),
+)
+
+
+@given(st.lists(st.tuples(chances_of, growths), min_size=1, max_size=20))
+def test_a_table_of_odds_says_what_each_says(asked: list[tuple[Odds, float]]) -> None:
+    every = list(reversed(range(len(asked))))  # rows may be asked in any order
+    table = Table([one for one, _ in asked])
+    chance, integral = table.past(np.array(every), np.array([asked[n][1] for n in every]))
+    expected = [asked[n][0].past(asked[n][1]) for n in every]
+    assert list(zip(chance.tolist(), integral.tolist(), strict=True)) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(chances_of, st.floats(0.0, 9.0), st.floats(0.1, 3.0), st.integers(0, 9)), min_size=1, max_size=9
+    ),
+    st.floats(0.0, 60.0),
+)
+def test_a_table_knows_what_is_worth_its_price(asked: list[tuple[Odds, float, float, int]], miss_cost: float) -> None:
+    table = Table([one for one, _, _, _ in asked])
+    work, replica_work, replicas = (np.array([float(one[place]) for one in asked]) for place in (1, 2, 3))
+    found = table.is_worth(np.arange(len(asked)), work, replica_work, replicas, np.full(len(asked), miss_cost))
+    assert found.tolist() == [is_worth(*one, miss_cost) for one in asked]
 
 
 def test_states_that_came_apart_in_time_are_brought_together() -> None:

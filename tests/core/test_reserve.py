@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core.forecast import Odds, spare_replicas
+from plimsoll.core.forecast.table import Table
 from plimsoll.core.jumps import EXCEEDANCE, FACTORS
-from plimsoll.core.scaling.reserve import Stock, reserve, reserves
+from plimsoll.core.scaling.reserve import Stock, Stocks, reserve, reserves, reserves_all
 
 PRIOR = Odds(60.0, FACTORS, EXCEEDANCE[0], 0.0)
 SLOWER = Odds(240.0, FACTORS, EXCEEDANCE[2], 0.0)
@@ -25,6 +27,7 @@ stocks = st.builds(
     st.integers(5, 9),
     st.sampled_from([1, 2, 8]),
 )
+idle = st.just(Stock(PRIOR, 0.0, 0.3, 0, 5))
 
 
 def net(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
@@ -46,6 +49,25 @@ def test_no_other_pair_of_counts_is_worth_more(tiers: list[Stock], miss_cost: fl
     every = itertools.product(*(range(tier.most - tier.replicas + 1) for tier in tiers))
     best = max(net(tiers, more, miss_cost) for more in every)
     assert net(tiers, found, miss_cost) == pytest.approx(best, abs=1e-9)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.one_of(stocks, idle), min_size=2, max_size=2), st.floats(0.0, 60.0)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_of_many_services_each_gets_what_it_gets_alone(services: list[tuple[list[Stock], float]]) -> None:
+    tiers = [tier for pair, _ in services for tier in pair]
+    columns = (
+        np.array([float(getattr(tier, name)) for tier in tiers]).reshape(-1, 2)
+        for name in ("work", "replica_work", "replicas", "most", "gpus")
+    )
+    found = reserves_all(
+        Stocks(Table([tier.odds for tier in tiers]), *columns), np.array([cost for _, cost in services])
+    )
+    assert found.tolist() == [reserves(pair, miss_cost) for pair, miss_cost in services]
 
 
 @given(stocks, st.floats(0.0, 60.0))

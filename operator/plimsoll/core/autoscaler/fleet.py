@@ -11,18 +11,16 @@ fleet no larger than that is decided whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from heapq import nsmallest
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
-from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import NOT_HEARD, WATCH_S, Service, coverage
-from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.forecast.fleet import observe_all
-from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
-from plimsoll.core.scaling import Decision, Line, State, needs
-from plimsoll.core.scaling.quiet import Quiet, settled, state_after, stays
+from plimsoll.core.scaling import Decision, State, needs
+from plimsoll.core.scaling.quiet import Asked, Quiet, settled, stay
 from plimsoll.core.scaling.sized import remember
 from plimsoll.core.slo import Slo
 
@@ -95,19 +93,8 @@ def _decide(services: Mapping[K, Entry], now_s: float, learn: bool) -> dict[K, D
     }
 
 
-class _Still(NamedTuple):
-    """One tier under whose service nothing is under way."""
-
-    tier: Tier
-    line: Line
-    seen: TierSeen
-    tpot_s: float | Unknown
-    horizon_s: float
-    chances: Chances
-
-
-def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
-    """The tiers of a service under which nothing is under way, load apart, since the last decision; else None."""
+def _still(entry: Entry, now_s: float) -> Asked | None:
+    """A service under which nothing is under way, load apart, since the last decision; else None."""
     service, seen, wish = entry
     watch = service.watch
     if wish.slo is None or service.risk is None or not watch.is_quiet_under(wish.policy):
@@ -115,7 +102,7 @@ def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
     rests = watch.rests(service.last, lambda: _rests(service))
     if rests is None or not len(rests) == len(seen.tiers) == len(wish.policy.tiers) or _refuses(seen, wish.slo):
         return None
-    found = {}
+    found = []
     for name, count in rests.items():
         tier, there, kept = service.tiers[name], seen.tiers.get(name), watch.of(name)
         line = tier.line
@@ -126,8 +113,11 @@ def _still(entry: Entry, now_s: float) -> dict[str, _Still] | None:
         told = seen.heard.tiers.get(tier.role, NOT_HEARD)
         if now_s - tier.watched_s < WATCH_S or coverage(seen.heard, told, count) != 1.0:
             return None
-        found[name] = _Still(tier, line, there, told.measured.tpot_s, service.horizon_s(name, wish), kept.chances)
-    return found
+        policy, state, horizon_s = wish.policy.tiers[name], service.state.tiers[name], service.horizon_s(name, wish)
+        tpot_s = told.measured.tpot_s
+        found.append(Quiet(name, policy, line, state, count, tier.demand, horizon_s, kept.chances, tpot_s))
+    passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
+    return Asked(found, wish.policy.miss_cost, wish.headroom, service.risk.quantile, passed_s)
 
 
 def _rests(service: Service) -> dict[str, int] | None:
@@ -153,44 +143,18 @@ def _refuses(seen: Seen, slo: Slo) -> bool:
 
 def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict[K, Decision]:
     """The last decisions of those services that stay as they are; their states go on."""
-    still = {key: found for key in keys if (found := _still(services[key], now_s)) is not None}
-    ahead = _ahead([(services[key][0], list(found.values())) for key, found in still.items()], now_s)
+    still: dict[int, dict[K, Asked]] = {}
+    for key in keys:
+        asked = _still(services[key], now_s)
+        if asked is not None:
+            still.setdefault(len(asked.tiers), {})[key] = asked
     quiet: dict[K, Decision] = {}
-    for key, found in still.items():
-        service, _, wish = services[key]
-        tiers = {
-            name: Quiet(
-                wish.policy.tiers[name],
-                one.line,
-                service.state.tiers[name],
-                one.seen.replicas,
-                next(ahead),
-                one.chances.at(one.tier.demand, one.horizon_s),
-                one.tpot_s,
-            )
-            for name, one in found.items()
-        }
-        lower = stays(list(tiers.values()), wish.policy, wish.headroom, now_s, service.watch.counts)
-        if service.last is None or lower is None:
-            continue
-        passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
-        after = {
-            name: left
-            for (name, tier), marks in zip(tiers.items(), lower, strict=True)
-            if (left := state_after(tier, marks, passed_s)) is not tier.state
-        }
-        service.state = State(now_s, {**service.state.tiers, **after} if after else service.state.tiers)
-        quiet[key] = service.last.decision
+    for some in still.values():
+        for key, after in zip(some, stay(list(some.values()), now_s), strict=True):
+            service = services[key][0]
+            if service.last is None or after is None:
+                continue
+            tiers = service.state.tiers
+            service.state = State(now_s, {**tiers, **after} if after else tiers)
+            quiet[key] = service.last.decision
     return quiet
-
-
-def _ahead(still: Iterable[tuple[Service, list[_Still]]], now_s: float) -> Iterator[Outlook]:
-    states, horizons_s, quantiles, chances = [], [], [], []
-    for service, tiers in still:
-        quantile = 0.0 if service.risk is None else service.risk.quantile
-        for one in tiers:
-            states.append(one.tier.demand)
-            horizons_s.append(one.horizon_s)
-            quantiles.append(quantile)
-            chances.append(one.chances)
-    return iter(outlook(states, now_s, horizons_s, quantiles, chances))

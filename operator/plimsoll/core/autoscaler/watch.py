@@ -16,7 +16,7 @@ from plimsoll.core.forecast.outlook import Chances
 from plimsoll.core.lifecycle import Ledger
 from plimsoll.core.ports import About
 from plimsoll.core.scaling import Line, Policy
-from plimsoll.core.scaling.quiet import Counts, allows
+from plimsoll.core.scaling.quiet import allows
 
 
 @dataclass(slots=True)
@@ -36,7 +36,6 @@ class Watch:
     """Of one service. tiers: by name."""
 
     tiers: dict[str, Kept] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
     _policy: Policy | None = None
     _allowed: bool = False
     _rests_since: object = None

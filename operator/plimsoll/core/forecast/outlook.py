@@ -27,14 +27,14 @@ _NOTHING: Final = growth.Growth()
 
 
 class Outlook(NamedTuple):
-    """Of one tier: as the fields of Forecast with these names. work is NaN where nothing recent is known."""
+    """By tier: as the fields of Forecast with these names. work is NaN where nothing recent is known."""
 
-    work: float
-    level: float
-    doubt: float
-    ordinary: float
-    standing: float
-    age_s: float
+    work: Floats
+    level: Floats
+    doubt: Floats
+    ordinary: Floats
+    standing: Floats
+    age_s: Floats
 
 
 class Chances:
@@ -69,10 +69,8 @@ def outlook(
     horizons_s: Sequence[float],
     quantiles: Sequence[float],
     chances: Sequence[Chances],
-) -> list[Outlook]:
+) -> Outlook:
     """For each tier what `forecast` says; arguments as there, and one `Chances` of each tier for ever."""
-    if not states:
-        return []
     seen = packed(states)
     at_s, level_, slope, error = seen[:, AT], seen[:, NOW], seen[:, NOW + 1], seen[:, NOW + 2]
     age_s = np.maximum(0.0, now_s - at_s)
@@ -98,8 +96,7 @@ def outlook(
     some = np.where(silent, 0.0, level_)
     ordinary = np.minimum(some, np.array([state.past.lowest for state in states]))
     standing = np.where(some > growth.RISEN * lately, some, ordinary)
-    rows = np.stack((np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), ordinary, standing, age_s))
-    return list(map(Outlook._make, rows.T.tolist()))
+    return Outlook(np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), ordinary, standing, age_s)
 
 
 def _seasons(states: Sequence[State], at_s: Floats, reach_s: Floats) -> Floats:

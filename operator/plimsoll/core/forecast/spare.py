@@ -19,6 +19,7 @@ way, a replica is kept if a leap that fills it comes at least once in missCost *
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,7 +36,8 @@ MISS_COST: Final = 25.0
 class Odds:
     """Probability that work grows past each factor within the horizon; history: as in Forecast.
 
-    upto: integral of the probability from 0 to 1 and to each factor, which follows from the others.
+    upto: integral of the probability from 0 to 1 and to each factor, which follows from the others. packed: the
+    probability of growth past 1 and past each factor, then upto, as doubles.
     """
 
     horizon_s: float
@@ -43,6 +45,7 @@ class Odds:
     exceedance: tuple[float, ...]
     history: float
     upto: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sums, at, share = [1.0], 1.0, 1.0
@@ -50,6 +53,7 @@ class Odds:
             sums.append(sums[-1] + 0.5 * (share + next_share) * (next_at - at))
             at, share = next_at, next_share
         object.__setattr__(self, "upto", tuple(sums))
+        object.__setattr__(self, "packed", array("d", (1.0, *self.exceedance, *sums)).tobytes())
 
     def between(self, low: float, high: float) -> float:
         """Integral of the probability over growth factors from `low` to `high`; 1 below 1, linear between, 0 beyond."""

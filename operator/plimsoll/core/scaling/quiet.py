@@ -2,51 +2,59 @@
 
 Problem: of a thousand services hardly one moves at a tick, and a decision that explains itself is dear to make.
 
-Idea: the conditions under which all eight steps come to the present count. Whatever is not plain (a start, a rate
-limit, a schedule, a count that goes down) is no quiet service, and gets its decision. What goes on is the integrator of
-the tail, and the trial of smaller counts that have not been enough for long enough: the state that a quiet tick leaves.
+Idea: the conditions under which all eight steps come to the present count, over arrays: a row for each service, a
+column for each of its tiers, and a step of arithmetic for all of them in the order in which `decide` takes it. Whatever
+is not plain (a start, a rate limit, a schedule, a count that goes down) is no quiet service, and gets its decision.
+What goes on is the integrator of the tail, and the trial of smaller counts that have not been enough for long enough:
+the state that a quiet tick leaves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from plimsoll.core.forecast import Odds, Unknown, is_worth, spare_replicas
-from plimsoll.core.forecast.outlook import Outlook
+import numpy as np
+
+from plimsoll.core.forecast import Odds, State, Unknown, spare_replicas
+from plimsoll.core.forecast.fleet import Flags, Floats
+from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
+from plimsoll.core.forecast.table import Table
 from plimsoll.core.scaling.direction import chance, lasted_s, lower_marks
 from plimsoll.core.scaling.policy import Policy, TierPolicy
-from plimsoll.core.scaling.reserve import Stock, reserves
-from plimsoll.core.scaling.sized import Line, margin_of
+from plimsoll.core.scaling.reserve import Stocks, reserves_all
+from plimsoll.core.scaling.sized import RELEASE_DOUBTS, RELEASE_MARGIN, Line, remembered
 from plimsoll.core.scaling.state import NO_BACKOFF, Mark, TierState
 from plimsoll.core.scaling.wanted import RESERVE_MARGIN, STALE_S, UNSURE, scaled
 
 
-@dataclass(slots=True)
-class Quiet:
+class Quiet(NamedTuple):
     """One tier of a service that may be quiet.
 
-    replicas: ordered, and all of them ready. tpot_s: the measured percentile.
+    replicas: ordered, and all of them ready. demand: its last sample being in it. horizon_s: to look ahead. chances:
+    of this tier for ever. tpot_s: the measured percentile.
     """
 
+    name: str
     policy: TierPolicy
     line: Line
     state: TierState
     replicas: int
-    outlook: Outlook
-    odds: Odds
+    demand: State
+    horizon_s: float
+    chances: Chances
     tpot_s: float | Unknown
 
 
-class Counts:
-    """What the last tick found of one service, which holds while it is asked the same: mostly from minute to minute."""
+class Asked(NamedTuple):
+    """One service, with a policy that `allows` it. passed_s: since its last tick."""
 
-    __slots__ = ("asked", "found")
-
-    def __init__(self) -> None:
-        self.asked: tuple[object, ...] | None = None
-        self.found: list[tuple[int, int]] | None = None
+    tiers: Sequence[Quiet]
+    miss_cost: float
+    headroom: float
+    quantile: float
+    passed_s: float
 
 
 def allows(policy: Policy) -> bool:
@@ -56,147 +64,174 @@ def allows(policy: Policy) -> bool:
     return plain and least == 0.0 and math.isinf(most)
 
 
-def stays(
-    tiers: Sequence[Quiet], policy: Policy, headroom: float, now_s: float, before: Counts
-) -> list[tuple[Mark, ...]] | None:
-    """The smaller counts on trial of each tier, where all tiers of a service stay at their counts; else None.
-
-    policy: one that `allows` it. before: one of this service for ever.
-    """
-    counts = _counts(tiers, policy.miss_cost, headroom, before)
-    if counts is None:
-        return None
-    left = []
-    aims = [max(up, min(tier.replicas, release)) for (up, release), tier in zip(counts, tiers, strict=True)]
-    for place, tier in enumerate(tiers):
-        up, release = counts[place]
-        if up == 0 and any(
-            aims[other] or tiers[other].policy.min_replicas for other in range(len(tiers)) if other != place
+def stay(services: Sequence[Asked], now_s: float) -> list[dict[str, TierState] | None]:
+    """For each service all of whose tiers stay at their counts, the states of those tiers that the tick leaves in
+    another state than before; None for one that needs its decision. All have equally many tiers."""
+    if not services:
+        return []
+    fleet = _Fleet(services, now_s)
+    up, release, stays = fleet.counts()
+    _together(fleet, up, release)
+    before, still = fleet.before, (release >= fleet.before) | (up == fleet.before)
+    stays &= ((up <= before) & (fleet.least <= before) & (before <= fleet.most)).all(axis=1)
+    marks: list[tuple[Mark, ...] | None] = [()] * len(fleet.tiers)
+    level = fleet.seen.level.ravel().tolist()
+    for place in np.flatnonzero(stays[:, None] & ~still).tolist():
+        marks[place] = _on_trial(fleet.tiers[place], int(release.flat[place]), level[place], fleet.odds[place], now_s)
+    found: list[dict[str, TierState] | None] = []
+    of = len(services[0].tiers)
+    for n, (asked, quiet) in enumerate(zip(services, stays.tolist(), strict=True)):
+        after: dict[str, TierState] | None = {} if quiet else None
+        for tier, lower, at in zip(
+            asked.tiers, marks[n * of : (n + 1) * of], level[n * of : (n + 1) * of], strict=True
         ):
-            up, release = 1, max(1, release)
-            aims[place] = max(up, min(tier.replicas, release))
-        marks = _rests(tier, up, release, now_s)
-        if marks is None:
-            return None
-        left.append(marks)
-    return left
+            if after is None or lower is None:
+                after = None
+                break
+            left = _state_after(tier, at, lower, asked.passed_s)
+            if left is not tier.state:
+                after[tier.name] = left
+        found.append(after)
+    return found
 
 
-def _counts(tiers: Sequence[Quiet], miss_cost: float, headroom: float, before: Counts) -> list[tuple[int, int]] | None:
-    """The counts below which tiers grow, and those above which they shrink; None where one grows or is not known."""
-    needs: list[tuple[int, int]] = []
-    for tier in tiers:
-        need = _need(tier, headroom)
-        if need is None:
-            return None
-        needs.append(need)
-    asked = (
-        miss_cost,
-        *[
-            (of.odds, of.line, of.policy, of.replicas, need, of.outlook.ordinary, of.outlook.standing, _sure(of))
-            for of, need in zip(tiers, needs, strict=True)
-        ],
-    )
-    if asked != before.asked:
-        before.asked, before.found = asked, _with_reserves(tiers, needs, miss_cost)
-    return before.found
+class _Fleet:
+    """Services of equally many tiers in arrays, a row each; what is of the service has one column."""
+
+    def __init__(self, services: Sequence[Asked], now_s: float) -> None:
+        self.shape = len(services), len(services[0].tiers)
+        self.tiers = [tier for service in services for tier in service.tiers]
+        self.odds = [tier.chances.at(tier.demand, tier.horizon_s) for tier in self.tiers]
+        self.seen = self._ahead(services, now_s)
+        self.before = self._column(lambda tier: tier.replicas)
+        self.least = self._column(lambda tier: tier.policy.min_replicas)
+        self.most = self._column(lambda tier: tier.policy.max_replicas)
+        self.warm = self._column(lambda tier: tier.policy.warm_replicas)
+        self.gpus = self._column(lambda tier: tier.policy.gpus)
+        self.replica_work = self._column(lambda tier: tier.line.replica_work)
+        self.miss_cost = np.array([service.miss_cost for service in services])
+        self.headroom = np.array([[service.headroom] for service in services])
+
+    def _column(self, of: Callable[[Quiet], float]) -> Floats:
+        return np.array([of(tier) for tier in self.tiers], dtype=np.float64).reshape(self.shape)
+
+    def _ahead(self, services: Sequence[Asked], now_s: float) -> Outlook:
+        tiers = self.tiers
+        quantiles = [service.quantile for service in services for _ in service.tiers]
+        seen = outlook(
+            [tier.demand for tier in tiers],
+            now_s,
+            [tier.horizon_s for tier in tiers],
+            quantiles,
+            [tier.chances for tier in tiers],
+        )
+        return Outlook(*[column.reshape(self.shape) for column in seen])
+
+    def counts(self) -> tuple[Floats, Floats, Flags]:
+        """The counts below which tiers grow, those above which they shrink, and the services of which none grows, and
+        of which both are known; of the others the counts say nothing."""
+        fewest, release, stays = self._needs()
+        most = np.maximum(self.most, fewest)
+        table = Table(self.odds)
+        sure: Flags = np.asarray((self.seen.doubt <= UNSURE * self.seen.level).all(axis=1))
+        if self.shape[1] == 1:
+            up, release = self._alone(table, fewest, release, most, stays, sure)
+        else:
+            up, release = self._in_reserve(table, fewest, release, most, stays, sure)
+        return up, release, stays & (up <= self.before).all(axis=1)
+
+    def _needs(self) -> tuple[Floats, Floats, Flags]:
+        """Fewest that carry the forecast, fewest that may be left, and where neither is unknown or more than there
+        is; elsewhere both are 0."""
+        seen, before = self.seen, self.before
+        fewest = self._fewest(seen.work, np.isfinite(seen.work))
+        known = (seen.age_s <= STALE_S) & (self.replica_work > 0.0) & (fewest + self.warm <= before)
+        some = known & (before > fewest) & (seen.work > 0.0)
+        with np.errstate(all="ignore"):  # where there is no work
+            margin = 1.0 + np.maximum(RELEASE_MARGIN, RELEASE_DOUBTS * seen.doubt / seen.work)
+        release = np.where(some, self._fewest(seen.work * margin, some), fewest)
+        stays: Flags = np.asarray((known & ~np.isnan(release)).all(axis=1))
+        return np.where(stays[:, None], fewest, 0.0), np.where(stays[:, None], release, 0.0), stays
+
+    def _fewest(self, work: Floats, some: Flags) -> Floats:
+        """Replicas for so much work, as the lines know; NaN where they do not, and where it is not asked for."""
+        return remembered([tier.line for tier in self.tiers], work, self.headroom, some)
+
+    def _in_reserve(
+        self, table: Table, fewest: Floats, release: Floats, most: Floats, stays: Flags, sure: Flags
+    ) -> tuple[Floats, Floats]:
+        """With what is worth having, and worth keeping, in reserve."""
+
+        def worth(of: Flags, work: Floats, replicas: Floats, miss_cost: Floats) -> Floats:
+            asked = np.where(of[:, None], work, 0.0)
+            return reserves_all(Stocks(table, asked, self.replica_work, replicas, most, self.gpus), miss_cost)
+
+        spare = worth(stays & sure, self.seen.ordinary, fewest, self.miss_cost)
+        enough = (release + self.warm >= self.before).all(axis=1)  # none goes without what is kept either
+        kept = worth(stays & ~enough, self.seen.standing, release, self.miss_cost * RESERVE_MARGIN)
+        up = fewest + np.maximum(self.warm, spare)
+        return up, np.maximum(up, release + np.maximum(self.warm, kept))
+
+    def _alone(
+        self, table: Table, fewest: Floats, release: Floats, most: Floats, stays: Flags, sure: Flags
+    ) -> tuple[Floats, Floats]:
+        """The same of services of one tier. Where its count lies between the two, they are not worked out further."""
+        seen, before, every = self.seen, self.before, np.arange(len(self.tiers))
+
+        def worth(work: Floats, replicas: Floats, miss_cost: Floats) -> Flags:
+            found = table.is_worth(every, work[:, 0], self.replica_work[:, 0], replicas[:, 0], miss_cost)
+            return found[:, None]
+
+        grows = sure[:, None] & (before < most) & worth(seen.ordinary, before, self.miss_cost)
+        standing = (fewest + self.warm == before) | (release + self.warm >= before)
+        keeping = self.miss_cost * RESERVE_MARGIN
+        standing |= (before <= most) & worth(seen.standing, before - 1.0, keeping)
+        up = np.where(grows, before + 1.0, fewest)
+        down = np.where(standing, before, release)
+        for n in np.flatnonzero(stays & ~(grows | standing)[:, 0]).tolist():
+            tier, replica_work, cost = self.tiers[n], self.tiers[n].line.replica_work, float(self.miss_cost[n])
+            need, left, top, warm = int(fewest[n, 0]), int(release[n, 0]), int(most[n, 0]), tier.policy.warm_replicas
+            ordinary, stood = float(seen.ordinary[n, 0]), float(seen.standing[n, 0])
+            bought = spare_replicas(self.odds[n], ordinary, replica_work, need, top, cost) if sure[n] else 0
+            kept = spare_replicas(self.odds[n], stood, replica_work, left, top, cost * RESERVE_MARGIN)
+            up[n] = need + max(warm, bought)
+            down[n] = max(up[n, 0], left + max(warm, kept))
+        return up, down
 
 
-def _with_reserves(
-    tiers: Sequence[Quiet], needs: Sequence[tuple[int, int]], miss_cost: float
-) -> list[tuple[int, int]] | None:
-    """`_counts`, from what the forecasts need."""
-    if len(tiers) == 1:
-        alone = _alone(tiers[0], *needs[0], miss_cost)
-        return None if alone is None else [alone]
-    needed = [_stock(tier, fewest) for tier, (fewest, _) in zip(tiers, needs, strict=True)]
-    sure = all([_sure(tier) for tier in tiers])
-    spare = reserves(needed, miss_cost) if sure else [0] * len(tiers)
-    enough = all([n + t.policy.warm_replicas >= t.replicas for (_, n), t in zip(needs, tiers, strict=True)])
-    kept = [0] * len(tiers)  # none goes without it either
-    if not enough:
-        released = [
-            Stock(stock.odds, tier.outlook.standing, stock.replica_work, release, stock.most, stock.gpus)
-            for stock, tier, (_, release) in zip(needed, tiers, needs, strict=True)
-        ]
-        kept = reserves(released, miss_cost * RESERVE_MARGIN)
-    counts = []
-    for (fewest, release), tier, more, stay in zip(needs, tiers, spare, kept, strict=True):
-        warm = tier.policy.warm_replicas
-        up = fewest + max(warm, more)
-        if up > tier.replicas:
-            return None
-        counts.append((up, max(up, release + max(warm, stay))))
-    return counts
+def _together(fleet: _Fleet, up: Floats, release: Floats) -> None:
+    """No tier goes to zero while another one serves."""
+    serves = (np.maximum(up, np.minimum(fleet.before, release)) > 0.0) | (fleet.least > 0.0)
+    for place in range(fleet.shape[1]):
+        raised = (up[:, place] == 0.0) & np.delete(serves, place, axis=1).any(axis=1)
+        up[raised, place] = 1.0
+        release[raised, place] = np.maximum(1.0, release[raised, place])
+        serves[raised, place] = True
 
 
-def _stock(tier: Quiet, replicas: int) -> Stock:
-    most = max(tier.policy.max_replicas, replicas)
-    return Stock(tier.odds, tier.outlook.ordinary, tier.line.replica_work, replicas, most, tier.policy.gpus)
-
-
-def _sure(tier: Quiet) -> bool:
-    return tier.outlook.doubt <= UNSURE * tier.outlook.level
-
-
-def _need(tier: Quiet, headroom: float) -> tuple[int, int] | None:
-    """Fewest that carry the forecast, and fewest that may be left; None where it is more than there is, or unknown."""
-    seen, line, before = tier.outlook, tier.line, tier.replicas
-    if not (math.isfinite(seen.work) and seen.age_s <= STALE_S and line.replica_work > 0.0):
-        return None
-    fewest = release = line.fewest(seen.work, headroom)
-    if fewest is None or fewest + tier.policy.warm_replicas > before:
-        return None
-    if before > fewest and seen.work > 0.0:
-        release = line.fewest(seen.work * margin_of(seen.work, seen.doubt), headroom)
-    return None if release is None else (fewest, release)
-
-
-def _alone(tier: Quiet, fewest: int, release: int, miss_cost: float) -> tuple[int, int] | None:
-    """`_counts` of a service of one tier. Where its count lies between the two, they are not worked out any further."""
-    seen, before, warm = tier.outlook, tier.replicas, tier.policy.warm_replicas
-    most = max(tier.policy.max_replicas, fewest)
-    asked, sure = (tier.odds, seen.ordinary, tier.line.replica_work), _sure(tier)
-    there = (tier.odds, tier.outlook.standing, tier.line.replica_work)
-    if sure and before < most and is_worth(*asked, before, miss_cost):
-        return None
-    if fewest + warm == before or release + warm >= before:
-        return fewest, before
-    if before <= most and is_worth(*there, before - 1, miss_cost * RESERVE_MARGIN):
-        return fewest, before
-    up = fewest + max(warm, spare_replicas(*asked, fewest, most, miss_cost) if sure else 0)
-    kept = spare_replicas(*there, release, most, miss_cost * RESERVE_MARGIN)
-    return up, max(up, release + max(warm, kept))
-
-
-def _rests(tier: Quiet, up: int, release: int, now_s: float) -> tuple[Mark, ...] | None:
-    """The marks that are left, where the count stays: it is enough, and not too many, or for too short a time, or the
-    least that is allowed."""
-    before, least = tier.replicas, tier.policy.min_replicas
-    if up > before or not least <= before <= tier.policy.max_replicas:
-        return None
-    if release >= before or up == before:
-        return ()
-    if before == least:
+def _on_trial(tier: Quiet, release: int, level: float, odds: Odds, now_s: float) -> tuple[Mark, ...] | None:
+    """The marks that are left of a tier that has more than `release`, where its count stays all the same: for too
+    short a time yet, or as the least that is allowed; else None."""
+    before = tier.replicas
+    if before == tier.policy.min_replicas:
         marks = tier.state.lower
         same = marks and marks[-1].replicas == release and marks[0].replicas < before
         return marks if same else None
-    level = tier.outlook.level
     if release == 0 or not level > 0.0:
         return None
     marks = lower_marks(tier.state.lower, before, release, now_s)
     # A larger count has lasted longer and is held for less: where the largest must wait, so must all.
-    hold_s = tier.odds.horizon_s * chance(tier.odds, (before - 1) * tier.line.replica_work / level)
+    hold_s = odds.horizon_s * chance(odds, (before - 1) * tier.line.replica_work / level)
     return marks if lasted_s(marks, before - 1, now_s) < hold_s else None
 
 
-def state_after(tier: Quiet, lower: tuple[Mark, ...], passed_s: float) -> TierState:
-    """What a quiet tick leaves of a tier: its tail's scale has moved towards what is measured. lower: from `stays`."""
+def _state_after(tier: Quiet, level: float, lower: tuple[Mark, ...], passed_s: float) -> TierState:
+    """What a quiet tick leaves of a tier: its tail's scale has moved towards what is measured."""
     state = tier.state if lower == tier.state.lower else tier.state._replace(lower=lower)
     measured = tier.tpot_s
     if isinstance(measured, Unknown) or not 0.0 < measured < math.inf:
         return state
-    law_s = tier.line.tpot_s(tier.outlook.level, tier.replicas)
+    law_s = tier.line.tpot_s(level, tier.replicas)
     if law_s is None:
         return state
     moved = scaled(state.tail_scale, measured, law_s, passed_s)

@@ -16,7 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from plimsoll.core.forecast import Odds, SpareWorth, spare_replicas
+from plimsoll.core.forecast.fleet import Floats
+from plimsoll.core.forecast.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,19 @@ class Stock:
     replicas: int
     most: int
     gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stocks:
+    """The tiers of many services of equally many tiers, two or more: as Stock, each an array of a row a service, a
+    column a tier. odds: of row and column, one after the other."""
+
+    odds: Table
+    work: Floats
+    replica_work: Floats
+    replicas: Floats
+    most: Floats
+    gpus: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,39 @@ def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
         if net > best:
             best, found = net, list(counts)
     return [count - tier.replicas for count, tier in zip(found, tiers, strict=True)]
+
+
+def reserves_all(stocks: Stocks, miss_cost: Floats) -> Floats:
+    """`reserves` of each service, shape (services, tiers): every step is taken for all that still take one.
+
+    miss_cost: by service.
+    """
+    found = stocks.replicas.copy()
+    rows = np.flatnonzero((stocks.work > 0.0).all(axis=1))
+    work, most, counts = stocks.work[rows], stocks.most[rows], stocks.replicas[rows]
+    step, price = stocks.replica_work[rows] / work, np.maximum(stocks.gpus[rows], 1.0)
+    value = miss_cost[rows] * (work * price).sum(axis=1)
+    horizon_s = stocks.odds.horizon_s.reshape(found.shape)[rows]
+    odds = rows * found.shape[1] + horizon_s.argmax(axis=1)  # of the tier that starts slowest
+    carried = counts * step
+    chance, start = stocks.odds.past(odds, carried.min(axis=1))
+    best, paid = np.zeros(len(rows)), np.zeros(len(rows))
+    left = np.arange(len(rows))
+    while True:
+        weakest = carried[left].argmin(axis=1)
+        saved, own = value[left] * chance[left] * step[left, weakest], price[left, weakest]
+        more = (counts[left, weakest] < most[left, weakest]) & (saved > own)
+        left, weakest = left[more], weakest[more]
+        if not len(left):
+            return found - stocks.replicas
+        counts[left, weakest] += 1.0
+        carried[left, weakest] = counts[left, weakest] * step[left, weakest]
+        paid[left] += price[left, weakest]
+        chance[left], carries = stocks.odds.past(odds[left], carried[left].min(axis=1))
+        net = value[left] * (carries - start[left]) - paid[left]
+        better = left[net > best[left]]
+        best[left] = np.maximum(best[left], net)
+        found[rows[better]] = counts[better]
 
 
 def _slowest(tiers: Sequence[Stock]) -> Odds:

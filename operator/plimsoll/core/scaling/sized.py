@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from plimsoll.core.forecast import Forecast, Unknown
+from plimsoll.core.forecast.fleet import Flags
 from plimsoll.core.knee import (
     HIGHEST_RATE,
     Constraint,
@@ -82,13 +83,6 @@ class Line:
     constraint: Constraint
     infeasible: Infeasible | None = None
     rungs: Rungs = field(default_factory=Rungs, repr=False)
-
-    def fewest(self, work: float, headroom: float) -> int | None:
-        """Replicas for so much work (GPU-seconds per second), as `needs` has found them; None if it has not yet."""
-        rate = work / self.request_gpu_s
-        if not rate <= HIGHEST_RATE / 2:
-            return None
-        return self.rungs.at(rate / (1.0 - headroom)) if rate > 0.0 else 0
 
     def tpot_s(self, level: float, ready: int) -> float | None:
         """Promised percentile of TPOT at so much work on so many replicas, s; None where it is not known."""
@@ -215,6 +209,19 @@ def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
     for place, rate, count in zip(every.tolist(), near.tolist(), sizes.tolist(), strict=True):
         if math.isfinite(count):
             new[place][0].rungs.learn(rate, int(count))
+
+
+def remembered(lines: Sequence[Line], work: Floats, headroom: Floats, some: Flags) -> Floats:
+    """Replicas for so much work (GPU-seconds per second) of each line, as `needs` has found them before; NaN where it
+    has not, or where not `some`. headroom: broadcast to work, whose elements are those of the lines in order."""
+    rate = work / np.array([line.request_gpu_s for line in lines]).reshape(work.shape)
+    known = some & (rate <= HIGHEST_RATE / 2)
+    found = np.where(known, 0.0, np.nan)
+    asked = np.flatnonzero(known & (rate > 0.0))
+    with_room = (rate / (1.0 - headroom)).ravel()[asked].tolist()
+    counts = [lines[n].rungs.at(one) for n, one in zip(asked.tolist(), with_room, strict=True)]
+    found.flat[asked] = [math.nan if count is None else count for count in counts]
+    return found
 
 
 def _remembered(asks: Sequence[Ask], rate: Floats) -> Floats:
