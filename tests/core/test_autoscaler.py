@@ -188,6 +188,17 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not_get_in() -> No
         restore(other, garbage)
 
 
+def test_how_far_to_look_ahead_follows_every_start_at_once() -> None:
+    service, asked = Service.of([Role.SERVE]), wish()
+    tier, before_s = service.tiers["serve"], service.horizon_s("serve", asked)
+    for took_s in (5.0, 400.0):
+        service.started("serve", [("load", took_s)])
+        assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
+        before_s = service.horizon_s("serve", asked)
+    restore(service, to_dict(Service.of([Role.SERVE])))
+    assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
+
+
 def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
     fleet = Fleet(wish())
     fleet.run(heard(40.0, Role.SERVE), 300)

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import NOT_HEARD, WATCH_S, Service, coverage
+from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.forecast.fleet import observe_all
 from plimsoll.core.scaling import Decision, State, needs
@@ -52,7 +53,8 @@ def decide_all(services: Mapping[K, Entry], now_s: float, decided_a_tick: int = 
 def _draw(services: Iterable[Entry], now_s: float) -> None:
     """The lines that are due, those that wait longest first, as far as a tick has time."""
     looks, lines = LOOKS_A_TICK, LINES_A_TICK
-    for service, seen, wish in sorted(services, key=lambda entry: entry[0].looked_s):
+    due = [entry for entry in services if entry[0].due(now_s)]
+    for service, seen, wish in sorted(due, key=lambda entry: entry[0].looked_s):
         looked, made = service.draw(seen, wish, now_s, lines)
         looks, lines = looks - looked, lines - made
         if looks <= 0:
@@ -65,10 +67,16 @@ def _decided_s(service: Service) -> float:
 
 def _observe(services: Iterable[Entry], now_s: float) -> None:
     """Every tier takes in its sample."""
-    samples = [sample for service, seen, wish in services for sample in service.samples(seen, wish, now_s)]
-    states = [tier.demand for tier, _, _ in samples]
-    works, rates = [work for _, work, _ in samples], [rate for _, _, rate in samples]
-    for (tier, _, _), state in zip(samples, observe_all(states, now_s, works, rates), strict=True):
+    tiers: list[Tier] = []
+    works: list[float] = []
+    rates: list[float] = []
+    for service, seen, wish in services:
+        for tier, work, rate in service.samples(seen, wish, now_s):
+            tiers.append(tier)
+            works.append(work)
+            rates.append(rate)
+    states = observe_all([tier.demand for tier in tiers], now_s, works, rates)
+    for tier, state in zip(tiers, states, strict=True):
         tier.demand = state
 
 
@@ -96,28 +104,29 @@ def _decide(services: Mapping[K, Entry], now_s: float, learn: bool) -> dict[K, D
 def _still(entry: Entry, now_s: float) -> Asked | None:
     """A service under which nothing is under way, load apart, since the last decision; else None."""
     service, seen, wish = entry
-    watch = service.watch
-    if wish.slo is None or service.risk is None or not watch.is_quiet_under(wish.policy):
+    watch, heard, policies, policy = service.watch, seen.heard, wish.policy.tiers, wish.policy
+    if wish.slo is None or service.risk is None or not watch.is_quiet_under(policy):
         return None
     rests = watch.rests(service.last, lambda: _rests(service))
-    if rests is None or not len(rests) == len(seen.tiers) == len(wish.policy.tiers) or _refuses(seen, wish.slo):
+    if rests is None or not len(rests) == len(seen.tiers) == len(policies) or _refuses(seen, wish.slo):
         return None
-    found = []
+    found, states = [], service.state.tiers
     for name, count in rests.items():
         tier, there, kept = service.tiers[name], seen.tiers.get(name), watch.of(name)
         line = tier.line
         if there is None or line is not kept.line or isinstance(line, Unknown):
             return None
-        if there.starting or not there.ready == there.replicas == count or (not count and seen.heard.held):
+        if there.starting or not there.ready == there.replicas == count or (not count and heard.held):
             return None
-        told = seen.heard.tiers.get(tier.role, NOT_HEARD)
-        if now_s - tier.watched_s < WATCH_S or coverage(seen.heard, told, count) != 1.0:
+        told = heard.tiers.get(tier.role, NOT_HEARD)
+        if now_s - tier.watched_s < WATCH_S or coverage(heard, told, count) != 1.0:
             return None
-        policy, state, horizon_s = wish.policy.tiers[name], service.state.tiers[name], service.horizon_s(name, wish)
-        tpot_s = told.measured.tpot_s
-        found.append(Quiet(name, policy, line, state, count, tier.demand, horizon_s, kept.chances, tpot_s))
+        horizon_s, tpot_s = service.horizon_s(name, wish), told.measured.tpot_s
+        found.append(
+            Quiet(name, policies[name], line, states[name], count, tier.demand, horizon_s, kept.chances, tpot_s)
+        )
     passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
-    return Asked(found, wish.policy.miss_cost, wish.headroom, service.risk.quantile, passed_s)
+    return Asked(found, policy.miss_cost, wish.headroom, service.risk.quantile, passed_s)
 
 
 def _rests(service: Service) -> dict[str, int] | None:

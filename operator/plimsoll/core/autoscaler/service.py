@@ -80,7 +80,11 @@ class Service:
     @property
     def looked_s(self) -> float:
         """When the tier that waits longest was last looked at: the oldest comes first."""
-        return min((tier.looked_s for tier in self.tiers.values()), default=0.0)
+        return min([tier.looked_s for tier in self.tiers.values()], default=0.0)
+
+    def due(self, now_s: float) -> bool:
+        """Is it time to look at a tier?"""
+        return any([tier.due(now_s) for tier in self.tiers.values()])
 
     def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
         """An engine has become ready; its phases in order with their seconds. Nonsense is not recorded."""
@@ -92,18 +96,19 @@ class Service:
         if not isinstance(seen.heard.workload, Unknown):
             self.workload = seen.heard.workload
         for name, tier in self.tiers.items():
-            about = seen.tiers[name].about if name in seen.tiers else None
-            if about is not None and self.watch.news(name, about):
-                tier.meet(about)
+            there = seen.tiers.get(name)
+            if there is not None and there.about is not None and self.watch.news(name, there.about):
+                tier.meet(there.about)
             told = seen.heard.tiers.get(tier.role, NOT_HEARD)
             if told.windows:
                 tier.learn(without_posting(told.windows, told.post_share), self.workload)
         if any([there.ready == 0 for there in seen.tiers.values()]):
             self._absent_s = now_s
-        self._pause(seen, wish, now_s)
-        self._judge(seen.heard, wish.slo, now_s)
+        start_s = max([tier.start_s for tier in self.tiers.values()])
+        self._pause(seen, wish, start_s, now_s)
+        self._judge(seen.heard, wish.slo, start_s, now_s)
 
-    def _pause(self, seen: Seen, wish: Wish, now_s: float) -> None:
+    def _pause(self, seen: Seen, wish: Wish, start_s: float, now_s: float) -> None:
         """Take in whether requests come, and let no decision stand of a service that may sleep, or wake, by that."""
         rate, arrived = seen.heard.rate_per_s, 0.0
         if seen.heard.fresh and not isinstance(rate, Unknown):
@@ -111,12 +116,13 @@ class Service:
             arrived, self._sampled_s = rate * passed_s, now_s
         self.idle = is_idle(seen)
         known = None if isinstance(self.idle, Unknown) else self.idle
-        start_s = max([self.horizon_s(name, wish) for name in self.tiers])
-        self.pauses = pauses.hear(self.pauses, now_s, known, arrived, start_s)
+        within_s = start_s + TICK_S if wish.horizon_s is None else wish.horizon_s
+        self.pauses = pauses.hear(self.pauses, now_s, known, arrived, within_s)
         returning = seen.heard.returning
-        sleeps = known is not None and any([tier.min_replicas == 0 for tier in wish.policy.tiers.values()])
-        wrong = sleeps and known != any([there.replicas == 0 for there in seen.tiers.values()])
-        if wrong or (not isinstance(returning, Unknown) and returning > 0.0):
+        wrong = known is not None and known != any([there.replicas == 0 for there in seen.tiers.values()])
+        if (wrong and any([tier.min_replicas == 0 for tier in wish.policy.tiers.values()])) or (
+            not isinstance(returning, Unknown) and returning > 0.0
+        ):
             for kept in self.watch.tiers.values():
                 kept.line = None
 
@@ -175,7 +181,7 @@ class Service:
         """How far to look ahead for a tier."""
         if wish.horizon_s is not None:
             return wish.horizon_s
-        return self.watch.start_s(tier, self.tiers[tier].ledger) + TICK_S
+        return self.tiers[tier].start_s + TICK_S
 
     def asks(self, seen: Seen, wish: Wish, demand: Mapping[str, Demand | Unknown]) -> dict[str, Ask]:
         """What is to be sized: the tiers whose demand and line are known."""
@@ -273,17 +279,16 @@ class Service:
             return 1.0
         return line.request_gpu_s / answering.request_gpu_s
 
-    def _judge(self, heard: Heard, slo: Slo | None, now_s: float) -> None:
+    def _judge(self, heard: Heard, slo: Slo | None, start_s: float, now_s: float) -> None:
         """Once a start-up time: the share of requests that missed moves the quantile that is sized for."""
         if slo is None:
             return
         budget = 1.0 - slo.share
         if self.risk is None or self.risk.budget != budget:
             self.risk = begin(budget)
-        horizon_s = max(self.watch.start_s(name, tier.ledger) for name, tier in self.tiers.items())
         if self._judged_s is None or now_s < self._judged_s:
             self._judged_s = now_s
-        elif now_s - self._judged_s >= horizon_s:
+        elif now_s - self._judged_s >= start_s:
             self._judged_s = now_s
             missed = missed_share(heard, slo)
             waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped

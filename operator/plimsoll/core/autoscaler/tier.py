@@ -95,6 +95,14 @@ class Tier:
     replicas: Replicas = field(default_factory=Replicas, repr=False)  # how fast each is beside the others
     _basis: _Basis | None = field(default=None, repr=False)
     _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
+    _start: tuple[Ledger, float] | None = field(default=None, repr=False)
+
+    @property
+    def start_s(self) -> float:
+        """The ledger's horizon, seconds."""
+        if self._start is None or self._start[0] is not self.ledger:
+            self._start = self.ledger, self.ledger.horizon_s
+        return self._start[1]
 
     def meet(self, about: About) -> None:
         """An engine has said what it is. One of another build, model or accelerator begins anew."""

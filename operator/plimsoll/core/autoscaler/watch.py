@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.forecast.outlook import Chances
-from plimsoll.core.lifecycle import Ledger
 from plimsoll.core.ports import About
 from plimsoll.core.scaling import Line, Policy
 from plimsoll.core.scaling.quiet import allows
@@ -25,8 +24,6 @@ class Kept:
 
     line: Line | Unknown | None = None
     about: About | None = None
-    ledger: Ledger | None = None
-    start_s: float = 0.0
     basis: tuple[tuple[object, ...], tuple[object, ...]] = ((), ())
     chances: Chances = field(default_factory=Chances)
 
@@ -53,13 +50,6 @@ class Watch:
         kept = self.of(tier)
         old, kept.about = kept.about, about
         return old is not about
-
-    def start_s(self, tier: str, ledger: Ledger) -> float:
-        """The ledger's horizon."""
-        kept = self.of(tier)
-        if kept.ledger is not ledger:
-            kept.ledger, kept.start_s = ledger, ledger.horizon_s
-        return kept.start_s
 
     def moved(self, tier: str, tiers: Sequence[Tier], same: tuple[object, ...], equal: tuple[object, ...]) -> bool:
         """Whether anything that a tier's line is made from is another than at the last look.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
@@ -77,12 +78,11 @@ def outlook(
     reach_s = np.array(horizons_s) + age_s
     known = age_s <= STALE_S  # NaN is not
     reaches = np.where(known, reach_s, 0.0)
-    factor, lately = np.array(
-        [
-            kept.within(state, reach, quantile)
-            for kept, state, reach, quantile in zip(chances, states, reaches.tolist(), quantiles, strict=True)
-        ]
-    ).T
+    within = [
+        kept.within(state, reach, quantile)
+        for kept, state, reach, quantile in zip(chances, states, reaches.tolist(), quantiles, strict=True)
+    ]
+    factor, lately = np.fromiter(chain.from_iterable(within), np.float64).reshape(-1, 2).T
     quantile = np.array(quantiles)
     deviate = of_same(lambda share: max(0.0, _NORMAL.inv_cdf(share)), quantile)
     none = of_same(lambda share: -math.log(max(share, SURELY_NONE)), quantile)

@@ -12,7 +12,7 @@ own quantile, which is the prior: some ten horizons hardly move it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final
 
@@ -27,22 +27,20 @@ _RANGE: Final = (_NORMAL.inv_cdf(LEAST), _NORMAL.inv_cdf(MOST))
 class RiskControl:
     """budget: share of requests that may miss the promise, in (0, 1). score: normal deviate of the quantile in use.
 
-    Raises ValueError for a budget that is none, or a score beyond the clamps.
+    quantile: to ask a forecast for, LEAST to MOST; follows from the score. Raises ValueError for a budget that is none,
+    or a score beyond the clamps.
     """
 
     budget: float
     score: float
+    quantile: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.budget < 1.0:
             raise ValueError(f"an error budget is a share between 0 and 1, not {self.budget}")
         if not _RANGE[0] <= self.score <= _RANGE[1]:
             raise ValueError(f"the score lies in {_RANGE}, not at {self.score}")
-
-    @property
-    def quantile(self) -> float:
-        """The quantile to ask a forecast for, LEAST to MOST."""
-        return min(MOST, max(LEAST, _NORMAL.cdf(self.score)))
+        object.__setattr__(self, "quantile", min(MOST, max(LEAST, _NORMAL.cdf(self.score))))
 
     @property
     def exhausted(self) -> bool:

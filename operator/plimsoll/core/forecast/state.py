@@ -24,7 +24,8 @@ SMOOTH_S: Final = 60.0  # of what only explains
 AT, SEEN, CHANGED, MEAN, LINES, TESTS = 0, 1, 2, 3, 5, 21
 NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 30, 42, 45, 48, 50, 51
 COLUMNS: Final = 55
-PACKED: Final = struct.Struct(f"{COLUMNS}d")
+_DOUBLES: Final = [struct.Struct(f"{n}d") for n in range(COLUMNS + 1)]
+PACKED: Final = _DOUBLES[COLUMNS]
 _LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0)
 # The power of work in each column: what becomes of it where the same load is told in another unit.
 _POWERS: Final = (
@@ -95,7 +96,7 @@ class State(NamedTuple):
 
     def figures(self, first: int, n: int) -> tuple[float, ...]:
         """So many columns."""
-        return struct.unpack_from(f"{n}d", self.packed or NOTHING, 8 * first)
+        return _DOUBLES[n].unpack_from(self.packed or NOTHING, 8 * first)
 
     @property
     def at_s(self) -> float | None:

@@ -30,10 +30,13 @@ class Table:
         place = np.searchsorted(_FACTORS, factor)
         inside = np.minimum(place, _COLUMNS - 2)
         at, share = _AT[inside], self._exceedance[rows, inside]
-        width, upto = factor - at, self._upto[rows, inside]
-        end = share + (self._exceedance[rows, inside + 1] - share) * width / (_AT[inside + 1] - at)
+        upto = self._upto[rows, inside]
+        with np.errstate(invalid="ignore"):  # beyond the last factor
+            width = factor - at
+            end = share + (self._exceedance[rows, inside + 1] - share) * width / (_AT[inside + 1] - at)
+            whole = upto + 0.5 * (share + end) * width
         beyond, below = place == _COLUMNS - 1, factor <= 1.0
-        integral = np.where(beyond, self._upto[rows, -1], upto + 0.5 * (share + end) * width)
+        integral = np.where(beyond, self._upto[rows, -1], whole)
         return (
             np.where(below, 1.0, np.where(beyond, 0.0, end)),
             np.where(below, np.maximum(0.0, factor), integral),

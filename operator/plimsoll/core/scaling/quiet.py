@@ -88,9 +88,10 @@ def stay(services: Sequence[Asked], now_s: float) -> list[dict[str, TierState] |
             if after is None or lower is None:
                 after = None
                 break
-            left = _state_after(tier, at, lower, asked.passed_s)
-            if left is not tier.state:
-                after[tier.name] = left
+            if lower != tier.state.lower or not isinstance(tier.tpot_s, Unknown):
+                left = _state_after(tier, at, lower, asked.passed_s)
+                if left is not tier.state:
+                    after[tier.name] = left
         found.append(after)
     return found
 
