@@ -29,7 +29,7 @@ COMPLETIONS: Final = "/v1/completions"
 PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: where to have the prompt read
 _LOWEST, _HIGHEST = 1000, 100_000  # token ids of prompts: none of them special
 _LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
-_DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
+DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
 
 
 def session() -> aiohttp.ClientSession:
@@ -101,7 +101,7 @@ async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
             headers = {PREFILL: given.prefill} if remote else {}
             tasks.append(asyncio.create_task(_one(http, given, row, asked[row], bodies.pop(row), headers)))
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=_DRAIN_S)
+            _, late = await asyncio.wait(tasks, timeout=given.drain)
             for task in late:
                 task.cancel()
         return list(await asyncio.gather(*tasks))
@@ -122,7 +122,15 @@ async def _one(
 
 
 def run(
-    trace: Path, url: str, out: Path, *, workers: int, seed: int, prefill: str = "", remote_from: int = 0
+    trace: Path,
+    url: str,
+    out: Path,
+    *,
+    workers: int,
+    seed: int,
+    prefill: str = "",
+    remote_from: int = 0,
+    drain_s: float = DRAIN_S,
 ) -> list[dict[str, Any]]:
     """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock.
 
@@ -131,7 +139,7 @@ def run(
     start = time.monotonic() + 3.0 + _LEAD_S  # processes need a moment to import and to draw their prompts
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
-    command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from)]
+    command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from), "--drain", str(drain_s)]
     started = [
         subprocess.Popen([*command, "--worker", f"{number}/{workers}", "--out", str(part)])
         for number, part in enumerate(parts)
@@ -167,6 +175,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
     parser.add_argument("--prefill", default="", help="host:port of a prefill engine")
     parser.add_argument("--remote-from", type=int, default=0, help="tokens from which a prompt is read there")
+    parser.add_argument("--drain", type=float, default=DRAIN_S, help="seconds after the last request was sent")
     given = parser.parse_args(words)
     given.out.write_text(json.dumps(asyncio.run(worker(given))))
     return 0

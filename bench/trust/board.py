@@ -1,7 +1,7 @@
 """`python -m bench trust`: every check in turn, printed and written to build/bench/trust.json.
 
-With words only those groups: theory, laws, recorded, pairs, distserve. The exit status is 1 where a bound is not met;
-docs/trust.md says which are not, and why.
+With words only those groups: theory, laws, recorded, pairs, distserve, twin. The exit status is 1 where a bound is not
+met; docs/trust.md says which are not, and why.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.trust import laws, pairs, queues, records, sweeps, table2
+from bench.trust import laws, pairs, queues, records, sweeps, table2, twin
 from bench.trust.check import Check, shown
 
 REPORT: Final = Path("build") / "bench" / "trust.json"
@@ -28,6 +28,7 @@ GROUPS: Final[dict[str, Callable[[], list[Check]]]] = {
     "recorded": _recorded,
     "pairs": lambda: pairs.checks(records.pairs()),
     "distserve": lambda: table2.checks(records.distserve()),
+    "twin": lambda: twin.checks(twin.read()),
 }
 
 

@@ -46,8 +46,8 @@ class Sweep:
 def sweeps() -> list[Sweep]:
     """All runs against one engine."""
     requests: dict[str, list[Seen]] = {}
-    for row in _rows("sweeps.csv.gz"):
-        requests.setdefault(row["run"], []).append(_seen(row))
+    for row in lines(DATA / "sweeps.csv.gz"):
+        requests.setdefault(row["run"], []).append(request(row))
     with (DATA / "sweeps.csv").open() as stream:
         return [
             Sweep(
@@ -67,27 +67,29 @@ def sweeps() -> list[Sweep]:
 def pairs() -> dict[tuple[str, str, str], list[Seen]]:
     """Runs on two machines, by engines (agg, pd, pd128), mix and rate asked for."""
     found: dict[tuple[str, str, str], list[Seen]] = {}
-    for row in _rows("pairs.csv.gz"):
-        found.setdefault((row["engines"], row["mix"], row["asked_per_s"]), []).append(_seen(row))
+    for row in lines(DATA / "pairs.csv.gz"):
+        found.setdefault((row["engines"], row["mix"], row["asked_per_s"]), []).append(request(row))
     return found
 
 
 def distserve() -> dict[tuple[str, str], list[Seen]]:
     """DistServe's own records, by system and rate for each GPU."""
     found: dict[tuple[str, str], list[Seen]] = {}
-    for row in _rows("distserve.csv.gz"):
+    for row in lines(DATA / "distserve.csv.gz"):
         sent = Sent(float(row["at_s"]), int(row["prompt"]), int(row["output"]))
         seen = Seen(sent, float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3, True)
         found.setdefault((row["system"], row["per_gpu_per_s"]), []).append(seen)
     return found
 
 
-def _seen(row: Mapping[str, str]) -> Seen:
+def request(row: Mapping[str, str]) -> Seen:
+    """A line of a file of requests."""
     sent = Sent(float(row["at_s"]), int(row["prompt"]), int(row["output"]))
     ttft_s, tpot_s = float(row["ttft_s"] or "nan"), float(row["tpot_s"] or "nan")
     return Seen(sent, ttft_s, tpot_s, row["ok"] == "1", int(row.get("engine") or 0))
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    with gzip.open(DATA / name, "rt", newline="") as stream:
+def lines(path: Path) -> Iterator[dict[str, str]]:
+    """The lines of a compressed file."""
+    with gzip.open(path, "rt", newline="") as stream:
         yield from csv.DictReader(stream)

@@ -77,9 +77,10 @@ def within(got: Got, sent: Sent, ttft_s: float, tpot_s: float) -> bool:
     return got.first_s <= ttft_s and (sent.output < 2 or got.tpot_s(sent.output) <= tpot_s)
 
 
-def replay(sweep: Sweep) -> Replay:
+def replay(sweep: Sweep, own: Profile | None = None) -> Replay:
+    """own: the engine, where it is not the one that was recorded on the GPU."""
     sent = [one.sent for one in sweep.requests]
-    got = alone(plant(server(sweep.model, sweep.budget)), sent)
+    got = alone(plant(own or server(sweep.model, sweep.budget)), sent)
     until_s = sent[-1].at_s + sweep.patience_s
     ended = [one.at_s + each.last_s <= until_s for one, each in zip(sent, got, strict=True)]
     first = len(sent) - sweep.judged
@@ -105,12 +106,17 @@ def of_run(one: Replay) -> list[Check]:
     """Attained shares, and quantiles: TPOT's are bound as far as rho allows."""
     sweep = one.sweep
     group = f"recorded {sweep.name}, rho {sweep.rho:.2f}, {sweep.judged} requests"
+    bound = 5.0 if sweep.rho <= 0.65 else 12.0 if sweep.rho <= 0.85 else None
+    return compared(one, group, bound)
+
+
+def compared(one: Replay, group: str, tpot_bound: float | None) -> list[Check]:
+    """The worst share of ten scales, p50 and p95 of TPOT (bound: percent) and TTFT (none)."""
     shares = {f"{scale:g}": one.attained(scale) for scale in SCALES}
     worst = max((ours - real for real, ours in shares.values()), key=abs)
     told = {scale: [round(real, 2), round(ours, 2)] for scale, (real, ours) in shares.items()}
-    bound = 5.0 if sweep.rho <= 0.65 else 12.0 if sweep.rho <= 0.85 else None
     found = [Check(group, "attainment, worst of ten scales", worst, POINTS, "pt", told)]
-    for of_tpot, name, most in ((True, "TPOT", bound), (False, "TTFT", None)):
+    for of_tpot, name, most in ((True, "TPOT", tpot_bound), (False, "TTFT", None)):
         for percent in (50.0, 95.0):
             real, ours = one.quantile(percent, of_tpot)
             told_s = {"recorded_s": round(real, 5), "simulated_s": round(ours, 5)}
