@@ -30,12 +30,12 @@ PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: 
 _LOWEST, _HIGHEST = 1000, 100_000  # token ids of prompts: none of them special
 _LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
 DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
+IDLE_S: Final = 2.0  # after which a connection is not used again: vLLM closes it after 5 s, and a request on it is lost
 
 
 def session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=600)
-    )
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=600, keepalive_timeout=IDLE_S)
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector)
 
 
 def prompt(seed: Sequence[int], tokens: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from bench.hardware import client, compare, engine, keep, traces
 from bench.hardware.summary import Seen, kept, summary
@@ -127,6 +128,27 @@ async def test_a_refusal_keeps_its_marks() -> None:
 
     seen = await answered(serve)
     assert (seen["status"], seen["ok"], seen["headers"]) == (503, False, {"x-plimsoll-retry": "1"})
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(0.01, 2), (600.0, 1)])
+async def test_a_connection_is_not_used_again_after_some_time(
+    idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM closes one that was idle: a request on it would be lost, and with it all that was measured."""
+    seen = set()
+
+    async def serve(request: web.Request) -> web.Response:
+        seen.add(request.transport)
+        return web.Response(status=503)
+
+    monkeypatch.setattr(client, "IDLE_S", idle_s)
+    application = web.Application()
+    application.router.add_post(client.COMPLETIONS, serve)
+    async with TestServer(application) as server, client.session() as http:
+        for _ in range(2):
+            await client.streamed(http, str(server.make_url("")).rstrip("/"), client.body([5], 2, stream=True))
+            await asyncio.sleep(0.1)
+    assert len(seen) == connections
 
 
 async def test_nobody_there_is_an_answer_too() -> None:
