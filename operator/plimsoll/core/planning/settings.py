@@ -123,7 +123,7 @@ def graphs(tokens: int, mixture: bool) -> Graphs | None:
 
     Spaced as measured (`bench/hardware/data/30b-a3b-graphs`: one H200, vLLM 0.26, a 30B-A3B): a prompt of 1,024 tokens
     alone had its first token after 24.4 ms for 66.6, `init` took 71.0 s for 64.3, the cache held 756,848 tokens for
-    763,040. For dense models none were tried.
+    763,040. A dense 8B in 8 bits gained nothing from them (`8b-fp8-graphs` and, on the same card, `8b-fp8-default`).
     """
     most = min(tokens, GRAPHS_MOST)
     if not mixture or most <= GRAPHS_ALONE:
