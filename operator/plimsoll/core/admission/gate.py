@@ -27,7 +27,6 @@ from plimsoll.core.admission.tickets import LONGEST_TOLD_S, Ticket, Tickets
 
 _ANYBODY: Final = TenantPolicy()
 PRESSED_S: Final = 10.0  # others want a place for so long (by e) after one was refused: longer than a burst
-_FULL: Final = frozenset({Outcome.SHED_SATURATED, Outcome.DOWNGRADED})
 _NEVER: Final = frozenset({Outcome.SHED_NO_CAPACITY, Outcome.SHED_DEADLINE})  # coming back does not help
 
 
@@ -322,6 +321,8 @@ class Gate:
         return self._shed(held.request, held.need, outcome, now)
 
     def _shed(self, request: Request, need: Need, outcome: Outcome, now: float) -> Decision:
+        if outcome is Outcome.SHED_SATURATED:
+            self._full_s = now
         if request.fallback and outcome is not Outcome.SHED_DEADLINE:
             ticket = self.tickets.find(request, now)
             if ticket is not None:
@@ -338,6 +339,4 @@ class Gate:
 
     def _decided(self, decision: Decision) -> Decision:
         self.outcomes[decision.outcome] += 1
-        if decision.outcome in _FULL:
-            self._full_s = self._now
         return decision
