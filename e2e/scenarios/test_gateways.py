@@ -124,10 +124,11 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(gate: Service, cluster: 
         shared_s = time.time() - struck_at
         pause(WATCHED_S - min(WATCHED_S, shared_s))
     records = load.ledger.records
-    calm = [r for r in records if begin <= r.sent_at < struck_at]
-    after = [r for r in records if r.sent_at >= struck_at + GONE_S]
-    cut = [r for r in light.lost(records) if r.overlaps(struck_at, struck_at + GONE_S)]
-    lost = [r for r in light.lost(records) if r not in cut]
+    cut = [r for r in light.lost(records) if r.overlaps(struck_at, struck_at + GONE_S)]  # whoever was at the dead one
+    rest = [r for r in records if r not in cut]
+    lost = light.lost(rest)
+    calm = [r for r in rest if begin <= r.sent_at < struck_at]
+    after = [r for r in rest if r.sent_at >= struck_at + GONE_S]
     print(f"{load.ledger.summary()}\nwhole, shares, units, most in use, running: {seen}")
     print(f"one of three gone: {len(cut)} cut, shared anew after {shared_s:.0f} s: {_shares(gate)}")
     for name, some in (("settled", calm), ("after", after)):
