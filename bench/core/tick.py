@@ -85,7 +85,7 @@ def fleet(mix: Workload, size: int) -> dict[int, Service]:
 def seen(mix: Workload, rate: float, counts: dict[str, int]) -> Seen:
     """One service at one moment, all of it ready."""
     tiers = dict.fromkeys(ROLES, HEARD)
-    heard = Heard(rate, True, 1.0, workload=mix, held=0.0, returning=0.0, in_flight=0.0, tiers=tiers)
+    heard = Heard(rate, True, 1.0, workload=mix, held=0.0, returning_s=0.0, in_flight=0.0, tiers=tiers)
     return Seen(heard, {role: TierSeen(count, count, (), ABOUT) for role, count in counts.items()})
 
 

@@ -69,7 +69,7 @@ V2: Json = {
 ADMISSION: Json = {
     "held": 4,
     "held_work_s": 1.5,
-    "ticket_work": 0.25,
+    "ticket_work_s": 0.25,
     "in_use": 9,
     "units": 20,
     "outcomes": {"Admitted": 7, "ShedSaturated": 2},
@@ -116,7 +116,7 @@ def chat(document: bytes | Json) -> ServiceReading:
 
 def test_admission_is_read_from_version_3_on_and_nothing_of_it_before() -> None:
     told = chat(v3())
-    assert (told.waiting, told.held_work_s, told.ticket_work) == (4, 1.5, 0.25)
+    assert (told.waiting, told.held_work_s, told.ticket_work_s) == (4, 1.5, 0.25)
     assert (told.units, told.in_use, told.outcomes) == (20, 9, {"Admitted": 7, "ShedSaturated": 2})
     before = chat(V2)
     assert (before.waiting, before.held_work_s, before.units, before.outcomes) == (0, 0.0, 0, {})
@@ -128,7 +128,7 @@ def test_admission_is_read_from_version_3_on_and_nothing_of_it_before() -> None:
         {"held": -1},
         {"held": 1.5},
         {"held_work_s": -1.0},
-        {"ticket_work": "1"},
+        {"ticket_work_s": "1"},
         {"in_use": None},
         {"outcomes": {"A": -1}},
     ],

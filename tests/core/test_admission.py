@@ -421,7 +421,7 @@ def test_all_attempts_of_one_client_are_one_demand_and_one_ticket() -> None:
     assert door.tickets.work_s == pytest.approx(offered)
     door.set_replicas({"a": 100}, 100.0)
     assert door.offer(ask("a5", 101.0, body_hash=9), 101.0).outcome is Outcome.ADMITTED
-    assert (len(door.tickets), door.tickets.work_s, door.tickets.demand) == (0, 0.0, 0.0)
+    assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
 
 
 def test_where_nobody_knows_the_time_a_ticket_holds_for_the_longest_that_clients_are_told() -> None:
@@ -445,9 +445,9 @@ def test_tickets_are_spread_over_the_time_that_the_work_takes() -> None:
     assert max(etas) <= 120
     assert all(t is not None and not t.again and t.retry_after_s is None for t in told[len(etas) :])
     assert max(t.retry_after_s or 0 for t in told if t is not None) == 60
-    assert door.tickets.demand > 0.5
+    assert door.tickets.coming_s == pytest.approx(door.tickets.work_s)
     door.tick(200.0, Outlook(35.0, 0.5))
-    assert door.tickets.demand == 0
+    assert door.tickets.coming_s == 0
 
 
 def test_who_comes_back_in_time_goes_before_newcomers_and_late_is_new() -> None:

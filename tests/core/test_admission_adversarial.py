@@ -74,7 +74,7 @@ def check(door: Gate) -> None:
     assert 0 <= door.held_work_s < math.inf
     assert (door.held_work_s == 0) == (held == 0)
     assert 0 <= door.tickets.work_s < math.inf
-    assert 0 <= door.tickets.demand < math.inf
+    assert 0 <= door.tickets.coming_s < math.inf
     assert all(count >= 0 for count in door.outcomes.values())
 
 
@@ -276,7 +276,7 @@ def test_clients_that_never_come_back_leave_nothing() -> None:
     for now in range(21, 400):
         door.tick(float(now), Outlook(40.0, 5.0))
         check(door)
-    assert (len(door.tickets), door.tickets.work_s, door.tickets.demand) == (0, 0.0, 0.0)
+    assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
 
 
 def test_a_client_that_ignores_its_ticket_gains_nothing() -> None:

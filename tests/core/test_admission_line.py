@@ -244,3 +244,22 @@ def test_what_was_refused_makes_the_next_ones_keep_a_margin_until_that_is_long_p
     soon_s, later_s = seen_s
     assert later_s > 0.9 * SLO.ttft_s
     assert soon_s < later_s - 0.1 * SLO.ttft_s
+
+
+def test_who_waits_for_a_prefill_takes_no_place_in_the_batch_yet() -> None:
+    """Places go by Little's law: to as many as decode at a time, not to all that were let in."""
+    cramped = Tier(Role.DECODE, HOT, MIX, EngineLimits(8, 919_824, 8192), SLO, KvTransfer(32, 128))
+    door = Gate(CLASSES, limits(cramped, CLASSES), {})
+    door.set_replicas({"d": 8}, 0.0, frozenset("p"))
+    decisions = [door.offer(Request(str(n), "chat", "t", 0.0, 4000, max_tokens=32), 0.0) for n in range(40)]
+    admitted = [d for d in decisions if d.outcome is Outcome.ADMITTED]
+    replica = door.fleet.replicas["d"]
+    assert replica.sequences == len(admitted) > 8, "each is there when its prompt is done, and by then others have gone"
+    assert replica.present <= 8
+    for decision in admitted:
+        door.end(decision.id, 5.0, 32, decision.first_token_s)
+    assert (replica.sequences, replica.present, replica.sequence_tokens) == (0, 0.0, 0.0)
+    alone = Gate(CLASSES, limits(cramped, CLASSES), {})
+    alone.set_replicas({"d": 8}, 0.0)
+    outcomes = [alone.offer(Request(str(n), "chat", "t", 0.0, 400, max_tokens=32), 0.0).outcome for n in range(40)]
+    assert outcomes.count(Outcome.ADMITTED) <= 8, "a prompt that is computed in place takes its place at once"

@@ -84,7 +84,7 @@ class Fleet:
     ) -> Seen:
         tiers = {Role(role): TierHeard(Measured(tpot_s=tpot_s, waiting=0.0), 1.0, 1.0) for role in self.counts[n]}
         said = Heard(
-            rate, True, 1.0, workload=MIX, held=0.0, held_work_s=0.0, returning=0.0, in_flight=0.0, tiers=tiers
+            rate, True, 1.0, workload=MIX, held=0.0, held_work_s=0.0, returning_s=0.0, in_flight=0.0, tiers=tiers
         )
         there = {
             role: TierSeen(count, max(0, count - len(starting.get(role, ()))), starting.get(role, ()), ABOUT)

@@ -776,8 +776,9 @@ def test_headroom_is_kept_and_told() -> None:
 
 def test_those_told_to_come_back_are_sized_for_beside_the_forecast() -> None:
     made = lined(SERVE)
-    asked = ask(SERVE, 10.0, 2, returning=5.0 * made.request_gpu_s)
-    assert one(asked).rate_per_s == pytest.approx(15.0)
+    asked = ask(SERVE, 10.0, 2)
+    asked = replace(asked, returning_gpu_s=5.0 * made.request_gpu_s * asked.forecast.horizon_s)
+    assert one(asked).rate_per_s == pytest.approx(15.0), "cleared by when a new replica could be there, not sooner"
 
 
 def test_an_infeasible_promise_is_sized_for_the_nearest_feasible_one() -> None:

@@ -13,10 +13,18 @@ from plimsoll.core.scaling import Policy, TierPolicy
 from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
 
 
-def told(short: Shortage, seconds: float, refused: float, whole: bool = True, asked: int = 4, ready: int = 4) -> float:
+def told(
+    short: Shortage,
+    seconds: float,
+    refused: float,
+    whole: bool = True,
+    asked: int = 4,
+    ready: int = 4,
+    arrived: float = 3600.0,
+) -> float:
     start = 0.0 if short._at_s is None else short._at_s
     for second in range(1, int(seconds) + 1):
-        short.hear(asked, ready, whole, refused, 0.05, start + second)
+        short.hear(asked, ready, whole, refused, arrived, 0.05, start + second)
     return short.factor
 
 
@@ -41,6 +49,13 @@ def test_nothing_is_concluded_within_the_budget_before_the_window_is_over_or_whi
     assert told(mixed, WINDOW_S - 5, 0.5) == 1.0, "the share is still of the time in which they came"
 
 
+def test_a_share_that_so_few_requests_have_by_chance_says_nothing() -> None:
+    assert told(Shortage(), 2 * WINDOW_S, 0.1, arrived=84.0) == 1.0
+    assert told(Shortage(), 2 * WINDOW_S, 0.1, arrived=840.0) == pytest.approx(1.0 / 0.9)
+    assert told(Shortage(), 2 * WINDOW_S, 0.5, arrived=84.0) == pytest.approx(2.0)
+    assert told(Shortage(), 2 * WINDOW_S, 0.5, arrived=0.0) == 1.0
+
+
 def test_saying_it_again_adds_nothing_and_it_fades() -> None:
     short = Shortage()
     once = told(short, 2 * WINDOW_S, 0.2)
@@ -55,7 +70,7 @@ def test_a_fleet_that_must_refuse_grows_beyond_its_model_and_says_why() -> None:
     fleet = Fleet(replace(wish(), policy=policy))
     fleet.run(heard(60.0, Role.SERVE), 600)
     before, asked = fleet.replicas["serve"], need(fleet).replicas
-    refusing = replace(heard(60.0, Role.SERVE), shed_share=0.3)
+    refusing = replace(heard(60.0, Role.SERVE), arrived=3600.0, shed_share=0.3)
     fleet.run(refusing, 10)
     after = fleet.replicas["serve"]
     assert after >= math.ceil(before / 0.7 - 1e-9) > before

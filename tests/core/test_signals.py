@@ -376,10 +376,13 @@ def test_another_mix_of_lengths_is_believed_within_a_minute() -> None:
     assert after[375] == pytest.approx(after[590], rel=0.15)
 
 
+@pytest.mark.parametrize("rates_per_s", [(4.0, 12.0), (12.0, 4.0)])
 @pytest.mark.parametrize("output", [200.0, 800.0])
-def test_more_requests_are_neither_longer_nor_shorter_ones(output: float) -> None:
+def test_more_or_fewer_requests_are_neither_longer_nor_shorter_ones(
+    output: float, rates_per_s: tuple[float, float]
+) -> None:
     """With answers of 40 s, tokens follow the requests that begin by more than the time that they are counted in."""
-    after = [mean for t, mean in replay(300, (4.0, 12.0), (output, output)) if t >= 120]
+    after = [mean for t, mean in replay(300, rates_per_s, (output, output)) if t >= 120]
     assert max(after) < 1.15 * min(after)
 
 

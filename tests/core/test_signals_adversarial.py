@@ -234,7 +234,7 @@ def test_a_clock_that_is_set_back_by_more_than_a_minute_is_believed() -> None:
     "name",
     [
         *("arrived", "arrived_tokens", "answered", "failed", "refused", "ttft_s"),
-        *("waiting", "held_work_s", "ticket_work", "inflight"),
+        *("waiting", "held_work_s", "ticket_work_s", "inflight"),
     ],
 )
 def test_a_gateways_count_that_is_no_count_is_no_answer(name: str, bad: float) -> None:
@@ -275,24 +275,24 @@ def test_arrivals_are_counted_before_shedding_so_that_refusing_does_not_hide_dem
 def test_what_is_at_the_gateways_now_is_summed_scaled_to_all_and_unknown_without_any() -> None:
     listener = Listener([Role.SERVE])
     for name, held in (("a", 1.0), ("b", 3.0)):
-        reading = gateway(0.0, waiting=held, held_work_s=0.5 * held, ticket_work=0.1, inflight={"x": 2, "y": 1})
+        reading = gateway(0.0, waiting=held, held_work_s=0.5 * held, ticket_work_s=0.1, inflight={"x": 2, "y": 1})
         listener.hear_gateway(name, "1", NOW_S, reading)
     both = listener.heard(NOW_S, {}, ["a", "b"], SHARE)
-    assert (both.held, both.held_work_s, both.returning, both.in_flight) == (4.0, 2.0, 0.2, 6.0)
+    assert (both.held, both.held_work_s, both.returning_s, both.in_flight) == (4.0, 2.0, 0.2, 6.0)
     more = listener.heard(NOW_S, {}, ["a", "b", "silent", "too"], SHARE)
-    assert (more.held, more.held_work_s, more.returning, more.in_flight) == (8.0, 4.0, 0.4, 12.0)
+    assert (more.held, more.held_work_s, more.returning_s, more.in_flight) == (8.0, 4.0, 0.4, 12.0)
     gone = listener.heard(NOW_S + 60.0, {}, ["a", "b"], SHARE)
-    for amount in (gone.held, gone.held_work_s, gone.returning, gone.in_flight):
+    for amount in (gone.held, gone.held_work_s, gone.returning_s, gone.in_flight):
         assert isinstance(amount, Unknown)
 
 
 def test_retries_are_counted_by_the_work_of_those_told_to_return_and_by_no_rate() -> None:
     listener = Listener([Role.SERVE])
     for t in range(10):
-        told = gateway(5.0 * t, retried=50.0 * t, ticket_work=2.0)
+        told = gateway(5.0 * t, retried=50.0 * t, ticket_work_s=2.0)
         listener.hear_gateway("g", "1", NOW_S + t, told)
         heard = listener.heard(NOW_S + t, {}, ["g"], SHARE)
-    assert (heard.rate_per_s, heard.returning) == (5.0, 2.0)
+    assert (heard.rate_per_s, heard.returning_s) == (5.0, 2.0)
 
 
 def test_what_a_client_brings_upon_itself_breaks_no_promise() -> None:

@@ -66,7 +66,7 @@ class Sleeper:
             workload=self.workload,
             held=self.held,
             held_work_s=self.held * (line.request_gpu_s if isinstance(line, Line) else 0.5),
-            returning=0.0,
+            returning_s=0.0,
             in_flight=sum(self.in_flight),
             tiers=tiers,
         )
@@ -162,8 +162,8 @@ TELLING = {Role.SERVE: TierHeard(Measured(), 1.0, 1.0, running=0.0)}
         {"held": SILENT},
         {"in_flight": 1.0},
         {"in_flight": SILENT},
-        {"returning": 0.01},
-        {"returning": SILENT},
+        {"returning_s": 0.01},
+        {"returning_s": SILENT},
         {"rate_per_s": SILENT},
         {"coverage": 0.5},
         {"coverage": 0.0},
@@ -204,7 +204,7 @@ def test_a_minimum_is_kept_whatever_is_not_asked() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    [{"held": 1.0, "held_work_s": 0.5}, {"rate_per_s": 1.0}, {"returning": 0.01}, {"in_flight": 1.0}],
+    [{"held": 1.0, "held_work_s": 0.5}, {"rate_per_s": 1.0}, {"returning_s": 0.01}, {"in_flight": 1.0}],
     ids=lambda seen: next(iter(seen)),
 )
 @pytest.mark.parametrize("coverage", [1.0, 0.5])
@@ -289,12 +289,13 @@ def test_those_told_when_to_come_back_are_demand_of_every_tier_once() -> None:
     sleeper.wish = replace(sleeper.wish, slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05))
     sleeper.run(120, lambda t: 4.0)
     before = {role: found for role, found in sleeper.service.needs.items() if isinstance(found, Need)}
-    more = 4.0 * before[Role.DECODE].request_gpu_s
-    sleeper.second(4.0, returning=more)
+    horizon_s = {role: sleeper.service.horizon_s(role, sleeper.wish) for role in before}
+    sleeper.second(4.0, returning_s=4.0 * before[Role.DECODE].request_gpu_s * horizon_s[Role.DECODE])
     for role, found in before.items():
         after = sleeper.service.needs[role]
         assert isinstance(after, Need)
-        assert after.rate_per_s == pytest.approx(found.rate_per_s + 4.0, rel=0.05)
+        more = 4.0 * horizon_s[Role.DECODE] / horizon_s[Role(role)]
+        assert after.rate_per_s == pytest.approx(found.rate_per_s + more, rel=0.05)
     sleeper.second(4.0)
     now = sleeper.service.needs[Role.DECODE]
     assert isinstance(now, Need)

@@ -60,7 +60,7 @@ class _Histogram(msgspec.Struct):
 class _Admission(msgspec.Struct):
     held: Count
     held_work_s: Seconds
-    ticket_work: Seconds
+    ticket_work_s: Seconds
     in_use: Count
     outcomes: dict[str, Count]
     units: Count = 0
@@ -131,7 +131,7 @@ def _service(name: str, read: _Service) -> ServiceReading:
         ttft_s=None if read.ttft is None else _histogram(name, read.ttft),
         waiting=admission.held,
         held_work_s=admission.held_work_s,
-        ticket_work=admission.ticket_work,
+        ticket_work_s=admission.ticket_work_s,
         units=admission.units,
         in_use=admission.in_use,
         outcomes=admission.outcomes,

@@ -64,7 +64,7 @@ class ServiceReading:
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
     ttft_s: from a request's receipt to the first byte of its answer, of those answered. waiting: requests held now, and
-    held_work_s their GPU-seconds. ticket_work: GPU-seconds a second of those that were told when to come back. units:
+    held_work_s their GPU-seconds. ticket_work_s: GPU-seconds of those told to come back, until they are due. units:
     sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of admission, by name.
     inflight: requests at each engine now, by pod. A gateway of an older release tells neither tokens nor ttft_s nor
     anything of admission.
@@ -80,7 +80,7 @@ class ServiceReading:
     ttft_s: Buckets | None
     waiting: float = 0.0
     held_work_s: float = 0.0
-    ticket_work: float = 0.0
+    ticket_work_s: float = 0.0
     units: int = 0
     in_use: int = 0
     outcomes: Mapping[str, float] = field(default_factory=dict)

@@ -156,13 +156,13 @@ class Admission:
         """The gate's part of `admission` in `/signals`; all zero for a service without a gate."""
         guard = self.guards.get(key)
         if guard is None:
-            return {"held": 0, "held_work_s": 0.0, "ticket_work": 0.0, "in_use": 0, "units": 0}
+            return {"held": 0, "held_work_s": 0.0, "ticket_work_s": 0.0, "in_use": 0, "units": 0}
         gate = guard.gate
         used = [r.sequences + self._inflight.strangers(r.address) for r in gate.fleet.replicas.values()]
         return {
             "held": len(guard.held),
             "held_work_s": round(gate.held_work_s, 6),
-            "ticket_work": round(gate.tickets.demand, 6),
+            "ticket_work_s": round(gate.tickets.coming_s, 6),
             "in_use": max(used, default=0),
             "units": guard.units,
         }

@@ -227,7 +227,7 @@ class Gateway:
             ttft_s=Buckets(buckets.LATENCY_EDGES_S, tuple(self._ttft), self._ttft_s),
             waiting=len(self.held),
             held_work_s=0.0 if gate is None else gate.held_work_s,
-            ticket_work=0.0 if gate is None else gate.tickets.demand,
+            ticket_work_s=0.0 if gate is None else gate.tickets.coming_s,
             units=0 if gate is None or told is None else told.units(self.name),
             in_use=max((one.sequences for one in replicas), default=0),
             outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},

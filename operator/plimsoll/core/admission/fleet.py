@@ -185,8 +185,6 @@ class Fleet:
         replica, need = place.replica, place.need
         assert replica is not None
         resident = Resident(need, klass, request.tenant, now, place.first_token_s)
-        replica.add(request.id, resident, now)
-        self._where[request.id] = replica
         self._in_place += 1
         if place.prefill is not None:
             self._in_place = 0
@@ -194,6 +192,8 @@ class Fleet:
             rest_s = place.first_token_s - need.prefill_s - max(0.0, line.free_s - now)
             resident.leg = line.send(need.prefill_s * self._slower(now), rest_s, now)
             self._sent_s += need.prefill_s
+        replica.add(request.id, resident, now)
+        self._where[request.id] = replica
         if request.blocks:
             self._held.sent(replica.address, request.blocks)
             if place.prefill is not None:

@@ -37,6 +37,7 @@ class Resident:
     admitted_s: float
     predicted_s: float
     leg: Leg | None = None
+    there: float = 1.0  # share of its stay, since its admission, in which it has a place in the batch
     step_s: float = 0.0  # what it adds to the mean step
     stalled_s: float = 0.0
     area: float = 0.0
@@ -55,6 +56,7 @@ class Replica:
         self.residents: dict[str, Resident] = {}
         self.counts = [0] * len(limits.tpot_s)
         self.sequences = 0
+        self.present = 0.0  # of them, those in the batch, in the mean: the others' prompts are computed elsewhere
         self.sequence_tokens = 0.0
         self.kv_mean = self.kv_variance = 0.0
         self._amortised_s = 0.0
@@ -95,13 +97,17 @@ class Replica:
         if self.counts[resident.klass] == 1:
             self._tighten()
         self.sequences += need.sequences
-        self.sequence_tokens += need.sequence_tokens
         self.kv_mean += need.kv_mean_tokens
         self.kv_variance += need.kv_variance
         # It is there from its admission on, and decodes only after its first token.
         tokens = max(need.output_tokens / need.sequences, LEAST_SPREAD)
         waited = resident.predicted_s / self.tightest_s
-        resident.step_s = need.step_s * tokens / (tokens + waited)
+        there = tokens / (tokens + waited)
+        resident.step_s = need.step_s * there
+        if resident.leg is not None:
+            resident.there = there
+        self.present += need.sequences * resident.there
+        self.sequence_tokens += need.sequence_tokens * resident.there
         self._amortised_s += resident.step_s
         stall_s = need.stall_s * self.factor
         self.free_s = max(self.free_s, now) + stall_s
@@ -128,9 +134,10 @@ class Replica:
             self._tighten()
         self.sequences -= need.sequences
         if not self.residents:  # so that rounding never adds up
-            self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
+            self.present = self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
         else:
-            self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens)
+            self.present = max(0.0, self.present - need.sequences * resident.there)
+            self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens * resident.there)
             self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
             self.kv_variance = max(0.0, self.kv_variance - need.kv_variance)
             self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
@@ -174,7 +181,7 @@ class Replica:
         if not self.sequences:
             fill = 1.0
         else:
-            if self.sequences + need.sequences > self.most * fill:
+            if self.present + need.sequences > self.most * fill:
                 return False
             allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
             step_s = self.step_s + need.step_s * self.factor
@@ -214,7 +221,7 @@ class Replica:
     def _settle(self) -> None:
         """What checks read, from what is held."""
         limits = self.limits
-        held_s = limits.sequence_s * self.sequences + limits.cached_token_s * self.sequence_tokens
+        held_s = limits.sequence_s * self.present + limits.cached_token_s * self.sequence_tokens
         self.decode_s = decode_s = self.pace * (limits.base_s + self._alike * held_s)
         self.step_s = self.idle_s + self.factor * self._amortised_s
         self.load = self.step_s if self.cap else math.inf

@@ -33,12 +33,12 @@ Key = tuple[str, str | int]
 
 @dataclass(slots=True)
 class Ticket:
-    """One refused demand. work_s: GPU seconds. due_s: when it is to come. ends_s: when it is given up.
-    known: whether its time comes from an expectation."""
+    """One refused demand. work_s: GPU seconds. coming_s: of it, what is still to come: nothing once it is due.
+    due_s: when it is to come. ends_s: when it is given up. known: whether its time comes from an expectation."""
 
     key: Key
     work_s: float
-    rate: float  # GPU seconds a second that it adds to demand until due
+    coming_s: float
     due_s: float
     ends_s: float
     number: int
@@ -52,7 +52,7 @@ class Tickets:
         self._of: dict[Key, Ticket] = {}
         self._ends: list[tuple[float, int, Key]] = []
         self._number = 0
-        self._work_s = self._rate = 0.0
+        self._work_s = self._coming_s = 0.0
         self._ready_at: float | None = None
         self._spare = 0.0
 
@@ -65,9 +65,9 @@ class Tickets:
         return self._work_s
 
     @property
-    def demand(self) -> float:
-        """GPU seconds a second: each ticket's work spread over the time from its issue until it is due."""
-        return self._rate
+    def coming_s(self) -> float:
+        """GPU seconds of the tickets that are not due yet."""
+        return self._coming_s
 
     def expect(self, ready_at_s: float | None, spare: float) -> None:
         """From now on capacity is expected at that time (None: nobody knows), and then leaves so much spare.
@@ -124,23 +124,22 @@ class Tickets:
 
     def _add(self, request: Request, work_s: float, now: float, due_s: float, ends_s: float, known: bool) -> Ticket:
         self._number += 1
-        rate = work_s / max(due_s - now, 1.0)
-        ticket = Ticket(_key(request), work_s, rate, due_s, ends_s, self._number, known)
+        ticket = Ticket(_key(request), work_s, work_s, due_s, ends_s, self._number, known)
         self._of[ticket.key] = ticket
         heapq.heappush(self._ends, (due_s, ticket.number, ticket.key))
         heapq.heappush(self._ends, (ends_s, ticket.number, ticket.key))
         self._work_s += work_s
-        self._rate += rate
+        self._coming_s += work_s
         return ticket
 
     def _drop(self, ticket: Ticket) -> None:
         del self._of[ticket.key]
         if not self._of:  # so that rounding never adds up
-            self._work_s = self._rate = 0.0
+            self._work_s = self._coming_s = 0.0
             self._ends.clear()
             return
         self._work_s = max(0.0, self._work_s - ticket.work_s)
-        self._rate = max(0.0, self._rate - ticket.rate)
+        self._coming_s = max(0.0, self._coming_s - ticket.coming_s)
         if len(self._ends) > 2 * len(self._of) + _SPARE_ENTRIES:
             self._ends = [(s, t.number, t.key) for t in self._of.values() for s in (t.due_s, t.ends_s)]
             heapq.heapify(self._ends)
@@ -152,8 +151,8 @@ class Tickets:
             ticket = self._of.get(key)
             if ticket is None or ticket.number != number:
                 continue
-            self._rate = max(0.0, self._rate - ticket.rate)
-            ticket.rate = 0.0
+            self._coming_s = max(0.0, self._coming_s - ticket.coming_s)
+            ticket.coming_s = 0.0
             if ticket.ends_s <= now:
                 self._drop(ticket)
 

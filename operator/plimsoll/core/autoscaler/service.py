@@ -118,7 +118,7 @@ class Service:
         known = None if isinstance(self.idle, Unknown) else self.idle
         within_s = start_s + TICK_S if wish.horizon_s is None else wish.horizon_s
         self.pauses = pauses.hear(self.pauses, now_s, known, arrived, within_s)
-        returning = seen.heard.returning
+        returning = seen.heard.returning_s
         wrong = known is not None and known != any([there.replicas == 0 for there in seen.tiers.values()])
         if (wrong and any([tier.min_replicas == 0 for tier in wish.policy.tiers.values()])) or (
             not isinstance(returning, Unknown) and returning > 0.0
@@ -189,7 +189,7 @@ class Service:
         for name, coming in demand.items():
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
-                backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning(name, seen.heard)
+                backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning_gpu_s(name, seen.heard)
                 found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
 
@@ -227,13 +227,13 @@ class Service:
         known = {name: need for name, need in self.needs.items() if isinstance(need, Need) and name in seen.tiers}
         if not known or wish.slo is None:
             return
-        shed = seen.heard.shed_share
+        shed, arrived = seen.heard.shed_share, seen.heard.arrived
         nearest = max(known, key=lambda name: _used(known[name], seen.tiers[name].replicas))
         whole = all(there.ready == there.replicas > 0 and not there.starting for there in seen.tiers.values())
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
-            short.hear(need.replicas, there.ready, whole, refused, 1.0 - wish.slo.share, now_s)
+            short.hear(need.replicas, there.ready, whole, refused, arrived, 1.0 - wish.slo.share, now_s)
             if not short.is_none:
                 replicas = math.ceil(need.replicas * short.factor - 1e-9)
                 self.needs[name] = replace(
@@ -268,9 +268,9 @@ class Service:
         """Work for a tier of the requests held at the gateways."""
         return 0.0 if isinstance(heard.held_work_s, Unknown) else heard.held_work_s * self._part(name)
 
-    def _returning(self, name: str, heard: Heard) -> float:
-        """Work for a tier, GPU-seconds a second, of the requests told when to come back."""
-        return 0.0 if isinstance(heard.returning, Unknown) else heard.returning * self._part(name)
+    def _returning_gpu_s(self, name: str, heard: Heard) -> float:
+        """Work for a tier of the requests told when to come back."""
+        return 0.0 if isinstance(heard.returning_s, Unknown) else heard.returning_s * self._part(name)
 
     def _part(self, name: str) -> float:
         """What a request is to a tier, over what it is to the one that answers, in which gateways reckon."""
@@ -300,7 +300,7 @@ def is_idle(seen: Seen) -> bool | Unknown:
     """Whether no request comes, waits, runs or has been told to come back. One that is seen is proof; that there is
     none is known only from all gateways and engines."""
     heard, missing = seen.heard, None
-    for amount in (heard.rate_per_s if heard.fresh else 0.0, heard.held, heard.returning, heard.in_flight):
+    for amount in (heard.rate_per_s if heard.fresh else 0.0, heard.held, heard.returning_s, heard.in_flight):
         if isinstance(amount, Unknown):
             missing = amount
         elif amount > 0.0:

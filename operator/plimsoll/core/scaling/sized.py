@@ -106,9 +106,9 @@ class Line:
 class Ask:
     """One tier to be sized. replicas, ready: as in TierObservation. headroom: share of the load line kept free.
 
-    backlog_gpu_s: work that waits. Where nothing is ready yet it is to be cleared within one horizon, beside the load.
-    returning: GPU-seconds a second of requests that were refused and told when to come back. Arrivals are first
-    attempts, so that these are in no forecast.
+    backlog_gpu_s: work that waits, where nothing is ready yet. returning_gpu_s: of requests that were refused and told
+    when to come back; arrivals are first attempts, so that these are in no forecast. Both are to be cleared within one
+    horizon, beside the load: sooner is no new replica there.
     """
 
     line: Line
@@ -117,7 +117,7 @@ class Ask:
     ready: int
     headroom: float = 0.0
     backlog_gpu_s: float = 0.0
-    returning: float = 0.0
+    returning_gpu_s: float = 0.0
 
 
 def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
@@ -231,10 +231,8 @@ def _remembered(asks: Sequence[Ask], rate: Floats) -> Floats:
 
 
 def _work(ask: Ask) -> float:
-    coming = ask.forecast.work + ask.returning
-    if ask.ready or ask.backlog_gpu_s <= 0.0:
-        return coming
-    return coming + ask.backlog_gpu_s / max(ask.forecast.horizon_s, 1.0)
+    waiting = ask.returning_gpu_s if ask.ready else ask.returning_gpu_s + ask.backlog_gpu_s
+    return ask.forecast.work + waiting / max(ask.forecast.horizon_s, 1.0)
 
 
 def margin_of(work: float, doubt: float) -> float:

@@ -52,7 +52,7 @@ class Present(NamedTuple):
 
     held: float | Unknown
     held_work_s: float | Unknown
-    returning: float | Unknown
+    returning_s: float | Unknown
     in_flight: float | Unknown
 
 
@@ -132,7 +132,7 @@ class Demand:
         for reading in last:
             held += reading.waiting
             held_work_s += reading.held_work_s
-            returning += reading.ticket_work
+            returning += reading.ticket_work_s
             in_flight += sum(reading.inflight.values())
         whole = len(gateways) / len(last)
         return Present(held * whole, held_work_s * whole, returning * whole, in_flight * whole)

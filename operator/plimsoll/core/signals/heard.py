@@ -46,10 +46,11 @@ class Heard:
     coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
     workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
     tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from.
-    shed_share: refused over first attempts, last minute. held: requests that wait at the gateways now, and held_work_s
-    their GPU-seconds in the tier that answers. returning: GPU-seconds a second there of those that were refused and
-    told when to come back; retries are no arrivals, so it is in no rate. in_flight: requests that gateways have sent to
-    engines and that have not ended. moved: what decode engines received of prefill engines, about the last ten minutes.
+    arrived: first attempts, last minute; shed_share: refused over these. held: requests that wait at the gateways now,
+    and held_work_s their GPU-seconds in the tier that answers. returning_s: GPU-seconds there of those that were
+    refused and told when to come back, until they are due; retries are no arrivals, so they are in no rate. in_flight:
+    requests that gateways have sent to engines and that have not ended. moved: what decode engines received of prefill
+    engines, about the last ten minutes.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -61,10 +62,11 @@ class Heard:
     workload: Workload | Unknown = NOTHING_HEARD
     ttft_s: float | Unknown = NOTHING_HEARD
     ttft: Buckets | None = None
+    arrived: float = 0.0
     shed_share: float | Unknown = NOTHING_HEARD
     held: float | Unknown = NOTHING_HEARD
     held_work_s: float | Unknown = NOTHING_HEARD
-    returning: float | Unknown = NOTHING_HEARD
+    returning_s: float | Unknown = NOTHING_HEARD
     in_flight: float | Unknown = NOTHING_HEARD
     moved: Moved = NOTHING_MOVED
     tiers: Mapping[Role, TierHeard] = field(default_factory=dict)

@@ -107,7 +107,7 @@ def answered(reading: EngineReading) -> EngineReading:
 def is_answer(reading: ServiceReading) -> bool:
     """Whether all counts of a service are numbers that can be counts."""
     counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed)
-    now = (reading.waiting, reading.held_work_s, reading.ticket_work, *reading.inflight.values())
+    now = (reading.waiting, reading.held_work_s, reading.ticket_work_s, *reading.inflight.values())
     return all(map(_is_number, (*counts, *now, *reading.refused.values()))) and _is_histogram(reading.ttft_s)
 
 

@@ -7,8 +7,9 @@ sees one output token each.
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
 make the ratio that turns the one into the other. Lengths of those that ended fade over minutes: they give the shape,
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
-last half minute over the requests that began to be answered in it: while answers grow longer, those that ended are the
-short ones, yet the tokens of the others are counted already. Cached tokens are a share of each prompt, the same for
+last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the tokens
+of the others are counted already. Its requests are the mean of those that began to be answered and those that ended:
+answers take about as long as the window, and the tokens of a lull are those of the burst before it. Cached tokens are a share of each prompt, the same for
 all: engines count them only in sum.
 """
 
@@ -73,7 +74,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
-        self._begun: Recent[_Means] = Recent(_LATELY_S)  # requests that began to be answered, tokens made meanwhile
+        self._answering: Recent[_Means] = Recent(_LATELY_S)  # requests, and the tokens that were made for them
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
@@ -92,7 +93,9 @@ class Lengths:
             lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
             self._ended.add(at_s, count(interval.prompt_tokens), lengths)
         if interval.ttft_s is not None and interval.generated_tokens is not None:
-            self._begun.add(at_s, _Means(count(interval.ttft_s), interval.generated_tokens))
+            begun = count(interval.ttft_s)
+            ended = begun if interval.output_tokens is None else count(interval.output_tokens)
+            self._answering.add(at_s, _Means((begun + ended) / 2.0, interval.generated_tokens))
         means = _prompts(interval)
         if means is not None:
             self._counted.add(at_s, means.requests, means)
@@ -144,7 +147,7 @@ class Lengths:
 
         Shorter answers end first, and are among those that ended; and while more and more begin, tokens lag behind.
         """
-        lately, usual = self._begun.over(now_s), base.mean(base.output_tokens)
+        lately, usual = self._answering.over(now_s), base.mean(base.output_tokens)
         if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
             return 1.0
         factor = lately.tokens / lately.requests / usual

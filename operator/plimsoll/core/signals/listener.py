@@ -87,7 +87,7 @@ class Listener:
                 shed_share=why,
                 held=why,
                 held_work_s=why,
-                returning=why,
+                returning_s=why,
                 in_flight=why,
             )
         rates, minute = self._demand.rates(now_s), self._demand.recent.over(now_s)
@@ -100,10 +100,11 @@ class Listener:
             prompt_tokens=self._lengths.prompt_tokens(minute),
             ttft_s=_ttft(minute, share),
             ttft=None if minute is None else minute.ttft_s,
+            arrived=0.0 if minute is None else minute.arrived,
             shed_share=_shed(minute),
             held=present.held,
             held_work_s=present.held_work_s,
-            returning=present.returning,
+            returning_s=present.returning_s,
             in_flight=present.in_flight,
         )
 
