@@ -18,7 +18,7 @@ SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
 
 
 def told(rate: float, shed: float, lengths: object) -> Heard:
-    return replace(heard(rate, *PAIR), workload=lengths, shed_share=shed)
+    return replace(heard(rate, *PAIR), workload=lengths, arrived=60.0 * rate, shed_share=shed)
 
 
 def fleet(rate: float, lengths: object, most: int) -> Fleet:
