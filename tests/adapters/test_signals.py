@@ -173,7 +173,7 @@ def test_what_a_picker_writes_is_what_it_counted() -> None:
     tally.arrive(Prompt(100, 3), retry=True)
     tally.refuse(Reason.MODEL_STARTING)
     for ttft_us in (250_000, 250_000, 4_000_000):
-        tally.end(Record(ticket="t", host="h", code=200, flags="-", ttft_us=ttft_us))
+        tally.end(Record(ticket="t", host="h", code=200, flags="-", ttft_us=ttft_us, duration_us=3 * ttft_us))
     heard = parse(orjson.dumps(signals(picker, "gw-0", synced=True)), "gw-0", 5.0)
     assert heard.reading.born == picker.born
     assert heard.routable == {("team", "chat"): 0, ("team", "quiet"): 0}
@@ -184,9 +184,13 @@ def test_what_a_picker_writes_is_what_it_counted() -> None:
     assert found.ttft_s.total == 4.5
     assert buckets.quantile(found.ttft_s, 0.5) == pytest.approx(0.25, rel=0.09)
     assert buckets.quantile(found.ttft_s, 1.0) == pytest.approx(4.0, rel=0.09)
-    nothing = heard.reading.services["team/quiet"].ttft_s
-    assert nothing is not None
-    assert buckets.count(nothing) == 0.0
+    assert found.e2e_s is not None
+    assert found.e2e_s.total == 13.5
+    assert buckets.quantile(found.e2e_s, 1.0) == pytest.approx(12.0, rel=0.09)
+    quiet = heard.reading.services["team/quiet"]
+    for nothing in (quiet.ttft_s, quiet.e2e_s):
+        assert nothing is not None
+        assert buckets.count(nothing) == 0.0
 
 
 def test_only_engines_that_answer_clients_are_routable() -> None:
@@ -218,6 +222,18 @@ def test_an_older_gateway_tells_neither_tokens_nor_latencies() -> None:
 )
 def test_what_is_left_out_is_not_zero(path: str, name: str) -> None:
     assert getattr(chat(changed(f"services.team/chat.{path}", None)), name) is None
+
+
+def test_whole_answers_are_told_by_some_gateways_and_asked_of_none() -> None:
+    assert chat(v3()).e2e_s is None
+    document = v3()
+    document["services"]["team/chat"]["e2e"] = {"sum_s": 9.0, "buckets": [90, 88], "counts": [2, 1]}
+    found = chat(document).e2e_s
+    assert found == buckets.from_sparse(buckets.LATENCY_EDGES_S, {90: 2, 88: 1}, 9.0)
+    for broken in ({"sum_s": -1.0, "buckets": [1], "counts": [1]}, {"sum_s": 1.0, "buckets": [1], "counts": [1, 2]}):
+        document["services"]["team/chat"]["e2e"] = broken
+        with pytest.raises(ValueError, match=r"sum_s|each bucket of the e2e of team/chat"):
+            chat(document)
 
 
 def test_keys_of_a_later_release_are_passed_over() -> None:

@@ -57,6 +57,8 @@ GOOD: list[dict[str, Any]] = [
     {"spec.engine.args": ["--seed"] * 128},
     {"spec.engine.env": [{"name": name, "value": ""} for name in ("A", "a.b-c", "_X", "MY_PLIMSOLL_X", "PLIMSOLL")]},
     {"spec.engine.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}]},
+    {"spec.slo": {"ttft": "59m59.999s", "e2e": "1h"}},
+    {"spec.slo": {"ttft": "1ns", "tpot": "1h", "e2e": "2ns"}},
     *[
         {"spec.slo": {"percentile": percentile, "ttft": ttft, "tpot": "1ns"}}
         for percentile, ttft in (
@@ -173,6 +175,7 @@ GOOD: list[dict[str, Any]] = [
             ],
             [{"name": "a", "slo": {"ttft": "1ns"}}, {"name": "b", "slo": {"tpot": "1h"}}],
             [{"name": "a", "slo": {"ttft": "1h", "ttftPerKToken": "1h", "tpot": "1us"}}],
+            [{"name": "a", "slo": {"e2e": "1h"}}, {"name": "b", "slo": {"ttft": "1s", "tpot": "1h", "e2e": "1.001s"}}],
             [  # the dearest for the API server to judge
                 {
                     "name": f"c{at:062}",
@@ -180,7 +183,8 @@ GOOD: list[dict[str, Any]] = [
                     "holdFor": "1m30.5s" + "1ns" * 8,
                     "guaranteedShare": "06%",
                     "fill": "100%",
-                    "slo": {name: "0.1s" + "1ns" * 9 for name in ("ttft", "ttftPerKToken", "tpot")},
+                    "slo": {name: "0.1s" + "1ns" * 9 for name in ("ttft", "ttftPerKToken", "tpot")}
+                    | {"e2e": "0.2s" + "1ns" * 9},
                 }
                 for at in range(16)
             ],

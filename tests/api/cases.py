@@ -277,8 +277,8 @@ ENVIRONMENTS = [
 ]
 
 PROMISES = [
-    one(SLO, {}, "needs ttft or tpot"),
-    one(SLO, {"percentile": 99}, "needs ttft or tpot"),
+    one(SLO, {}, "needs ttft, tpot or e2e"),
+    one(SLO, {"percentile": 99}, "needs ttft, tpot or e2e"),
     one(
         SLO,
         {"ttft": "1s", "percentile": 0},
@@ -295,12 +295,12 @@ PROMISES = [
     ),
     *[
         one(f"spec.slo.{name}", value, "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s")
-        for name in ("ttft", "tpot")
+        for name in ("ttft", "tpot", "e2e")
         for value in ("500", "half a second", "-1s", "1 s", "", ".5s", "1.s", "1d")
     ],
     *[
         one(f"spec.slo.{name}", value, "must be longer than zero and at most one hour")
-        for name in ("ttft", "tpot")
+        for name in ("ttft", "tpot", "e2e")
         for value in ("0s", "0.0ms", "61m", "3600.1s")
     ],
     *[
@@ -319,8 +319,17 @@ PROMISES = [
         "spec.slo.ttftPerKToken",
         "ttftPerKToken is added to ttft, which is missing",
     ),
+    *[
+        Case({SLO: {"ttft": ttft, "e2e": e2e}}, "spec.slo.e2e", "e2e must be longer than ttft, which is a part of it")
+        for ttft, e2e in (("1s", "1s"), ("1s", "1000ms"), ("1h", "59m59.999s"), ("500ms", "1ns"), ("0.5s", "500000us"))
+    ],
+    Case({SLO: {"ttft": "soon", "e2e": "1s"}}, "spec.slo.ttft", "must be a duration with a unit"),
+    Case({SLO: {"e2e": "20s", "ttftPerKToken": "1s"}}, "spec.slo.ttftPerKToken", "ttftPerKToken is added to ttft"),
+    Case({SLO: {"e2e": "20s"}}, "spec.slo.ttft", "ttft is needed beside e2e where there is a prefill tier"),
+    Case({SLO: {"e2e": "20s", "tpot": "1s"}}, "spec.slo.ttft", "ttft is needed beside e2e where there is a prefill"),
     *text("spec.slo.ttft", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
     *text("spec.slo.tpot", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
+    Case({SLO: {"ttft": "1s", "e2e": "1" * 33}}, "spec.slo.e2e", "must have at most 32", "Too long"),
 ]
 
 SHAPES = [

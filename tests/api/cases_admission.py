@@ -149,11 +149,12 @@ def _targets(targets: Manifest, field: str, says: str, server: str = "") -> Case
 
 
 CLASS_TARGETS = [
-    _targets({}, "", "needs ttft or tpot"),
+    _targets({}, "", "needs ttft, tpot or e2e"),
+    _targets({"ttft": "2s", "e2e": "1s"}, ".e2e", "e2e must be longer than ttft"),
     _targets({"ttftPerKToken": "1ms", "tpot": "1s"}, ".ttftPerKToken", "ttftPerKToken is added to ttft, which is"),
     *[
         case
-        for name in ("ttft", "tpot")
+        for name in ("ttft", "tpot", "e2e")
         for case in (
             *[_targets({name: value}, f".{name}", DURATION) for value in BAD_DURATIONS],
             *[

@@ -54,7 +54,13 @@ STATUS = Status(
     ),
     tiers=TiersStatus(prefill=TIER, decode=TIER, serve=TIER),
     slo=SloStatus(
-        ttft="412ms", tpot="38ms", attainment="97.3%", attainment_offered="95.1%", offered="41.2 req/s", window="1m"
+        ttft="412ms",
+        tpot="38ms",
+        attainment="97.3%",
+        attainment_offered="95.1%",
+        offered="41.2 req/s",
+        window="1m",
+        e2e="9.4s",
     ),
     limited_by="decode TPOT",
     cold_start=ColdStartsStatus(prefill=STARTS, decode=STARTS, serve=STARTS),

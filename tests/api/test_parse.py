@@ -173,6 +173,16 @@ def test_a_promise_is_read_in_seconds() -> None:
     assert (slo.percentile, slo.ttft_seconds, slo.tpot_seconds) == (95, 60.5, None)
 
 
+def test_the_whole_is_written_as_it_is_said() -> None:
+    slo = parse(service(**{"spec.slo": {"ttft": "500ms", "e2e": "1m0.5s"}})).spec.slo
+    assert slo is not None
+    assert (slo.e2e_seconds, slo.manifest()["e2e"]) == (60.5, "1m0.5s")
+    assert problems(service(**{"spec.slo": {"ttft": "500ms", "e2E": "1m"}})) == ("spec.slo.e2E: is not a known field",)
+    assert problems(service(**{"spec.slo": {"ttft": "1s", "e2e": 20}})) == (
+        "spec.slo.e2e: must be text, not a whole number; put it in quotes",
+    )
+
+
 def test_the_manifest_of_a_part_is_what_was_written() -> None:
     written = {"name": "a", "configMap": {"name": "b", "items": [{"key": "c", "path": "d"}]}}
     pod = "spec.tiers.decode.pod"

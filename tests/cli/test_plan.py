@@ -146,6 +146,21 @@ def test_no_plan_names_the_nearest_promise(capsys: pytest.CaptureFixture[str]) -
     assert "it would keep --ttft 500ms --tpot 6" in said
 
 
+def test_a_plan_for_whole_answers_takes_more_and_says_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = {}
+    for whole in ("1m", "8s"):
+        assert main([*MEASURED, "--e2e", whole, *MEANS, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        lines[whole] = told["load_line_per_s"] / told["gpus"]
+        assert told["slo"]["e2e_s"] == {"1m": 60.0, "8s": 8.0}[whole]
+    assert told["binding"] == "e2e"
+    assert lines["8s"] < lines["1m"]
+    assert main([*MEASURED, "--e2e", "1s", *MEANS]) == 1
+    said = capsys.readouterr().err
+    assert "no number of replicas keeps the promise, e2e breaks it" in said
+    assert "it would keep --ttft 500ms --tpot 50ms --e2e " in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -162,9 +177,11 @@ def test_no_plan_names_the_nearest_promise(capsys: pytest.CaptureFixture[str]) -
         ),
         ([*MEASURED, *MEANS, "--gpu", "H200"], "--gpu and --hardware"),
         (["plan", "--hardware", "h900", "--tpot", "50ms", *MEANS], "profile 'h900'"),
-        (["plan", "--hardware", "h200-8b", *MEANS], "--ttft or --tpot is needed"),
+        (["plan", "--hardware", "h200-8b", *MEANS], "--ttft, --tpot or --e2e is needed"),
         (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEANS], "--ttft: 'soon' is not a duration"),
         (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEANS], "--tpot: 0s is not above 0"),
+        ([*MEASURED, *MEANS, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
+        ([*MEASURED, *MEANS, "--e2e", "later"], "--e2e: 'later' is not a duration"),
         ([*MEASURED, *MEANS, "--percentile", "100"], "--percentile: 100"),
         ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is needed, or --trace"),
         ([*MEASURED, *MEANS[:2], "--prompt-tokens", "0", "--output-tokens", "9"], "--prompt-tokens: must be finite"),

@@ -87,6 +87,16 @@ async def test_a_namespace_is_a_table_of_what_its_services_have() -> None:
     ]
 
 
+async def test_times_of_whole_answers_are_shown_where_they_are_promised() -> None:
+    slo = {"ttft": "500ms", "e2e": "20s"}
+    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s"}}
+    whole = builders.service("whole", slo=slo) | {"status": told}
+    head, chat, line = await answer(cluster(CHAT, whole), "team", None, PIPE, NOW_S)
+    at = head.index("E2E")
+    assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "9.4s")
+    assert "E2E   20s       9.4s" in await shown(whole, name="whole")
+
+
 async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_out() -> None:
     lines = await answer(cluster(CHAT, AGGREGATED), None, None, Screen(colour=True), NOW_S)
     assert [line.split()[0].removeprefix("\x1b[1m").removeprefix("\x1b[31m") for line in lines] == [

@@ -67,7 +67,8 @@ async def _tell(_: Object, __: Event) -> None:
 
 def arrivals(count: float) -> ServiceReading:
     ttft = Buckets((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
-    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft)
+    e2e = Buckets((2.0, 4.0, INFINITE), (0.0, count, 0.0), 2.9 * count)
+    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e)
 
 
 def engine(ended: float, at_s: float) -> EngineReading:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.controllers.gauges import Conditions
 from plimsoll.telemetry import metrics
@@ -37,6 +39,43 @@ def test_a_promise_and_how_it_is_kept_are_shown_until_the_service_is_gone() -> N
         found.store.drop(parent)
     found.scaler.decide(NOW_S + 31.0)
     assert [s for family in metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)] == []
+
+
+@pytest.mark.parametrize(("target", "kept"), [("10s", True), ("2500ms", False)])
+def test_whole_answers_are_judged_where_they_are_promised(target: str, kept: bool) -> None:
+    name = f"whole-{target}"
+    found = loaded(name, **{**PROMISED, "slo": {"ttft": "2s", "tpot": "50ms", "e2e": target}})
+    report = found.scaler.report(("team", name))
+    assert report is not None
+    met = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    assert met.reason is (Reason.PROMISE_KEPT if kept else Reason.PROMISE_BROKEN)
+    assert met.message.startswith("p95 e2e 3.") is not kept  # all took 2 to 4 s, 2.9 s in the mean
+    assert (", target 2.5s" in met.message) is not kept
+    assert report.slo["e2e"].startswith("3.")
+    service = f"team/{name}"
+    assert value("plimsoll_slo_e2e_seconds", service=service) == (10.0 if kept else 2.5)
+    assert 2.9 < (value("plimsoll_slo_e2e_measured_seconds", service=service) or 0.0) < 4.0
+
+
+def test_whole_answers_are_not_shown_where_they_are_not_promised() -> None:
+    found = loaded("parts", **PROMISED)
+    report = found.scaler.report(("team", "parts"))
+    assert report is not None
+    assert "e2e" not in report.slo
+    assert value("plimsoll_slo_e2e_seconds", service="team/parts") is None
+    assert value("plimsoll_slo_e2e_measured_seconds", service="team/parts") is None
+
+
+def test_a_whole_out_of_reach_is_named_with_one_that_is_not() -> None:
+    found = loaded("short", **{**PROMISED, "slo": {"ttft": "500ms", "e2e": "510ms"}})
+    report = found.scaler.report(("team", "short"))
+    assert report is not None
+    feasible = next(one for one in report.conditions if one.type is Type.SLO_FEASIBLE)
+    assert feasible.holds is False
+    assert feasible.message.startswith(
+        "serve: no number of replicas keeps it, e2e breaks it; feasible: slo.ttft 500ms,"
+    )
+    assert ", slo.e2e " in feasible.message
 
 
 def test_the_share_in_time_counts_the_allowance_for_long_prompts() -> None:

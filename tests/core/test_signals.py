@@ -41,6 +41,7 @@ def gateway(arrived: float, **other: Any) -> ServiceReading:
         cancelled=0.0,
         refused={},
         ttft_s=histogram(TTFT_EDGES_S, 0.2, arrived),
+        e2e_s=histogram(TTFT_EDGES_S, 3.0, arrived),
     )
     return replace(reading, **other)
 
@@ -104,6 +105,8 @@ def test_a_service_that_is_fully_heard_has_everything_known() -> None:
     assert tier.coverage == 1.0
     assert tier.age_s == 0.0
     assert tier.measured.ttft_s == heard.ttft_s
+    assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
+    assert tier.measured.e2e_s == heard.e2e_s
     assert known(tier.measured.tpot_s) == pytest.approx(0.0102, rel=0.2)
     assert tier.measured.waiting == 2.0
     assert tier.measured.kv_used == 0.3
@@ -147,6 +150,17 @@ def test_before_engines_have_told_an_estimate_from_bytes_is_what_is_known() -> N
     for t in range(3):
         listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
     assert listener.heard(NOW_S + 2, {}, ["g"], SHARE).prompt_tokens == 250.0
+
+
+def test_gateways_of_two_releases_tell_what_the_newer_one_knows_of_whole_answers() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(20):
+        listener.hear_gateway("new", "1", NOW_S + t, gateway(5.0 * t))
+        listener.hear_gateway("old", "1", NOW_S + t, gateway(5.0 * t, e2e_s=None))
+    heard = listener.heard(NOW_S + 20.0, {}, ["new", "old"], 0.95)
+    assert known(heard.rate_per_s) == pytest.approx(10.0)
+    assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
+    assert isinstance(listener.heard(NOW_S + 400.0, {}, ["new", "old"], 0.95).e2e_s, Unknown)
 
 
 def test_a_gateway_that_tells_no_tokens_leaves_the_prompts_to_the_engines() -> None:
@@ -292,6 +306,7 @@ def test_split_tiers_tell_each_what_only_they_know() -> None:
     assert known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
     assert isinstance(prefill.tpot_s, Unknown)
     assert isinstance(decode.ttft_s, Unknown)
+    assert isinstance(prefill.e2e_s, Unknown)
     assert known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
 
 

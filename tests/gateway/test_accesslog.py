@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,24 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
         stream = stream[cut:]
     taken, bad = records(*pieces, stream)
     assert (len(taken), bad) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "ttft_s", "e2e_s"),
+    [
+        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, 0.0015, 0.09),
+        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": None}, 0.0015, None),
+        ({"code": 404, "flags": "-", "ttft_us": 1500, "duration_us": 1600}, None, None),
+        ({"code": 200, "flags": "UC", "ttft_us": 1500, "duration_us": 90_000}, None, None),  # cut short
+        ({"code": 200, "flags": "DC", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+        ({"code": 503, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+    ],
+)
+def test_only_answers_that_were_wanted_and_whole_have_times(
+    line: dict[str, object], ttft_s: float | None, e2e_s: float | None
+) -> None:
+    (record,), _ = records(json.dumps(line).encode() + b"\n")
+    assert (record.ttft_s, record.e2e_s) == (ttft_s, e2e_s)
 
 
 def test_a_broken_line_is_counted_and_skipped() -> None:

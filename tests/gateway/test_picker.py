@@ -149,7 +149,7 @@ def test_latencies_are_counted_by_buckets() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"code": 200, "flags": "-"},  # no body
+        {"code": 200, "flags": "-", "duration_us": 900},  # no body
         {"code": 400, "flags": "-", "ttft_us": 900},  # the engine's own refusal comes at once
         {"code": 500, "flags": "-", "ttft_us": 900},
         {"code": 200, "flags": "UC", "ttft_us": 900},
@@ -160,7 +160,7 @@ def test_only_answers_have_a_latency(record: dict[str, Any]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
     answered(asked, **record)
     found = signals(asked, "g", synced=True)["services"]["team/chat"]
-    assert found["ttft"] == {"sum_s": 0.0, "buckets": [], "counts": []}
+    assert found["ttft"] == found["e2e"] == {"sum_s": 0.0, "buckets": [], "counts": []}
     assert sum(found["requests"][outcome] for outcome in ("answered", "failed", "cancelled")) == 1
 
 

@@ -28,6 +28,21 @@ def ended(number: int, end: End = End.OK, ttft_s: float = 0.5, tpot_s: float = 0
     return visit
 
 
+def test_a_whole_answer_counts_where_it_is_promised() -> None:
+    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
+    visits = [ended(1), ended(2, ttft_s=0.7), ended(3, tpot_s=0.04), ended(4, End.SHED), ended(5, prompt=100_000)]
+    shares, shown = {}, {}
+    for e2e_s in (None, 0.8):  # ten tokens after the first: 0.7, 0.9, 0.9 and 0.7 s
+        result = Result(lab.plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, e2e_s))
+        for visit in visits:
+            result.take(visit)
+        told = result.summary(world, "static:2", 0, 100.0, 1.0)
+        shares[e2e_s], shown[e2e_s] = told["attainment_offered"], told.get("p95_e2e_s")
+        assert told["infeasible_alone"] == 1  # reads that prompt for longer than either
+    assert shares == {None: 0.8, 0.8: 0.4}
+    assert shown == {None: None, 0.8: pytest.approx(0.9, rel=0.003)}
+
+
 def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
     world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     result = Result(lab.plant(), [Role.SERVE], SLO)

@@ -74,6 +74,7 @@ class _Service(msgspec.Struct):
     requests: _Requests
     ttft: _Histogram | None = None  # from version 2 on
     admission: _Admission | None = None  # from version 3 on
+    e2e: _Histogram | None = None  # of version 3, but not of its first gateways; readers before that pass over it
 
 
 class _Document(msgspec.Struct):
@@ -128,7 +129,8 @@ def _service(name: str, read: _Service) -> ServiceReading:
         failed=requests.failed,
         cancelled=requests.cancelled,
         refused=requests.refused,
-        ttft_s=None if read.ttft is None else _histogram(name, read.ttft),
+        ttft_s=None if read.ttft is None else _histogram(name, "TTFT", read.ttft),
+        e2e_s=None if read.e2e is None else _histogram(name, "e2e", read.e2e),
         waiting=admission.held,
         held_work_s=admission.held_work_s,
         ticket_work_s=admission.ticket_work_s,
@@ -139,11 +141,11 @@ def _service(name: str, read: _Service) -> ServiceReading:
     )
 
 
-def _histogram(name: str, read: _Histogram) -> Buckets:
+def _histogram(name: str, what: str, read: _Histogram) -> Buckets:
     edges = buckets.LATENCY_EDGES_S
     counts = dict(zip(read.buckets, read.counts, strict=False))
     if not len(counts) == len(read.buckets) == len(read.counts):
-        raise ValueError(f"each bucket of the TTFT of {name} must have one count")
+        raise ValueError(f"each bucket of the {what} of {name} must have one count")
     if max(counts, default=0) >= len(edges):
-        raise ValueError(f"the TTFT of {name} has a bucket {max(counts)}, the last is {len(edges) - 1}")
+        raise ValueError(f"the {what} of {name} has a bucket {max(counts)}, the last is {len(edges) - 1}")
     return buckets.from_sparse(edges, counts, read.sum_s)

@@ -113,6 +113,7 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--ttft", metavar="T", help="target of the first token, such as 500ms")
     add("--ttft-per-k-token", metavar="T", help="added to it for each 1,000 prompt tokens")
     add("--tpot", metavar="T", help="target of each further token, such as 50ms")
+    add("--e2e", metavar="T", help="target of the whole answer, such as 20s")
     add("--gap", metavar="T", help="no usual gap between two tokens longer than this")
     add("--percentile", type=int, default=95, metavar="N", help="of requests within their targets (%(default)s)")
     add("--trace", metavar="FILE", help="requests, as for simulate: planned is for its busiest five minutes")

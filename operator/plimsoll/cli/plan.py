@@ -85,11 +85,14 @@ def _slo(arguments: argparse.Namespace) -> Slo:
         raise BadInput(f"--percentile: {arguments.percentile} is not from 1 to 99")
     ttft, more = _seconds("--ttft", arguments.ttft), _seconds("--ttft-per-k-token", arguments.ttft_per_k_token)
     tpot = _seconds("--tpot", arguments.tpot)
-    if ttft is None and tpot is None:
-        raise BadInput("--ttft or --tpot is needed: a promise without a target sizes nothing")
+    e2e = _seconds("--e2e", arguments.e2e)
+    if ttft is None and tpot is None and e2e is None:
+        raise BadInput("--ttft, --tpot or --e2e is needed: a promise without a target sizes nothing")
     if ttft is None and more:
         raise BadInput("--ttft-per-k-token is added to --ttft, which is missing")
-    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot)
+    if ttft is not None and e2e is not None and e2e <= ttft:
+        raise BadInput("--e2e: must be longer than --ttft, which is a part of it")
+    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot, e2e)
 
 
 def _seconds(option: str, text: str | None) -> float | None:

@@ -35,6 +35,7 @@ def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
             "ttft_s": asked.slo.ttft_s,
             "ttft_per_1k_tokens_s": asked.slo.ttft_per_1k_tokens_s,
             "tpot_s": asked.slo.tpot_s,
+            **({} if asked.slo.e2e_s is None else {"e2e_s": asked.slo.e2e_s}),
             "gap_s": asked.gap_s,
         },
         "gpus": chosen.gpus,
@@ -209,4 +210,6 @@ def _promise(slo: Slo) -> str:
         targets.append(f"--ttft {duration(slo.ttft_s)}{more}")
     if slo.tpot_s is not None:
         targets.append(f"--tpot {duration(slo.tpot_s)}")
+    if slo.e2e_s is not None:
+        targets.append(f"--e2e {duration(slo.e2e_s)}")
     return " ".join(targets)

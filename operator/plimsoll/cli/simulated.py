@@ -61,6 +61,8 @@ def _promise(slo: Slo) -> str:
         words.append(f"first token within {duration(slo.ttft_s)}{more if slo.ttft_per_1k_tokens_s else ''}")
     if slo.tpot_s is not None:
         words.append(f"each further one within {duration(slo.tpot_s)}")
+    if slo.e2e_s is not None:
+        words.append(f"the whole answer within {duration(slo.e2e_s)}")
     return f"Promised to {slo.share:.0%} of requests: {', '.join(words)}."
 
 
@@ -71,7 +73,7 @@ def _cell(key: str, value: Any) -> str:
         return f"{value:.2%}"
     if isinstance(value, Mapping):
         return ", ".join(_part(name, part) for name, part in value.items())
-    if key.endswith(("ttft_s", "tpot_s", "itl_p99_s")):
+    if key.endswith(("ttft_s", "tpot_s", "e2e_s", "itl_p99_s")):
         return duration(value)
     return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
 

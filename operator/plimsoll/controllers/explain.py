@@ -24,6 +24,7 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.lifecycle import Ledger
 from plimsoll.core.scaling import Line, TierDecision
 from plimsoll.core.sizing import Infeasible
+from plimsoll.core.slo import Slo
 
 Object = dict[str, Any]
 
@@ -107,11 +108,15 @@ def _line(line: Line | Unknown) -> Object:
 
 def _infeasible(found: Infeasible) -> Object:
     nearest = found.feasible
-    targets = {} if nearest is None else {"TTFT": nearest.ttft_s, "TPOT": nearest.tpot_s}
-    sized_for = " and ".join(f"{name} {at_s * 1e3:.0f} ms" for name, at_s in targets.items() if at_s is not None)
+    targets = () if nearest is None else nearest.targets
+    sized_for = " and ".join(f"{name} {at_s * 1e3:.0f} ms" for name, at_s in targets if at_s is not None)
     words = f"no number of replicas keeps the promise ({found.constraint} breaks it), sized for {sized_for or 'none'}"
-    feasible = None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s}
+    feasible = None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s, **_e2e(nearest)}
     return {"constraint": found.constraint, "feasible": feasible, "words": words}
+
+
+def _e2e(nearest: Slo) -> Object:
+    return {} if nearest.e2e_s is None else {"e2e_s": nearest.e2e_s}
 
 
 def _forecast(service: Service, tier: Tier, horizon_s: float | None) -> Object:

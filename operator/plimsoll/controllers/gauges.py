@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from prometheus_client import Gauge
 
 from plimsoll.api.conditions import Condition
+from plimsoll.controllers.report import measured
 from plimsoll.controllers.store import Key
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish
 from plimsoll.core.autoscaler.service import missed_share, share_in_time
@@ -107,6 +108,8 @@ def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
     metrics.SLO_PROMISED.labels(name).set(slo.share)
     _show(metrics.SLO_TTFT, None if slo.ttft_s is None else float(slo.ttft_targets_s(tokens)), name)
     _show(metrics.SLO_TPOT, slo.tpot_s, name)
+    _show(metrics.SLO_E2E, slo.e2e_s, name)
+    _show(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else measured(seen)[2], name)
     _show(metrics.SLO_MISSED, shed if missed is None else missed, name)  # nobody was answered: all were refused
     _show(metrics.SCALING_ATTAINMENT, met, name)
     _show(metrics.SCALING_SHED, shed, name)

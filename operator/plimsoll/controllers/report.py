@@ -196,8 +196,8 @@ def _feasible(service: Service) -> Condition:
     for name, need in broken.items():
         assert need.infeasible is not None
         nearest = need.infeasible.feasible
-        told = [] if nearest is None else [("ttft", nearest.ttft_s), ("tpot", nearest.tpot_s)]
-        words = ", ".join(f"slo.{field} {_duration(value)}" for field, value in told if value is not None)
+        told = () if nearest is None else nearest.targets
+        words = ", ".join(f"slo.{name.lower()} {_duration(value)}" for name, value in told if value is not None)
         message = f"{name}: no number of replicas keeps it, {need.infeasible.constraint} breaks it; feasible: {words}"
         return Condition(Type.SLO_FEASIBLE, False, Reason.INFEASIBLE, message)
     if service.needs and all(isinstance(need, Need) for need in service.needs.values()):
@@ -208,8 +208,7 @@ def _feasible(service: Service) -> Condition:
 def _met(seen: Seen, slo: Slo, old: Report) -> Condition:
     """By what clients saw over the last minute; a promise that was broken must be kept by some margin to be met."""
     worst: tuple[float, str] | None = None
-    ttft_s, tpot_s = _measured(seen)
-    for name, value, target_s in (("TTFT", ttft_s, slo.ttft_s), ("TPOT", tpot_s, slo.tpot_s)):
+    for (name, target_s), value in zip(slo.targets, measured(seen), strict=True):
         if target_s is not None and value is not None:
             words = f"p{100 * slo.share:g} {name} {_duration(value)}, target {_duration(target_s)}"
             worst = max(worst or (0.0, ""), (value / target_s, words))
@@ -308,12 +307,14 @@ def _tens(percent: float) -> int:
 
 def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
     before = old.slo
-    ttft_s, tpot_s = _measured(seen)
+    ttft_s, tpot_s, e2e_s = measured(seen)
     found: Object = {"window": "1m"}
     if ttft_s is not None:
         found["ttft"] = _figure(before.get("ttft"), ttft_s)
     if tpot_s is not None:
         found["tpot"] = _figure(before.get("tpot"), tpot_s)
+    if e2e_s is not None and slo.e2e_s is not None:
+        found["e2e"] = _figure(before.get("e2e"), e2e_s)
     met = share_in_time(seen.heard, slo)
     if met is not None:
         shed = 0.0 if isinstance(seen.heard.shed_share, Unknown) else seen.heard.shed_share
@@ -341,12 +342,13 @@ def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
     return found
 
 
-def _measured(seen: Seen) -> tuple[float | None, float | None]:
-    """Promised percentiles as clients saw them: TTFT at the gateway, TPOT in the tier that decodes, s."""
-    ttft = seen.heard.ttft_s
+def measured(seen: Seen) -> tuple[float | None, float | None, float | None]:
+    """Promised percentiles as clients saw them, s, in the order of `Slo.targets`: TPOT in the tier that decodes, the
+    others at the gateway."""
+    ttft, e2e = seen.heard.ttft_s, seen.heard.e2e_s
     decoding = [told.measured.tpot_s for role, told in seen.heard.tiers.items() if role != "prefill"]
     tpot = next((value for value in decoding if not isinstance(value, Unknown)), None)
-    return (None if isinstance(ttft, Unknown) else ttft), tpot
+    return (None if isinstance(ttft, Unknown) else ttft), tpot, (None if isinstance(e2e, Unknown) else e2e)
 
 
 def _figure(before: Any, seconds: float) -> str:

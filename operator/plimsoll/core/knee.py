@@ -24,8 +24,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier, tail_factor
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.queueing import Floats, checked, in_time, slot_queue, variability
+from plimsoll.core.queueing import Floats, checked, in_time, slot_queue, step_wait_s, variability
 from plimsoll.core.slo import Slo
+from plimsoll.core.whole import first_s, pace_s
 from plimsoll.core.workload import FloatArray, Workload
 
 HTTP_S: Final = 4.0e-3  # outside the engine, of any request: parsing and queues, measured with vLLM 0.26
@@ -34,6 +35,7 @@ HIGHEST_RATE: Final = 1e6  # requests per second of one tier; more is an estimat
 
 # Classes by slack: cuts in shares of the requests, finer where slack is least and requests are missed first.
 _CUTS: Final = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.11, 0.16, 0.23, 0.31, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+_WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica
 _RHO_POINTS: Final = 41  # of the tail factor's table, from rho 0 to 1
 _NODES, _WEIGHTS = (0.5 * (np.polynomial.legendre.leggauss(6)[k] + (1 - k)) for k in (0, 1))  # on 0 .. 1
 _LEAST_TAIL_SHARE: Final = 0.75  # the spread of TPOT is read off a quantile that lies well above the median
@@ -54,9 +56,10 @@ class Constraint(StrEnum):
     TTFT = "TTFT"  # prompts wait, or are prefilled in steps that have grown
     SLOTS = "slots"
     KV = "KV"
+    E2E = "e2e"  # as TPOT, for the sake of the whole answer
 
 
-_INDEX: Final = {name: index for index, name in enumerate(Constraint)}
+_NAMES: Final = tuple(Constraint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ class Profile:
     slot_base_s: Floats
     slot_sequence_s: Floats
     slots: Floats
-    slot_limit: NDArray[np.intp]  # index in Constraint: what makes requests wait for a slot
+    causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
     capped: NDArray[np.bool_]  # admission keeps the batch so small that every stream meets the TPOT target
     arrival_cv2: Floats  # of the queue: squared coefficients of variation of gaps and services
     service_cv2: Floats
@@ -164,17 +167,39 @@ def alone_s(tier: Tier) -> FloatArray:
     w = tier.workload
     own = np.full(w.weights.size, float(tier.elsewhere_s))
     if tier.role is not Role.PREFILL:
-        own += 1.5 * tier.model.base_s
+        own += _WAITED_ALONE * tier.model.base_s
     if tier.role is not Role.DECODE:
         own += tier.model.prefill_s(w.uncached_tokens, w.cached_tokens, tier.limits.token_budget)
         own += HTTP_S + HTTP_TOKEN_S * w.prompt_tokens
     return own
 
 
+def pace(tier: Tier) -> tuple[float, Constraint]:
+    """TPOT that keeps the promise, s, by `tpot` or by what `e2e` leaves if that is less; infinity without either."""
+    asked_s = math.inf if tier.slo.tpot_s is None else tier.slo.tpot_s
+    if tier.slo.e2e_s is None:
+        return asked_s, Constraint.TPOT
+    left_s = pace_s(tier.slo, tier.workload, own_s(tier), tier.model.base_s)
+    return (left_s, Constraint.E2E) if left_s < asked_s else (asked_s, Constraint.TPOT)
+
+
+def own_s(tier: Tier) -> FloatArray:
+    """`alone_s` without the steps that an arrival waits for."""
+    return alone_s(tier) - (tier.role is not Role.PREFILL) * _WAITED_ALONE * tier.model.base_s
+
+
+def _slack_s(tier: Tier) -> FloatArray:
+    """What each row of the workload may wait beyond `alone_s`, s; where a TTFT is only predicted, all as long."""
+    slo, w = tier.slo, tier.workload
+    if slo.ttft_s is None and slo.e2e_s is not None:
+        left = first_s(slo, w, pace(tier)[0]) - float(w.quantile(alone_s(tier), slo.share))
+        return np.full(w.weights.size, left)
+    return np.minimum(slo.ttft_targets_s(w.prompt_tokens) - alone_s(tier), 1e9)  # no TTFT target: any wait will do
+
+
 def _classes(tier: Tier) -> tuple[Floats, Floats]:
     """Slack and weight of the classes, shapes (1, K): requests that miss alone are the last one."""
-    slack = tier.slo.ttft_targets_s(tier.workload.prompt_tokens) - alone_s(tier)
-    slack = np.minimum(slack, 1e9)  # no TTFT target: any wait will do
+    slack = _slack_s(tier)
     fits = tier.workload.prompt_tokens + tier.workload.output_tokens <= tier.limits.kv_tokens
     good = np.flatnonzero((slack >= 0) & fits)
     order = good[np.argsort(slack[good], kind="stable")]
@@ -201,8 +226,8 @@ def _prefill_profile(tier: Tier) -> Profile:
             steps=1.0, slot_base_s=mean, slot_sequence_s=0.0, slots=1.0,
             arrival_cv2=tier.arrival_cv2, service_cv2=w.scv(service) or 0.0,
         ),
-        tail=np.ones((1, _RHO_POINTS)), slot_limit=np.array([_INDEX[Constraint.TTFT]]), capped=np.array([False]),
-        slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
+        tail=np.ones((1, _RHO_POINTS)), causes=_causes(Constraint.TPOT, Constraint.TTFT, Constraint.TTFT),
+        capped=np.array([False]), slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
     )  # fmt: skip
 
 
@@ -214,10 +239,11 @@ def _shared_profile(tier: Tier) -> Profile:
     steps = work.mean_output_tokens
     held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / steps
     slack, weights = _classes(tier)
-    target = math.inf if tier.slo.tpot_s is None else tier.slo.tpot_s
+    target, paced = pace(tier)
+    first = Constraint.E2E if tier.slo.ttft_s is None and tier.slo.e2e_s is not None else Constraint.TTFT
     slots = {Constraint.SLOTS: limits.max_sequences, Constraint.KV: limits.kv_tokens / held}
     if tier.role is Role.DECODE:  # its steps are even: a batch within the target keeps each stream within it
-        slots[Constraint.TPOT] = min(work.batch(target), 1e9)
+        slots[paced] = min(work.batch(target), 1e9)
     least = min(slots, key=lambda name: slots[name])
     return Profile(
         **_columns(
@@ -226,9 +252,13 @@ def _shared_profile(tier: Tier) -> Profile:
             slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])),
             arrival_cv2=tier.arrival_cv2, service_cv2=1.0,
         ),
-        tail=_tail(work, tier), slot_limit=np.array([_INDEX[least]]), capped=np.array([tier.role is Role.DECODE]),
+        tail=_tail(work, tier), causes=_causes(paced, first, least), capped=np.array([tier.role is Role.DECODE]),
         slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
     )  # fmt: skip
+
+
+def _causes(*names: Constraint) -> NDArray[np.intp]:
+    return np.array([[_NAMES.index(name) for name in names]])
 
 
 def _columns(**numbers: float) -> dict[str, Floats]:
@@ -285,7 +315,7 @@ def _step_share(tiers: Profile, rate_per_s: Floats, capped: NDArray[np.bool_]) -
     with np.errstate(over="ignore", divide="ignore"):
         within = np.where(capped, 1.0, 1 / (1 + np.exp(power * np.log(step / tiers.tpot_s))))
     tpot = np.where(rho < 1, within, 0.0)
-    least, spread = _step_wait_s(tiers, rate_per_s, step)
+    least, spread = step_wait_s(rate_per_s, step, tiers.base_s, tiers.stall_s, tiers.stall_square_s2)
     reached = np.maximum(tpot, 1e-12)[:, None] * _NODES
     factor = np.exp(np.log(reached / (1 - reached)) / power[:, None])
     room = tiers.slack_s[:, :-1, None] + (1.5 * tiers.base_s)[:, None, None] - (factor * least[:, None])[:, None, :]
@@ -306,28 +336,6 @@ def _step_limit_per_s(tiers: Profile) -> Floats:
             return np.array([math.inf if closing == 0 else high])
         low, high = float(rates[max(kept - 1, 0)]), float(rates[kept])
     return np.array([high if tiers.feasible[0] > 0 else 0.0])
-
-
-def _step_wait_s(tiers: Profile, rate_per_s: Floats, step_s: Floats) -> tuple[Floats, Floats]:
-    """What a prompt waits for beside its own prefill: the certain part and the mean of an exponential part, s.
-
-    vLLM keeps two steps in flight: an arrival waits for the rest of the running step M and all of the next T, and is
-    prefilled in the one after, with whatever else arrived during M. A step lasts D plus the prefills that arrived
-    during an earlier one, so var T = v = lambda E[p^2] E[T] / (1 - rho_p^2). M is met in proportion to its length: for
-    a gamma law E[M] = E[T] + v / E[T] and E[M^2] = E[M] (E[T] + 2 v / E[T]). The wait is (U + rho_p) M + T + D - base
-    and the noise of the prefills in it, U uniform; its mean and variance give the two parts. Against vLLM on an H200
-    p95 of TTFT is within 15 % at rho 0.65 to 0.86. It holds while prefill seldom fills the token budget: with prompts
-    of up to 8,000 tokens 512 a step are too few for it (96 % in promise for 71 % seen; from 1,024 on within 3 points).
-    """
-    rho_p = np.minimum(rate_per_s * tiers.stall_s, 1.0)
-    variance = rate_per_s * tiers.stall_square_s2 * step_s / np.maximum(1 - rho_p**2, 1e-12)
-    excess = variance / np.maximum(step_s, 1e-300)
-    met, met_square = step_s + excess, (step_s + excess) * (step_s + 2 * excess)
-    mean = (0.5 + rho_p) * met + step_s + step_s * (1 - rho_p) - tiers.base_s
-    noise = rate_per_s * tiers.stall_square_s2 * met + variance
-    whole = (1 / 3 + rho_p + rho_p**2) * met_square - ((0.5 + rho_p) * met) ** 2 + noise
-    spread = np.minimum(np.sqrt(whole), mean)
-    return mean - spread, spread
 
 
 def _interpolated(table: Floats, rho: Floats) -> Floats:
@@ -439,5 +447,4 @@ def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> li
     found = attainment(tiers, rate, replicas, admission=False)
     misses = np.stack((1 - found.tpot, found.tpot - found.steps, found.steps - found.attained))
     cause = misses.argmax(axis=0)
-    names = list(Constraint)
-    return [names[index] for index in np.where(cause < 2, cause, tiers.slot_limit)]
+    return [_NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]

@@ -63,11 +63,11 @@ class ServiceReading:
 
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
-    ttft_s: from a request's receipt to the first byte of its answer, of those answered. waiting: requests held now, and
-    held_work_s their GPU-seconds. ticket_work_s: GPU-seconds of those told to come back, until they are due. units:
-    sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of admission, by name.
-    inflight: requests at each engine now, by pod. A gateway of an older release tells neither tokens nor ttft_s nor
-    anything of admission.
+    ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered. waiting:
+    requests held now, and held_work_s their GPU-seconds. ticket_work_s: GPU-seconds of those told to come back, until
+    they are due. units: sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of
+    admission, by name. inflight: requests at each engine now, by pod. A gateway of an older release tells neither
+    tokens nor ttft_s nor e2e_s nor anything of admission.
     """
 
     arrived: float
@@ -85,6 +85,7 @@ class ServiceReading:
     in_use: int = 0
     outcomes: Mapping[str, float] = field(default_factory=dict)
     inflight: Mapping[str, int] = field(default_factory=dict)
+    e2e_s: Buckets | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,31 @@ def residents(
     return np.asarray(weights / weights.sum())
 
 
+def step_wait_s(
+    rate_per_s: Floats, step_s: Floats, base_s: Floats, stall_s: Floats, stall_square_s2: Floats
+) -> tuple[Floats, Floats]:
+    """What a prompt waits for beside its own prefill: the certain part and the mean of an exponential part, s.
+
+    step_s, base_s: mean of all steps, and of empty ones. stall_s, stall_square_s2: moments of a prompt's prefill.
+    vLLM keeps two steps in flight: an arrival waits for the rest of the running step M and all of the next T, and is
+    prefilled in the one after, with whatever else arrived during M. A step lasts D plus the prefills that arrived
+    during an earlier one, so var T = v = lambda E[p^2] E[T] / (1 - rho_p^2). M is met in proportion to its length: for
+    a gamma law E[M] = E[T] + v / E[T] and E[M^2] = E[M] (E[T] + 2 v / E[T]). The wait is (U + rho_p) M + T + D - base
+    and the noise of the prefills in it, U uniform; its mean and variance give the two parts. Against vLLM on an H200
+    p95 of TTFT is within 15 % at rho 0.65 to 0.86. It holds while prefill seldom fills the token budget: with prompts
+    of up to 8,000 tokens 512 a step are too few for it (96 % in promise for 71 % seen; from 1,024 on within 3 points).
+    """
+    rho_p = np.minimum(rate_per_s * stall_s, 1.0)
+    variance = rate_per_s * stall_square_s2 * step_s / np.maximum(1 - rho_p**2, 1e-12)
+    excess = variance / np.maximum(step_s, 1e-300)
+    met, met_square = step_s + excess, (step_s + excess) * (step_s + 2 * excess)
+    mean = (0.5 + rho_p) * met + step_s + step_s * (1 - rho_p) - base_s
+    noise = rate_per_s * stall_square_s2 * met + variance
+    whole = (1 / 3 + rho_p + rho_p**2) * met_square - ((0.5 + rho_p) * met) ** 2 + noise
+    spread = np.minimum(np.sqrt(whole), mean)
+    return mean - spread, spread
+
+
 def in_time(
     log_inverse: Floats,
     arrival_per_s: Floats,

@@ -26,11 +26,14 @@ from plimsoll.core.knee import (
     alone_s,
     attainment,
     constraint,
+    own_s,
+    pace,
     profile,
     slo_rate,
 )
 from plimsoll.core.queueing import Floats, checked
 from plimsoll.core.slo import Slo
+from plimsoll.core.whole import whole_s
 
 MAX_REPLICAS: Final = 100_000  # beyond it no fleet is the answer
 _LIGHT_LOAD: Final = 0.1  # of the full rate: a promise that cannot be kept there is not worth offering
@@ -183,7 +186,7 @@ def _infeasible(tier: Tier) -> Infeasible:
     if w.quantile(w.prompt_tokens + w.output_tokens, tier.slo.share) > tier.limits.kv_tokens:
         return Infeasible(Constraint.KV, None)
     if reduced.tpot_s[0] < reduced.tpot_alone_s[0]:
-        breaks = Constraint.TPOT
+        breaks = pace(tier)[1]
     else:
         breaks = constraint(reduced, 0.0, 1)[0] if reduced.feasible[0] > 0 else Constraint.TTFT
     return Infeasible(breaks, _feasible(tier, breaks))
@@ -193,7 +196,7 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
     """The promise that a lightly loaded replica keeps, loosened target by target in small steps."""
     slo, w = tier.slo, tier.workload
     nobody = profile(tier).weights[0, :-1].sum() <= 0
-    if slo.ttft_s is not None and (nobody or breaks is not Constraint.TPOT):
+    if slo.ttft_s is not None and (nobody or breaks not in (Constraint.TPOT, Constraint.E2E)):
         allowance = slo.ttft_per_1k_tokens_s * w.prompt_tokens / 1000
         slo = replace(slo, ttft_s=max(slo.ttft_s, float(w.quantile(alone_s(tier) - allowance, slo.share))))
     for _ in range(_MOST_STEPS):
@@ -201,8 +204,18 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
         if reduced.feasible[0] > 0 and _keeps(reduced, _LIGHT_LOAD):
             return slo
         tpot_breaks = attainment(reduced, reduced.full_rate_per_s(1) * _LIGHT_LOAD, 1).tpot[0] < slo.share
-        if slo.tpot_s is not None and (tpot_breaks or slo.ttft_s is None):
-            slo = replace(slo, tpot_s=max(slo.tpot_s * _LOOSER, float(reduced.tpot_alone_s[0])))
+        if math.isfinite(reduced.tpot_s[0]) and (tpot_breaks or slo.ttft_s is None):
+            slo = _slower(replace(tier, slo=slo), float(reduced.tpot_alone_s[0]))
         elif slo.ttft_s is not None:
             slo = replace(slo, ttft_s=slo.ttft_s * _LOOSER)
     return None
+
+
+def _slower(tier: Tier, alone_s: float) -> Slo:
+    """The promise with the target that TPOT is held to one step looser, and not out of an idle replica's reach."""
+    slo = tier.slo
+    if pace(tier)[1] is Constraint.E2E and slo.e2e_s is not None:
+        reached_s = whole_s(slo, tier.workload, own_s(tier), tier.model.base_s, alone_s)
+        return replace(slo, e2e_s=max(slo.e2e_s * _LOOSER, reached_s))
+    assert slo.tpot_s is not None
+    return replace(slo, tpot_s=max(slo.tpot_s * _LOOSER, alone_s))

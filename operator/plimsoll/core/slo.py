@@ -21,19 +21,20 @@ class Slo:
     """A share of requests, and the targets that each of them meets together. None: no such target.
 
     share: of requests, above 0 and below 1, such as 0.95. ttft_s: time to first token. ttft_per_1k_tokens_s: added to
-    it for each 1,000 prompt tokens. tpot_s: mean time per output token of one request after its first.
-    Raises ValueError that names the argument.
+    it for each 1,000 prompt tokens. tpot_s: mean time per output token of one request after its first. e2e_s: to the
+    last token. Raises ValueError that names the argument.
     """
 
     share: float
     ttft_s: float | None = None
     ttft_per_1k_tokens_s: float = 0.0
     tpot_s: float | None = None
+    e2e_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"share must lie between 0 and 1, both excluded, not {self.share}")
-        for name in ("ttft_s", "tpot_s"):
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be finite and above 0, not {value}")
@@ -41,8 +42,13 @@ class Slo:
             raise ValueError(f"ttft_per_1k_tokens_s must be finite and at least 0, not {self.ttft_per_1k_tokens_s}")
         if self.ttft_s is None and self.ttft_per_1k_tokens_s > 0:
             raise ValueError("ttft_per_1k_tokens_s adds to ttft_s, which is missing")
-        if self.ttft_s is None and self.tpot_s is None:
-            raise ValueError("ttft_s or tpot_s is needed: a promise without a target sizes nothing")
+        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
+            raise ValueError("ttft_s, tpot_s or e2e_s is needed: a promise without a target sizes nothing")
+
+    @property
+    def targets(self) -> tuple[tuple[str, float | None], ...]:
+        """Each target by the name that people call it, s; None: no such target."""
+        return ("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("e2e", self.e2e_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
         """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""

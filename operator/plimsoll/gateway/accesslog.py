@@ -80,6 +80,11 @@ class Record(msgspec.Struct):
         return self.ttft_us / 1e6
 
     @property
+    def e2e_s(self) -> float | None:
+        """Seconds from the request's receipt to the last byte of its answer; None where it had none that was wanted."""
+        return None if self.duration_us is None or self.ttft_s is None else self.duration_us / 1e6
+
+    @property
     def reset_before_first_byte(self) -> bool:
         """The engine took the request and broke the connection without a word."""
         return self.ttft_us is None and "UC" in self.flag_set

@@ -23,7 +23,8 @@ _NOTHING = Load()
 def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], float] = time.time) -> dict[str, Any]:
     """The document. Counts are since this picker's start, which `born` names; `at` (Unix seconds) is for people only.
 
-    `ttft` is a histogram over `LATENCY_EDGES_S`: indices of the buckets that are not empty, and the counts in these.
+    `ttft` and `e2e` (to an answer's last byte) are histograms over `LATENCY_EDGES_S`: indices of the buckets that are
+    not empty, and the counts in these.
     `admission`: requests held now and their GPU-seconds; GPU-seconds a second of those told when to come back; most
     sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
     """

@@ -28,6 +28,8 @@ class Tally:
         self.decided: Counter[Decided] = Counter()
         self.ttft: Counter[int] = Counter()  # by bucket of LATENCY_EDGES_S
         self.ttft_s = 0.0  # sum
+        self.e2e: Counter[int] = Counter()
+        self.e2e_s = 0.0
         self.remote = 0
         self.local = 0
         self._first = metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -77,6 +79,10 @@ class Tally:
         ttft_s = record.ttft_s
         if ttft_s is not None:
             self._time(ttft_s)
+        e2e_s = record.e2e_s
+        if e2e_s is not None:
+            self.e2e[buckets.index(buckets.LATENCY_EDGES_S, e2e_s)] += 1
+            self.e2e_s += e2e_s
         if record.duration_us is not None:
             self._duration.observe(record.duration_us / 1e6)
 
@@ -86,7 +92,7 @@ class Tally:
         self.ttft_s += ttft_s
 
     def signals(self) -> dict[str, Any]:
-        """The `requests`, `ttft` and `prefill` parts of this service in `/signals`."""
+        """The `requests`, `ttft`, `e2e` and `prefill` parts of this service in `/signals`."""
         return {
             "requests": {
                 "arrived": self.arrived,
@@ -98,5 +104,6 @@ class Tally:
                 "refused": {reason.value: count for reason, count in self.refusals.items()},
             },
             "ttft": {"sum_s": round(self.ttft_s, 6), "buckets": list(self.ttft), "counts": list(self.ttft.values())},
+            "e2e": {"sum_s": round(self.e2e_s, 6), "buckets": list(self.e2e), "counts": list(self.e2e.values())},
             "prefill": {"remote": self.remote, "local": self.local},
         }

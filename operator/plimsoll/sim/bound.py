@@ -210,9 +210,10 @@ def _due_s(slo: Slo | None, one: Asked) -> float:
     """When its last token is due; inf: never."""
     ttft_s = None if slo is None else ttft_target_s(slo, one.prompt_tokens)
     tpot_s = None if slo is None else slo.tpot_s
+    due_s = math.inf if slo is None or slo.e2e_s is None else one.at_s + slo.e2e_s
     if ttft_s is None or (tpot_s is None and one.output_tokens > 1):
-        return math.inf
-    return one.at_s + ttft_s + (one.output_tokens - 1) * (tpot_s or 0.0)
+        return due_s
+    return min(due_s, one.at_s + ttft_s + (one.output_tokens - 1) * (tpot_s or 0.0))
 
 
 def _never(asked: Sequence[Asked], plant: Plant, slo: Slo | None, bounds: Bounds) -> NDArray[np.bool_]:

@@ -72,6 +72,8 @@ class Gateway:
         self._outcomes: Counter[str] = Counter()
         self._ttft = [0.0] * len(buckets.LATENCY_EDGES_S)
         self._ttft_s = 0.0
+        self._e2e = [0.0] * len(buckets.LATENCY_EDGES_S)
+        self._e2e_s = 0.0
 
     @property
     def wake_s(self) -> float:
@@ -203,6 +205,9 @@ class Gateway:
             whole_s = visit.first_s - visit.asked.at_s
             self._ttft[buckets.index(buckets.LATENCY_EDGES_S, whole_s)] += 1
             self._ttft_s += whole_s
+            e2e_s = now_s - visit.asked.at_s
+            self._e2e[buckets.index(buckets.LATENCY_EDGES_S, e2e_s)] += 1
+            self._e2e_s += e2e_s
             limits = None if self.told is None else self.told.limits
             mean = None if limits is None else limits.output_mean
             output = self._answers.tokens(visit.asked.output_tokens, 1, mean)
@@ -232,6 +237,7 @@ class Gateway:
             in_use=max((one.sequences for one in replicas), default=0),
             outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},
             inflight={address: load.inflight for address, load in self._loads.items()},
+            e2e_s=Buckets(buckets.LATENCY_EDGES_S, tuple(self._e2e), self._e2e_s),
         )
 
     # ---------------------------------------------------------------- inside

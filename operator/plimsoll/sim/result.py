@@ -65,7 +65,7 @@ class Result:
         self._plant, self._work, self._slo = plant, Work(plant, roles), slo
         self._offered = {role: Offered() for role in roles}
         self._requests, self._windows = requests, windows
-        self._ttft, self._tpot = Times(), Times()
+        self._ttft, self._tpot, self._e2e = Times(), Times(), Times()
         self._met = self._held = self._infeasible = 0
         self._offered_tokens = self._met_tokens = self._met_output = 0
         self._offered_work_s = self._shed_work_s = 0.0
@@ -102,10 +102,9 @@ class Result:
             self._met_output += asked.output_tokens
         if self._slo is not None and not self._work.feasible_alone(self._slo, asked):
             self._infeasible += 1
-        if visit.ttft_s is not None:
-            self._ttft.observe(visit.ttft_s)
-        if visit.tpot_s is not None:
-            self._tpot.observe(visit.tpot_s)
+        for times, took_s in ((self._ttft, visit.ttft_s), (self._tpot, visit.tpot_s), (self._e2e, visit.e2e_s)):
+            if took_s is not None:
+                times.observe(took_s)
         self._count(visit, met)
 
     def met(self, visit: Visit) -> bool:
@@ -114,6 +113,8 @@ class Result:
             return visit.end is End.OK
         target_s = ttft_target_s(self._slo, visit.asked.prompt_tokens)
         in_time = target_s is None or visit.ttft_s <= target_s
+        if self._slo.e2e_s is not None and (visit.e2e_s is None or visit.e2e_s > self._slo.e2e_s):
+            return False
         return in_time and (self._slo.tpot_s is None or (visit.tpot_s or 0.0) <= self._slo.tpot_s)
 
     def summary(self, world: World, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
@@ -150,6 +151,7 @@ class Result:
             "attainment_tokens": _share(self._met_tokens, self._offered_tokens),
             **{f"p{q}_ttft_s": _rounded(self._ttft.quantile_s(q / 100)) for q in (50, 95, 99)},
             **{f"p{q}_tpot_s": _rounded(self._tpot.quantile_s(q / 100)) for q in (50, 95, 99)},
+            **{f"p{q}_e2e_s": _rounded(self._e2e.quantile_s(q / 100)) for q in self._asked_of_whole},
             "itl_p99_s": _rounded(world.gaps.quantile_s(0.99)),
             "goodput_rps": _rounded(self._met / whole_s),
             "goodput_tokens_per_s": _rounded(self._met_output / whole_s),
@@ -162,6 +164,11 @@ class Result:
             "windows": {"requests": WINDOW, "n": self._judged, "passed": self._passed},
             "wall_s": round(wall_s, 2),
         }
+
+    @property
+    def _asked_of_whole(self) -> tuple[int, ...]:
+        """Percentiles of whole answers: where they are promised."""
+        return (50, 95, 99) if self._slo is not None and self._slo.e2e_s is not None else ()
 
     def _reversals(self, world: World, length_s: float) -> dict[str, list[int]]:
         """Of each tier in each phase of its load."""

@@ -72,6 +72,11 @@ class Visit:
         return None if self.first_s is None or self.end is not End.OK else self.first_s - self.asked.at_s
 
     @property
+    def e2e_s(self) -> float | None:
+        """From its arrival to its last token, hold included; None where it did not end well."""
+        return None if self.end_s is None or self.end is not End.OK else self.end_s - self.asked.at_s
+
+    @property
     def tpot_s(self) -> float | None:
         """None for fewer than two tokens."""
         if self.end is not End.OK or self.first_s is None or self.end_s is None or self.asked.output_tokens < 2:

@@ -41,7 +41,10 @@ class Work:
         if target_s is not None and self.first_s(prompt) > target_s:
             return False
         c = next(c for role, c in self._of.items() if role is not Role.PREFILL)
-        return slo.tpot_s is None or output < 2 or c.base + c.dec + c.ctx * (prompt + output / 2) <= slo.tpot_s
+        step_s = c.base + c.dec + c.ctx * (prompt + output / 2)
+        if slo.e2e_s is not None and self.first_s(prompt) + max(output - 1, 0) * step_s > slo.e2e_s:
+            return False
+        return slo.tpot_s is None or output < 2 or step_s <= slo.tpot_s
 
     def first_s(self, prompt: int) -> float:
         """From its arrival to its first token at an idle fleet."""

@@ -249,6 +249,19 @@ SLO_TPOT = Gauge(
     ["service"],
     registry=OPERATOR,
 )
+SLO_E2E = Gauge(
+    "plimsoll_slo_e2e_seconds",
+    "Promised time to the last token; no series where it is not promised.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_E2E_MEASURED = Gauge(
+    "plimsoll_slo_e2e_measured_seconds",
+    "Time to the last byte of the last minute's answers at the promised percentile, as clients saw it; no series where "
+    "it is not promised.",
+    ["service"],
+    registry=OPERATOR,
+)
 SLO_MISSED = Gauge(
     "plimsoll_slo_missed_ratio",
     "Share of the last minute's requests that were refused, or answered later than the TTFT target.",
@@ -277,6 +290,8 @@ _OF_SCALED = (
     SLO_PROMISED,
     SLO_TTFT,
     SLO_TPOT,
+    SLO_E2E,
+    SLO_E2E_MEASURED,
     SLO_MISSED,
 )
 

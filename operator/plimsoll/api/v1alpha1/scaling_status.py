@@ -16,6 +16,11 @@ class SloStatus(Observed):
     tpot: Number | None = Field(
         default=None, description="Time per output token at the promise's percentile, such as 38ms."
     )
+    e2e: Number | None = Field(
+        default=None,
+        alias="e2e",
+        description="Time to the last token at the promise's percentile, such as 9.4s; only where it is promised.",
+    )
     attainment: Number | None = Field(
         default=None, description="Share of the answered requests whose first token was in time, such as 97%."
     )

@@ -88,6 +88,13 @@ class Spec(Model):
             field=".slo",
             reason="FieldValueRequired",
         ),
+        Rule(
+            "!has(self.slo) || !has(self.slo.e2e) || has(self.slo.ttft) || !has(self.tiers.prefill)",
+            "ttft is needed beside e2e where there is a prefill tier, which is sized by it",
+            lambda own: own.slo is None or own.slo.e2e is None or own.slo.ttft is not None or own.tiers.prefill is None,
+            field=".slo.ttft",
+            reason="FieldValueRequired",
+        ),
     )
 
 

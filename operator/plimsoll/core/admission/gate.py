@@ -237,6 +237,8 @@ class Gate:
         target_s = math.inf
         if slo.ttft_s is not None:
             target_s = slo.ttft_s + slo.ttft_per_1k_tokens_s * request.prompt_tokens / 1000
+        if slo.e2e_s is not None:
+            target_s = min(target_s, slo.e2e_s - self._rest_s(need, klass))
         patience_s = arrived_s + policy.hold_s
         due_s = arrived_s + target_s
         if request.deadline_s is not None:
@@ -247,6 +249,11 @@ class Gate:
         if due_s == math.inf:
             return Held(request, klass, lane, need, weight, patience_s, patience_s)
         return Held(request, klass, lane, need, weight, due_s, due_s - need.alone_s)
+
+    def _rest_s(self, need: Need, klass: int) -> float:
+        """What an answer of the expected length takes after its first token, at the pace that its class is held to."""
+        tpot_s = self.fleet.limits.tpot_s[klass]
+        return 0.0 if tpot_s == math.inf else max(need.output_tokens / need.sequences - 1.0, 0.0) * tpot_s
 
     def _from_zero(self, held: Held, ticket: Ticket | None, now: float) -> Decision:
         """No replica is ready: wait as long as its class may, unless it is known that this will not do."""

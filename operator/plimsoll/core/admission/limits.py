@@ -11,13 +11,13 @@ six numbers that can be added up over the residents of a replica.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from plimsoll.core.admission.outcome import Request
-from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier, pace
 from plimsoll.core.latency import StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
@@ -199,7 +199,7 @@ def limits(
     leg = m if prefill is None else prefill
     work = serve_tier(m, w) if transfer is None else decode_tier(m, w, transfer)
     factor = 1.0 if transfer is None else transfer.step_factor
-    targets = tuple(math.inf if c.slo.tpot_s is None else c.slo.tpot_s for c in classes)
+    targets = tuple(pace(replace(tier, slo=c.slo))[0] for c in classes)
     budgets = tuple(step_budget_s(work, target, tier.tail_scale) for target in targets)
     widest = max(budgets)
     held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens

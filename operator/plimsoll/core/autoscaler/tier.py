@@ -20,7 +20,7 @@ from plimsoll.core.calibration.state import EngineKey
 from plimsoll.core.calibration.update import refusal, update_all
 from plimsoll.core.calibration.window import WindowSums, filled, lengths_of
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, pace
 from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.lifecycle import Ledger, prior
@@ -52,7 +52,8 @@ NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request."""
+    """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
+    what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it."""
 
     slo: Slo
     limits: EngineLimits
@@ -61,6 +62,7 @@ class _Basis:
     output_tokens: float
     tail_scale: float
     elsewhere_s: float
+    pace_s: float
 
     def holds_for(self, other: _Basis) -> bool:
         if (self.slo, self.limits) != (other.slo, other.limits):
@@ -70,6 +72,7 @@ class _Basis:
             (self.work_s, other.work_s),
             (self.output_tokens, other.output_tokens),
             (self.tail_scale, other.tail_scale),
+            (self.pace_s, other.pace_s),
         )
         moved = any(abs(new - old) > MOVED * old for old, new in pairs)
         return not moved and abs(other.elsewhere_s - self.elsewhere_s) <= MOVED * (self.slo.ttft_s or 1.0)
@@ -160,18 +163,6 @@ class Tier:
         if self.role is Role.PREFILL and slo.ttft_s is None:
             self.line = Unknown("slo.ttft is needed to size a prefill tier")
             return False
-        work = self._work(model, workload)
-        basis = _Basis(
-            slo,
-            limits,
-            model.base_s,
-            work.work_s,
-            workload.mean(workload.output_tokens),
-            tail_scale,
-            elsewhere_s,
-        )
-        if self._basis is not None and self._basis.holds_for(basis):
-            return False
         sized = Sized(
             self.role,
             model,
@@ -182,6 +173,18 @@ class Tier:
             tail_scale=tail_scale,
             elsewhere_s=elsewhere_s,
         )
+        basis = _Basis(
+            slo,
+            limits,
+            model.base_s,
+            self._work(model, workload).work_s,
+            workload.mean(workload.output_tokens),
+            tail_scale,
+            elsewhere_s,
+            0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
+        )
+        if self._basis is not None and self._basis.holds_for(basis):
+            return False
         made = line(sized, max(replicas, 1))
         self._basis, self.sized = basis, sized
         if isinstance(made, Line) and isinstance(self.line, Line):  # the work of before, by what is known of it now

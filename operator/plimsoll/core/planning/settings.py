@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from plimsoll.core.knee import Tier, profile, slo_rate, stack
+from plimsoll.core.knee import Tier, pace, profile, slo_rate, stack
 from plimsoll.core.latency import StepModel, pairs
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning.expect import work_of
@@ -73,8 +73,7 @@ def max_sequences(tier: Tier) -> int:
         return tier.limits.max_sequences
     w = tier.workload
     held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / w.mean(w.output_tokens)
-    target = math.inf if tier.slo.tpot_s is None else tier.slo.tpot_s
-    batch = min(work_of(tier).batch(target), float(tier.limits.max_sequences))
+    batch = min(work_of(tier).batch(pace(tier)[0]), float(tier.limits.max_sequences))
     most = min(batch, tier.limits.kv_tokens / max(held, 1.0))
     return min(tier.limits.max_sequences, GRAPH_SIZES * math.ceil(max(most, 1) / GRAPH_SIZES))
 

@@ -68,6 +68,7 @@ class Measured:
     waiting: float | Unknown = NOT_MEASURED
     kv_used: float | Unknown = NOT_MEASURED
     preemptions_per_s: float | Unknown = NOT_MEASURED
+    e2e_s: float | Unknown = NOT_MEASURED
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _exceptions(course: Course, need: Need) -> str:
 def _infeasible_words(need: Need) -> str:
     assert need.infeasible is not None
     feasible = need.infeasible.feasible
-    targets = [] if feasible is None else [("TTFT", feasible.ttft_s), ("TPOT", feasible.tpot_s)]
+    targets = [] if feasible is None else feasible.targets
     told = " and ".join(f"{name} {target * 1e3:.0f} ms" for name, target in targets if target is not None)
     return (
         f"no number of replicas keeps the promise ({need.infeasible.constraint} breaks it), sized for {told or 'none'}"
@@ -209,7 +209,7 @@ def feedback(course: Course, courses: list[Course], slo: Slo | None, passed_s: f
 def _pressed(course: Course, slo: Slo | None, elsewhere: float, now_s: float) -> tuple[float, str]:
     """How much more load a tier carries than it should by its lagging signals (1: just what it should), in words.
 
-    TTFT holds the wait for the other tier too: it counts only where that one is not pressed itself (`elsewhere`).
+    TTFT and e2e hold the wait for the other tier too: they count only where it is not pressed itself (`elsewhere`).
     """
     measured, ready = course.seen.measured, max(course.seen.ready, 1)
     same_s = math.inf if course.state.grown_s is None else now_s - course.state.grown_s - MEASURED_S
@@ -217,10 +217,14 @@ def _pressed(course: Course, slo: Slo | None, elsewhere: float, now_s: float) ->
     if same_s < 0.0:
         found = [(0.0, f"{course.seen.ready} are ready for {same_s + MEASURED_S:.0f} s, too short to be measured")]
     if slo is not None:
-        for name, value, target_s in (("TPOT", measured.tpot_s, slo.tpot_s), ("TTFT", measured.ttft_s, slo.ttft_s)):
-            if target_s is None or not _told(value) or (name == "TTFT" and elsewhere > _PRESSED):
+        for name, value, target_s in (
+            ("TPOT", measured.tpot_s, slo.tpot_s),
+            ("TTFT", measured.ttft_s, slo.ttft_s),
+            ("e2e", measured.e2e_s, slo.e2e_s),
+        ):
+            if target_s is None or not _told(value) or (name != "TPOT" and elsewhere > _PRESSED):
                 continue
-            if same_s < (value if name == "TTFT" else 0.0):
+            if same_s < (0.0 if name == "TPOT" else value):
                 continue
             found.append(
                 (value / target_s, f"p{100 * slo.share:g} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms")

@@ -45,12 +45,12 @@ class Heard:
     rate_per_s: first attempts. fresh: whether there is a new rate since the last call; an old one is no new sample.
     coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
     workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
-    tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from.
-    arrived: first attempts, last minute; shed_share: refused over these. held: requests that wait at the gateways now,
-    and held_work_s their GPU-seconds in the tier that answers. returning_s: GPU-seconds there of those that were
-    refused and told when to come back, until they are due; retries are no arrivals, so they are in no rate. in_flight:
-    requests that gateways have sent to engines and that have not ended. moved: what decode engines received of prefill
-    engines, about the last ten minutes.
+    tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from. e2e_s:
+    the same percentile of whole answers. arrived: first attempts, last minute; shed_share: refused over these. held:
+    requests that wait at the gateways now, and held_work_s their GPU-seconds in the tier that answers. returning_s:
+    GPU-seconds there of those that were refused and told when to come back, until they are due; retries are no
+    arrivals, so they are in no rate. in_flight: requests that gateways have sent to engines and that have not ended.
+    moved: what decode engines received of prefill engines, about the last ten minutes.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -62,6 +62,7 @@ class Heard:
     workload: Workload | Unknown = NOTHING_HEARD
     ttft_s: float | Unknown = NOTHING_HEARD
     ttft: Buckets | None = None
+    e2e_s: float | Unknown = NOTHING_HEARD
     arrived: float = 0.0
     shed_share: float | Unknown = NOTHING_HEARD
     held: float | Unknown = NOTHING_HEARD

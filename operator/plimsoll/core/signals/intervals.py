@@ -69,6 +69,7 @@ class ServiceInterval(NamedTuple):
     sized: float | None = None
     arrived_tokens: float | None = None
     ttft_s: Buckets | None = None
+    e2e_s: Buckets | None = None
 
 
 Sums = TypeVar("Sums", bound=tuple[float | Buckets | None, ...])
@@ -108,7 +109,8 @@ def is_answer(reading: ServiceReading) -> bool:
     """Whether all counts of a service are numbers that can be counts."""
     counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed)
     now = (reading.waiting, reading.held_work_s, reading.ticket_work_s, *reading.inflight.values())
-    return all(map(_is_number, (*counts, *now, *reading.refused.values()))) and _is_histogram(reading.ttft_s)
+    times = (reading.ttft_s, reading.e2e_s)
+    return all(map(_is_number, (*counts, *now, *reading.refused.values()))) and all(map(_is_histogram, times))
 
 
 def engine_interval(old: EngineReading, new: EngineReading) -> EngineInterval | None:
@@ -131,7 +133,10 @@ def service_interval(
     """What a gateway counted of a service between two readings (each with its source's start and its time, s)."""
     (old_born, old_s, before), (new_born, new_s, after) = old, new
     seconds = new_s - old_s
-    if new_born != old_born or not 0.0 < seconds <= GAP_S or _fell(before.ttft_s, after.ttft_s):
+    if new_born != old_born or not 0.0 < seconds <= GAP_S:
+        return None
+    times = [(before.ttft_s, after.ttft_s), (before.e2e_s, after.e2e_s)]
+    if any(_fell(*pair) for pair in times):
         return None
     changes = (
         after.arrived - before.arrived,
@@ -143,7 +148,7 @@ def service_interval(
     if min(*changes, tokens or 0.0) < 0.0:
         return None
     sized = None if tokens is None else changes[0]
-    return ServiceInterval(seconds, *changes, sized, tokens, _between(before.ttft_s, after.ttft_s))
+    return ServiceInterval(seconds, *changes, sized, tokens, *(_between(*pair) for pair in times))
 
 
 def _added(a: float | Buckets | None, b: float | Buckets | None) -> float | Buckets | None:

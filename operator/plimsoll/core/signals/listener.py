@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import EngineReading, ServiceReading
+from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 from plimsoll.core.signals.demand import Demand, Sample
 from plimsoll.core.signals.heard import Heard
 from plimsoll.core.signals.intervals import ServiceInterval
@@ -69,7 +69,8 @@ class Listener:
             moved=self._transfers.moved,
             workload=self._lengths.workload(now_s, told.prompt_tokens),
             tiers={
-                role: tier.heard(now_s, pods.get(role, ()), share, told.ttft_s) for role, tier in self._tiers.items()
+                role: tier.heard(now_s, pods.get(role, ()), share, told.ttft_s, told.e2e_s)
+                for role, tier in self._tiers.items()
             },
         )
 
@@ -84,6 +85,7 @@ class Listener:
                 failed_per_s=why,
                 prompt_tokens=why,
                 ttft_s=why,
+                e2e_s=why,
                 shed_share=why,
                 held=why,
                 held_work_s=why,
@@ -98,8 +100,9 @@ class Listener:
             answered_per_s=rates.answered_per_s if isinstance(rates, Sample) else rates,
             failed_per_s=rates.failed_per_s if isinstance(rates, Sample) else rates,
             prompt_tokens=self._lengths.prompt_tokens(minute),
-            ttft_s=_ttft(minute, share),
+            ttft_s=_told(minute, None if minute is None else minute.ttft_s, share),
             ttft=None if minute is None else minute.ttft_s,
+            e2e_s=_told(minute, None if minute is None else minute.e2e_s, share),
             arrived=0.0 if minute is None else minute.arrived,
             shed_share=_shed(minute),
             held=present.held,
@@ -109,10 +112,11 @@ class Listener:
         )
 
 
-def _ttft(minute: ServiceInterval | None, share: float) -> float | Unknown:
-    if minute is not None and minute.ttft_s is None:
+def _told(minute: ServiceInterval | None, times: Buckets | None, share: float) -> float | Unknown:
+    """A percentile of the last minute's times."""
+    if minute is not None and times is None:
         return Unknown("the gateways do not tell")
-    value = None if minute is None or minute.ttft_s is None else percentile(minute.ttft_s, share)
+    value = None if times is None else percentile(times, share)
     return Unknown("nobody was answered in the last minute") if value is None else value
 
 

@@ -98,7 +98,14 @@ class Tier:
         self._recent.add(reading.at_s, _minute(interval, window))
         return interval
 
-    def heard(self, now_s: float, pods: Collection[str], share: float, clients_ttft_s: float | Unknown) -> TierHeard:
+    def heard(
+        self,
+        now_s: float,
+        pods: Collection[str],
+        share: float,
+        clients_ttft_s: float | Unknown,
+        clients_e2e_s: float | Unknown,
+    ) -> TierHeard:
         """What is known now. pods: those that exist. share: the promised percentile. Hands out the new windows."""
         self._forget(now_s, pods)
         windows = tuple(self._windows)
@@ -108,7 +115,7 @@ class Tier:
         if not fresh:
             why = Unknown(f"none of {len(pods)} pods has answered for {GAP_S:.0f} s") if pods else _NO_PODS
             return TierHeard(
-                Measured(why, why, why, why, why),
+                Measured(why, why, why, why, why, why),
                 0.0 if pods else 1.0,
                 None,
                 windows,
@@ -124,6 +131,7 @@ class Tier:
                 waiting=summed([_NOT_TOLD if part is None else _told(part.waiting) for part in parts])[0],
                 kv_used=max((part.kv_used for part in fresh if part.kv_used is not None), default=_NOT_TOLD),
                 preemptions_per_s=_per_s(minute.preemptions, minute.preemptions_s, len(pods)),
+                e2e_s=_DECODES_NOTHING if self._role is Role.PREFILL else clients_e2e_s,
             ),
             coverage=len(fresh) / len(parts),
             age_s=max(max(0.0, now_s - part.at_s) for part in fresh),
