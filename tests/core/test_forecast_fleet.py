@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from plimsoll.core.forecast import Forecast, Odds, State, Unknown, forecast, is_worth, observe, odds, to_dict
-from plimsoll.core.forecast.fleet import FEW, observe_all
+from plimsoll.core.forecast import growth
+from plimsoll.core.forecast.fleet import ENDED_A_PASS, FEW, TURNS, observe_all
 from plimsoll.core.forecast.outlook import Chances, outlook
 from plimsoll.core.forecast.table import Table
 from plimsoll.core.jumps import FACTORS
@@ -86,6 +87,57 @@ def test_the_outlook_says_what_the_forecasts_say(seed: int) -> None:
                 assert chances[n].at(states[n], horizons[n]) == odds(states[n], horizons[n])
             else:
                 assert math.isnan(found.work[n])
+
+
+def closed(before: list[State], after: list[State]) -> list[int]:
+    """The tiers whose minute has ended in between."""
+    return [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old.past is not new.past]
+
+
+def test_a_large_fleet_ends_its_minutes_in_turns_and_each_tier_has_its_own_second() -> None:
+    tiers = 3 * ENDED_A_PASS - 1
+    rng = np.random.default_rng(5)
+    start_s, works = 1.8e9, rng.uniform(0.5, 5.0, tiers).tolist()
+    states = observe_all([State()] * tiers, start_s, works, works)
+    ended: list[dict[int, int]] = [{}]  # by minute, of each tier its second
+    for second in range(1, 240):
+        after = observe_all(states, start_s + second, works, works)
+        if second % 60 == 0:
+            ended.append({})
+        turn = closed(states, after)
+        assert len(turn) <= ENDED_A_PASS
+        assert not any(n in ended[-1] for n in turn)
+        ended[-1].update(dict.fromkeys(turn, second % 60))
+        states = after
+    assert ended[0] == {}
+    assert ended[1] == ended[2] == ended[3]
+    assert sorted(ended[1]) == list(range(tiers))
+    assert sorted(set(ended[1].values())) == [0, 1, 2]
+    for state, work in zip(states, works, strict=True):
+        known = [minute for minute in growth.MINUTE.iter_unpack(state.past.minutes) if not math.isnan(minute[0])]
+        assert [minute[0] for minute in known] == [pytest.approx(work)] * 3
+
+
+def test_the_largest_fleet_ends_its_minutes_within_so_many_passes_a_small_one_at_once() -> None:
+    for tiers, passes in ((ENDED_A_PASS, 1), (ENDED_A_PASS + 1, 2), (3 * TURNS * ENDED_A_PASS, TURNS)):
+        states, works = [State()] * tiers, [1.0] * tiers
+        for at_s in (0.0, 30.0, 59.0):
+            states = observe_all(states, at_s, works, works)
+        took = 0
+        while any(state.growth.minute == 0 for state in states):
+            states, took = observe_all(states, 60.0 + took, works, works), took + 1
+        assert took == passes
+
+
+def test_a_half_hour_waits_for_its_turn_with_its_minute() -> None:
+    tiers = 2 * ENDED_A_PASS
+    states, works = [State()] * tiers, [2.0] * tiers
+    for at_s in range(10, 1800, 10):
+        states = observe_all(states, float(at_s), works, works)
+    first = observe_all(states, 1800.0, works, works)
+    second = observe_all(first, 1801.0, works, works)
+    assert [sum(state.season.day.seen for state in some) for some in (states, first, second)] == [0, tiers // 2, tiers]
+    assert {state.season.bin for state in second} == {1}
 
 
 growths = st.one_of(st.sampled_from((0.0, 1.0, *FACTORS, 40.0, math.inf)), st.floats(0.0, 12.0))

@@ -12,6 +12,7 @@ time covered is a gap, and no window that touches it counts.
 from __future__ import annotations
 
 import math
+import struct
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
@@ -29,20 +30,15 @@ _RECENT: Final = 2.0  # reaches: a rise is younger
 RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
 
 
-class Minute(NamedTuple):
-    """A whole minute's mean work, and level and slope as known at its end; NaN for a gap."""
-
-    work: float
-    level: float
-    slope_per_s: float
-
-
-GAP: Final = Minute(math.nan, math.nan, math.nan)
+# A whole minute's mean work, and level and slope (1/s) as known at its end; NaN for a gap.
+MINUTE: Final = struct.Struct("3d")
+GAP: Final = MINUTE.pack(math.nan, math.nan, math.nan)
+NO_MINUTES: Final = KEPT * GAP
 _NONE: Final = (0.0,) * len(FACTORS)
 
 
 class Growth(NamedTuple):
-    """The minute that runs, the last whole ones (oldest first), and counts per horizon and factor.
+    """The minute that runs, the last KEPT ones (each a MINUTE, oldest first), and counts per horizon and factor.
 
     lowest, sure: what `drawn_up` makes of the others once a minute, since forecasts are asked for more often.
     """
@@ -50,7 +46,7 @@ class Growth(NamedTuple):
     minute: int = -1
     gpu_s: float = 0.0
     covered_s: float = 0.0
-    minutes: tuple[Minute, ...] = ()
+    minutes: bytes = NO_MINUTES
     windows: tuple[float, ...] = (0.0,) * len(HORIZONS_S)
     exceeded: tuple[tuple[float, ...], ...] = (_NONE,) * len(HORIZONS_S)
     lowest: float = math.inf
@@ -76,7 +72,7 @@ def drawn_up(
     minute: int,
     gpu_s: float,
     covered_s: float,
-    minutes: tuple[Minute, ...],
+    minutes: bytes,
     windows: tuple[float, ...],
     exceeded: tuple[tuple[float, ...], ...],
 ) -> Growth:
@@ -85,7 +81,7 @@ def drawn_up(
     A share counts by the lower 95 % bound of its Poisson count (Wilson and Hilferty 1931), overlapping windows taken as
     one, over the windows seen plus the prior's: one burst in half an hour says little.
     """
-    lowest = min([level for _, level, _ in minutes if level == level], default=math.inf)
+    lowest = _lowest(minutes)
     sure = tuple(
         _sure_row(row, length, length / (n + weight_s / MINUTE_S))
         for length, n, row, weight_s in zip(_MINUTES, windows, exceeded, WEIGHT_S, strict=True)
@@ -95,13 +91,13 @@ def drawn_up(
 
 def _close(
     growth: Growth, minute: int, before: Estimate, grain_gpu_s: float
-) -> tuple[tuple[Minute, ...], tuple[float, ...], tuple[tuple[float, ...], ...]]:
+) -> tuple[bytes, tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Minutes, windows and exceeded once the minute that ran is over and `minute` runs."""
-    gaps = (GAP,) * min(minute - growth.minute - 1, KEPT)
+    gaps = GAP * min(minute - growth.minute - 1, KEPT)
     if growth.covered_s < _COVERED * MINUTE_S:
-        return (*growth.minutes, GAP, *gaps)[-KEPT:], growth.windows, growth.exceeded
-    ended = Minute(growth.gpu_s / growth.covered_s, before.level, before.slope_per_s)
-    minutes = (*growth.minutes, ended)[-KEPT:]
+        return (growth.minutes + GAP + gaps)[-len(NO_MINUTES) :], growth.windows, growth.exceeded
+    ended = MINUTE.pack(growth.gpu_s / growth.covered_s, before.level, before.slope_per_s)
+    minutes = growth.minutes[MINUTE.size :] + ended
     windows, exceeded = [], []
     for length, n, row in zip(_MINUTES, growth.windows, growth.exceeded, strict=True):
         found = _judge(minutes, length, grain_gpu_s)
@@ -110,15 +106,13 @@ def _close(
         if reached or row[0]:
             row = tuple([_KEEP * count + (place < reached) for place, count in enumerate(row)])
         exceeded.append(row)
-    return (*minutes, *gaps)[-KEPT:], tuple(windows), tuple(exceeded)
+    return (minutes + gaps)[-len(NO_MINUTES) :], tuple(windows), tuple(exceeded)
 
 
-def _judge(minutes: tuple[Minute, ...], length: int, grain_gpu_s: float) -> float | None:
+def _judge(minutes: bytes, length: int, grain_gpu_s: float) -> float | None:
     """Growth in the window of `length` minutes that has just ended, chance taken off; None if there is no window."""
-    if len(minutes) <= length:
-        return None
-    _, level, slope = minutes[-1 - length]
-    works = [minute.work for minute in minutes[-length:]]
+    _, level, slope, *window = _lately(minutes, length + 1)
+    works = window[::3]
     if not level > 0.0 or math.isnan(sum(works)):
         return None
     foreseen = level + rise(slope, length * MINUTE_S)
@@ -144,8 +138,17 @@ def standing(growth: Growth, level: float, reach_s: float) -> float:
 
 def lowest_lately(growth: Growth, reach_s: float) -> float:
     """The lowest level of the last two reaches; infinite where none is known."""
-    lately = growth.minutes[-1 - math.ceil(_RECENT * reach_s / MINUTE_S) :]
-    return min([level for _, level, _ in lately if level == level], default=math.inf)
+    return _lowest(growth.minutes, 1 + math.ceil(_RECENT * reach_s / MINUTE_S))
+
+
+def _lowest(minutes: bytes, lately: int = KEPT) -> float:
+    levels = _lately(minutes, lately)[1::3]
+    return min([level for level in levels if level == level], default=math.inf)
+
+
+def _lately(minutes: bytes, n: int) -> memoryview[float]:
+    """The figures of so many of the last minutes, as many as there are."""
+    return memoryview(minutes).cast("d")[-3 * n :]
 
 
 def history_s(growth: Growth, horizon_s: float) -> float:

@@ -10,6 +10,7 @@ its skill, and only that share of it is believed (a shape without skill counts n
 from __future__ import annotations
 
 import math
+import struct
 from typing import Final, NamedTuple
 
 BIN_S: Final = 1800.0
@@ -20,12 +21,21 @@ _NEW: Final = 0.3  # weight of the newest day or week in its half hour
 _KEEP: Final = 1.0 - 1.0 / WEEK
 _COVERED: Final = 0.5
 _FARTHEST_S: Final = 86400.0
+_DOUBLE: Final = struct.Struct("d")
+
+
+def unseen(period: int) -> bytes:
+    """So many bins of which none is known."""
+    return _DOUBLE.pack(math.nan) * period
 
 
 class Shape(NamedTuple):
-    """Mean work per bin (NaN: not seen; empty: none seen), bins seen, and squared errors with and without the shape."""
+    """Mean work per bin (as doubles, NaN: not seen), bins seen, and squared errors with and without the shape.
 
-    bins: tuple[float, ...] = ()
+    It has its whole size from the start: nothing grows as a week is learned.
+    """
+
+    bins: bytes
     seen: int = 0
     error: float = 0.0
     base: float = 0.0
@@ -38,8 +48,8 @@ class Season(NamedTuple):
     gpu_s: float = 0.0
     covered_s: float = 0.0
     previous: float = math.nan
-    day: Shape = Shape()
-    week: Shape = Shape()
+    day: Shape = Shape(unseen(DAY))
+    week: Shape = Shape(unseen(WEEK))
 
     @property
     def ended(self) -> Season:
@@ -67,15 +77,14 @@ def _close(season: Season, now: int) -> Season:
 
 
 def _learn(shape: Shape, period: int, index: int, work: float, previous: float) -> Shape:
-    bins = shape.bins or (math.nan,) * period
-    here, before = bins[index % period], bins[(index - 1) % period]
+    bins, place = shape.bins, index % period
+    here, before = _bin(bins, place), _bin(bins, (index - 1) % period)
     error, base = _KEEP * shape.error, _KEEP * shape.base
     if before > 0.0 and here == here and previous == previous:
         error += (work - previous * here / before) ** 2
         base += (work - previous) ** 2
     mean = work if here != here else here + _NEW * (work - here)
-    place = index % period
-    return Shape((*bins[:place], mean, *bins[place + 1 :]), shape.seen + 1, error, base)
+    return Shape(bins[: 8 * place] + _DOUBLE.pack(mean) + bins[8 * place + 8 :], shape.seen + 1, error, base)
 
 
 def growth(season: Season, now_s: float, horizon_s: float) -> float:
@@ -105,4 +114,9 @@ def _value(shape: Shape, period: int, at_s: float) -> float:
     place = at_s / BIN_S - 0.5
     index = math.floor(place)
     part = place - index
-    return (1.0 - part) * shape.bins[index % period] + part * shape.bins[(index + 1) % period]
+    return (1.0 - part) * _bin(shape.bins, index % period) + part * _bin(shape.bins, (index + 1) % period)
+
+
+def _bin(bins: bytes, place: int) -> float:
+    value: float = _DOUBLE.unpack_from(bins, 8 * place)[0]
+    return value

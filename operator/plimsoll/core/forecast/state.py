@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from plimsoll.core.forecast import growth, level, noise, season
 
 LONGEST_S: Final = 60.0  # a sample says nothing of time before that
@@ -211,18 +213,19 @@ def rescaled(state: State, factor: float) -> State:
     columns = PACKED.unpack(state.packed or NOTHING)
     packed = PACKED.pack(*(value * factor**power for value, power in zip(columns, _POWERS, strict=True)))
     past, shape = state.past, state.shape
-    minutes = tuple(growth.Minute(*(value * factor for value in minute)) for minute in past.minutes)
     day, week = (
-        of._replace(
-            bins=tuple(value * factor for value in of.bins), error=of.error * factor**2, base=of.base * factor**2
-        )
+        of._replace(bins=_times(of.bins, factor), error=of.error * factor**2, base=of.base * factor**2)
         for of in (shape.day, shape.week)
     )
     return State(
         packed,
-        past._replace(minutes=minutes, lowest=past.lowest * factor),
+        past._replace(minutes=_times(past.minutes, factor), lowest=past.lowest * factor),
         shape._replace(previous=shape.previous * factor, day=day, week=week),
     )
+
+
+def _times(doubles: bytes, factor: float) -> bytes:
+    return (np.frombuffer(doubles) * factor).tobytes()
 
 
 def _seen(packed: bytes, now_s: float) -> bytes:
@@ -238,7 +241,7 @@ def _set_back(state: State, now_s: float) -> State:
         state.lines,
         state.tests,
         state.noise,
-        growth.drawn_up(-1, 0.0, 0.0, (), state.past.windows, state.past.exceeded),
+        growth.drawn_up(-1, 0.0, 0.0, growth.NO_MINUTES, state.past.windows, state.past.exceeded),
         state.shape._replace(previous=math.nan),
         state.explained,
         state.grain_gpu_s,

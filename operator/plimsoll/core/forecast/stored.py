@@ -9,7 +9,9 @@ number by number, and anything else is refused as a whole.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
+from itertools import dropwhile
 from typing import Any, Final
 
 from plimsoll.core.forecast import growth, level, noise, season
@@ -27,10 +29,22 @@ def to_dict(state: State) -> dict[str, Any]:
         "lines": _plain(state.lines),
         "tests": _plain(state.tests),
         "noise": _plain(state.noise),
-        "growth": _plain(state.growth[:6]),  # the rest follows from these
-        "season": _plain(state.season),
+        "growth": _grown(state.growth),
+        "season": [*_plain(state.season[:4]), _bins(state.shape.day), _bins(state.shape.week)],
         "explained": [state.explained.rate_per_s, state.explained.tokens_per_s],
     }
+
+
+def _grown(grown: growth.Growth) -> Any:
+    """Its first six parts, from which the rest follows; a gap at the beginning of the past hour is no minute."""
+    minute, gpu_s, covered_s, minutes, windows, exceeded, *_ = grown
+    known = dropwhile(lambda one: all(map(math.isnan, one)), growth.MINUTE.iter_unpack(minutes))
+    return _plain((minute, gpu_s, covered_s, tuple(known), windows, exceeded))
+
+
+def _bins(shape: season.Shape) -> Any:
+    """All parts of a shape; of one of which no half hour was seen there are no bins."""
+    return _plain((tuple(memoryview(shape.bins).cast("d")) if shape.seen else (), *shape[1:]))
 
 
 def _plain(value: Any) -> Any:
@@ -76,11 +90,12 @@ def _growth(stored: Any) -> growth.Growth:
     kept = growth.Growth()
     if len(minutes) > growth.KEPT or len(exceeded) != len(kept.exceeded):
         raise ValueError("more minutes or horizons than are kept")
+    known = b"".join(growth.MINUTE.pack(*_numbers(one, 3, gaps=True)) for one in minutes)
     return growth.drawn_up(
         int(_number(minute)),
         _amount(gpu_s),
         _amount(covered_s),
-        tuple(growth.Minute(*_numbers(one, 3, gaps=True)) for one in minutes),
+        kept.minutes[len(known) :] + known,
         _amounts(windows, len(kept.windows)),
         tuple(_amounts(row, len(kept.exceeded[0])) for row in exceeded),
     )
@@ -100,7 +115,8 @@ def _season(stored: Any) -> season.Season:
 
 def _shape(stored: Any, period: int) -> season.Shape:
     bins, seen, *errors = stored
-    return season.Shape(_amounts(bins, period if bins else 0, gaps=True), int(_number(seen)), *_amounts(errors, 2))
+    known = _amounts(bins, period, gaps=True) if bins else (math.nan,) * period
+    return season.Shape(struct.pack(f"{period}d", *known), int(_number(seen)), *_amounts(errors, 2))
 
 
 def _amounts(values: Any, length: int, gaps: bool = False) -> tuple[float, ...]:

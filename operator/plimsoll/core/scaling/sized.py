@@ -39,12 +39,14 @@ _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies ne
 _ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
 RELEASE_MARGIN: Final = 0.05  # of the forecast
 RELEASE_DOUBTS: Final = 2.0  # or so many times the doubt about the level, where that is more
+RUNGS_KEPT: Final = 64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
 
 
 class Rungs:
     """Counts of replicas, each with the rates of which it is known that they need just so many.
 
     Requests/s with the headroom in them. More load never needs fewer, so what two rates need, those between them do.
+    RUNGS_KEPT of them; the one farthest from the newest goes first.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,10 @@ class Rungs:
         self._counts.insert(place, replicas)
         self._least.insert(place, rate_per_s)
         self._most.insert(place, rate_per_s)
+        if len(self._counts) > RUNGS_KEPT:
+            farthest = 0 if place > RUNGS_KEPT // 2 else -1
+            for kept in (self._counts, self._least, self._most):
+                del kept[farthest]
 
 
 @dataclass(frozen=True, eq=False)
