@@ -3,7 +3,7 @@
 Busy: each service has its own rate and a new sample at each tick, scattered as requests that come by chance. Idle: each
 has a new sample as well, of nothing, since one that rests altogether costs no tick. All services begin with the line
 that their engines' ladder gives, and the ticks of the first minute and a half are left out; told are the median and
-the dearest of the minute after it, which holds one in which all minutes end.
+the dearest of the minute after it, within which the minutes of all services are over at the same second.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.kube import Kube
+from plimsoll.api import labels
 from plimsoll.api.events import Event
 from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.store import Store
+from plimsoll.controllers.store import Store, key_of
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import GatewayReading
+from plimsoll.core.ports import GatewayReading, ServiceReading
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, arrivals, engine, ready
 
@@ -21,6 +22,7 @@ Object = dict[str, Any]
 STEP_S = 15  # between two ticks here
 HOUR = 3600 // STEP_S
 FILLED = HOUR + HOUR // 12  # ticks until what is kept for an hour is full
+STAY = 3  # ticks that a service stays which comes and goes
 AT_ONCE = 3  # gateways, and pods, that come and go at each tick
 NOISE = 400  # blocks of memory; one left behind by each that went would be 720
 
@@ -54,9 +56,37 @@ class Churn:
 
     def _gateways(self) -> tuple[tuple[GatewayReading, ...], tuple[str, ...]]:
         """One that stays, and some that are there for a tick."""
-        told = {"/".join(self.key): arrivals(4.0 * STEP_S * self.tick_no)}
+        told = self._told()
         names = ("gw-stays", *[f"gw-{self.tick_no}-{n}" for n in range(AT_ONCE)])
         return tuple(GatewayReading(name, self._now_s, "a", told) for name in names), names
+
+    def _told(self) -> dict[str, ServiceReading]:
+        return {"/".join(self.key): arrivals(4.0 * STEP_S * self.tick_no)}
+
+
+class Passing(Churn):
+    """Besides, services come with their pods, are asked for, and are deleted: each under a name of its own."""
+
+    def __init__(self, parent: Object) -> None:
+        super().__init__(parent)
+        self.there: list[Object] = []
+
+    def tick(self) -> None:
+        new = builders.service(f"passing-{self.tick_no}", **PROMISED)
+        self.there += [new, builders.deployment(new, "serve", replicas=1, ready=1), ready(new, "serve")]
+        for obj in self.there[-3:]:
+            self.store.put(obj)
+        super().tick()
+        for obj in self.there:
+            if obj["kind"] == labels.KIND:
+                self.scaler.hear_engine(key_of(obj), Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
+        gone, self.there = self.there[: -3 * STAY], self.there[-3 * STAY :]
+        for obj in gone:
+            self.store.drop(obj)
+
+    def _told(self) -> dict[str, ServiceReading]:
+        here = {"/".join(key_of(obj)) for obj in self.there if obj["kind"] == labels.KIND}
+        return super()._told() | {name: arrivals(4.0 * STEP_S * self.tick_no) for name in here}
 
 
 async def _tell(_: Object, __: Event) -> None:
@@ -66,6 +96,7 @@ async def _tell(_: Object, __: Event) -> None:
 def held() -> int:
     """Blocks of memory: Python's own count of them costs nothing; `bench.core.growth` counts bytes."""
     gc.collect()
+    sys._clear_type_cache()  # in it lie names that numpy makes anew at each call
     return sys.getallocatedblocks()
 
 
@@ -77,6 +108,18 @@ def test_an_hour_of_ticks_leaves_nothing_behind(spec: Object) -> None:
     before = held()
     for _ in range(HOUR):
         churn.tick()
+    assert held() - before < NOISE
+
+
+def test_services_that_are_deleted_leave_nothing_behind() -> None:
+    churn = Passing(builders.service(**PROMISED))
+    for _ in range(FILLED):
+        churn.tick()
+    before = held()
+    for _ in range(HOUR):
+        churn.tick()
+    assert churn.scaler.report(key_of(churn.there[-3])) is not None
+    assert churn.scaler.report(("team", "passing-0")) is None
     assert held() - before < NOISE
 
 

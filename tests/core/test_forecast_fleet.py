@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core.forecast import Forecast, Odds, State, Unknown, forecast, is_worth, observe, odds, to_dict
-from plimsoll.core.forecast import growth
+from plimsoll.core.forecast import Forecast, Odds, State, Unknown, forecast, growth, is_worth, observe, odds, to_dict
 from plimsoll.core.forecast.fleet import ENDED_A_PASS, FEW, TURNS, observe_all
 from plimsoll.core.forecast.outlook import Chances, outlook
 from plimsoll.core.forecast.table import Table
