@@ -30,7 +30,7 @@ _RECENT: Final = 2.0  # reaches: a rise is younger
 RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
 
 
-# A whole minute's mean work, and level and slope (1/s) as known at its end; NaN for a gap.
+# A whole minute's mean work, and level and slope (a second) as known at its end; NaN for a gap.
 MINUTE: Final = struct.Struct("3d")
 GAP: Final = MINUTE.pack(math.nan, math.nan, math.nan)
 NO_MINUTES: Final = KEPT * GAP
