@@ -5,8 +5,8 @@ it is wrong for good, gates refuse what the forecast believed to be carried, and
 
 Idea: what was let in fits on the ready replicas, so that all that came would have needed ready / (1 - refused). Where
 that is more than the model asks for, the ratio is what it is short by: taken at once, forgotten slowly. It is looked at
-only when the fleet has been whole for as long as the share of refusals is measured over, and only where so many
-refusals are no chance: asked every second for hours, a minute's few requests are refused beyond any budget now and then.
+only when the fleet has been whole for as long as the share of refusals is measured over, and only where so many are
+no chance: who asks every second for hours finds a minute of few requests that were refused beyond any budget.
 """
 
 from __future__ import annotations

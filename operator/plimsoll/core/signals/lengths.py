@@ -7,10 +7,10 @@ sees one output token each.
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
 make the ratio that turns the one into the other. Lengths of those that ended fade over minutes: they give the shape,
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
-last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the tokens
-of the others are counted already. Its requests are the mean of those that began to be answered and those that ended:
-answers take about as long as the window, and the tokens of a lull are those of the burst before it. Cached tokens are a share of each prompt, the same for
-all: engines count them only in sum.
+last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the
+tokens of the others are counted already. Its requests are the mean of those that began to be answered and those that
+ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Cached
+tokens are a share of each prompt, the same for all: engines count them only in sum.
 """
 
 from __future__ import annotations
