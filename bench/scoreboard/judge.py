@@ -6,6 +6,7 @@ that it asks for is reached by the means: offered and admitted and GPU-hours tog
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ _NORMAL: Final = 1.960
 _ENOUGH: Final = 20  # followers on a frontier
 _KEEPS: Final = 0.99  # of windows
 _TOLD: Final = 0.9
+_WAVES: Final = 1  # of refusals, where clients come back
 
 
 class Mean(NamedTuple):
@@ -36,12 +38,15 @@ class Mean(NamedTuple):
 
 class Tickets(NamedTuple):
     """Of those who were refused: how many, how many were told a time, and of those that honour a time of up to 60 s how
-    many there were and how many got in at their first retry."""
+    many there were and how many got in at their first retry; of those that honour one of 60 to 120 s, how many there
+    were and how many got in by their second."""
 
     refused: int
     given: int
     soon: int
     soon_in: int
+    later: int
+    later_in: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Score:
     first_s: float | None  # TTFT p95
     later: float | None  # mean replicas after the first hour
     tickets: Tickets
+    waves: int  # the most in any seed: stretches of minutes in each of which somebody new was refused
 
     @property
     def family(self) -> str:
@@ -114,6 +120,7 @@ def score(policy: str, runs: Sequence[Mapping[str, Any]]) -> Score:
         statistics.fmean(firsts) if firsts else None,
         _later(runs),
         _tickets(runs),
+        max(waves(run["board"]["minutes"]["shed"]) for run in runs),
     )
 
 
@@ -127,13 +134,20 @@ def _later(runs: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _tickets(runs: Sequence[Mapping[str, Any]]) -> Tickets:
     told = [run["tickets"] for run in runs]
-    soon = [one["honoured"]["to_60_s"] for one in told]
+    soon, later = ([one["honoured"][until] for one in told] for until in ("to_60_s", "to_120_s"))
     return Tickets(
         sum(one["refused"] for one in told),
         sum(one["given"] for one in told),
         sum(one["given"] for one in soon),
         sum(one["first_ok"] for one in soon),
+        sum(one["given"] for one in later),
+        sum(one["first_ok"] + one["second_ok"] for one in later),
     )
+
+
+def waves(shed: Sequence[int]) -> int:
+    """Stretches without a pause in which somebody was refused. shed: first attempts refused in each minute."""
+    return sum(bool(now) and not before for before, now in itertools.pairwise((0, *shed)))
 
 
 def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool) -> list[Check]:
@@ -151,6 +165,8 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool) -> list
     if reach.times_best is not None:
         found += _times_best(reach.times_best, own, others, by_windows=reach.windows is not None)
     found += _course(reach, own, others)
+    if row.clients != "none":
+        found.append(Check("waves of refusals", f"<= {_WAVES}", str(own.waves), own.waves <= _WAVES))
     if own.shed_work is not None:
         found += _most("work of what was shed", 1.1, own.shed_work)
     return found
@@ -165,12 +181,18 @@ def _course(reach: Reach, own: Score, others: Sequence[Score]) -> list[Check]:
         found += _least("windows", reach.windows, own.windows)
     if reach.above_least is not None:
         found += _above_least(reach.above_least, own, others)
-    if reach.tickets is not None and not own.tickets.soon:
-        found.append(Check("refusals that carry a ticket", f">= {_TOLD:.0%}", "none named a time", False))
-    elif reach.tickets is not None:
-        found += _least("refusals that carry a ticket", _TOLD, own.tickets.given / own.tickets.refused)
-        found += _least("in at the first retry, to 60 s", reach.tickets, own.tickets.soon_in / own.tickets.soon)
+    if reach.tickets is not None:
+        found += _honoured(reach.tickets, own.tickets)
     return found
+
+
+def _honoured(least: float, told: Tickets) -> list[Check]:
+    """What tickets were worth."""
+    if not told.soon:
+        return [Check("refusals that carry a ticket", f">= {_TOLD:.0%}", "none named a time", False)]
+    found = _least("refusals that carry a ticket", _TOLD, told.given / told.refused)
+    found += _least("in at the first retry, to 60 s", least, told.soon_in / told.soon)
+    return found + (_least("in by the second, 60 to 120 s", least, told.later_in / told.later) if told.later else [])
 
 
 def _above_least(most: float, own: Score, others: Sequence[Score]) -> list[Check]:

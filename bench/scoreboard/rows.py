@@ -25,7 +25,7 @@ class Reach:
     `at_cost` times our GPU-hours may be better. times_best: most GPU-hours over those of the cheapest reference that
     attains as much. windows: least share of windows that pass. reversals: most in a phase. above_least: most replicas,
     in the mean after the first hour, above the smallest constant fleet that keeps the promise. tickets: least share of
-    the tickets of up to 60 s whose holders get in at their first retry.
+    the tickets of up to 60 s whose holders get in at their first retry, and of those of 60 to 120 s by their second.
     """
 
     offered: float | None = None

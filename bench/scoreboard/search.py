@@ -2,10 +2,12 @@
 
 Problem: a peer at its defaults is easy to beat, and a setting picked by hand proves nothing.
 
-Idea: the policy's family says which words are worth trying; all of them are played on the row with the same seeds as
-everybody. Two are kept: the one that attains most (the cheapest of those within a tenth of a point), and the one that
-attains most at no more GPU-hours than the row allows Plimsoll. They lie in `found.json`, and the board plays them, with
-what `plimsoll.sim.frontier` finds among followers and schedules: `follower-frontier`, `hindsight` and `clairvoyant`.
+Idea: the policy's family says which words are worth trying. Of those that differ in more than their ladder (the option
+with the most values: a target, a threshold) the first is played with one seed; around the leading ones all others of
+the same step of the ladder, with that seed too; and those that lead then with all seeds. Leading are the few that
+attain most and the few that do so at no more GPU-hours than the row allows Plimsoll. One of each is kept, for any cost
+the cheapest of those within a tenth of a point. They lie in `found.json`, and the board plays them, with what
+`plimsoll.sim.frontier` finds among followers and schedules: `follower-frontier`, `hindsight` and `clairvoyant`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from plimsoll.sim.policies.base import Scene
 
 _FOUND: Final = Path(__file__).parent / "found.json"
 _ALIKE: Final = 1e-3
+_LEADING: Final = 2  # settings that go on to the next round, at any cost and within the row's
 
 Played = Callable[[Sequence[Task]], Sequence[dict[str, Any]]]
 
@@ -41,18 +44,53 @@ def words(name: str, row: Row) -> Sequence[str]:
 
 
 def search(name: str, row: Row, seeds: int, played: Played) -> None:
-    """Tries all settings on the nominal plant, prints them, and keeps the best in the file."""
+    """Tries settings on the nominal plant, prints them, and keeps the best in the file. seeds: of the last round."""
     family = name.partition(":")[0]
     if family in frontier.COMPARISONS:
         _keep(row, family, _compared(name, row, seeds, played))
         return
-    scores = []
-    for word in words(name, row):
-        runs = played([Task(row, 1.0, word, seed) for seed in range(1, seeds + 1)])
-        scores.append(judge.score(word, runs))
-    for one in sorted(scores, key=lambda one: -one.offered.value):
+
+    def scored(settings: Sequence[str], seeds: int) -> list[judge.Score]:
+        tasks = [Task(row, 1.0, word, seed) for word in settings for seed in range(1, seeds + 1)]
+        runs = iter(played(tasks))
+        return [judge.score(word, [next(runs) for _ in range(seeds)]) for word in settings]
+
+    steps = ladder(words(name, row))
+    tried = scored([step[0] for step in steps], 1)
+    led = set(leading(row, tried))
+    tried += scored([word for step in steps if step[0] in led for word in step[1:]], 1)
+    if seeds > 1:
+        tried = scored(leading(row, tried), seeds)
+    for one in sorted(tried, key=lambda one: -one.offered.value):
         print(f"{row.name} {one.policy}: {one.offered.value:.2%} at {one.gpu_hours.value:.3f} GPU-hours")
-    _keep(row, name, best(row, scores))
+    _keep(row, name, best(row, tried))
+
+
+def ladder(settings: Sequence[str]) -> list[list[str]]:
+    """The words by their value of the option that has the most values; each for itself where there are no options."""
+    options = {word: _options(word) for word in settings}
+    names = list(dict.fromkeys(name for each in options.values() for name in each))
+    if not names:
+        return [[word] for word in settings]
+    rung = max(names, key=lambda name: len({each.get(name) for each in options.values()}))
+    steps: dict[str | None, list[str]] = {}
+    for word in settings:
+        steps.setdefault(options[word].get(rung), []).append(word)
+    return list(steps.values())
+
+
+def _options(word: str) -> dict[str, str]:
+    return dict(one.split("=") for one in word.partition(":")[2].split(",") if "=" in one)
+
+
+def leading(row: Row, scores: Sequence[judge.Score]) -> list[str]:
+    """Words of the few that attain most, of all and within the cost; alike is what rounds to one tenth of a point."""
+
+    def first(some: Sequence[judge.Score]) -> list[str]:
+        ordered = sorted(some, key=lambda one: (-round(one.offered.value / _ALIKE), one.gpu_hours.value))
+        return [one.policy for one in ordered[:_LEADING]]
+
+    return list(dict.fromkeys([*first(scores), *first([one for one in scores if _within(row, one)])]))
 
 
 def _compared(name: str, row: Row, seeds: int, played: Played) -> list[str]:
