@@ -1,5 +1,6 @@
 """`python -m bench`: every measurement in turn, printed and written to build/bench/report.json; `scoreboard`: policies;
-`trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs.
+`trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs; `foreign`:
+Plimsoll's sizing on a simulator that others wrote.
 
 Nothing here passes or fails but `trust`, which exits 1 where a bound is not met: a figure is for a person to judge. The
 targets stand beside the figures.
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 from bench.controlplane import at_rest, edit, objects, start
+from bench.foreign import board as foreign
 from bench.gateway import latency
 from bench.planning import board as planning
 from bench.scoreboard import board
@@ -49,5 +51,5 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    boards = {"scoreboard": board.main, "trust": trust.main, "plan": planning.main}
+    boards = {"scoreboard": board.main, "trust": trust.main, "plan": planning.main, "foreign": foreign.main}
     sys.exit(boards.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda _: main(sys.argv[1:]))(sys.argv[2:]))

@@ -21,7 +21,7 @@ from plimsoll.core.scaling.leaving import UNTOLD, Candidate, Load, leaving
 from plimsoll.sim.engine import Engine
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant, quiet_s
-from plimsoll.sim.startup import Phases
+from plimsoll.sim.startup import Phases, under_way
 from plimsoll.sim.visit import Visit
 
 _NO_NODE: Final = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -75,12 +75,8 @@ class Replica:
         created_s = epoch_s + self.ordered_s
         if self.placed_s is None:
             return Starting(self.name, created_s, self.phases[0][0], created_s, _NO_NODE)
-        began_s = self.placed_s
-        for name, seconds in self.phases:
-            if now_s < began_s + seconds:
-                return Starting(self.name, created_s, name, epoch_s + began_s)
-            began_s += seconds
-        return Starting(self.name, created_s, self.phases[-1][0], epoch_s + began_s)
+        phase, since_s = under_way(self.phases, self.placed_s, now_s)
+        return Starting(self.name, created_s, phase, epoch_s + since_s)
 
     @property
     def took(self) -> Phases:

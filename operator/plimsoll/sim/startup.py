@@ -49,6 +49,15 @@ class StartUp:
         return max(self.listed_s, default=self.high_s)
 
 
+def under_way(phases: Phases, began_s: float, now_s: float) -> tuple[str, float]:
+    """The phase of a start that began then, and since when it is in it; the last one where all are over."""
+    for name, seconds in phases:
+        if now_s < began_s + seconds:
+            return name, began_s
+        began_s += seconds
+    return phases[-1][0], began_s
+
+
 def parse(text: str) -> StartUp:
     """`60`, `uniform:100,135` or the path of a JSON file with a list of times, seconds. Raises BadInput."""
     try:

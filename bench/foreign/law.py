@@ -1,0 +1,81 @@
+"""One law of a step for both simulators, as far as theirs can have it.
+
+Problem: their engines take a step's time from two tables, by the step's prompt tokens and by its KV tokens and their
+contexts, and add the two. What a step costs at least is counted twice where it stands in both, and what a prompt's
+attention costs depends on the prompt, which the table does not know.
+
+Idea: the base of a step stands in the decode table alone, since an engine under load decodes in nearly every step, and
+each prompt token has the attention of a mean token's prompt. Whoever is told of these engines is told this law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.iteration import Did
+from plimsoll.sim.plant import Plant
+from plimsoll.sim.policies import dynamo_profile
+from plimsoll.sim.policies.dynamo_profile import Sample
+from plimsoll.sim.profile import Profile
+from plimsoll.sim.visit import Asked
+
+_CONTEXTS: Final = (64, 128, 256, 512, 1024, 1536, 2048, 2560, 3072, 4096, 8192)
+_KV_POINTS: Final = 31
+_PROMPTS: Final = 33
+_MIXED: Final = 4  # batches of decoding sequences beside each prompt of a benchmark
+
+
+@dataclass(frozen=True)
+class Law:
+    """profile: without heat or bend. prompt: of a mean prompt token, its prompt's length."""
+
+    profile: Profile
+    prompt: float
+
+    @classmethod
+    def of(cls, profile: Profile, asked: Sequence[Asked]) -> Law:
+        """The law under this load."""
+        tokens = np.array([one.prompt_tokens for one in asked], float)
+        return cls(profile, float((tokens**2).sum() / tokens.sum()))
+
+    def prompts_s(self, tokens: float) -> float:
+        """What a step's prompt tokens add to it."""
+        c = self.profile.coefficients
+        return max(0.0, c.anypre + tokens * (c.pretok + c.preattn * self.prompt / 2.0)) if tokens else 0.0
+
+    def decodes_s(self, sequences: float, context: float) -> float:
+        """What decoding takes. context: KV tokens of all sequences together."""
+        c = self.profile.coefficients
+        return c.base + c.dec * sequences + c.ctx * context if sequences else 0.0
+
+    def step_s(self, did: Did) -> float:
+        """A step, as their engines reckon it."""
+        return self.prompts_s(did.tokens) + self.decodes_s(did.decodes, did.context)
+
+    def tables(self) -> dict[str, NDArray[np.float64]]:
+        """The arrays of their profile file, milliseconds: (tokens,) and (KV tokens, mean context)."""
+        c = self.profile.coefficients
+        tokens = np.unique(np.linspace(0, self.profile.budget, _PROMPTS).astype(int))
+        kv, contexts = np.linspace(0.0, self.profile.kv_tokens, _KV_POINTS), np.array(_CONTEXTS, float)
+        decodes = [[c.base + c.dec * all_kv / each + c.ctx * all_kv for each in contexts] for all_kv in kv]
+        return {
+            "prefill_isl": tokens.astype(float),
+            "prefill_ttft_ms": np.array([1000.0 * self.prompts_s(n) for n in tokens]),
+            "decode_active_kv_tokens": kv,
+            "decode_context_length": contexts,
+            "decode_itl": 1000.0 * np.array(decodes),
+        }
+
+    def benchmark(self, plant: Plant) -> list[Sample]:
+        """An engine's benchmark of itself for Dynamo's planner: prompts, batches, and prompts beside batches."""
+        prompts, batches = dynamo_profile.prefill(plant, Role.SERVE), dynamo_profile.decode(plant, Role.SERVE)
+        did = [one for _, one in (*prompts, *batches)]
+        some = [one for _, one in batches[:: max(1, len(batches) // _MIXED)]]
+        did += [one._replace(decodes=b.decodes, context=b.context) for _, one in prompts for b in some]
+        return [(self.step_s(one), one) for one in did]

@@ -1,0 +1,203 @@
+"""Dynamo's replay as the plant: what its engines are told, what is read out of it, and the package where it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.foreign import board, pilots, replay
+from bench.foreign.law import Law
+from bench.foreign.replay import Run, Seen, Until
+from bench.foreign.watch import Watch, pod
+from bench.scoreboard.rows import ROWS
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.core import buckets
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
+from plimsoll.sim.errors import BadInput
+from plimsoll.sim.iteration import Did
+from plimsoll.sim.pace import Pace
+from plimsoll.sim.policies.base import Scene
+from plimsoll.sim.visit import Asked
+
+needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
+SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.04)
+PROMPT = 2048
+ALIKE = [Asked(0.05 * n, PROMPT, 256) for n in range(1200)]
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return board.scenery(60.0, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def law(scene: Scene) -> Law:
+    return Law.of(scene.plant.profile, ALIKE)
+
+
+def a_step(worker: int = 0, **more: Any) -> dict[str, Any]:
+    """A step as their replay shows it."""
+    keys = (
+        "num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens", "num_decode_requests",
+        "sum_decode_kv_tokens", "num_queued_prefill", "num_queued_decode",
+    )  # fmt: skip
+    return {**dict.fromkeys(keys, 0), "worker_id": worker, "dp_rank": 0, "wall_time": 0.01, **more}
+
+
+def a_look(now_s: float, *steps: dict[str, Any], ended: int = 0, **more: Any) -> dict[str, Any]:
+    """What their replay shows at a moment; engine 0 is ready."""
+    means = {"avg_isl": float(PROMPT), "avg_osl": 256.0, "avg_ttft_ms": 80.0, "avg_itl_ms": 10.0}
+    usual = {
+        "now_ms": 1000.0 * now_s,
+        "decode_fpm_snapshots": list(steps),
+        "traffic": {"shape_count": ended, **means},
+        "active_decode_ids": [0],
+        "starting_decode_ids": [],
+        "total_decode_count": 1,
+    }
+    return {**usual, **more}
+
+
+def test_a_step_of_prompts_and_decoding_takes_what_the_profile_says(scene: Scene, law: Law) -> None:
+    own = Pace(scene.plant.of_role(Role.SERVE), 0.0, Random(0))
+    for sequences in (1, 40, 200):
+        context = sequences * 2100
+        plain = own.stretch(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s
+        told = law.step_s(Did(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
+        assert told == pytest.approx(plain, rel=1e-9)
+
+
+def test_the_tables_are_the_law(law: Law) -> None:
+    tables = law.tables()
+    assert tables["decode_itl"].shape == (len(tables["decode_active_kv_tokens"]), len(tables["decode_context_length"]))
+    each, kv = tables["decode_context_length"][6], tables["decode_active_kv_tokens"][10]
+    assert tables["decode_itl"][10, 6] == pytest.approx(1000.0 * law.decodes_s(kv / each, kv))
+    at_most = law.profile.budget
+    assert np.interp(at_most / 3, tables["prefill_isl"], tables["prefill_ttft_ms"]) == pytest.approx(
+        1000.0 * law.prompts_s(at_most / 3), rel=1e-3
+    )
+    assert all(np.diff(tables["prefill_ttft_ms"]) > 0.0)
+
+
+def test_long_prompts_weigh_in_the_attention_of_a_mean_token(scene: Scene) -> None:
+    assert Law.of(scene.plant.profile, [Asked(0.0, 1000, 1), Asked(0.0, 3000, 1)]).prompt == 2500.0
+
+
+def test_a_benchmark_has_prompts_batches_and_both(scene: Scene, law: Law) -> None:
+    kinds = {(did.tokens > 0, did.decodes > 0) for _, did in law.benchmark(scene.plant)}
+    assert kinds == {(True, False), (False, True), (True, True)}
+
+
+def test_prompts_of_the_trace_have_nothing_in_common() -> None:
+    first, second = (json.loads(line) for line in replay.trace([Asked(0.5, 1025, 3), Asked(1.0, 512, 4)]))
+    assert (first["timestamp"], first["input_length"], first["output_length"]) == (500.0, 1025, 3)
+    assert (len(first["hash_ids"]), len(second["hash_ids"])) == (3, 1)
+    assert not set(first["hash_ids"]) & set(second["hash_ids"])
+
+
+def test_only_what_was_answered_is_in_time() -> None:
+    lines = [
+        json.dumps({"terminal_status": status, "ttft_ms": ttft, "itl_ms": itl})
+        for status, ttft, itl in (
+            ("completed", 900.0, 39.0),
+            ("completed", 1100.0, 5.0),
+            ("completed", 90.0, 41.0),
+            ("completed", 90.0, None),
+            ("rejected", 1.0, 1.0),
+        )
+    ]
+    requests = tuple(replay.ended(lines))
+    assert requests[0] == Seen(0.9, 0.039)
+    figures = board.judged(Run(requests, 3600.0, 2), len(lines), SLO)
+    assert (figures["attainment"], figures["gpu_hours"]) == (2 / 5, 1.0)
+
+
+def test_what_runs_after_the_loads_end_is_not_paid() -> None:
+    report = {"duration_ms": 110_000.0, "decode_worker_seconds": 320.0}
+    assert replay.paid_s(report, 3, 100.0) == 290.0
+    assert replay.paid_s(report, 3, 200.0) == 320.0
+
+
+def test_a_pilot_is_asked_until_the_loads_end() -> None:
+    class Two(pilots.Nobody):
+        def on_tick(self, shown: dict[str, Any]) -> dict[str, Any]:
+            return {**super().on_tick(shown), "target_decode": 2}
+
+    until = Until(Two(), 10.0, 1)
+    assert until.on_tick(a_look(9.0, total_decode_count=4))["next_tick_ms"] == 10_000.0
+    assert until.on_tick(a_look(10.0, total_decode_count=3))["next_tick_ms"] is None
+    assert (until.orders, until.peak, until.there) == ([(9.0, 2)], 4, 3)
+
+
+def test_steps_sum_up_to_what_an_engine_exports(scene: Scene) -> None:
+    watch = Watch(ALIKE, scene.plant.profile)
+    watch.take(a_look(0.1, a_step(num_prefill_requests=2, sum_prefill_tokens=3000, num_queued_prefill=5)))
+    busy = a_step(num_decode_requests=7, sum_decode_kv_tokens=72_000)
+    watch.take(a_look(0.2, busy, a_step(1, num_decode_requests=1), ended=2))
+    told = watch.engine(pod(0), 0.3, 1000.0)
+    assert (told.at_s, told.steps, told.local_prompt_tokens, told.generated_tokens) == (1000.3, 2, 3000, 9)
+    assert (told.running, told.waiting) == (7, 0)
+    assert told.kv_used == pytest.approx(0.1)
+    assert told.tpot_s is not None
+    assert buckets.count(told.tpot_s) == 2
+    assert told.tpot_s.total == pytest.approx(0.02)
+    assert watch.engine(pod(0), 2.0, 1000.0).running == 0
+
+
+def test_the_gateway_counts_what_came_and_what_was_answered(scene: Scene) -> None:
+    watch = Watch(ALIKE, scene.plant.profile)
+    watch.take(a_look(0.12, a_step(num_decode_requests=3, num_queued_prefill=4), ended=1))
+    told = watch.gateway([pod(0)], 0.12)
+    assert (told.arrived, told.arrived_tokens, told.answered) == (3, 3 * PROMPT, 1)
+    assert told.inflight == {pod(0): 7}
+    assert told.ttft_s is not None
+    assert told.ttft_s.total == pytest.approx(0.08)
+
+
+def test_the_operator_orders_engines_for_a_load_that_one_cannot_carry(scene: Scene, law: Law) -> None:
+    """Twenty requests a second, on an engine that answers them all in time whatever they take."""
+    service = parse(ROWS["step-60"].manifest())
+    pilot = pilots.Plimsoll(service, scene.plant, scene.plant.start.draw(Random(0)), ALIKE, 1)
+    step, targets = a_step(num_prefill_requests=1, sum_prefill_tokens=PROMPT, num_decode_requests=64), []
+    for n in range(1000):
+        told = pilot.on_tick(a_look(0.05 * n, step, ended=1))
+        if told["target_decode"] is not None:
+            targets.append(told["target_decode"])
+    assert targets
+    assert targets[-1] > 1
+
+
+def test_without_its_gate_the_own_simulator_lets_everybody_in(scene: Scene) -> None:
+    gated, ungated = (board._ours("plimsoll", scene, ALIKE, 60.0, gate) for gate in (True, False))
+    assert len(ungated.requests) == len(ALIKE) > len(gated.requests)
+    assert max(one.ttft_s for one in ungated.requests) > max(one.ttft_s for one in gated.requests)
+
+
+def test_an_unknown_policy_is_named(scene: Scene) -> None:
+    with pytest.raises(BadInput, match="nonsense"):
+        board._theirs("nonsense", scene, ALIKE[:1], (60.0, 60.0, "round_robin"), SimpleNamespace())
+
+
+def test_without_the_package_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "dynamo", None)
+    assert board.main([]) == 2
+    assert "ai-dynamo 1.4.2" in capsys.readouterr().err
+
+
+@needs_package
+def test_their_engine_takes_the_steps_that_it_is_told(law: Law) -> None:
+    asked = [Asked(0.0, PROMPT, 101)]
+    run = replay.play(asked, law, pilots.Nobody(), 1, 60.0, 10.0, "round_robin")
+    (seen,) = run.requests
+    assert seen.ttft_s == pytest.approx(law.prompts_s(PROMPT), rel=0.01)
+    assert seen.tpot_s == pytest.approx(law.decodes_s(1, PROMPT + 50), rel=0.01)
