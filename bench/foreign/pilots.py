@@ -55,7 +55,8 @@ class Plimsoll:
         self, service: InferenceService, plant: Plant, phases: Phases, asked: Sequence[Asked], ordered: int
     ) -> None:
         self._operator, self._watch = Operator(service), Watch(asked, plant.profile)
-        self._about, self._phases, self._ordered = plant.about(Role.SERVE), phases, ordered
+        self._about, self._phases = plant.about(Role.SERVE), phases
+        self._first = self._ordered = ordered
         self._began_s: dict[int, float] = {}
         self._scrape_s: dict[int, float] = {}
         self._tick_s = 0.0
@@ -78,9 +79,11 @@ class Plimsoll:
         for worker in starting:
             self._began_s.setdefault(worker, now_s)
         for worker in active:
-            if self._began_s.pop(worker, None) is not None:
-                self._operator.started(_TIER, self._phases)
-            if now_s >= self._scrape_s.setdefault(worker, now_s):
+            if worker not in self._scrape_s:
+                self._scrape_s[worker] = now_s
+                if worker >= self._first:
+                    self._operator.started(_TIER, self._phases)
+            if now_s >= self._scrape_s[worker]:
                 self._scrape_s[worker] += BUSY_S
                 self._operator.hear_engine(Role.SERVE, self._watch.engine(pod(worker), now_s, EPOCH_S))
         names = [pod(worker) for worker in active]

@@ -175,6 +175,22 @@ def test_the_operator_orders_engines_for_a_load_that_one_cannot_carry(scene: Sce
     assert targets[-1] > 1
 
 
+@pytest.mark.parametrize("shown_starting", [True, False])  # a start that takes no time is never shown
+def test_each_start_but_the_first_engines_is_learned_once(
+    scene: Scene, shown_starting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = scene.plant.start.draw(Random(0))
+    pilot = pilots.Plimsoll(parse(ROWS["step-60"].manifest()), scene.plant, phases, ALIKE, 1)
+    learned: list[Any] = []
+    monkeypatch.setattr(pilot._operator, "started", lambda tier, took: learned.append((tier, took)))
+    pilot.on_tick(a_look(0.0))
+    pilot.on_tick(a_look(1.0, starting_decode_ids=[1] if shown_starting else []))
+    assert not learned
+    for now_s in (61.0, 62.0):
+        pilot.on_tick(a_look(now_s, active_decode_ids=[0, 1]))
+    assert learned == [("serve", phases)]
+
+
 def test_without_its_gate_the_own_simulator_lets_everybody_in(scene: Scene) -> None:
     gated, ungated = (board._ours("plimsoll", scene, ALIKE, 60.0, gate) for gate in (True, False))
     assert len(ungated.requests) == len(ALIKE) > len(gated.requests)
