@@ -4,7 +4,7 @@ Problem: their engines take a step's time from two tables, by the step's prompt 
 contexts, and add the two. What a step costs at least is counted twice where it stands in both, and what a prompt's
 attention costs depends on the prompt, which the table does not know.
 
-Idea: the base of a step stands in the decode table alone, since an engine under load decodes in nearly every step, and
+Idea: the base of a step stands in the decode table alone, which they look into at every step, and
 each prompt token has the attention of a mean token's prompt. Whoever is told of these engines is told this law.
 """
 
@@ -50,9 +50,9 @@ class Law:
         return max(0.0, c.anypre + tokens * (c.pretok + c.preattn * self.prompt / 2.0)) if tokens else 0.0
 
     def decodes_s(self, sequences: float, context: float) -> float:
-        """What decoding takes. context: KV tokens of all sequences together."""
+        """The rest of a step: its base, and decoding. context: KV tokens of all sequences together."""
         c = self.profile.coefficients
-        return c.base + c.dec * sequences + c.ctx * context if sequences else 0.0
+        return c.base + c.dec * sequences + c.ctx * context
 
     def step_s(self, did: Did) -> float:
         """A step, as their engines reckon it."""

@@ -68,7 +68,7 @@ def a_look(now_s: float, *steps: dict[str, Any], ended: int = 0, **more: Any) ->
 
 def test_a_step_of_prompts_and_decoding_takes_what_the_profile_says(scene: Scene, law: Law) -> None:
     own = Pace(scene.plant.of_role(Role.SERVE), 0.0, Random(0))
-    for sequences in (1, 40, 200):
+    for sequences in (0, 1, 40, 200):
         context = sequences * 2100
         plain = own.stretch(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s
         told = law.step_s(Did(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
@@ -215,5 +215,5 @@ def test_their_engine_takes_the_steps_that_it_is_told(law: Law) -> None:
     asked = [Asked(0.0, PROMPT, 101)]
     run = replay.play(asked, law, pilots.Nobody(), 1, 60.0, 10.0, "round_robin")
     (seen,) = run.requests
-    assert seen.ttft_s == pytest.approx(law.prompts_s(PROMPT), rel=0.01)
+    assert seen.ttft_s == pytest.approx(law.step_s(Did(prefills=1, tokens=PROMPT)), rel=0.01)
     assert seen.tpot_s == pytest.approx(law.decodes_s(1, PROMPT + 50), rel=0.01)
