@@ -224,6 +224,13 @@ def test_what_is_left_out_is_not_zero(path: str, name: str) -> None:
     assert getattr(chat(changed(f"services.team/chat.{path}", None)), name) is None
 
 
+def test_a_gateway_of_another_release_may_tell_tickets_otherwise() -> None:
+    document = v3()
+    told = document["services"]["team/chat"]["admission"]
+    told["ticket_work"] = told.pop("ticket_work_s")  # GPU-seconds a second
+    assert (chat(document).ticket_work_s, chat(document).held_work_s) == (0.0, 1.5)
+
+
 def test_whole_answers_are_told_by_some_gateways_and_asked_of_none() -> None:
     assert chat(v3()).e2e_s is None
     document = v3()

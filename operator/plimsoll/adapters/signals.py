@@ -60,13 +60,13 @@ class _Histogram(msgspec.Struct):
 class _Admission(msgspec.Struct):
     held: Count
     held_work_s: Seconds
-    ticket_work_s: Seconds
     in_use: Count
     outcomes: dict[str, Count]
     units: Count = 0
+    ticket_work_s: Seconds = 0.0  # of version 3, but not of its first gateways
 
 
-_NO_ADMISSION = _Admission(0, 0.0, 0.0, 0, {})
+_NO_ADMISSION = _Admission(0, 0.0, 0, {})
 
 
 class _Service(msgspec.Struct):

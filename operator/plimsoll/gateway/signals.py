@@ -25,8 +25,8 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
 
     `ttft` and `e2e` (to an answer's last byte) are histograms over `LATENCY_EDGES_S`: indices of the buckets that are
     not empty, and the counts in these.
-    `admission`: requests held now and their GPU-seconds; GPU-seconds a second of those told when to come back; most
-    sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
+    `admission`: requests held now and their GPU-seconds; GPU-seconds of those told to come back, until they are due;
+    most sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
     """
     services = {key: _service(picker, service) for key, service in sorted(picker.fleet.services.items())}
     return {
