@@ -93,7 +93,7 @@ class Prober:
             self._lock.wait_for(lambda: not self._under_way[key], PATIENCE_S)
 
     def excuse(self, begin: float, end: float) -> None:
-        """An engine was killed between `begin` and `end`: probes that were open then may have been its own."""
+        """An engine or a gateway was killed between `begin` and `end`: probes open then may have been its own."""
         self._kills.append((begin, end))
 
     @contextmanager

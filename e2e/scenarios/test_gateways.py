@@ -13,6 +13,7 @@ from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.ledger import Outcome, Record
 from e2e.lib.load import Load, OpenLoop, poisson
 from e2e.lib.metrics import Gateway
+from e2e.lib.prober import Prober
 from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
 from plimsoll.core.admission.replica import PACE_RANGE
@@ -109,7 +110,9 @@ def _shared(service: Service, cluster: Cluster) -> Callable[[], bool]:
     return shared
 
 
-def test_shares_sum_to_the_whole_and_an_overload_is_cut(gate: Service, cluster: Cluster, gateway: Gateway) -> None:
+def test_shares_sum_to_the_whole_and_an_overload_is_cut(
+    gate: Service, cluster: Cluster, gateway: Gateway, prober: Prober
+) -> None:
     """Under three, and under those that are left when one dies: what it carried is cut, and the others take over."""
     until("each gateway has its share", _shared(gate, cluster), 60)
     with Load(gate.target, _steady(OVERLOAD, "overload", seed=2)) as load:
@@ -118,6 +121,7 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(gate: Service, cluster: 
         seen = _watch(gateway, gate, WATCHED_S)
         struck_at = time.time()
         gone = _pods(cluster)[0]["metadata"]["name"]
+        prober.excuse(struck_at, struck_at + GONE_S)
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--force", "--grace-period=0", "--wait=false")
         _whole(cluster, GATEWAYS)
         until("the shares are of those that are there", _shared(gate, cluster), 60)
