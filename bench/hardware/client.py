@@ -22,7 +22,7 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from bench.hardware import keep, traces
+from bench.hardware import gaps, keep, traces
 from bench.hardware.summary import Seen
 
 COMPLETIONS: Final = "/v1/completions"
@@ -57,6 +57,7 @@ async def streamed(
     `ok` only for the exact count of tokens by the engine's own usage, and a proper end.
     """
     seen: dict[str, Any] = {"status": 0, "first_s": None, "last_s": None, "gap_s": None, "tokens": 0, "ok": False}
+    seen["gaps_s"] = []
     began, done = time.monotonic(), False
     try:
         async with http.post(url + COMPLETIONS, json=asked, headers=dict(headers or {})) as answer:
@@ -83,6 +84,7 @@ def _event(seen: dict[str, Any], line: bytes, at_s: float) -> None:
         if seen["first_s"] is None:
             seen["first_s"] = at_s
         else:
+            seen["gaps_s"].append(round(at_s - seen["last_s"], 5))
             seen["gap_s"] = max(seen["gap_s"] or 0.0, at_s - seen["last_s"])
         seen["last_s"] = at_s
 
@@ -149,7 +151,11 @@ def run(
     for part in parts:
         part.unlink(missing_ok=True)
     rows.sort(key=lambda row: row["at_s"])
-    out.write_text(json.dumps({"trace": trace.name, "start": start, "codes": codes, "requests": rows}))
+    counts = gaps.counted(rows)
+    for row in rows:
+        del row["gaps_s"]
+    told = {"trace": trace.name, "start": start, "codes": codes, "gaps": counts, "requests": rows}
+    out.write_text(json.dumps(told))
     keep.whole(out.name, rows, codes, len(traces.read(trace)))
     return rows
 

@@ -6,7 +6,9 @@ Problem: whether reading prompts elsewhere pays depends on links, block sizes an
 spoil it: the launcher's flags, the middleware's leg, NIXL, the driver.
 Idea: all four engines at once, two on each GPU, started by the launcher as the operator would (blocks of 128 tokens on
 prefill and decode engines). Clients send to the decode engine with the header that the gateway sets, or in turn to the
-two others. `pd:FILE:2048` has only prompts of at least 2,048 tokens read on the prefill engine.
+two others. `pd:FILE:2048` has only prompts of at least 2,048 tokens read on the prefill engine. With `--alone` only the
+two engines that a run needs are there, each with the whole card's cache: those of the first run, then, where the next
+one needs others, those. `agg:FILE:1024` then gives the two a budget of 1,024 tokens a step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +28,8 @@ from bench.hardware.measure import PLUGIN, Record, monitor, settle
 
 _GIB: Final = 1 << 30
 _KV_BYTES: Final = 40 * _GIB  # of each engine: two share a GPU
-_ARGS: Final = ("--load-format", "dummy", "--max-model-len", "40960", "--max-num-batched-tokens", "8192")
+_ARGS: Final = ("--load-format", "dummy", "--max-model-len", "40960")
+_BUDGET: Final = 8192
 _READY_S: Final = 300.0
 _LENGTHS: Final = (128, 512, 1024, 2048, 4096, 8192, 16384)
 _REPEATS: Final = 4
@@ -35,23 +40,58 @@ _ENGINES: Final = {
     "a0": ("0,1", "serve", 8020),
     "a1": ("1,0", "serve", 8030),
 }
+_OF_MODE: Final = {"agg": ("a0", "a1"), "pd": ("p", "d")}
 
 
-def start(engines: dict[str, engine.Engine], out: Path, given: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Load:
+    """One run. tokens: of a pair, those from which a prompt is read on the prefill engine; of two that do both, of a
+    step."""
+
+    number: int
+    mode: str
+    trace: Path
+    tokens: int | None
+
+    @classmethod
+    def parse(cls, number: int, word: str) -> Load:
+        mode, file, *rest = word.split(":")
+        return cls(number, mode, Path(file), int(rest[0]) if rest else None)
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a step that its engines are started with."""
+        return _BUDGET if self.mode == "pd" or self.tokens is None else self.tokens
+
+    @property
+    def remote_from(self) -> int:
+        """Tokens from which a pair's prompts are read elsewhere."""
+        return self.tokens or 0 if self.mode == "pd" else 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:02d}.{self.mode}.{self.trace.stem}{f'.{self.tokens}' if self.tokens else ''}"
+
+
+def start(
+    engines: dict[str, engine.Engine], names: Sequence[str], budget: int, out: Path, given: argparse.Namespace
+) -> None:
     """Adds each engine as it is started, so that those which were can be ended whatever comes."""
     model = shapes.write(out / "models", "8b")
     environment = {"PLIMSOLL_RUNTIME": given.runtime, "STEPLOG_WEIGHTS": "1"}
     environment["PYTHONPATH"] = ":".join([str(engine.IMAGE), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
-    cache = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(_KV_BYTES))
-    for name, (gpus, role, port) in _ENGINES.items():
+    shared = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(_KV_BYTES))
+    own = (*_ARGS, "--max-num-batched-tokens", str(budget), *(() if given.alone else shared))
+    for name in names:
+        gpus, role, port = _ENGINES[name]
         engines[name] = engine.start(
-            name,
+            name if budget == _BUDGET else f"{name}.{budget}",
             model,
             out,
             role=role,
             api=given.port + port - 8000,
             gpus=gpus,
-            args=(*_ARGS, *cache, *given.arg),
+            args=(*own, *given.arg),
             default_args=() if role == "serve" else ("--block-size", "128"),
             environment=environment,
         )
@@ -59,12 +99,12 @@ def start(engines: dict[str, engine.Engine], out: Path, given: argparse.Namespac
 
 async def alone(engines: dict[str, engine.Engine]) -> list[dict[str, Any]]:
     """Seconds to the first token of single prompts: read where they are decoded, elsewhere, and by a serving engine."""
-    leg = {client.PREFILL: f"127.0.0.1:{engines['p'].api}"}
-    ways: dict[str, tuple[str, dict[str, str]]] = {
-        "serve": (engines["a1"].url, {}),
-        "local": (engines["d"].url, {}),
-        "remote": (engines["d"].url, leg),
-    }
+    ways: dict[str, tuple[str, dict[str, str]]] = {}
+    if "a1" in engines:
+        ways["serve"] = (engines["a1"].url, {})
+    if "d" in engines:
+        ways["local"] = (engines["d"].url, {})
+        ways["remote"] = (engines["d"].url, {client.PREFILL: f"127.0.0.1:{engines['p'].api}"})
     rows = []
     async with client.session() as http:
         for tokens in _LENGTHS:
@@ -80,27 +120,61 @@ async def alone(engines: dict[str, engine.Engine]) -> list[dict[str, Any]]:
     return rows
 
 
-def loads(record: Record, engines: dict[str, engine.Engine], given: argparse.Namespace, out: Path) -> None:
-    for number, word in enumerate(given.run):
-        mode, file, *rest = word.split(":")
-        told = out / f"{number}.{mode}.{Path(file).stem}{'.' + rest[0] if rest else ''}.requests.json"
-        url = engines["d"].url if mode == "pd" else f"{engines['a0'].url},{engines['a1'].url}"
-        leg = f"127.0.0.1:{engines['p'].api}" if mode == "pd" else ""
-        least = int(rest[0]) if rest else 0
-        rows = client.run(
-            Path(file), url, told, workers=given.workers, seed=500 + number, prefill=leg, remote_from=least
-        )
+def send(record: Record, engines: dict[str, engine.Engine], load: Load, workers: int, out: Path) -> None:
+    pair = load.mode == "pd"
+    told = out / f"{load.name}.requests.json"
+    url = ",".join(engines[name].url for name in (("d",) if pair else _OF_MODE["agg"]))
+    rows = client.run(
+        load.trace,
+        url,
+        told,
+        workers=workers,
+        seed=500 + load.number,
+        prefill=f"127.0.0.1:{engines['p'].api}" if pair else "",
+        remote_from=load.remote_from,
+    )
+    kept: dict[str, Any] = {"requests": len(rows), "ok": sum(row["ok"] for row in rows)}
+    if "d" in engines:
         (out / f"{told.stem}.d.metrics.txt").write_text(engines["d"].metrics())
-        legs = [line for line in engines["d"].own_metrics() if "prefill_legs_total" in line]
-        record.keep(f"load {told.stem}", {"requests": len(rows), "ok": sum(row["ok"] for row in rows), "legs": legs})
+        kept["legs"] = [line for line in engines["d"].own_metrics() if "prefill_legs_total" in line]
+    record.keep(f"load {told.stem}", kept)
+    for one in engines.values():
+        settle(one)
+
+
+def together(record: Record, loads: Sequence[Load], names: Sequence[str], out: Path, given: argparse.Namespace) -> bool:
+    """Runs of which all need the same engines, from their start to their end; False where one did not become ready."""
+    engines: dict[str, engine.Engine] = {}
+    mark = f" of {loads[0].name}" if given.alone else ""
+    try:
+        start(engines, names, loads[0].budget, out, given)
+        ready = {name: one.wait_ready(_READY_S) for name, one in engines.items()}
+        for name, one in engines.items():
+            one.look()
+            told = {"command": engine.command_line(out, one.name), "timeline": one.timeline, "about": one.said}
+            record.keep(f"{name}{mark}", told)
+        if not all(ready.values()):
+            for name in (name for name, up in ready.items() if not up):
+                print((out / f"{engines[name].name}.log").read_text(errors="replace")[-3000:])
+            return False
+        record.keep(f"alone{mark}", asyncio.run(alone(engines)))
+        for load in loads:
+            send(record, engines, load, given.workers, out)
         for one in engines.values():
-            settle(one)
+            (out / f"{one.name}.metrics.txt").write_text(one.metrics())
+        if "d" in engines:
+            record.keep("drain of the decode engine", asyncio.run(engine.drain(engines["d"])))
+        return True
+    finally:
+        for one in engines.values():
+            one.kill()
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware.pair", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--run", action="append", default=[], metavar="agg|pd:TRACE[:TOKENS]")
+    parser.add_argument("--alone", action="store_true", help="each engine alone on its card, with all of its cache")
     parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
     parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--workers", type=int, default=8)
@@ -109,26 +183,15 @@ def main(words: Sequence[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     out = given.out.resolve()
     record, watcher = Record(out / "result.json"), monitor(out)
-    engines: dict[str, engine.Engine] = {}
+    loads = [Load.parse(number, word) for number, word in enumerate(given.run)]
     try:
-        start(engines, out, given)
-        ready = {name: one.wait_ready(_READY_S) for name, one in engines.items()}
-        for name, one in engines.items():
-            one.look()
-            record.keep(name, {"command": engine.command_line(out, name), "timeline": one.timeline, "about": one.said})
-        if not all(ready.values()):
-            for name in (name for name, up in ready.items() if not up):
-                print((out / f"{name}.log").read_text(errors="replace")[-3000:])
-            return 1
-        record.keep("alone", asyncio.run(alone(engines)))
-        loads(record, engines, given, out)
-        for name, one in engines.items():
-            (out / f"{name}.metrics.txt").write_text(one.metrics())
-        record.keep("drain of the decode engine", asyncio.run(engine.drain(engines["d"])))
+        if not given.alone:
+            return 0 if together(record, loads, tuple(_ENGINES), out, given) else 1
+        for (mode, _), group in groupby(loads, key=lambda one: (one.mode, one.budget)):
+            if not together(record, list(group), _OF_MODE[mode], out, given):
+                return 1
         return 0
     finally:
-        for one in engines.values():
-            one.kill()
         if watcher is not None:
             watcher.terminate()
 

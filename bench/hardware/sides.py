@@ -50,7 +50,12 @@ def counted(metrics: str) -> dict[str, float]:
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One run's figures after its warm-up: milliseconds, and shares of what was sent."""
-    seen = [one for one in client.seen(rows) if WARM_S <= one.sent_s < WARM_S + WINDOW_S]
+    return judged(client.seen(rows))
+
+
+def judged(requests: Sequence[Seen]) -> dict[str, Any]:
+    """The same of requests that clients or a simulator saw."""
+    seen = [one for one in requests if WARM_S <= one.sent_s < WARM_S + WINDOW_S]
     first = [one.ttft_s * 1e3 for one in seen if one.ttft_s is not None]
     each = [one.tpot_s * 1e3 for one in seen if one.tpot_s is not None]
     shares = {f"{a:g}/{b:g}": _share(seen, Slo(0.95, a, 0.0, b)) for a, b in TARGETS}

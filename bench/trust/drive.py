@@ -91,10 +91,15 @@ def pair(own: Plant, sent: Sequence[Sent]) -> list[Got]:
     return legs(own, sent, reader, writer)
 
 
-def legs(own: Plant, sent: Sequence[Sent], reader: Engine, writer: Engine) -> list[Got]:
-    """As the simulated fleet sends them: to the one, back, and to the other, which fetches the KV."""
+def legs(own: Plant, sent: Sequence[Sent], reader: Engine, writer: Engine, remote_from: int = 0) -> list[Got]:
+    """As the simulated fleet sends them: to the one, back, and to the other, which fetches the KV.
+
+    Prompts of fewer tokens than remote_from go to the other alone, which reads them itself.
+    """
     first = [Job(place, each.prompt, 1, produce=True) for place, each in enumerate(sent)]
-    second = [Job(place, each.prompt, each.output, remote=True) for place, each in enumerate(sent)]
+    second = [
+        Job(place, each.prompt, each.output, remote=each.prompt >= remote_from) for place, each in enumerate(sent)
+    ]
     done_s = [0.0] * len(sent)
 
     def after(engine: Engine, now_s: float) -> None:
@@ -122,10 +127,11 @@ def legs(own: Plant, sent: Sequence[Sent], reader: Engine, writer: Engine) -> li
         after(reader, now_s)
 
     loop = Loop([reader, writer], after)
-    for job, each in zip(first, sent, strict=True):
+    for leg, job, each in zip(first, second, sent, strict=True):
+        engine, one, way_s = (reader, leg, own.leg_s) if job.remote else (writer, job, 0.0)
         loop.at(
-            each.at_s + own.leg_s + own.frontend_s(each.prompt),
-            lambda now_s, job=job: put(reader, job, now_s),  # type: ignore[misc]
+            each.at_s + way_s + own.frontend_s(each.prompt),
+            lambda now_s, engine=engine, one=one: put(engine, one, now_s),  # type: ignore[misc]
         )
     loop.run()
     return [replace(_got(job, each), leg_s=done_s[job.name]) for job, each in zip(second, sent, strict=True)]
