@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.hardware import client
-from bench.hardware.keep import complete, runs
+from bench.hardware import client, gaps
+from bench.hardware.keep import complete, requests, runs
 from bench.hardware.predict import BUDGET
 from bench.hardware.summary import Seen, kept
 from plimsoll.core import transfer
@@ -102,6 +102,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 "req/s",
                 "TTFT p50 / p95 ms",
                 "TPOT p50 / p95 ms",
+                "ITL p99 ms",
                 *(f"{a:g}/{b:g}" for a, b in TARGETS),
                 "gap",
             ]
@@ -109,6 +110,8 @@ def main(words: Sequence[str] | None = None) -> int:
         pairs = [" / ".join(f"{value:.1f}" for value in one[key]) for key in ("ttft_ms", "tpot_ms")]
         shares = [f"{one[f'{a:g}/{b:g}']:.1%}" for a, b in TARGETS]
         name = path.name.split(".requests.json")[0]
+        late = gaps.quantile_s(requests(path).get("gaps", {}), 0.99, WARM_S, WARM_S + WINDOW_S)
+        pairs.append("-" if late is None else f"{late * 1e3:.1f}")
         print("| " + " | ".join([name, f"{one['rate_rps']:.1f}", *pairs, *shares, f"{one['gap']:.1%}"]) + " |")
         metrics = given.folder / f"{name}.requests.d.metrics.txt"
         after = counted(metrics.read_text()) if metrics.exists() else before
