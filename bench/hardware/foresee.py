@@ -37,12 +37,14 @@ from plimsoll.core.planning.machine import Machine
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload, from_samples
 from plimsoll.sim import profile as profiles
+from plimsoll.sim.blocks import Blocks
 from plimsoll.sim.engine import Engine
+from plimsoll.sim.meters import Meters
+from plimsoll.sim.pace import Pace
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.profile import Profile
 from plimsoll.sim.steps import Run
 
-PROFILE: Final = "h200-8b"
 KV_TOKENS, SEQUENCES, BLOCK = 919_824, 1024, 128  # of an engine alone on its card, and vLLM's own most
 SLO: Final = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
 _MS: Final = 1e3
@@ -61,22 +63,22 @@ class Timed(Engine):
             self.steps_s.append(run.end_s)
 
 
-def card(kv_tokens: int, block_size: int, budget: int) -> Profile:
-    own = profiles.load(PROFILE)
-    return replace(own, kv_tokens=kv_tokens, max_num_seqs=SEQUENCES, block_size=block_size, budget=budget)
+def card(name: str, kv_tokens: int) -> Profile:
+    """A profile as the engines of `pair` are started."""
+    return replace(profiles.load(name), kv_tokens=kv_tokens, max_num_seqs=SEQUENCES)
 
 
 def timed(own: Plant, role: Role) -> Timed:
-    """An engine of the plant without spread or noise."""
-    made = own.engine(role, Random(0))
-    parts = (made._most, made._budget, made.blocks, made._pace, made._wire, made.meters, False)
-    return Timed(*parts)
+    """An engine of the plant, without spread or noise."""
+    one = own.of_role(role)
+    blocks, pace = Blocks(one.kv_tokens // one.block_size, one.block_size), Pace(one, 0.0, Random(0))
+    return Timed(one.max_num_seqs, one.budget, blocks, pace, own.wire(), Meters(one.max_model_len), False)
 
 
-def engines(asked: Load, sent: Sequence[Sent], kv_tokens: int) -> tuple[list[Got], list[Timed], list[int], int]:
+def engines(asked: Load, sent: Sequence[Sent], each: Profile) -> tuple[list[Got], list[Timed], list[int], int]:
     """What became of each request, the engines that decode, which of them each was on, and all preemptions."""
     if asked.mode == "agg":
-        own = plant(card(kv_tokens, 16, asked.budget))
+        own = plant(replace(each, budget=asked.budget))
         both = [timed(own, Role.SERVE) for _ in range(2)]
         got: dict[int, Got] = {}
         for number, one in enumerate(both):
@@ -84,41 +86,41 @@ def engines(asked: Load, sent: Sequence[Sent], kv_tokens: int) -> tuple[list[Got
             got.update(zip(places, alone(own, [sent[place] for place in places], one), strict=True))
         on = [place % 2 for place in range(len(sent))]
         return [got[place] for place in range(len(sent))], both, on, sum(one.meters.preemptions for one in both)
-    own = plant(card(kv_tokens, BLOCK, asked.budget))
+    own = plant(replace(each, block_size=BLOCK))
     reader, writer = own.engine(Role.PREFILL, Random(0)), timed(own, Role.DECODE)
     found = legs(own, sent, reader, writer, asked.remote_from)
     return found, [writer], [0] * len(sent), writer.meters.preemptions
 
 
-def simulated(asked: Load, requests: Sequence[traces.Request], kv_tokens: int) -> dict[str, Any]:
+def simulated(asked: Load, requests: Sequence[traces.Request], own: Profile) -> dict[str, Any]:
     """The figures of `sides` for the simulated engines, with p99 of all gaps between tokens."""
     sent = [Sent(one.at_s, one.prompt, one.output) for one in requests]
-    got, decoding, on, preempted = engines(asked, sent, kv_tokens)
+    got, decoding, on, preempted = engines(asked, sent, own)
     ends = [np.asarray(one.steps_s) for one in decoding]
     seen, lengths = [], []
     for each, found, number in zip(sent, got, on, strict=True):
         steps = ends[number]
         first, last = np.searchsorted(steps, (each.at_s + found.first_s - 1e-9, each.at_s + found.last_s + 1e-9))
-        own = np.diff(steps[first:last])
+        between = np.diff(steps[first:last])
         pace = found.tpot_s(each.output) if each.output > 1 else None
-        longest = float(own.max()) if own.size else None
+        longest = float(between.max()) if between.size else None
         seen.append(Seen(each.at_s, each.output, found.first_s, pace, longest, True))
         if sides.WARM_S <= each.at_s < sides.WARM_S + sides.WINDOW_S:
-            lengths.append(own)
+            lengths.append(between)
     figures = sides.judged(seen)
     pooled = np.concatenate(lengths)
     return figures | {"p99_gap_ms": float(np.percentile(pooled, 99)) * _MS, "preempted": preempted}
 
 
-def machine(kv_tokens: int, budget: int) -> Machine:
+def machine(each: Profile, budget: int) -> Machine:
     """One of the two cards, as `plimsoll plan` sees it."""
-    found = measured(card(kv_tokens, BLOCK, budget), 1)
+    found = measured(replace(each, budget=budget), 1)
     return next(one for one in found if one.limits.token_budget == budget)
 
 
-def law(asked: Load, requests: Sequence[traces.Request], kv_tokens: int) -> dict[str, Any]:
+def law(asked: Load, requests: Sequence[traces.Request], each: Profile) -> dict[str, Any]:
     """The closed forms at the judged rate, ms; the line is that of the arrangement with one engine of each kind."""
-    own, workload = machine(kv_tokens, asked.budget), _workload(requests)
+    own, workload = machine(each, asked.budget), _workload(requests)
     judged = [one for one in requests if sides.WARM_S <= one.at_s < sides.WARM_S + sides.WINDOW_S]
     rate = len(judged) / sides.WINDOW_S
     if asked.mode == "agg":
@@ -170,22 +172,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware.foresee", description=__doc__)
     parser.add_argument("--run", action="append", required=True, metavar="agg|pd:TRACE[:TOKENS]")
     parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--profile", default="h200-8b", help="of either card")
     parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="of each engine's cache")
     given = parser.parse_args(words)
-    told = []
+    told, own = [], card(given.profile, given.kv_tokens)
     for number, word in enumerate(given.run):
         asked = Load.parse(number, word)
         requests = traces.read(asked.trace)
         one: dict[str, Any] = {"run": asked.name}
         one["sha256"] = hashlib.sha256(asked.trace.read_bytes()).hexdigest()
-        one["law"] = law(asked, requests, given.kv_tokens)
-        one["engines"] = simulated(asked, requests, given.kv_tokens)
+        one["law"] = law(asked, requests, own)
+        one["engines"] = simulated(asked, requests, own)
         one = _rounded(one)
         told.append(one)
         print(json.dumps(one), flush=True)
     if given.out is not None:
         given.out.write_text(
-            json.dumps({"profile": PROFILE, "kv_tokens": given.kv_tokens, "runs": told}, indent=1) + "\n"
+            json.dumps({"profile": given.profile, "kv_tokens": given.kv_tokens, "runs": told}, indent=1) + "\n"
         )
     return 0
 

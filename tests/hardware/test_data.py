@@ -1,12 +1,13 @@
 """What lies in the repository of the runs on GPUs still says what docs and profiles say of it."""
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.hardware import compare, fit, keep, ladders, shapes, sides, traces
+from bench.hardware import compare, edge, fit, gaps, keep, ladders, shapes, sides, traces
 from plimsoll.core import roofline
 from plimsoll.core.planning import settings
 from plimsoll.sim import profile
@@ -162,6 +163,43 @@ def test_the_pairs_legs_are_judged_by_what_was_counted(capsys: pytest.CaptureFix
     assert "| 1.pd.chat24 | 23.8 | 126.6 / 348.2 | 6.9 / 7.8 |" in said.out
     assert "1.pd.chat24: pays: moving a prompt token takes 6.08 us" in said.err
     assert "5288 preemptions" in said.err
+
+
+def test_a_smaller_budget_bought_the_gap_and_the_pair_did_not() -> None:
+    runs = keep.runs(DATA / "pair-alone")
+    shares = {path.name.split(".requests")[0]: sides.figures(keep.complete(path))["gap"] for path in runs}
+    kept = {name: round(shares[name], 3) for name in ("02.agg.chat36", "05.pd.chat36", "12.agg.chat36.1024")}
+    assert kept == {"02.agg.chat36": 0.057, "05.pd.chat36": 0.0, "12.agg.chat36.1024": 0.923}
+    assert round(shares["04.pd.chat30"], 3) == 0.874 < shares["11.agg.chat30.1024"]
+    document = keep.requests(runs[3])
+    late_s = gaps.quantile_s(document["gaps"], 0.99, sides.WARM_S, sides.WARM_S + sides.WINDOW_S)
+    assert late_s == pytest.approx(0.0113, rel=0.02)
+
+
+def test_alone_runs_were_of_the_traces_that_were_foretold() -> None:
+    told = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
+    for one, path in zip(told, keep.runs(DATA / "pair-alone"), strict=True):
+        trace = DATA / keep.requests(path)["trace"]
+        assert path.name.startswith(one["run"])
+        assert hashlib.sha256(trace.read_bytes()).hexdigest() == one["sha256"]
+        assert len(keep.complete(path)) == len(traces.read(trace))
+
+
+@pytest.mark.parametrize(
+    ("folder", "engine", "run", "excess_ms", "longest_ms"),
+    [
+        ("pair-alone", "d", "06.pd.chat24.900", 8.8, 31.6),
+        ("pair-alone", "a0", "00.agg.chat24", -1.0, 20.4),
+        ("pair-alone-graphs", "d", "01.pd.chat24.900", -0.5, 17.7),
+    ],
+)
+def test_beyond_its_graphs_the_decode_engine_alone_is_slower_than_the_law(
+    folder: str, engine: str, run: str, excess_ms: float, longest_ms: float
+) -> None:
+    steps = edge.judged(DATA / folder, engine, run)
+    found = edge.around(steps, profile.load("h200-8b"))[1]
+    assert found is not None
+    assert (round(found.excess_s * 1e3, 1), round(found.longest_s * 1e3, 1)) == (excess_ms, longest_ms)
 
 
 def test_a_counter_that_is_not_there_counts_nothing() -> None:

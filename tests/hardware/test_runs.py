@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bench.hardware import client, compare, engine, keep, traces
+from bench.hardware import client, compare, engine, gaps, keep, traces
+from bench.hardware.pair import Load
 from bench.hardware.summary import Seen, kept, summary
 from plimsoll.core.slo import Slo
 
@@ -108,6 +109,7 @@ async def test_two_tokens_with_their_count_and_end_are_a_good_answer() -> None:
     assert seen["ok"]
     assert 0 < seen["first_s"] < seen["last_s"]
     assert seen["gap_s"] == pytest.approx(seen["last_s"] - seen["first_s"])
+    assert seen["gaps_s"] == [pytest.approx(seen["gap_s"], abs=1e-5)]
 
 
 @pytest.mark.parametrize("parts", [(TOKEN, usage(1), DONE), (TOKEN, TOKEN, usage(2)), (DONE,), ()])
@@ -178,6 +180,32 @@ def test_a_trace_that_was_changed_after_the_prediction_is_refused(tmp_path: Path
     traces.write(path, traces.poisson(2, 10, 2))
     with pytest.raises(ValueError, match="not the trace"):
         compare.measured(tmp_path, tmp_path)
+
+
+def test_gaps_are_counted_by_the_second_in_which_their_stream_began() -> None:
+    early = {"at_s": 0.5, "gaps_s": [1.0] * 50}
+    late = [{"at_s": 4.0 + number / 10, "gaps_s": [0.006] * 98 + [0.04, 0.0]} for number in range(3)]
+    counts = json.loads(json.dumps(gaps.counted([early, *late])))
+    assert gaps.quantile_s(counts, 0.5, 4, 44) == pytest.approx(0.006, rel=0.01)
+    assert gaps.quantile_s(counts, 0.995, 4, 44) == pytest.approx(0.04, rel=0.01)
+    assert gaps.quantile_s(counts, 0.9, 0, 1) == pytest.approx(1.0, rel=0.01)
+    assert gaps.quantile_s(counts, 0.5, 5, 44) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "budget", "remote_from"),
+    [
+        ("agg:a/b.csv", "02.agg.b", 8192, 0),
+        ("agg:b.csv:1024", "02.agg.b.1024", 1024, 0),
+        ("pd:b.csv", "02.pd.b", 8192, 0),
+        ("pd:b.csv:900", "02.pd.b.900", 8192, 900),
+    ],
+)
+def test_a_runs_word_says_its_engines_and_who_reads_a_prompt(
+    word: str, name: str, budget: int, remote_from: int
+) -> None:
+    load = Load.parse(2, word)
+    assert (load.name, load.budget, load.remote_from) == (name, budget, remote_from)
 
 
 def test_a_run_of_which_a_client_was_lost_is_no_result(tmp_path: Path) -> None:
