@@ -101,13 +101,14 @@ class Fleet:
 
 
 def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> list[float | Unknown]:
-    """Steady, leaping, falling to nothing, from nothing, none at all, and now and then not known."""
-    kinds = np.arange(len(means)) // len(POLICIES) % 6
+    """Steady, leaping, falling to nothing, from nothing, none at all, now and then not known, and in bursts."""
+    kinds = np.arange(len(means)) // len(POLICIES) % 7
     found = rng.poisson(means).astype(float)
     found[(kinds == 1) & (second > 60)] *= 4.0
     found[(kinds == 2) & (second > 70)] = 0.0
     found[(kinds == 3) & (second < 50)] = 0.0
     found[kinds == 4] = 0.0
+    found[(kinds == 6) & (second % 30 < 15)] *= 6.0
     lost = (kinds == 5) & (rng.random(len(means)) < 0.2)
     return [Unknown("silent") if gone else float(rate) for rate, gone in zip(found, lost, strict=True)]
 
@@ -116,7 +117,7 @@ def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> 
 @settings(max_examples=1)  # some twenty seconds
 def test_what_stands_is_what_would_be_decided(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    services = 6 * len(POLICIES)
+    services = 7 * len(POLICIES)
     means, whole, partly = rng.uniform(0.5, 20.0, services), Fleet(services), Fleet(services)
     stood = 0
     for second in range(100):
@@ -131,6 +132,7 @@ def test_what_stands_is_what_would_be_decided(seed: int) -> None:
             fleet.tick(now_s, seen, decided_a_tick)
         assert whole.counts == partly.counts, second
         stood += sum(service.last is not None and service.last.at_s < now_s for service in partly.services.values())
+    assert any(tier.returns.again for service in whole.services.values() for tier in service.state.tiers.values())
     for n, service in whole.services.items():
         assert service.state == partly.services[n].state
         assert {name: forecast.to_dict(tier.demand) for name, tier in service.tiers.items()} == {

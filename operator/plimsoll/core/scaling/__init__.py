@@ -13,7 +13,7 @@ from plimsoll.core.scaling.decision import Decision, Limit, Step, TierDecision
 from plimsoll.core.scaling.observation import Demand, Measured, Need, Observation, TierObservation, summed
 from plimsoll.core.scaling.policy import Mode, Policy, RateLimit, TierPolicy, Window
 from plimsoll.core.scaling.sized import Ask, Line, line, needs
-from plimsoll.core.scaling.state import Mark, State, TierState, from_dict, to_dict
+from plimsoll.core.scaling.state import Mark, Returns, State, TierState, from_dict, to_dict
 
 __all__ = [
     "Ask",
@@ -28,6 +28,7 @@ __all__ = [
     "Observation",
     "Policy",
     "RateLimit",
+    "Returns",
     "State",
     "Step",
     "TierDecision",

@@ -4,10 +4,10 @@ Problem: a replica given back too early is paid for twice, in misses and in a ne
 in GPU-hours; and a count that follows every wiggle flaps.
 
 Idea: ski rental. Giving back costs at most one start's worth of GPU time, so a replica is kept for that long at most:
-for the start-up time L times the probability that its need returns within L (Karlin et al. 1988 for the bound; the
-probability from prior and own history makes it an expectation). For each count that would have been enough it is
-remembered since when, without a break; the fleet goes at once to the smallest count for which that has lasted for its
-hold time. That is the whole delay. Whether the last one goes is the `last` module's question.
+for the start-up time L times the probability that its need returns (Karlin et al. 1988 for the bound; the probability,
+from the odds of leaps and from needs that did come back, makes it an expectation). For each count that would have been
+enough it is remembered since when, without a break; the fleet goes at once to the smallest count for which that has
+lasted for its hold time. That is the whole delay. Whether the last one goes is the `last` module's question.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import math
 from bisect import bisect_left
 
 from plimsoll.core.forecast import Odds, Unknown
+from plimsoll.core.scaling import returns
 from plimsoll.core.scaling.course import Course
 from plimsoll.core.scaling.observation import Demand, Need
-from plimsoll.core.scaling.state import MOST_KEPT, Mark
+from plimsoll.core.scaling.state import MOST_KEPT, Mark, Returns
 
 
 def direction(courses: list[Course], now_s: float) -> None:
@@ -33,6 +34,7 @@ def direction(courses: list[Course], now_s: float) -> None:
 
 def _count(course: Course, now_s: float) -> tuple[int, str]:
     before = course.seen.replicas
+    _watch(course, now_s)
     if course.up >= before or (course.held is not None and not course.asleep):
         course.keep("lower", ())
         return course.up, "up at once" if course.up > before else "stays"
@@ -46,10 +48,34 @@ def _count(course: Course, now_s: float) -> tuple[int, str]:
     left = bisect_left(counts, 0.0, key=lambda count: lasted_s(marks, count, now_s) - _hold_s(course, count))
     if left == len(counts):
         left_s = _hold_s(course, before - 1) - lasted_s(marks, before - 1, now_s)
-        return before, f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
+        words = f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
+        return before, words + _history(course, before - 1)
     reached = counts[left]
     enough_s, held_s = lasted_s(marks, reached, now_s), _hold_s(course, reached)
-    return reached, f"{reached} have been enough for {enough_s:.0f} s, held for {held_s:.0f} s"
+    words = f"{reached} have been enough for {enough_s:.0f} s, held for {held_s:.0f} s"
+    return reached, words + _history(course, reached)
+
+
+def _watch(course: Course, now_s: float) -> None:
+    """Count needs that return; what happens while they are not known is no trial."""
+    known, seen, need = course.state.returns, course.seen, course.seen.need
+    if course.held is not None or isinstance(need, Unknown):
+        course.keep("returns", known._replace(idle=()))
+        return
+    counts = seen.replicas, seen.ready, need.replicas, course.release
+    course.keep("returns", returns.tried(known, *counts, course.bounds[0], seen.horizon_s, now_s))
+
+
+def _history(course: Course, replicas: int) -> str:
+    """What was learned of returns, in words, where the hold time is made of it."""
+    demand, need, known = course.seen.demand, course.seen.need, course.state.returns
+    if not isinstance(demand, Demand) or isinstance(need, Unknown) or not replicas:
+        return ""
+    prior = _leaps(demand, need, replicas)
+    if not returns.chance(known, prior) > prior:
+        return ""
+    within_s = returns.STARTS * course.seen.horizon_s
+    return f" (of {known.trials:.0f} that were idle {known.again:.0f} were needed again within {within_s:.0f} s)"
 
 
 def lasted_s(marks: tuple[Mark, ...], replicas: int, now_s: float) -> float:
@@ -79,10 +105,15 @@ def _hold_s(course: Course, replicas: int) -> float:
         return 0.0  # a pause that ends it has been waited for
     if not isinstance(demand, Demand) or isinstance(need, Unknown):
         return course.seen.horizon_s
-    return demand.forecast.horizon_s * _returns(demand, need, replicas)
+    return held_s(course.state.returns, demand.forecast.horizon_s, _leaps(demand, need, replicas))
 
 
-def _returns(demand: Demand, need: Need, replicas: int) -> float:
+def held_s(known: Returns, horizon_s: float, leaps: float) -> float:
+    """The hold time of a count that load outgrows within the horizon with probability `leaps`, seconds."""
+    return horizon_s * returns.chance(known, leaps)
+
+
+def _leaps(demand: Demand, need: Need, replicas: int) -> float:
     """Probability that load outgrows so many replicas within the horizon; 1 for none, since any request does.
 
     From nothing no growth can be reckoned: what has been away for a time t comes back within L with L / (t + L), if

@@ -5,8 +5,8 @@ Problem: of a thousand services hardly one moves at a tick, and a decision that 
 Idea: the conditions under which all eight steps come to the present count, over arrays: a row for each service, a
 column for each of its tiers, and a step of arithmetic for all of them in the order in which `decide` takes it. Whatever
 is not plain (a start, a rate limit, a schedule, a count that goes down) is no quiet service, and gets its decision.
-What goes on is the integrator of the tail, and the trial of smaller counts that have not been enough for long enough:
-the state that a quiet tick leaves.
+What goes on is the integrator of the tail, the trial of smaller counts that have not been enough for long enough, and
+what is learned of needs that return: the state that a quiet tick leaves.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from plimsoll.core.forecast import Odds, State, Unknown, spare_replicas
 from plimsoll.core.forecast.fleet import Flags, Floats
 from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
 from plimsoll.core.forecast.table import Table
-from plimsoll.core.scaling.direction import chance, lasted_s, lower_marks
+from plimsoll.core.scaling.direction import chance, held_s, lasted_s, lower_marks
 from plimsoll.core.scaling.policy import Policy, TierPolicy
 from plimsoll.core.scaling.reserve import Stocks, reserves_all
+from plimsoll.core.scaling.returns import tried
 from plimsoll.core.scaling.sized import RELEASE_DOUBTS, RELEASE_MARGIN, Line, remembered
-from plimsoll.core.scaling.state import NO_BACKOFF, Mark, TierState
+from plimsoll.core.scaling.state import NO_BACKOFF, Mark, Returns, TierState
 from plimsoll.core.scaling.wanted import RESERVE_MARGIN, STALE_S, UNSURE, scaled
 
 
@@ -74,24 +75,24 @@ def stay(services: Sequence[Asked], now_s: float) -> list[dict[str, TierState] |
     _together(fleet, up, release)
     before, still = fleet.before, (release >= fleet.before) | (up == fleet.before)
     stays &= ((up <= before) & (fleet.least <= before) & (before <= fleet.most)).all(axis=1)
+    returns = _returns(fleet, release, stays, now_s)
     marks: list[tuple[Mark, ...] | None] = [()] * len(fleet.tiers)
     level = fleet.seen.level.ravel().tolist()
     for place in np.flatnonzero(stays[:, None] & ~still).tolist():
-        marks[place] = _on_trial(fleet.tiers[place], int(release.flat[place]), level[place], fleet.odds[place], now_s)
+        tier, count, odds = fleet.tiers[place], int(release.flat[place]), fleet.odds[place]
+        marks[place] = _on_trial(tier, returns[place], count, level[place], odds, now_s)
     found: list[dict[str, TierState] | None] = []
     of = len(services[0].tiers)
     for n, (asked, quiet) in enumerate(zip(services, stays.tolist(), strict=True)):
         after: dict[str, TierState] | None = {} if quiet else None
-        for tier, lower, at in zip(
-            asked.tiers, marks[n * of : (n + 1) * of], level[n * of : (n + 1) * of], strict=True
-        ):
+        for place, tier in enumerate(asked.tiers, n * of):
+            lower = marks[place]
             if after is None or lower is None:
                 after = None
                 break
-            if lower != tier.state.lower or not isinstance(tier.tpot_s, Unknown):
-                left = _state_after(tier, at, lower, asked.passed_s)
-                if left is not tier.state:
-                    after[tier.name] = left
+            left = _state_after(tier, level[place], lower, returns[place], asked.passed_s)
+            if left is not tier.state:
+                after[tier.name] = left
         found.append(after)
     return found
 
@@ -112,6 +113,7 @@ class _Fleet:
         self.replica_work = self._column(lambda tier: tier.line.replica_work)
         self.miss_cost = np.array([service.miss_cost for service in services])
         self.headroom = np.array([[service.headroom] for service in services])
+        self.need = np.zeros(self.shape)
 
     def _column(self, of: Callable[[Quiet], float]) -> Floats:
         return np.array([of(tier) for tier in self.tiers], dtype=np.float64).reshape(self.shape)
@@ -130,8 +132,9 @@ class _Fleet:
 
     def counts(self) -> tuple[Floats, Floats, Flags]:
         """The counts below which tiers grow, those above which they shrink, and the services of which none grows, and
-        of which both are known; of the others the counts say nothing."""
+        of which both are known; of the others the counts say nothing. Leaves the need without a reserve as `need`."""
         fewest, release, stays = self._needs()
+        self.need = fewest
         most = np.maximum(self.most, fewest)
         table = Table(self.odds)
         sure: Flags = np.asarray((self.seen.doubt <= UNSURE * self.seen.level).all(axis=1))
@@ -210,7 +213,23 @@ def _together(fleet: _Fleet, up: Floats, release: Floats) -> None:
         serves[raised, place] = True
 
 
-def _on_trial(tier: Quiet, release: int, level: float, odds: Odds, now_s: float) -> tuple[Mark, ...] | None:
+def _returns(fleet: _Fleet, release: Floats, stays: Flags, now_s: float) -> list[Returns]:
+    """What is known of each tier's returns after the tick; mostly what was known before."""
+    known = [tier.state.returns for tier in fleet.tiers]
+    served = np.array([one.served for one in known]).reshape(fleet.shape)
+    idle = np.array([bool(one.idle) for one in known]).reshape(fleet.shape)
+    reached = np.maximum(np.minimum(served, fleet.before), fleet.need)
+    moves = idle | (reached != served) | (np.maximum(np.maximum(release, fleet.least), 1.0) < reached)
+    for place in np.flatnonzero(stays[:, None] & moves).tolist():
+        tier, need, left = fleet.tiers[place], int(fleet.need.flat[place]), int(release.flat[place])
+        before, least = tier.replicas, tier.policy.min_replicas
+        known[place] = tried(known[place], before, before, need, left, least, tier.horizon_s, now_s)
+    return known
+
+
+def _on_trial(
+    tier: Quiet, returns: Returns, release: int, level: float, odds: Odds, now_s: float
+) -> tuple[Mark, ...] | None:
     """The marks that are left of a tier that has more than `release`, where its count stays all the same: for too
     short a time yet, or as the least that is allowed; else None."""
     before = tier.replicas
@@ -222,13 +241,15 @@ def _on_trial(tier: Quiet, release: int, level: float, odds: Odds, now_s: float)
         return None
     marks = lower_marks(tier.state.lower, before, release, now_s)
     # A larger count has lasted longer and is held for less: where the largest must wait, so must all.
-    hold_s = odds.horizon_s * chance(odds, (before - 1) * tier.line.replica_work / level)
+    hold_s = held_s(returns, odds.horizon_s, chance(odds, (before - 1) * tier.line.replica_work / level))
     return marks if lasted_s(marks, before - 1, now_s) < hold_s else None
 
 
-def _state_after(tier: Quiet, level: float, lower: tuple[Mark, ...], passed_s: float) -> TierState:
+def _state_after(tier: Quiet, level: float, lower: tuple[Mark, ...], returns: Returns, passed_s: float) -> TierState:
     """What a quiet tick leaves of a tier: its tail's scale has moved towards what is measured."""
-    state = tier.state if lower == tier.state.lower else tier.state._replace(lower=lower)
+    state = tier.state
+    if lower != state.lower or returns is not state.returns:
+        state = state._replace(lower=lower, returns=returns)
     measured = tier.tpot_s
     if isinstance(measured, Unknown) or not 0.0 < measured < math.inf:
         return state
@@ -240,5 +261,5 @@ def _state_after(tier: Quiet, level: float, lower: tuple[Mark, ...], passed_s: f
 
 
 def settled(state: TierState, replicas: int) -> bool:
-    """Whether the last decision left nothing that is still to run out."""
-    return state.replicas == replicas and state.backoff == NO_BACKOFF and not state.ordered
+    """Whether the last decision left nothing that is still to run out, and saw all of them ready."""
+    return state.replicas == state.ready == replicas and state.backoff == NO_BACKOFF and not state.ordered

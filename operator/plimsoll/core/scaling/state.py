@@ -22,13 +22,29 @@ class Mark(NamedTuple):
     since_s: float
 
 
+class Returns(NamedTuple):
+    """How often needs came back (`returns`). idle: counts, largest first, each since when it would have been enough;
+    the first is the one from which the others were left. served: replicas that a need has reached while they were
+    ready, and that have not been idle for too long since. trials: replicas that were idle, those longest ago faded;
+    again: of those, needed again.
+    """
+
+    idle: tuple[Mark, ...] = ()
+    served: int = 0
+    trials: float = 0.0
+    again: float = 0.0
+
+
+NO_RETURNS: Final = Returns()
+
+
 class TierState(NamedTuple):
     """lower: counts that would have been enough, largest first, and since when without a break.
 
     ordered: counts that were ordered, oldest first, as far back as a rate limit looks. tail_scale: measured tail of
     TPOT over its prior, to be given to the next sizing. backoff: after pods that fit on no node. replicas: what was
     decided last. ready: replicas able to serve at the last decision, None before it; grown_s: when those became more,
-    None where they have not since the tier is known.
+    None where they have not since the tier is known. returns: of needs, as far as they were seen.
     """
 
     lower: tuple[Mark, ...] = ()
@@ -38,6 +54,7 @@ class TierState(NamedTuple):
     replicas: int = 0
     ready: int | None = None
     grown_s: float | None = None
+    returns: Returns = NO_RETURNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,7 @@ def to_dict(state: State) -> dict[str, Any]:
                 "replicas": tier.replicas,
                 "ready": tier.ready,
                 "grown": tier.grown_s,
+                "returns": [[list(mark) for mark in tier.returns.idle], *tier.returns[1:]],
             }
             for name, tier in state.tiers.items()
         },
@@ -95,7 +113,15 @@ def _tier(stored: Any) -> TierState:
         _count(stored["replicas"]),
         None if ready is None else _count(ready),
         None if grown_s is None else _number(grown_s),
+        _returns(stored["returns"]) if "returns" in stored else NO_RETURNS,  # a release that counted none
     )
+
+
+def _returns(stored: Any) -> Returns:
+    idle, served, trials, again = stored
+    if not 0.0 <= _number(again) <= _number(trials):
+        raise ValueError(f"{again} of {trials} needs returned")
+    return Returns(_marks(idle), _count(served), float(trials), float(again))
 
 
 def _marks(stored: Any) -> tuple[Mark, ...]:
