@@ -30,6 +30,7 @@ from plimsoll.core.scaling import (
     Observation,
     Policy,
     RateLimit,
+    Returns,
     State,
     Step,
     TierDecision,
@@ -601,7 +602,9 @@ def services(draw: st.DrawFn) -> tuple[Observation, Policy, float]:
         tiers[name] = tier(demand, replicas, ready, starting=starting, backlog_gpu_s=draw(st.floats(0, 100)),
                            coverage=draw(st.sampled_from([0.5, 1.0])))  # fmt: skip
         marks = draw(st.lists(st.integers(0, 12), unique=True, max_size=4))
-        states[name] = TierState(lower=tuple(Mark(mark, draw(st.floats(0, 1000))) for mark in sorted(marks)[::-1]))
+        lower = tuple(Mark(mark, draw(st.floats(0, 1000))) for mark in sorted(marks)[::-1])
+        again, trials = sorted((draw(st.floats(0, 30)), draw(st.floats(0, 30))))
+        states[name] = TierState(lower, returns=Returns((), draw(st.integers(0, 12)), trials, again))
     up = draw(st.sampled_from([None, RateLimit(2, 60.0)]))
     least = draw(st.integers(0, 2))
     policy = Policy({name: bounds(least, 10, up=up, warm_replicas=draw(st.integers(0, 1))) for name in tiers}, SLO)
@@ -640,7 +643,7 @@ def test_every_decision_is_within_its_limits_and_tells_all_eight_steps(
 
 def test_a_state_is_about_a_kilobyte() -> None:
     marks = tuple(Mark(20 - i, 1_795_000_000.0 + i) for i in range(8))
-    full = TierState(marks, marks, 1.234567)
+    full = TierState(marks, marks, 1.234567, returns=Returns(marks[:4], 20, 100 / 7, 100 / 9))
     assert len(json.dumps(to_dict(State(1_795_000_000.0, {"prefill": full, "decode": full})))) < 1500
 
 

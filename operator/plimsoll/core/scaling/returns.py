@@ -39,15 +39,15 @@ def tried(
     if not returns.idle and low >= served:  # mostly
         return returns if served == returns.served else returns._replace(served=served)
     idle, again = _again(returns.idle, need, now_s)
-    idle, over, kept = _over(idle, now_s - STARTS * start_s, served)
-    if low < (idle[-1].replicas if idle else kept):
-        idle = [*(idle or [Mark(kept, now_s)]), Mark(low, now_s)][-MOST_KEPT:]
+    idle, over, served = _over(idle, now_s - STARTS * start_s, served)
+    if low < (idle[-1].replicas if idle else served):
+        idle = [*(idle or [Mark(served, now_s)]), Mark(low, now_s)][-MOST_KEPT:]
     fade = KEEP if again or over else 1.0
-    return Returns(tuple(idle), kept, fade * returns.trials + again + over, fade * returns.again + again)
+    return Returns(tuple(idle), served, fade * returns.trials + again + over, fade * returns.again + again)
 
 
 def _again(idle: tuple[Mark, ...], need: int, now_s: float) -> tuple[list[Mark], int]:
-    """What is still idle below none that is needed, and how many are needed again."""
+    """What is still idle, and how many replicas are needed again."""
     left, again = [Mark(mark.replicas, min(mark.since_s, now_s)) for mark in idle], 0  # a clock that was set back
     while len(left) > 1 and left[-1].replicas < need:
         low = left.pop()
@@ -59,7 +59,8 @@ def _again(idle: tuple[Mark, ...], need: int, now_s: float) -> tuple[list[Mark],
 
 
 def _over(idle: list[Mark], begun_s: float, served: int) -> tuple[list[Mark], int, int]:
-    """What has been idle since after begun_s, how many for longer, and what has served without those."""
+    """What is idle since begun_s or later, for how many it has been longer, and what has served but for those: they
+    are tried anew once a need has reached them again."""
     over = 0
     while len(idle) > 1 and idle[1].since_s < begun_s:
         over += idle[0].replicas - idle[1].replicas
