@@ -162,3 +162,13 @@ def test_held_work_wakes_both_tiers_of_a_pair_together(known: bool) -> None:
         assert isinstance(decode, Need)
         horizon_s = fleet.services[2].horizon_s(Role.DECODE, fleet.wishes[2])
         assert decode.rate_per_s == pytest.approx(400.0 / horizon_s), "cleared within one start-up"
+
+
+def test_a_replica_that_became_ready_is_seen_at_once_though_nothing_else_moves() -> None:
+    """Percentiles of those that waited for it are no evidence for a minute from then on."""
+    fleet = Fleet(2)
+    for second in range(60):
+        now_s = START_S + second
+        late = {Role.SERVE: (Starting("p", START_S),)} if 45 <= second < 50 else {}
+        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0 if second > 45 else WHOLE)
+    assert fleet.services[1].state.tiers[Role.SERVE].grown_s == START_S + 50
