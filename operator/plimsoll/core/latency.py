@@ -333,8 +333,7 @@ def _tpot_moments(tier: TierWork, rho: FloatArray) -> tuple[FloatArray, FloatArr
     step = tier.tpot_s(rate)
     calm = step * free_p
 
-    clusters = (1 - rho_p**2 + rate**2 * p2) / free_p**2
-    over_mean = (1 + (clusters - 1) * _overlap(w)) * free_p / free
+    over_mean = batch_dispersion(tier, rate)
     age = outputs * free / (mean_output * free_p)
     averaged = 2 * (age + np.expm1(-age)) / age**2
     met = (tier.sequence_s / calm) ** 2 * rate * mean_output * step * over_mean * averaged
@@ -350,6 +349,16 @@ def _tpot_moments(tier: TierWork, rho: FloatArray) -> tuple[FloatArray, FloatArr
 
     means = step * (1 + tier.sequence_s * over_mean / calm) + delay / outputs
     return means, step**2 * (met + fell) + delay_variance / outputs**2
+
+
+def batch_dispersion(tier: TierWork, rate_per_s: npt.ArrayLike) -> FloatArray:
+    """V of `tail_factor`: variance over mean of the number of sequences that run. Rates of one replica, any shape."""
+    rate, w = np.asarray(rate_per_s, dtype=np.float64), tier.workload
+    p1, p2 = (w.moment(tier.stall_s, order) for order in (1, 2))
+    rho_p = rate * p1
+    free_p = 1 - rho_p
+    clusters = (1 - rho_p**2 + rate**2 * p2) / free_p**2
+    return np.asarray((1 + (clusters - 1) * _overlap(w)) * free_p / (1 - rate * tier.work_s))
 
 
 def _overlap(workload: Workload) -> float:

@@ -1,0 +1,160 @@
+"""How long the gaps between two tokens of an answer are, and the load up to which their 99th percentile keeps a target.
+
+Problem: a mean over an answer hides that every stream stands still while a prompt is read. How long it then stands is
+decided by the chunk budget and the prompts; how often, by the load. So replicas do help, but only up to a point.
+
+Idea: a gap is a step. Seen by a running stream prompts arrive at random, so that the prefill in a step is a compound
+sum of pieces that the budget has cut, and what is left of the step is the batch's decoding. Its distribution is found
+by Panjer's recursion (1981, "Recursive evaluation of a family of compound distributions"). While fewer than 1 % of the
+steps have a prompt in them the percentile is that of a plain step; beyond, it climbs into the steps with prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from plimsoll.core.latency import TierWork, batch_dispersion
+from plimsoll.core.workload import FloatArray
+
+SHARE: Final = 0.99  # of the gaps, that a target bounds
+_CELLS: Final = 160  # of the grid on which sums of pieces are told apart
+_CUTS: Final = np.array([-2.857, -1.3556, 0.0, 1.3556, 2.857])  # normal quadrature of five points, and its weights
+_MASSES: Final = np.array([0.01126, 0.22208, 0.53333, 0.22208, 0.01126])
+_BUSIEST: Final = 0.995  # rho beyond which no steady state is reached
+_CLOSE: Final = 1e-3  # of a rate or time: how near a root is found
+_LEAST_EXCESS: Final = 1e-6  # of the variance of a count over its mean: below it is Poisson
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The gaps of one replica of a serve or decode tier. token_budget: of its steps; None where no prompt is read."""
+
+    work: TierWork
+    token_budget: int | None
+
+    def longer(self, rate_per_s: float, limit_s: float) -> float:
+        """Share of the gaps that are longer than limit_s, at a rate of one replica.
+
+        A step takes base + rho_d T + V s without a prompt, where rho_d is the share of time that decoding takes, s what
+        a sequence adds and V the batch's variance over its mean: a token sees the others and itself. N pieces of a
+        prompt have come during an earlier step: their mean is lambda T, their variance greater by lambda^2 var T, var T
+        as in `queueing.step_wait_s`; negative binomial, as if T were a gamma variable.
+        """
+        work, w = self.work, self.work.workload
+        rho = float(work.rho(rate_per_s))
+        if rho >= _BUSIEST:
+            return 1.0
+        step = float(work.tpot_s(rate_per_s))
+        dispersion = batch_dispersion(work, rate_per_s)
+        batch = rate_per_s * work.mean_output_tokens * step
+        even = work.base_s + rate_per_s * w.mean(work.decode_s) * step + work.sequence_s * dispersion
+        spread = work.sequence_s * math.sqrt(batch * dispersion)
+        return self._longer(rate_per_s, limit_s, step, np.maximum(even + spread * _CUTS, work.base_s), batch)
+
+    def longer_at(self, batch: float, limit_s: float) -> float:
+        """The same of a replica whose batch is held at so many sequences."""
+        step, even = self.work.step_s(batch), self.work.base_s + self.work.sequence_s * batch
+        return self._longer(self.work.rate_per_s(batch), limit_s, step, np.full(_CUTS.size, even), batch)
+
+    def _longer(self, rate_per_s: float, limit_s: float, step_s: float, even_s: FloatArray, batch: float) -> float:
+        """even_s: steps without a prompt, at each of _CUTS."""
+        sizes, masses, most = self._pieces(batch)
+        pieces = float(masses.sum())
+        room = limit_s - even_s - self.work.any_stall_s
+        plain = even_s <= limit_s
+        if rate_per_s <= 0 or not np.any(room > 0):
+            return float(_MASSES @ ~plain) if rate_per_s <= 0 else 1.0
+        rho_p = min(rate_per_s * float(masses @ sizes), 1 - 1e-9)
+        variance = rate_per_s * float(masses @ sizes**2) * step_s / (1 - rho_p**2)
+        excess = rate_per_s * pieces * variance / step_s  # of the count's variance over its mean
+        cell = float(room.max()) / _CELLS
+        none, below = _compound(rate_per_s * pieces * step_s, excess, _cells(sizes, masses / pieces, cell))
+        at = np.clip(room / cell, 0.0, _CELLS - 1.0)
+        with_prompt = np.interp(at, np.arange(_CELLS), below) - none
+        with_prompt = np.where(room >= most, 1 - none, np.where(room > 0, with_prompt, 0.0))
+        return float(1 - _MASSES @ (np.where(plain, none, 0.0) + with_prompt))
+
+    def _pieces(self, batch: float) -> tuple[FloatArray, FloatArray, float]:
+        """Times of a prompt's pieces, how many of each a request brings, and the most that a step holds, s."""
+        work, w = self.work, self.work.workload
+        if self.token_budget is None:
+            return work.stall_s, w.weights, math.inf
+        chunk = max(1.0, self.token_budget - batch)
+        tokens = np.maximum(w.uncached_tokens, 1e-9)
+        per_token = work.stall_s / tokens
+        full = np.floor(tokens / chunk)
+        sizes = np.concatenate((per_token * chunk, per_token * (tokens - full * chunk)))
+        masses = np.concatenate((w.weights * full, w.weights))
+        return sizes, masses, max(float(sizes[masses > 0].max()), chunk * w.mean(work.stall_s) / w.mean(tokens))
+
+
+def _cells(sizes: FloatArray, shares: FloatArray, cell: float) -> FloatArray:
+    """Shares of sizes in cells, each divided between its two neighbours so that the mean stays; what is larger than the
+    grid is left out: no sum with it fits."""
+    at = sizes / cell
+    low = np.floor(at).astype(np.intp)
+    part = at - low
+    found = np.zeros(_CELLS)
+    for place, mass in ((low, shares * (1 - part)), (low + 1, shares * part)):
+        inside = place < _CELLS
+        found += np.bincount(place[inside], mass[inside], _CELLS)
+    return found
+
+
+def _compound(mean: float, excess: float, severity: FloatArray) -> tuple[float, FloatArray]:
+    """P(no piece), and P(sum <= cell) of a negative binomial number of pieces of this mean and variance over mean - 1."""
+    beta = max(excess, _LEAST_EXCESS)
+    r, a = mean / beta, beta / (1 + beta)
+    b = (r - 1) * a
+    found = np.zeros(_CELLS)
+    found[0] = math.exp(-r * math.log1p(beta * (1 - severity[0])))
+    weighted = severity * np.arange(_CELLS)
+    scale = 1 / (1 - a * severity[0])
+    for cell in range(1, _CELLS):
+        back = found[cell - 1 :: -1] if cell else found[:0]
+        found[cell] = scale * (a * (severity[1 : cell + 1] @ back) + b / cell * (weighted[1 : cell + 1] @ back))
+    return math.exp(-r * math.log1p(beta)), np.minimum(np.cumsum(found), 1.0)
+
+
+def gap_s(gaps: Gaps, rate_per_s: float, share: float = SHARE) -> float:
+    """The `share` quantile of the gaps at a rate of one replica, s; infinite where there is no steady state."""
+    if float(gaps.work.rho(rate_per_s)) >= _BUSIEST:
+        return math.inf
+    low, high = gaps.work.base_s + min(0.0, gaps.work.any_stall_s), 2 * gaps.work.base_s
+    while gaps.longer(rate_per_s, high) > 1 - share:
+        low, high = high, 2 * high
+    while high > low * (1 + _CLOSE):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaps.longer(rate_per_s, middle) > 1 - share else (low, middle)
+    return high
+
+
+def rate_within(gaps: Gaps, limit_s: float, highest_per_s: float) -> float:
+    """The highest rate of one replica with 99 % of its gaps within limit_s: infinity where that holds up to
+    highest_per_s, and 0 where it does not hold for a stream alone."""
+    if gaps.longer(highest_per_s, limit_s) <= 1 - SHARE:
+        return math.inf
+    low, high = 0.0, highest_per_s
+    if gaps.longer(low, limit_s) > 1 - SHARE:
+        return 0.0
+    while high - low > _CLOSE * high and high > _CLOSE * highest_per_s:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaps.longer(middle, limit_s) <= 1 - SHARE else (low, middle)
+    return low
+
+
+def batch_within(gaps: Gaps, limit_s: float, most: float) -> float:
+    """The largest batch, up to `most`, that a replica may always have with 99 % of its gaps within limit_s; 0: none."""
+    if gaps.longer_at(most, limit_s) <= 1 - SHARE:
+        return most
+    low, high = 1.0, most
+    if gaps.longer_at(low, limit_s) > 1 - SHARE:
+        return 0.0
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaps.longer_at(middle, limit_s) <= 1 - SHARE else (low, middle)
+    return low
