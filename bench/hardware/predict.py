@@ -29,6 +29,7 @@ from bench.hardware import shapes, traces
 from bench.hardware.summary import Seen, summary
 from plimsoll.cli.main import main as plimsoll
 from plimsoll.core import knee, roofline
+from plimsoll.core.goodput import knee_rate
 from plimsoll.core.latency import EngineLimits, StepModel, serve_tier, tail_factor
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
@@ -84,7 +85,7 @@ def predicted(
         core = {"rho": rho, "in_promise": float(found.attained[0]), "tpot_s": mean}
         core["p95_tpot_s"] = None if mean is None else mean * tail
         rates.append({"rate": rate, "core": core, "simulator": simulated(plant, trace, work)})
-    peak = float(knee.knee_rate(tier, 1)[0])
+    peak = float(knee_rate(tier, 1)[0])
     binds = str(knee.constraint(tier, line, 1)[0])
     return {"law": asdict(model), "line_rps": line, "knee_rps": peak, "binds": binds, "rates": rates}
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core import knee
+from plimsoll.core.goodput import goodput, knee_rate
 from plimsoll.core.knee import Constraint, Tier
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.picking.endpoint import Role
@@ -138,14 +139,14 @@ def test_a_prefill_tier_attains_what_a_simulated_queue_does(load: float, servers
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
 def test_goodput_rises_peaks_and_falls_without_admission_and_stays_with_it(tier: Tier) -> None:
     reduced = knee.profile(tier)
-    peak = float(knee.knee_rate(reduced, 2)[0])
+    peak = float(knee_rate(reduced, 2)[0])
     rates = peak * np.array([0.3, 0.6, 0.9, 1.0, 1.1, 1.3])
     tiled = reduced.take(np.zeros(rates.size, dtype=np.intp))
-    open_ = knee.goodput(tiled, rates, 2, admission=False)
+    open_ = goodput(tiled, rates, 2, admission=False)
     assert np.all(np.diff(open_[:4]) > 0)
     assert np.all(np.diff(open_[3:]) <= 0)
     assert open_[-1] < open_[3]
-    held = knee.goodput(tiled, rates * 10, 2)
+    held = goodput(tiled, rates * 10, 2)
     assert np.all(np.diff(held) >= -1e-9)
     assert held[-1] == pytest.approx(held[-2])
     assert held[-1] >= open_.max() * (1 - 1e-9)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core import knee
+from plimsoll.core.goodput import goodput, knee_rate
 from plimsoll.core.knee import Tier
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.picking.endpoint import Role
@@ -36,8 +37,8 @@ BAD = [math.nan, math.inf, -math.inf, -1.0]
         ("headroom", lambda bad: size(TIER, 1.0, bad)),
         ("rate_per_s", lambda bad: size_many(PROFILE, [bad])),
         ("replicas", lambda bad: knee.slo_rate(PROFILE, bad)),
-        ("replicas", lambda bad: knee.knee_rate(PROFILE, bad)),
-        ("rate_per_s", lambda bad: knee.goodput(PROFILE, bad, 1)),
+        ("replicas", lambda bad: knee_rate(PROFILE, bad)),
+        ("rate_per_s", lambda bad: goodput(PROFILE, bad, 1)),
         ("rate_per_s", lambda bad: knee.attainment(PROFILE, bad, 1)),
         ("arrival_cv2", lambda bad: replace(TIER, arrival_cv2=bad)),
         ("tail_scale", lambda bad: replace(TIER, tail_scale=bad)),
@@ -114,7 +115,7 @@ def test_overload_is_an_answer() -> None:
     for rate in (1e3, 1e5, 1e6):
         found = knee.attainment(PROFILE, rate, 1)
         assert found.attained[0] == 0
-        assert knee.goodput(PROFILE, rate, 1)[0] > 0  # admission keeps the peak
+        assert goodput(PROFILE, rate, 1)[0] > 0  # admission keeps the peak
 
 
 def test_arguments_stay_as_they_were() -> None:
@@ -151,7 +152,7 @@ def test_extremes_are_answered_sanely(
     assert 0 <= found.one_fewer[0] <= 1 + 1e-9
     assert math.isinf(count) or found.attained[0] >= share - 1e-9
     assert np.isfinite(knee.slo_rate(reduced, 2)[0])
-    assert np.isfinite(knee.knee_rate(reduced, 2)[0])
+    assert np.isfinite(knee_rate(reduced, 2)[0])
 
 
 def test_an_infeasible_promise_comes_back_as_a_value_whatever_the_rate() -> None:

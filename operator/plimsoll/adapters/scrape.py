@@ -52,6 +52,8 @@ _HISTOGRAMS: Final = (
     b"vllm:request_generation_tokens",
     b"vllm:request_time_per_output_token_seconds",
     b"vllm:time_to_first_token_seconds",
+    b"vllm:inter_token_latency_seconds",
+    b"vllm:time_per_output_token_seconds",
 )
 _TOTALS: Final = {name + b"_sum": name for name in _HISTOGRAMS}
 _BUCKETS: Final = {name + b"_bucket": name for name in _HISTOGRAMS}
@@ -164,7 +166,7 @@ async def fetch(
 
 def _reading(found: _Text, histograms: list[Buckets | None], pod: str, at_s: float) -> EngineReading:
     sums = found.sums.get
-    prompt, output, tpot, ttft = histograms
+    prompt, output, tpot, ttft, gaps, old_gaps = histograms
     return EngineReading(
         pod=pod,
         at_s=at_s,
@@ -185,6 +187,7 @@ def _reading(found: _Text, histograms: list[Buckets | None], pod: str, at_s: flo
         output_tokens=output,
         tpot_s=_without_single_tokens(tpot, output),
         ttft_s=ttft,
+        gaps_s=gaps or old_gaps,
     )
 
 

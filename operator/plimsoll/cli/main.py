@@ -114,6 +114,7 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--ttft-per-k-token", metavar="T", help="added to it for each 1,000 prompt tokens")
     add("--tpot", metavar="T", help="target of each further token, such as 50ms")
     add("--e2e", metavar="T", help="target of the whole answer, such as 20s")
+    add("--itl", metavar="T", help="target of the gaps between two tokens, kept by 99 in 100 of them")
     add("--gap", metavar="T", help="no usual gap between two tokens longer than this")
     add("--percentile", type=int, default=95, metavar="N", help="of requests within their targets (%(default)s)")
     add("--trace", metavar="FILE", help="requests, as for simulate: planned is for its busiest five minutes")

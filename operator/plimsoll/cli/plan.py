@@ -92,7 +92,7 @@ def _slo(arguments: argparse.Namespace) -> Slo:
         raise BadInput("--ttft-per-k-token is added to --ttft, which is missing")
     if ttft is not None and e2e is not None and e2e <= ttft:
         raise BadInput("--e2e: must be longer than --ttft, which is a part of it")
-    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot, e2e)
+    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot, e2e, _seconds("--itl", arguments.itl))
 
 
 def _seconds(option: str, text: str | None) -> float | None:

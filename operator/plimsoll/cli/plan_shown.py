@@ -36,6 +36,7 @@ def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
             "ttft_per_1k_tokens_s": asked.slo.ttft_per_1k_tokens_s,
             "tpot_s": asked.slo.tpot_s,
             **({} if asked.slo.e2e_s is None else {"e2e_s": asked.slo.e2e_s}),
+            **({} if asked.slo.itl_s is None else {"itl_s": asked.slo.itl_s}),
             "gap_s": asked.gap_s,
         },
         "gpus": chosen.gpus,
@@ -212,4 +213,6 @@ def _promise(slo: Slo) -> str:
         targets.append(f"--tpot {duration(slo.tpot_s)}")
     if slo.e2e_s is not None:
         targets.append(f"--e2e {duration(slo.e2e_s)}")
+    if slo.itl_s is not None:
+        targets.append(f"--itl {duration(slo.itl_s)}")
     return " ".join(targets)

@@ -63,12 +63,15 @@ def _promise(slo: Slo) -> str:
         words.append(f"each further one within {duration(slo.tpot_s)}")
     if slo.e2e_s is not None:
         words.append(f"the whole answer within {duration(slo.e2e_s)}")
-    return f"Promised to {slo.share:.0%} of requests: {', '.join(words)}."
+    gaps = "" if slo.itl_s is None else f" 99 % of the gaps between tokens within {duration(slo.itl_s)}."
+    return f"Promised to {slo.share:.0%} of requests: {', '.join(words)}.{gaps}"
 
 
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if key in _SHARES:
         return f"{value:.2%}"
     if isinstance(value, Mapping):

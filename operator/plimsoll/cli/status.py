@@ -22,7 +22,7 @@ Object = dict[str, Any]
 _INVERTED: Final = ("Reconciling", "Stalled", "ScalingLimited")
 _TIERS: Final = ("prefill", "decode", "serve")
 _HEAD: Final = (
-    *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E"),
+    *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E", "ITL"),
     *("ATTAINMENT", "LIMITED-BY", "AGE", "REASON"),
 )
 
@@ -56,14 +56,14 @@ async def answer(kube: Kube, namespace: str | None, name: str | None, screen: Sc
 
 
 def overview(services: Sequence[Object], screen: Screen, now_s: float, *, all_namespaces: bool) -> list[str]:
-    """A table with a line for each service; tiers and times of whole answers that no service has are left out."""
+    """A table with a line for each service; tiers, times of whole answers and gaps that no service has are left out."""
     rows = [[*_key(one), *_row(one, now_s)] for one in sorted(services, key=_key)]
     columns = ["NAMESPACE", *_HEAD]
     used = [
         place
         for place, title in enumerate(columns)
         if (title != "NAMESPACE" or all_namespaces)
-        and (title.lower() not in (*_TIERS, "e2e") or any(row[place] != NONE for row in rows))
+        and (title.lower() not in (*_TIERS, "e2e", "itl") or any(row[place] != NONE for row in rows))
     ]
     alarming = {place for place, row in enumerate(rows, 1) if row[2] == "False"}
     return table([[row[place] for place in used] for row in (columns, *rows)], screen, alarming=alarming)
@@ -78,7 +78,7 @@ def _row(service: Object, now_s: float) -> Iterable[str]:
     yield text(ready, "status") or NONE
     for tier in _TIERS:
         yield text(service, "status", "tiers", tier, "summary") or NONE
-    for figure in ("ttft", "tpot", "e2e", "attainment"):
+    for figure in ("ttft", "tpot", "e2e", "itl", "attainment"):
         yield text(service, "status", "slo", figure) or NONE
     yield text(service, "status", "limitedBy") or NONE
     yield _age(text(service, "metadata", "creationTimestamp"), now_s)
@@ -152,6 +152,8 @@ def _promise(service: Object, screen: Screen) -> list[str]:
     ]
     if text(slo, "e2e"):
         rows.append(["E2E", text(slo, "e2e") or NONE, text(measured, "e2e") or NONE])
+    if text(slo, "itl"):
+        rows.append(["ITL P99", text(slo, "itl") or NONE, text(measured, "itl") or NONE])
     return table(rows, screen) + _attained(measured, screen)
 
 

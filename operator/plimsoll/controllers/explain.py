@@ -110,13 +110,15 @@ def _infeasible(found: Infeasible) -> Object:
     nearest = found.feasible
     targets = () if nearest is None else nearest.targets
     sized_for = " and ".join(f"{name} {at_s * 1e3:.0f} ms" for name, at_s in targets if at_s is not None)
-    words = f"no number of replicas keeps the promise ({found.constraint} breaks it), sized for {sized_for or 'none'}"
-    feasible = None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s, **_e2e(nearest)}
+    broken = f"{found.constraint} breaks it{found.hint}"
+    words = f"no number of replicas keeps the promise ({broken}), sized for {sized_for or 'none'}"
+    feasible = None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s, **_others(nearest)}
     return {"constraint": found.constraint, "feasible": feasible, "words": words}
 
 
-def _e2e(nearest: Slo) -> Object:
-    return {} if nearest.e2e_s is None else {"e2e_s": nearest.e2e_s}
+def _others(nearest: Slo) -> Object:
+    """Targets that few have, where there are such."""
+    return {name: value for name in ("e2e_s", "itl_s") if (value := getattr(nearest, name)) is not None}
 
 
 def _forecast(service: Service, tier: Tier, horizon_s: float | None) -> Object:

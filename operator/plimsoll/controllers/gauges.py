@@ -109,7 +109,10 @@ def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
     _show(metrics.SLO_TTFT, None if slo.ttft_s is None else float(slo.ttft_targets_s(tokens)), name)
     _show(metrics.SLO_TPOT, slo.tpot_s, name)
     _show(metrics.SLO_E2E, slo.e2e_s, name)
-    _show(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else measured(seen)[2], name)
+    e2e_s, itl_s = measured(seen)[2:]
+    _show(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else e2e_s, name)
+    _show(metrics.SLO_ITL, slo.itl_s, name)
+    _show(metrics.SLO_ITL_MEASURED, None if slo.itl_s is None else itl_s, name)
     _show(metrics.SLO_MISSED, shed if missed is None else missed, name)  # nobody was answered: all were refused
     _show(metrics.SCALING_ATTAINMENT, met, name)
     _show(metrics.SCALING_SHED, shed, name)

@@ -198,7 +198,10 @@ def _feasible(service: Service) -> Condition:
         nearest = need.infeasible.feasible
         told = () if nearest is None else nearest.targets
         words = ", ".join(f"slo.{name.lower()} {_duration(value)}" for name, value in told if value is not None)
-        message = f"{name}: no number of replicas keeps it, {need.infeasible.constraint} breaks it; feasible: {words}"
+        hint = need.infeasible.hint
+        message = (
+            f"{name}: no number of replicas keeps it, {need.infeasible.constraint} breaks it; feasible: {words}{hint}"
+        )
         return Condition(Type.SLO_FEASIBLE, False, Reason.INFEASIBLE, message)
     if service.needs and all(isinstance(need, Need) for need in service.needs.values()):
         return Condition(Type.SLO_FEASIBLE, True, Reason.FEASIBLE, "enough replicas keep the promise at this mix")
@@ -210,12 +213,14 @@ def _met(seen: Seen, slo: Slo, old: Report) -> Condition:
     worst: tuple[float, str] | None = None
     for (name, target_s), value in zip(slo.targets, measured(seen), strict=True):
         if target_s is not None and value is not None:
-            words = f"p{100 * slo.share:g} {name} {_duration(value)}, target {_duration(target_s)}"
+            words = f"{slo.percentile(name)} {name} {_duration(value)}, target {_duration(target_s)}"
             worst = max(worst or (0.0, ""), (value / target_s, words))
     if worst is None:
         return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, "no request has ended in the last minute")
     before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
     met = worst[0] <= (1.0 - SLACK if before is not None and before.holds is False else 1.0)
+    if met and slo.itl_s is not None and measured(seen)[-1] is None:
+        return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, f"itl is not known: {_unknown_gaps(seen)}")
     if before is not None and before.holds is met:
         return before
     return Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
@@ -307,7 +312,7 @@ def _tens(percent: float) -> int:
 
 def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
     before = old.slo
-    ttft_s, tpot_s, e2e_s = measured(seen)
+    ttft_s, tpot_s, e2e_s, itl_s = measured(seen)
     found: Object = {"window": "1m"}
     if ttft_s is not None:
         found["ttft"] = _figure(before.get("ttft"), ttft_s)
@@ -315,6 +320,8 @@ def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
         found["tpot"] = _figure(before.get("tpot"), tpot_s)
     if e2e_s is not None and slo.e2e_s is not None:
         found["e2e"] = _figure(before.get("e2e"), e2e_s)
+    if itl_s is not None and slo.itl_s is not None:
+        found["itl"] = _figure(before.get("itl"), itl_s)
     met = share_in_time(seen.heard, slo)
     if met is not None:
         shed = 0.0 if isinstance(seen.heard.shed_share, Unknown) else seen.heard.shed_share
@@ -342,13 +349,20 @@ def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
     return found
 
 
-def measured(seen: Seen) -> tuple[float | None, float | None, float | None]:
-    """Promised percentiles as clients saw them, s, in the order of `Slo.targets`: TPOT in the tier that decodes, the
-    others at the gateway."""
-    ttft, e2e = seen.heard.ttft_s, seen.heard.e2e_s
-    decoding = [told.measured.tpot_s for role, told in seen.heard.tiers.items() if role != "prefill"]
-    tpot = next((value for value in decoding if not isinstance(value, Unknown)), None)
-    return (None if isinstance(ttft, Unknown) else ttft), tpot, (None if isinstance(e2e, Unknown) else e2e)
+def measured(seen: Seen) -> tuple[float | None, ...]:
+    """Promised percentiles as clients saw them, s, in the order of `Slo.targets`: TPOT and gaps in the tier that
+    decodes, the others at the gateway."""
+    decoding = [told.measured for role, told in seen.heard.tiers.items() if role != "prefill"]
+    tpot, itl = ([getattr(one, name) for one in decoding] for name in ("tpot_s", "itl_s"))
+    told = ([seen.heard.ttft_s], tpot, [seen.heard.e2e_s], itl)
+    return tuple(next((value for value in of if not isinstance(value, Unknown)), None) for of in told)
+
+
+def _unknown_gaps(seen: Seen) -> str:
+    for role, told in seen.heard.tiers.items():
+        if role != "prefill" and isinstance(told.measured.itl_s, Unknown):
+            return told.measured.itl_s.why
+    return "no engine is heard"
 
 
 def _figure(before: Any, seconds: float) -> str:

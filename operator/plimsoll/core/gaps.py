@@ -21,9 +21,11 @@ from plimsoll.core.latency import TierWork, batch_dispersion
 from plimsoll.core.workload import FloatArray
 
 SHARE: Final = 0.99  # of the gaps, that a target bounds
+LIGHT_LOAD: Final = 0.1  # of what a replica could carry: a promise that cannot be kept there is not worth offering
 _CELLS: Final = 160  # of the grid on which sums of pieces are told apart
 _CUTS: Final = np.array([-2.857, -1.3556, 0.0, 1.3556, 2.857])  # normal quadrature of five points, and its weights
 _MASSES: Final = np.array([0.01126, 0.22208, 0.53333, 0.22208, 0.01126])
+_FULLEST: Final = 2.326  # normal quantile of 99 %
 _BUSIEST: Final = 0.995  # rho beyond which no steady state is reached
 _CLOSE: Final = 1e-3  # of a rate or time: how near a root is found
 _LEAST_EXCESS: Final = 1e-6  # of the variance of a count over its mean: below it is Poisson
@@ -31,7 +33,8 @@ _LEAST_EXCESS: Final = 1e-6  # of the variance of a count over its mean: below i
 
 @dataclass(frozen=True)
 class Gaps:
-    """The gaps of one replica of a serve or decode tier. token_budget: of its steps; None where no prompt is read."""
+    """The gaps of one replica of a serve or decode tier. token_budget: of its steps; None on a decode tier, whose
+    stalls are the posting of KV reads, whole, and whose batch is held at what the rate makes of it."""
 
     work: TierWork
     token_budget: int | None
@@ -45,20 +48,23 @@ class Gaps:
         as in `queueing.step_wait_s`; negative binomial, as if T were a gamma variable.
         """
         work, w = self.work, self.work.workload
-        rho = float(work.rho(rate_per_s))
+        rho = work.rho(rate_per_s)
         if rho >= _BUSIEST:
             return 1.0
         step = float(work.tpot_s(rate_per_s))
-        dispersion = batch_dispersion(work, rate_per_s)
         batch = rate_per_s * work.mean_output_tokens * step
+        dispersion = self._dispersion(rho)
         even = work.base_s + rate_per_s * w.mean(work.decode_s) * step + work.sequence_s * dispersion
         spread = work.sequence_s * math.sqrt(batch * dispersion)
         return self._longer(rate_per_s, limit_s, step, np.maximum(even + spread * _CUTS, work.base_s), batch)
 
-    def longer_at(self, batch: float, limit_s: float) -> float:
-        """The same of a replica whose batch is held at so many sequences."""
-        step, even = self.work.step_s(batch), self.work.base_s + self.work.sequence_s * batch
-        return self._longer(self.work.rate_per_s(batch), limit_s, step, np.full(_CUTS.size, even), batch)
+    def fullest(self, rate_per_s: float) -> float:
+        """Sequences that run at a rate of one replica, 99 % of the time no more; where the batch is held, those held."""
+        batch = rate_per_s * self.work.mean_output_tokens * float(self.work.tpot_s(rate_per_s))
+        return batch + _FULLEST * math.sqrt(batch * self._dispersion(self.work.rho(rate_per_s)))
+
+    def _dispersion(self, rho: FloatArray) -> float:
+        return 0.0 if self.token_budget is None else float(batch_dispersion(self.work, rho))
 
     def _longer(self, rate_per_s: float, limit_s: float, step_s: float, even_s: FloatArray, batch: float) -> float:
         """even_s: steps without a prompt, at each of _CUTS."""
@@ -106,7 +112,7 @@ def _cells(sizes: FloatArray, shares: FloatArray, cell: float) -> FloatArray:
 
 
 def _compound(mean: float, excess: float, severity: FloatArray) -> tuple[float, FloatArray]:
-    """P(no piece), and P(sum <= cell) of a negative binomial number of pieces of this mean and variance over mean - 1."""
+    """P(no piece), and P(sum <= cell), of a negative binomial number of pieces: its mean, variance over mean less 1."""
     beta = max(excess, _LEAST_EXCESS)
     r, a = mean / beta, beta / (1 + beta)
     b = (r - 1) * a
@@ -115,7 +121,7 @@ def _compound(mean: float, excess: float, severity: FloatArray) -> tuple[float, 
     weighted = severity * np.arange(_CELLS)
     scale = 1 / (1 - a * severity[0])
     for cell in range(1, _CELLS):
-        back = found[cell - 1 :: -1] if cell else found[:0]
+        back = found[cell - 1 :: -1]
         found[cell] = scale * (a * (severity[1 : cell + 1] @ back) + b / cell * (weighted[1 : cell + 1] @ back))
     return math.exp(-r * math.log1p(beta)), np.minimum(np.cumsum(found), 1.0)
 
@@ -133,28 +139,17 @@ def gap_s(gaps: Gaps, rate_per_s: float, share: float = SHARE) -> float:
     return high
 
 
-def rate_within(gaps: Gaps, limit_s: float, highest_per_s: float) -> float:
-    """The highest rate of one replica with 99 % of its gaps within limit_s: infinity where that holds up to
-    highest_per_s, and 0 where it does not hold for a stream alone."""
+def rate_within(gaps: Gaps, highest_per_s: float, limit_s: float) -> float:
+    """The highest rate of one replica with 99 % of its gaps within limit_s, requests/s.
+
+    Infinity where that holds up to highest_per_s, what else it could carry; 0 where it does not at a tenth of that.
+    """
     if gaps.longer(highest_per_s, limit_s) <= 1 - SHARE:
         return math.inf
-    low, high = 0.0, highest_per_s
+    low, high = LIGHT_LOAD * highest_per_s, highest_per_s
     if gaps.longer(low, limit_s) > 1 - SHARE:
-        return 0.0
-    while high - low > _CLOSE * high and high > _CLOSE * highest_per_s:
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaps.longer(middle, limit_s) <= 1 - SHARE else (low, middle)
-    return low
-
-
-def batch_within(gaps: Gaps, limit_s: float, most: float) -> float:
-    """The largest batch, up to `most`, that a replica may always have with 99 % of its gaps within limit_s; 0: none."""
-    if gaps.longer_at(most, limit_s) <= 1 - SHARE:
-        return most
-    low, high = 1.0, most
-    if gaps.longer_at(low, limit_s) > 1 - SHARE:
         return 0.0
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if gaps.longer_at(middle, limit_s) <= 1 - SHARE else (low, middle)
+        low, high = (middle, high) if gaps.longer(middle, limit_s) <= 1 - SHARE else (low, middle)
     return low

@@ -7,7 +7,7 @@ not by its mean, and a request keeps the promise only if it meets all targets to
 Idea: one reduction for all of them. A tier becomes a `Profile`: the law of its step, the queue before its slots, and a
 few classes of requests by the time that their own service leaves until the TTFT target. Then the share of requests in
 promise at a rate on c replicas is a sum over classes, one vectorised expression for any number of tiers. The load line
-`slo_rate` and the knee `knee_rate` are read off it.
+`slo_rate` and the knee (`goodput.knee_rate`) are read off it.
 
 A request that misses its targets alone on an idle replica is left out of the share; its work counts.
 """
@@ -22,7 +22,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier, tail_factor
+from plimsoll.core.gaps import Gaps, rate_within
+from plimsoll.core.latency import (
+    EngineLimits,
+    KvTransfer,
+    StepModel,
+    TierWork,
+    decode_tier,
+    serve_tier,
+    tail_at,
+    tail_table,
+)
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.queueing import Floats, checked, in_time, slot_queue, step_wait_s, variability
 from plimsoll.core.slo import Slo
@@ -41,9 +51,8 @@ _NODES, _WEIGHTS = (0.5 * (np.polynomial.legendre.leggauss(6)[k] + (1 - k)) for 
 _LEAST_TAIL_SHARE: Final = 0.75  # the spread of TPOT is read off a quantile that lies well above the median
 _SECANTS: Final = 60  # at most, for the root that is the load line; about 12 are needed
 _CLOSE: Final = 1e-11  # of the rate: how near the root is found
-_GRID: Final = 33  # points of a search for a peak, which closes in by a factor of 16 each time
-_CLOSINGS: Final = 6
-_LIMIT_CLOSINGS: Final = 3  # of the search for a bound, which need not be sharp
+_GRID: Final = 33  # points of a search for a bound, which closes in by a factor of 16 each time
+_LIMIT_CLOSINGS: Final = 3  # it need not be sharp
 _LEAST_CV2: Final = 1e-3  # of service times: no queue is quite regular
 _JUST_BEYOND: Final = 1.02
 _RARE_SIGMAS: Final = 9.0  # slots so far above the mean batch are never all taken
@@ -57,6 +66,7 @@ class Constraint(StrEnum):
     SLOTS = "slots"
     KV = "KV"
     E2E = "e2e"  # as TPOT, for the sake of the whole answer
+    ITL = "itl"  # too many steps have a prompt in them, or all are too long, for the gaps between tokens
 
 
 _NAMES: Final = tuple(Constraint)
@@ -117,6 +127,7 @@ class Profile:
     slack_s: Floats  # (n, K) TTFT target less own service, ascending
     weights: Floats  # (n, K) shares of the requests
     step_limit_per_s: Floats  # rate of one replica above which its steps alone break the promise; infinity if never
+    gap_limit_per_s: Floats  # and its gaps between tokens; 0 if they do at any rate worth offering
 
     def __len__(self) -> int:
         return self.share.size
@@ -228,22 +239,46 @@ def _prefill_profile(tier: Tier) -> Profile:
         ),
         tail=np.ones((1, _RHO_POINTS)), causes=_causes(Constraint.TPOT, Constraint.TTFT, Constraint.TTFT),
         capped=np.array([False]), slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
+        gap_limit_per_s=np.array([math.inf]),
     )  # fmt: skip
+
+
+def gaps(tier: Tier) -> tuple[Gaps, float]:
+    """The gaps of one replica of a serve or decode tier, and the highest rate that its other limits leave it."""
+    work = _work(tier)
+    own = Gaps(work, None if tier.role is Role.DECODE else tier.limits.token_budget)
+    return own, work.rate_per_s(min(_slots(tier, work).values()))
+
+
+def _work(tier: Tier) -> TierWork:
+    model, w = tier.model, tier.workload
+    return serve_tier(model, w) if tier.transfer is None else decode_tier(model, w, tier.transfer)
+
+
+def _slots(tier: Tier, work: TierWork) -> dict[Constraint, float]:
+    """Sequences that each limit but that of the gaps lets run at once on a replica."""
+    # Running sequences are met in proportion to their stay, and each is let in with room for all it will hold.
+    w, limits = tier.workload, tier.limits
+    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens
+    slots = {Constraint.SLOTS: float(limits.max_sequences), Constraint.KV: limits.kv_tokens / held}
+    if tier.role is Role.DECODE:  # its steps are even: a batch within the target keeps each stream within it
+        target, paced = pace(tier)
+        slots[paced] = min(work.batch(target), 1e9)
+    return slots
 
 
 def _shared_profile(tier: Tier) -> Profile:
     """Steps shared by all that run, behind a queue for slots or KV."""
-    w, limits = tier.workload, tier.limits
-    work = decode_tier(tier.model, w, tier.transfer) if tier.transfer is not None else serve_tier(tier.model, w)
-    # Running sequences are met in proportion to their stay, and each is let in with room for all it will hold.
+    w, work = tier.workload, _work(tier)
     steps = work.mean_output_tokens
-    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / steps
     slack, weights = _classes(tier)
     target, paced = pace(tier)
     first = Constraint.E2E if tier.slo.ttft_s is None and tier.slo.e2e_s is not None else Constraint.TTFT
-    slots = {Constraint.SLOTS: limits.max_sequences, Constraint.KV: limits.kv_tokens / held}
-    if tier.role is Role.DECODE:  # its steps are even: a batch within the target keeps each stream within it
-        slots[paced] = min(work.batch(target), 1e9)
+    slots, gap_limit = _slots(tier, work), math.inf
+    if tier.slo.itl_s is not None:
+        gap_limit = rate_within(*gaps(tier), tier.slo.itl_s)
+    if tier.role is Role.DECODE and 0 < gap_limit < math.inf:  # its batch is held, by Little's law
+        slots[Constraint.ITL], gap_limit = gap_limit * steps * float(work.tpot_s(gap_limit)), math.inf
     least = min(slots, key=lambda name: slots[name])
     return Profile(
         **_columns(
@@ -252,8 +287,9 @@ def _shared_profile(tier: Tier) -> Profile:
             slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])),
             arrival_cv2=tier.arrival_cv2, service_cv2=1.0,
         ),
-        tail=_tail(work, tier), causes=_causes(paced, first, least), capped=np.array([tier.role is Role.DECODE]),
-        slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
+        tail=tail_table(work, max(tier.slo.share, _LEAST_TAIL_SHARE), tier.tail_scale, _RHO_POINTS)[None],
+        causes=_causes(paced, first, least), capped=np.array([tier.role is Role.DECODE]),
+        slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]), gap_limit_per_s=np.array([gap_limit]),
     )  # fmt: skip
 
 
@@ -263,13 +299,6 @@ def _causes(*names: Constraint) -> NDArray[np.intp]:
 
 def _columns(**numbers: float) -> dict[str, Floats]:
     return {name: np.array([value], dtype=np.float64) for name, value in numbers.items()}
-
-
-def _tail(work: TierWork, tier: Tier) -> Floats:
-    """The promised quantile of TPOT over the law, at _RHO_POINTS loads; never falling, so that more load is no gain."""
-    rho = np.linspace(0, 1, _RHO_POINTS)
-    tail = np.maximum(tail_factor(work, rho, max(tier.slo.share, _LEAST_TAIL_SHARE)) * tier.tail_scale, 1.001)
-    return np.asarray(np.maximum.accumulate(tail / (1 - np.minimum(rho, 0.999))) * (1 - np.minimum(rho, 0.999)))[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +338,7 @@ def _step_share(tiers: Profile, rate_per_s: Floats, capped: NDArray[np.bool_]) -
     """
     rho = np.minimum(rate_per_s * tiers.work_s, 1.0)
     step = tiers.base_s / np.maximum(1 - rho, 1e-12)
-    log_tail = np.log(_interpolated(tiers.tail, rho))
+    log_tail = np.log(tail_at(tiers.tail, rho))
     quantile = np.maximum(tiers.share, _LEAST_TAIL_SHARE)
     power = np.log(quantile / (1 - quantile)) / np.maximum(log_tail, 1e-3)
     with np.errstate(over="ignore", divide="ignore"):
@@ -336,14 +365,6 @@ def _step_limit_per_s(tiers: Profile) -> Floats:
             return np.array([math.inf if closing == 0 else high])
         low, high = float(rates[max(kept - 1, 0)]), float(rates[kept])
     return np.array([high if tiers.feasible[0] > 0 else 0.0])
-
-
-def _interpolated(table: Floats, rho: Floats) -> Floats:
-    at = rho * (_RHO_POINTS - 1)
-    left = np.minimum(at.astype(np.intp), _RHO_POINTS - 2)
-    rows = np.arange(len(rho))
-    part = at - left
-    return np.asarray(table[rows, left] * (1 - part) + table[rows, left + 1] * part)
 
 
 def _slot_share(tiers: Profile, rate: Floats, c: Floats, slack_s: Floats, admission: bool) -> Floats:
@@ -379,11 +400,11 @@ def _slots_matter(tiers: Profile, rate: Floats, c: Floats) -> NDArray[np.bool_]:
 def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> Floats:
     """The load line: the highest rate (requests/s of the tier) at which the promised share is still attained, (n,).
 
-    Never above what the replicas serve with all slots taken: beyond, the promise would live on refusing for ever.
-    0 where not even an idle replica keeps the promise.
+    Never above what the replicas serve with all slots taken: beyond, the promise would live on refusing for ever; nor
+    above what their gaps allow, of which the share says nothing. 0 where not even an idle replica keeps the promise.
     """
     c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    full = np.minimum(tiers.full_rate_per_s(c), HIGHEST_RATE)
+    full = np.minimum(np.minimum(tiers.full_rate_per_s(c), tiers.gap_limit_per_s * c), HIGHEST_RATE)
 
     def excess(rate: Floats) -> Floats:
         """log of the missed share over the allowed one: nearly straight in the rate, so that secants end soon."""
@@ -409,37 +430,6 @@ def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> 
     return np.where(never, 0.0, low)
 
 
-def knee_rate(tiers: Profile, replicas: ArrayLike) -> Floats:
-    """The rate of most goodput, lambda P, without admission, (n,): past it more load makes less of it."""
-    return _peak(tiers, np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape), admission=False)
-
-
-def goodput(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike, *, admission: bool = True) -> Floats:
-    """Requests in promise per second, (n,), of those feasible alone.
-
-    Without admission it rises, peaks and falls. With it what exceeds the peak is refused, so that the rest is served as
-    at the peak: a plateau. Refusing at random does that already; refusing by slack can only do better.
-    """
-    rate = np.broadcast_to(checked("rate_per_s", rate_per_s), tiers.share.shape)
-    c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    if admission:
-        rate = np.minimum(rate, _peak(tiers, c, admission=True))
-    return rate * attainment(tiers, rate, c, admission=admission).attained
-
-
-def _peak(tiers: Profile, c: Floats, *, admission: bool) -> Floats:
-    """argmax of rate times attainment up to the full rate, by a grid that closes in on its best point."""
-    low, high = np.zeros(len(tiers)), np.minimum(tiers.full_rate_per_s(c), HIGHEST_RATE)
-    every = np.repeat(np.arange(len(tiers)), _GRID)
-    tiled, at = tiers.take(every), np.arange(len(tiers))
-    for _ in range(_CLOSINGS):
-        rates = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, _GRID)
-        shares = attainment(tiled, rates.ravel(), c[every], admission=admission).attained
-        best = np.argmax(rates * shares.reshape(rates.shape), axis=1)
-        low, high = rates[at, np.maximum(best - 1, 0)], rates[at, np.minimum(best + 1, _GRID - 1)]
-    return (low + high) / 2
-
-
 def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> list[Constraint]:
     """What each tier runs into first when its rate rises past this one: the largest cause of missing just beyond."""
     full = tiers.full_rate_per_s(replicas)
@@ -447,4 +437,8 @@ def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> li
     found = attainment(tiers, rate, replicas, admission=False)
     misses = np.stack((1 - found.tpot, found.tpot - found.steps, found.steps - found.attained))
     cause = misses.argmax(axis=0)
-    return [_NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]
+    gaps_first = (rate > tiers.gap_limit_per_s * replicas) & (
+        (found.attained >= tiers.share) | (tiers.gap_limit_per_s == 0)
+    )
+    named = [_NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]
+    return [Constraint.ITL if gap else name for name, gap in zip(named, gaps_first, strict=True)]

@@ -333,7 +333,7 @@ def _tpot_moments(tier: TierWork, rho: FloatArray) -> tuple[FloatArray, FloatArr
     step = tier.tpot_s(rate)
     calm = step * free_p
 
-    over_mean = batch_dispersion(tier, rate)
+    over_mean = batch_dispersion(tier, rho)
     age = outputs * free / (mean_output * free_p)
     averaged = 2 * (age + np.expm1(-age)) / age**2
     met = (tier.sequence_s / calm) ** 2 * rate * mean_output * step * over_mean * averaged
@@ -351,14 +351,29 @@ def _tpot_moments(tier: TierWork, rho: FloatArray) -> tuple[FloatArray, FloatArr
     return means, step**2 * (met + fell) + delay_variance / outputs**2
 
 
-def batch_dispersion(tier: TierWork, rate_per_s: npt.ArrayLike) -> FloatArray:
-    """V of `tail_factor`: variance over mean of the number of sequences that run. Rates of one replica, any shape."""
-    rate, w = np.asarray(rate_per_s, dtype=np.float64), tier.workload
+def tail_table(tier: TierWork, share: float, scale: float, points: int) -> FloatArray:
+    """`tail_factor` times a scale, at so many loads from rho 0 to 1; never falling, so that more load is no gain."""
+    rho = np.linspace(0, 1, points)
+    tail = np.maximum(tail_factor(tier, rho, share) * scale, 1.001)
+    return np.asarray(np.maximum.accumulate(tail / (1 - np.minimum(rho, 0.999))) * (1 - np.minimum(rho, 0.999)))
+
+
+def tail_at(table: FloatArray, rho: FloatArray) -> FloatArray:
+    """Each row of a table (n, points) at its rho, shape (n,), 0 to 1; linear between the points."""
+    at = rho * (table.shape[1] - 1)
+    left = np.minimum(at.astype(np.intp), table.shape[1] - 2)
+    rows, part = np.arange(len(rho)), at - left
+    return np.asarray(table[rows, left] * (1 - part) + table[rows, left + 1] * part)
+
+
+def batch_dispersion(tier: TierWork, rho: FloatArray) -> FloatArray:
+    """V of `tail_factor`: variance over mean of the number of sequences that run. rho: below 1, any shape."""
+    w, rate = tier.workload, rho / tier.work_s
     p1, p2 = (w.moment(tier.stall_s, order) for order in (1, 2))
     rho_p = rate * p1
-    free_p = 1 - rho_p
+    free, free_p = 1 - rho, 1 - rho_p
     clusters = (1 - rho_p**2 + rate**2 * p2) / free_p**2
-    return np.asarray((1 + (clusters - 1) * _overlap(w)) * free_p / (1 - rate * tier.work_s))
+    return np.asarray((1 + (clusters - 1) * _overlap(w)) * free_p / free)
 
 
 def _overlap(workload: Workload) -> float:

@@ -33,7 +33,8 @@ class EngineReading:
     kv_used: share of the KV cache. steps, computed_tokens: engine steps and the tokens that they computed, prompts and
     outputs. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
     moved_prompt_tokens: those whose KV came from another engine. post_s, transfer_s: time spent in posting KV reads and
-    in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over ended requests.
+    in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over ended requests. gaps_s: over all gaps
+    between two tokens of an answer.
     """
 
     pod: str
@@ -55,6 +56,7 @@ class EngineReading:
     output_tokens: Buckets | None = None
     tpot_s: Buckets | None = None
     ttft_s: Buckets | None = None
+    gaps_s: Buckets | None = None
 
 
 @dataclass(frozen=True, slots=True)

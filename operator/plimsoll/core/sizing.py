@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from plimsoll.core.gaps import LIGHT_LOAD, SHARE, gap_s
 from plimsoll.core.knee import (
     HIGHEST_RATE,
     Constraint,
@@ -26,19 +27,21 @@ from plimsoll.core.knee import (
     alone_s,
     attainment,
     constraint,
+    gaps,
     own_s,
     pace,
     profile,
     slo_rate,
 )
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.queueing import Floats, checked
 from plimsoll.core.slo import Slo
 from plimsoll.core.whole import whole_s
 
 MAX_REPLICAS: Final = 100_000  # beyond it no fleet is the answer
-_LIGHT_LOAD: Final = 0.1  # of the full rate: a promise that cannot be kept there is not worth offering
 _LOOSER: Final = 1.05  # steps in which targets are loosened in search of a feasible promise
 _MOST_STEPS: Final = 120
+_SHORTER_STEPS: Final = "a smaller --max-num-batched-tokens, or a prefill tier, makes the gaps shorter"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +84,17 @@ class Infeasible:
 
     constraint: the target that breaks. feasible: the promise nearest to the asked one, with only the targets that must
     be loosened changed, that a replica at a tenth of its full rate keeps; None where no target helps (KV too small).
+    remedy: what other than looser targets would help, in words; "" where nothing is known to.
     """
 
     constraint: Constraint
     feasible: Slo | None
+    remedy: str = ""
+
+    @property
+    def hint(self) -> str:
+        """The remedy as the end of a sentence."""
+        return f"; {self.remedy}" if self.remedy else ""
 
 
 def size(tier: Tier, rate_per_s: float, headroom: float = 0.0) -> Sizing | Infeasible:
@@ -122,7 +132,7 @@ def size_many(
         raise ValueError(f"headroom must be below 1, not {headroom!r}")
     need = np.broadcast_to(rate / (1 - spare), rate.shape)
     with np.errstate(divide="ignore", invalid="ignore"):  # a step limit of 0: no number of replicas will do
-        most = np.minimum(tiers.full_rate_per_s(1), tiers.step_limit_per_s)
+        most = np.minimum(np.minimum(tiers.full_rate_per_s(1), tiers.step_limit_per_s), tiers.gap_limit_per_s)
         least = np.where(rate > 0, np.maximum(np.ceil(need / most * (1 - 1e-12)), 1.0), 1.0)
     first = least if start is None else np.maximum(np.where(np.isfinite(start), start, least), least)
     found = _smallest(tiers, need, least, np.minimum(np.floor(first), MAX_REPLICAS))
@@ -187,6 +197,9 @@ def _infeasible(tier: Tier) -> Infeasible:
         return Infeasible(Constraint.KV, None)
     if reduced.tpot_s[0] < reduced.tpot_alone_s[0]:
         breaks = pace(tier)[1]
+    elif reduced.gap_limit_per_s[0] <= 0:
+        plain = tier.role is Role.DECODE or gaps(tier)[0].longer(0.0, tier.slo.itl_s or math.inf) > 1 - SHARE
+        return Infeasible(Constraint.ITL, _feasible(tier, Constraint.ITL), "" if plain else _SHORTER_STEPS)
     else:
         breaks = constraint(reduced, 0.0, 1)[0] if reduced.feasible[0] > 0 else Constraint.TTFT
     return Infeasible(breaks, _feasible(tier, breaks))
@@ -196,14 +209,18 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
     """The promise that a lightly loaded replica keeps, loosened target by target in small steps."""
     slo, w = tier.slo, tier.workload
     nobody = profile(tier).weights[0, :-1].sum() <= 0
-    if slo.ttft_s is not None and (nobody or breaks not in (Constraint.TPOT, Constraint.E2E)):
+    if slo.ttft_s is not None and (nobody or breaks not in (Constraint.TPOT, Constraint.E2E, Constraint.ITL)):
         allowance = slo.ttft_per_1k_tokens_s * w.prompt_tokens / 1000
         slo = replace(slo, ttft_s=max(slo.ttft_s, float(w.quantile(alone_s(tier) - allowance, slo.share))))
     for _ in range(_MOST_STEPS):
         reduced = profile(replace(tier, slo=slo))
-        if reduced.feasible[0] > 0 and _keeps(reduced, _LIGHT_LOAD):
+        if reduced.gap_limit_per_s[0] <= 0:
+            own, most_per_s = gaps(replace(tier, slo=slo))
+            slo = replace(slo, itl_s=gap_s(own, LIGHT_LOAD * most_per_s))
+            continue
+        if reduced.feasible[0] > 0 and _keeps(reduced, LIGHT_LOAD):
             return slo
-        tpot_breaks = attainment(reduced, reduced.full_rate_per_s(1) * _LIGHT_LOAD, 1).tpot[0] < slo.share
+        tpot_breaks = attainment(reduced, reduced.full_rate_per_s(1) * LIGHT_LOAD, 1).tpot[0] < slo.share
         if math.isfinite(reduced.tpot_s[0]) and (tpot_breaks or slo.ttft_s is None):
             slo = _slower(replace(tier, slo=slo), float(reduced.tpot_alone_s[0]))
         elif slo.ttft_s is not None:

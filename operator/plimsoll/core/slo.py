@@ -22,7 +22,8 @@ class Slo:
 
     share: of requests, above 0 and below 1, such as 0.95. ttft_s: time to first token. ttft_per_1k_tokens_s: added to
     it for each 1,000 prompt tokens. tpot_s: mean time per output token of one request after its first. e2e_s: to the
-    last token. Raises ValueError that names the argument.
+    last token. itl_s: of the gaps between two tokens, 99 in 100 of all answers; no target of a request, so that `share`
+    has nothing to do with it. Raises ValueError that names the argument.
     """
 
     share: float
@@ -30,11 +31,12 @@ class Slo:
     ttft_per_1k_tokens_s: float = 0.0
     tpot_s: float | None = None
     e2e_s: float | None = None
+    itl_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"share must lie between 0 and 1, both excluded, not {self.share}")
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
+        for name in ("ttft_s", "tpot_s", "e2e_s", "itl_s"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be finite and above 0, not {value}")
@@ -48,7 +50,11 @@ class Slo:
     @property
     def targets(self) -> tuple[tuple[str, float | None], ...]:
         """Each target by the name that people call it, s; None: no such target."""
-        return ("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("e2e", self.e2e_s)
+        return ("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("e2e", self.e2e_s), ("itl", self.itl_s)
+
+    def percentile(self, name: str) -> str:
+        """Which percentile the target of that name bounds: that of all gaps between tokens is the 99th."""
+        return "p99" if name == "itl" else f"p{100 * self.share:g}"
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
         """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""

@@ -415,7 +415,7 @@ class Engine:
         self._past = run
         decoding = run.emits - len(run.prompts)
         if decoding:
-            self.meters.gaps.observe((run.end_s - run.after_s) / run.count, decoding * run.count)
+            self.meters.gap((run.end_s - run.after_s) / run.count, decoding * run.count)
         for job in run.prompts:
             if job.first_s is None:
                 job.first_s = run.end_s

@@ -32,9 +32,9 @@ class Histogram:
         self.counts = [0.0] * len(self.edges)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.edges, value)] += 1.0
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.edges, value)] += times
+        self.total += value * times
 
     def buckets(self) -> Buckets:
         return Buckets(self.edges, tuple(self.counts), self.total)
@@ -56,7 +56,12 @@ class Meters:
         self.post_s = self.transfer_s = 0.0
         self.gaps = Times()  # between the tokens of a stream
         self._prompt, self._output = Histogram(tokens), Histogram(tokens)
-        self._tpot, self._ttft = Histogram(_TOKEN_S), Histogram(_TTFT_S)
+        self._tpot, self._ttft, self._gaps = Histogram(_TOKEN_S), Histogram(_TTFT_S), Histogram(_TOKEN_S)
+
+    def gap(self, seconds: float, times: int) -> None:
+        """So many tokens came out so long after those before them."""
+        self.gaps.observe(seconds, times)
+        self._gaps.observe(seconds, times)
 
     def first(self, prompt: int, cached: int, moved: int, ttft_s: float) -> None:
         """A first token came out."""
@@ -94,4 +99,5 @@ class Meters:
             output_tokens=self._output.buckets(),
             tpot_s=self._tpot.buckets(),
             ttft_s=self._ttft.buckets(),
+            gaps_s=self._gaps.buckets(),
         )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TextIO
 
+from plimsoll.core.gaps import SHARE
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.sim.clients import Returns
@@ -152,7 +153,8 @@ class Result:
             **{f"p{q}_ttft_s": _rounded(self._ttft.quantile_s(q / 100)) for q in (50, 95, 99)},
             **{f"p{q}_tpot_s": _rounded(self._tpot.quantile_s(q / 100)) for q in (50, 95, 99)},
             **{f"p{q}_e2e_s": _rounded(self._e2e.quantile_s(q / 100)) for q in self._asked_of_whole},
-            "itl_p99_s": _rounded(world.gaps.quantile_s(0.99)),
+            "itl_p99_s": _rounded(world.gaps.quantile_s(SHARE)),
+            **self._gaps(world),
             "goodput_rps": _rounded(self._met / whole_s),
             "goodput_tokens_per_s": _rounded(self._met_output / whole_s),
             "gpu_hours": _rounded(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
@@ -164,6 +166,13 @@ class Result:
             "windows": {"requests": WINDOW, "n": self._judged, "passed": self._passed},
             "wall_s": round(wall_s, 2),
         }
+
+    def _gaps(self, world: World) -> dict[str, Any]:
+        """Whether the gaps kept their target, where they have one; None where there were none."""
+        if self._slo is None or self._slo.itl_s is None:
+            return {}
+        found_s = world.gaps.quantile_s(SHARE)
+        return {"itl_met": None if found_s is None else found_s <= self._slo.itl_s}
 
     @property
     def _asked_of_whole(self) -> tuple[int, ...]:

@@ -262,6 +262,19 @@ SLO_E2E_MEASURED = Gauge(
     ["service"],
     registry=OPERATOR,
 )
+SLO_ITL = Gauge(
+    "plimsoll_slo_itl_seconds",
+    "Promised 99th percentile of the gaps between two tokens of an answer; no series where it is not promised.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_ITL_MEASURED = Gauge(
+    "plimsoll_slo_itl_measured_seconds",
+    "99th percentile of the last minute's gaps between tokens, as the engines' histograms tell; no series where it is "
+    "not promised or not known.",
+    ["service"],
+    registry=OPERATOR,
+)
 SLO_MISSED = Gauge(
     "plimsoll_slo_missed_ratio",
     "Share of the last minute's requests that were refused, or answered later than the TTFT target.",
@@ -292,6 +305,8 @@ _OF_SCALED = (
     SLO_TPOT,
     SLO_E2E,
     SLO_E2E_MEASURED,
+    SLO_ITL,
+    SLO_ITL_MEASURED,
     SLO_MISSED,
 )
 

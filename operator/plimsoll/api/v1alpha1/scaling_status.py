@@ -21,6 +21,10 @@ class SloStatus(Observed):
         alias="e2e",
         description="Time to the last token at the promise's percentile, such as 9.4s; only where it is promised.",
     )
+    itl: Number | None = Field(
+        default=None,
+        description="99th percentile of the gaps between tokens, such as 31ms; only where it is promised.",
+    )
     attainment: Number | None = Field(
         default=None, description="Share of the answered requests whose first token was in time, such as 97%."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -104,6 +105,12 @@ class Targets(Model):
 class Slo(Targets):
     """The latency promise: tiers are sized so that it is kept at the least GPU time."""
 
+    itl: Latency | None = Field(
+        default=None,
+        description="Time between two tokens of an answer, such as 40ms, that 99 in 100 of all the service's gaps keep, "
+        "whatever the percentile: above 0, at most 1h. It is no target of a request, so it goes beside ttft, tpot or "
+        "e2e. Engines tell of it by their own histogram.",
+    )
     percentile: int = Field(
         default=95,
         ge=1,
@@ -111,6 +118,10 @@ class Slo(Targets):
         description="Share of requests, in percent, each of which must meet all targets together.",
     )
 
+    @property
+    def itl_seconds(self) -> float | None:
+        return None if self.itl is None else units.parse_duration(self.itl)
+
     def to_core(self) -> core.Slo:
         """The promise that the core sizes for."""
-        return self.promised(self.percentile)
+        return replace(self.promised(self.percentile), itl_s=self.itl_seconds)

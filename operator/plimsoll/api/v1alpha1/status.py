@@ -56,7 +56,8 @@ class Status(Observed):
     limited_by: str | None = Field(
         default=None,
         max_length=64,
-        description="The tier nearest to its load line, and what breaks first there: TPOT, TTFT, e2e, slots or KV.",
+        description="The tier nearest to its load line, and what breaks first there: TPOT, TTFT, e2e, itl, slots or "
+        "KV.",
     )
     cold_start: ColdStartsStatus | None = Field(
         default=None, description="Where the time of a start goes, in each tier, as learned."

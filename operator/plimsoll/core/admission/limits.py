@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from plimsoll.core.admission.outcome import Request
-from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier, pace
+from plimsoll.core.gaps import rate_within
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier, gaps, pace
 from plimsoll.core.latency import StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
@@ -200,7 +201,8 @@ def limits(
     work = serve_tier(m, w) if transfer is None else decode_tier(m, w, transfer)
     factor = 1.0 if transfer is None else transfer.step_factor
     targets = tuple(pace(replace(tier, slo=c.slo))[0] for c in classes)
-    budgets = tuple(step_budget_s(work, target, tier.tail_scale) for target in targets)
+    even_s = _even_step_s(tier, work)
+    budgets = tuple(min(step_budget_s(work, target, tier.tail_scale), even_s) for target in targets)
     widest = max(budgets)
     held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens
     batch = max(1.0, min(work.batch(widest), tier.limits.max_sequences))
@@ -222,6 +224,17 @@ def limits(
         alone_s=1.5 * m.base_s + HTTP_S + w.mean(m.prefill_work_s(w.uncached_tokens, w.cached_tokens)),
         move_token_s=move_token_s,
     )  # fmt: skip
+
+
+def _even_step_s(tier: Tier, work: TierWork) -> float:
+    """The mean step of the fullest batch at the load up to which sizing takes the gaps to keep their target, s."""
+    if tier.slo.itl_s is None:
+        return math.inf
+    own, highest = gaps(tier)
+    rate = rate_within(own, highest, tier.slo.itl_s)
+    if rate <= 0.0:
+        return HOPELESS_STEPS * work.step_s(1.0)
+    return math.inf if math.isinf(rate) else work.step_s(own.fullest(rate))
 
 
 def step_budget_s(work: TierWork, target_s: float, tail_scale: float = 1.0) -> float:

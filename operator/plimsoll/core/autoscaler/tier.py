@@ -53,7 +53,8 @@ NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 @dataclass(frozen=True, slots=True)
 class _Basis:
     """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
-    what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it."""
+    what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it.
+    stall_s: root mean square of a request's stall where gaps are promised, else 0: so is the tail of the prompts."""
 
     slo: Slo
     limits: EngineLimits
@@ -63,6 +64,7 @@ class _Basis:
     tail_scale: float
     elsewhere_s: float
     pace_s: float
+    stall_s: float
 
     def holds_for(self, other: _Basis) -> bool:
         if (self.slo, self.limits) != (other.slo, other.limits):
@@ -73,6 +75,7 @@ class _Basis:
             (self.output_tokens, other.output_tokens),
             (self.tail_scale, other.tail_scale),
             (self.pace_s, other.pace_s),
+            (self.stall_s, other.stall_s),
         )
         moved = any(abs(new - old) > MOVED * old for old, new in pairs)
         return not moved and abs(other.elsewhere_s - self.elsewhere_s) <= MOVED * (self.slo.ttft_s or 1.0)
@@ -173,15 +176,17 @@ class Tier:
             tail_scale=tail_scale,
             elsewhere_s=elsewhere_s,
         )
+        work = self._work(model, workload)
         basis = _Basis(
             slo,
             limits,
             model.base_s,
-            self._work(model, workload).work_s,
+            work.work_s,
             workload.mean(workload.output_tokens),
             tail_scale,
             elsewhere_s,
             0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
+            0.0 if slo.itl_s is None else math.sqrt(workload.moment(work.stall_s, 2)),
         )
         if self._basis is not None and self._basis.holds_for(basis):
             return False

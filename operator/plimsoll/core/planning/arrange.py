@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Final
 
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.goodput import knee_rate
 from plimsoll.core.knee import (
     HTTP_S,
     HTTP_TOKEN_S,
@@ -26,7 +27,6 @@ from plimsoll.core.knee import (
     alone_s,
     attainment,
     constraint,
-    knee_rate,
     profile,
     slo_rate,
 )

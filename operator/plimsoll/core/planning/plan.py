@@ -281,7 +281,7 @@ def _gpus(found: Arrangement) -> str:
 
 def _broken(found: Arrangement | Infeasible | None) -> str:
     return (
-        f"no number of replicas keeps the promise, {found.constraint} breaks it"
+        f"no number of replicas keeps the promise, {found.constraint} breaks it{found.hint}"
         if isinstance(found, Infeasible)
         else ""
     )

@@ -75,6 +75,8 @@ def max_sequences(tier: Tier) -> int:
     held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / w.mean(w.output_tokens)
     batch = min(work_of(tier).batch(pace(tier)[0]), float(tier.limits.max_sequences))
     most = min(batch, tier.limits.kv_tokens / max(held, 1.0))
+    if tier.role is Role.DECODE and tier.slo.itl_s is not None:
+        most = min(most, float(profile(tier).slots[0]))
     return min(tier.limits.max_sequences, GRAPH_SIZES * math.ceil(max(most, 1) / GRAPH_SIZES))
 
 

@@ -59,6 +59,7 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Lagging signals of one tier: promised percentiles (s), requests waiting, share of KV used, preemptions per s.
+    itl_s: the 99th percentile of the gaps between tokens.
 
     They steer the tail of the law, and, where demand is not known, they alone say that a tier needs more.
     """
@@ -69,6 +70,7 @@ class Measured:
     kv_used: float | Unknown = NOT_MEASURED
     preemptions_per_s: float | Unknown = NOT_MEASURED
     e2e_s: float | Unknown = NOT_MEASURED
+    itl_s: float | Unknown = NOT_MEASURED
 
 
 @dataclass(frozen=True)

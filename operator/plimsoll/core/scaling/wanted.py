@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, TypeGuard
 
 from plimsoll.core.forecast import Pause, SpareWorth, Unknown
+from plimsoll.core.knee import Constraint
 from plimsoll.core.scaling.course import Course
 from plimsoll.core.scaling.decision import Limit
 from plimsoll.core.scaling.last import last
@@ -151,9 +152,8 @@ def _infeasible_words(need: Need) -> str:
     feasible = need.infeasible.feasible
     targets = [] if feasible is None else feasible.targets
     told = " and ".join(f"{name} {target * 1e3:.0f} ms" for name, target in targets if target is not None)
-    return (
-        f"no number of replicas keeps the promise ({need.infeasible.constraint} breaks it), sized for {told or 'none'}"
-    )
+    broken = f"{need.infeasible.constraint} breaks it{need.infeasible.hint}"
+    return f"no number of replicas keeps the promise ({broken}), sized for {told or 'none'}"
 
 
 def _worth(worth: SpareWorth) -> str:
@@ -166,6 +166,8 @@ def counterfactual(course: Course, slo: Slo | None) -> str | None:
     if course.held is not None or isinstance(need, Unknown):
         return None
     if need.replicas > before > 0:
+        if need.constraint is Constraint.ITL and slo is not None and need.attained >= slo.share:
+            return f"{before} would have too many long gaps between tokens"
         target_s = slo.tpot_s if slo is not None else None
         if need.tpot_s is None or target_s is None or need.tpot_s <= target_s:
             return f"{before} would keep {need.attained:.1%} in promise"
@@ -221,14 +223,15 @@ def _pressed(course: Course, slo: Slo | None, elsewhere: float, now_s: float) ->
             ("TPOT", measured.tpot_s, slo.tpot_s),
             ("TTFT", measured.ttft_s, slo.ttft_s),
             ("e2e", measured.e2e_s, slo.e2e_s),
+            ("itl", measured.itl_s, slo.itl_s),
         ):
-            if target_s is None or not _told(value) or (name != "TPOT" and elsewhere > _PRESSED):
+            here = name in ("TPOT", "itl")
+            if target_s is None or not _told(value) or (not here and elsewhere > _PRESSED):
                 continue
-            if same_s < (0.0 if name == "TPOT" else value):
+            if same_s < (0.0 if here else value):
                 continue
-            found.append(
-                (value / target_s, f"p{100 * slo.share:g} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms")
-            )
+            words = f"{slo.percentile(name)} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms"
+            found.append((value / target_s, words))
     if _told(measured.waiting):
         found.append((measured.waiting / ready, f"{measured.waiting:.0f} requests wait for {ready} ready"))
     if _told(measured.kv_used):

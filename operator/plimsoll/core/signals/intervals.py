@@ -33,7 +33,7 @@ _COUNTERS: Final = (
     "post_s",
 )
 _NUMBERS: Final = (*_COUNTERS, "running", "waiting", "kv_used", "transfer_s")
-_HISTOGRAMS: Final = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s")
+_HISTOGRAMS: Final = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s", "gaps_s")
 
 
 class EngineInterval(NamedTuple):
@@ -52,6 +52,7 @@ class EngineInterval(NamedTuple):
     output_tokens: Buckets | None = None
     tpot_s: Buckets | None = None
     ttft_s: Buckets | None = None
+    gaps_s: Buckets | None = None
 
 
 class ServiceInterval(NamedTuple):

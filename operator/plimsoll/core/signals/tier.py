@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from plimsoll.core.buckets import count
 from plimsoll.core.calibration.window import WindowSums
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.gaps import SHARE as GAP_SHARE
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading
 from plimsoll.core.scaling.observation import Measured, summed
@@ -31,6 +32,7 @@ _WINDOWS: Final = 512  # kept until they are asked for
 
 _NOT_TOLD: Final = Unknown("the engines do not tell")
 _NONE_ENDED: Final = Unknown("no request ended in the last minute")
+_NO_GAPS: Final = Unknown("no answer had a second token in the last minute")
 _NO_PODS: Final = Unknown("the tier has no pods")
 _DECODES_NOTHING: Final = Unknown("a prefill engine decodes nothing")
 _CLIENTS_DO: Final = Unknown("the time to the first token is that of the prefill tier")
@@ -47,6 +49,7 @@ class _Minute(NamedTuple):
     busy_s: float | None = None
     tpot_s: Buckets | None = None
     ttft_s: Buckets | None = None
+    gaps_s: Buckets | None = None
 
 
 class _Paced(NamedTuple):
@@ -115,7 +118,7 @@ class Tier:
         if not fresh:
             why = Unknown(f"none of {len(pods)} pods has answered for {GAP_S:.0f} s") if pods else _NO_PODS
             return TierHeard(
-                Measured(why, why, why, why, why, why),
+                Measured(why, why, why, why, why, why, why),
                 0.0 if pods else 1.0,
                 None,
                 windows,
@@ -132,6 +135,7 @@ class Tier:
                 kv_used=max((part.kv_used for part in fresh if part.kv_used is not None), default=_NOT_TOLD),
                 preemptions_per_s=_per_s(minute.preemptions, minute.preemptions_s, len(pods)),
                 e2e_s=_DECODES_NOTHING if self._role is Role.PREFILL else clients_e2e_s,
+                itl_s=_DECODES_NOTHING if self._role is Role.PREFILL else _gap(minute.gaps_s),
             ),
             coverage=len(fresh) / len(parts),
             age_s=max(max(0.0, now_s - part.at_s) for part in fresh),
@@ -185,6 +189,7 @@ def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
         busy_s=None if window is None else window.busy_s,
         tpot_s=interval.tpot_s,
         ttft_s=interval.ttft_s,
+        gaps_s=interval.gaps_s,
     )
 
 
@@ -195,6 +200,11 @@ def _here(reading: EngineReading) -> float | Unknown:
 def _percentile(b: Buckets | None, share: float) -> float | Unknown:
     value = None if b is None else percentile(b, share)
     return (_NOT_TOLD if b is None else _NONE_ENDED) if value is None else value
+
+
+def _gap(b: Buckets | None) -> float | Unknown:
+    value = None if b is None else percentile(b, GAP_SHARE)
+    return (_NOT_TOLD if b is None else _NO_GAPS) if value is None else value
 
 
 def _told(value: float | None) -> float | Unknown:
