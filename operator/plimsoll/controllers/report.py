@@ -198,10 +198,8 @@ def _feasible(service: Service) -> Condition:
         nearest = need.infeasible.feasible
         told = () if nearest is None else nearest.targets
         words = ", ".join(f"slo.{name.lower()} {_duration(value)}" for name, value in told if value is not None)
-        hint = need.infeasible.hint
-        message = (
-            f"{name}: no number of replicas keeps it, {need.infeasible.constraint} breaks it; feasible: {words}{hint}"
-        )
+        breaks = f"{need.infeasible.constraint} breaks it"
+        message = f"{name}: no number of replicas keeps it, {breaks}; feasible: {words}{need.infeasible.hint}"
         return Condition(Type.SLO_FEASIBLE, False, Reason.INFEASIBLE, message)
     if service.needs and all(isinstance(need, Need) for need in service.needs.values()):
         return Condition(Type.SLO_FEASIBLE, True, Reason.FEASIBLE, "enough replicas keep the promise at this mix")

@@ -23,8 +23,8 @@ from plimsoll.core.workload import FloatArray
 SHARE: Final = 0.99  # of the gaps, that a target bounds
 LIGHT_LOAD: Final = 0.1  # of what a replica could carry: a promise that cannot be kept there is not worth offering
 _CELLS: Final = 160  # of the grid on which sums of pieces are told apart
-_CUTS: Final = np.array([-2.857, -1.3556, 0.0, 1.3556, 2.857])  # normal quadrature of five points, and its weights
-_MASSES: Final = np.array([0.01126, 0.22208, 0.53333, 0.22208, 0.01126])
+_CUTS, _DENSITY = np.polynomial.hermite_e.hermegauss(5)  # normal quadrature
+_MASSES: Final = _DENSITY / _DENSITY.sum()
 _FULLEST: Final = 2.326  # normal quantile of 99 %
 _BUSIEST: Final = 0.995  # rho beyond which no steady state is reached
 _CLOSE: Final = 1e-3  # of a rate or time: how near a root is found
@@ -59,7 +59,7 @@ class Gaps:
         return self._longer(rate_per_s, limit_s, step, np.maximum(even + spread * _CUTS, work.base_s), batch)
 
     def fullest(self, rate_per_s: float) -> float:
-        """Sequences that run at a rate of one replica, 99 % of the time no more; where the batch is held, those held."""
+        """Sequences that run at a rate of one replica, 99 % of the time no more; of a held batch, those held."""
         batch = rate_per_s * self.work.mean_output_tokens * float(self.work.tpot_s(rate_per_s))
         return batch + _FULLEST * math.sqrt(batch * self._dispersion(self.work.rho(rate_per_s)))
 
@@ -68,24 +68,25 @@ class Gaps:
 
     def _longer(self, rate_per_s: float, limit_s: float, step_s: float, even_s: FloatArray, batch: float) -> float:
         """even_s: steps without a prompt, at each of _CUTS."""
-        sizes, masses, most = self._pieces(batch)
-        pieces = float(masses.sum())
-        room = limit_s - even_s - self.work.any_stall_s
-        plain = even_s <= limit_s
-        if rate_per_s <= 0 or not np.any(room > 0):
-            return float(_MASSES @ ~plain) if rate_per_s <= 0 else 1.0
-        rho_p = min(rate_per_s * float(masses @ sizes), 1 - 1e-9)
-        variance = rate_per_s * float(masses @ sizes**2) * step_s / (1 - rho_p**2)
-        excess = rate_per_s * pieces * variance / step_s  # of the count's variance over its mean
-        cell = float(room.max()) / _CELLS
-        none, below = _compound(rate_per_s * pieces * step_s, excess, _cells(sizes, masses / pieces, cell))
-        at = np.clip(room / cell, 0.0, _CELLS - 1.0)
-        with_prompt = np.interp(at, np.arange(_CELLS), below) - none
-        with_prompt = np.where(room >= most, 1 - none, np.where(room > 0, with_prompt, 0.0))
-        return float(1 - _MASSES @ (np.where(plain, none, 0.0) + with_prompt))
+        sizes, masses, full_s = self._pieces(batch)
+        each, pieces = masses / masses.sum(), rate_per_s * float(masses.sum())
+        rho_p = min(pieces * float(each @ sizes), _BUSIEST)
+        variance = pieces * float(each @ sizes**2) * step_s / (1 - rho_p**2)
+        number = _Number(pieces * step_s, pieces * variance / step_s)
+        none = number.none(1.0)
+        room = np.maximum(limit_s - even_s - self.work.any_stall_s, 0.0)
+        fits = np.full(room.size, none)
+        if np.any(room > 0):
+            cell = float(room.max()) / (_CELLS - 1)
+            below = number.compound(_cells(sizes, each, cell))
+            fits = np.where(room > 0, np.interp(room / cell, np.arange(_CELLS), below), none)
+        longer = np.array([float(each[sizes > most].sum()) for most in room])
+        fits = np.where(room >= full_s, np.maximum(fits, number.none(longer)), fits)
+        return max(0.0, float(1 - _MASSES @ (np.where(even_s <= limit_s, none, 0.0) + fits - none)))
 
     def _pieces(self, batch: float) -> tuple[FloatArray, FloatArray, float]:
-        """Times of a prompt's pieces, how many of each a request brings, and the most that a step holds, s."""
+        """Times of a prompt's pieces, how many of each a request brings, and the time of a budget full of mean ones, s:
+        several that take longer together are not in one step."""
         work, w = self.work, self.work.workload
         if self.token_budget is None:
             return work.stall_s, w.weights, math.inf
@@ -95,7 +96,7 @@ class Gaps:
         full = np.floor(tokens / chunk)
         sizes = np.concatenate((per_token * chunk, per_token * (tokens - full * chunk)))
         masses = np.concatenate((w.weights * full, w.weights))
-        return sizes, masses, max(float(sizes[masses > 0].max()), chunk * w.mean(work.stall_s) / w.mean(tokens))
+        return sizes, masses, chunk * w.mean(work.stall_s) / w.mean(tokens)
 
 
 def _cells(sizes: FloatArray, shares: FloatArray, cell: float) -> FloatArray:
@@ -111,19 +112,32 @@ def _cells(sizes: FloatArray, shares: FloatArray, cell: float) -> FloatArray:
     return found
 
 
-def _compound(mean: float, excess: float, severity: FloatArray) -> tuple[float, FloatArray]:
-    """P(no piece), and P(sum <= cell), of a negative binomial number of pieces: its mean, variance over mean less 1."""
-    beta = max(excess, _LEAST_EXCESS)
-    r, a = mean / beta, beta / (1 + beta)
-    b = (r - 1) * a
-    found = np.zeros(_CELLS)
-    found[0] = math.exp(-r * math.log1p(beta * (1 - severity[0])))
-    weighted = severity * np.arange(_CELLS)
-    scale = 1 / (1 - a * severity[0])
-    for cell in range(1, _CELLS):
-        back = found[cell - 1 :: -1]
-        found[cell] = scale * (a * (severity[1 : cell + 1] @ back) + b / cell * (weighted[1 : cell + 1] @ back))
-    return math.exp(-r * math.log1p(beta)), np.minimum(np.cumsum(found), 1.0)
+class _Number:
+    """How many pieces a step has: negative binomial, of a mean and a variance over mean less 1 (0: Poisson).
+
+    E[z^N] = (1 + beta (1 - z))^-r.
+    """
+
+    def __init__(self, mean: float, excess: float) -> None:
+        self._beta = max(excess, _LEAST_EXCESS)
+        self._r = mean / self._beta
+
+    def none(self, share: FloatArray | float) -> FloatArray:
+        """P(no piece of a kind that is such a share of all)."""
+        return np.asarray(np.exp(-self._r * np.log1p(self._beta * np.asarray(share))))
+
+    def compound(self, severity: FloatArray) -> FloatArray:
+        """P(sum of pieces <= cell), by Panjer's recursion, for sizes with these shares in cells."""
+        a = self._beta / (1 + self._beta)
+        b = (self._r - 1) * a
+        found = np.zeros(_CELLS)
+        found[0] = self.none(1 - severity[0])
+        first, second = a * severity, b * severity * np.arange(_CELLS)
+        for cell in range(1, _CELLS):
+            back = found[cell - 1 :: -1]
+            found[cell] = first[1 : cell + 1] @ back + second[1 : cell + 1] @ back / cell
+            found[cell] /= 1 - first[0]
+        return np.minimum(np.cumsum(found), 1.0)
 
 
 def gap_s(gaps: Gaps, rate_per_s: float, share: float = SHARE) -> float:

@@ -437,8 +437,7 @@ def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> li
     found = attainment(tiers, rate, replicas, admission=False)
     misses = np.stack((1 - found.tpot, found.tpot - found.steps, found.steps - found.attained))
     cause = misses.argmax(axis=0)
-    gaps_first = (rate > tiers.gap_limit_per_s * replicas) & (
-        (found.attained >= tiers.share) | (tiers.gap_limit_per_s == 0)
-    )
     named = [_NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]
-    return [Constraint.ITL if gap else name for name, gap in zip(named, gaps_first, strict=True)]
+    most = tiers.gap_limit_per_s * np.asarray(replicas, dtype=np.float64)
+    gap = (rate > most) & ((most <= 0) | (found.attained >= tiers.share))
+    return [Constraint.ITL if first else name for name, first in zip(named, gap, strict=True)]

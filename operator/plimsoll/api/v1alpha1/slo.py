@@ -107,7 +107,7 @@ class Slo(Targets):
 
     itl: Latency | None = Field(
         default=None,
-        description="Time between two tokens of an answer, such as 40ms, that 99 in 100 of all the service's gaps keep, "
+        description="Time between two tokens of an answer, such as 40ms, that 99 in 100 of the service's gaps keep, "
         "whatever the percentile: above 0, at most 1h. It is no target of a request, so it goes beside ttft, tpot or "
         "e2e. Engines tell of it by their own histogram.",
     )
