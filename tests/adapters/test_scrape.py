@@ -140,6 +140,13 @@ def test_gaps_between_tokens_do_not_pass_for_times_per_output_token_of_requests(
     assert scrape.read(without(old, "request_time_per"), "a", AT_S).tpot_s is None
 
 
+@pytest.mark.parametrize("name", ["inter_token_latency", "time_per_output_token"])
+def test_gaps_between_tokens_are_read_by_their_new_name_and_by_their_old_one(name: str) -> None:
+    page = PAGE.replace("inter_token_latency", name).encode()
+    assert scrape.read(page, "a", AT_S).gaps_s == ((math.inf,), (495.0,), 9.9)
+    assert scrape.read(without(PAGE, "inter_token_latency"), "a", AT_S).gaps_s is None
+
+
 def test_what_is_not_exported_is_none_not_zero() -> None:
     reading = scrape.read(b"vllm:num_requests_running 0.0\n", "a", AT_S)
     assert reading.running == 0.0

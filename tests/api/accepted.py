@@ -59,6 +59,8 @@ GOOD: list[dict[str, Any]] = [
     {"spec.engine.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}]},
     {"spec.slo": {"ttft": "59m59.999s", "e2e": "1h"}},
     {"spec.slo": {"ttft": "1ns", "tpot": "1h", "e2e": "2ns"}},
+    {"spec.slo": {"ttft": "1s", "itl": "1ns"}},
+    {"spec.slo": {"tpot": "1s", "itl": "1h"}},
     *[
         {"spec.slo": {"percentile": percentile, "ttft": ttft, "tpot": "1ns"}}
         for percentile, ttft in (

@@ -279,6 +279,7 @@ ENVIRONMENTS = [
 PROMISES = [
     one(SLO, {}, "needs ttft, tpot or e2e"),
     one(SLO, {"percentile": 99}, "needs ttft, tpot or e2e"),
+    one(SLO, {"itl": "40ms"}, "needs ttft, tpot or e2e"),
     one(
         SLO,
         {"ttft": "1s", "percentile": 0},
@@ -295,12 +296,12 @@ PROMISES = [
     ),
     *[
         one(f"spec.slo.{name}", value, "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s")
-        for name in ("ttft", "tpot", "e2e")
+        for name in ("ttft", "tpot", "e2e", "itl")
         for value in ("500", "half a second", "-1s", "1 s", "", ".5s", "1.s", "1d")
     ],
     *[
         one(f"spec.slo.{name}", value, "must be longer than zero and at most one hour")
-        for name in ("ttft", "tpot", "e2e")
+        for name in ("ttft", "tpot", "e2e", "itl")
         for value in ("0s", "0.0ms", "61m", "3600.1s")
     ],
     *[
@@ -329,7 +330,10 @@ PROMISES = [
     Case({SLO: {"e2e": "20s", "tpot": "1s"}}, "spec.slo.ttft", "ttft is needed beside e2e where there is a prefill"),
     *text("spec.slo.ttft", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
     *text("spec.slo.tpot", 32, may_be_empty=True, build=lambda digits: f"{len(digits) * '1'}s"),
-    Case({SLO: {"ttft": "1s", "e2e": "1" * 33}}, "spec.slo.e2e", "must have at most 32", "Too long"),
+    *[
+        Case({SLO: {"ttft": "1s", name: "1" * 33}}, f"spec.slo.{name}", "must have at most 32", "Too long")
+        for name in ("e2e", "itl")
+    ],
 ]
 
 SHAPES = [

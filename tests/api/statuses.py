@@ -61,6 +61,7 @@ STATUS = Status(
         offered="41.2 req/s",
         window="1m",
         e2e="9.4s",
+        itl="31ms",
     ),
     limited_by="decode TPOT",
     cold_start=ColdStartsStatus(prefill=STARTS, decode=STARTS, serve=STARTS),

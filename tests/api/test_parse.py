@@ -183,6 +183,17 @@ def test_the_whole_is_written_as_it_is_said() -> None:
     )
 
 
+def test_gaps_are_promised_by_the_service_and_by_no_class_of_it() -> None:
+    slo = {"ttft": "500ms", "itl": "40ms"}
+    read = parse(service(**{"spec.slo": slo}))
+    assert read.spec.slo is not None
+    assert read.spec.slo.itl_seconds == 0.04
+    classes = [{"name": "chat", "slo": {"tpot": "50ms", "itl": "40ms"}}]
+    assert problems(service(**{"spec.slo": slo, "spec.admission.classes": classes})) == (
+        "spec.admission.classes[0].slo.itl: is not a known field",
+    )
+
+
 def test_the_manifest_of_a_part_is_what_was_written() -> None:
     written = {"name": "a", "configMap": {"name": "b", "items": [{"key": "c", "path": "d"}]}}
     pod = "spec.tiers.decode.pod"

@@ -114,6 +114,7 @@ def test_a_paused_service_and_an_aggregated_one() -> None:
     [
         ({"tpot": "50ms"}, CoreSlo(share=0.95, tpot_s=0.05)),
         ({"e2e": "1m30s"}, CoreSlo(share=0.95, e2e_s=90.0)),
+        ({"tpot": "50ms", "itl": "1m"}, CoreSlo(share=0.95, tpot_s=0.05, itl_s=60.0)),
         ({"percentile": 99, "ttft": "1m"}, CoreSlo(share=0.99, ttft_s=60.0)),
         ({"ttft": "1s", "ttftPerKToken": "0s"}, CoreSlo(share=0.95, ttft_s=1.0)),
     ],

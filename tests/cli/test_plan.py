@@ -161,6 +161,23 @@ def test_a_plan_for_whole_answers_takes_more_and_says_what_binds(capsys: pytest.
     assert "it would keep --ttft 500ms --tpot 50ms --e2e " in said
 
 
+def test_a_plan_for_gaps_takes_more_and_says_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, budgets = {}, {}
+    for gap in ("2s", "30ms"):
+        assert main([*MEASURED, "--itl", gap, *MEANS, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        lines[gap] = told["load_line_per_s"] / told["gpus"]
+        budgets[gap] = told["tiers"]["serve"]["max_num_batched_tokens"]
+        assert told["slo"]["itl_s"] == {"2s": 2.0, "30ms": 0.03}[gap]
+    assert (told["binding"], told["tiers"]["serve"]["binding"]) == ("itl", "itl")
+    assert lines["30ms"] < lines["2s"]
+    assert budgets["30ms"] <= budgets["2s"]
+    assert main([*MEASURED, "--itl", "3ms", *MEANS]) == 1
+    said = capsys.readouterr().err
+    assert "no number of replicas keeps the promise, itl breaks it" in said
+    assert "it would keep --ttft 500ms --tpot 50ms --itl " in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -182,6 +199,8 @@ def test_a_plan_for_whole_answers_takes_more_and_says_what_binds(capsys: pytest.
         (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEANS], "--tpot: 0s is not above 0"),
         ([*MEASURED, *MEANS, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
         ([*MEASURED, *MEANS, "--e2e", "later"], "--e2e: 'later' is not a duration"),
+        ([*MEASURED, *MEANS, "--itl", "even"], "--itl: 'even' is not a duration"),
+        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEANS], "--ttft, --tpot or --e2e is needed"),
         ([*MEASURED, *MEANS, "--percentile", "100"], "--percentile: 100"),
         ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is needed, or --trace"),
         ([*MEASURED, *MEANS[:2], "--prompt-tokens", "0", "--output-tokens", "9"], "--prompt-tokens: must be finite"),

@@ -97,6 +97,15 @@ async def test_times_of_whole_answers_are_shown_where_they_are_promised() -> Non
     assert "E2E   20s       9.4s" in await shown(whole, name="whole")
 
 
+async def test_gaps_are_shown_where_they_are_promised() -> None:
+    told = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
+    even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": told}
+    head, chat, line = await answer(cluster(CHAT, even), "team", None, PIPE, NOW_S)
+    at = head.index("ITL")
+    assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "31ms")
+    assert "ITL P99  40ms      31ms" in await shown(even, name="even")
+
+
 async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_out() -> None:
     lines = await answer(cluster(CHAT, AGGREGATED), None, None, Screen(colour=True), NOW_S)
     assert [line.split()[0].removeprefix("\x1b[1m").removeprefix("\x1b[31m") for line in lines] == [

@@ -79,6 +79,7 @@ def engine(ended: float, at_s: float) -> EngineReading:
         prompt_tokens=Buckets((200.0, 1000.0, INFINITE), (0.0, ended, 0.0), 500.0 * ended),
         output_tokens=Buckets((50.0, 200.0, INFINITE), (0.0, ended, 0.0), 100.0 * ended),
         tpot_s=Buckets((0.01, 0.05, INFINITE), (0.0, ended, 0.0), 0.02 * ended),
+        gaps_s=Buckets((0.01, 0.02, 0.04, INFINITE), (0.0, 95.0 * ended, 4.0 * ended, 0.0), 1.5 * ended),
     )  # fmt: skip
 
 

@@ -138,6 +138,7 @@ def test_a_promise_that_nobody_can_keep_is_told_with_what_is_sized_for() -> None
     assert told["feasible"]["ttft_s"] is None
     assert told["words"].startswith("no number of replicas keeps the promise (TPOT breaks it), sized for TPOT ")
     assert "e2e_s" not in told["feasible"]
+    assert "itl_s" not in told["feasible"]
 
 
 def test_of_a_whole_answer_that_nobody_can_keep_the_nearest_is_told() -> None:
@@ -149,6 +150,15 @@ def test_of_a_whole_answer_that_nobody_can_keep_the_nearest_is_told() -> None:
     assert told["words"].startswith(
         "no number of replicas keeps the promise (e2e breaks it), sized for TTFT 500 ms and"
     )
+
+
+def test_of_gaps_that_nobody_can_keep_the_nearest_is_told() -> None:
+    fleet = Fleet(wish(slo=Slo(0.95, 2.0, itl_s=0.001)))
+    fleet.run(heard(5.0, Role.SERVE), 15)
+    told = explained(fleet)["tiers"]["serve"]["line"]["infeasible"]
+    assert told["constraint"] == "itl"
+    assert told["feasible"]["itl_s"] > 0.001
+    assert "sized for TTFT 2000 ms and itl " in told["words"]
 
 
 def test_advice_that_is_not_followed_is_told_apart_from_what_is_set() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.controllers.gauges import Conditions
+from plimsoll.core.ports import EngineReading
 from plimsoll.telemetry import metrics
 from tests import builders
-from tests.controllers.test_autoscale import NOW_S, PROMISED, World, ready
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World, engine, ready
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -76,6 +78,60 @@ def test_a_whole_out_of_reach_is_named_with_one_that_is_not() -> None:
         "serve: no number of replicas keeps it, e2e breaks it; feasible: slo.ttft 500ms,"
     )
     assert ", slo.e2e " in feasible.message
+
+
+@pytest.mark.parametrize(("target", "kept"), [("80ms", True), ("35ms", False)])
+def test_gaps_are_judged_by_their_99th_percentile_where_they_are_promised(target: str, kept: bool) -> None:
+    name = f"gaps-{target}"
+    found = loaded(name, **{**PROMISED, "slo": {"percentile": 50, "ttft": "2s", "tpot": "500ms", "itl": target}})
+    report = found.scaler.report(("team", name))
+    assert report is not None
+    met = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    assert met.reason is (Reason.PROMISE_KEPT if kept else Reason.PROMISE_BROKEN)
+    assert met.message.startswith("p99 itl ")
+    assert report.slo["itl"].startswith("3")  # 4 in 99 took 20 to 40 ms
+    service = f"team/{name}"
+    assert value("plimsoll_slo_itl_seconds", service=service) == (0.08 if kept else 0.035)
+    assert 0.035 < (value("plimsoll_slo_itl_measured_seconds", service=service) or 0.0) < 0.04
+
+
+def test_gaps_are_not_shown_where_they_are_not_promised() -> None:
+    found = loaded("even", **PROMISED)
+    report = found.scaler.report(("team", "even"))
+    assert report is not None
+    assert "itl" not in report.slo
+    assert value("plimsoll_slo_itl_seconds", service="team/even") is None
+    assert value("plimsoll_slo_itl_measured_seconds", service="team/even") is None
+
+
+@pytest.mark.parametrize(("tpot", "met"), [("500ms", None), ("1ms", False)])
+def test_gaps_that_no_engine_tells_are_never_a_promise_kept(
+    monkeypatch: pytest.MonkeyPatch, tpot: str, met: bool | None
+) -> None:
+    def silent(ended: float, at_s: float) -> EngineReading:
+        return replace(engine(ended, at_s), gaps_s=None)
+
+    monkeypatch.setattr("tests.controllers.test_autoscale.engine", silent)
+    found = loaded(f"silent-{tpot}", **{**PROMISED, "slo": {"ttft": "2s", "tpot": tpot, "itl": "80ms"}})
+    report = found.scaler.report(("team", f"silent-{tpot}"))
+    assert report is not None
+    told = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    assert told.holds is met
+    if met is None:
+        assert told.reason is Reason.NOT_MEASURED
+        assert told.message == "itl is not known: the engines do not tell"
+    assert "itl" not in report.slo
+    assert value("plimsoll_slo_itl_measured_seconds", service=f"team/silent-{tpot}") is None
+
+
+def test_a_gap_out_of_reach_is_named_with_one_that_is_not_and_with_a_remedy() -> None:
+    found = loaded("stalls", **{**PROMISED, "slo": {"ttft": "2s", "tpot": "500ms", "itl": "1ms"}})
+    report = found.scaler.report(("team", "stalls"))
+    assert report is not None
+    feasible = next(one for one in report.conditions if one.type is Type.SLO_FEASIBLE)
+    assert feasible.holds is False
+    assert feasible.message.startswith("serve: no number of replicas keeps it, itl breaks it; feasible: slo.ttft 2s,")
+    assert ", slo.itl " in feasible.message
 
 
 def test_the_share_in_time_counts_the_allowance_for_long_prompts() -> None:

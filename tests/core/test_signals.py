@@ -46,6 +46,12 @@ def gateway(arrived: float, **other: Any) -> ServiceReading:
     return replace(reading, **other)
 
 
+def gaps(n: float) -> Buckets:
+    """Two in a hundred of 60 ms, the rest of 8."""
+    edge = buckets.index(TPOT_EDGES_S, 0.06)
+    return buckets.from_sparse(TPOT_EDGES_S, {0: 0.98 * n, edge: 0.02 * n}, (0.98 * 0.008 + 0.02 * 0.06) * n)
+
+
 def engine(busy_s: float, pod: str = "a", at_s: float | None = None, **other: Any) -> EngineReading:
     """Counts after busy_s of work: 100 steps a second, 10 requests running, 5 ended a second of 300 and 150 tokens.
 
@@ -71,6 +77,7 @@ def engine(busy_s: float, pod: str = "a", at_s: float | None = None, **other: An
         output_tokens=histogram(LENGTH_EDGES, 150.0, ended),
         tpot_s=histogram(TPOT_EDGES_S, 0.0102, ended),
         ttft_s=histogram(TTFT_EDGES_S, 0.1, ended),
+        gaps_s=gaps(149.0 * ended),
     )
     return replace(reading, **other)
 
@@ -108,6 +115,7 @@ def test_a_service_that_is_fully_heard_has_everything_known() -> None:
     assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
     assert tier.measured.e2e_s == heard.e2e_s
     assert known(tier.measured.tpot_s) == pytest.approx(0.0102, rel=0.2)
+    assert 0.05 <= known(tier.measured.itl_s) <= 0.075  # their 99th percentile, whatever share is promised
     assert tier.measured.waiting == 2.0
     assert tier.measured.kv_used == 0.3
     assert tier.measured.preemptions_per_s == pytest.approx(0.2)
@@ -161,6 +169,19 @@ def test_gateways_of_two_releases_tell_what_the_newer_one_knows_of_whole_answers
     assert known(heard.rate_per_s) == pytest.approx(10.0)
     assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
     assert isinstance(listener.heard(NOW_S + 400.0, {}, ["new", "old"], 0.95).e2e_s, Unknown)
+
+
+def test_gaps_are_known_of_engines_that_tell_them_and_of_no_other() -> None:
+    told = {}
+    for name, other in (("old", {"gaps_s": None}), ("still", {"gaps_s": gaps(7.0)})):
+        listener = Listener([Role.SERVE])
+        for t in range(0, 21, 5):
+            listener.hear_engine(Role.SERVE, engine(float(t), **other))
+        told[name] = listener.heard(NOW_S + 20.0, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].measured.itl_s
+    assert told == {
+        "old": Unknown("the engines do not tell"),
+        "still": Unknown("no answer had a second token in the last minute"),
+    }
 
 
 def test_a_gateway_that_tells_no_tokens_leaves_the_prompts_to_the_engines() -> None:
@@ -307,6 +328,8 @@ def test_split_tiers_tell_each_what_only_they_know() -> None:
     assert isinstance(prefill.tpot_s, Unknown)
     assert isinstance(decode.ttft_s, Unknown)
     assert isinstance(prefill.e2e_s, Unknown)
+    assert isinstance(prefill.itl_s, Unknown)
+    assert 0.05 <= known(decode.itl_s) <= 0.075
     assert known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
 
 

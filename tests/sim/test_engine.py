@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -136,11 +137,12 @@ def test_what_is_scraped_between_two_events_is_what_has_come_out() -> None:
     for moment in range(40):
         now_s = last_s + 0.0371 * moment
         ours, theirs = (one.scraped("p", now_s, now_s) for one in (leaping, stepping))
-        for name in ("tpot_s", "ttft_s"):
+        for name in ("tpot_s", "ttft_s", "gaps_s"):
             one, other = getattr(ours, name), getattr(theirs, name)
             assert one.counts == other.counts
             assert one.total == pytest.approx(other.total)
-        assert replace(ours, tpot_s=None, ttft_s=None) == replace(theirs, tpot_s=None, ttft_s=None)
+        rest: dict[str, Any] = dict.fromkeys(("tpot_s", "ttft_s", "gaps_s"))
+        assert replace(ours, **rest) == replace(theirs, **rest)
 
 
 def test_all_blocks_come_back() -> None:

@@ -43,6 +43,16 @@ def test_a_whole_answer_counts_where_it_is_promised() -> None:
     assert shown == {None: None, 0.8: pytest.approx(0.9, rel=0.003)}
 
 
+@pytest.mark.parametrize(("itl_s", "met"), [(None, None), (1.0, True), (0.001, False)])
+def test_gaps_are_judged_beside_the_shares(itl_s: float | None, met: bool | None) -> None:
+    world = lab.simulate([Asked(0.0, 10, 9)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
+    result = Result(lab.plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
+    result.take(ended(1))
+    told = result.summary(world, "static:2", 0, 100.0, 1.0)
+    assert (told.get("itl_met"), told["attainment_offered"]) == (met, 1.0)
+    assert ("itl_met" in told) is (itl_s is not None)
+
+
 def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
     world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     result = Result(lab.plant(), [Role.SERVE], SLO)

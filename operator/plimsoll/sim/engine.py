@@ -402,8 +402,12 @@ class Engine:
     # ---------------------------------------------------------------- completing
 
     def _count(self, run: Run, completed: int) -> None:
-        more = completed - run.completed
+        before, more = run.completed, completed - run.completed
         if more > 0:
+            decoding = run.emits - len(run.prompts)
+            if decoding:
+                began_s = self._pace.seconds(run.stretch, before) if before else run.after_s - run.start_s
+                self.meters.even(self._pace.seconds(run.stretch, completed) - began_s, more, decoding)
             run.completed = completed
             if run.emits:
                 self.meters.steps += more
@@ -415,7 +419,7 @@ class Engine:
         self._past = run
         decoding = run.emits - len(run.prompts)
         if decoding:
-            self.meters.gap((run.end_s - run.after_s) / run.count, decoding * run.count)
+            self.meters.gaps.observe((run.end_s - run.after_s) / run.count, decoding * run.count)
         for job in run.prompts:
             if job.first_s is None:
                 job.first_s = run.end_s

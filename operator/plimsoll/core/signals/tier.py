@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from plimsoll.core.buckets import count
+from plimsoll.core.buckets import count, quantile
 from plimsoll.core.calibration.window import WindowSums
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.gaps import SHARE as GAP_SHARE
@@ -203,8 +203,12 @@ def _percentile(b: Buckets | None, share: float) -> float | Unknown:
 
 
 def _gap(b: Buckets | None) -> float | Unknown:
-    value = None if b is None else percentile(b, GAP_SHARE)
-    return (_NOT_TOLD if b is None else _NO_GAPS) if value is None else value
+    """The percentile that a promise of gaps is of. Steps with a prompt and steps without are two humps, to which no one
+    law fits: inside a bucket gaps are taken as evenly spread, but for the first one, where the mean says more."""
+    even = None if b is None else quantile(b, GAP_SHARE)
+    if b is None or even is None:
+        return _NOT_TOLD if b is None else _NO_GAPS
+    return even if even > b.edges[0] else percentile(b, GAP_SHARE) or even
 
 
 def _told(value: float | None) -> float | Unknown:
