@@ -162,16 +162,18 @@ def test_a_plan_for_whole_answers_takes_more_and_says_what_binds(capsys: pytest.
 
 
 def test_a_plan_for_gaps_takes_more_and_says_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, budgets = {}, {}
-    for gap in ("2s", "30ms"):
+    told = {}
+    for gap in ("2s", "80ms", "30ms", "10ms"):
         assert main([*MEASURED, "--itl", gap, *MEANS, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        lines[gap] = told["load_line_per_s"] / told["gpus"]
-        budgets[gap] = told["tiers"]["serve"]["max_num_batched_tokens"]
-        assert told["slo"]["itl_s"] == {"2s": 2.0, "30ms": 0.03}[gap]
-    assert (told["binding"], told["tiers"]["serve"]["binding"]) == ("itl", "itl")
-    assert lines["30ms"] < lines["2s"]
-    assert budgets["30ms"] <= budgets["2s"]
+        told[gap] = json.loads(capsys.readouterr().out)
+    assert told["30ms"]["slo"]["itl_s"] == 0.03
+    assert [one["arrangement"] for one in told.values()] == [*["aggregated"] * 2, *["disaggregated"] * 2]
+    assert told["80ms"]["binding"] == "itl"
+    assert told["80ms"]["tiers"]["serve"]["max_num_batched_tokens"] == 4096  # 16,384 would carry no more
+    assert told["10ms"]["tiers"]["decode"]["binding"] == "itl"
+    gpus = [one["gpus"] for one in told.values()]
+    assert gpus == sorted(gpus)
+    assert gpus[0] < gpus[-1]
     assert main([*MEASURED, "--itl", "3ms", *MEANS]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, itl breaks it" in said

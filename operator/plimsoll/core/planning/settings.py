@@ -101,13 +101,16 @@ def budget(tiers: Sequence[Tier], gap_s: float | None = None) -> Tier | None:
     """Of one serve tier at several chunk budgets, ascending: the one to take; None where no budget keeps the gap.
 
     A budget that a mean step at the load line fills by more than a quarter is left out: prompts would queue for it.
+    Where gaps are promised the load line is theirs, and only budgets that are not left out compete.
     """
     fitting = [tier for tier in tiers if gap_s is None or longest_gap_s(tier) <= gap_s]
     if not fitting:
         return None
     rates = slo_rate(stack([profile(tier) for tier in fitting]), 1)
-    for tier, rate in zip(fitting, rates, strict=True):
-        if rate >= NEXT_TO_NOTHING * rates.max() and filled(tier, float(rate)) <= SELDOM:
+    seldom = [filled(tier, float(rate)) <= SELDOM for tier, rate in zip(fitting, rates, strict=True)]
+    best = rates[seldom].max(initial=0.0) if fitting[0].slo.itl_s is not None else rates.max()
+    for tier, rate, holds in zip(fitting, rates, seldom, strict=True):
+        if rate >= NEXT_TO_NOTHING * best and holds:
             return tier
     return fitting[-1]
 
