@@ -22,7 +22,7 @@ POINTS: Final = 3.0
 PERCENT: Final = 10.0
 _FROM_S: Final = 4.0
 _SATURATED_S: Final = 1.0  # a median TTFT beyond it: a queue that grows
-_CARDS: Final = 0.979  # recorded steps of the sixteen aggregated engines over the law's: other cards than the sweeps'
+CARDS: Final = 0.979  # recorded steps of the sixteen aggregated engines over the law's: other cards than the sweeps'
 _FRONT_S: Final = 0.0038  # more a request on that host: one at a time 6.1, 3.6 and 1.8 ms at 128, 1,024, 2,048 tokens
 _KV_TOKENS: Final = 393_216  # 48 GiB of cache, for each of the engines that shared the two cards
 
@@ -38,7 +38,7 @@ def replay(kind: str, seen: Sequence[Seen]) -> list[Got]:
     own, sent = plant(engines(kind)), [one.sent for one in seen]
     if kind != "agg":
         return pair(own, sent)
-    own = replace(own, scale=_CARDS)
+    own = replace(own, scale=CARDS)
     got: dict[int, Got] = {}
     for engine in (0, 1):
         places = [place for place, one in enumerate(seen) if one.engine == engine]
