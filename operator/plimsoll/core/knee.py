@@ -79,7 +79,7 @@ class Tier:
     transfer: what receiving KV costs a decode tier, None elsewhere. arrival_cv2: squared coefficient of variation of
     the gaps between arrivals, over the time scale of the wait; it lengthens queues, not steps. tail_scale: measured
     tail of TPOT over its prior. elsewhere_s: time of the first token spent outside the tier (held at the gateway, in
-    the other tier, in transfer).
+    the other tier, in transfer). gap_model: what gaps are reckoned with, None for `model`.
     """
 
     role: Role
@@ -91,6 +91,7 @@ class Tier:
     arrival_cv2: float = 1.0
     tail_scale: float = 1.0
     elsewhere_s: float = 0.0
+    gap_model: StepModel | None = None
 
     def __post_init__(self) -> None:
         checked("arrival_cv2", self.arrival_cv2)
@@ -245,9 +246,9 @@ def _prefill_profile(tier: Tier) -> Profile:
 
 def gaps(tier: Tier) -> tuple[Gaps, float]:
     """The gaps of one replica of a serve or decode tier, and the highest rate that its other limits leave it."""
-    work = _work(tier)
+    work = _work(replace(tier, model=tier.gap_model or tier.model))
     own = Gaps(work, None if tier.role is Role.DECODE else tier.limits.token_budget)
-    return own, work.rate_per_s(min(_slots(tier, work).values()))
+    return own, work.rate_per_s(min(_slots(tier, _work(tier)).values()))
 
 
 def _work(tier: Tier) -> TierWork:

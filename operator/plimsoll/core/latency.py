@@ -53,6 +53,11 @@ class StepModel:
         if self.base_s == 0:
             raise ValueError("base_s must be above 0: no step is free")
 
+    def towards(self, other: StepModel, share: float) -> StepModel:
+        """A mixture: this at share 0, the other at share 1."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return StepModel(*((1 - share) * mine + share * theirs for mine, theirs in pairs))
+
     def step_s(
         self,
         prefill_tokens: npt.ArrayLike,

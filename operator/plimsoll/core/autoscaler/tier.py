@@ -32,6 +32,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
 
 PESSIMISM: Final = 0.75  # quantile of the posterior to size on: of the models believed one in four is slower
+GAP_MEMORY_S: Final = 600.0  # of the steps that gaps are reckoned with
 LOOK_S: Final = 5.0  # between two looks at whether the line still holds
 MOVED: Final = 0.03  # an input that has moved by this share makes the line anew
 
@@ -54,7 +55,7 @@ NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 class _Basis:
     """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
     what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it.
-    stall_s: root mean square of a request's stall where gaps are promised, else 0: so is the tail of the prompts."""
+    stall_s: root mean square of a request's stall where gaps are promised, else 0, in which is that of the prompts."""
 
     slo: Slo
     limits: EngineLimits
@@ -102,6 +103,7 @@ class Tier:
     _basis: _Basis | None = field(default=None, repr=False)
     _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
     _start: tuple[Ledger, float] | None = field(default=None, repr=False)
+    _even: tuple[float, float, StepModel] | None = field(default=None, repr=False)  # since when, until, their mean
 
     @property
     def start_s(self) -> float:
@@ -128,7 +130,7 @@ class Tier:
                 self.line = chosen
             return
         self.key, self.posterior, self.at, self.replicas = key, unknown(*chosen), None, Replicas()
-        self.looked_s, self._basis, self.sized = -math.inf, None, None
+        self.looked_s, self._basis, self.sized, self._even = -math.inf, None, None, None
 
     def learn(self, windows: Sequence[WindowSums], workload: Workload | Unknown) -> None:
         """Take in what engines did, with the lengths of the requests that they did it for."""
@@ -175,6 +177,7 @@ class Tier:
             transfer=self.transfer if self.role is Role.DECODE else None,
             tail_scale=tail_scale,
             elsewhere_s=elsewhere_s,
+            gap_model=None if slo.itl_s is None else self._averaged(model, now_s),
         )
         work = self._work(model, workload)
         basis = _Basis(
@@ -186,7 +189,7 @@ class Tier:
             tail_scale,
             elsewhere_s,
             0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
-            0.0 if slo.itl_s is None else math.sqrt(workload.moment(work.stall_s, 2)),
+            0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
         )
         if self._basis is not None and self._basis.holds_for(basis):
             return False
@@ -196,6 +199,17 @@ class Tier:
             self.demand = forecast.rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
         self.line = made if isinstance(made, Line) else _hopeless(made)
         return True
+
+    def _averaged(self, model: StepModel, now_s: float) -> StepModel:
+        """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals
+        tell least of: models that agree on the work of a request swing by a quarter in it, within a minute or two."""
+        if self._even is None or now_s < self._even[1]:
+            self._even = now_s, now_s, model
+        since_s, until_s, mean = self._even
+        if now_s > until_s:
+            share = (now_s - until_s) / min(now_s - since_s, GAP_MEMORY_S)
+            self._even = since_s, now_s, mean.towards(model, min(share, 1.0))
+        return self._even[2]
 
     @property
     def transfer(self) -> KvTransfer:
@@ -219,6 +233,10 @@ class Tier:
         if self.role is Role.DECODE:
             return decode_tier(model, workload, self.transfer)
         return serve_tier(model, workload)
+
+
+def _stall_s(work: TierWork) -> float:
+    return math.sqrt(work.workload.moment(work.stall_s, 2))
 
 
 def engine_key(about: About) -> EngineKey:
