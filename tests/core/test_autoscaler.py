@@ -12,7 +12,9 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
+from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.latency import StepModel
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Ladder
@@ -113,6 +115,32 @@ def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() ->
     assert reversals <= 1, moves
     assert high >= 40.0 * line.request_gpu_s / line.replica_work
     assert fleet.run(heard(4.0, Role.SERVE), 3600).tiers["serve"].replicas < high
+
+
+def test_a_target_for_gaps_orders_more_and_is_named() -> None:
+    counts = {}
+    for itl_s in (None, 2.0, 0.06):
+        fleet = Fleet(wish(slo=replace(SLO, itl_s=itl_s)))
+        counts[itl_s] = fleet.run(heard(40.0, Role.SERVE), 120).tiers["serve"].replicas
+        binding = need(fleet).constraint
+        sized = fleet.service.tiers["serve"].sized
+        assert sized is not None
+        assert (sized.gap_model is None) is (itl_s is None)
+    assert counts[None] == counts[2.0] < counts[0.06]
+    assert binding == "itl"
+
+
+def test_gaps_are_reckoned_with_the_mean_of_ten_minutes_models() -> None:
+    tier = Tier(Role.SERVE)
+    fast, slow = StepModel(0.005, 0.0, 1e-5, 0.0, 0.0, 0.0), StepModel(0.007, 0.0, 3e-5, 0.0, 0.0, 0.0)
+    for second in range(0, 601, 5):
+        even = tier.averaged(fast if second % 10 else slow, START_S + second)
+    assert even.prefill_token_s == pytest.approx(2e-5, rel=0.02)
+    assert even.base_s == pytest.approx(0.006, rel=0.02)
+    for second in range(605, 2405, 5):  # three times ten minutes of another card
+        even = tier.averaged(slow, START_S + second)
+    assert 2.9e-5 < even.prefill_token_s <= 3e-5
+    assert tier.averaged(fast, START_S) == fast  # a clock that was set back begins anew
 
 
 @pytest.mark.parametrize("lost", ["rate", "coverage"])

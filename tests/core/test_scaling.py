@@ -186,6 +186,25 @@ def test_the_counterfactual_is_attainment_where_tpot_is_kept_and_says_when_a_fle
     assert decided(tier(4.1, 5)).counterfactual is None
 
 
+def test_where_gaps_bind_shares_say_nothing_of_fewer_replicas() -> None:
+    need = tier(4.1, 3).need
+    assert isinstance(need, Need)
+    gaps = replace(need, constraint=Constraint.ITL, attained=0.999, one_fewer=0.99, tpot_s=0.04)
+    assert decided(tier(4.1, 3, need=gaps)).why.endswith("itl binds); 3 would have too many long gaps between tokens")
+    assert decided(tier(4.1, need.replicas, need=gaps)).counterfactual is None
+    assert "keep 80.0% in promise" in decided(tier(4.1, 3, need=replace(gaps, attained=0.8))).why
+
+
+def test_long_gaps_alone_order_more_where_demand_is_not_known() -> None:
+    lost = Unknown("the gateways do not answer")
+    long = tier(lost, 3, measured=Measured(itl_s=0.09))
+    assert decided(long).replicas == 3  # not promised
+    policy = Policy({"serve": bounds()}, replace(SLO, itl_s=0.05))
+    found = decide(Observation({"serve": long}, State(), pause=BUSY), policy, 0.0).tiers["serve"]
+    assert found.replicas > 3
+    assert "p99 itl 90 ms, target 50 ms" in found.why
+
+
 def test_a_step_down_tells_what_one_fewer_would_give() -> None:
     state = State(0.0, {"serve": TierState(lower=(Mark(2, -1000.0),))})
     assert decided(tier(1.5, 4), state=state).why.endswith("1 would keep 60.0% in promise")

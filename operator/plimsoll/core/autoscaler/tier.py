@@ -177,7 +177,7 @@ class Tier:
             transfer=self.transfer if self.role is Role.DECODE else None,
             tail_scale=tail_scale,
             elsewhere_s=elsewhere_s,
-            gap_model=None if slo.itl_s is None else self._averaged(model, now_s),
+            gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
         )
         work = self._work(model, workload)
         basis = _Basis(
@@ -200,7 +200,7 @@ class Tier:
         self.line = made if isinstance(made, Line) else _hopeless(made)
         return True
 
-    def _averaged(self, model: StepModel, now_s: float) -> StepModel:
+    def averaged(self, model: StepModel, now_s: float) -> StepModel:
         """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals
         tell least of: models that agree on the work of a request swing by a quarter in it, within a minute or two."""
         if self._even is None or now_s < self._even[1]:

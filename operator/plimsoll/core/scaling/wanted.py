@@ -161,13 +161,15 @@ def _worth(worth: SpareWorth) -> str:
 
 
 def counterfactual(course: Course, slo: Slo | None) -> str | None:
-    """What the present count would give where more are needed; what one fewer would where some can go."""
+    """What the present count would give where more are needed; what one fewer would where some can go. Of gaps no share
+    tells: they are said to be too long."""
     before, need = course.seen.replicas, course.seen.need
     if course.held is not None or isinstance(need, Unknown):
         return None
+    fewer, kept = (before, need.attained) if need.replicas > before else (need.replicas - 1, need.one_fewer)
+    if need.constraint is Constraint.ITL and slo is not None and kept >= slo.share and fewer > 0:
+        return None if need.replicas == before else f"{fewer} would have too many long gaps between tokens"
     if need.replicas > before > 0:
-        if need.constraint is Constraint.ITL and slo is not None and need.attained >= slo.share:
-            return f"{before} would have too many long gaps between tokens"
         target_s = slo.tpot_s if slo is not None else None
         if need.tpot_s is None or target_s is None or need.tpot_s <= target_s:
             return f"{before} would keep {need.attained:.1%} in promise"
