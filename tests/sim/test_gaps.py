@@ -65,6 +65,19 @@ def test_sized_by_gaps_they_are_kept_and_with_more_load_they_are_not(mix: Mix, i
     assert mix.simulated_s(1.3 * rate, 6) > itl_s
 
 
+def test_a_posting_is_in_one_gap_and_not_shared_out_among_the_steps_behind_it() -> None:
+    found = {}
+    for leap in (True, False):
+        engine = lab.engine(CHAT.hardware, leap=leap)
+        lab.run(engine, lab.Load(300, 12.0).draw(), remote=True)
+        told = engine.scraped("p", 1e6, 1e6).gaps_s
+        assert told is not None
+        found[leap] = told.counts, engine.meters.gaps.quantile_s(SHARE)
+    assert found[True][0] == found[False][0]
+    assert found[True][1] == pytest.approx(found[False][1], rel=0.01)
+    assert (found[True][1] or 0.0) > 2 * CHAT.hardware.coefficients.base
+
+
 @pytest.mark.parametrize("mix", [CHAT, CHUNKED, SHORT, LARGE])
 @pytest.mark.parametrize("load", [0.1, 0.25, 0.4, 0.6])
 def test_the_law_is_the_simulators(mix: Mix, load: float) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Callable
 
 from plimsoll.core.ports import EngineReading
 from plimsoll.sim.blocks import Blocks
@@ -406,12 +407,21 @@ class Engine:
         if more > 0:
             decoding = run.emits - len(run.prompts)
             if decoding:
-                began_s = self._pace.seconds(run.stretch, before) if before else run.after_s - run.start_s
-                self.meters.even(self._pace.seconds(run.stretch, completed) - began_s, more, decoding)
+                self._gaps(run, before, completed, decoding, self.meters.gap)
             run.completed = completed
             if run.emits:
                 self.meters.steps += more
                 self.meters.generated += more * run.emits
+
+    def _gaps(self, run: Run, first: int, last: int, decoding: int, observe: Callable[[float, int], None]) -> None:
+        """Of some steps of a run, alike but for the first one of all where the loop stood still before it."""
+        seconds = self._pace.seconds
+        stood_s = run.start_s - run.after_s
+        if first == 0 and stood_s > 0.0 and last > 1:
+            observe(stood_s + seconds(run.stretch, 1), decoding)
+            first, stood_s = 1, 0.0
+        took_s = seconds(run.stretch, last) - (seconds(run.stretch, first) if first else -stood_s)
+        observe(took_s / (last - first), decoding * (last - first))
 
     def _complete(self, run: Run) -> None:
         self._commit(run, run.count)
@@ -419,7 +429,7 @@ class Engine:
         self._past = run
         decoding = run.emits - len(run.prompts)
         if decoding:
-            self.meters.gaps.observe((run.end_s - run.after_s) / run.count, decoding * run.count)
+            self._gaps(run, 0, run.count, decoding, self.meters.gaps.observe)
         for job in run.prompts:
             if job.first_s is None:
                 job.first_s = run.end_s

@@ -58,9 +58,9 @@ class Meters:
         self._prompt, self._output = Histogram(tokens), Histogram(tokens)
         self._tpot, self._ttft, self._gaps = Histogram(_TOKEN_S), Histogram(_TTFT_S), Histogram(_TOKEN_S)
 
-    def even(self, seconds: float, steps: int, sequences: int) -> None:
-        """So many sequences had each a token in so many steps that took so long together."""
-        self._gaps.observe(seconds / steps, steps * sequences)
+    def gap(self, seconds: float, times: int) -> None:
+        """So many tokens came out so long after those before them."""
+        self._gaps.observe(seconds, times)
 
     def first(self, prompt: int, cached: int, moved: int, ttft_s: float) -> None:
         """A first token came out."""
