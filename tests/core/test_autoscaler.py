@@ -117,6 +117,16 @@ def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() ->
     assert fleet.run(heard(4.0, Role.SERVE), 3600).tiers["serve"].replicas < high
 
 
+def test_another_gateway_parts_the_places_and_the_line_follows() -> None:
+    fleet = Fleet(wish(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
+    lines = []
+    for gateways in (1, 3, 1):
+        fleet.run(replace(heard(2.0, Role.SERVE), gateways=gateways), 60)
+        lines.append(need(fleet).replica_work)
+    assert lines[1] < 0.9 * lines[0]
+    assert lines[2] > 1.05 * lines[1]
+
+
 def test_a_target_for_gaps_orders_more_and_is_named() -> None:
     counts = {}
     for itl_s in (None, 2.0, 0.06):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from itertools import pairwise
 
@@ -220,3 +221,47 @@ def test_a_thousand_tiers_are_what_each_is_alone() -> None:
     stacked = knee.stack([knee.profile(tier) for tier in KINDS])
     together = knee.slo_rate(stacked, np.array([1, 2, 3, 4]))
     assert together == pytest.approx([line(tier, c) for tier, c in zip(KINDS, (1, 2, 3, 4), strict=True)], rel=1e-6)
+
+
+ONE = np.ones(1)
+
+
+def lost(outputs: np.ndarray, slots: int, gateways: int, rate: float, patience_s: float, step_s: float) -> float:
+    """Share refused by first come, first served queues, one for each gateway's part of the slots, event by event."""
+    rng = np.random.default_rng(3)
+    count = 40_000
+    at_s = np.cumsum(rng.exponential(1 / rate, count))
+    stays_s = step_s * rng.choice(outputs, count)
+    free = [[0.0] * (slots // gateways) for _ in range(gateways)]
+    refused = 0
+    for now_s, stay_s, door in zip(at_s, stays_s, rng.integers(gateways, size=count), strict=True):
+        if free[door][0] - now_s > patience_s:
+            refused += 1
+        else:
+            heapq.heapreplace(free[door], max(now_s, free[door][0]) + stay_s)
+    return refused / count
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize("used", [0.9, 1.0])
+def test_long_answers_and_parted_slots_refuse_more(gateways: int, used: float) -> None:
+    """Outputs of CV2 2.4: more than exponential services would lose, and at most what two moments make of them."""
+    outputs = np.ceil(80 * np.exp(1.07 * np.random.default_rng(1).standard_normal(4000)))
+    workload = from_samples(np.ones(4000), np.zeros(4000), outputs)
+    model, limits = StepModel(0.025, 0.0, 1e-9, 0.0, 1e-9, 0.0), EngineLimits(32, 10**7, 8192)
+    tier = Tier(Role.DECODE, model, workload, limits, Slo(0.95, 2.4), KvTransfer(1, 128), gateways=gateways)
+    reduced = knee.profile(tier)
+    rate = used * float(reduced.full_rate_per_s(1)[0])
+    patience_s, step_s = float(reduced.slack_s[0, 0]), float(reduced.slot_base_s[0])
+    told, exponential = (
+        1 - float(knee.attainment(one, rate, 1).attained[0]) for one in (reduced, replace(reduced, service_cv2=ONE))
+    )
+    assert exponential < lost(outputs, 32, gateways, rate, patience_s, step_s) < told < 2.5 * exponential + 0.01
+
+
+def test_more_gateways_carry_no_more() -> None:
+    few = replace(DECODE, limits=EngineLimits(32, 919_824, 8192))
+    lines = [line(replace(few, gateways=gateways)) for gateways in (1, 2, 3, 8, 100)]
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(lines))
+    assert lines[-1] < 0.9 * lines[0]
+    assert line(replace(SERVE, gateways=3)) == pytest.approx(line(SERVE), rel=1e-6)  # slots are no matter there

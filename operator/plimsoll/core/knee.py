@@ -79,7 +79,8 @@ class Tier:
     transfer: what receiving KV costs a decode tier, None elsewhere. arrival_cv2: squared coefficient of variation of
     the gaps between arrivals, over the time scale of the wait; it lengthens queues, not steps. tail_scale: measured
     tail of TPOT over its prior. elsewhere_s: time of the first token spent outside the tier (held at the gateway, in
-    the other tier, in transfer). gap_model: what gaps are reckoned with, None for `model`.
+    the other tier, in transfer). gap_model: what gaps are reckoned with, None for `model`. gateways: by which requests
+    come, each with a part of every replica's places.
     """
 
     role: Role
@@ -92,11 +93,13 @@ class Tier:
     tail_scale: float = 1.0
     elsewhere_s: float = 0.0
     gap_model: StepModel | None = None
+    gateways: int = 1
 
     def __post_init__(self) -> None:
         checked("arrival_cv2", self.arrival_cv2)
         checked("tail_scale", self.tail_scale, above=True)
         checked("elsewhere_s", self.elsewhere_s)
+        checked("gateways", self.gateways, least=1)
         if (self.role is Role.DECODE) != (self.transfer is not None):
             raise ValueError("transfer belongs to a decode tier, and a decode tier needs it")
         if self.role is Role.PREFILL and self.slo.ttft_s is None:
@@ -121,6 +124,7 @@ class Profile:
     slot_base_s: Floats
     slot_sequence_s: Floats
     slots: Floats
+    gateways: Floats  # among which the slots are parted
     causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
     capped: NDArray[np.bool_]  # admission keeps the batch so small that every stream meets the TPOT target
     arrival_cv2: Floats  # of the queue: squared coefficients of variation of gaps and services
@@ -235,7 +239,7 @@ def _prefill_profile(tier: Tier) -> Profile:
     return Profile(
         **_columns(
             share=tier.slo.share, base_s=0.0, work_s=0.0, stall_s=0.0, stall_square_s2=0.0, tpot_s=math.inf,
-            steps=1.0, slot_base_s=mean, slot_sequence_s=0.0, slots=1.0,
+            steps=1.0, slot_base_s=mean, slot_sequence_s=0.0, slots=1.0, gateways=1.0,
             arrival_cv2=tier.arrival_cv2, service_cv2=w.scv(service) or 0.0,
         ),
         tail=np.ones((1, _RHO_POINTS)), causes=_causes(Constraint.TPOT, Constraint.TTFT, Constraint.TTFT),
@@ -285,8 +289,8 @@ def _shared_profile(tier: Tier) -> Profile:
         **_columns(
             share=tier.slo.share, base_s=work.base_s, work_s=work.work_s, stall_s=w.mean(work.stall_s),
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
-            slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])),
-            arrival_cv2=tier.arrival_cv2, service_cv2=1.0,
+            slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])), gateways=tier.gateways,
+            arrival_cv2=tier.arrival_cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
         ),
         tail=tail_table(work, max(tier.slo.share, _LEAST_TAIL_SHARE), tier.tail_scale, _RHO_POINTS)[None],
         causes=_causes(paced, first, least), capped=np.array([tier.role is Role.DECODE]),
@@ -375,7 +379,9 @@ def _slot_share(tiers: Profile, rate: Floats, c: Floats, slack_s: Floats, admiss
     if rows.size == 0:
         return served
     some, rate, c, slack_s = tiers.take(rows), rate[rows], c[rows], slack_s[rows]
-    queue = slot_queue(rate, some.steps, some.slot_base_s, some.slot_sequence_s, some.slots, c)
+    parts = some.gateways  # each has its places for itself, and is slowed by what the others have there
+    rate, places = rate / parts, np.maximum(np.floor(some.slots / parts), 1.0)
+    queue = slot_queue(rate, some.steps, some.slot_base_s, some.slot_sequence_s * parts, places, c)
     rho = rate / queue.full_per_s
     if admission:
         # Waits beyond the slack are cut off, so that what counts is how it fares near full load, whatever the load.
@@ -394,8 +400,8 @@ def _slots_matter(tiers: Profile, rate: Floats, c: Floats) -> NDArray[np.bool_]:
     load = rate * tiers.steps / c
     free = 1 - load * tiers.slot_sequence_s
     mean = load * (tiers.slot_base_s + tiers.slot_sequence_s) / np.maximum(free, 1e-12)
-    sigma = np.sqrt((mean / np.maximum(free, 1e-12) + 1) / c)
-    return np.asarray((free <= 0) | (mean + _RARE_SIGMAS * sigma + 3 / c > tiers.slots))
+    sigma = np.sqrt(tiers.gateways * (mean / np.maximum(free, 1e-12) + 1) / c)
+    return np.asarray((free <= 0) | (mean + _RARE_SIGMAS * sigma + 3 * tiers.gateways / c > tiers.slots))
 
 
 def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> Floats:

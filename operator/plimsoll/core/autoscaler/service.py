@@ -136,12 +136,13 @@ class Service:
             if made >= most or not tier.due(now_s) or name not in seen.tiers:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
-            if not self.watch.moved(name, tiers, (self.workload,), (wish.slo, scale)):
+            if not self.watch.moved(name, tiers, (self.workload,), (wish.slo, scale, seen.heard.gateways)):
                 tier.looked_s = now_s
                 continue
             looked += 1
             elsewhere_s = spent_elsewhere_s(tiers, tier, self.workload)
-            made += tier.draw(now_s, wish.slo, self.workload, seen.tiers[name].replicas, scale, elsewhere_s)
+            there, gateways = seen.tiers[name].replicas, seen.heard.gateways
+            made += tier.draw(now_s, wish.slo, self.workload, there, scale, elsewhere_s, gateways)
         return looked, made
 
     def samples(self, seen: Seen, wish: Wish, now_s: float) -> Iterator[tuple[Tier, float, float]]:

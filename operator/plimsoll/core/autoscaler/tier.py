@@ -66,9 +66,10 @@ class _Basis:
     elsewhere_s: float
     pace_s: float
     stall_s: float
+    gateways: int
 
     def holds_for(self, other: _Basis) -> bool:
-        if (self.slo, self.limits) != (other.slo, other.limits):
+        if (self.slo, self.limits, self.gateways) != (other.slo, other.limits, other.gateways):
             return False
         pairs = (
             (self.base_s, other.base_s),
@@ -158,7 +159,14 @@ class Tier:
         return not 0.0 <= now_s - self.looked_s < LOOK_S
 
     def draw(
-        self, now_s: float, slo: Slo, workload: Workload, replicas: int, tail_scale: float, elsewhere_s: float
+        self,
+        now_s: float,
+        slo: Slo,
+        workload: Workload,
+        replicas: int,
+        tail_scale: float,
+        elsewhere_s: float,
+        gateways: int,
     ) -> bool:
         """Make the line anew if its basis has moved; True if it was made."""
         self.looked_s = now_s
@@ -178,6 +186,7 @@ class Tier:
             tail_scale=tail_scale,
             elsewhere_s=elsewhere_s,
             gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
+            gateways=gateways,
         )
         work = self._work(model, workload)
         basis = _Basis(
@@ -190,6 +199,7 @@ class Tier:
             elsewhere_s,
             0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
             0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
+            gateways,
         )
         if self._basis is not None and self._basis.holds_for(basis):
             return False

@@ -50,7 +50,7 @@ class Heard:
     requests that wait at the gateways now, and held_work_s their GPU-seconds in the tier that answers. returning_s:
     GPU-seconds there of those that were refused and told when to come back, until they are due; retries are no
     arrivals, so they are in no rate. in_flight: requests that gateways have sent to engines and that have not ended.
-    moved: what decode engines received of prefill engines, about the last ten minutes.
+    moved: what decode engines received of prefill engines, about the last ten minutes. gateways: those that exist.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -70,4 +70,5 @@ class Heard:
     returning_s: float | Unknown = NOTHING_HEARD
     in_flight: float | Unknown = NOTHING_HEARD
     moved: Moved = NOTHING_MOVED
+    gateways: int = 1
     tiers: Mapping[Role, TierHeard] = field(default_factory=dict)

@@ -67,6 +67,7 @@ class Listener:
             told,
             fresh=fresh,
             moved=self._transfers.moved,
+            gateways=max(1, len(gateways)),
             workload=self._lengths.workload(now_s, told.prompt_tokens),
             tiers={
                 role: tier.heard(now_s, pods.get(role, ()), share, told.ttft_s, told.e2e_s)
