@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from e2e.cluster import base, binaries, images, kind, machine, node, registry
-from e2e.cluster.decide import Plan, Source, announce, decide
+from e2e.cluster.decide import Plan, Source, announce, decide, removal
 from e2e.cluster.facts import look
 from e2e.cluster.settings import KUBECONFIG
 from e2e.cluster.shell import Failed, fail, log_to, say
@@ -39,6 +39,11 @@ def up() -> None:
 
 def down() -> None:
     """Cluster and registry container go; images, binaries and what was pushed stay for the next time."""
+    plan = removal(look())
+    if plan.refusals:
+        raise Failed("\n".join(plan.refusals))
+    if plan.changes_machine:
+        machine.prepare(plan)
     kind.delete()
     registry.remove()
 

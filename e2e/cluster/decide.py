@@ -146,6 +146,19 @@ def _room_refusals(facts: Facts) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def removal(facts: Facts) -> Plan:
+    """What must be done to the machine before a cluster can be removed; pure.
+
+    Containers outlive the daemon: where none answers, a cluster may lie in Docker's data, and the next daemon would
+    bring it back as it was.
+    """
+    if facts.docker or not facts.docker_data:
+        return Plan()
+    if refusals := _docker_refusals(facts):
+        return Plan(refusals=refusals)
+    return Plan(packages=facts.missing_packages, daemon=True, lenient_runc=not facts.sys_resource)
+
+
 def announce(plan: Plan) -> list[str]:
     """What will be done to the machine, for the user to read before it happens."""
     lines = []

@@ -67,8 +67,8 @@ def kubectl(*words: str) -> str:
 def _restarted() -> bool:
     """After a reboot of the machine the container is there, stopped; its API server's port is kept by Docker."""
     with stage("starting the stopped node"):
-        run("docker", "start", NODE)
         try:
+            run("docker", "start", NODE)
             _export()
             wait_for(_ready, "the node", START_SECONDS)
         except Failed:

@@ -17,6 +17,7 @@ from e2e.cluster.decide import (
     announce,
     cluster_step,
     decide,
+    removal,
 )
 
 ROOM = 100.0
@@ -56,6 +57,19 @@ def test_images_that_a_stopped_docker_keeps_are_not_asked_room_for_again() -> No
     stopped = replace(BARE, docker_data=True, free_gb=23)
     assert decide(stopped).daemon
     assert decide(replace(stopped, docker=True, node_image=Source.BUILD)).source is Source.BUILD
+
+
+def test_a_cluster_that_a_stopped_docker_keeps_is_removed_too() -> None:
+    assert removal(replace(BARE, docker_data=True)) == Plan(
+        packages=("docker.io", "jq"), daemon=True, lenient_runc=True
+    )
+    assert not removal(replace(LAPTOP, docker=False, docker_data=True)).changes_machine
+    assert removal(replace(LAPTOP, docker=False, docker_data=True)).refusals
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, BARE, BARE_WITH_DOCKER, replace(LAPTOP, docker_data=True)])
+def test_removing_changes_no_machine_where_docker_answers_or_never_was(facts: Facts) -> None:
+    assert removal(facts) == Plan()
 
 
 def test_room_for_everything_is_asked_once_docker_tells_that_nothing_is_there() -> None:
