@@ -371,14 +371,12 @@ def _figure(before: Any, seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Two significant digits, in the unit that people would use: 340ms, 1.2s, 95s."""
+    """Two significant digits, in the unit that people would use: 5.1ms, 340ms, 1.2s, 95s."""
     if seconds < 0.000001:
         return "0s"
     digits = 1 - math.floor(math.log10(seconds))
     rounded = round(seconds, digits)
-    if rounded < 0.0099995:
-        return f"{round(rounded * 1e6)}us"
-    return f"{round(rounded * 1e3)}ms" if rounded < 1.0 else f"{rounded:g}s"
+    return units.format_duration(rounded) if rounded < 1.0 else f"{rounded:g}s"
 
 
 def _starts(tier: Tier) -> Object:
