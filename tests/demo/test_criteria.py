@@ -64,6 +64,11 @@ def test_going_back_and_forth_under_constant_load_fails() -> None:
 def test_tiers_that_only_move_together_fail() -> None:
     together = [look(t, n, n, tier=tier) for tier in ("decode", "prefill") for t, n in ((0, 1), (50, 2), (220, 1))]
     assert failing(GOOD, together) == [4]
+    assert failing(GOOD, [*together, look(150, 3, 3)]) == []
+
+
+def test_a_tier_that_never_moves_fails() -> None:
+    assert failing(GOOD, [*MOVES[:3], look(0, 1, 1, tier="prefill"), look(250, 1, 1, tier="prefill")]) == [4]
 
 
 def test_a_stream_that_breaks_without_a_kill_fails() -> None:
