@@ -24,7 +24,8 @@ CREDIT: Final = (
 )
 
 REAL_S: Final = 480.0  # real arrivals, then
-CONSTANT_S: Final = 120.0  # the same requests, evenly spaced
+CONSTANT_S: Final = 120.0  # requests of the next minutes, evenly spaced
+CONSTANT_CHAT_EVERY: Final = 2  # of the questions: all of them take up to 0.85 of one decode engine, too near a second
 STEP: Final = (120.0, 280.0)  # more code: the prefill tier's step
 WAVE: Final = (240.0, 400.0)  # more chat: the decode tier's step
 WAVE_COPIES: Final = 1  # beside the first one
@@ -93,7 +94,8 @@ def fleet_load() -> list[Asked]:
     steps, talk = code(), chat()
     waves = [row for n in range(WAVE_COPIES) for row in between(shifted(talk, (n + 1) * WAVE_SHIFT_S, ARENA_S), *WAVE)]
     real = between(steps, 0.0, REAL_S) + between(talk, 0.0, REAL_S) + waves
-    last_code, last_talk = between(steps, REAL_S, LENGTH_S), between(talk, ARENA_S - CONSTANT_S, ARENA_S)
+    last_code = between(steps, REAL_S, LENGTH_S)
+    last_talk = between(talk, ARENA_S - CONSTANT_S, ARENA_S)[::CONSTANT_CHAT_EVERY]
     constant = evenly(last_code, REAL_S, LENGTH_S) + evenly(last_talk, REAL_S, LENGTH_S)
     return sorted(real + constant, key=lambda row: row.at_s)
 

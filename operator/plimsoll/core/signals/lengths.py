@@ -31,6 +31,7 @@ from plimsoll.core.workload import Histogram, Workload, from_histograms
 _MEMORY_S: Final = 300.0
 _LATELY_S: Final = 30.0
 _CHANCE: Final = 2.0  # standard errors by which the mean output of late must differ to be another mix
+_SURE: Final = 1.5  # times as much is believed whole: three standard errors
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -46,6 +47,14 @@ class _Lengths(NamedTuple):
 
 class _Means(NamedTuple):
     requests: float
+    tokens: float
+
+
+class _Answers(NamedTuple):
+    """Of some time: those begun, those ended, and the tokens made for these and others."""
+
+    begun: float
+    ended: float
     tokens: float
 
 
@@ -74,7 +83,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
-        self._answering: Recent[_Means] = Recent(_LATELY_S)  # requests, and the tokens that were made for them
+        self._answers: Recent[_Answers] = Recent(_LATELY_S)
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
@@ -95,7 +104,7 @@ class Lengths:
         if interval.ttft_s is not None and interval.generated_tokens is not None:
             begun = count(interval.ttft_s)
             ended = begun if interval.output_tokens is None else count(interval.output_tokens)
-            self._answering.add(at_s, _Means((begun + ended) / 2.0, interval.generated_tokens))
+            self._answers.add(at_s, _Answers(begun, ended, interval.generated_tokens))
         means = _prompts(interval)
         if means is not None:
             self._counted.add(at_s, means.requests, means)
@@ -146,13 +155,17 @@ class Lengths:
         """The mean output of late over that of the base where it is longer beyond chance, else 1.
 
         Shorter answers end first, and are among those that ended; and while more and more begin, tokens lag behind.
+        What is by chance: lengths are drawn, and the tokens are of a number of requests anywhere between those that
+        began and those that ended (uniform: a variance of a twelfth of the distance squared).
         """
-        lately, usual = self._answering.over(now_s), base.mean(base.output_tokens)
-        if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
+        lately, usual = self._answers.over(now_s), base.mean(base.output_tokens)
+        if lately is None or lately.begun + lately.ended < 2.0 * _KNOWN or not lately.tokens > 0.0:
             return 1.0
-        factor = lately.tokens / lately.requests / usual
-        chance = _CHANCE * math.sqrt((1.0 + (base.scv(base.output_tokens) or 0.0)) / lately.requests)
-        return max(1.0, _beyond(factor, max(_OFF, chance)))
+        requests = (lately.begun + lately.ended) / 2.0
+        drawn = (1.0 + (base.scv(base.output_tokens) or 0.0)) / requests
+        between = ((lately.begun - requests) / requests) ** 2 / 3.0
+        factor = lately.tokens / requests / usual
+        return max(1.0, _beyond(factor, max(_OFF, _CHANCE * math.sqrt(drawn + between))))
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
@@ -168,13 +181,14 @@ class Lengths:
 
 
 def _beyond(factor: float, chance: float) -> float:
-    """What is left of a factor that may be by chance: 1 up to it, all of a much larger one.
+    """What is left of a factor that may be by chance: 1 up to it, all of it from _SURE times that.
 
-    The non-negative garrote (Breiman 1995; as a threshold: Gao 1998): it has no jump where chance ends, so that a mean
-    which wavers there moves nothing by much.
+    Firm shrinkage (Gao and Bruce 1997): it has no jump where chance ends, so that a mean which wavers there moves
+    nothing by much, and takes nothing off what can hardly be chance.
     """
-    more = factor - 1.0
-    return 1.0 + more * (1.0 - (chance / more) ** 2) if abs(more) > chance else 1.0
+    more = abs(factor - 1.0)
+    left = min(max((more - chance) * _SURE / (_SURE - 1.0), 0.0), more)
+    return 1.0 + math.copysign(left, factor - 1.0)
 
 
 def _shaped(base: Workload, factors: tuple[float, float], share: float) -> Workload:
