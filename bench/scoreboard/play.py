@@ -95,7 +95,7 @@ def play(task: Task) -> dict[str, Any]:
     plant, slo = known.scene.plant, known.scene.slo
     policy = registry.parse(task.policy.partition(":")[0] if _ours(task.policy) else task.policy, known.scene)
     setting = Setting(policy.initial or known.initial, row.load.length_s, seed=task.seed, clients=Manner(row.clients))
-    result = Result(plant, setting.initial, slo)
+    result = Result(plant, setting.initial, slo, classes=service.classes)
     minutes = Minutes(row.load.length_s)
 
     def take(visit: Visit) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
+from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.sim.policies.base import Static
@@ -82,6 +84,24 @@ def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
     assert told["shed_work_ratio"] < 1.0
     assert told["p50_ttft_s"] == pytest.approx(0.5, rel=0.003)
     assert json.loads(json.dumps(told)) == told
+
+
+def test_a_request_is_judged_by_the_targets_of_its_class() -> None:
+    """Those of a class stand in place of the service's; names that are no class are the default's, the least."""
+    classes = [
+        ClassPolicy("chat", 10, Slo(0.95, ttft_s=0.6, tpot_s=0.05)),
+        ClassPolicy("batch", 0, Slo(0.95, ttft_s=60.0)),
+    ]
+    result = Result(lab.plant(), [Role.SERVE], SLO, classes=classes)
+    met = {}
+    for klass in ("chat", "batch", "strange", ""):
+        visit = ended(1, ttft_s=2.0, tpot_s=0.06)
+        visit.asked = replace(visit.asked, klass=klass)
+        met[klass] = result.met(visit)
+    assert met == {"chat": False, "batch": True, "strange": True, "": True}
+    soon = ended(2, ttft_s=0.7, prompt=10_000)
+    soon.asked = replace(soon.asked, klass="chat")
+    assert not result.met(soon)  # the service's would have been 6 s
 
 
 def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:

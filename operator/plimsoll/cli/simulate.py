@@ -135,7 +135,7 @@ def _one(
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     began = time.perf_counter()
     timeline = Timeline(setting.end_s)
-    result = Result(plant, setting.initial, slo, files.requests, files.windows)
+    result = Result(plant, setting.initial, slo, files.requests, files.windows, service.classes)
 
     def take(visit: Visit) -> None:
         result.take(visit)

@@ -57,7 +57,7 @@ class Gateway:
         self.told: Published | None = None
         self._classes, self._tenants, self._max_held, self._epoch_s = classes, tenants, max_held, epoch_s
         self._names = {one.name for one in classes}
-        self._default = _default(classes)
+        self._default = default_class(classes)
         self._endpoints: list[Endpoint] = []
         self._loads: dict[str, Load] = {}
         self._turn = 0
@@ -290,7 +290,7 @@ class Gateway:
         return self.gate is not None and self.gate.tickets.find(self._request(visit), now_s) is not None
 
 
-def _default(classes: Iterable[ClassPolicy]) -> str:
+def default_class(classes: Iterable[ClassPolicy]) -> str:
     """The class of requests that name none: the one called so, else the least."""
     known = list(classes)
     names = [one.name for one in known]

@@ -16,14 +16,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TextIO
 
+from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.gaps import SHARE
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.sim.clients import Returns
+from plimsoll.sim.gateway import default_class
 from plimsoll.sim.phases import Offered, reversals
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.times import Times
-from plimsoll.sim.visit import End, Visit
+from plimsoll.sim.visit import Asked, End, Visit
 from plimsoll.sim.work import Work, ttft_target_s
 from plimsoll.sim.world import World
 
@@ -48,7 +50,8 @@ class Window:
 class Result:
     """Of one run. Pass `take` to the world; `slo`: None where nothing is promised, then all that ends well is met.
 
-    requests, windows: where a JSON line of each is written; None for nowhere.
+    requests, windows: where a JSON line of each is written; None for nowhere. classes: each with its own targets, that
+    of unknown names as gateways have it; () where `slo` is everybody's.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class Result:
         slo: Slo | None,
         requests: TextIO | None = None,
         windows: TextIO | None = None,
+        classes: Iterable[ClassPolicy] = (),
     ) -> None:
         self.taken = 0
         self.returns = Returns()
         self.ends: Counter[End] = Counter()
         roles = tuple(roles)
         self._plant, self._work, self._slo = plant, Work(plant, roles), slo
+        classes = tuple(classes)
+        self._of = {one.name: one.slo for one in classes}
+        self._usual = self._of.get(default_class(classes), slo)
         self._offered = {role: Offered() for role in roles}
         self._requests, self._windows = requests, windows
         self._ttft, self._tpot, self._e2e = Times(), Times(), Times()
@@ -101,7 +108,8 @@ class Result:
             self._met += 1
             self._met_tokens += tokens
             self._met_output += asked.output_tokens
-        if self._slo is not None and not self._work.feasible_alone(self._slo, asked):
+        slo = self._promised(asked)
+        if slo is not None and not self._work.feasible_alone(slo, asked):
             self._infeasible += 1
         for times, took_s in ((self._ttft, visit.ttft_s), (self._tpot, visit.tpot_s), (self._e2e, visit.e2e_s)):
             if took_s is not None:
@@ -110,13 +118,18 @@ class Result:
 
     def met(self, visit: Visit) -> bool:
         """Whether it ended well and within its targets."""
-        if visit.end is not End.OK or visit.ttft_s is None or self._slo is None:
+        slo = self._promised(visit.asked)
+        if visit.end is not End.OK or visit.ttft_s is None or slo is None:
             return visit.end is End.OK
-        target_s = ttft_target_s(self._slo, visit.asked.prompt_tokens)
+        target_s = ttft_target_s(slo, visit.asked.prompt_tokens)
         in_time = target_s is None or visit.ttft_s <= target_s
-        if self._slo.e2e_s is not None and (visit.e2e_s is None or visit.e2e_s > self._slo.e2e_s):
+        if slo.e2e_s is not None and (visit.e2e_s is None or visit.e2e_s > slo.e2e_s):
             return False
-        return in_time and (self._slo.tpot_s is None or (visit.tpot_s or 0.0) <= self._slo.tpot_s)
+        return in_time and (slo.tpot_s is None or (visit.tpot_s or 0.0) <= slo.tpot_s)
+
+    def _promised(self, asked: Asked) -> Slo | None:
+        """The targets of its class; None where nothing is promised."""
+        return self._of.get(asked.klass, self._usual)
 
     def summary(self, world: World, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
         """The figures of the run, which JSON can hold. length_s: of the load."""
