@@ -33,7 +33,7 @@ from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Policy, Scene
-from plimsoll.sim.policies.options import replicas
+from plimsoll.sim.policies.options import replicas, whole
 from plimsoll.sim.result import Result, replica_rows
 from plimsoll.sim.screen import Ground
 from plimsoll.sim.setting import Setting
@@ -50,6 +50,8 @@ _FLAGS: Final = {
 _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK: Final = 512  # prompt tokens that one of a trace's hash_ids stands for
 _STRANGE: Final = 10  # unknown priorities that are named
+_MOST_TOKENS: Final = 10**12  # of an engine's limits
+_MOST_GATEWAYS: Final = 1000
 _TOLD_S: Final = 5.0  # between two lines about a long run
 
 
@@ -235,6 +237,8 @@ def _plant(arguments: argparse.Namespace, service: InferenceService, asked: Sequ
     for name, count in (("--gateways", arguments.gateways), ("--max-gpus", arguments.max_gpus)):
         if count is not None and count < 1:
             raise BadInput(f"{name}: at least 1")
+    if arguments.gateways > _MOST_GATEWAYS:
+        raise BadInput(f"--gateways: at most {_MOST_GATEWAYS:,}")
     return Plant(
         own,
         startup.parse(arguments.start_up),
@@ -251,7 +255,7 @@ def _limits(args: Sequence[object]) -> dict[str, int]:
     """Limits that the user's engine arguments set."""
     words = [word for arg in args for word in str(arg).split("=", 1)]
     pairs = itertools.pairwise(words)
-    return {_FLAGS[flag]: int(value) for flag, value in pairs if flag in _FLAGS and value.isdecimal() and int(value)}
+    return {_FLAGS[flag]: count for flag, value in pairs if flag in _FLAGS and (count := whole(value, _MOST_TOKENS))}
 
 
 def _config(path: str | None) -> Mapping[str, Any] | None:

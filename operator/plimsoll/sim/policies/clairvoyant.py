@@ -19,7 +19,7 @@ from plimsoll.sim.capped import Cap
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies.base import Look, Policy, Scene
 from plimsoll.sim.policies.follower import admission
-from plimsoll.sim.policies.options import Options
+from plimsoll.sim.policies.options import Options, whole
 from plimsoll.sim.visit import Asked
 
 Plan = tuple[tuple[float, tuple[int, ...]], ...]  # moments from 0 on, and replicas of each tier from then on
@@ -65,11 +65,12 @@ def read(text: str, tiers: int) -> Plan | None:
     steps = []
     for step in text.split(";"):
         at, _, counts = step.partition("@")
-        words = counts.split("/")
-        if len(words) != tiers or not all(word.isdecimal() for word in words):
+        found = [whole(word) for word in counts.split("/")]
+        known = tuple(count for count in found if count is not None)
+        if len(found) != tiers or len(known) != tiers:
             return None
         try:
-            steps.append((float(at), tuple(map(int, words))))
+            steps.append((float(at), known))
         except ValueError:
             return None
     moments = [at_s for at_s, _ in steps]

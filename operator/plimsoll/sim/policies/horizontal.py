@@ -70,7 +70,7 @@ def _policy(options: Options, scene: Scene, metric: Callable[[EngineReading], fl
         down_s=options.number("down", defaults.down_s, most=3600.0),
         tolerance=options.number("tolerance", defaults.tolerance, most=1.0),
     )
-    sync_s = options.positive("sync", SYNC_S)
+    sync_s = options.period("sync", SYNC_S)
     gated = options.flag("gated", False)
     options.end()
     if target < 0.001:

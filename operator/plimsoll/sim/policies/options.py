@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Final
 
+from plimsoll.api.v1alpha1.tiers import MAX_REPLICAS
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies.base import Bounds
+from plimsoll.sim.rows import shown
+
+MOST: Final = 1_000_000  # of anything that is counted
 
 
 class Options:
@@ -40,12 +45,20 @@ class Options:
             raise self.bad(f"{key} is a number above 0{_up_to(most)}, not {value:g}")
         return value
 
+    def period(self, key: str, usual: float) -> float:
+        """Seconds between two looks: at least one, since nobody is asked more often."""
+        value = self.positive(key, usual)
+        if value < 1.0:
+            raise self.bad(f"{key} is at least 1 s, not {value:g}: policies are asked once a second")
+        return value
+
     def count(self, key: str, usual: int, least: int = 0) -> int:
         """A whole number."""
         text = self._left.pop(key, str(usual))
-        if not text.isdecimal() or int(text) < least:
-            raise self.bad(f"{key} is a whole number of at least {least}, not {text!r}")
-        return int(text)
+        value = whole(text)
+        if value is None or value < least:
+            raise self.bad(f"{key} is a whole number of at least {least} and at most {MOST:,}, not {shown(text)}")
+        return value
 
     def flag(self, key: str, usual: bool) -> bool:
         return self.choice(key, "1" if usual else "0", ("0", "1")) == "1"
@@ -98,10 +111,20 @@ class Options:
 
 def replicas(words: list[str], bounds: Bounds, place: str) -> Mapping[Role, int]:
     """A count for each tier, prefill before decode, from as many words. Raises BadInput."""
-    if len(words) != len(bounds) or not all(word.isdecimal() for word in words):
+    counts = [whole(word, MAX_REPLICAS) for word in words]
+    found = [count for count in counts if count is not None]
+    if len(words) != len(bounds) or len(found) != len(words):
         tiers = ",".join(str(role).upper() for role in bounds)
-        raise BadInput(f"{place}: must be {tiers} as {len(bounds)} whole number{'s' if len(bounds) > 1 else ''}")
-    return dict(zip(bounds, map(int, words), strict=True))
+        several = "s" if len(bounds) > 1 else ""
+        raise BadInput(f"{place}: must be {tiers} as {len(bounds)} whole number{several} up to {MAX_REPLICAS:,}")
+    return dict(zip(bounds, found, strict=True))
+
+
+def whole(text: str, most: int = MOST) -> int | None:
+    """A whole number from 0 to `most`; None where the text is none."""
+    if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
+        return None
+    return int(text)
 
 
 def _up_to(most: float) -> str:

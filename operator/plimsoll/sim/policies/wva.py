@@ -167,7 +167,7 @@ def make(options: Options, scene: Scene) -> Policy:
         up_at=options.positive("up_at", usual.up_at, most=1.0),
         down_at=options.positive("down_at", usual.down_at, most=1.0),
     )
-    cycle_s = options.positive("cycle", CYCLE_S)
+    cycle_s = options.period("cycle", CYCLE_S)
     behaviour, gated = scaling(options), options.flag("gated", False)
     options.end()
     if rules.down_at >= rules.up_at:

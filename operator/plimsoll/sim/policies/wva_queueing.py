@@ -119,7 +119,7 @@ def make(options: Options, scene: Scene) -> Policy:
     if (ttft_ms or itl_ms) and options.among(("times",)):
         raise options.bad("times goes without targets: the service's, or ttft and itl, take its place")
     targets = Targets(ttft_ms, itl_ms, options.positive("times", TIMES))
-    cycle_s = options.positive("cycle", CYCLE_S)
+    cycle_s = options.period("cycle", CYCLE_S)
     behaviour, gated = scaling(options), options.flag("gated", False)
     options.end()
 
