@@ -242,6 +242,15 @@ def test_alike_orders_are_one() -> None:
     assert len(found.words) <= found.schedules
 
 
+def test_a_load_of_one_moment_costs_nothing_and_has_its_words() -> None:
+    for ground in (ONE, TWO):
+        moment = replace(ground, scene=replace(ground.scene, asked=[Asked(0.0, 1000, 10)]), length_s=0.0)
+        for found in (screen.followers(moment, 6), screen.plans(moment, 4)):
+            assert found.words
+            for word in found.words:
+                registry.parse(word, moment.scene)
+
+
 def _fluid(cost: Sequence[float], missed: Sequence[float]) -> screen.Fluid:
     return screen.Fluid(np.array(cost), np.array([missed] * len(screen._RHOS)))
 

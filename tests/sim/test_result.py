@@ -104,6 +104,16 @@ def test_a_request_is_judged_by_the_targets_of_its_class() -> None:
     assert not result.met(soon)  # the service's would have been 6 s
 
 
+def test_a_load_of_one_moment_has_no_rates() -> None:
+    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
+    result = Result(lab.plant(), [Role.SERVE], SLO)
+    result.take(ended(1))
+    told = result.summary(world, "static:2", 0, 0.0, 1.0)
+    assert (told["goodput_rps"], told["goodput_tokens_per_s"]) == (None, None)
+    assert told["mean_replicas"] == {"serve": None}
+    assert told["gpu_hours"] == 0.0
+
+
 def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:
     lines = io.StringIO()
     result = Result(lab.plant(), [Role.SERVE], SLO, windows=lines)

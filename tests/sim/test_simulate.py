@@ -193,6 +193,34 @@ def test_files_for_several_policies_are_refused_before_anything_runs(
     assert "/nowhere/r: No such file" in capsys.readouterr().err
 
 
+def test_rows_overwrite_no_input_and_not_each_other(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (tmp_path / "t.csv").read_bytes()
+    same = str(tmp_path / "rows.jsonl")
+    for out in (
+        ["--requests-out", str(tmp_path / "t.csv")],
+        ["--windows-out", str(tmp_path / "." / "s.yaml")],
+        ["--requests-out", same, "--replicas-out", same],
+    ):
+        assert main([*typed, *out]) == 1
+        assert "is read or written already" in capsys.readouterr().err
+    assert (tmp_path / "t.csv").read_bytes() == before
+    assert main([*typed, "--policy", "static:1", "--requests-out", "/dev/null", "--replicas-out", "/dev/null"]) == 0
+
+
+def test_a_long_run_tells_how_far_it_is(
+    typed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
+    assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--output", "json"]) == 0
+    told = capsys.readouterr()
+    assert [one["policy"] for one in json.loads(told.out)] == ["static:1", "static:2"]
+    lines = told.err.splitlines()
+    assert lines[0].startswith("run 1, static:1: 0 of 200 requests, 0% of the time")
+    assert lines[-1].startswith("run 2, static:2: 199 of 200 requests, 100% of the time")
+
+
 def test_a_search_writes_rows_of_what_it_found_alone_and_runs_nothing_twice(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

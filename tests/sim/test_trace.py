@@ -179,6 +179,7 @@ def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
         (HEAD + "0,0,1\n", "row 1, prompt_tokens"),
         (HEAD + "0,1,1\n1,-5,1\n", "row 2, prompt_tokens"),
         (HEAD + "0,1.5,1\n", "row 1, prompt_tokens"),
+        (HEAD + "0,1_000,1\n", "row 1, prompt_tokens: '1_000'"),
         (HEAD + "0,1,NaN\n", "row 1, output_tokens"),
         (HEAD + "0,1,\n", "row 1, output_tokens"),
         (HEAD + "0,1\n", "row 1, output_tokens"),

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -81,11 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     made: dict[str, Run] = {}
+    progress = _Progress(sys.stderr)
 
     def one(text: str, files: _Files = _NOWHERE) -> Run:
         policy = registry.parse(text, scene)
         own = setting if policy.initial is None else replace(setting, initial=policy.initial)
-        made[text] = _one(service, plant, text, policy, own, asked, files, arguments.output == "html")
+        coming = progress.of(asked, text)
+        made[text] = _one(service, plant, text, policy, own, coming, files, arguments.output == "html")
         return made[text]
 
     play = frontier.playing(lambda text, seed: one(text).summary)
@@ -121,6 +123,13 @@ def _outs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str |
     outs = (arguments.requests_out, arguments.replicas_out, arguments.windows_out)
     if any(path is not None for path in outs) and (len(words) > 1 or frontier.several(words[0])):
         raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
+    taken = {Path(path).resolve(): path for path in (arguments.trace, arguments.service)}
+    for path in outs:
+        if path is None or (Path(path).exists() and not Path(path).is_file()):  # such as /dev/null
+            continue
+        if (where := Path(path).resolve()) in taken:
+            raise BadInput(f"{path}: is read or written already, so that rows need a file of their own")
+        taken[where] = path
     return outs
 
 
@@ -130,7 +139,7 @@ def _one(
     text: str,
     policy: Policy,
     setting: Setting,
-    asked: Sequence[Asked],
+    asked: Iterable[Asked],
     files: _Files,
     drawn: bool,
 ) -> Run:
@@ -144,7 +153,7 @@ def _one(
         timeline.take(visit, result.met(visit))
 
     world = World(service, plant, policy, setting, take if drawn else result.take)
-    world.run(_told(asked, text, sys.stderr))
+    world.run(asked)
     if files.replicas is not None:
         files.replicas.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
     summary = result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
@@ -159,15 +168,22 @@ def _one(
     )
 
 
-def _told(asked: Sequence[Asked], text: str, stream: TextIO) -> Iterator[Asked]:
-    """The requests, with a line now and then about how far the run is, for whoever waits at a terminal."""
-    told_s = time.monotonic()
-    for number, one in enumerate(asked):
-        if stream.isatty() and time.monotonic() - told_s > _TOLD_S:
-            told_s = time.monotonic()
-            share = one.at_s / max(asked[-1].at_s, 1e-9)
-            print(f"{text}: {number:,} of {len(asked):,} requests, {share:.0%} of the time", file=stream)
-        yield one
+class _Progress:
+    """A line now and then about how far a run is, or the many of a search, for whoever waits."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._runs, self._told_s = stream, 0, time.monotonic()
+
+    def of(self, asked: Sequence[Asked], text: str) -> Iterator[Asked]:
+        """The requests of a run, as they are taken."""
+        self._runs += 1
+        length_s = max(asked[-1].at_s, 1e-9)
+        for number, one in enumerate(asked):
+            if time.monotonic() - self._told_s > _TOLD_S:
+                self._told_s = time.monotonic()
+                done = f"{number:,} of {len(asked):,} requests, {one.at_s / length_s:.0%} of the time"
+                print(f"run {self._runs}, {text}: {done}", file=self._stream, flush=True)
+            yield one
 
 
 def _opened(path: str) -> TextIO:

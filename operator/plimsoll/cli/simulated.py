@@ -86,7 +86,7 @@ def _part(name: str, part: Any) -> str:
         return f"{name} ({_cell('', part)})"
     if isinstance(part, list):  # of each phase
         return f"{name} {sum(part)} in {len(part)} phase{'' if len(part) == 1 else 's'}"
-    return f"{name} {part:g}"
+    return f"{name} {NONE if part is None else format(part, 'g')}"
 
 
 def _panels(runs: Sequence[Run], slo: Slo | None) -> Iterator[Panel]:

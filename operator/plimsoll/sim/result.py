@@ -137,7 +137,11 @@ class Result:
         admitted = offered - ends[End.SHED] - ends[End.REFUSED]
         paid_s = {role: tier.paid_s(length_s) for role, tier in world.tiers.items()}
         gpus = {role: self._plant.gpus.get(role, 1) for role in paid_s}
-        whole_s = max(length_s, 1e-9)
+
+        def each_s(amount: float) -> float | None:
+            """A second of the load; None where all of it came at one moment."""
+            return _rounded(amount / length_s) if length_s > 0 else None
+
         return {
             "policy": policy,
             "seed": seed,
@@ -168,10 +172,10 @@ class Result:
             **{f"p{q}_e2e_s": _rounded(self._e2e.quantile_s(q / 100)) for q in self._asked_of_whole},
             "itl_p99_s": _rounded(world.gaps.quantile_s(SHARE)),
             **self._gaps(world),
-            "goodput_rps": _rounded(self._met / whole_s),
-            "goodput_tokens_per_s": _rounded(self._met_output / whole_s),
+            "goodput_rps": each_s(self._met),
+            "goodput_tokens_per_s": each_s(self._met_output),
             "gpu_hours": _rounded(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
-            "mean_replicas": {str(role): _rounded(paid / whole_s) for role, paid in paid_s.items()},
+            "mean_replicas": {str(role): each_s(paid) for role, paid in paid_s.items()},
             "replica_seconds": {str(role): _rounded(paid) for role, paid in paid_s.items()},
             "changes": len(world.log.changes),
             "reversals": self._reversals(world, length_s),

@@ -264,7 +264,8 @@ def _worth(fluid: Fluid, limit: int) -> list[int]:
     """Places of those that miss least in their range of cost, at one rho or another."""
     cost = fluid.cost_s
     enough = [cost[missed <= missed.min() + 1e-3].min() for missed in fluid.missed]
-    edges = np.linspace(cost.min(), max(enough) * (1.0 + 1.0 / _RANGES), _RANGES + 1)
+    most = max(enough) * (1.0 + 1.0 / _RANGES) or 1.0  # a load of one moment costs nobody anything
+    edges = np.linspace(cost.min(), most, _RANGES + 1)
     ranges = np.searchsorted(edges, cost, side="right")
     lists = []
     for missed in fluid.missed:

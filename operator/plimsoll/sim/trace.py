@@ -128,8 +128,9 @@ def _is_number(value: object) -> bool:
 
 def _number(row: Row, column: str, number: int, path: Path) -> float:
     value = row.get(column)
+    odd = isinstance(value, bool) or value is None or (isinstance(value, str) and "_" in value)  # Python's own 1_000
     try:
-        read = math.nan if isinstance(value, bool) or value is None else float(value)
+        read = math.nan if odd else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         read = math.nan
     if not 0.0 <= read < math.inf:

@@ -26,7 +26,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim.capped import Cap
 from plimsoll.sim.gateway import LONGEST_HOLD_S
 from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.options import Options
+from plimsoll.sim.policies.options import LARGEST, Options
 from plimsoll.sim.visit import Asked
 from plimsoll.sim.work import Work, ttft_target_s
 
@@ -222,7 +222,7 @@ def _steps(text: str, options: Options) -> list[tuple[float, float]]:
         steps = []
     moments = [at_s for at_s, _ in steps]
     in_order = moments[:1] == [0.0] and moments == sorted(set(moments)) and moments[-1] < math.inf
-    if not in_order or not all(0.0 <= rate < math.inf for _, rate in steps):
+    if not in_order or not all(0.0 <= rate <= LARGEST for _, rate in steps):
         raise options.bad(f"rates are like 0@6;600@36, in order of time from 0 on, not {text!r}")
     return steps
 

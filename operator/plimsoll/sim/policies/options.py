@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -13,6 +12,7 @@ from plimsoll.sim.policies.base import Bounds
 from plimsoll.sim.rows import shown
 
 MOST: Final = 1_000_000  # of anything that is counted
+LARGEST: Final = 1e9  # of any other figure
 
 
 class Options:
@@ -31,18 +31,20 @@ class Options:
                 raise self.bad(f"{key} is given twice")
             self._left[key] = value
 
-    def number(self, key: str, usual: float, most: float = math.inf) -> float:
-        """At least 0 and finite."""
+    def number(self, key: str, usual: float, most: float = LARGEST) -> float:
+        """At least 0, and nothing that a sum could not hold."""
         value = self._float(key, usual)
-        if not 0.0 <= value < math.inf or value > most:
-            raise self.bad(f"{key} is a number of at least 0{_up_to(most)}, not {value:g}")
+        if not 0.0 <= value <= most:
+            raise self.bad(f"{key} is a number of at least 0 and at most {most:g}, not {value:g}")
         return value
 
-    def positive(self, key: str, usual: float, most: float = math.inf) -> float:
-        """Above 0 and finite."""
+    def positive(self, key: str, usual: float, most: float = LARGEST) -> float:
+        """Above 0, and nothing that a quotient could not hold."""
         value = self._float(key, usual)
-        if not 0.0 < value < math.inf or value > most:
-            raise self.bad(f"{key} is a number above 0{_up_to(most)}, not {value:g}")
+        if not 0.0 < value <= most:
+            raise self.bad(f"{key} is a number above 0 and at most {most:g}, not {value:g}")
+        if value < 1.0 / LARGEST:
+            raise self.bad(f"{key} is at least {1.0 / LARGEST:g}, not {value:g}")
         return value
 
     def period(self, key: str, usual: float) -> float:
@@ -125,7 +127,3 @@ def whole(text: str, most: int = MOST) -> int | None:
     if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
         return None
     return int(text)
-
-
-def _up_to(most: float) -> str:
-    return "" if most == math.inf else f" and at most {most:g}"
