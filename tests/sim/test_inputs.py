@@ -68,13 +68,19 @@ def test_start_up_times(tmp_path: Path) -> None:
     assert {round(sum(s for _, s in drawn.draw(random)), 6) for _ in range(50)} == {40.0, 55.5}
 
 
+def test_start_up_times_may_stand_one_a_line(tmp_path: Path) -> None:
+    listed = tmp_path / "starts.txt"
+    listed.write_text("40\n55.5\n")
+    assert startup.parse(str(listed)) == startup.StartUp(listed_s=(40.0, 55.5))
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "uniform:5", "uniform:9,3", "uniform:a,b", "1e9"])
 def test_start_up_times_that_are_none(text: str) -> None:
     with pytest.raises(BadInput, match="--start-up"):
         startup.parse(text)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "[1, -2]", '["a"]', "x"])
+@pytest.mark.parametrize("text", ["[]", "{}", "[1, -2]", '["a"]', "x", "", "5\nnan", "5\n-1", "5\nx"])
 def test_files_of_start_up_times_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(text)

@@ -34,12 +34,11 @@ T = TypeVar("T")
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 with a plan, 1 where no number of replicas keeps the promise."""
-    machines = _machines(arguments)
+    cost, machines = _cost(arguments.gpu_hour_cost), _machines(arguments)
     found = plan(_question(arguments, machines))
     if isinstance(found, NoPlan):
         print("\n".join(plan_shown.refused(found)), file=sys.stderr)
         return 1
-    cost = _cost(arguments.gpu_hour_cost)
     if arguments.picture:
         marks = (
             (found.question.rate_per_s, "asked for"),

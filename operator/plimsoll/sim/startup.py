@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -59,7 +60,8 @@ def under_way(phases: Phases, began_s: float, now_s: float) -> tuple[str, float]
 
 
 def parse(text: str) -> StartUp:
-    """`60`, `uniform:100,135` or the path of a JSON file with a list of times, seconds. Raises BadInput."""
+    """`60`, `uniform:100,135` or the path of a file with a list of times, seconds: JSON, or one a line. Raises
+    BadInput."""
     try:
         if text.startswith("uniform:"):
             low_s, high_s = map(float, text.removeprefix("uniform:").split(","))
@@ -71,10 +73,20 @@ def parse(text: str) -> StartUp:
     try:
         listed = profile.document(text)
     except BadInput as error:
-        raise BadInput(f"--start-up: neither a number nor uniform:FROM,TO, and as a file {error}") from None
+        listed = _lines(text)
+        if listed is None:
+            raise BadInput(f"--start-up: neither a number nor uniform:FROM,TO, and as a file {error}") from None
     if not isinstance(listed, list) or not listed or not all(_is_time(one) for one in listed):
         raise BadInput(f"--start-up: {text}: must be a list of at least one time in seconds")
     return StartUp(listed_s=tuple(float(one) for one in listed))
+
+
+def _lines(path: str) -> list[float] | None:
+    """The numbers of a file that has one a line; None: it is none such."""
+    try:
+        return [float(line) for line in Path(path).read_text(encoding="utf-8").split()]
+    except (OSError, ValueError):
+        return None
 
 
 def _checked(start: StartUp, text: str) -> StartUp:
