@@ -157,12 +157,26 @@ def test_what_cannot_be_done_is_said(
     assert said in capsys.readouterr().err
 
 
-def test_a_fallback_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
-    manifest["spec"]["admission"] = {"fallback": {"name": "small"}}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
-    assert main(typed) == 1
-    assert "spec.admission.fallback" in capsys.readouterr().err
+def test_what_goes_to_a_fallback_is_downgraded_and_missed(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fallback may stand in the same file: it is the other one that is simulated."""
+    small = builders.service(name="small", tiers={"serve": {"maxReplicas": 1}})
+    asked = yaml.safe_load((tmp_path / "s.yaml").read_text())
+    asked["spec"]["admission"] = {"whenFull": "Downgrade", "fallback": {"name": "small"}}
+    asked["spec"]["engine"] = {"args": ["--max-num-seqs=4"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump_all([small, asked]))
+    rows = tmp_path / "r.jsonl"
+    assert main([*typed, "--output", "json", "--clients", "honour", "--requests-out", str(rows)]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert "what goes to small counts as downgraded" in err
+    assert told["downgraded"] > 0
+    assert told["offered"] == told["admitted"] + told["downgraded"] == 200
+    assert (told["shed"], told["retries"]) == (0, 0)
+    ends = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert sum(one["outcome"] == "downgraded" for one in ends) == told["downgraded"]
+    assert told["attainment_offered"] <= 1 - told["downgraded"] / 200
 
 
 def test_a_broken_manifest_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def _service(path: str) -> InferenceService:
         raise BadInput(f"{path}: is not text") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not YAML: {error}") from None
-    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == labels.KIND]
+    found = _asked_first([one for one in documents if isinstance(one, dict) and one.get("kind") == labels.KIND])
     if len(found) != 1:
         raise BadInput(f"{path}: must hold one {labels.KIND}, not {len(found)}")
     metadata = found[0].get("metadata")
@@ -212,8 +212,21 @@ def _service(path: str) -> InferenceService:
         raise BadInput(f"{path}: metadata: must hold the service's name")
     service = parse({**found[0], "metadata": {"namespace": "default", **metadata}})
     if service.fallback is not None:
-        raise BadInput(f"{path}: spec.admission.fallback: a second service is not simulated yet; leave it out")
+        to = service.fallback[1]
+        print(f"what goes to {to} counts as downgraded, and as missed: a fallback is not simulated", file=sys.stderr)
     return service
+
+
+def _asked_first(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those services of a manifest that are no fallback of another one in it."""
+
+    def at(one: object, *keys: str) -> object:
+        for key in keys:
+            one = one.get(key) if isinstance(one, dict) else None
+        return one
+
+    taken = [name for one in found if (name := at(one, "spec", "admission", "fallback", "name")) is not None]
+    return [one for one in found if at(one, "metadata", "name") not in taken] if len(found) > 1 else list(found)
 
 
 def _asked(arguments: argparse.Namespace) -> list[Asked]:

@@ -52,11 +52,12 @@ class CappedGateway(Gateway):
         tenants: Mapping[str, TenantPolicy],
         max_held: int,
         epoch_s: float,
+        fallback: bool = False,
         *,
         cap: Cap,
         part: int,
     ) -> None:
-        super().__init__(name, classes, tenants, max_held, epoch_s)
+        super().__init__(name, classes, tenants, max_held, epoch_s, fallback)
         self._part, self._patience_s = part, cap.patience_s
         self._due: list[tuple[float, str]] = []
 

@@ -31,6 +31,7 @@ LONGEST_HOLD_S: Final = 120.0
 _RATE_MEMORY_S: Final = 10.0
 _DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
+    Outcome.DOWNGRADED: "downgraded",
     Outcome.SHED_SATURATED: "overloaded",
     Outcome.SHED_STARTING: "model_starting",
     Outcome.SHED_QUOTA: "quota_exceeded",
@@ -40,7 +41,8 @@ _REASONS: Final = {
 
 
 class Gateway:
-    """Of one service. All times are of the simulation's clock; epoch_s: its zero, seconds since the epoch."""
+    """Of one service. All times are of the simulation's clock; epoch_s: its zero, seconds since the epoch. fallback:
+    whether another service takes what this one cannot."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Gateway:
         tenants: Mapping[str, TenantPolicy],
         max_held: int,
         epoch_s: float,
+        fallback: bool = False,
     ) -> None:
         self.name = name
         self.gate: Gate | None = None
@@ -56,6 +59,7 @@ class Gateway:
         self.running: dict[str, Visit] = {}
         self.told: Published | None = None
         self._classes, self._tenants, self._max_held, self._epoch_s = classes, tenants, max_held, epoch_s
+        self._fallback = fallback
         self._names = {one.name for one in classes}
         self._default = default_class(classes)
         self._endpoints: list[Endpoint] = []
@@ -179,12 +183,13 @@ class Gateway:
             load.turn = self._turn
 
     def shed(self, visit: Visit, decision: Decision, now_s: float) -> str:
-        """It was refused; why, as the gateway's answer has it."""
+        """It was refused, or goes to the fallback; why, as the gateway's answer has it."""
         reason = _REASONS[decision.outcome]
         if decision.outcome is Outcome.SHED_NO_CAPACITY and self.gate is not None and self.gate.fleet.replicas:
             reason = "request_too_large"
         self._outcomes[decision.outcome] += 1
-        self.refuse(visit, reason, now_s)
+        if decision.outcome is not Outcome.DOWNGRADED:
+            self.refuse(visit, reason, now_s)
         return reason
 
     def refuse(self, visit: Visit, reason: str, now_s: float) -> None:
@@ -269,6 +274,7 @@ class Gateway:
                 prompt_tokens=asked.prompt_tokens,
                 max_tokens=visit.known,
                 body_hash=visit.id,
+                fallback=self._fallback,
                 blocks=_blocks(asked.ids, asked.prompt_tokens),
             )
         return visit.request

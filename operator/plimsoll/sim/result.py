@@ -5,7 +5,8 @@ attempt of a refused one is no new request: `recovered`, `retries` and `tickets`
 engines count, who know no attempts. Times to first token are from the gateway's receipt, hold included; percentiles are
 right to a quarter of a hundredth. Replicas cost from their order to their end, but nothing while they wait for a GPU
 that a cluster has not left. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
-was kept in it. Of what is not simulated there is a count all the same: 0 requests are downgraded, 0 clients gone.
+was kept in it. What goes to a fallback is downgraded, and missed here: that service is not simulated. Clients do not
+leave, and are counted all the same: 0 are gone.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Result:
     def summary(self, world: World, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
         """The figures of the run, which JSON can hold. length_s: of the load."""
         offered, ends = self.taken, self.ends
-        admitted = offered - ends[End.SHED] - ends[End.REFUSED]
+        admitted = offered - ends[End.SHED] - ends[End.REFUSED] - ends[End.DOWNGRADED]
         paid_s = {role: tier.paid_s(length_s) for role, tier in world.tiers.items()}
         gpus = {role: self._plant.gpus.get(role, 1) for role in paid_s}
 
@@ -150,7 +151,7 @@ class Result:
             "offered": offered,
             "admitted": admitted,
             "held": self._held,
-            "downgraded": 0,
+            "downgraded": ends[End.DOWNGRADED],
             "shed": ends[End.SHED],
             "refused": ends[End.REFUSED],
             "completed": ends[End.OK],

@@ -10,10 +10,11 @@ from plimsoll.sim.job import Job
 
 
 class End(StrEnum):
-    """How an attempt ended; the values are those of the demo's requests.jsonl, but for the last one."""
+    """How an attempt ended; the values are those of the demo's requests.jsonl, but for DOWNGRADED and UNFINISHED."""
 
     OK = "ok"
     SHED = "shed"  # the gateway said: not now
+    DOWNGRADED = "downgraded"  # it went to the fallback service
     REFUSED = "refused"  # no engine could ever hold it
     FAILED = "failed"  # its engine died
     UNFINISHED = "unfinished"  # the run ended first

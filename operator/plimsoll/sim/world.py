@@ -37,6 +37,7 @@ from plimsoll.sim.visit import Asked, End, Visit
 
 T = TypeVar("T")
 
+_ENDS: Final = {"request_too_large": End.REFUSED, "downgraded": End.DOWNGRADED}  # by the reason, others shed
 _STARTING: Final = Told(None, None, True)  # who comes while nothing is ready and there is no gate
 
 _ENGINE, _KV, _SUBMIT, _READY, _ARRIVAL, _WAKE, _DRAIN, _SCRAPE, _POLL, _KILL, _TICK = range(11)
@@ -69,7 +70,7 @@ class World:
         cap = policy.cap if isinstance(policy, Capping) else None
         shares = [0] * len(names) if cap is None else parts(cap.requests, len(names))
         doors = [Gateway if cap is None else partial(CappedGateway, cap=cap, part=part) for part in shares]
-        about = service.classes, service.tenants, held, setting.epoch_s
+        about = service.classes, service.tenants, held, setting.epoch_s, service.fallback is not None
         self.gateways = [door(name, *about) for door, name in zip(doors, names, strict=True)]
         self.operator = Operator(service) if policy.operator else None
         own = isinstance(policy, Plimsoll)  # who else scales names nobody
@@ -128,13 +129,10 @@ class World:
 
     def _refused(self, visit: Visit, told: Told | None, reason: str, now_s: float) -> None:
         """A gateway has sent it away. told: what the answer says about coming back, None: nothing."""
-        visit.reason = reason
+        visit.reason, end = reason, _ENDS.get(reason, End.SHED)
         self._clients.tell(visit, told)
-        if reason == "request_too_large":
-            self._ended(visit, End.REFUSED, now_s)
-            return
-        self._ended(visit, End.SHED, now_s)
-        back_s = self._clients.back_s(visit, told)
+        self._ended(visit, end, now_s)
+        back_s = self._clients.back_s(visit, told) if end is End.SHED else None
         if back_s is not None:
             self._away += 1
             self._at(now_s + back_s, _ARRIVAL, self._back, visit)
