@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -40,9 +41,21 @@ def test_a_trace_begins_with_its_first_row(tmp_path: Path, name: str, text: str)
 def test_what_a_row_may_say_besides(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [3, 4], "client": 7, "priority": "low"}
     [one] = trace.read(written(tmp_path, json.dumps(row), "t.jsonl"))
-    assert one == Asked(0.0, 9, 1, "low", "7", (3, 4), "7")
+    assert replace(one, ids=()) == Asked(0.0, 9, 1, "low", "7", (), "7")
+    assert len(set(one.ids)) == 2
     text = 'arrival_s,prompt_tokens,output_tokens,hash_ids,tenant\n0,9,1,"[3, 4]",a\n'
-    assert trace.read(written(tmp_path, text)) == [Asked(0.0, 9, 1, "", "a", (3, 4))]
+    assert trace.read(written(tmp_path, text)) == [Asked(0.0, 9, 1, "", "a", one.ids)]
+
+
+def test_a_block_is_named_with_all_before_it(tmp_path: Path) -> None:
+    """An engine's cache is one of beginnings: a block's own name may come twice in a prompt, and after others."""
+    listed = [[1, 2, 3], [1, 2, 9], [5, 2, 3], [1, 1, 1], [-1], [-2], [2**70]]
+    rows = [{"timestamp": n, "input_length": 2000, "output_length": 1, "hash_ids": ids} for n, ids in enumerate(listed)]
+    found = [one.ids for one in trace.read(written(tmp_path, "\n".join(map(json.dumps, rows)), "t.jsonl"))]
+    assert list(map(len, found)) == list(map(len, listed))
+    assert found[0][:2] == found[1][:2]
+    assert len({name for ids in found for name in ids}) == 3 + 1 + 3 + 2 + 3  # [1, ...] begins alike thrice
+    assert all(0 <= name < 2**60 for ids in found for name in ids)
 
 
 def test_a_client_is_a_tenant_where_nobody_else_is_named(tmp_path: Path) -> None:
@@ -77,7 +90,9 @@ def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
     }
     path = tmp_path / "t.parquet"
     parquet.write_table(arrow.table(columns), path, row_group_size=1)
-    assert trace.read(path) == [Asked(0.0, 100, 5, "", "3", (1, 2), "3"), Asked(2.5, 200, 6)]
+    first, second = trace.read(path)
+    assert (replace(first, ids=()), second) == (Asked(0.0, 100, 5, "", "3", (), "3"), Asked(2.5, 200, 6))
+    assert len(first.ids) == 2
     for differing, words in (
         ({"prompt_tokens": [100, None]}, "row 2, prompt_tokens: None"),
         ({"arrival_ms": [5.0, float("nan")]}, "row 2, arrival_ms: nan"),

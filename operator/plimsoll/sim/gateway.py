@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 
 from plimsoll.core import buckets
@@ -29,6 +30,7 @@ from plimsoll.sim.visit import Visit
 
 LONGEST_HOLD_S: Final = 120.0
 _RATE_MEMORY_S: Final = 10.0
+_HASHES: Final = 2**64
 _DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
     Outcome.DOWNGRADED: "downgraded",
@@ -310,4 +312,5 @@ def _blocks(ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     if not ids:
         return ()
     each = max(1, round(tokens / len(ids) / BLOCK_TOKENS))
-    return tuple(name * each + part for name in ids for part in range(each))[: tokens // BLOCK_TOKENS]
+    parts = ((name * each + part) % _HASHES for name in ids for part in range(each))
+    return tuple(islice(parts, tokens // BLOCK_TOKENS))
