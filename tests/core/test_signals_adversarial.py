@@ -29,7 +29,7 @@ from tests.core.test_signals import (
     serving,
 )
 
-BAD = (math.nan, math.inf, -math.inf, -1.0)
+BAD = (math.nan, math.inf, -math.inf, -1.0, 1e300)
 
 
 class Fleet:
@@ -322,6 +322,14 @@ def test_shedding_does_not_bend_the_ratio_of_tokens_to_bytes() -> None:
     assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
+def test_prompts_of_which_no_token_is_estimated_make_no_ratio() -> None:
+    listener = Listener([Role.SERVE])
+    for t, (arrived, tokens) in enumerate([(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (2.0, 5.0)]):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(arrived, arrived_tokens=tokens))
+        listener.hear_engine(Role.SERVE, engine(float(t)))
+        assert isinstance(listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).prompt_tokens, float | Unknown)
+
+
 def test_a_silent_pod_does_not_bend_the_ratio_of_tokens_to_bytes() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 61, 5):
@@ -600,32 +608,56 @@ def test_memory_does_not_grow_with_time_nor_with_sources_that_came_and_went() ->
     assert sizes[-1] < 1.5 * sizes[len(sizes) * 3 // 4]
 
 
+ODD = (None, math.nan, math.inf, -3.0, 0.0, 1e300)
+NUMBERS = (
+    *("running", "waiting", "kv_used", "steps", "computed_tokens", "generated_tokens", "local_prompt_tokens"),
+    *("cached_prompt_tokens", "moved_prompt_tokens", "preemptions", "post_s", "transfer_s"),
+)
+HISTOGRAMS = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s")
+COUNTS = ("arrived", "arrived_tokens", "answered", "failed", "waiting", "held_work_s", "ticket_work_s")
+
+
+def odd_histogram(rng: np.random.Generator, of: Buckets) -> Buckets:
+    counts = list(of.counts)
+    counts[rng.integers(0, len(counts))] = ODD[rng.integers(1, 6)] or 0.0
+    return Buckets(of.edges, tuple(counts), ODD[rng.integers(1, 6)] or of.total)
+
+
 def test_any_mess_of_readings_raises_nothing_and_gives_no_number_that_is_none() -> None:
     rng = np.random.default_rng(11)
     listener = Listener([Role.PREFILL, Role.DECODE, Role.SERVE])
-    roles, odd = list(Role), (None, math.nan, math.inf, -3.0, 0.0, 1e300)
+    roles = list(Role)
     for t in range(600):
-        at_s = NOW_S + t + float(rng.normal(0.0, 20.0))
-        values = {
-            name: odd[rng.integers(0, 6)] if rng.random() < 0.3 else float(rng.integers(0, 1000))
-            for name in ("running", "waiting", "steps", "computed_tokens", "generated_tokens", "local_prompt_tokens")
+        at_s = ODD[rng.integers(1, 6)] if rng.random() < 0.05 else NOW_S + t + float(rng.normal(0.0, 20.0))
+        values: dict[str, Any] = {
+            name: ODD[rng.integers(0, 6)] if rng.random() < 0.3 else float(rng.integers(0, 1000)) for name in NUMBERS
         }
+        assert at_s is not None
         reading = engine(float(t), f"p{rng.integers(0, 3)}", at_s, born=str(rng.integers(0, 2)), **values)
-        listener.hear_engine(roles[rng.integers(0, 3)], reading)
-        counted: ServiceReading = gateway(float(rng.integers(0, 50)), failed=odd[rng.integers(1, 6)])
+        shapes = {name: odd_histogram(rng, getattr(reading, name)) for name in HISTOGRAMS if rng.random() < 0.2}
+        listener.hear_engine(roles[rng.integers(0, 3)], replace(reading, **shapes))
+        counts: dict[str, Any] = {name: ODD[rng.integers(1, 6)] for name in COUNTS if rng.random() < 0.1}
+        counted: ServiceReading = replace(gateway(float(rng.integers(0, 50))), **counts)
         listener.hear_gateway(f"g{rng.integers(0, 3)}", str(rng.integers(0, 2)), at_s, counted)
         heard = listener.heard(NOW_S + t, dict.fromkeys(roles, ("p0", "p1", "p2")), ("g0", "g1", "g2"), SHARE)
-        figures = [
-            heard.rate_per_s,
-            heard.answered_per_s,
-            heard.prompt_tokens,
-            heard.ttft_s,
-            heard.shed_share,
-            heard.held,
-        ]
+        figures = [heard.rate_per_s, heard.answered_per_s, heard.prompt_tokens, heard.ttft_s, heard.shed_share]
+        figures += [heard.held, heard.held_work_s, heard.returning_s, heard.in_flight, *heard.moved]
         for found in heard.tiers.values():
             measured = found.measured
             figures += [measured.tpot_s, measured.ttft_s, measured.waiting, measured.kv_used, found.step_rate_per_s]
             assert 0.0 <= found.coverage <= 1.0
-        assert all(isinstance(figure, Unknown) or 0.0 <= figure < math.inf for figure in figures)
+        assert all(isinstance(figure, Unknown) or 0.0 <= figure < 1e20 for figure in figures)
         assert 0.0 <= heard.coverage <= 1.0
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ["moved_prompt_tokens", "transfer_s", "post_s", "at_s"])
+def test_what_an_engine_moved_is_not_spoiled_by_a_number_that_is_none(name: str, bad: float) -> None:
+    """Such a sum would never be a number again, and no verdict on the fabric be made of it."""
+    listener = Listener([Role.PREFILL, Role.DECODE])
+    for t in range(5):
+        counted: dict[str, Any] = {"moved_prompt_tokens": 100.0 * t, "transfer_s": 2.0 * t, "post_s": 1.0 * t}
+        counted |= {"at_s": NOW_S + t} | ({name: bad} if t == 2 else {})
+        listener.hear_engine(Role.DECODE, engine(float(t), **counted))
+    moved = listener.heard(NOW_S + 5, {Role.DECODE: ["a"]}, [], SHARE).moved
+    assert moved == pytest.approx((400.0, 8.0, 4.0), rel=0.02)

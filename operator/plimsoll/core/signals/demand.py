@@ -24,6 +24,7 @@ from plimsoll.core.signals.intervals import (
     is_answer,
     is_fresh,
     is_later,
+    is_time,
     service_interval,
     together,
 )
@@ -78,7 +79,7 @@ class Demand:
 
     def hear(self, gateway: str, born: str, at_s: float, reading: ServiceReading) -> None:
         """One reading; late ones, and such as are no answer, are ignored."""
-        if not math.isfinite(at_s) or not is_answer(reading):
+        if not is_time(at_s) or not is_answer(reading):
             return
         known, new = self._gateways.get(gateway), (born, at_s, reading)
         if known is None:

@@ -19,6 +19,7 @@ from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 
 GAP_S: Final = 15.0  # readings further apart say nothing of the time between
 CLOCK_S: Final = 60.0  # a clock set back by more is believed
+MOST: Final = 1e15  # no count and no sum of seconds comes near: a century of a million tokens a second
 
 UNPROMISED: Final = frozenset({"quota_exceeded", "request_too_large"})  # what is refused for the client's own sake
 
@@ -86,6 +87,11 @@ def times(a: Sums, factor: float) -> Sums:
     return type(a)._make(_scaled(value, factor) for value in a)  # type: ignore[attr-defined, no-any-return]
 
 
+def is_time(at_s: float) -> bool:
+    """Whether it is a point in time at all."""
+    return abs(at_s) <= MOST
+
+
 def is_later(at_s: float, than_s: float) -> bool:
     """Whether a reading is news: later than the last one, or of a clock that was set back since."""
     return at_s > than_s or at_s < than_s - CLOCK_S
@@ -97,7 +103,7 @@ def is_fresh(at_s: float, now_s: float, trust_s: float) -> bool:
 
 
 def answered(reading: EngineReading) -> EngineReading:
-    """The reading without what is no answer: NaN, infinite and negative values, and shares above 1."""
+    """The reading without what is no answer: NaN, negative values, such as no count reaches, and shares above 1."""
     no_answers = [name for name in _NUMBERS if not _is_number(getattr(reading, name))]
     no_answers += [name for name in _HISTOGRAMS if not _is_histogram(getattr(reading, name))]
     if reading.kv_used is not None and reading.kv_used > 1.0:
@@ -167,14 +173,14 @@ def _scaled(value: float | Buckets | None, factor: float) -> float | Buckets | N
 
 
 def _is_number(value: float | None) -> bool:
-    return value is None or 0.0 <= value < math.inf
+    return value is None or 0.0 <= value <= MOST
 
 
 def _is_histogram(b: Buckets | None) -> bool:
     if b is None:
         return True
     whole = bool(b.counts) and len(b.counts) == len(b.edges)
-    return whole and min(b.counts) >= 0.0 and math.fsum(b.counts) < math.inf and _is_number(b.total)
+    return whole and min(b.counts) >= 0.0 and _is_number(max(b.counts)) and _is_number(b.total)
 
 
 def _change(old: float | None, new: float | None) -> float | None:

@@ -214,9 +214,9 @@ def _prompts(interval: EngineInterval) -> _Means | None:
 
 def _ratio(estimate: _Means, counted: _Means | None) -> float:
     """Real over estimated tokens of a request, drawn to 1 while few are known."""
-    if counted is None:
-        return 1.0
     mean = estimate.tokens / estimate.requests
+    if counted is None or mean <= 0.0:
+        return 1.0
     return (counted.tokens + _PRIOR * mean) / ((counted.requests + _PRIOR) * mean)
 
 

@@ -17,7 +17,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 from plimsoll.core.signals.demand import Demand, Sample
 from plimsoll.core.signals.heard import Heard
-from plimsoll.core.signals.intervals import ServiceInterval
+from plimsoll.core.signals.intervals import ServiceInterval, answered, is_time
 from plimsoll.core.signals.lengths import Lengths
 from plimsoll.core.signals.percentile import percentile
 from plimsoll.core.signals.tier import Tier
@@ -39,12 +39,15 @@ class Listener:
         self._demand.hear(gateway, born, at_s, reading)
 
     def hear_engine(self, role: Role, reading: EngineReading) -> None:
-        """What one engine of a tier says."""
+        """What one engine of a tier says; what is no answer in it counts as not told."""
         tier = self._tiers.get(role)
+        if tier is None or not is_time(reading.at_s):
+            return
+        reading = answered(reading)
         counted = reading.moved_prompt_tokens, reading.transfer_s, reading.post_s
-        if tier is not None and role is Role.DECODE and None not in counted:
+        if role is Role.DECODE and None not in counted:
             self._transfers.hear(reading.pod, reading.born, reading.at_s, Moved(*(value or 0.0 for value in counted)))
-        interval = None if tier is None else tier.hear(reading)
+        interval = tier.hear(reading)
         if interval is None:
             return
         if role is not Role.PREFILL:

@@ -9,7 +9,6 @@ histogram. Gauges are summed over the pods that exist now, scaled up from those 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from plimsoll.core.ports import Buckets, EngineReading
 from plimsoll.core.scaling.observation import Measured, summed
 from plimsoll.core.signals.busy import Open, Pace
 from plimsoll.core.signals.heard import TierHeard
-from plimsoll.core.signals.intervals import GAP_S, EngineInterval, answered, engine_interval, is_fresh, is_later
+from plimsoll.core.signals.intervals import GAP_S, EngineInterval, engine_interval, is_fresh, is_later
 from plimsoll.core.signals.memory import WINDOW_S, Faded, Recent
 from plimsoll.core.signals.percentile import percentile
 
@@ -78,10 +77,11 @@ class Tier:
         self._windows: deque[WindowSums] = deque(maxlen=_WINDOWS)
 
     def hear(self, reading: EngineReading) -> EngineInterval | None:
-        """What the engine counted since its last reading; None if that is not known, or this one is no news."""
-        if not math.isfinite(reading.at_s):
-            return None
-        reading, known = answered(reading), self._pods.get(reading.pod)
+        """What the engine counted since its last reading; None if that is not known, or this one is no news.
+
+        reading: `answered`, at a time.
+        """
+        known = self._pods.get(reading.pod)
         if known is None:
             self._forget(reading.at_s, ())
             known = self._pods[reading.pod] = _Pod(reading)
