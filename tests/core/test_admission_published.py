@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.admission.limits import Limits
+from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
 from plimsoll.core.admission.published import Published, from_dict, moved, to_dict
 from plimsoll.core.admission.sharing import LEAST_S, Sharing
+from plimsoll.core.knee import Tier
+from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import ServiceReading
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import from_samples
+
+MODEL = StepModel(0.015, -0.001, 5e-5, 1e-9, 2e-5, 4e-8)
+MIX = from_samples([200.0, 1000.0, 4000.0], [0.0, 0.0, 0.0], [100.0, 200.0, 400.0])
 
 LIMITS = Limits(
     base_s=0.015, any_stall_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5, cached_token_s=4e-8,
@@ -32,6 +40,23 @@ def test_what_is_told_comes_back_through_json() -> None:
     assert from_dict(json.loads(json.dumps(to_dict(unmeasured)))) == unmeasured
     bare = Published(("default",))
     assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
+
+
+@pytest.mark.parametrize("gaps", [None, 0.05])
+@pytest.mark.parametrize("role", [Role.SERVE, Role.DECODE])
+@pytest.mark.parametrize("targets", [(2.0, None, None), (None, 0.05, None), (2.0, 0.05, None), (2.0, None, 20.0)])
+def test_the_limits_of_every_kind_of_promise_come_back(
+    targets: tuple[float | None, float | None, float | None], role: Role, gaps: float | None
+) -> None:
+    """A promise of the first token alone bounds no step: such figures are infinite, and no less known for it."""
+    ttft_s, tpot_s, e2e_s = targets
+    slo = Slo(0.95, ttft_s, 0.0, tpot_s, e2e_s=e2e_s, itl_s=gaps)
+    tier = Tier(
+        role, MODEL, MIX, EngineLimits(256, 330_000, 8192), slo, KvTransfer(32, 16) if role is Role.DECODE else None
+    )
+    told = Published(("default",), limits(tier, (ClassPolicy("default", 0, slo),)))
+    stored = json.loads(json.dumps(to_dict(told), allow_nan=False))
+    assert to_dict(from_dict(stored)) == stored
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ MOVED_S: Final = 3.0  # so is an expected time that has moved by so many seconds
 
 _WHOLE: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
 _PER_CLASS: Final = frozenset({"step_budget_s", "tpot_s"})
+_ENDLESS: Final = _PER_CLASS | {"most_spread_s"}  # infinite where no pace is promised
 _UNKNOWN: Final = frozenset({"move_token_s"})  # which nobody may know
 
 
@@ -113,6 +114,8 @@ def _limits(told: Mapping[str, Any]) -> Limits:
         value = told[name]
         if name in _PER_CLASS:
             values[name] = tuple(math.inf if v is None else _number(v) for v in value)
+        elif value is None and name in _ENDLESS:
+            values[name] = math.inf
         elif value is None and name in _UNKNOWN:
             values[name] = None
         else:
