@@ -617,6 +617,19 @@ HISTOGRAMS = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s")
 COUNTS = ("arrived", "arrived_tokens", "answered", "failed", "waiting", "held_work_s", "ticket_work_s")
 
 
+@pytest.mark.parametrize("place", [0, 3, -1])
+@pytest.mark.parametrize("bad", [*BAD, 1e308])
+def test_a_histogram_with_one_count_that_is_none_is_not_told(bad: float, place: int) -> None:
+    listener = Listener([Role.SERVE])
+    for t in (0.0, 5.0):
+        counts = list(engine(t).tpot_s.counts)
+        counts[place] = bad
+        if bad == 1e308:
+            counts[1] = bad
+        listener.hear_engine(Role.SERVE, engine(t, tpot_s=Buckets(TPOT_EDGES_S, tuple(counts), 1.0 + t)))
+    assert isinstance(tier(listener, NOW_S + 5, "a").measured.tpot_s, Unknown)
+
+
 def odd_histogram(rng: np.random.Generator, of: Buckets) -> Buckets:
     counts = list(of.counts)
     counts[rng.integers(0, len(counts))] = ODD[rng.integers(1, 6)] or 0.0

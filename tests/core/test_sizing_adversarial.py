@@ -131,19 +131,25 @@ def test_arguments_stay_as_they_were() -> None:
     rate=st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 333.0, 1e6]),
     share=st.sampled_from([1e-6, 0.3, 0.5, 0.95, 0.999999]),
     ttft=st.sampled_from([None, 1e-9, 0.05, 0.5, 1e6]),
+    per_1k=st.sampled_from([0.0, 1e-9, 0.1, 1e6]),
     tpot=st.sampled_from([1e-9, 4.8e-3, 0.05, 1e6]),
+    e2e=st.sampled_from([None, 1e-9, 1.0, 1e6]),
+    itl=st.sampled_from([None, 1e-9, 0.03, 1e6]),
     scale=st.sampled_from([1e-6, 1.0, 1e4]),
     limits=st.sampled_from([EngineLimits(1, 1, 1), EngineLimits(1, 10**6, 64), EngineLimits(10**6, 10**9, 10**5)]),
     role=st.sampled_from(list(Role)),
 )
 @settings(max_examples=60)
 def test_extremes_are_answered_sanely(
-    rate: float, share: float, ttft: float | None, tpot: float, scale: float, limits: EngineLimits, role: Role
-) -> None:
-    slo = Slo(share, ttft if role is not Role.PREFILL else ttft or 1.0, 0.0, tpot)
+    rate: float, share: float, ttft: float | None, per_1k: float, tpot: float, e2e: float | None, itl: float | None,
+    scale: float, limits: EngineLimits, role: Role,
+) -> None:  # fmt: skip
+    first_s = ttft if role is not Role.PREFILL else ttft or 1.0
+    slo = Slo(share, first_s, 0.0 if first_s is None else per_1k, tpot, e2e, itl)
     model = StepModel(*(getattr(MODEL, f) * scale for f in StepModel.__dataclass_fields__))
     transfer = KvTransfer(32, 128) if role is Role.DECODE else None
-    reduced = knee.profile(Tier(role, model, MIX, limits, slo, transfer))
+    tier = Tier(role, model, MIX, limits, slo, transfer)
+    reduced = knee.profile(tier)
     found = size_many(reduced, rate)
     count = float(found.replicas[0])
     assert count >= 0
@@ -153,6 +159,21 @@ def test_extremes_are_answered_sanely(
     assert math.isinf(count) or found.attained[0] >= share - 1e-9
     assert np.isfinite(knee.slo_rate(reduced, 2)[0])
     assert np.isfinite(knee_rate(reduced, 2)[0])
+    answer = size(tier, rate)
+    if isinstance(answer, Infeasible) and answer.feasible is not None:
+        nearest = size(replace(tier, slo=answer.feasible), 0.0)
+        assert isinstance(nearest, Sizing), (answer, nearest)
+
+
+def test_what_long_prompts_are_allowed_beyond_their_need_makes_no_short_one_feasible() -> None:
+    """Long prompts have more time than their prefill takes, and even so a short one misses on an idle replica."""
+    slo = Slo(0.95, 1e-4, 0.03)
+    found = size(replace(TIER, slo=slo), 1.0)
+    assert isinstance(found, Infeasible)
+    assert found.constraint is knee.Constraint.TTFT
+    assert found.feasible is not None
+    assert found.feasible.ttft_s is not None
+    assert isinstance(size(replace(TIER, slo=found.feasible), 1.0), Sizing)
 
 
 def test_an_infeasible_promise_comes_back_as_a_value_whatever_the_rate() -> None:

@@ -211,7 +211,8 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
     nobody = profile(tier).weights[0, :-1].sum() <= 0
     if slo.ttft_s is not None and (nobody or breaks not in (Constraint.TPOT, Constraint.E2E, Constraint.ITL)):
         allowance = slo.ttft_per_1k_tokens_s * w.prompt_tokens / 1000
-        slo = replace(slo, ttft_s=max(slo.ttft_s, float(w.quantile(alone_s(tier) - allowance, slo.share))))
+        needed_s = np.maximum(alone_s(tier) - allowance, 0.0)  # long prompts may have more than they need
+        slo = replace(slo, ttft_s=max(slo.ttft_s, float(w.quantile(needed_s, slo.share))))
     for _ in range(_MOST_STEPS):
         reduced = profile(replace(tier, slo=slo))
         if reduced.gap_limit_per_s[0] <= 0:

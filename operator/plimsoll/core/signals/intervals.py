@@ -180,7 +180,7 @@ def _is_histogram(b: Buckets | None) -> bool:
     if b is None:
         return True
     whole = bool(b.counts) and len(b.counts) == len(b.edges)
-    return whole and min(b.counts) >= 0.0 and _is_number(max(b.counts)) and _is_number(b.total)
+    return whole and min(b.counts) >= 0.0 and _is_number(sum(b.counts)) and _is_number(b.total)
 
 
 def _change(old: float | None, new: float | None) -> float | None:
