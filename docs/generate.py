@@ -17,9 +17,9 @@ from plimsoll.telemetry import metrics
 
 FOLDER = Path(__file__).parent / "reference"
 KSTATUS = (
-    "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it; all others are"
-    " true when things are well. A condition that does not apply is absent. `kubectl wait"
-    " --for=condition=Ready plim/NAME` works, and so does Flux."
+    "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so is"
+    " `ScalingLimited`; all others are true when things are well. A condition that does not apply is absent. `kubectl"
+    " wait --for=condition=Ready plim/NAME` works, and so does Flux."
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.kube import Kube
-from plimsoll.api.conditions import Type
+from plimsoll.api.conditions import Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
 from plimsoll.controllers.status import Sight, scaling
@@ -355,6 +355,46 @@ def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_ev
     [words] = told - {None}
     assert words is not None
     assert "RDMA" in words
+
+
+class Rotten(dict[str, object]):
+    """A model's configuration whose reading fails: stands for any error that nobody thought of."""
+
+    def get(self, key: str, default: object = None) -> object:
+        raise RuntimeError(key)
+
+
+@pytest.mark.parametrize("place", ["in the pass", "before it"])
+def test_an_error_about_one_service_stops_no_other_and_is_told(place: str) -> None:
+    well, bad = builders.service("well", **PROMISED), builders.service("bad", **PROMISED)
+    world = World(well, bad)
+    for parent in (well, bad):
+        name = parent["metadata"]["name"]
+        world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+        world.store.put({**ready(parent, "serve"), "metadata": ready(parent, "serve")["metadata"] | {"name": name}})
+    rotten = [True]
+
+    def about(pod: str) -> About:
+        if pod == "bad" and rotten[0] and place == "before it":
+            raise RuntimeError(pod)
+        return replace(ABOUT, config=Rotten(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
+
+    sources = Sources(lambda: (world.readings, ("gw-1",)), about, lambda pod: None)
+    world.scaler = Autoscaler(world.store, Kube.__new__(Kube), sources, _tell, world.heard.append)
+    world.load(("team", "well"), 40.0, 60, NOW_S)
+    live = [world.store.get("Deployment", ("team", f"{name}-serve")) for name in ("well", "bad")]
+    assert [one["spec"]["replicas"] > 1 for one in live if one is not None] == [True, False]
+    report = world.scaler.report(("team", "bad"))
+    assert report is not None
+    [active] = [one for one in report.conditions if one.type is Type.SCALING_ACTIVE]
+    assert (active.holds, active.reason) == (False, Reason.DECISION_FAILED)
+    assert "RuntimeError" in active.message
+    rotten[0] = False
+    world.load(("team", "bad"), 40.0, 60, NOW_S + 60.0)
+    report = world.scaler.report(("team", "bad"))
+    assert report is not None
+    assert report.desired["serve"] > 1
+    assert Reason.DECISION_FAILED not in [one.reason for one in report.conditions]
 
 
 def test_a_service_made_anew_under_its_name_inherits_nothing() -> None:

@@ -1,8 +1,9 @@
 """Conditions and their reasons: the contract that people, `kubectl wait`, Flux and Argo CD read.
 
-Closed lists, so that a reason can be documented, alerted on and tested. All but `Reconciling` and `Stalled` (which
-kstatus knows as abnormal-true) are true when things are well. A condition that does not apply is absent. The
-transition time moves only when the status flips; `observedGeneration` is that of the object judged.
+Closed lists, so that a reason can be documented, alerted on and tested. All but `ScalingLimited`, `Reconciling` and
+`Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A condition that does not
+apply is absent. The transition time moves only when the status flips; `observedGeneration` is that of the object
+judged.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Reason(StrEnum):
     MODEL_NAME_TAKEN = "ModelNameTaken"
     SCALING_ON_FORECAST = "ScalingOnForecast"
     DEMAND_UNKNOWN = "DemandUnknown"
+    DECISION_FAILED = "DecisionFailed"
     NO_PROMISE = "NoPromise"
     PAUSED = "Paused"
     RECOMMEND_ONLY = "RecommendOnly"
@@ -105,6 +107,7 @@ MEANING: dict[Reason, str] = {
     Reason.MODEL_NAME_TAKEN: "An older service owns the model name; this one answers to its long name only.",
     Reason.SCALING_ON_FORECAST: "Each tier is sized for its forecast; the message names the tier that binds.",
     Reason.DEMAND_UNKNOWN: "What is coming or what it needs is not known, so replicas are held; the message says why.",
+    Reason.DECISION_FAILED: "An error in the operator kept it from deciding; its log has it. Replicas are held.",
     Reason.NO_PROMISE: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`.",
     Reason.PAUSED: "`spec.scaling.paused` is true: decisions are shown, nothing is set.",
     Reason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: decisions are shown, nothing is set.",

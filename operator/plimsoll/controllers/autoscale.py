@@ -6,10 +6,11 @@ it never meets the rest of the Deployment, and so that another scaler could own 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
 Tell = Callable[[Object, Event], Awaitable[None]]
+Asked = tuple[autoscaler.Service, Seen, Wish]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
 TRANSFER_SECONDS = 10.0  # between two looks at whether KV transfer pays
 SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
 UNHEARD_SECONDS = 5.0  # a new engine is asked at once; one whose last word is too old has been silent for long already
+FAILED_SECONDS = 30.0  # until a service is tried again whose decision failed
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
 
@@ -108,6 +111,7 @@ class _Known:
     engines_s: dict[str, float] = field(default_factory=dict)  # when each tier's engines last told, or were not there
     arrived: dict[str, float] = field(default_factory=dict)  # as each gateway last counted
     rest_s: float = -math.inf  # until when nothing need be decided
+    failed_s: float = -math.inf  # when an error last kept it from being decided
     seen_raw: Object | None = None
 
     def stir(self, gateway: str, arrived: float) -> None:
@@ -155,6 +159,10 @@ class _Known:
         """Nothing has come since the last look, nothing is under way, and the user wants what was wanted then."""
         return raw is self.seen_raw and 0.0 < self.rest_s - now_s <= REST_SECONDS
 
+    def is_failed(self, now_s: float) -> bool:
+        """An error kept it from being decided, lately."""
+        return 0.0 <= now_s - self.failed_s < FAILED_SECONDS
+
     def lay_to_rest(self, raw: Object, seen: Seen, wanted: Wish, moves: bool, now_s: float) -> None:
         """Until the next look, where nothing is sized or nothing happens."""
         idle = not seen.heard.rate_per_s and seen.heard.coverage == 1.0
@@ -198,7 +206,8 @@ class Autoscaler:
         """An engine's metrics have come."""
         known = self._known.get(key)
         if known is not None:
-            known.listener.hear_engine(role, reading)
+            with self._apart(key, reading.at_s):
+                known.listener.hear_engine(role, reading)
 
     def report(self, key: Key) -> Report | None:
         """What the status says of the scaling of a service; None before its first tick."""
@@ -223,27 +232,56 @@ class Autoscaler:
             del self._known[gone]
             self._gauges.forget(gone)
         readings, gateways = self._sources.gateways()
-        self._hear(tuple(readings))
+        self._hear(tuple(readings), now_s)
         asked = {}
         for key, (raw, service) in typed.items():
-            known = self._known.get(key)
-            if known is None or known.uid != raw["metadata"]["uid"]:
-                known = self._meet(key, raw, service, now_s)
-            if known.rests(raw, now_s):
-                continue
-            wanted = wish(service, now_s)
-            asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
-        autoscaler.decide_all(asked, now_s)
+            with self._apart(key, now_s):
+                known = self._known.get(key)
+                if known is None or known.uid != raw["metadata"]["uid"]:
+                    known = self._meet(key, raw, service, now_s)
+                if known.rests(raw, now_s) or known.is_failed(now_s):
+                    continue
+                wanted = wish(service, now_s)
+                asked[key] = (known.service, self._see(key, raw, known, wanted, tuple(gateways), now_s), wanted)
         due: list[Change] = []
-        for key, (_, seen, wanted) in asked.items():
-            raw, service = typed[key]
-            known = self._known[key]
-            known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
-            self._judge(key, service, seen, wanted, now_s)
-            changes = list(self._changes(raw, known.service, wanted))
-            known.lay_to_rest(raw, seen, wanted, bool(changes), now_s)
-            due += changes
+        for key, (_, seen, wanted) in self._decided(asked, now_s).items():
+            with self._apart(key, now_s):
+                raw, service = typed[key]
+                known = self._known[key]
+                known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
+                self._judge(key, service, seen, wanted, now_s)
+                changes = list(self._changes(raw, known.service, wanted))
+                known.lay_to_rest(raw, seen, wanted, bool(changes), now_s)
+                due += changes
         return due
+
+    def _decided(self, asked: dict[Key, Asked], now_s: float) -> dict[Key, Asked]:
+        """Those for which a decision was made: all in one pass or, where that fails, each by itself."""
+        try:
+            autoscaler.decide_all(asked, now_s)
+        except Exception:  # of one of them, which is found below
+            log.exception("the pass over all services failed, each is decided by itself")
+        else:
+            return asked
+        found = {}
+        for key, one in asked.items():
+            with self._apart(key, now_s):
+                autoscaler.decide_all({key: one}, now_s)
+                found[key] = one
+        return found
+
+    @contextlib.contextmanager
+    def _apart(self, key: Key, now_s: float) -> Iterator[None]:
+        """The tick's boundary: an error about one service stops no other. Its own replicas stay, and it says so."""
+        try:
+            yield
+        except Exception as error:  # uncaught it would end the operator, now and after each restart
+            log.exception("not decided, its replicas stay", extra={"service": "/".join(key)})
+            known = self._known.get(key)
+            if known is not None:
+                known.failed_s = now_s
+                known.report = report.failed(known.report or self._nothing(known, now_s), error)
+                self._changed(key)
 
     def _services(self) -> Iterable[tuple[Object, InferenceService]]:
         for raw in self._store.all(labels.KIND):
@@ -258,21 +296,26 @@ class Autoscaler:
         kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
         keeper, uid = Gatekeeper.after(_told(status)), raw["metadata"]["uid"]
         known = _Known(autoscaler.Service.of(roles), listener, keeper, uid, kept, now_s)
+        self._known[key] = known
         memory.recall(known.service, kept)
         memory.retell(known.service, status)
         self._past.meet(key, known.service)
-        self._known[key] = known
         return known
 
-    def _hear(self, readings: Iterable[GatewayReading]) -> None:
+    def _nothing(self, known: _Known, now_s: float) -> Report:
+        """Before the first report of this process."""
+        return report.nothing(known.kept if isinstance(known.kept, dict) else None, now_s)
+
+    def _hear(self, readings: Iterable[GatewayReading], now_s: float) -> None:
         for reading in readings:
             for name, counted in reading.services.items():
                 namespace, _, short = name.partition("/")
                 known = self._known.get((namespace, short))
                 if known is not None:
-                    known.stir(reading.gateway, counted.arrived)
-                    known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
-                    known.gatekeeper.sharing.hear(reading.gateway, reading.born, reading.at_s, counted)
+                    with self._apart((namespace, short), now_s):
+                        known.stir(reading.gateway, counted.arrived)
+                        known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
+                        known.gatekeeper.sharing.hear(reading.gateway, reading.born, reading.at_s, counted)
 
     def _see(self, key: Key, raw: Object, known: _Known, wanted: Wish, gateways: tuple[str, ...], now_s: float) -> Seen:
         tiers: dict[str, TierSeen] = {}
@@ -345,7 +388,7 @@ class Autoscaler:
         unsure = any(isinstance(need, Unknown) for need in known.service.needs.values())
         if old is None and known.kept and unsure and now_s - known.met_s < SILENT_SECONDS:
             return  # after a restart: what the status has is better than nothing known yet
-        last = old or report.nothing(known.kept if isinstance(known.kept, dict) else None, now_s)
+        last = old or self._nothing(known, now_s)
         new = report.make(spec, known.service, seen, wanted, last, told, slow, silent, now_s)
         known.reported_s = now_s
         if new != old:

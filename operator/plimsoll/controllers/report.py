@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -74,6 +74,14 @@ class Report:
 def nothing(learned: Object | None, now_s: float) -> Report:
     """Before the first one: what an earlier process has kept."""
     return Report((), {}, (), {}, {}, {}, None, None, (), learned, now_s, {}, None, None)
+
+
+def failed(old: Report, error: Exception) -> Report:
+    """After an error: what was known stays, and the next decision makes a new one."""
+    words = f"an error in the operator ({type(error).__name__}, its log has more): replicas stay, it is tried again"
+    active = Condition(Type.SCALING_ACTIVE, False, Reason.DECISION_FAILED, words)
+    others = [condition for condition in old.conditions if condition.type is not Type.SCALING_ACTIVE]
+    return replace(old, state=(), conditions=(active, *others))
 
 
 def sheds(seen: Seen, old: Report | None) -> bool:

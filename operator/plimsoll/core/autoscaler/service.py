@@ -99,6 +99,7 @@ class Service:
             there = seen.tiers.get(name)
             if there is not None and there.about is not None and self.watch.news(name, there.about):
                 tier.meet(there.about)
+                self.watch.met(name, there.about)
             told = seen.heard.tiers.get(tier.role, NOT_HEARD)
             if told.windows:
                 tier.learn(without_posting(told.windows, told.post_share), self.workload)

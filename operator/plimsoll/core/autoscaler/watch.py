@@ -47,9 +47,11 @@ class Watch:
 
     def news(self, tier: str, about: About) -> bool:
         """Whether the engine says something else than before."""
-        kept = self.of(tier)
-        old, kept.about = kept.about, about
-        return old is not about
+        return self.of(tier).about is not about
+
+    def met(self, tier: str, about: About) -> None:
+        """What the engine says has been taken in."""
+        self.of(tier).about = about
 
     def moved(self, tier: str, tiers: Sequence[Tier], same: tuple[object, ...], equal: tuple[object, ...]) -> bool:
         """Whether anything that a tier's line is made from is another than at the last look.
