@@ -9,10 +9,11 @@ import pytest
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.controllers.gauges import Conditions
-from plimsoll.core.ports import EngineReading
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading, GatewayReading
 from plimsoll.telemetry import metrics
 from tests import builders
-from tests.controllers.test_autoscale import NOW_S, PROMISED, World, engine, ready
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -159,6 +160,36 @@ def test_a_service_without_a_promise_has_replicas_and_nothing_else() -> None:
     assert value("plimsoll_scaling_ready_replicas", service="team/bare", tier="serve") == 1.0
     assert value("plimsoll_slo_promised_ratio", service="team/bare") is None
     assert value("plimsoll_scaling_desired_replicas", service="team/bare", tier="serve") is None
+
+
+def test_a_promise_that_is_taken_back_before_anything_was_sized_leaves_no_series() -> None:
+    found = World(builders.service("taken", **PROMISED))
+    found.scaler.decide(NOW_S)
+    assert value("plimsoll_slo_promised_ratio", service="team/taken") == 0.95
+    found.store.put(builders.service("taken", tiers=PROMISED["tiers"]))
+    found.scaler.decide(NOW_S + 1.0)
+    assert value("plimsoll_slo_promised_ratio", service="team/taken") is None
+    assert value("plimsoll_slo_ttft_seconds", service="team/taken") is None
+    assert value("plimsoll_scaling_desired_replicas", service="team/taken", tier="serve") is None
+
+
+def test_a_tier_that_is_not_known_any_more_has_no_series_though_the_other_never_was() -> None:
+    tiers = {"prefill": {"minReplicas": 1}, "decode": {"minReplicas": 1}}
+    parent = builders.service("half", **{**PROMISED, "slo": {"tpot": "50ms"}, "tiers": tiers})
+    found, key = World(parent), ("team", "half")
+    for tier in tiers:
+        found.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
+        found.store.put(ready(parent, tier))
+    for second in range(60):
+        found.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"team/half": arrivals(2.0 * second)}),)
+        found.scaler.hear_engine(key, Role.DECODE, engine(2.0 * second, NOW_S + second))
+        found.scaler.decide(NOW_S + second)
+    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="prefill") is None
+    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="decode") is not None
+    found.readings = ()
+    found.scaler.decide(NOW_S + 7200.0)
+    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="decode") is None
+    assert value("plimsoll_scaling_load_requests_per_second", service="team/half", tier="decode") is None
 
 
 def test_a_condition_has_one_series_with_its_present_reason() -> None:

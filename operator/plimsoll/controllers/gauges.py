@@ -23,27 +23,25 @@ STARTUP_QUANTILES = (0.5, 0.9)
 
 
 class Gauges:
-    """Shows services; remembers which of them have series, and which were sized when they were last shown."""
+    """Shows services; remembers what of each has series: tiers that are sized, and `slo` of a promise."""
 
     def __init__(self) -> None:
-        self._shown: set[Key] = set()
-        self._sized: set[Key] = set()
+        self._shown: dict[Key, set[str]] = {}
 
     def show(self, key: Key, service: Service, seen: Seen, wish: Wish) -> None:
         """Bring a service's series in line with what is known of it now."""
         name = "/".join(key)
-        sized = wish.slo is not None and all(isinstance(need, Need) for need in service.needs.values())
-        if key in self._sized and not sized:
+        known = set() if wish.slo is None else {"slo"}
+        known |= {tier for tier, need in service.needs.items() if known and isinstance(need, Need)}
+        if self._shown.get(key, set()) - known:
             self.forget(key)
         if service.last is None:
             return
-        self._shown.add(key)
+        self._shown[key] = known
         for tier, there in seen.tiers.items():
             _show_replicas(name, tier, service, there)
         if wish.slo is None:
             return
-        if sized:
-            self._sized.add(key)
         for tier, need in service.needs.items():
             decided = service.last.decision.tiers[tier]
             count = decided.replicas if decided.recommended is None else decided.recommended
@@ -54,9 +52,7 @@ class Gauges:
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
-        if key in self._shown:
-            self._shown.discard(key)
-            self._sized.discard(key)
+        if self._shown.pop(key, None) is not None:
             metrics.forget_scaled_service("/".join(key))
 
 
