@@ -32,6 +32,23 @@ def test_a_bad_manifest_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.
     assert "apiVersion" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["-f", "--config"])
+@pytest.mark.parametrize(
+    "held",
+    [b"\xff\xfe\x00", b"a: [", b"- 1\n", b"3", b"kind: InferenceService\nmetadata: 3\n", b"a: *nowhere", b"[" * 5000],
+)
+def test_a_file_that_holds_no_manifest_is_one_line_and_a_status(
+    held: bytes, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(held)
+    rest = [] if option == "-f" else ["-f", str(EXAMPLES[0])]
+    assert main(["render", option, str(path), *rest]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("plimsoll: ")
+    assert told.count("\n") == 1
+
+
 def test_a_missing_file_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "-f", "/nowhere.yaml"]) == 1
     assert "/nowhere.yaml" in capsys.readouterr().err

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1.problems import sentences
+from plimsoll.cli.manifests import documents
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import objects
 from plimsoll.resources.platform import EngineSettings, GatewaySettings, Platform
@@ -27,28 +29,30 @@ DEFAULTS = Platform(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    text = _read(arguments.filename)
-    platform = DEFAULTS
-    if arguments.config:
-        platform = Platform.model_validate(yaml.safe_load(_read(arguments.config)))
-    rendered = [obj for document in yaml.safe_load_all(text) if document for obj in render(document, platform)]
+    platform = DEFAULTS if not arguments.config else _platform(arguments.config)
+    rendered = [obj for document in documents(arguments.filename) for obj in render(document, platform)]
     yaml.safe_dump_all(rendered, sys.stdout, sort_keys=False)
     return 0
 
 
-def _read(name: str) -> str:
+def _platform(path: str) -> Platform:
+    found = documents(path)
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text()
-    except OSError as error:
-        raise InvalidSpec((f"{name}: {error.strerror}",)) from error
+        return Platform.model_validate(found[0] if len(found) == 1 else found)
+    except ValidationError as error:
+        raise InvalidSpec(tuple(f"{path}: {line}" for line in sentences(error))) from None
 
 
-def render(manifest: Object, platform: Platform) -> list[Object]:
+def render(manifest: Any, platform: Platform) -> list[Object]:
     """The objects of one manifest as on a cluster where the service is new. Raises InvalidSpec."""
-    if manifest.get("kind") != labels.KIND:
-        raise InvalidSpec((f"kind: must be {labels.KIND}, not {manifest.get('kind')}",))
+    kind = manifest.get("kind") if isinstance(manifest, dict) else None
+    if kind != labels.KIND:
+        raise InvalidSpec((f"kind: must be {labels.KIND}, not {kind}",))
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict):
+        raise InvalidSpec(("metadata: must hold the service's name",))
     meta = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
-    parent = {**manifest, "metadata": {**meta, **manifest.get("metadata", {})}}
+    parent = {**manifest, "metadata": {**meta, **metadata}}
     service = parse(parent)
     made = objects.shared(service, parent, platform)
     for kind, tier in service.spec.tiers.items():

@@ -19,11 +19,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, TextIO, cast
 
-import yaml
-
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.cli import simulated
+from plimsoll.cli.manifests import documents
 from plimsoll.cli.output import Screen
 from plimsoll.cli.simulated import Run
 from plimsoll.core.picking.endpoint import Role
@@ -196,15 +195,8 @@ def _opened(path: str) -> TextIO:
 
 def _service(path: str) -> InferenceService:
     """The one service of a manifest. Raises InvalidSpec and BadInput."""
-    try:
-        documents = [one for one in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if one]
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: is not text") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not YAML: {error}") from None
-    found = _asked_first([one for one in documents if isinstance(one, dict) and one.get("kind") == labels.KIND])
+    kinds = [one for one in documents(path) if isinstance(one, dict) and one.get("kind") == labels.KIND]
+    found = _asked_first(kinds)
     if len(found) != 1:
         raise BadInput(f"{path}: must hold one {labels.KIND}, not {len(found)}")
     metadata = found[0].get("metadata")
