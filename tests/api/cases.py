@@ -302,7 +302,7 @@ PROMISES = [
     *[
         one(f"spec.slo.{name}", value, "must be longer than zero and at most one hour")
         for name in ("ttft", "tpot", "e2e", "itl")
-        for value in ("0s", "0.0ms", "61m", "3600.1s")
+        for value in ("0s", "0.0ms", "0.9ns", "61m", "3600.1s")
     ],
     *[
         Case({SLO: {"ttft": "1s", "ttftPerKToken": value}}, "spec.slo.ttftPerKToken", "must be a duration with a unit")

@@ -12,6 +12,7 @@ from plimsoll.api.v1alpha1.base import Rule, Rules, compiled, matching, quote
 from plimsoll.core import units
 
 DURATION_LENGTH: Final = 32
+LEAST_S: Final = 1e-9  # the API server counts whole nanoseconds, so that less is zero
 
 IS_DURATION: Final = matching(
     units.DURATION_PATTERN.replace(r"\.", "[.]"),
@@ -29,7 +30,8 @@ def duration(least: str, most: str, message: str, *, above: bool = False) -> Rul
             seconds = units.parse_duration(text)
         except ValueError:
             return True  # said by the rule on its form
-        return (seconds > low_s or (seconds == low_s and not above)) and seconds <= high_s
+        long_enough = seconds >= max(low_s, LEAST_S) if above else seconds >= low_s
+        return long_enough and seconds <= high_s
 
     in_range = f"duration(self) {sign} duration({quote(least)}) && duration(self) <= duration({quote(most)})"
     return Rules(IS_DURATION, Rule[str](f"!({IS_DURATION.cel}) || ({in_range})", message, holds))
