@@ -168,7 +168,7 @@ def _traces() -> Iterable[Row]:
         tpot="40ms",
         ttft_per_k_token="150ms",
         tiers=(("serve", 1, 10),),
-        initial=(3,),
+        initial=(9,),
         hardware="h200-8b-hot",
         **fixed,
     )
@@ -180,7 +180,7 @@ def _traces() -> Iterable[Row]:
         tpot="80ms",
         ttft_per_k_token="400ms",
         tiers=(("serve", 1, 12),),
-        initial=(3,),
+        initial=(7,),
         hardware="h200-70b-capped",
         **fixed,
     )
@@ -192,7 +192,7 @@ def _traces() -> Iterable[Row]:
         tpot="40ms",
         ttft_per_k_token="200ms",
         tiers=(("serve", 1, 10),),
-        initial=(3,),
+        initial=(4,),
         hardware="h200-8b-hot",
         **fixed,
     )
@@ -204,7 +204,7 @@ def _traces() -> Iterable[Row]:
         tpot="40ms",
         ttft_per_k_token="200ms",
         tiers=(("serve", 1, 16),),
-        initial=(8,),
+        initial=(16,),
         hardware="h200-8b-hot",
         **fixed,
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast import MISS_COST, Unknown
 from plimsoll.core.scaling import (
     Mark,
     Observation,
@@ -34,9 +34,9 @@ TICK_S = 2.0
 class Played:
     """A tier of many replicas that start in a start-up, under loads of so many replicas' work."""
 
-    def __init__(self, state: TierState | None = None, least: int = 1) -> None:
+    def __init__(self, state: TierState | None = None, least: int = 1, miss_cost: float = 0.0) -> None:
         self.state = State() if state is None else State(0.0, {"serve": state})
-        self.policy = Policy({"serve": bounds(least, 30)}, SLO, miss_cost=0.0)
+        self.policy = Policy({"serve": bounds(least, 30)}, SLO, miss_cost=miss_cost)
         self.now_s, self.ordered, self.ready_s = 0.0, 1, [0.0]
         self.downs: list[tuple[float, int]] = []
         self.last: TierDecision
@@ -86,6 +86,21 @@ def test_troughs_that_end_within_two_start_ups_are_learned_and_bridged() -> None
     assert sawtooth.held_after_a_fall() > 0.9 * HORIZON_S
 
 
+def test_a_trough_that_outlasts_a_start_up_is_bridged_where_misses_cost_more_than_the_start() -> None:
+    """Held for a start-up and given back then, replicas were paid for in full and not there when they were needed."""
+    free, dear = (Played(miss_cost=cost).through([(9.5, 120.0), (3.5, 90.0)] * 12) for cost in (0.0, MISS_COST))
+    assert (dear.known.again, dear.known.trials) == pytest.approx((free.known.again, free.known.trials), rel=0.1)
+    assert len(free.downs) >= 12, "a start is all that a return costs where a miss costs nothing"
+    assert all(at_s < 600.0 for at_s, _ in dear.downs), "troughs of 90 s are still not bridged"
+    assert dear.held_after_a_fall() == pytest.approx(2.0 * HORIZON_S, abs=TICK_S)
+
+
+def test_what_misses_cost_holds_nothing_that_was_never_seen_to_return() -> None:
+    """A leap that was not seen is what the reserve is for."""
+    dear = Played(miss_cost=MISS_COST).through([(9.5, 150.0), (3.5, 130.0)] * 10)
+    assert (dear.known.again, dear.held_after_a_fall()) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("trough_s", [130.0, 400.0])
 def test_troughs_that_last_longer_than_two_start_ups_are_left_as_before(trough_s: float) -> None:
     played = Played().through([(9.5, 150.0), (3.5, trough_s)] * 10)
@@ -125,13 +140,13 @@ def test_it_is_counted_alike_whether_the_replica_went_or_stayed() -> None:
 
 def test_old_history_fades() -> None:
     played = Played().through([(9.5, 120.0), (3.5, 40.0)] * 12)
-    learned = held_s(played.known, HORIZON_S, 0.0)
+    learned = held_s(played.known, HORIZON_S, 0.0, 0.0)
     for _ in range(5):
         played.through([(9.5, 150.0), (3.5, 400.0)])
-    halfway = held_s(played.known, HORIZON_S, 0.0)
+    halfway = held_s(played.known, HORIZON_S, 0.0, 0.0)
     played.through([(9.5, 150.0), (3.5, 400.0)] * 60)
     assert learned > 0.9 * HORIZON_S > 0.8 * HORIZON_S > halfway
-    assert held_s(played.known, HORIZON_S, 0.0) < 0.15 * halfway
+    assert held_s(played.known, HORIZON_S, 0.0, 0.0) < 0.15 * halfway
 
 
 def test_what_happens_while_demand_is_not_known_is_no_trial() -> None:
@@ -177,7 +192,7 @@ def test_the_chance_is_one_and_more_returns_never_shorten_the_hold(
     known = Returns(trials=again + others, again=again)
     more_often = Returns(trials=again + more + others, again=again + more)
     assert prior <= chance(known, prior) <= 1.0
-    assert held_s(more_often, HORIZON_S, prior) >= held_s(known, HORIZON_S, prior) * (1.0 - 1e-12)
+    assert held_s(more_often, HORIZON_S, prior, 0.0) >= held_s(known, HORIZON_S, prior, 0.0) * (1.0 - 1e-12)
 
 
 @given(

@@ -52,7 +52,7 @@ def _run(courses: list[Course], observation: Observation, policy: Policy, now_s:
         wanted.feedback(course, courses, policy.slo, passed_s, now_s)
         pending.pending(course, now_s)
     binding = pending.joint(courses, policy.prefill_per_decode)
-    direction(courses, now_s)
+    direction(courses, policy.miss_cost, now_s)
     limits.limits(courses, observation.gpus_granted, now_s)
     return binding
 

@@ -3,11 +3,16 @@
 Problem: a replica given back too early is paid for twice, in misses and in a new start; one kept too long is paid for
 in GPU-hours; and a count that follows every wiggle flaps.
 
-Idea: ski rental. Giving back costs at most one start's worth of GPU time, so a replica is kept for that long at most:
-for the start-up time L times the probability that its need returns (Karlin et al. 1988 for the bound; the probability,
-from the odds of leaps and from needs that did come back, makes it an expectation). For each count that would have been
-enough it is remembered since when, without a break; the fleet goes at once to the smallest count for which that has
-lasted for its hold time. That is the whole delay. Whether the last one goes is the `last` module's question.
+Idea: ski rental: a replica is kept for as long as its going is worth (Karlin et al. 1988 for the bound; probabilities,
+from the odds of leaps and from needs that did come back, make it an expectation). Who returns pays a start, L seconds
+of a replica, and for L seconds what it would have served is missed: missCost times its work. With P the probability
+that the need returns, S the part of it that was seen, and u what a replica serves a second, the hold is
+L (P + S missCost u). A leap that was never seen adds no misses, since the reserve is bought for these. Beyond the time
+within which returns are counted nothing is known of them: that is the most.
+
+For each count that would have been enough it is remembered since when, without a break; the fleet goes at once to the
+smallest count for which that has lasted for its hold time. That is the whole delay. Whether the last one goes is the
+`last` module's question.
 """
 
 from __future__ import annotations
@@ -22,9 +27,9 @@ from plimsoll.core.scaling.observation import Demand, Need
 from plimsoll.core.scaling.state import MOST_KEPT, Mark, Returns
 
 
-def direction(courses: list[Course], now_s: float) -> None:
-    """Step 6 for all tiers, which reach zero together."""
-    counts = [_count(course, now_s) for course in courses]
+def direction(courses: list[Course], miss_cost: float, now_s: float) -> None:
+    """Step 6 for all tiers, which reach zero together. miss_cost: as of the policy."""
+    counts = [_count(course, miss_cost, now_s) for course in courses]
     some = any(count for count, _ in counts)
     for course, (count, words) in zip(courses, counts, strict=True):
         if some and count == 0:
@@ -32,7 +37,7 @@ def direction(courses: list[Course], now_s: float) -> None:
         course.say("direction", "{}", words, count=count)
 
 
-def _count(course: Course, now_s: float) -> tuple[int, str]:
+def _count(course: Course, miss_cost: float, now_s: float) -> tuple[int, str]:
     before = course.seen.replicas
     _watch(course, now_s)
     if course.up >= before or (course.held is not None and not course.asleep):
@@ -45,13 +50,13 @@ def _count(course: Course, now_s: float) -> tuple[int, str]:
     # The marks stay even where they are acted on: what follows may forbid it for now. A larger count has lasted longer
     # and is held for less.
     counts = range(marks[-1].replicas, before)
-    left = bisect_left(counts, 0.0, key=lambda count: lasted_s(marks, count, now_s) - _hold_s(course, count))
+    left = bisect_left(counts, 0.0, key=lambda count: lasted_s(marks, count, now_s) - _hold_s(course, miss_cost, count))
     if left == len(counts):
-        left_s = _hold_s(course, before - 1) - lasted_s(marks, before - 1, now_s)
+        left_s = _hold_s(course, miss_cost, before - 1) - lasted_s(marks, before - 1, now_s)
         words = f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
         return before, words + _history(course, before - 1)
     reached = counts[left]
-    enough_s, held_s = lasted_s(marks, reached, now_s), _hold_s(course, reached)
+    enough_s, held_s = lasted_s(marks, reached, now_s), _hold_s(course, miss_cost, reached)
     words = f"{reached} have been enough for {enough_s:.0f} s, held for {held_s:.0f} s"
     return reached, words + _history(course, reached)
 
@@ -98,19 +103,23 @@ def lower_marks(lower: tuple[Mark, ...], before: int, release: int, now_s: float
     return tuple(kept[-MOST_KEPT:])
 
 
-def _hold_s(course: Course, replicas: int) -> float:
+def _hold_s(course: Course, miss_cost: float, replicas: int) -> float:
     """How long `replicas` must have been enough before the rest is given back, seconds."""
     demand, need = course.seen.demand, course.seen.need
     if replicas == 0 and course.asleep:
         return 0.0  # a pause that ends it has been waited for
     if not isinstance(demand, Demand) or isinstance(need, Unknown):
         return course.seen.horizon_s
-    return held_s(course.state.returns, demand.forecast.horizon_s, _leaps(demand, need, replicas))
+    missed = miss_cost * need.replica_work
+    return held_s(course.state.returns, demand.forecast.horizon_s, _leaps(demand, need, replicas), missed)
 
 
-def held_s(known: Returns, horizon_s: float, leaps: float) -> float:
-    """The hold time of a count that load outgrows within the horizon with probability `leaps`, seconds."""
-    return horizon_s * returns.chance(known, leaps)
+def held_s(known: Returns, horizon_s: float, leaps: float, missed: float) -> float:
+    """The hold time of a count that load outgrows within the horizon with probability `leaps`, seconds.
+
+    missed: what a replica's being away costs, GPU-seconds a second, where it is needed.
+    """
+    return horizon_s * min(returns.STARTS, returns.chance(known, leaps) + missed * returns.seen(known))
 
 
 def _leaps(demand: Demand, need: Need, replicas: int) -> float:

@@ -78,9 +78,10 @@ def stay(services: Sequence[Asked], now_s: float) -> list[dict[str, TierState] |
     returns = _returns(fleet, release, stays, now_s)
     marks: list[tuple[Mark, ...] | None] = [()] * len(fleet.tiers)
     level = fleet.seen.level.ravel().tolist()
+    missed = (fleet.miss_cost[:, None] * fleet.replica_work).ravel().tolist()
     for place in np.flatnonzero(stays[:, None] & ~still).tolist():
         tier, count, odds = fleet.tiers[place], int(release.flat[place]), fleet.odds[place]
-        marks[place] = _on_trial(tier, returns[place], count, level[place], odds, now_s)
+        marks[place] = _on_trial(tier, returns[place], count, level[place], odds, missed[place], now_s)
     found: list[dict[str, TierState] | None] = []
     of = len(services[0].tiers)
     for n, (asked, quiet) in enumerate(zip(services, stays.tolist(), strict=True)):
@@ -228,7 +229,7 @@ def _returns(fleet: _Fleet, release: Floats, stays: Flags, now_s: float) -> list
 
 
 def _on_trial(
-    tier: Quiet, returns: Returns, release: int, level: float, odds: Odds, now_s: float
+    tier: Quiet, returns: Returns, release: int, level: float, odds: Odds, missed: float, now_s: float
 ) -> tuple[Mark, ...] | None:
     """The marks that are left of a tier that has more than `release`, where its count stays all the same: for too
     short a time yet, or as the least that is allowed; else None."""
@@ -241,7 +242,8 @@ def _on_trial(
         return None
     marks = lower_marks(tier.state.lower, before, release, now_s)
     # A larger count has lasted longer and is held for less: where the largest must wait, so must all.
-    hold_s = held_s(returns, odds.horizon_s, chance(odds, (before - 1) * tier.line.replica_work / level))
+    leaps = chance(odds, (before - 1) * tier.line.replica_work / level)
+    hold_s = held_s(returns, odds.horizon_s, leaps, missed)
     return marks if lasted_s(marks, before - 1, now_s) < hold_s else None
 
 

@@ -5,10 +5,10 @@ leaps by as much, and bursts that come in rows found the fleet given back betwee
 
 Idea: each replica that has served a need of its own and is no longer needed is one trial, from then on and whether it
 is given back meanwhile or not, so that what is counted does not depend on what was done. It was needed after all where
-the need reaches it again within two start-ups: one for which it may be held at most, and one that its return would
-take, up to which it is cheaper to keep than to start anew. The odds of a leap are the prior, worth one trial (the mean
-of a Beta posterior), and the least: a few trials without a return make no leap rarer. What a load that climbs has
-ordered too early, or in reserve, is no trial, since the need had not been there.
+the need reaches it again within two start-ups: what it takes until then is what a start takes, and a start's time in
+which it does nothing. The odds of a leap are the prior, worth one trial (the mean of a Beta posterior), and the least: a
+few trials without a return make no leap rarer. What a load that climbs has ordered too early, or in reserve, is no
+trial, since the need had not been there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from typing import Final
 
 from plimsoll.core.scaling.state import MOST_KEPT, Mark, Returns
 
-STARTS: Final = 2.0  # start-ups within which a need that returns is counted
+STARTS: Final = 2.0  # start-ups within which a need that returns is counted, and for which it is waited at most
 KEEP: Final = 31.0 / 32.0  # of what is known when more is learned, as of pauses
 
 
 def chance(returns: Returns, prior: float) -> float:
     """Probability that a need returns. prior: that load leaps there by its odds."""
     return max(prior, (prior + returns.again) / (1.0 + returns.trials))
+
+
+def seen(returns: Returns) -> float:
+    """The part of that probability which was seen: what the odds of a leap say besides is the reserve's matter."""
+    return returns.again / (1.0 + returns.trials)
 
 
 def tried(
