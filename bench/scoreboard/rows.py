@@ -203,8 +203,8 @@ def _traces() -> Iterable[Row]:
         ttft="2s",
         tpot="40ms",
         ttft_per_k_token="200ms",
-        tiers=(("serve", 1, 16),),
-        initial=(16,),
+        tiers=(("serve", 1, 32),),
+        initial=(28,),
         hardware="h200-8b-hot",
         **fixed,
     )

@@ -127,6 +127,18 @@ def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:
     assert sorted((one["n"], one["met"], one["passed"]) for one in told) == [(0, 470, True), (1, 469, False)]
 
 
+def test_a_window_asks_for_no_request_that_even_an_idle_fleet_would_miss() -> None:
+    long = lab.plant().longest  # with the tokens of its answer it is too long for the model
+    for missed, passed in ((40, True), (45, True), (46, False)):
+        lines = io.StringIO()
+        result = Result(lab.plant(), [Role.SERVE], Slo(0.95, None, 0.0, 0.05), windows=lines)
+        for n in range(1, WINDOW + 1):
+            refused = ended(n, End.REFUSED, prompt=long)
+            result.take(refused if n <= 40 else ended(n, End.SHED if n <= missed else End.OK))
+        assert result.ends[End.REFUSED] == 40  # 92 % can be kept
+        assert json.loads(lines.getvalue())["passed"] is passed
+
+
 def test_a_line_for_each_request_has_the_demos_columns() -> None:
     lines = io.StringIO()
     result = Result(lab.plant(), [Role.SERVE], SLO, requests=lines)

@@ -5,8 +5,8 @@ attempt of a refused one is no new request: `recovered`, `retries` and `tickets`
 engines count, who know no attempts. Times to first token are from the gateway's receipt, hold included; percentiles are
 right to a quarter of a hundredth. Replicas cost from their order to their end, but nothing while they wait for a GPU
 that a cluster has not left. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
-was kept in it. What goes to a fallback is downgraded, and missed here: that service is not simulated. Clients do not
-leave, and are counted all the same: 0 are gone.
+was kept in it, or the share that an idle fleet could keep, where that is less. What goes to a fallback is downgraded,
+and missed here: that service is not simulated. Clients do not leave, and are counted all the same: 0 are gone.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ _PRECISION: Final = 5
 
 @dataclass
 class Window:
-    """Requests that arrived one after another: their number, when the first and the last came, how many were kept."""
+    """Requests that arrived one after another: their number, when the first and the last came, how many were kept, and
+    to how many an idle fleet would have kept the promise."""
 
     n: int
     from_s: float
     to_s: float
     ended: int = 0
     met: int = 0
+    feasible: int = 0
 
 
 class Result:
@@ -110,12 +112,12 @@ class Result:
             self._met_tokens += tokens
             self._met_output += asked.output_tokens
         slo = self._promised(asked)
-        if slo is not None and not self._work.feasible_alone(slo, asked):
-            self._infeasible += 1
+        feasible = slo is None or self._work.feasible_alone(slo, asked)
+        self._infeasible += not feasible
         for times, took_s in ((self._ttft, visit.ttft_s), (self._tpot, visit.tpot_s), (self._e2e, visit.e2e_s)):
             if took_s is not None:
                 times.observe(took_s)
-        self._count(visit, met)
+        self._count(visit, met, feasible)
 
     def met(self, visit: Visit) -> bool:
         """Whether it ended well and within its targets."""
@@ -210,7 +212,7 @@ class Result:
         shed = self.ends[End.SHED]
         return None if not shed else _rounded(self._shed_work_s / shed / (self._offered_work_s / self.taken))
 
-    def _count(self, visit: Visit, met: bool) -> None:
+    def _count(self, visit: Visit, met: bool, feasible: bool) -> None:
         """Takes a request into its window, and judges it when all of it has ended."""
         at_s, number = visit.asked.at_s, (visit.id - 1) // WINDOW
         window = self._open.get(number)
@@ -219,10 +221,11 @@ class Result:
         window.from_s, window.to_s = min(window.from_s, at_s), max(window.to_s, at_s)
         window.ended += 1
         window.met += met
+        window.feasible += feasible
         if window.ended < WINDOW:
             return
         del self._open[number]
-        share = 0.0 if self._slo is None else self._slo.share
+        share = 0.0 if self._slo is None else min(self._slo.share, window.feasible / WINDOW)
         passed = window.met / WINDOW >= share - _POINT
         self._judged += 1
         self._passed += passed

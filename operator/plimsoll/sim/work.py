@@ -35,8 +35,10 @@ class Work:
         return asked.output_tokens * (c.base + c.dec + c.ctx * asked.prompt_tokens)
 
     def feasible_alone(self, slo: Slo, asked: Asked) -> bool:
-        """Whether an idle fleet keeps the promise to it."""
+        """Whether an idle fleet keeps the promise to it: not where it is longer than any engine takes."""
         prompt, output = asked.prompt_tokens, asked.output_tokens
+        if prompt + output > self._plant.longest:
+            return False
         target_s = ttft_target_s(slo, prompt)
         if target_s is not None and self.first_s(prompt) > target_s:
             return False
