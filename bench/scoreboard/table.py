@@ -9,7 +9,8 @@ from bench.scoreboard.judge import Check, Mean, Score
 from bench.scoreboard.rows import Row
 
 _HEAD: Final = (
-    "policy", "seeds", "offered", "admitted", "tokens", "GPU-hours", "mean replicas", "shed", "p95 TTFT", "reversals",
+    "policy", "seeds", "offered", "admitted", "tokens", "windows", "GPU-hours", "mean replicas", "shed", "p95 TTFT",
+    "reversals",
 )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def _cells(one: Score) -> tuple[str, ...]:
         _share(one.offered),
         _share(one.admitted),
         _share(one.tokens),
+        "-" if one.windows is None else f"{one.windows:.2%}",
         _number(one.gpu_hours),
         _number(one.replicas),
         _share(one.shed),

@@ -337,6 +337,7 @@ def test_page_and_picture_hold_every_policy() -> None:
     scores = [judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.92, 1.1)]), a_score("static:<3>", 0.8, 1.5)]
     text = table.rendered(STEP, "step-60", scores, judge.checks(STEP, scores[0], scores, nominal=True))
     assert "| `plimsoll` | 2 | 91.00% ± 12.71 |" in text
+    assert "| tokens | windows | GPU-hours |" in text
     assert "| offered | >= 95.0% | 91.00% | **no** |" in text
     assert "static:&lt;3&gt;" in picture.drawn("a & b", scores)
     json.dumps([one.offered for one in scores], allow_nan=False)
