@@ -192,7 +192,9 @@ def test_the_chance_is_one_and_more_returns_never_shorten_the_hold(
     known = Returns(trials=again + others, again=again)
     more_often = Returns(trials=again + more + others, again=again + more)
     assert prior <= chance(known, prior) <= 1.0
-    assert held_s(more_often, HORIZON_S, prior, 0.0) >= held_s(known, HORIZON_S, prior, 0.0) * (1.0 - 1e-12)
+    for missed in (0.0, MISS_COST):
+        longer, shorter = (held_s(one, HORIZON_S, prior, missed) for one in (more_often, known))
+        assert 2.0 * HORIZON_S >= longer >= shorter * (1.0 - 1e-12)
 
 
 @given(

@@ -5,10 +5,9 @@ leaps by as much, and bursts that come in rows found the fleet given back betwee
 
 Idea: each replica that has served a need of its own and is no longer needed is one trial, from then on and whether it
 is given back meanwhile or not, so that what is counted does not depend on what was done. It was needed after all where
-the need reaches it again within two start-ups: what it takes until then is what a start takes, and a start's time in
-which it does nothing. The odds of a leap are the prior, worth one trial (the mean of a Beta posterior), and the least: a
-few trials without a return make no leap rarer. What a load that climbs has ordered too early, or in reserve, is no
-trial, since the need had not been there.
+the need reaches it again within two start-ups; a later return is not told from growth. The odds of a leap are the
+prior, worth one trial (the mean of a Beta posterior), and the least: a few trials without a return make no leap rarer.
+What a load that climbs has ordered too early, or in reserve, is no trial, since the need had not been there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 
 from plimsoll.core.scaling.state import MOST_KEPT, Mark, Returns
 
-STARTS: Final = 2.0  # start-ups within which a need that returns is counted, and for which it is waited at most
+STARTS: Final = 2.0  # start-ups within which a return is counted, and for which one is waited at most
 KEEP: Final = 31.0 / 32.0  # of what is known when more is learned, as of pauses
 
 
