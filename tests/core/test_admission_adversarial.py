@@ -19,9 +19,9 @@ from plimsoll.core.admission import (
     TenantPolicy,
     limits,
     split,
-    step_budget_s,
 )
 from plimsoll.core.admission.margin import Margin
+from plimsoll.core.batch import step_budget_s
 from plimsoll.core.knee import Tier
 from plimsoll.core.latency import EngineLimits, StepModel, serve_tier
 from plimsoll.core.picking.endpoint import Role

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core import knee
+from plimsoll.core.admission import ClassPolicy, limits
 from plimsoll.core.goodput import goodput, knee_rate
 from plimsoll.core.knee import Constraint, Tier
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
@@ -27,8 +28,13 @@ LARGE = StepModel(0.0132, 0.0, 5.2e-5, 1.75e-9, 2.0e-5, 4.6e-8)  # a 32B on two 
 ROOMY = EngineLimits(1024, 919_824, 8192)
 
 
-def lognormal(prompt: float, prompt_sigma: float, output: float, output_sigma: float, rows: int = 4000) -> Workload:
+def lognormal(
+    prompt: float, prompt_sigma: float, output: float, output_sigma: float, rows: int = 4000, mean: bool = False
+) -> Workload:
+    """Of these medians, or means."""
     rng = np.random.default_rng(1)
+    if mean:
+        prompt, output = prompt * np.exp(-(prompt_sigma**2) / 2), output * np.exp(-(output_sigma**2) / 2)
     prompts = np.ceil(prompt * np.exp(prompt_sigma * rng.standard_normal(rows)))
     outputs = np.ceil(output * np.exp(output_sigma * rng.standard_normal(rows)))
     return from_samples(prompts, np.zeros(rows), outputs)
@@ -82,9 +88,84 @@ def test_the_kv_bound_share_is_that_of_a_step_by_step_simulation(
 
 def test_the_knee_of_an_8b_on_an_h200_is_the_recorded_one() -> None:
     """Simulated with the fitted step for 1,200 s: 99.3 % in promise at 20.5 requests/s, 94.8 % at 21.0."""
-    assert line(SERVE) == pytest.approx(21.0, rel=0.03)
+    assert line(SERVE, admission=False) == pytest.approx(21.0, rel=0.03)
     assert binding(SERVE) is Constraint.TPOT
-    assert attained(SERVE, 20.0) > 0.95 > attained(SERVE, 22.0)
+    assert attained(SERVE, 20.0, admission=False) > 0.95 > attained(SERVE, 22.0, admission=False)
+
+
+def test_a_gate_that_holds_the_batch_lifts_the_line_of_a_serve_tier() -> None:
+    """What it lets in keeps the TPOT target, so that more load costs refusals and no promise; never beyond what the
+    engine serves at that batch, and less where tails were measured to be longer than the law's."""
+    reduced = knee.profile(SERVE)
+    assert reduced.batch[0] < reduced.slots[0]
+    assert line(SERVE, admission=False) < line(SERVE) <= reduced.full_rate_per_s(1)[0]
+    assert 0.95 <= attained(SERVE, line(SERVE)) < attained(SERVE, 0.95 * line(SERVE))
+    assert line(replace(SERVE, tail_scale=1.2)) < line(SERVE) < line(replace(SERVE, tail_scale=0.8))
+
+
+# Three engines of `h200-8b-hot` behind the gate, 2,048/256 tokens, TTFT 1 s, at this rate each: what was in promise.
+@pytest.mark.parametrize(
+    ("tpot_s", "output_sigma", "rate", "simulated"),
+    [(0.040, 0.3, 12.31, 0.993), (0.020, 0.3, 10.36, 0.990), (0.012, 0.3, 7.87, 0.970), (0.008, 0.3, 4.27, 0.998),
+     (0.040, 1.0, 9.43, 0.996), (0.020, 1.0, 6.96, 0.992), (0.012, 1.0, 4.33, 0.985), (0.008, 1.0, 1.92, 0.980)],
+)  # fmt: skip
+def test_at_its_line_a_gated_tier_keeps_the_promise_in_a_simulation(
+    tpot_s: float, output_sigma: float, rate: float, simulated: float
+) -> None:
+    mix = lognormal(2048, output_sigma, 256, output_sigma, mean=True)
+    tier = replace(SERVE, workload=mix, slo=Slo(0.95, 1.0, 0.0, tpot_s), limits=EngineLimits(256, 720_000, 8192))
+    assert line(tier, 3) / 3 == pytest.approx(rate, rel=0.02)  # of what was drawn
+    assert 0.95 <= attained(tier, 0.98 * 3 * rate, 3) <= simulated + 0.01
+
+
+def test_where_even_a_full_gate_breaks_the_pace_of_many_the_line_is_that_without_one() -> None:
+    """Short answers among long ones: a prompt's stall is soon over for these and ruins those."""
+    mix = lognormal(2048, 1.0, 256, 1.0, mean=True)
+    tier = replace(SERVE, workload=mix, slo=Slo(0.95, 1.0, 0.0, 0.012))
+    assert knee.profile(tier).held[0] < 0.9
+    assert line(tier, 3) == pytest.approx(line(tier, 3, admission=False), rel=1e-3)
+
+
+def test_a_gate_does_nothing_for_tpot_where_the_cache_binds_or_nothing_is_promised_of_it() -> None:
+    for tier in (GUIDE, replace(SERVE, slo=Slo(0.95, 0.5))):
+        reduced = knee.profile(tier)
+        assert reduced.batch[0] == reduced.slots[0]
+        assert reduced.held[0] == pytest.approx(1.0)
+
+
+@given(
+    tpot_s=st.floats(0.006, 0.1),
+    looser=st.floats(1.0, 2.0),
+    slots=st.integers(2, 400),
+    more=st.integers(0, 100),
+    replicas=st.integers(1, 5),
+    output_sigma=st.sampled_from([0.0, 0.3, 1.0]),
+)
+@settings(max_examples=12)
+def test_the_line_of_a_gated_tier_rises_with_its_target_and_slots_and_stays_below_full_engines(
+    tpot_s: float, looser: float, slots: int, more: int, replicas: int, output_sigma: float
+) -> None:
+    tier = replace(
+        SERVE,
+        workload=lognormal(2048, 0.3, 256, output_sigma, rows=60),
+        slo=Slo(0.95, 1.0, 0.0, tpot_s),
+        limits=EngineLimits(slots, 720_000, 8192),
+    )
+    before, open_full = line(tier, replicas), float(knee.profile(tier).full_rate_per_s(replicas, admission=False)[0])
+    assert before <= open_full * (1 + 1e-9)
+    assert line(replace(tier, slo=replace(tier.slo, tpot_s=tpot_s * looser)), replicas) >= before * (1 - 1e-3)
+    assert line(replace(tier, limits=EngineLimits(slots + more, 720_000, 8192)), replicas) >= before * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("itl_s", [None, 0.05])
+@pytest.mark.parametrize("tpot_s", [0.05, 0.012])
+@pytest.mark.parametrize("slots", [1024, 40])
+def test_sizing_counts_on_the_batch_that_the_gate_fills(slots: int, tpot_s: float, itl_s: float | None) -> None:
+    slo = Slo(0.95, 0.5, 0.0, tpot_s, itl_s=itl_s)
+    tier = replace(SERVE, slo=slo, limits=EngineLimits(slots, 919_824, 8192))
+    reduced = knee.profile(tier)
+    assert reduced.batch[0] == limits(tier, (ClassPolicy("chat", 1, slo),)).batch
+    assert reduced.batch[0] <= knee.profile(replace(tier, slo=replace(slo, itl_s=None))).batch[0]
 
 
 @pytest.mark.parametrize(("rate", "recorded_s"), [(16, 0.204), (18, 0.239), (19, 0.266), (20, 0.287), (21, 0.354)])
@@ -158,7 +239,7 @@ def test_goodput_rises_peaks_and_falls_without_admission_and_stays_with_it(tier:
 def test_the_load_line_is_what_a_grid_of_rates_shows(tier: Tier, admission: bool) -> None:
     reduced = knee.profile(tier)
     for replicas in (1, 5):
-        full = float(reduced.full_rate_per_s(replicas)[0])
+        full = float(reduced.full_rate_per_s(replicas, admission=admission)[0])
         rates = np.linspace(full / 400, full, 400)
         shares = knee.attainment(
             reduced.take(np.zeros(400, dtype=np.intp)), rates, replicas, admission=admission
@@ -176,7 +257,7 @@ def test_pooling_never_lowers_the_rate_of_a_replica(tier: Tier) -> None:
 
 
 def test_both_targets_must_be_met_together() -> None:
-    both, ttft, tpot = (attained(replace(SERVE, slo=slo), 19.0) for slo in (
+    both, ttft, tpot = (attained(replace(SERVE, slo=slo), 19.0, admission=False) for slo in (
         Slo(0.95, 0.25, 0.0, 0.03), Slo(0.95, 0.25), Slo(0.95, None, 0.0, 0.03)))  # fmt: skip
     assert both < min(ttft, tpot)
     assert both > ttft + tpot - 1  # no less than if they never failed together
@@ -264,4 +345,10 @@ def test_more_gateways_carry_no_more() -> None:
     lines = [line(replace(few, gateways=gateways)) for gateways in (1, 2, 3, 8, 100)]
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(lines))
     assert lines[-1] < 0.9 * lines[0]
-    assert line(replace(SERVE, gateways=3)) == pytest.approx(line(SERVE), rel=1e-6)  # slots are no matter there
+    for replicas in (1, 4):  # slots are no matter there, but the gate's batch is parted as they are
+        alone, parted = (
+            line(replace(SERVE, gateways=gateways), replicas, admission=admission)
+            for admission, gateways in ((False, 1), (False, 3))
+        )
+        assert parted == pytest.approx(alone, rel=1e-6)
+    assert alone / 4 < line(replace(SERVE, gateways=3)) < line(SERVE)

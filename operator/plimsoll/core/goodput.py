@@ -34,7 +34,7 @@ def goodput(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike, *, admis
 
 def _peak(tiers: Profile, c: Floats, *, admission: bool) -> Floats:
     """argmax of rate times attainment up to the full rate, by a grid that closes in on its best point."""
-    low, high = np.zeros(len(tiers)), np.minimum(tiers.full_rate_per_s(c), HIGHEST_RATE)
+    low, high = np.zeros(len(tiers)), np.minimum(tiers.full_rate_per_s(c, admission=admission), HIGHEST_RATE)
     every = np.repeat(np.arange(len(tiers)), _GRID)
     tiled, at = tiers.take(every), np.arange(len(tiers))
     for _ in range(_CLOSINGS):

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plimsoll.core.batch import held, step_budget_s
 from plimsoll.core.gaps import Gaps, rate_within
 from plimsoll.core.latency import (
     EngineLimits,
@@ -35,6 +36,7 @@ from plimsoll.core.latency import (
 )
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.queueing import Floats, checked, in_time, slot_queue, step_wait_s, variability
+from plimsoll.core.slack import by_slack
 from plimsoll.core.slo import Slo
 from plimsoll.core.whole import first_s, pace_s
 from plimsoll.core.workload import FloatArray, Workload
@@ -43,8 +45,6 @@ HTTP_S: Final = 4.0e-3  # outside the engine, of any request: parsing and queues
 HTTP_TOKEN_S: Final = 0.63e-6  # and per prompt token
 HIGHEST_RATE: Final = 1e6  # requests per second of one tier; more is an estimate gone wrong
 
-# Classes by slack: cuts in shares of the requests, finer where slack is least and requests are missed first.
-_CUTS: Final = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.11, 0.16, 0.23, 0.31, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 _WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica
 _RHO_POINTS: Final = 41  # of the tail factor's table, from rho 0 to 1
 _NODES, _WEIGHTS = (0.5 * (np.polynomial.legendre.leggauss(6)[k] + (1 - k)) for k in (0, 1))  # on 0 .. 1
@@ -124,9 +124,10 @@ class Profile:
     slot_base_s: Floats
     slot_sequence_s: Floats
     slots: Floats
+    batch: Floats  # of the slots those that admission fills, so that streams meet the TPOT target
+    held: Floats  # share of those let in that do
     gateways: Floats  # among which the slots are parted
     causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
-    capped: NDArray[np.bool_]  # admission keeps the batch so small that every stream meets the TPOT target
     arrival_cv2: Floats  # of the queue: squared coefficients of variation of gaps and services
     service_cv2: Floats
     slack_s: Floats  # (n, K) TTFT target less own service, ascending
@@ -148,17 +149,18 @@ class Profile:
 
     @property
     def tpot_alone_s(self) -> Floats:
-        """TPOT on an idle replica, s; where the batch is capped, that of a batch of one."""
-        return self.base_s + np.where(self.capped, self.slot_sequence_s, 0.0)
+        """TPOT of a batch of one, s."""
+        return self.base_s + self.slot_sequence_s
 
     def rho(self, rate_per_s: ArrayLike, replicas: ArrayLike) -> Floats:
         """Share of the replicas' time that the requests' work takes."""
         work = np.where(self.work_s > 0, self.work_s, self.slot_base_s)
         return np.asarray(np.asarray(rate_per_s, dtype=np.float64) * work / np.asarray(replicas, dtype=np.float64))
 
-    def full_rate_per_s(self, replicas: ArrayLike) -> Floats:
-        """What leaves so many replicas while all slots are taken: the rate that no queue survives, requests/s."""
-        one = self.slots / (self.steps * (self.slot_base_s + self.slot_sequence_s * self.slots))
+    def full_rate_per_s(self, replicas: ArrayLike, *, admission: bool = True) -> Floats:
+        """What leaves so many replicas within TPOT while all slots are taken: the rate that no queue survives, 1/s."""
+        slots, held = (self.batch, self.held) if admission else (self.slots, 1.0)
+        one = held * slots / (self.steps * (self.slot_base_s + self.slot_sequence_s * slots))
         return np.asarray(one * np.asarray(replicas, dtype=np.float64))
 
 
@@ -168,7 +170,7 @@ def stack(profiles: list[Profile]) -> Profile:
 
 
 def profile(tier: Tier) -> Profile:
-    """One tier, reduced. The costly part of sizing (2 to 3 ms): keep it while model and mix stay the same."""
+    """One tier, reduced. The costly part of sizing (2 to 4 ms): keep it while model and mix stay the same."""
     if tier.role is Role.PREFILL:
         return _prefill_profile(tier)
     reduced = _shared_profile(tier)
@@ -215,19 +217,10 @@ def _slack_s(tier: Tier) -> FloatArray:
 
 def _classes(tier: Tier) -> tuple[Floats, Floats]:
     """Slack and weight of the classes, shapes (1, K): requests that miss alone are the last one."""
-    slack = _slack_s(tier)
-    fits = tier.workload.prompt_tokens + tier.workload.output_tokens <= tier.limits.kv_tokens
-    good = np.flatnonzero((slack >= 0) & fits)
-    order = good[np.argsort(slack[good], kind="stable")]
-    mass = tier.workload.weights[order]
-    total = mass.sum()
-    middle = (np.cumsum(mass) - mass / 2) / max(total, 1e-300)
-    cell = np.searchsorted(_CUTS, middle)
-    weights = np.bincount(cell, mass, _CUTS.size + 1)
-    sums = np.bincount(cell, mass * slack[order], _CUTS.size + 1)
-    # An empty class takes the slack of the one before it, so that the order stays.
-    means = np.maximum.accumulate(np.where(weights > 0, sums / np.maximum(weights, 1e-300), 0.0))
-    return np.append(means, math.inf)[None], np.append(weights, max(0.0, 1 - total))[None]
+    slack, w = _slack_s(tier), tier.workload
+    fits = w.prompt_tokens + w.output_tokens <= tier.limits.kv_tokens
+    means, weights = by_slack(slack, w.weights, (slack >= 0) & fits)
+    return np.append(means, math.inf)[None], np.append(weights, max(0.0, 1 - weights.sum()))[None]
 
 
 def _prefill_profile(tier: Tier) -> Profile:
@@ -240,11 +233,10 @@ def _prefill_profile(tier: Tier) -> Profile:
         **_columns(
             share=tier.slo.share, base_s=0.0, work_s=0.0, stall_s=0.0, stall_square_s2=0.0, tpot_s=math.inf,
             steps=1.0, slot_base_s=mean, slot_sequence_s=0.0, slots=1.0, gateways=1.0,
-            arrival_cv2=tier.arrival_cv2, service_cv2=w.scv(service) or 0.0,
+            batch=1.0, held=1.0, arrival_cv2=tier.arrival_cv2, service_cv2=w.scv(service) or 0.0,
         ),
         tail=np.ones((1, _RHO_POINTS)), causes=_causes(Constraint.TPOT, Constraint.TTFT, Constraint.TTFT),
-        capped=np.array([False]), slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]),
-        gap_limit_per_s=np.array([math.inf]),
+        slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]), gap_limit_per_s=np.array([math.inf]),
     )  # fmt: skip
 
 
@@ -279,22 +271,29 @@ def _shared_profile(tier: Tier) -> Profile:
     slack, weights = _classes(tier)
     target, paced = pace(tier)
     first = Constraint.E2E if tier.slo.ttft_s is None and tier.slo.e2e_s is not None else Constraint.TTFT
-    slots, gap_limit = _slots(tier, work), math.inf
+    slots, gap_limit, even = _slots(tier, work), math.inf, math.inf
     if tier.slo.itl_s is not None:
-        gap_limit = rate_within(*gaps(tier), tier.slo.itl_s)
+        own, highest = gaps(tier)
+        gap_limit = rate_within(own, highest, tier.slo.itl_s)
+        even = own.fullest(gap_limit) if 0 < gap_limit < math.inf else math.inf
     if tier.role is Role.DECODE and 0 < gap_limit < math.inf:  # its batch is held, by Little's law
         slots[Constraint.ITL], gap_limit = gap_limit * steps * float(work.tpot_s(gap_limit)), math.inf
     least = min(slots, key=lambda name: slots[name])
+    batch, within = max(1.0, slots[least]), 1.0
+    if tier.role is Role.SERVE:  # which `core.admission` fills so far
+        batch = max(1.0, min(batch, even, work.batch(step_budget_s(work, target, tier.tail_scale))))
+        within = held(work, batch, target, tier.tail_scale)
     return Profile(
         **_columns(
             share=tier.slo.share, base_s=work.base_s, work_s=work.work_s, stall_s=w.mean(work.stall_s),
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
             slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])), gateways=tier.gateways,
+            batch=math.floor(batch), held=within,
             arrival_cv2=tier.arrival_cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
         ),
         tail=tail_table(work, max(tier.slo.share, _LEAST_TAIL_SHARE), tier.tail_scale, _RHO_POINTS)[None],
-        causes=_causes(paced, first, least), capped=np.array([tier.role is Role.DECODE]),
-        slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]), gap_limit_per_s=np.array([gap_limit]),
+        causes=_causes(paced, first, least), slack_s=slack, weights=weights,
+        step_limit_per_s=np.array([math.inf]), gap_limit_per_s=np.array([gap_limit]),
     )  # fmt: skip
 
 
@@ -326,16 +325,16 @@ def attainment(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike, *, ad
     """
     rate = np.broadcast_to(checked("rate_per_s", rate_per_s), tiers.share.shape)
     c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    met, tpot, behind = _step_share(tiers, rate / c, tiers.capped & admission)
+    met, tpot, behind = _step_share(tiers, rate / c, admission)
     slack = np.maximum(tiers.slack_s - behind[:, None], 0.0)
-    served = _slot_share(tiers, rate, c, slack, admission)
+    served = _slot_share(replace(tiers, slots=tiers.batch) if admission else tiers, rate, c, slack, admission)
     counted = tiers.weights[:, :-1] / np.maximum(tiers.feasible, 1e-300)[:, None]
     counted = np.where(tiers.feasible[:, None] > 0, counted, 0.0)
     steps = (counted * met).sum(axis=1)
     return Attainment((counted * met * served[:, :-1]).sum(axis=1), steps, np.where(tiers.feasible > 0, tpot, 0.0))
 
 
-def _step_share(tiers: Profile, rate_per_s: Floats, capped: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+def _step_share(tiers: Profile, rate_per_s: Floats, admission: bool) -> tuple[Floats, Floats, Floats]:
     """Of requests that need not wait for a slot: in promise by class (n, K - 1), in TPOT target, mean wait for steps.
 
     TPOT is the law times a log-logistic factor of median 1 whose promised quantile is the tail factor. The steps that a
@@ -347,8 +346,8 @@ def _step_share(tiers: Profile, rate_per_s: Floats, capped: NDArray[np.bool_]) -
     quantile = np.maximum(tiers.share, _LEAST_TAIL_SHARE)
     power = np.log(quantile / (1 - quantile)) / np.maximum(log_tail, 1e-3)
     with np.errstate(over="ignore", divide="ignore"):
-        within = np.where(capped, 1.0, 1 / (1 + np.exp(power * np.log(step / tiers.tpot_s))))
-    tpot = np.where(rho < 1, within, 0.0)
+        within = 1 / (1 + np.exp(power * np.log(step / tiers.tpot_s)))
+    tpot = np.where(rho < 1, np.maximum(within, tiers.held) if admission else within, 0.0)
     least, spread = step_wait_s(rate_per_s, step, tiers.base_s, tiers.stall_s, tiers.stall_square_s2)
     reached = np.maximum(tpot, 1e-12)[:, None] * _NODES
     factor = np.exp(np.log(reached / (1 - reached)) / power[:, None])
@@ -364,7 +363,7 @@ def _step_limit_per_s(tiers: Profile) -> Floats:
     tiled = tiers.take(np.zeros(_GRID, dtype=np.intp))
     for closing in range(_LIMIT_CLOSINGS):
         rates = np.linspace(low, high, _GRID)
-        met = (_step_share(tiled, rates, tiled.capped)[0] * tiled.weights[:, :-1]).sum(axis=1)
+        met = (_step_share(tiled, rates, True)[0] * tiled.weights[:, :-1]).sum(axis=1)
         kept = int(np.argmin(np.append(met >= tiled.share * tiled.feasible, False)))
         if kept == _GRID:
             return np.array([math.inf if closing == 0 else high])
@@ -411,7 +410,8 @@ def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> 
     above what their gaps allow, of which the share says nothing. 0 where not even an idle replica keeps the promise.
     """
     c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    full = np.minimum(np.minimum(tiers.full_rate_per_s(c), tiers.gap_limit_per_s * c), HIGHEST_RATE)
+    full = tiers.full_rate_per_s(c, admission=admission)
+    full = np.minimum(np.minimum(full, tiers.gap_limit_per_s * c), HIGHEST_RATE)
 
     def excess(rate: Floats) -> Floats:
         """log of the missed share over the allowed one: nearly straight in the rate, so that secants end soon."""

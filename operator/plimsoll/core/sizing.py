@@ -187,8 +187,9 @@ def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
 
 
 def _keeps(tiers: Profile, load: float) -> bool:
-    """Whether one replica at this share of its full rate keeps the promise."""
-    return bool(attainment(tiers, tiers.full_rate_per_s(1) * load, 1).attained[0] >= tiers.share[0])
+    """Whether one replica at this share of what all its slots could serve keeps the promise."""
+    rate = tiers.full_rate_per_s(1, admission=False) * load
+    return bool(attainment(tiers, rate, 1).attained[0] >= tiers.share[0])
 
 
 def _infeasible(tier: Tier) -> Infeasible:
@@ -221,7 +222,10 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
             continue
         if reduced.feasible[0] > 0 and _keeps(reduced, LIGHT_LOAD):
             return slo
-        tpot_breaks = attainment(reduced, reduced.full_rate_per_s(1) * LIGHT_LOAD, 1).tpot[0] < slo.share
+        light = reduced.full_rate_per_s(1, admission=False) * LIGHT_LOAD
+        open_ = attainment(reduced, light, 1, admission=False)
+        # Kept without admission, it is the batch that broke it, which is what TPOT leaves.
+        tpot_breaks = open_.tpot[0] < slo.share or open_.attained[0] >= slo.share
         if math.isfinite(reduced.tpot_s[0]) and (tpot_breaks or slo.ttft_s is None):
             slo = _slower(replace(tier, slo=slo), float(reduced.tpot_alone_s[0]))
         elif slo.ttft_s is not None:

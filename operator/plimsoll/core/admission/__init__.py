@@ -1,7 +1,7 @@
 """Which requests are let in, held or sent away, by the model that sizes the fleet, and whose turn it is. Pure."""
 
 from plimsoll.core.admission.gate import Gate, Outlook
-from plimsoll.core.admission.limits import ClassPolicy, Limits, Need, limits, step_budget_s
+from plimsoll.core.admission.limits import ClassPolicy, Limits, Need, limits
 from plimsoll.core.admission.outcome import Decision, Outcome, Request, Told
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.shares import Ledger, split
@@ -20,5 +20,4 @@ __all__ = [
     "Told",
     "limits",
     "split",
-    "step_budget_s",
 ]

@@ -14,9 +14,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from plimsoll.core.admission.outcome import Request
+from plimsoll.core.batch import HOPELESS_STEPS, step_budget_s
 from plimsoll.core.gaps import rate_within
 from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier, gaps, pace
 from plimsoll.core.latency import StepModel, TierWork, decode_tier, serve_tier
@@ -24,11 +23,8 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 
 KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
-MODEL_ERROR: Final = 0.04  # standard deviation of what is left of the model's error once the pace is measured
-HOPELESS_STEPS: Final = 2.0  # where no batch keeps the TPOT target: run at so many times the empty step
 LEAST_SPREAD: Final = 32.0  # tokens over which a stall is spread at least; below, the share of steps for prefill binds
 MOST_SPREAD: Final = 0.1  # of the room for work in a step, that one sequence's stalls may take: a giant's soon are over
-_GRID: Final = 200
 
 
 @dataclass(frozen=True)
@@ -235,30 +231,3 @@ def _even_step_s(tier: Tier, work: TierWork) -> float:
     if rate <= 0.0:
         return HOPELESS_STEPS * work.step_s(1.0)
     return math.inf if math.isinf(rate) else work.step_s(own.fullest(rate))
-
-
-def step_budget_s(work: TierWork, target_s: float, tail_scale: float = 1.0) -> float:
-    """The mean step, s, at which an always full replica makes most goodput: the peak of rate times share in target.
-
-    A replica that refills each freed place runs a steady batch of n at a mean step T(n) = base + n w / E[O]. In the
-    life of a request of O tokens each place is refilled O / E[O] times, a renewal process: the variance of all stalls p
-    in it is n O / E[O] (var p + E[p]^2 scv O) (Cox 1962, "Renewal theory"), that of its TPOT 1 / O^2 of it, beside what
-    is left of the model's error. Shares are normal, in Page's approximation (1977).
-    target_s: of TPOT, infinity for none. A target that no batch keeps is treated as lost, not as a reason to serve
-    nobody.
-    """
-    if math.isinf(target_s):
-        return math.inf
-    w, mean_output = work.workload, work.mean_output_tokens
-    least = work.step_s(1.0)
-    if target_s <= least:
-        return HOPELESS_STEPS * least
-    steps = np.linspace(least, target_s, _GRID)
-    batches = np.array([max(work.batch(float(step)), 1.0) for step in steps])
-    outputs = np.maximum(w.output_tokens, 1.0)
-    stall_s, spread = w.mean(work.stall_s), (w.scv(work.stall_s) or 0.0) + (w.scv(w.output_tokens) or 0.0)
-    lumps = batches[:, None] * stall_s**2 * spread / (mean_output * outputs[None, :])
-    sigma = tail_scale * np.sqrt(lumps + (MODEL_ERROR * steps[:, None]) ** 2)
-    score = (target_s - steps[:, None]) / sigma
-    share = (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (score + 0.044715 * score**3))) @ w.weights
-    return float(steps[np.argmax(batches / steps * share)])

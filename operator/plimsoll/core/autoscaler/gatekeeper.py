@@ -140,5 +140,7 @@ def _expecting(
     if not tier.ledger.whole.starts:
         ready_at_s = None  # nobody is sent away for a time that was never measured
     coming = there.ready + len(decided.etas_s) + ordered
-    work = coming * tier.line.replica_work if isinstance(tier.line, Line) else 0.0
+    # At its line a replica may refuse what the promise allows: who is told to come back is told what it serves there.
+    served = 0.0 if wish.slo is None else wish.slo.share
+    work = coming * tier.line.replica_work * served if isinstance(tier.line, Line) else 0.0
     return replace(found, ready_at_s=ready_at_s, ready_work=work, starting=acts or bool(there.starting))

@@ -171,7 +171,7 @@ def arrange(
 
 def _open(reduced: Profile, rate_per_s: float, replicas: int) -> float:
     """Share of the requests feasible alone that is in promise with everybody let in; 0 where a queue never ends."""
-    if replicas < 1 or rate_per_s >= reduced.full_rate_per_s(replicas)[0]:
+    if replicas < 1 or rate_per_s >= reduced.full_rate_per_s(replicas, admission=False)[0]:
         return 0.0
     return float(attainment(reduced, rate_per_s, replicas, admission=False).attained[0])
 

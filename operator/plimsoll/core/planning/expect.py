@@ -60,7 +60,7 @@ def ttft_s(tier: Tier, rate_per_s: float, replicas: int, share: float) -> float:
 def _in_time(tier: Tier, ttft_s: float, rate_per_s: float, replicas: int) -> float:
     """Share of all requests whose first token is there in time."""
     one = profile(replace(tier, slo=Slo(tier.slo.share, ttft_s)))
-    if rate_per_s >= one.full_rate_per_s(replicas)[0]:
+    if rate_per_s >= one.full_rate_per_s(replicas, admission=False)[0]:
         return 0.0
     return float(attainment(one, rate_per_s, replicas, admission=False).attained[0] * one.feasible[0])
 
@@ -108,7 +108,7 @@ def share_kept(
     """`kept` of tiers that were reduced before."""
     share = 1.0
     for one, count in zip(tiers, replicas, strict=True):
-        rate = min(rate_per_s, float(one.full_rate_per_s(count)[0]))
+        rate = min(rate_per_s, float(one.full_rate_per_s(count, admission=admission)[0]))
         found = float(attainment(one, rate, count, admission=admission).attained[0] * one.feasible[0])
         share *= found * (rate / rate_per_s if admission else float(rate == rate_per_s))
     return share
