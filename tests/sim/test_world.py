@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 
+from plimsoll.core.admission.fleet import SOON_S
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
 from plimsoll.sim.plant import quiet_s
@@ -130,7 +131,8 @@ def test_leaping_changes_nothing_that_anybody_sees(decided: lab.Done) -> None:
     assert [visit.end for visit in slow.visits] == [visit.end for visit in decided.visits]
     for one, other in zip(slow.visits, decided.visits, strict=True):
         assert one.id == other.id
-        assert one.end_s == pytest.approx(other.end_s, abs=1e-6)
+        # A gate looks at who waits every SOON_S: a rounding of the last digit decides on which look one is refused.
+        assert one.end_s == pytest.approx(other.end_s, abs=1e-6 if one.end is End.OK else SOON_S + 1e-6)
 
 
 def test_without_a_gate_everybody_waits_in_the_engines() -> None:
