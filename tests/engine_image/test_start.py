@@ -40,6 +40,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
         return process.wait(30)
     finally:
         process.kill()
+        process.wait()
 
 
 def test_its_end_is_the_launchers_and_arguments_are_passed_on(stand_in: Path) -> None:
@@ -58,9 +59,11 @@ def test_a_signal_reaches_the_launcher_which_ends_in_its_own_time(stand_in: Path
     assert (stand_in / "told").exists()
 
 
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20])
-def test_a_signal_however_early_is_not_lost(stand_in: Path, delay_ms: int) -> None:
-    process = started(stand_in)
-    time.sleep(delay_ms / 1000)
-    process.send_signal(signal.SIGTERM)
-    assert ended(process) in (3, 128 + signal.SIGTERM, -signal.SIGTERM)
+def test_a_signal_however_early_is_not_lost(stand_in: Path) -> None:
+    """For about a millisecond the launcher is a copy of the shell: of 100 signals in it one or two used to be lost."""
+    early = []
+    for n in range(200):
+        early.append(started(stand_in))
+        time.sleep(n % 20 / 4000)
+        early[-1].send_signal(signal.SIGTERM)
+    assert {ended(process) for process in early} <= {3, 128 + signal.SIGTERM, -signal.SIGTERM}
