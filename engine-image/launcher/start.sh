@@ -1,16 +1,16 @@
 #!/bin/sh
 # What the container starts with. The kernel throws away a signal for which the first process has no handler, and Python
 # needs a moment until it has one: a pod that is deleted in that moment would go on until its grace ends. A shell has its
-# handler at once, and to the launcher, which is not the first process, an early signal is simply its end. For the
-# millisecond in which the launcher is still a copy of this shell it has the shell's handler and loses what it is sent:
-# so it is told again, which it takes for one.
+# handler at once, and to the launcher, which is not the first process, an early signal is simply its end. But for about
+# a millisecond the launcher is still a copy of this shell, and loses what it is sent: it is told once it has a name.
 launcher=
 stopped=
 stop() {
     stopped=1
     [ -n "$launcher" ] || return 0
+    read -r own < /proc/$$/comm
+    while read -r name < "/proc/$launcher/comm" && [ "$name" = "$own" ]; do sleep 0.01; done 2> /dev/null
     kill -TERM "$launcher"
-    { sleep 1; kill -TERM "$launcher"; } 2> /dev/null &
 }
 trap stop TERM INT
 python3 -P -m launcher "$@" &
