@@ -15,7 +15,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ import aiohttp
 import numpy as np
 
 from bench.hardware import gaps, keep, traces
+from bench.hardware.gate import turnstile
 from bench.hardware.summary import Seen
 
 COMPLETIONS: Final = "/v1/completions"
@@ -30,6 +32,7 @@ PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: 
 _LOWEST, _HIGHEST = 1000, 100_000  # token ids of prompts: none of them special
 _LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
 DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
+AWAY: Final = 429  # the status of a request that a turnstile turned away
 IDLE_S: Final = 2.0  # after which a connection is not used again: vLLM closes it after 5 s, and a request on it is lost
 
 
@@ -56,8 +59,7 @@ async def streamed(
 
     `ok` only for the exact count of tokens by the engine's own usage, and a proper end.
     """
-    seen: dict[str, Any] = {"status": 0, "first_s": None, "last_s": None, "gap_s": None, "tokens": 0, "ok": False}
-    seen["gaps_s"] = []
+    seen = _nothing()
     began, done = time.monotonic(), False
     try:
         async with http.post(url + COMPLETIONS, json=asked, headers=dict(headers or {})) as answer:
@@ -75,6 +77,19 @@ async def streamed(
         seen["error"] = f"{type(error).__name__}: {error}"[:300]
     seen["ok"] = done and seen["tokens"] == asked["max_tokens"]
     return seen
+
+
+def _nothing() -> dict[str, Any]:
+    """What is seen of a request before anything has come."""
+    return {
+        "status": 0,
+        "first_s": None,
+        "last_s": None,
+        "gap_s": None,
+        "tokens": 0,
+        "ok": False,
+        "gaps_s": [],
+    }
 
 
 def _event(seen: dict[str, Any], line: bytes, at_s: float) -> None:
@@ -119,8 +134,23 @@ async def _one(
 ) -> dict[str, Any]:
     late = time.monotonic() - given.start - one.at_s
     urls = given.url.split(",")
-    seen = await streamed(http, urls[row % len(urls)], asked, headers)
+    ask = partial(streamed, http, urls[row % len(urls)], asked, headers)
+    seen = await (_in_turn(given.turnstile, one.prompt, ask) if given.turnstile else ask())
     return {"row": row, "at_s": one.at_s, "late_s": late, "prompt": one.prompt, "output": one.output, **seen}
+
+
+async def _in_turn(path: str, prompt: int, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """One request through a turnstile: what it sees, counted from its coming, or that it was turned away."""
+    began = time.monotonic()
+    place = await turnstile.enter(path, prompt)
+    if place is None:
+        return _nothing() | {"status": AWAY}
+    try:
+        waited_s = time.monotonic() - began
+        seen = await ask()
+    finally:
+        place.close()
+    return seen | {key: seen[key] + waited_s for key in ("first_s", "last_s") if seen[key] is not None}
 
 
 def run(
@@ -133,6 +163,7 @@ def run(
     prefill: str = "",
     remote_from: int = 0,
     drain_s: float = DRAIN_S,
+    turn: str = "",
 ) -> list[dict[str, Any]]:
     """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock.
 
@@ -142,6 +173,7 @@ def run(
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
     command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from), "--drain", str(drain_s)]
+    command += ["--turnstile", turn]
     started = [
         subprocess.Popen([*command, "--worker", f"{number}/{workers}", "--out", str(part)])
         for number, part in enumerate(parts)
@@ -182,6 +214,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefill", default="", help="host:port of a prefill engine")
     parser.add_argument("--remote-from", type=int, default=0, help="tokens from which a prompt is read there")
     parser.add_argument("--drain", type=float, default=DRAIN_S, help="seconds after the last request was sent")
+    parser.add_argument("--turnstile", default="", help="socket of a turnstile that each request goes through")
     given = parser.parse_args(words)
     given.out.write_text(json.dumps(asyncio.run(worker(given))))
     return 0

@@ -4,7 +4,7 @@
 
 Requests keep what the tables need, to 10 us, compressed; step logs are compressed; of the engines' metrics only the
 counters that are read, of nvidia-smi's record time, card, clock and power. In result.json the folder that a run wrote
-to, which is of that machine alone, becomes OUT.
+to, which is of that machine alone, becomes OUT. A row has its status where that is not 200.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _METRICS: Final = re.compile(
 )
 _FOLDER: Final = re.compile(r'[^\s"]+(?=/models/)')  # models lie in the folder that a run writes to
 _CLOCK_COLUMNS: Final = 4
+_OK: Final = 200
 
 
 def requests(path: Path) -> dict[str, Any]:
@@ -66,7 +67,8 @@ def _packed(path: Path, text: str) -> None:
 
 def _small(row: dict[str, Any]) -> dict[str, Any]:
     times = {key: None if row[key] is None else round(row[key], 5) for key in _TIMES}
-    return {**{key: row[key] for key in _COUNTS}, **times}
+    strange = {"status": row["status"]} if row.get("status", _OK) != _OK else {}
+    return {**{key: row[key] for key in _COUNTS}, **times, **strange}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -80,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
         document = requests(path)
         document["requests"] = [_small(row) for row in document["requests"]]
         _packed(given.dest / f"{path.name.removesuffix('.gz')}.gz", json.dumps(document))
-    for path in given.measured.glob("*.steps.csv*"):
+    for path in (*given.measured.glob("*.steps.csv*"), *given.measured.glob("*.operator.jsonl*")):
         text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
         _packed(given.dest / f"{path.name.removesuffix('.gz')}.gz", text)
     for path in given.measured.glob("*.metrics.txt"):

@@ -1,0 +1,1 @@
+"""The gateway's gate before one real engine, under more load than it can carry."""

@@ -1,0 +1,200 @@
+"""The operator's own parts over one engine, without Kubernetes: what they learn, and what gateways are told of it.
+
+    python -m bench.hardware.gate.operated SERVICE.json OBJECTS.json --picker-port 8081 --log FILE
+
+Problem: a gate is as good as the limits that the operator publishes, and those follow from what an engine's counters
+say tick by tick. A second loop that does the same would prove itself, not the operator.
+Idea: the controllers themselves, wired as `plimsoll.controllers.operator` wires them: `Engines` scrapes the launcher,
+`Gateways` polls the picker, `Autoscaler` decides each second, `status.scaling` writes the status. Only the API server
+is missing: its objects are made here (one service, one ready pod, one Deployment, one gateway), and what would be
+written to it goes to OBJECTS.json, where the picker's watch reads it. Nothing is scaled. The log has every change of
+what is told, and now and then what it rests on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from plimsoll.adapters import pods
+from plimsoll.adapters.kube import Kube, WatchEvent
+from plimsoll.api import labels
+from plimsoll.api.events import Event
+from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.engines import Engines
+from plimsoll.controllers.gateways import POLL_SECONDS, Gateways
+from plimsoll.controllers.status import Sight, scaling
+from plimsoll.controllers.store import Key, Store, key_of
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import EngineReading
+from plimsoll.gateway.files import write
+from plimsoll.resources import meta
+from plimsoll.resources.platform import GatewaySettings
+
+Object = dict[str, Any]
+
+GATEWAY: Final = "gateway-0"
+API_PORT: Final = 8000
+NAMESPACE: Final = "team"
+BORN: Final = "2026-01-01T00:00:00Z"
+_TIER: Final = "serve"
+_EXPLAIN_S: Final = 10.0
+
+
+def service(manifest: Object) -> Object:
+    """A manifest as the API server has it."""
+    given = {"namespace": NAMESPACE, "uid": "uid-service", "generation": 1, "resourceVersion": "1"}
+    return {**manifest, "metadata": {**given, "creationTimestamp": BORN, **manifest["metadata"]}}
+
+
+def pod(parent: Object, began: str) -> Object:
+    """The one engine, ready. began: when, as Kubernetes writes times."""
+    name = parent["metadata"]["name"]
+    marks = meta.tier_labels(name, _TIER) | {labels.REVISION: "r1"}
+    ready = [{"type": kind, "status": "True", "lastTransitionTime": began} for kind in ("PodScheduled", "Ready")]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{name}-{_TIER}-0",
+            "namespace": NAMESPACE,
+            "uid": "uid-pod",
+            "resourceVersion": "1",
+            "labels": marks,
+            "creationTimestamp": began,
+        },
+        "spec": {"containers": [{"name": "engine", "ports": [{"name": "api", "containerPort": API_PORT}]}]},
+        "status": {
+            "phase": "Running",
+            "podIP": "127.0.0.1",
+            "conditions": ready,
+            "containerStatuses": [{"name": "engine", "state": {"running": {"startedAt": began}}}],
+        },
+    }
+
+
+def deployment(parent: Object) -> Object:
+    """Of the one tier: a replica, as ordered."""
+    name = parent["metadata"]["name"]
+    own = meta.metadata(parent, meta.tier_name(name, _TIER), meta.tier_labels(name, _TIER))
+    given = {"uid": "uid-deployment", "generation": 1, "resourceVersion": "1"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": own | given, "spec": {"replicas": 1}}
+
+
+def gateway() -> Object:
+    """The pod of the one gateway."""
+    return {
+        "metadata": {"name": GATEWAY, "uid": "uid-gateway", "resourceVersion": "1"},
+        "status": {"phase": "Running", "podIP": "127.0.0.1"},
+    }
+
+
+class Operated:
+    """The operator's parts. objects: where the picker reads what the API server would have."""
+
+    def __init__(
+        self, manifest: Object, objects: Path, picker_port: int, log: Path, http: aiohttp.ClientSession
+    ) -> None:
+        self._objects, self._log = objects, log.open("a", buffering=1)
+        self._store = Store()
+        raw, began = service(manifest), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._key = key_of(raw)
+        for each in (raw, deployment(raw), pod(raw, began)):
+            self._store.put(each)
+        settings = GatewaySettings(namespace="plimsoll-system", picker_port=picker_port)
+        ask = partial(pods.get, http)
+        self._kube = Kube.__new__(Kube)  # nothing is asked of it: there is no API server
+        self._gateways = Gateways(self._kube, settings, ask, lambda key: None)
+        self._gateways.saw(WatchEvent("SYNC", objects=(gateway(),)))
+        self._engines = Engines(self._store, ask, self._heard)
+        sources = Sources(
+            self._gateways.readings, self._engines.about, self._engines.start, self._engines.running, self._engines.stir
+        )
+        self._autoscaler = Autoscaler(self._store, self._kube, sources, _tell, self._reported)
+        self._told: Object | None = None
+        self._write()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._engines.run())
+            group.create_task(self._poll())
+            group.create_task(self._tick())
+
+    async def _poll(self) -> None:
+        while True:
+            await self._gateways.ask()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _tick(self) -> None:
+        explained_s = 0.0
+        while True:
+            now_s = time.time()
+            changes = self._autoscaler.decide(now_s)
+            if changes:
+                self._note(scale=[f"{one.tier} {one.before} -> {one.decision.replicas}" for one in changes])
+            if now_s - explained_s >= _EXPLAIN_S:
+                explained_s = now_s
+                self._note(explain=self._autoscaler.explain(self._key))
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _heard(self, key: Key, role: Role, reading: EngineReading) -> None:
+        self._autoscaler.hear_engine(key, role, reading)
+
+    def _reported(self, key: Key) -> None:
+        """The report says something new: what the reconciler would write is written, and seen by all."""
+        raw = self._store.get(labels.KIND, key)
+        assert raw is not None
+        sight = Sight(service=raw, report=self._autoscaler.report(key))
+        version = str(int(raw["metadata"]["resourceVersion"]) + 1)
+        status = scaling(sight, raw.get("status") or {})
+        self._store.put({**raw, "metadata": {**raw["metadata"], "resourceVersion": version}, "status": status})
+        self._write()
+        if status.get("admission") != self._told:
+            self._told = status.get("admission")
+            self._note(admission=self._told)
+
+    def _write(self) -> None:
+        kinds = {"inferenceservices": labels.KIND, "pods": "Pod"}
+        objects = {name: list(self._store.all(kind)) for name, kind in kinds.items()}
+        write(self._objects, json.dumps(objects).encode())
+
+    def _note(self, **what: Any) -> None:
+        line = {"unix_s": round(time.time(), 3), "monotonic_s": round(time.monotonic(), 3), **what}
+        self._log.write(json.dumps(line, default=str) + "\n")
+
+
+async def _tell(_: Object, __: Event) -> None:
+    """Events have nobody to read them here."""
+
+
+async def _run(given: argparse.Namespace) -> None:
+    manifest = json.loads(given.service.read_text())
+    async with aiohttp.ClientSession() as http:
+        await Operated(manifest, given.objects, given.picker_port, given.log, http).run()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.hardware.gate.operated", description=__doc__)
+    parser.add_argument("service", type=Path)
+    parser.add_argument("objects", type=Path)
+    parser.add_argument("--picker-port", type=int, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    given = parser.parse_args(words)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_run(given))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
