@@ -28,6 +28,7 @@ import aiohttp
 
 from plimsoll.adapters import pods
 from plimsoll.adapters.kube import Kube, WatchEvent
+from plimsoll.adapters.scrape import Ask
 from plimsoll.api import labels
 from plimsoll.api.events import Event
 from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
@@ -100,19 +101,16 @@ def gateway() -> Object:
 
 
 class Operated:
-    """The operator's parts. objects: where the picker reads what the API server would have."""
+    """The operator's parts. objects: where the picker reads what the API server would have. ask: what a pod answers."""
 
-    def __init__(
-        self, manifest: Object, objects: Path, picker_port: int, log: Path, http: aiohttp.ClientSession
-    ) -> None:
-        self._objects, self._log = objects, log.open("a", buffering=1)
+    def __init__(self, manifest: Object, objects: Path, picker_port: int, log: Path, ask: Ask) -> None:
+        self._objects, self._log = objects, log
         self._store = Store()
         raw, began = service(manifest), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._key = key_of(raw)
         for each in (raw, deployment(raw), pod(raw, began)):
             self._store.put(each)
         settings = GatewaySettings(namespace="plimsoll-system", picker_port=picker_port)
-        ask = partial(pods.get, http)
         self._kube = Kube.__new__(Kube)  # nothing is asked of it: there is no API server
         self._gateways = Gateways(self._kube, settings, ask, lambda key: None)
         self._gateways.saw(WatchEvent("SYNC", objects=(gateway(),)))
@@ -171,7 +169,8 @@ class Operated:
 
     def _note(self, **what: Any) -> None:
         line = {"unix_s": round(time.time(), 3), "monotonic_s": round(time.monotonic(), 3), **what}
-        self._log.write(json.dumps(line, default=str) + "\n")
+        with self._log.open("a") as file:
+            file.write(json.dumps(line, default=str) + "\n")
 
 
 async def _tell(_: Object, __: Event) -> None:
@@ -181,7 +180,7 @@ async def _tell(_: Object, __: Event) -> None:
 async def _run(given: argparse.Namespace) -> None:
     manifest = json.loads(given.service.read_text())
     async with aiohttp.ClientSession() as http:
-        await Operated(manifest, given.objects, given.picker_port, given.log, http).run()
+        await Operated(manifest, given.objects, given.picker_port, given.log, partial(pods.get, http)).run()
 
 
 def main(words: Sequence[str] | None = None) -> int:

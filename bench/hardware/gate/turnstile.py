@@ -23,12 +23,17 @@ class Turnstile:
 
     def __init__(self, cap: int, patience_s: Callable[[int], float]) -> None:
         self._cap, self._patience_s = cap, patience_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[None]] = deque()
         self.inside = 0
         self.most = 0  # inside at once
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return sum(not turn.done() for turn in self._queue)
+
     async def serve(self, path: Path) -> asyncio.Server:
-        """Opens the door; to be closed by whoever asked for it."""
+        """Opens the door; to be closed by whoever asked."""
         return await asyncio.start_unix_server(self._visit, str(path), backlog=4096)
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +55,7 @@ class Turnstile:
             self._count()
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._queue.append(turn)
         try:
             async with asyncio.timeout(patience_s):
                 await turn
@@ -60,8 +65,8 @@ class Turnstile:
 
     def _leave(self) -> None:
         self.inside -= 1
-        while self._waiting:
-            turn = self._waiting.popleft()
+        while self._queue:
+            turn = self._queue.popleft()
             if not turn.done():
                 self._count()
                 turn.set_result(None)
