@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from bench.hardware import client, keep, traces
-from bench.hardware.gate import compare, operated, predict, turnstile
+from bench.hardware.gate import compare, measure, operated, predict, turnstile
 from bench.hardware.gate.runs import CAP, GATE, NONE, One, Run, call, cap_seconds, judged, seen_path
 from bench.hardware.gate.turnstile import Turnstile
 from bench.hardware.summary import Seen
@@ -274,3 +274,11 @@ def test_the_prediction_that_lies_here_is_of_the_traces_that_lie_here() -> None:
     assert runs == told["traces"].keys()
     for calls in told["from"].values():
         assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == told["calls"]
+
+
+def test_only_where_nothing_could_be_in_time_a_run_is_cut_short() -> None:
+    kept = [
+        word for word in ("gate@2.6", "cap96@2", "none@1.3") if measure.drain_s(Run.parse(word, 0)) < client.DRAIN_S
+    ]
+    assert not kept
+    assert measure.drain_s(Run.parse("none@2", 0)) < client.DRAIN_S

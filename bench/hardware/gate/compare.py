@@ -78,7 +78,9 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if caps and at:
         best = max(caps, key=lambda row: row["goodput_rps"])
         shares = ", ".join(f"{goodput / best['goodput_rps']:.1%}" for goodput in at)
-        lines.append(f"of the best of {len(caps)} runs under a cap ({best['run']}, {best['goodput_rps']:.1f}/s): {shares}")
+        lines.append(
+            f"of the best of {len(caps)} runs under a cap ({best['run']}, {best['goodput_rps']:.1f}/s): {shares}"
+        )
     return lines
 
 
