@@ -125,7 +125,7 @@ class Stack:
 
     def start_picker(self) -> None:
         fields = dataclasses.asdict(self.settings) | {"directory": str(self.settings.directory)}
-        paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT)))
+        paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT), os.environ.get("PYTHONPATH", "")))
         command = [sys.executable, str(ROOT / "tests/gateway/picker_process.py"), json.dumps(fields)]
         with self.log.open("ab") as log:
             self.picker = subprocess.Popen(
