@@ -207,6 +207,14 @@ def test_own_bursts_are_in_the_upper_quantiles_once_history_is_sure() -> None:
     assert growth.sure_factor(state.growth, 240.0, 0.99) < 3.5
 
 
+def test_what_a_trough_grew_by_is_not_foreseen_on_top_of_the_peak() -> None:
+    square = np.where(np.arange(1800) % 120 < 60, 10.0, 70.0)
+    peak_gpu = 70.0 * REQUEST_GPU_S
+    trough, peak = (told(fed(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800))
+    assert 0.9 * peak_gpu < trough.work < 1.3 * peak_gpu
+    assert 0.9 * peak_gpu < peak.work < 1.3 * peak_gpu
+
+
 def losses(rates: Floats, budget: float) -> tuple[Floats, RiskControl, RiskControl]:
     """Losses per horizon of 120 s, and both controls at the end.
 

@@ -40,7 +40,8 @@ _NONE: Final = (0.0,) * len(FACTORS)
 class Growth(NamedTuple):
     """The minute that runs, the last KEPT ones (each a MINUTE, oldest first), and counts per horizon and factor.
 
-    lowest, sure: what `drawn_up` makes of the others once a minute, since forecasts are asked for more often.
+    lowest (level), highest (mean of a minute), sure: what `drawn_up` makes of the others once a minute, since forecasts
+    are asked for more often.
     """
 
     minute: int = -1
@@ -51,6 +52,7 @@ class Growth(NamedTuple):
     exceeded: tuple[tuple[float, ...], ...] = (_NONE,) * len(HORIZONS_S)
     lowest: float = math.inf
     sure: tuple[tuple[float, ...], ...] = (_NONE,) * len(HORIZONS_S)
+    highest: float = -math.inf
 
     @property
     def ended(self) -> Growth:
@@ -63,8 +65,9 @@ def add(growth: Growth, at_s: float, work: float, span_s: float, before: Estimat
     minute = math.floor(at_s / MINUTE_S)
     gpu_s, covered_s = work * span_s, min(span_s, MINUTE_S)
     if minute == growth.minute or growth.minute < 0:
-        _, sum_s, sum_covered_s, minutes, windows, exceeded, lowest, sure = growth
-        return Growth(minute, sum_s + gpu_s, sum_covered_s + covered_s, minutes, windows, exceeded, lowest, sure)
+        _, sum_s, sum_covered_s, minutes, windows, exceeded, lowest, sure, highest = growth
+        gpu_s, covered_s = sum_s + gpu_s, sum_covered_s + covered_s
+        return Growth(minute, gpu_s, covered_s, minutes, windows, exceeded, lowest, sure, highest)
     return drawn_up(minute, gpu_s, covered_s, *_close(growth, minute, before, grain_gpu_s))
 
 
@@ -76,7 +79,7 @@ def drawn_up(
     windows: tuple[float, ...],
     exceeded: tuple[tuple[float, ...], ...],
 ) -> Growth:
-    """Growth of these parts, with what follows from them: the lowest level, and the shares that are sure.
+    """Growth of these parts, with what follows from them: lowest and highest, and the shares that are sure.
 
     A share counts by the lower 95 % bound of its Poisson count (Wilson and Hilferty 1931), overlapping windows taken as
     one, over the windows seen plus the prior's: one burst in half an hour says little.
@@ -86,7 +89,8 @@ def drawn_up(
         _sure_row(row, length, length / (n + weight_s / MINUTE_S))
         for length, n, row, weight_s in zip(_MINUTES, windows, exceeded, WEIGHT_S, strict=True)
     )
-    return Growth(minute, gpu_s, covered_s, minutes, windows, exceeded, lowest, sure)
+    highest = max([work for work in _lately(minutes, KEPT)[::3] if work == work], default=-math.inf)
+    return Growth(minute, gpu_s, covered_s, minutes, windows, exceeded, lowest, sure, highest)
 
 
 def _close(
@@ -125,6 +129,15 @@ def ordinary(growth: Growth, level: float) -> float:
     While it stands above, the leap that spare was kept for has come.
     """
     return min(level, growth.lowest)
+
+
+def reached(growth: Growth, level: float, factor: float) -> float:
+    """How far load may leap that grows by a factor in its leaps: to what the past hour has reached, or to that times
+    what it leaps from.
+
+    What a trough grows by is mostly the way back to the peak, and says nothing of leaps from there.
+    """
+    return max(growth.highest, factor * ordinary(growth, level))
 
 
 def standing(growth: Growth, level: float, reach_s: float) -> float:

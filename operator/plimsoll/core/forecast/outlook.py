@@ -89,12 +89,15 @@ def outlook(
     damped = of_same(lambda reach: -math.expm1(-reach / level.DAMPING_S), reaches)
     trend = np.maximum(0.0, slope) * level.DAMPING_S * damped
     shape = np.maximum(0.0, level_ * _seasons(states, at_s, reach_s) - trend)
-    burst = (level_ + trend + shape) * (factor - 1.0)
+    foretold = level_ + trend + shape
+    lowest, highest = np.array([(state.past.lowest, state.past.highest) for state in states]).T
+    reached = np.maximum(foretold, np.maximum(highest, factor * np.minimum(level_, lowest)))
+    burst = np.minimum(foretold * (factor - 1.0), reached - foretold)
     doubt = np.minimum(DOUBT * level_, deviate * error)
     silent = level_ * reach_s <= none * seen[:, GRAIN]
-    work = np.where(silent, 0.0, level_ + trend + shape + burst + doubt)
+    work = np.where(silent, 0.0, foretold + burst + doubt)
     some = np.where(silent, 0.0, level_)
-    ordinary = np.minimum(some, np.array([state.past.lowest for state in states]))
+    ordinary = np.minimum(some, lowest)
     standing = np.where(some > growth.RISEN * lately, some, ordinary)
     return Outlook(np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), ordinary, standing, age_s)
 

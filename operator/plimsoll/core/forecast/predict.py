@@ -4,8 +4,9 @@ Problem: a replica ordered now serves one start-up later, so what counts is the 
 that nobody can take apart is not believed.
 
 Idea: level + the larger of what trend and shape of the day foretell, times the factor by which own history has gone
-beyond what was foretold, + the doubt about the level. Work here is the rate of work: the sizing already takes account
-of chance within a minute, so that is not paid for twice. The total never falls as quantile, horizon or load rise.
+beyond what was foretold, but no further than its leaps have reached, + the doubt about the level. Work here is the rate
+of work: the sizing already takes account of chance within a minute, so that is not paid for twice. The total never
+falls as quantile, horizon or load rise.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def _parts(state: State, reach_s: float, quantile: float) -> tuple[float, float,
     assert at_s is not None  # else there is no level
     trend = level.rise(now.slope_per_s, reach_s)
     shape = max(0.0, now.level * season.growth(state.shape, at_s, reach_s) - trend)
-    burst = (now.level + trend + shape) * (growth.sure_factor(state.past, reach_s, quantile) - 1.0)
+    foretold, factor = now.level + trend + shape, growth.sure_factor(state.past, reach_s, quantile)
+    reached = max(foretold, growth.reached(state.past, now.level, factor))
+    burst = min(foretold * (factor - 1.0), reached - foretold)
     return (
         now.level,
         trend,

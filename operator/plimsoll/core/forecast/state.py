@@ -219,7 +219,7 @@ def rescaled(state: State, factor: float) -> State:
     )
     return State(
         packed,
-        past._replace(minutes=_times(past.minutes, factor), lowest=past.lowest * factor),
+        past._replace(minutes=_times(past.minutes, factor), lowest=past.lowest * factor, highest=past.highest * factor),
         shape._replace(previous=shape.previous * factor, day=day, week=week),
     )
 
