@@ -205,6 +205,26 @@ def test_lengths_come_from_the_engines_with_the_share_that_caches_save() -> None
     assert np.all(work.uncached_tokens >= 1.0)
 
 
+def test_answers_that_only_began_are_as_long_as_they_are_by_now() -> None:
+    """An engine with more than it can carry: four begin a second, ten tokens each a second, and none ends."""
+    listener, nothing = Listener([Role.SERVE]), histogram(LENGTH_EDGES, 150.0, 0.0)
+    found = []
+    for seconds in (0.0, 1.0, 5.0, 10.0):
+        begun, tokens = 4.0 * seconds, 20.0 * seconds**2
+        told = engine(
+            seconds, generated_tokens=tokens, prompt_tokens=nothing, output_tokens=nothing, tpot_s=nothing,
+            local_prompt_tokens=225.0 * begun, cached_prompt_tokens=75.0 * begun,
+            ttft_s=histogram(TTFT_EDGES_S, 0.1, begun),
+        )  # fmt: skip
+        listener.hear_engine(Role.SERVE, told)
+        found.append(listener.heard(NOW_S + seconds, {Role.SERVE: ["a"]}, ["g"], SHARE).workload)
+    assert [isinstance(one, Unknown) for one in found] == [True, True, False, False], "five must have begun"
+    for one, tokens in zip(found[2:], (25.0, 50.0), strict=True):
+        assert not isinstance(one, Unknown)
+        means = one.mean(one.uncached_tokens), one.mean(one.cached_tokens), one.mean(one.output_tokens)
+        assert means == pytest.approx((225.0, 75.0, tokens))
+
+
 def arriving(factor: float) -> tuple[float, float]:
     """After a minute of prompts so many times as long: their mean, and that of the lengths that are believed."""
     listener, _ = serving()

@@ -9,8 +9,10 @@ make the ratio that turns the one into the other. Lengths of those that ended fa
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
 last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the
 tokens of the others are counted already. Its requests are the mean of those that began to be answered and those that
-ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Cached
-tokens are a share of each prompt, the same for all: engines count them only in sum.
+ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Before
+any has ended, an answer is at least as long as it is by now: an engine with more than it can carry ends none for the
+better part of a minute, and is the one that must be known. Cached tokens are a share of each prompt, the same for all:
+engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import Buckets
 from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
 from plimsoll.core.signals.memory import Faded, Recent
-from plimsoll.core.workload import Histogram, Workload, from_histograms
+from plimsoll.core.workload import Histogram, Workload, from_histograms, from_samples
 
 _MEMORY_S: Final = 300.0
 _LATELY_S: Final = 30.0
@@ -90,6 +92,7 @@ class Lengths:
         self._built: tuple[float, float, float, Workload] | None = None  # when, of which means (tokens), what
         self._mean = 1.0  # of the prompts in what was built
         self._given: _Given | None = None
+        self._begun: Workload | None = None
 
     def arrived(self, at_s: float, interval: ServiceInterval) -> None:
         """What a gateway counted until at_s."""
@@ -141,7 +144,7 @@ class Lengths:
         outputs of late where these are longer by more."""
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
-            return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
+            return self._least(now_s)
         base = self._base(now_s, ended)
         if isinstance(base, Unknown):
             return base
@@ -150,6 +153,20 @@ class Lengths:
         if self._given is None or self._given.base is not base or not self._given.near(factors, share):
             self._given = _Given(base, factors, share, _shaped(base, factors, share))
         return self._given.workload
+
+    def _least(self, now_s: float) -> Workload | Unknown:
+        """Requests that have begun to be answered, as long as their answers are by now, while too few have ended."""
+        lately, counted, old = self._answers.over(now_s), self._counted.sum, self._begun
+        if lately is None or counted is None or not (min(lately.begun, counted.requests) >= _KNOWN and counted.tokens):
+            return Unknown(f"too few requests have ended to know their lengths: {self._ended.weight:.0f}")
+        prompt, output = counted.tokens / counted.requests, max(lately.tokens / lately.begun, 1.0)
+        cached = max(0.0, min(prompt * self.cached_share, prompt - 1.0))
+        new = np.array(((max(prompt - cached, 1.0),), (cached,), (output,)))
+        if old is None or np.any(
+            np.abs(new - (old.uncached_tokens, old.cached_tokens, old.output_tokens)) > _SAME * new
+        ):
+            self._begun = old = from_samples(*new)
+        return old
 
     def _outputs(self, now_s: float, base: Workload) -> float:
         """The mean output of late over that of the base where it is longer beyond chance, else 1.
