@@ -263,3 +263,32 @@ def test_who_waits_for_a_prefill_takes_no_place_in_the_batch_yet() -> None:
     alone.set_replicas({"d": 8}, 0.0)
     outcomes = [alone.offer(Request(str(n), "chat", "t", 0.0, 400, max_tokens=32), 0.0).outcome for n in range(40)]
     assert outcomes.count(Outcome.ADMITTED) <= 8, "a prompt that is computed in place takes its place at once"
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0])
+def test_who_waited_for_the_first_engines_has_its_prompt_read_where_prefill_engines_are(before: float) -> None:
+    """Both tiers start at once, or decode a second sooner: what a request costs is not what it did when it came."""
+    door = Gate(CLASSES, NUMBERS, {})
+    assert [ask(door, id, 0.0).outcome for id in "ab"] == [Outcome.HELD] * 2
+    work_s = door.held_work_s
+    if before:
+        door.set_replicas({"d": 0}, 10.0 - before)  # the operator has not said yet how many it may take
+    door.set_replicas({"d": NUMBERS.batch}, 10.0, frozenset("p"))
+    assert door.held_work_s < 0.6 * work_s
+    assert [(one.id, one.outcome, one.prefill) for one in door.release(10.0)] == [
+        ("a", Outcome.ADMITTED, "p"),
+        ("b", Outcome.ADMITTED, "p"),
+    ]
+    assert door.held_work_s == 0.0
+
+
+def test_who_waits_when_the_last_prefill_engine_goes_has_its_prompt_read_where_it_is_decoded() -> None:
+    door = Gate(CLASSES, NUMBERS, {})
+    door.set_replicas({"d": 0}, 0.0, frozenset("p"))
+    assert ask(door, "a", 0.0).outcome is Outcome.HELD
+    work_s = door.held_work_s
+    door.set_replicas({"d": NUMBERS.batch}, 0.1)
+    assert door.held_work_s > work_s
+    (found,) = door.release(0.1)
+    assert (found.outcome, found.prefill) == (Outcome.ADMITTED, None)
+    assert door.fleet.replicas["d"].stalled_s > 0.05

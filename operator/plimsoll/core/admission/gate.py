@@ -117,8 +117,11 @@ class Gate:
         Requests on a replica that is gone are forgotten. `release` is to be called next.
         """
         now = self._advance(now)
+        before = bool(self.fleet.prefills)
         self.fleet.set_replicas(caps, now)
         self.fleet.set_prefills(set(prefills), now)
+        if before != bool(prefills):  # prompts are read elsewhere than was reckoned for those that wait
+            self._queue.measure(self.fleet.need, now)
 
     def offer(self, request: Request, now: float) -> Decision:
         """A request has come. Raises ValueError for an unknown class and for an id that is held or running."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from plimsoll.core.admission.fairness import Accounts, Held, Lane, LaneQueue
-from plimsoll.core.admission.limits import ClassPolicy
+from plimsoll.core.admission.limits import ClassPolicy, Need
+from plimsoll.core.admission.outcome import Request
 
 LATE_SHARE: Final = 0.1  # of a class's work, for requests that miss anyway, while others wait
 SHARE_MEMORY_S: Final = 30.0  # over which guaranteed shares are measured
@@ -91,6 +93,14 @@ class HoldQueue:
             self._lanes[held.klass][held.lane].drop(held)
             self.work_s = max(0.0, self.work_s - held.need.work_s) if self._held else 0.0
         return held
+
+    def measure(self, need_of: Callable[[Request], Need], now: float) -> None:
+        """What requests ask of the replicas is not what it was when they came."""
+        for held in list(self._held.values()):
+            self.remove(held.request.id)
+            need = need_of(held.request)
+            until_s = held.due_s - need.alone_s if held.until_s < held.due_s else held.until_s
+            self.push(replace(held, need=need, until_s=until_s, gone=False), now)
 
     def expired(self, now: float) -> Iterator[Held]:
         """Those whose waiting is of no use any more, each removed."""
