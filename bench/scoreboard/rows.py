@@ -253,6 +253,28 @@ def _returning() -> Iterable[Row]:
         )
 
 
+def _unseen() -> Iterable[Row]:
+    """Loads that nothing was ever tuned for, and of which nothing is asked. One engine, or none, is there at first."""
+    fixed: dict[str, Any] = {"ttft": "2s", "tpot": "60ms", "start_up": "60", "hardware": "h200-70b", "reach": Reach()}
+    chat = Lengths(2000.0, 250.0, sigma=0.6)
+    one: dict[str, Any] = {**fixed, "tiers": (("serve", 1, 14),), "initial": (1,)}
+    high, low = Phase(60.0, 8.0, chat), Phase(60.0, 1.0, chat)
+    says = "8 and 1 requests/s by turns of 60 s on a 70B; engines start in 60 s"
+    yield Row("unseen-square", says, Phases((high, low) * 15), **one)
+    says = "8 requests/s for 450 s, four times what one 70B carries, then 2; engines start in 60 s"
+    yield Row("unseen-flood", says, Phases((Phase(450.0, 8.0, chat), Phase(450.0, 2.0, chat))), **one)
+    spell = (Phase(300.0, 3.3, chat), Phase(600.0, 0.0, chat))
+    yield Row(
+        "unseen-naps-pd",
+        "3.3 requests/s for 300 s of every 900, on a pair of 70B tiers from and to zero; engines start in 60 s",
+        Phases(spell * 3),
+        tiers=(("prefill", 0, 4), ("decode", 0, 4)),
+        initial=(0, 0),
+        more=(("admission", {"classes": [{"name": "default", "holdFor": "2m"}]}),),
+        **fixed,
+    )
+
+
 def _short() -> Iterable[Row]:
     """Small enough to be played with every change of the program."""
     yield Row(
@@ -270,6 +292,15 @@ def _short() -> Iterable[Row]:
     )
 
 
-_ALL: Final = (*_guide(), *_dynamo(), *_disaggregated(), *_constant(), *_traces(), *_sparse(), *_returning())
+_ALL: Final = (
+    *_guide(),
+    *_dynamo(),
+    *_disaggregated(),
+    *_constant(),
+    *_traces(),
+    *_sparse(),
+    *_returning(),
+    *_unseen(),
+)
 ROWS: Final[dict[str, Row]] = {row.name: row for row in _ALL}
 SHORT: Final[dict[str, Row]] = {row.name: row for row in _short()}
