@@ -353,6 +353,14 @@ def test_a_reserve_is_kept_against_a_leap_from_where_load_has_just_risen_to(afte
     assert found.level > 5 * found.ordinary
 
 
+def test_a_memory_fills_and_begins_anew_with_a_leap() -> None:
+    steady = told(constant(6.0, 900)).memory
+    assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
+    assert told(constant(6.0, 4 * 3600, tick_s=5.0)).memory == pytest.approx(1.0, abs=0.01)
+    leapt = told(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
+    assert leapt.memory == pytest.approx(60 / 1800, rel=0.15)
+
+
 def test_load_that_only_wavers_has_not_risen() -> None:
     found = told(constant(6.0, 900), horizon_s=60.0)
     assert found.standing == found.ordinary

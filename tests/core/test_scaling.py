@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ from plimsoll.core.scaling import (
     summed,
     to_dict,
 )
+from plimsoll.core.scaling.sized import margin_of
 from plimsoll.core.sizing import Infeasible, Sizing, size
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import from_samples
@@ -71,6 +73,7 @@ def coming(work: float, odds: Odds = NEVER, **differing: Any) -> Demand:
         "quantile": 0.95,
         "age_s": 1.0,
         "history": 0.5,
+        "memory": 1.0,
         "ordinary": work,
         "standing": work,
         "changed_s_ago": None,
@@ -782,6 +785,34 @@ def test_a_step_down_asks_for_the_margin_and_for_the_doubt() -> None:
     assert (one(clear).replicas, one(clear).release) == (2, 2)
     doubtful = replace(clear, forecast=replace(clear.forecast, doubt=0.1 * clear.forecast.work))
     assert (one(doubtful).replicas, one(doubtful).release) == (2, 3)
+
+
+def test_just_after_a_leap_the_margin_is_the_doubt_of_the_level_alone() -> None:
+    knee = float(slo_rate(profile(SERVE), 2)[0])
+    settled = ask(SERVE, 0.97 * knee, 3)
+    assert (one(settled).replicas, one(settled).release) == (2, 3)
+    fresh = replace(settled, forecast=replace(settled.forecast, memory=0.05, doubt=0.02 * settled.forecast.work))
+    assert (one(fresh).replicas, one(fresh).release) == (2, 2)
+    doubtful = replace(fresh, forecast=replace(fresh.forecast, doubt=0.06 * fresh.forecast.work))
+    assert one(doubtful).release == 3
+
+
+@pytest.mark.parametrize("memory", [0.02, 0.05, 0.1, 0.3, 1.0])
+def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed(memory: float) -> None:
+    """White noise of density 1 about an unknown level, whose discounted mean is watched for two memories."""
+    rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory, 0.0, np.array(1.0)
+    error = math.sqrt(1.0 / covered)
+    doubt, level = 1.645 * error, rng.normal(0.0, error if memory < 1.0 else error / math.sqrt(2.0), paths)
+    most = doubt + float(work * (margin_of(work, np.array(doubt), np.array(memory)) - 1.0))
+    gpu_s, back = np.zeros(paths), np.zeros(paths, dtype=bool)
+    for now in memory * 0.01 * 1.05 ** np.arange(250):
+        if now > 2.0:
+            break
+        keep, at = math.exp(at - now), now
+        gpu_s = keep * gpu_s + level * (1.0 - keep) + rng.normal(0.0, math.sqrt(0.5 * (1.0 - keep**2)), paths)
+        covered = keep * covered + 1.0 - keep
+        back |= gpu_s / covered + 1.645 / math.sqrt(covered) > most
+    assert back.mean() <= 0.05
 
 
 def test_work_that_waits_counts_where_nothing_is_ready() -> None:

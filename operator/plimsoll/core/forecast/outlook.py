@@ -21,7 +21,7 @@ from plimsoll.core.forecast import growth, level, season
 from plimsoll.core.forecast.fleet import Floats, of_same, packed
 from plimsoll.core.forecast.predict import DOUBT, STALE_S, SURELY_NONE
 from plimsoll.core.forecast.spare import Odds, odds
-from plimsoll.core.forecast.state import AT, GRAIN, NOW, State
+from plimsoll.core.forecast.state import AT, GRAIN, MEAN, NOW, State
 
 _NORMAL: Final = NormalDist()
 _NOTHING: Final = growth.Growth()
@@ -33,6 +33,7 @@ class Outlook(NamedTuple):
     work: Floats
     level: Floats
     doubt: Floats
+    memory: Floats
     ordinary: Floats
     standing: Floats
     age_s: Floats
@@ -99,7 +100,9 @@ def outlook(
     some = np.where(silent, 0.0, level_)
     ordinary = np.minimum(some, lowest)
     standing = np.where(some > growth.RISEN * lately, some, ordinary)
-    return Outlook(np.where(known, work, np.nan), some, np.where(silent, 0.0, doubt), ordinary, standing, age_s)
+    memory = np.minimum(1.0, seen[:, MEAN] / level.MEMORY_S)
+    work, doubt = np.where(known, work, np.nan), np.where(silent, 0.0, doubt)
+    return Outlook(work, some, doubt, memory, ordinary, standing, age_s)
 
 
 def _seasons(states: Sequence[State], at_s: Floats, reach_s: Floats) -> Floats:

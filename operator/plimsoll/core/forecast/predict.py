@@ -32,6 +32,7 @@ class Forecast:
 
     season: what the shape of day or week foretells beyond the trend. age_s: of the last sample. history: share of own
     history, against the prior, in what is known of growth, 0 to 1. changed_s_ago: since the level last leapt.
+    memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as much as it learns.
     ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a reserve that is there is
     kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
     """
@@ -46,6 +47,7 @@ class Forecast:
     quantile: float
     age_s: float
     history: float
+    memory: float
     ordinary: float
     standing: float
     changed_s_ago: float | None
@@ -84,6 +86,7 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
         quantile=quantile,
         age_s=age_s,
         history=own_s / (own_s + growth.interpolate(WEIGHT_S, horizon_s)),
+        memory=min(1.0, state.mean.covered_s / level.MEMORY_S),
         ordinary=growth.ordinary(state.past, level_),
         standing=growth.standing(state.past, level_, reach_s),
         changed_s_ago=None if changed_s is None else max(0.0, now_s - changed_s),

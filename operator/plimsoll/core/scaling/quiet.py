@@ -25,7 +25,7 @@ from plimsoll.core.scaling.direction import chance, held_s, lasted_s, lower_mark
 from plimsoll.core.scaling.policy import Policy, TierPolicy
 from plimsoll.core.scaling.reserve import Stocks, reserves_all
 from plimsoll.core.scaling.returns import tried
-from plimsoll.core.scaling.sized import RELEASE_DOUBTS, RELEASE_MARGIN, Line, remembered
+from plimsoll.core.scaling.sized import Line, margin_of, remembered
 from plimsoll.core.scaling.state import NO_BACKOFF, Mark, Returns, TierState
 from plimsoll.core.scaling.wanted import RESERVE_MARGIN, STALE_S, UNSURE, scaled
 
@@ -152,8 +152,7 @@ class _Fleet:
         fewest = self._fewest(seen.work, np.isfinite(seen.work))
         known = (seen.age_s <= STALE_S) & (self.replica_work > 0.0) & (fewest + self.warm <= before)
         some = known & (before > fewest) & (seen.work > 0.0)
-        with np.errstate(all="ignore"):  # where there is no work
-            margin = 1.0 + np.maximum(RELEASE_MARGIN, RELEASE_DOUBTS * seen.doubt / seen.work)
+        margin = margin_of(seen.work, seen.doubt, seen.memory)
         release = np.where(some, self._fewest(seen.work * margin, some), fewest)
         stays: Flags = np.asarray((known & ~np.isnan(release)).all(axis=1))
         return np.where(stays[:, None], fewest, 0.0), np.where(stays[:, None], release, 0.0), stays
