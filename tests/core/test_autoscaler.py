@@ -12,6 +12,7 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
+from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.latency import StepModel
@@ -115,6 +116,30 @@ def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() ->
     assert reversals <= 1, moves
     assert high >= 40.0 * line.request_gpu_s / line.replica_work
     assert fleet.run(heard(4.0, Role.SERVE), 3600).tiers["serve"].replicas < high
+
+
+def test_those_told_to_come_back_are_demand_beyond_what_the_promise_lets_refuse() -> None:
+    fleet = Fleet(wish())
+    fleet.run(heard(40.0, Role.SERVE), 120)
+    quiet, horizon_s = need(fleet), fleet.service.horizon_s("serve", fleet.wish)
+    within = allowed(0.05, quiet.rate_per_s * horizon_s, 300.0)
+    for returning, more in ((0.9 * within, 0.0), (4.0 * within, 3.0 * within)):
+        work_s = returning * quiet.request_gpu_s
+        fleet.tick(replace(heard(40.0, Role.SERVE), returning_s=work_s, in_flight=300.0))
+        assert need(fleet).rate_per_s == pytest.approx(quiet.rate_per_s + more / horizon_s, rel=0.01)
+
+
+def test_arrivals_that_bunch_lower_the_line() -> None:
+    """Prompts that are read one after another: of as many, those that come eight at a time wait longer."""
+    lines = []
+    pair = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
+    for bunch in (1.0, 8.0):
+        fleet, rng = Fleet(wish(tiers=pair)), np.random.default_rng(3)
+        for rate in bunch * rng.poisson(20.0 / bunch, 300):
+            fleet.tick(heard(float(rate), Role.PREFILL, Role.DECODE))
+        lines.append(need(fleet, "prefill").replica_work)
+        assert fleet.service.tiers["prefill"].arrival_cv2 == pytest.approx(bunch, rel=0.5)
+    assert lines[1] < 0.97 * lines[0]
 
 
 def test_another_gateway_parts_the_places_and_the_line_follows() -> None:

@@ -69,6 +69,7 @@ def coming(work: float, odds: Odds = NEVER, **differing: Any) -> Demand:
     }
     rest = {name: value for name, value in differing.items() if name not in parts}
     usual: dict[str, Any] = {
+        "error": 0.0,
         "horizon_s": odds.horizon_s,
         "quantile": 0.95,
         "age_s": 1.0,
@@ -86,7 +87,8 @@ def coming(work: float, odds: Odds = NEVER, **differing: Any) -> Demand:
 def needed(demand: Demand, ready: int, backlog_gpu_s: float = 0.0, replica_work: float = REPLICA_WORK) -> Need:
     """What `needs` would say of a tier whose load line is straight."""
     work = demand.forecast.work + (0.0 if ready else backlog_gpu_s / demand.forecast.horizon_s)
-    margin = 1.0 + max(0.05, 2.0 * demand.forecast.doubt / work) if work else 1.0
+    told = demand.forecast
+    margin = float(margin_of(*(np.array(part) for part in (work, told.doubt, told.error, told.memory))))
     replicas, release = (math.ceil(work * share / replica_work - 1e-9) for share in (1.0, margin))
     return Need(
         replicas, release, work / REQUEST_GPU_S, REQUEST_GPU_S, replica_work, Constraint.TPOT, 0.8, 0.6, 0.071, None
@@ -783,7 +785,7 @@ def test_a_step_down_asks_for_the_margin_and_for_the_doubt() -> None:
     assert (near.replicas, near.release) == (2, 3)
     clear = ask(SERVE, 0.9 * knee, 3)
     assert (one(clear).replicas, one(clear).release) == (2, 2)
-    doubtful = replace(clear, forecast=replace(clear.forecast, doubt=0.1 * clear.forecast.work))
+    doubtful = replace(clear, forecast=replace(clear.forecast, error=0.05 * clear.forecast.work))
     assert (one(doubtful).replicas, one(doubtful).release) == (2, 3)
 
 
@@ -803,7 +805,7 @@ def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed
     rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory, 0.0, np.array(1.0)
     error = math.sqrt(1.0 / covered)
     doubt, level = 1.645 * error, rng.normal(0.0, error if memory < 1.0 else error / math.sqrt(2.0), paths)
-    most = doubt + float(work * (margin_of(work, np.array(doubt), np.array(memory)) - 1.0))
+    most = doubt + float(work * (margin_of(work, np.array(doubt), np.array(0.0), np.array(memory)) - 1.0))
     gpu_s, back = np.zeros(paths), np.zeros(paths, dtype=bool)
     for now in memory * 0.01 * 1.05 ** np.arange(250):
         if now > 2.0:
@@ -813,6 +815,22 @@ def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed
         covered = keep * covered + 1.0 - keep
         back |= gpu_s / covered + 1.645 / math.sqrt(covered) > most
     assert back.mean() <= 0.05
+
+
+def test_a_load_that_stands_for_hours_does_not_wander_back_over_its_margin() -> None:
+    """White noise about a level of 100, whose discounted mean has a whole memory, watched for a dozen more."""
+
+    def margin(memory: float) -> float:
+        return float(margin_of(*(np.array(part) for part in (100.0, 0.0, error, memory))))
+
+    rng, paths, error = np.random.default_rng(2), 4000, 5.0
+    at = rng.normal(0.0, error / math.sqrt(2.0), paths)
+    most, keep, back = at + 100.0 * (margin(1.0) - 1.0), math.exp(-0.05), np.zeros(paths, dtype=bool)
+    for _ in range(240):
+        at = keep * at + rng.normal(0.0, error * math.sqrt(0.5 * (1.0 - keep**2)), paths)
+        back |= at > most
+    assert 0.0 < back.mean() < 0.1
+    assert margin(0.1) < 1.02, "soon after a leap less is asked for"
 
 
 def test_work_that_waits_counts_where_nothing_is_ready() -> None:

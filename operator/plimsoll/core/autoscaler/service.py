@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
+from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
-from plimsoll.core.forecast import Pauses, RiskControl, Unknown, pauses
+from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record
 from plimsoll.core.picking.endpoint import Role
@@ -137,7 +138,9 @@ class Service:
             if made >= most or not tier.due(now_s) or name not in seen.tiers:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
-            if not self.watch.moved(name, tiers, (self.workload,), (wish.slo, scale, seen.heard.gateways)):
+            if not self.watch.moved(
+                name, tiers, (self.workload,), (wish.slo, scale, tier.arrival_cv2, seen.heard.gateways)
+            ):
                 tier.looked_s = now_s
                 continue
             looked += 1
@@ -192,6 +195,8 @@ class Service:
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
                 backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning_gpu_s(name, seen.heard)
+                if there.ready and returning > 0.0 and wish.slo is not None:
+                    returning = max(0.0, returning - _allowed_gpu_s(coming.forecast, line, wish.slo, seen.heard))
                 found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
 
@@ -235,12 +240,14 @@ class Service:
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
-            short.hear(need.replicas, there.ready, whole, refused, arrived, 1.0 - wish.slo.share, now_s)
+            budget, in_flight = 1.0 - wish.slo.share, _in_flight(seen.heard)
+            asked = _fraction(need, need.replicas)
+            short.hear(asked, there.ready, whole, refused, arrived, budget, in_flight, now_s)
             if not short.is_none:
-                replicas = math.ceil(need.replicas * short.factor - 1e-9)
-                self.needs[name] = replace(
-                    need, replicas=replicas, release=max(need.release, replicas), short=short.factor
-                )
+                counts = asked, _fraction(need, need.release)
+                replicas, release = (math.ceil(count * short.factor - 1e-9) for count in counts)
+                release = max(replicas, release)
+                self.needs[name] = replace(need, replicas=replicas, release=release, short=short.factor)
 
     def _unsized(self, name: str, demand: Mapping[str, Demand | Unknown]) -> Unknown:
         coming, line = demand[name], self.tiers[name].line
@@ -298,6 +305,16 @@ class Service:
                 self.risk = feed(self.risk, missed)
 
 
+def _allowed_gpu_s(coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
+    """Work of those that may be refused of what comes within a start-up: at the load line they are missed already."""
+    requests = coming.work * coming.horizon_s / line.request_gpu_s
+    return allowed(1.0 - slo.share, requests, _in_flight(heard)) * line.request_gpu_s
+
+
+def _in_flight(heard: Heard) -> float:
+    return 0.0 if isinstance(heard.in_flight, Unknown) else heard.in_flight
+
+
 def is_idle(seen: Seen) -> bool | Unknown:
     """Whether no request comes, waits, runs or has been told to come back. One that is seen is proof; that there is
     none is known only from all gateways and engines."""
@@ -346,6 +363,13 @@ def share_in_time(heard: Heard, slo: Slo) -> float | None:
     if heard.ttft is None or slo.ttft_s is None:
         return None
     return buckets.share_below(heard.ttft, float(slo.ttft_targets_s(tokens)))
+
+
+def _fraction(need: Need, replicas: int) -> float:
+    """Of a count that was rounded up what it was rounded from, for it is that which the model is short by; half a
+    replica less at least, since what no replica is asked for tells nothing of a model."""
+    used = need.rate_per_s * need.request_gpu_s / need.replica_work / (1.0 - need.headroom)
+    return min(float(replicas), max(used, replicas - 0.5))
 
 
 def _used(need: Need, replicas: int) -> float:

@@ -35,6 +35,7 @@ PESSIMISM: Final = 0.75  # quantile of the posterior to size on: of the models b
 GAP_MEMORY_S: Final = 600.0  # of the steps that gaps are reckoned with
 LOOK_S: Final = 5.0  # between two looks at whether the line still holds
 MOVED: Final = 0.03  # an input that has moved by this share makes the line anew
+BUNCHED: Final = 0.1  # or, of how arrivals bunch, by this: half of a wait is the services', and a line moves by less
 
 # Where an engine does not tell: vLLM's own defaults, and a cache that does not bind.
 MAX_SEQUENCES: Final = 256
@@ -55,7 +56,8 @@ NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 class _Basis:
     """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
     what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it.
-    stall_s: root mean square of a request's stall where gaps are promised, else 0, in which is that of the prompts."""
+    stall_s: root mean square of a request's stall where gaps are promised, else 0, in which is that of the prompts.
+    arrival_cv2: as of `knee.Tier`."""
 
     slo: Slo
     limits: EngineLimits
@@ -66,6 +68,7 @@ class _Basis:
     elsewhere_s: float
     pace_s: float
     stall_s: float
+    arrival_cv2: float
     gateways: int
 
     def holds_for(self, other: _Basis) -> bool:
@@ -80,6 +83,7 @@ class _Basis:
             (self.stall_s, other.stall_s),
         )
         moved = any(abs(new - old) > MOVED * old for old, new in pairs)
+        moved |= abs(other.arrival_cv2 - self.arrival_cv2) > BUNCHED * self.arrival_cv2
         return not moved and abs(other.elsewhere_s - self.elsewhere_s) <= MOVED * (self.slo.ttft_s or 1.0)
 
 
@@ -184,6 +188,7 @@ class Tier:
             slo,
             transfer=self.transfer if self.role is Role.DECODE else None,
             tail_scale=tail_scale,
+            arrival_cv2=self.arrival_cv2,
             elsewhere_s=elsewhere_s,
             gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
             gateways=gateways,
@@ -199,6 +204,7 @@ class Tier:
             elsewhere_s,
             0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
             0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
+            sized.arrival_cv2,
             gateways,
         )
         if self._basis is not None and self._basis.holds_for(basis):
@@ -220,6 +226,13 @@ class Tier:
             share = (now_s - until_s) / min(now_s - since_s, GAP_MEMORY_S)
             self._even = since_s, now_s, mean.towards(model, min(share, 1.0))
         return self._even[2]
+
+    @property
+    def arrival_cv2(self) -> float:
+        """Of the gaps between arrivals, over seconds; samples are of arrivals, each with the work of the mix."""
+        if isinstance(self.line, Unknown) or self.demand.at_s is None:
+            return 1.0
+        return forecast.dispersion(self.demand.noise, self.line.request_gpu_s)
 
     @property
     def transfer(self) -> KvTransfer:

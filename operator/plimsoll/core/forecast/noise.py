@@ -50,6 +50,23 @@ def grain_gpu_s(noise: Noise) -> float:
     return found
 
 
+def dispersion(noise: Noise, event_gpu_s: float) -> float:
+    """By how much arrivals bunch: the variance of their count over its mean, which is that of Poisson arrivals, 1, at
+    least. For a renewal process that is the squared coefficient of variation of the gaps (Cox 1962).
+
+    event_gpu_s: of one arrival, where each is counted with the same work. Of either time scale what is two standard
+    errors beyond chance: squared differences of n samples of m Poisson counts each have the relative variance
+    (3 + 1 / (2 m)) / n. Bunching over longer times is a load that moves.
+    """
+    found = 1.0
+    for grain in (noise.tick, noise.block):
+        events = grain.level * grain.last_span_s / event_gpu_s
+        if events > 0.0 and grain.seen > 0.0:
+            chance = 2.0 * math.sqrt(3.0 / grain.seen + 0.5 / events)
+            found = max(found, grain.spread / grain.level / event_gpu_s / (1.0 + chance))
+    return found
+
+
 def learn(noise: Noise, work: float, span_s: float, suspicious: bool) -> Noise:
     """The noise with one more sample. suspicious: the load may just have changed, so the difference is not counted."""
     tick = noise.tick

@@ -34,6 +34,7 @@ class Outlook(NamedTuple):
     level: Floats
     doubt: Floats
     memory: Floats
+    error: Floats
     ordinary: Floats
     standing: Floats
     age_s: Floats
@@ -101,8 +102,8 @@ def outlook(
     ordinary = np.minimum(some, lowest)
     standing = np.where(some > growth.RISEN * lately, some, ordinary)
     memory = np.minimum(1.0, seen[:, MEAN] / level.MEMORY_S)
-    work, doubt = np.where(known, work, np.nan), np.where(silent, 0.0, doubt)
-    return Outlook(work, some, doubt, memory, ordinary, standing, age_s)
+    work, doubt, error = (np.where(some > 0.0, part, 0.0) for part in (work, doubt, error))
+    return Outlook(np.where(known, work, np.nan), some, doubt, memory, error, ordinary, standing, age_s)
 
 
 def _seasons(states: Sequence[State], at_s: Floats, reach_s: Floats) -> Floats:

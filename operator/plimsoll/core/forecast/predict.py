@@ -30,11 +30,11 @@ _NORMAL: Final = NormalDist()
 class Forecast:
     """Work in GPU-seconds per second: what to size for, and its parts, which sum to it.
 
-    season: what the shape of day or week foretells beyond the trend. age_s: of the last sample. history: share of own
-    history, against the prior, in what is known of growth, 0 to 1. changed_s_ago: since the level last leapt.
-    memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as much as it learns.
-    ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a reserve that is there is
-    kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
+    season: what the shape of day or week foretells beyond the trend. error: the level's standard error. age_s: of the
+    last sample. history: share of own history, against the prior, in what is known of growth, 0 to 1. changed_s_ago:
+    since the level last leapt. memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as
+    much as it learns. ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a
+    reserve that is there is kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
     """
 
     work: float
@@ -43,6 +43,7 @@ class Forecast:
     season: float
     burst: float
     doubt: float
+    error: float
     horizon_s: float
     quantile: float
     age_s: float
@@ -82,6 +83,7 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
     return Forecast(
         level_ + trend + shape + burst + doubt,
         *parts,
+        error=0.0 if level_ == 0.0 else state.now.error,
         horizon_s=horizon_s,
         quantile=quantile,
         age_s=age_s,

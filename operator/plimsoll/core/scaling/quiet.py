@@ -152,7 +152,7 @@ class _Fleet:
         fewest = self._fewest(seen.work, np.isfinite(seen.work))
         known = (seen.age_s <= STALE_S) & (self.replica_work > 0.0) & (fewest + self.warm <= before)
         some = known & (before > fewest) & (seen.work > 0.0)
-        margin = margin_of(seen.work, seen.doubt, seen.memory)
+        margin = margin_of(seen.work, seen.doubt, seen.error, seen.memory)
         release = np.where(some, self._fewest(seen.work * margin, some), fewest)
         stays: Flags = np.asarray((known & ~np.isnan(release)).all(axis=1))
         return np.where(stays[:, None], fewest, 0.0), np.where(stays[:, None], release, 0.0), stays

@@ -38,6 +38,7 @@ from plimsoll.core.sizing import Infeasible, size, size_many
 _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
 _ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
 RELEASE_MARGIN: Final = 0.05  # of the forecast: what the line drifts by within the level's memory
+RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
 RUNGS_KEPT: Final = 64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
 
 
@@ -241,10 +242,10 @@ def _work(ask: Ask) -> float:
 
 
 def _margin(of: Forecast) -> float:
-    return float(margin_of(np.array(of.work), np.array(of.doubt), np.array(of.memory)))
+    return float(margin_of(*(np.array(part) for part in (of.work, of.doubt, of.error, of.memory))))
 
 
-def margin_of(work: Floats, doubt: Floats, memory: Floats) -> Floats:
+def margin_of(work: Floats, doubt: Floats, error: Floats, memory: Floats) -> Floats:
     """What forecasts are multiplied with before a step down, so that chance does not take it back; 1 without work.
 
     memory: how full that of the level is, m. A level that is the mean of all that came since a leap moves by its own
@@ -252,11 +253,14 @@ def margin_of(work: Floats, doubt: Floats, memory: Floats) -> Floats:
     sqrt(m) of today's. On the way there both together are less than sqrt(3) doubts, if movement counts sqrt(2) times a
     doubt's quantile. So the margin is 0.73 to 2 doubts; simulated, chance takes back fewer than one step in twenty just
     after a leap, one in a hundred at half a memory. The line drifts with the load's mix, too, by RELEASE_MARGIN while a
-    memory fills; a load that has stood for a time stands about as long again (Gott 1993).
+    memory fills; a load that has stood for a time stands about as long again (Gott 1993). So one that has stood for
+    long goes on wandering: to no more than RELEASE_ERRORS of the difference between two memories, which is the error
+    itself, since that is reckoned from a memory and a mean that forgets is worth two.
     """
     doubts = np.maximum(math.sqrt(3.0), np.sqrt(memory) + np.sqrt(2.0 * (1.0 + memory))) - 1.0
+    wanders = np.maximum(doubts * doubt, RELEASE_ERRORS * memory * error)
     with np.errstate(all="ignore"):  # where there is no work
-        return np.where(work > 0.0, 1.0 + np.maximum(RELEASE_MARGIN * memory, doubts * doubt / work), 1.0)
+        return np.where(work > 0.0, 1.0 + np.maximum(RELEASE_MARGIN * memory, wanders / work), 1.0)
 
 
 def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
