@@ -46,9 +46,9 @@ def held() -> int:
 
 @pytest.fixture(scope="module")
 def life() -> Life:
-    """Two services whose replicas are replaced every two minutes, after all that is kept for an hour is full."""
+    """Two services whose replicas are replaced every two minutes, an hour after all that is kept for one is full."""
     made = Life(2, samples=64)
-    made.last(FILLED_S, STEP_S)
+    made.last(FILLED_S + HOUR_S, STEP_S)
     return made
 
 
