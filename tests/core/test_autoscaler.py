@@ -15,6 +15,7 @@ from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, 
 from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.knee import profile, slo_rate
 from plimsoll.core.latency import StepModel
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
@@ -134,11 +135,13 @@ def test_arrivals_that_bunch_lower_the_line() -> None:
     lines = []
     pair = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
     for bunch in (1.0, 8.0):
-        fleet, rng = Fleet(wish(tiers=pair)), np.random.default_rng(3)
+        fleet, rng = Fleet(wish(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
         for rate in bunch * rng.poisson(20.0 / bunch, 300):
             fleet.tick(heard(float(rate), Role.PREFILL, Role.DECODE))
-        lines.append(need(fleet, "prefill").replica_work)
-        assert fleet.service.tiers["prefill"].arrival_cv2 == pytest.approx(bunch, rel=0.5)
+        sized = fleet.service.tiers["prefill"].sized
+        assert sized is not None
+        assert sized.arrival_cv2 == pytest.approx(bunch, rel=0.5)
+        lines.append(float(slo_rate(profile(sized), 8)[0]))
     assert lines[1] < 0.97 * lines[0]
 
 
