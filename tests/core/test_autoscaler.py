@@ -12,7 +12,6 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
-from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.knee import profile, slo_rate
@@ -117,17 +116,6 @@ def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() ->
     assert reversals <= 1, moves
     assert high >= 40.0 * line.request_gpu_s / line.replica_work
     assert fleet.run(heard(4.0, Role.SERVE), 3600).tiers["serve"].replicas < high
-
-
-def test_those_told_to_come_back_are_demand_beyond_what_the_promise_lets_refuse() -> None:
-    fleet = Fleet(wish())
-    fleet.run(heard(40.0, Role.SERVE), 120)
-    quiet, horizon_s = need(fleet), fleet.service.horizon_s("serve", fleet.wish)
-    within = allowed(0.05, quiet.rate_per_s * horizon_s, 300.0)
-    for returning, more in ((0.9 * within, 0.0), (4.0 * within, 3.0 * within)):
-        work_s = returning * quiet.request_gpu_s
-        fleet.tick(replace(heard(40.0, Role.SERVE), returning_s=work_s, in_flight=300.0))
-        assert need(fleet).rate_per_s == pytest.approx(quiet.rate_per_s + more / horizon_s, rel=0.01)
 
 
 def test_arrivals_that_bunch_lower_the_line() -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
-from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Shortage
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Policy, TierPolicy
-from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, need, wish
+from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
 
 
 def told(
@@ -25,11 +22,10 @@ def told(
     asked: int = 4,
     ready: int = 4,
     arrived: float = 3600.0,
-    in_flight: float = 0.0,
 ) -> float:
     start = 0.0 if short._at_s is None else short._at_s
     for second in range(1, int(seconds) + 1):
-        short.hear(asked, ready, whole, refused, arrived, 0.05, in_flight, start + second)
+        short.hear(asked, ready, whole, refused, arrived, 0.05, start + second)
     return short.factor
 
 
@@ -61,45 +57,6 @@ def test_a_share_that_so_few_requests_have_by_chance_says_nothing() -> None:
     assert told(Shortage(), 2 * WINDOW_S, 0.5, arrived=0.0) == 1.0
 
 
-def minutes(load: float, seconds: int, seed: int) -> tuple[list[float], list[float]]:
-    """First attempts, and refused ones, of the last minute, second by second: 64 places, answers of about 40 s."""
-    rng = np.random.default_rng(seed)
-    ends: list[float] = []
-    came, lost = np.zeros(seconds), np.zeros(seconds)
-    at_s = 0.0
-    while (at_s := at_s + float(rng.exponential(40.0 / load))) < seconds:
-        while ends and ends[0] <= at_s:
-            heapq.heappop(ends)
-        came[int(at_s)] += 1
-        if len(ends) >= 64:
-            lost[int(at_s)] += 1
-        else:
-            heapq.heappush(ends, at_s + 40.0 * float(rng.lognormal(-0.045, 0.3)))
-    summed = [np.convolve(counts, np.ones(60))[300:seconds] for counts in (came, lost)]
-    return summed[0].tolist(), summed[1].tolist()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_refusals_that_come_in_rows_within_the_promise_say_nothing(seed: int) -> None:
-    """Of 64 places that lose one in twenty a minute loses twice as many now and then: they are full for a while."""
-    came, lost = minutes(0.95 * 58.5, 4 * 3600, seed)
-    assert sum(lost) / sum(came) < 0.05
-    assert max(no / n for no, n in zip(lost, came, strict=True)) > 0.15
-    short = Shortage()
-    for second, (n, no) in enumerate(zip(came, lost, strict=True)):
-        short.hear(1, 1, True, no / n, n, 0.05, 56.0, float(second))
-        assert short.factor == 1.0, f"after {second} s"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_refusals_beyond_the_promise_are_seen_within_minutes(seed: int) -> None:
-    for load, within_s in ((1.2, 900), (1.4, 300)):
-        short = Shortage()
-        for second, (n, no) in enumerate(zip(*minutes(load * 58.5, 300 + within_s, seed), strict=True)):
-            short.hear(1, 1, True, no / n, n, 0.05, 64.0, float(second))
-        assert short.factor > 1.05
-
-
 def test_saying_it_again_adds_nothing_and_it_fades() -> None:
     short = Shortage()
     once = told(short, 2 * WINDOW_S, 0.2)
@@ -126,16 +83,3 @@ def test_a_fleet_that_must_refuse_grows_beyond_its_model_and_says_why() -> None:
     kept = [asked * (1 + (found.short - 1) * math.exp(-(second + 1) / MEMORY_S)) for second in range(60)]
     assert all(have >= least - 1 for have, least in zip(counts, kept, strict=True)), "not at once back to what refused"
     assert all(later <= earlier for earlier, later in pairwise([after, *counts]))
-
-
-def test_the_margin_of_a_step_down_holds_while_the_model_is_short() -> None:
-    """A need that wavers between two and three at a boundary is three, and four, and stays so."""
-    fleet = Fleet(wish())
-    fleet.run(heard(40.0, Role.SERVE), 30)
-    wavers, seen = [], Seen(heard(40.0, Role.SERVE), {"serve": TierSeen(4, 4, (), ABOUT)})
-    for model in (2, 3, 2):
-        fleet.service.needs = {"serve": replace(need(fleet), replicas=model, release=3)}
-        fleet.service.shortages = {"serve": Shortage(1.14)}
-        fleet.service._look_for_shortage(seen, fleet.wish, fleet.now_s)
-        wavers.append((need(fleet).replicas, need(fleet).release))
-    assert wavers == [(3, 4), (4, 4), (3, 4)]

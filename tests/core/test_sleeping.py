@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
-from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Line, Measured, Need, Policy, TierDecision, TierPolicy
@@ -295,9 +294,7 @@ def test_those_told_when_to_come_back_are_demand_of_every_tier_once() -> None:
     for role, found in before.items():
         after = sleeper.service.needs[role]
         assert isinstance(after, Need)
-        own_s = horizon_s[Role(role)]
-        refused = allowed(0.05, found.rate_per_s * own_s, sum(sleeper.in_flight))  # within the promise
-        more = (4.0 * horizon_s[Role.DECODE] - refused) / own_s
+        more = 4.0 * horizon_s[Role.DECODE] / horizon_s[Role(role)]
         assert after.rate_per_s == pytest.approx(found.rate_per_s + more, rel=0.05)
     sleeper.second(4.0)
     now = sleeper.service.needs[Role.DECODE]

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
-from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
-from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
+from plimsoll.core.forecast import Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record
 from plimsoll.core.picking.endpoint import Role
@@ -195,8 +194,6 @@ class Service:
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
                 backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning_gpu_s(name, seen.heard)
-                if there.ready and returning > 0.0 and wish.slo is not None:
-                    returning = max(0.0, returning - _allowed_gpu_s(coming.forecast, line, wish.slo, seen.heard))
                 found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
 
@@ -240,9 +237,8 @@ class Service:
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
-            budget, in_flight = 1.0 - wish.slo.share, _in_flight(seen.heard)
             asked = _fraction(need, need.replicas)
-            short.hear(asked, there.ready, whole, refused, arrived, budget, in_flight, now_s)
+            short.hear(asked, there.ready, whole, refused, arrived, 1.0 - wish.slo.share, now_s)
             if not short.is_none:
                 counts = asked, _fraction(need, need.release)
                 replicas, release = (math.ceil(count * short.factor - 1e-9) for count in counts)
@@ -303,16 +299,6 @@ class Service:
             waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
             if missed is not None and not waited:
                 self.risk = feed(self.risk, missed)
-
-
-def _allowed_gpu_s(coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
-    """Work of those that may be refused of what comes within a start-up: at the load line they are missed already."""
-    requests = coming.work * coming.horizon_s / line.request_gpu_s
-    return allowed(1.0 - slo.share, requests, _in_flight(heard)) * line.request_gpu_s
-
-
-def _in_flight(heard: Heard) -> float:
-    return 0.0 if isinstance(heard.in_flight, Unknown) else heard.in_flight
 
 
 def is_idle(seen: Seen) -> bool | Unknown:

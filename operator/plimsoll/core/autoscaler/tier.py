@@ -72,7 +72,8 @@ class _Basis:
     gateways: int
 
     def holds_for(self, other: _Basis) -> bool:
-        if (self.slo, self.limits, self.gateways) != (other.slo, other.limits, other.gateways):
+        same = (self.slo, self.limits, self.arrival_cv2, self.gateways)
+        if same != (other.slo, other.limits, other.arrival_cv2, other.gateways):
             return False
         pairs = (
             (self.base_s, other.base_s),
@@ -83,7 +84,6 @@ class _Basis:
             (self.stall_s, other.stall_s),
         )
         moved = any(abs(new - old) > MOVED * old for old, new in pairs)
-        moved |= abs(other.arrival_cv2 - self.arrival_cv2) > BUNCHED * self.arrival_cv2
         return not moved and abs(other.elsewhere_s - self.elsewhere_s) <= MOVED * (self.slo.ttft_s or 1.0)
 
 
@@ -105,6 +105,7 @@ class Tier:
     looked_s: float = -math.inf  # when it was last looked at whether the line still holds
     sized: Sized | None = None  # what the line was made from
     replicas: Replicas = field(default_factory=Replicas, repr=False)  # how fast each is beside the others
+    _arrival_cv2: float = field(default=1.0, repr=False)
     _basis: _Basis | None = field(default=None, repr=False)
     _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
     _start: tuple[Ledger, float] | None = field(default=None, repr=False)
@@ -229,10 +230,13 @@ class Tier:
 
     @property
     def arrival_cv2(self) -> float:
-        """Of the gaps between arrivals, over seconds; samples are of arrivals, each with the work of the mix."""
-        if isinstance(self.line, Unknown) or self.demand.at_s is None:
-            return 1.0
-        return forecast.dispersion(self.demand.noise, self.line.request_gpu_s)
+        """Of the gaps between arrivals, over seconds; samples are of arrivals, each with the work of the mix. The last
+        figure holds until it has moved by BUNCHED."""
+        if not isinstance(self.line, Unknown) and self.demand.at_s is not None:
+            found = forecast.dispersion(self.demand.noise, self.line.request_gpu_s)
+            if abs(found - self._arrival_cv2) > BUNCHED * self._arrival_cv2:
+                self._arrival_cv2 = found
+        return self._arrival_cv2
 
     @property
     def transfer(self) -> KvTransfer:

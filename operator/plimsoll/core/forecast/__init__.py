@@ -1,6 +1,6 @@
 """A tier's demand over the next start-up: the state that takes samples, forecast, quantile and spare. Pure."""
 
-from plimsoll.core.forecast.noise import Noise, dispersion
+from plimsoll.core.forecast.noise import dispersion
 from plimsoll.core.forecast.past import has_past, replay, with_past
 from plimsoll.core.forecast.pauses import Pause, Pauses
 from plimsoll.core.forecast.predict import Forecast, forecast
@@ -12,7 +12,6 @@ from plimsoll.core.forecast.stored import from_dict, to_dict
 __all__ = [
     "MISS_COST",
     "Forecast",
-    "Noise",
     "Odds",
     "Pause",
     "Pauses",

@@ -9,10 +9,10 @@ make the ratio that turns the one into the other. Lengths of those that ended fa
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
 last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the
 tokens of the others are counted already. Its requests are the mean of those that began to be answered and those that
-ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Arrivals
-that bunch make that mean as much less sure as they make their count. Before any has ended, an answer is at least as
-long as it is by now: an engine with more than it can carry ends none for the better part of a minute, and is the one
-that must be known. Cached tokens are a share of each prompt, the same for all: engines count them only in sum.
+ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Before
+any has ended, an answer is at least as long as it is by now: an engine with more than it can carry ends none for the
+better part of a minute, and is the one that must be known. Cached tokens are a share of each prompt, the same for all:
+engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from plimsoll.core.buckets import count
-from plimsoll.core.forecast import Noise, Unknown, dispersion
-from plimsoll.core.forecast.noise import learn
+from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import Buckets
-from plimsoll.core.signals.intervals import GAP_S, EngineInterval, ServiceInterval
+from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
 from plimsoll.core.signals.memory import Faded, Recent
 from plimsoll.core.workload import Histogram, Workload, from_histograms, from_samples
 
 _MEMORY_S: Final = 300.0
 _LATELY_S: Final = 30.0
-_CHANCE: Final = 3.4  # standard errors by which the mean output of late must differ: chance once a day, of 2,880 looks
-_SURE: Final = 1.5  # times as much is believed whole
+_CHANCE: Final = 2.0  # standard errors by which the mean output of late must differ to be another mix
+_SURE: Final = 1.5  # times as much is believed whole: three standard errors
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -94,13 +93,6 @@ class Lengths:
         self._mean = 1.0  # of the prompts in what was built
         self._given: _Given | None = None
         self._begun: Workload | None = None
-        self._noise, self._came_s = Noise(), math.nan
-
-    def came(self, at_s: float, rate_per_s: float) -> None:
-        """How many have come a second since the last time, at all gateways."""
-        if 0.0 < at_s - self._came_s < GAP_S:
-            self._noise = learn(self._noise, rate_per_s, at_s - self._came_s, False)
-        self._came_s = at_s
 
     def arrived(self, at_s: float, interval: ServiceInterval) -> None:
         """What a gateway counted until at_s."""
@@ -180,15 +172,14 @@ class Lengths:
         """The mean output of late over that of the base where it is longer beyond chance, else 1.
 
         Shorter answers end first, and are among those that ended; and while more and more begin, tokens lag behind.
-        What is by chance: lengths are drawn, arrivals bunch (the variance of their count is so many times its mean),
-        and the tokens are of a number of requests anywhere between those that began and those that ended (uniform: a
-        variance of a twelfth of the distance squared).
+        What is by chance: lengths are drawn, and the tokens are of a number of requests anywhere between those that
+        began and those that ended (uniform: a variance of a twelfth of the distance squared).
         """
         lately, usual = self._answers.over(now_s), base.mean(base.output_tokens)
         if lately is None or lately.begun + lately.ended < 2.0 * _KNOWN or not lately.tokens > 0.0:
             return 1.0
         requests = (lately.begun + lately.ended) / 2.0
-        drawn = (dispersion(self._noise, 1.0) + (base.scv(base.output_tokens) or 0.0)) / requests
+        drawn = (1.0 + (base.scv(base.output_tokens) or 0.0)) / requests
         between = ((lately.begun - requests) / requests) ** 2 / 3.0
         factor = lately.tokens / requests / usual
         return max(1.0, _beyond(factor, max(_OFF, _CHANCE * math.sqrt(drawn + between))))

@@ -64,9 +64,6 @@ class Listener:
         those that exist. share: the promised percentile, 0 to 1.
         """
         fresh = self._demand.take(now_s, gateways)
-        sample = self._demand.rates(now_s)
-        if fresh and isinstance(sample, Sample):
-            self._lengths.came(sample.at_s, sample.rate_per_s)
         self._transfers.keep(pods.get(Role.DECODE, ()))
         told = self._told(now_s, gateways, share)
         return replace(
