@@ -107,6 +107,16 @@ async def test_from_zero_requests_are_held_and_then_released_at_the_gates_pace()
     assert world.residents() == {"10.0.0.1:8000": 2, "10.0.0.2:8000": 2}
 
 
+async def test_the_last_engine_goes_in_the_moment_in_which_the_limits_move() -> None:
+    """Nobody is sent to it: who comes is held until there is one again."""
+    world = World(promised(batch=2), pods=engines(1))
+    world.have(promised(batch=3))
+    held = world.hold()
+    assert world.residents() == {}
+    world.have(promised(batch=3), pods=engines(2))
+    assert picked(held) == "10.0.0.1:8000"
+
+
 async def test_from_zero_a_request_waits_as_long_as_its_class_may() -> None:
     classes = [{"name": "default", "holdFor": "5s"}]
     world = World(promised(admission={"classes": classes}))

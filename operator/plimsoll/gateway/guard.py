@@ -55,7 +55,7 @@ class Guard:
         self.held: dict[str, Visit] = {}
         self._gateway = gateway
         self._answers = answers
-        self._caps: dict[str, int] = {}
+        self._caps: dict[str, int] | None = {}  # None: to be given to the gate anew, none among them
         self._prefills: frozenset[str] = frozenset()
         self._tenants: dict[str, float] = {}  # when each was last seen
         self._classes = {c.name.encode(): c.name for c in policy.classes}
@@ -94,7 +94,7 @@ class Guard:
         moved = limits != _limits(before)
         self.gate.tick(now, self._outlook(now, unix), limits if moved else None)
         if moved:
-            self._caps = {}  # shares are of the batch, which may be another one
+            self._caps = None  # shares are of the batch, which may be another one
 
     def place(self, caps: Mapping[str, int], prefills: frozenset[str], running: Iterable[Running], now: float) -> bool:
         """The ready replicas with what this gateway may have there; True if anything has changed.
@@ -103,7 +103,7 @@ class Guard:
         """
         if caps == self._caps and prefills == self._prefills:
             return False
-        new = caps.keys() - self._caps.keys()
+        new = caps.keys() - (self._caps or {}).keys()
         self._caps, self._prefills = dict(caps), prefills
         self.gate.set_replicas(caps, now, prefills)
         for one in running if new else ():
