@@ -9,7 +9,6 @@ trace that is not the one that was predicted is refused.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from bench.hardware import client, traces
 from bench.hardware.keep import complete, runs
-from bench.hardware.summary import summary
+from bench.hardware.summary import milliseconds, shown, summary
 from plimsoll.core.slo import Slo
 
 
@@ -30,12 +29,11 @@ def measured(prediction: Path, folder: Path) -> list[dict[str, Any]]:
     told = json.loads((prediction / "prediction.json").read_text())
     slo, found = Slo(**told["slo"]), []
     for name, digest in sorted(told["traces"].items()):
-        if hashlib.sha256((prediction / name).read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{prediction / name} is not the trace that was predicted")
+        sent = traces.predicted(prediction / name, digest)
         seen = next((path for path in runs(folder) if path.name.startswith(f"{Path(name).stem}.")), None)
         if seen is None:  # the measurement was cut short
             break
-        rows = complete(seen, len(traces.read(prediction / name)))
+        rows = complete(seen, len(sent))
         after = [one for one in client.seen(rows) if one.sent_s >= told["warm_s"]]
         found.append(summary(after, slo, told["window_s"]))
     return found
@@ -53,21 +51,14 @@ def table(told: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[str]:
         for source in sources:
             said = told["from"][source]["rates"][number]
             tpot = said["core"]["p95_tpot_s"]
-            closed = f"{said['core']['in_promise']:.1%}, {_ms(tpot)}"
+            closed = f"{said['core']['in_promise']:.1%}, {milliseconds(tpot)}"
             row += [*_cells(said["simulator"]), closed]
         lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    pairs = [f"{_ms(one[key].get('p50'))} / {_ms(one[key].get('p95'))}" for key in ("ttft_s", "tpot_s")]
-    return [f"{one['in_promise']:.1%}", *pairs]
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
+    return [f"{one['in_promise']:.1%}", shown(one["ttft_s"]), shown(one["tpot_s"])]
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Final
 from bench.hardware import client
 
 IMAGE: Final = Path(__file__).resolve().parents[2] / "engine-image"
+STEPLOG: Final = Path(__file__).resolve().parent / "steplog"  # a plugin of vLLM
 _POLL_S: Final = 0.1
 _KEPT_PREFIX: Final = "plimsoll_engine_"
 
@@ -115,9 +116,10 @@ def start(
     gpus: str = "",
     args: Sequence[str] = (),
     default_args: Sequence[str] = (),
-    environment: dict[str, str] | None = None,
+    runtime: str = "vllm",
 ) -> Engine:
-    """Starts the launcher as the operator would; `gpus` is CUDA_VISIBLE_DEVICES, empty for all."""
+    """Starts the launcher as the operator would, with a log of its steps; `gpus` is CUDA_VISIBLE_DEVICES, empty for
+    all."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", api)) == 0:
             raise RuntimeError(f"port {api} is taken: another engine would be measured")
@@ -127,7 +129,7 @@ def start(
     file = out / f"{name}.contract.json"
     file.write_text(json.dumps(contract))
     own = dict(os.environ)
-    own["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), own.get("PYTHONPATH", "")]))
+    own["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), str(STEPLOG), own.get("PYTHONPATH", "")]))
     own |= {
         "PLIMSOLL_CONTRACT": str(file),
         "PLIMSOLL_ROLE": role,
@@ -137,10 +139,11 @@ def start(
         "PLIMSOLL_ARGS": json.dumps(list(args)),
         "PLIMSOLL_POD_IP": "127.0.0.1",
         "PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS": "60",
+        "PLIMSOLL_RUNTIME": runtime,
         "STEPLOG_PATH": str(out / f"{name}.steps.csv"),
+        "STEPLOG_WEIGHTS": "1",
     }
     own |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-    own |= environment or {}
     log = (out / f"{name}.log").open("wb")
     began = time.monotonic()
     command = ["sh", str(IMAGE / "launcher" / "start.sh")]

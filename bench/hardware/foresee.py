@@ -12,7 +12,6 @@ turn; gaps are those between the ends of an engine's steps. Profiles and cards a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -180,7 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = Load.parse(number, word)
         requests = traces.read(asked.trace)
         one: dict[str, Any] = {"run": asked.name}
-        one["sha256"] = hashlib.sha256(asked.trace.read_bytes()).hexdigest()
+        one["sha256"] = traces.digest(asked.trace)
         one["law"] = law(asked, requests, own)
         one["engines"] = simulated(asked, requests, own)
         one = _rounded(one)

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bench.hardware import client, engine, probes, shapes
 
-PLUGIN: Final = Path(__file__).resolve().parent / "steplog"
 SMI: Final = "timestamp,index,clocks.sm,power.draw,utilization.gpu,memory.used,temperature.gpu"
 _ARGS: Final = ("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "256")
 _BUDGET: Final = ("--max-num-batched-tokens", "8192")
@@ -44,7 +43,33 @@ class Record:
         print(f"[{time.monotonic() - self.began:6.1f}] {stage}", flush=True)
 
 
-def monitor(out: Path) -> subprocess.Popen[bytes] | None:
+def arguments(module: str) -> argparse.ArgumentParser:
+    """What every measurement of engines is asked."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
+    parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--workers", type=int, default=6)
+    return parser
+
+
+@contextlib.contextmanager
+def recorded(out: Path) -> Iterator[Record]:
+    """The record of a measurement, in a folder that is made, with the cards' clocks beside it.
+
+    SIGTERM ends the block as an exception would.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    watcher = _monitor(out)
+    try:
+        yield Record(out / "result.json")
+    finally:
+        if watcher is not None:
+            watcher.terminate()
+
+
+def _monitor(out: Path) -> subprocess.Popen[bytes] | None:
     """nvidia-smi's clocks and power once a second; None where there is none. Its file begins with both clocks."""
     (out / "clock.json").write_text(json.dumps({"wall_s": time.time(), "monotonic_s": time.monotonic()}))
     try:
@@ -57,6 +82,23 @@ def monitor(out: Path) -> subprocess.Popen[bytes] | None:
         return None
 
 
+@contextlib.contextmanager
+def started(
+    record: Record, out: Path, given: argparse.Namespace, api: int, args: Sequence[str]
+) -> Iterator[engine.Engine | None]:
+    """One engine of `given.model` until the block ends; None where it did not become ready."""
+    model = shapes.write(out / "models", given.model)
+    one = engine.start("engine", model, out, api=api, args=(*args, *given.arg), runtime=given.runtime)
+    try:
+        if _begun(record, one, out):
+            yield one
+        else:
+            print((out / "engine.log").read_text(errors="replace")[-4000:])
+            yield None
+    finally:
+        one.kill()
+
+
 def settle(one: engine.Engine) -> None:
     """Waits until no request is left, at most some seconds."""
     end = time.monotonic() + _SETTLE_S
@@ -67,7 +109,7 @@ def settle(one: engine.Engine) -> None:
         time.sleep(0.3)
 
 
-def begin(record: Record, one: engine.Engine, out: Path) -> bool:
+def _begun(record: Record, one: engine.Engine, out: Path) -> bool:
     """The start: its phases as they came, what the engine says of itself, its command line."""
     ready = one.wait_ready(_READY_S)
     record.keep("command", engine.command_line(out, one.name))
@@ -93,40 +135,22 @@ def loads(record: Record, one: engine.Engine, given: argparse.Namespace, out: Pa
         settle(one)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.hardware.measure", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("bench.hardware.measure")
     parser.add_argument("model", choices=sorted(shapes.CONFIGS))
     parser.add_argument("--prediction", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
-    parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
-    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--api", type=int, default=8000, help="port; the launcher's is the next")
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args(argv)
     out = given.out.resolve()
-    record, watcher = Record(out / "result.json"), monitor(out)
-    environment = {"PLIMSOLL_RUNTIME": given.runtime, "STEPLOG_WEIGHTS": "1"}
-    environment["PYTHONPATH"] = ":".join([str(engine.IMAGE), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
-    model = shapes.write(out / "models", given.model)
-    one = engine.start(
-        "engine", model, out, api=given.api, args=(*_ARGS, *_BUDGET, *given.arg), environment=environment
-    )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        if not begin(record, one, out):
-            print((out / "engine.log").read_text(errors="replace")[-4000:])
+    with recorded(out) as record, started(record, out, given, given.api, (*_ARGS, *_BUDGET)) as one:
+        if one is None:
             return 1
         record.keep("alone", asyncio.run(probes.alone(one.url, 40_000)))
         record.keep("batches", asyncio.run(probes.batches(one.url)))
         loads(record, one, given, out)
         (out / "metrics.txt").write_text(one.metrics())
         record.keep("drain", asyncio.run(engine.drain(one)))
-        return 0
-    finally:
-        one.kill()
-        if watcher is not None:
-            watcher.terminate()
+    return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.hardware import client, engine, shapes
-from bench.hardware.measure import PLUGIN, Record, monitor, settle
+from bench.hardware.measure import Record, arguments, recorded, settle
 
 _GIB: Final = 1 << 30
 _KV_BYTES: Final = 40 * _GIB  # of each engine: two share a GPU
@@ -78,8 +77,6 @@ def start(
 ) -> None:
     """Adds each engine as it is started, so that those which were can be ended whatever comes."""
     model = shapes.write(out / "models", "8b")
-    environment = {"PLIMSOLL_RUNTIME": given.runtime, "STEPLOG_WEIGHTS": "1"}
-    environment["PYTHONPATH"] = ":".join([str(engine.IMAGE), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
     shared = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(_KV_BYTES))
     own = (*_ARGS, "--max-num-batched-tokens", str(budget), *(() if given.alone else shared))
     for name in names:
@@ -93,7 +90,7 @@ def start(
             gpus=gpus,
             args=(*own, *given.arg),
             default_args=() if role == "serve" else ("--block-size", "128"),
-            environment=environment,
+            runtime=given.runtime,
         )
 
 
@@ -170,30 +167,21 @@ def together(record: Record, loads: Sequence[Load], names: Sequence[str], out: P
             one.kill()
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.hardware.pair", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("bench.hardware.pair")
     parser.add_argument("--run", action="append", default=[], metavar="agg|pd:TRACE[:TOKENS]")
     parser.add_argument("--alone", action="store_true", help="each engine alone on its card, with all of its cache")
-    parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
-    parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
-    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--port", type=int, default=8000, help="the first of forty")
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args(argv)
     out = given.out.resolve()
-    record, watcher = Record(out / "result.json"), monitor(out)
     loads = [Load.parse(number, word) for number, word in enumerate(given.run)]
-    try:
+    with recorded(out) as record:
         if not given.alone:
             return 0 if together(record, loads, tuple(_ENGINES), out, given) else 1
         for (mode, _), group in groupby(loads, key=lambda one: (one.mode, one.budget)):
             if not together(record, list(group), _OF_MODE[mode], out, given):
                 return 1
-        return 0
-    finally:
-        if watcher is not None:
-            watcher.terminate()
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import io
 import json
 import sys
@@ -149,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "warm_s": WARM_S,
         "window_s": WINDOW_S,
         "shares_of_line": SHARES,
-        "traces": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for _, path in runs},
+        "traces": {path.name: traces.digest(path) for _, path in runs},
         "from": {"data sheet": predicted(model, plant, runs, given.out)},
     }
     for path in given.profile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,3 +48,15 @@ def summary(seen: Sequence[Seen], slo: Slo, seconds: float) -> dict[str, Any]:
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{share}": float(np.percentile(values, share)) for share in (50, 95, 99)} if values else {}
+
+
+def shown(quantiles: Mapping[str, float]) -> str:
+    """Median and 95th percentile of seconds in milliseconds, for a table."""
+    return f"{milliseconds(quantiles.get('p50'))} / {milliseconds(quantiles.get('p95'))}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """To three digits or so; "-" for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"

@@ -9,6 +9,7 @@ reads. The simulator takes it before the run, the clients take it in the run.
 from __future__ import annotations
 
 import csv
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -63,3 +64,15 @@ def read(path: Path) -> list[Request]:
         return [
             Request(float(row[COLUMNS[0]]), int(row[COLUMNS[1]]), int(row[COLUMNS[2]])) for row in csv.DictReader(file)
         ]
+
+
+def digest(path: Path) -> str:
+    """By which a prediction names the trace that it is of."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def predicted(path: Path, told: str) -> list[Request]:
+    """The trace of this digest; raises ValueError for another one."""
+    if digest(path) != told:
+        raise ValueError(f"{path} is not the trace that was predicted")
+    return read(path)

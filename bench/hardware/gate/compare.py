@@ -10,7 +10,6 @@ was to be shown: that goodput does not fall with the load, and what share of the
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from bench.hardware import client, traces
 from bench.hardware.gate.predict import OVERLOAD
 from bench.hardware.gate.runs import CAP, GATE, One, Run, call, judged, seen_path, slo_of
 from bench.hardware.keep import complete
+from bench.hardware.summary import shown
 
 REFUSED: Final = frozenset({429, 503, 504})
 _SHOWN: Final = ("run", "sent/s", "goodput/s", "of offered", "of let in", "shed", "TTFT p50 / p95", "TPOT p50 / p95")
@@ -46,9 +46,8 @@ def measured(prediction: Path, folders: Sequence[Path], told: Mapping[str, Any])
             trace = prediction / run.trace
             if path is None:  # cut short
                 continue
-            if hashlib.sha256(trace.read_bytes()).hexdigest() != told["traces"][run.trace]:
-                raise ValueError(f"{trace} is not the trace that was predicted")
-            mine = ones(complete(path, len(traces.read(trace))))
+            sent = traces.predicted(trace, told["traces"][run.trace])
+            mine = ones(complete(path, len(sent)))
             rows.append({"run": run.word, **judged(mine, slo, told["warm_s"], told["window_s"])})
         found[name] = rows
     return found
@@ -89,19 +88,19 @@ def _arm(row: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    times = [f"{_ms(row[key].get('p50'))} / {_ms(row[key].get('p95'))}" for key in ("ttft_s", "tpot_s")]
     shares = [_share(row[key]) for key in ("in_promise", "admitted_in_promise", "shed")]
-    return [row["run"], f"{row['offered_rps']:.1f}", f"{row['goodput_rps']:.1f}", *shares, *times]
+    return [
+        row["run"],
+        f"{row['offered_rps']:.1f}",
+        f"{row['goodput_rps']:.1f}",
+        *shares,
+        shown(row["ttft_s"]),
+        shown(row["tpot_s"]),
+    ]
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

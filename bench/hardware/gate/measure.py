@@ -16,8 +16,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,7 @@ from bench.hardware import client, engine, shapes, traces
 from bench.hardware.gate import operated, predict
 from bench.hardware.gate.runs import CAP, GATE, NONE, Run, call, cap_seconds, slo_of
 from bench.hardware.gate.turnstile import Turnstile
-from bench.hardware.measure import PLUGIN, Record, begin, monitor, settle
+from bench.hardware.measure import Record, arguments, recorded, settle, started
 from plimsoll.core.latency import StepModel
 from tests.gateway.stack import Stack, stop
 
@@ -171,41 +169,23 @@ async def _play(
     record.keep(name, found)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.hardware.gate.measure", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("bench.hardware.gate.measure")
     parser.add_argument("model", choices=sorted(shapes.CONFIGS))
     parser.add_argument("--prediction", type=Path, required=True, metavar="DIR")
     parser.add_argument("--call", required=True, help="of the prediction; begins the names of what is written")
     parser.add_argument("--run", action="append", metavar="ARM@FACTOR", help="instead of the call's own; may repeat")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--arg", action="append", default=[], help="of vLLM, beside the usual ones")
-    parser.add_argument("--runtime", choices=("vllm", "simulated"), default="vllm")
-    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=560.0, help="no run begins that would end later")
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args(argv)
     out = given.out.resolve()
-    record, watcher = Record(out / "result.json"), monitor(out)
-    environment = {"PLIMSOLL_RUNTIME": given.runtime, "STEPLOG_WEIGHTS": "1"}
-    environment["PYTHONPATH"] = ":".join([str(engine.IMAGE), str(PLUGIN), os.environ.get("PYTHONPATH", "")])
     limits = json.loads((given.prediction / "prediction.json").read_text())["limits"]
     sized = ("--max-num-seqs", str(limits["max_num_seqs"]), "--max-num-batched-tokens", str(limits["budget"]))
-    model = shapes.write(out / "models", given.model)
-    one = engine.start(
-        "engine", model, out, api=operated.API_PORT, args=(*_ARGS, *sized, *given.arg), environment=environment
-    )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        if not begin(record, one, out):
-            print((out / "engine.log").read_text(errors="replace")[-4000:])
+    with recorded(out) as record, started(record, out, given, operated.API_PORT, (*_ARGS, *sized)) as one:
+        if one is None:
             return 1
         asyncio.run(play(record, one, given, out))
         (out / "engine.metrics.txt").write_text(one.metrics())
-        return 0
-    finally:
-        one.kill()
-        if watcher is not None:
-            watcher.terminate()
+    return 0
 
 
 if __name__ == "__main__":

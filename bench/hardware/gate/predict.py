@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import io
 import json
 import sys
@@ -207,7 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "law": asdict(model),
         "warm_s": WARM_S,
         "window_s": WINDOW_S,
-        "traces": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("run*.csv"))},
+        "traces": {path.name: traces.digest(path) for path in sorted(out.glob("run*.csv"))},
         "calls": plays,
         "caps": {source: {str(cap): found for cap, found in grid.items()} for source, grid in grids.items()},
         "from": {
