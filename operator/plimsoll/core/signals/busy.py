@@ -43,8 +43,13 @@ class Pace:
         """How long a step takes as requests see it."""
         if not self.tpot_s:
             return None
+        return self.tpot_s * self.step_tokens
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens that a step gives a sequence: 1 but where it speculates."""
         tokens = self.tokens_per_step or 1.0
-        return self.tpot_s * (tokens if tokens > _SPECULATES else 1.0)
+        return tokens if tokens > _SPECULATES else 1.0
 
 
 @dataclass(slots=True)

@@ -7,12 +7,11 @@ sees one output token each.
 Idea: two means over the same minutes, of the tokens that gateways estimate from bytes and of those that engines count,
 make the ratio that turns the one into the other. Lengths of those that ended fade over minutes: they give the shape,
 and are brought to the prompts that arrive now, and to the output of now. That is the tokens that engines made in the
-last half minute over the requests of it: while answers grow longer, those that ended are the short ones, yet the
-tokens of the others are counted already. Its requests are the mean of those that began to be answered and those that
-ended: answers take about as long as the window, and the tokens of a lull are those of the burst before it. Before
-any has ended, an answer is at least as long as it is by now: an engine with more than it can carry ends none for the
-better part of a minute, and is the one that must be known. Cached tokens are a share of each prompt, the same for all:
-engines count them only in sum.
+last half minute over those that they should have made of answers of the known lengths (`answers`): while answers grow
+longer, those that ended are the short ones, yet the tokens of the others are counted already. Before any has ended, an
+answer is at least as long as it is by now: an engine with more than it can carry ends none for the better part of a
+minute, and is the one that must be known. Cached tokens are a share of each prompt, the same for all: engines count
+them only in sum.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import numpy as np
 from plimsoll.core.buckets import count
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import Buckets
+from plimsoll.core.signals.answers import Answers, Usual
 from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
 from plimsoll.core.signals.memory import Faded, Recent
 from plimsoll.core.workload import Histogram, Workload, from_histograms, from_samples
@@ -53,11 +53,11 @@ class _Means(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """Of some time: those begun, those ended, and the tokens made for these and others."""
+    """Of some time: requests begun, tokens made, and requests' worth of tokens that should have been made."""
 
     begun: float
-    ended: float
     tokens: float
+    requests: float
 
 
 class _Sources(NamedTuple):
@@ -90,6 +90,7 @@ class Lengths:
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._sources: Faded[_Sources] = Faded(_MEMORY_S, _LEAST)
         self._built: tuple[float, float, float, Workload] | None = None  # when, of which means (tokens), what
+        self._usual: Usual | None = None  # of the outputs in what was built
         self._mean = 1.0  # of the prompts in what was built
         self._given: _Given | None = None
         self._begun: Workload | None = None
@@ -99,15 +100,16 @@ class Lengths:
         if interval.sized is not None and interval.arrived_tokens is not None:
             self._estimated.add(at_s, interval.sized, _Means(interval.sized, interval.arrived_tokens))
 
-    def answered(self, at_s: float, interval: EngineInterval) -> None:
-        """What an engine that answers clients counted until at_s."""
+    def answered(self, at_s: float, interval: EngineInterval, answers: Answers | None) -> None:
+        """What an engine that answers clients counted until at_s; answers: its own, where they are known."""
         if interval.prompt_tokens is not None and interval.output_tokens is not None:
             lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
             self._ended.add(at_s, count(interval.prompt_tokens), lengths)
         if interval.ttft_s is not None and interval.generated_tokens is not None:
-            begun = count(interval.ttft_s)
-            ended = begun if interval.output_tokens is None else count(interval.output_tokens)
-            self._answers.add(at_s, _Answers(begun, ended, interval.generated_tokens))
+            begun = requests = count(interval.ttft_s)
+            if answers is not None and self._usual is not None:
+                requests = answers.requests(self._usual)
+            self._answers.add(at_s, _Answers(begun, interval.generated_tokens, requests))
         means = _prompts(interval)
         if means is not None:
             self._counted.add(at_s, means.requests, means)
@@ -171,18 +173,15 @@ class Lengths:
     def _outputs(self, now_s: float, base: Workload) -> float:
         """The mean output of late over that of the base where it is longer beyond chance, else 1.
 
-        Shorter answers end first, and are among those that ended; and while more and more begin, tokens lag behind.
-        What is by chance: lengths are drawn, and the tokens are of a number of requests anywhere between those that
-        began and those that ended (uniform: a variance of a twelfth of the distance squared).
+        Shorter answers end first, and are among those that ended. What is by chance: both means are of lengths that
+        are drawn.
         """
         lately, usual = self._answers.over(now_s), base.mean(base.output_tokens)
-        if lately is None or lately.begun + lately.ended < 2.0 * _KNOWN or not lately.tokens > 0.0:
+        if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
             return 1.0
-        requests = (lately.begun + lately.ended) / 2.0
-        drawn = (1.0 + (base.scv(base.output_tokens) or 0.0)) / requests
-        between = ((lately.begun - requests) / requests) ** 2 / 3.0
-        factor = lately.tokens / requests / usual
-        return max(1.0, _beyond(factor, max(_OFF, _CHANCE * math.sqrt(drawn + between))))
+        drawn = (base.scv(base.output_tokens) or 0.0) * (1.0 / lately.requests + 1.0 / self._ended.weight)
+        factor = lately.tokens / lately.requests / usual
+        return max(1.0, _beyond(factor, max(_OFF, _CHANCE * math.sqrt(drawn))))
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""
@@ -193,7 +192,7 @@ class Lengths:
             base = from_histograms(_histogram(ended.prompt), _histogram(ended.output))
         except ValueError as error:
             return Unknown(f"the engines' histograms of lengths do not make sense: {error}")
-        self._built, self._mean = (now_s, *means, base), base.mean(base.uncached_tokens)
+        self._built, self._mean, self._usual = (now_s, *means, base), base.mean(base.uncached_tokens), Usual(base)
         return base
 
 

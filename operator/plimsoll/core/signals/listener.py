@@ -51,7 +51,7 @@ class Listener:
         if interval is None:
             return
         if role is not Role.PREFILL:
-            self._lengths.answered(reading.at_s, interval)
+            self._lengths.answered(reading.at_s, interval, tier.answers(reading.pod))
         if role in self._prefills:
             self._lengths.prefilled(reading.at_s, interval)
 

@@ -21,6 +21,7 @@ from plimsoll.core.gaps import SHARE as GAP_SHARE
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading
 from plimsoll.core.scaling.observation import Measured, summed
+from plimsoll.core.signals.answers import Answers
 from plimsoll.core.signals.busy import Open, Pace
 from plimsoll.core.signals.heard import TierHeard
 from plimsoll.core.signals.intervals import GAP_S, EngineInterval, engine_interval, is_fresh, is_later
@@ -64,6 +65,12 @@ class _Paced(NamedTuple):
 class _Pod:
     last: EngineReading
     open: Open = field(default_factory=Open)
+    answers: Answers | None = None
+
+    def begin(self) -> None:
+        """Nothing is known of what was before the last reading."""
+        self.open.begin(self.last)
+        self.answers = None if self.last.running is None else Answers(self.last.running)
 
 
 class Tier:
@@ -85,21 +92,28 @@ class Tier:
         if known is None:
             self._forget(reading.at_s, ())
             known = self._pods[reading.pod] = _Pod(reading)
-            known.open.begin(reading)
+            known.begin()
             return None
         if not is_later(reading.at_s, known.last.at_s):
             return None
         last, known.last = known.last, reading
         interval = engine_interval(last, reading)
         if interval is None:
-            known.open.begin(reading)
+            known.begin()
             return None
         self._learn_pace(interval, last, reading)
-        window = known.open.add(last, reading, interval, self._pace())
+        pace = self._pace()
+        if known.answers is not None:
+            known.answers = _answers(known.answers, interval, pace)
+        window = known.open.add(last, reading, interval, pace)
         if window is not None:
             self._windows.append(window)
         self._recent.add(reading.at_s, _minute(interval, window))
         return interval
+
+    def answers(self, pod: str) -> Answers | None:
+        """Of an engine of which an interval was heard; None where it does not tell what it takes to follow them."""
+        return self._pods[pod].answers
 
     def heard(
         self,
@@ -191,6 +205,14 @@ def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
         ttft_s=interval.ttft_s,
         gaps_s=interval.gaps_s,
     )
+
+
+def _answers(answers: Answers, interval: EngineInterval, pace: Pace) -> Answers | None:
+    """With what the engine counted since; its steps are their clock."""
+    if interval.steps is None or interval.ttft_s is None:
+        return None
+    answers.add(interval.steps * pace.step_tokens, count(interval.ttft_s))
+    return answers
 
 
 def _here(reading: EngineReading) -> float | Unknown:
