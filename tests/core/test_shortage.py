@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Shortage
+from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Refusals, Shortage
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Policy, TierPolicy
 from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
@@ -22,10 +22,13 @@ def told(
     asked: int = 4,
     ready: int = 4,
     arrived: float = 3600.0,
+    in_flight: float = 0.0,
+    arrival_cv2: float = 1.0,
 ) -> float:
     start = 0.0 if short._at_s is None else short._at_s
     for second in range(1, int(seconds) + 1):
-        short.hear(asked, ready, whole, refused, arrived, 0.05, start + second)
+        refusals = Refusals(refused, arrived, 0.05, in_flight, arrival_cv2)
+        short.hear(asked, ready, whole, refusals, start + second)
     return short.factor
 
 
@@ -51,10 +54,30 @@ def test_nothing_is_concluded_within_the_budget_before_the_window_is_over_or_whi
 
 
 def test_a_share_that_so_few_requests_have_by_chance_says_nothing() -> None:
-    assert told(Shortage(), 2 * WINDOW_S, 0.1, arrived=84.0) == 1.0
-    assert told(Shortage(), 2 * WINDOW_S, 0.1, arrived=840.0) == pytest.approx(1.0 / 0.9)
+    assert told(Shortage(), 1.5 * WINDOW_S, 0.1, arrived=84.0) == 1.0
+    assert told(Shortage(), 1.5 * WINDOW_S, 0.1, arrived=840.0) == pytest.approx(1.0 / 0.9)
     assert told(Shortage(), 2 * WINDOW_S, 0.5, arrived=84.0) == pytest.approx(2.0)
     assert told(Shortage(), 2 * WINDOW_S, 0.5, arrived=0.0) == 1.0
+
+
+def test_a_row_of_refusals_is_no_news_where_an_engine_that_is_full_stays_so_for_an_answer() -> None:
+    """160 in a minute with 100 in flight, as one engine with answers of 40 s has them."""
+    assert told(Shortage(), WINDOW_S + 5, 0.15, arrived=160.0) > 1.0, "as if each were refused by himself"
+    assert told(Shortage(), WINDOW_S + 5, 0.15, arrived=160.0, in_flight=100.0) == 1.0
+    assert told(Shortage(), WINDOW_S + 5, 0.2, arrived=160.0, in_flight=100.0) == 1.0
+    assert told(Shortage(), WINDOW_S + 5, 0.25, arrived=160.0, in_flight=100.0) > 1.0
+    assert told(Shortage(), WINDOW_S + 5, 0.25, arrived=160.0, in_flight=100.0, arrival_cv2=4.0) == 1.0, (
+        "they come in rows"
+    )
+
+
+def test_minutes_beyond_the_budget_add_up_until_one_is_within_it() -> None:
+    few = {"arrived": 160.0, "in_flight": 100.0}
+    assert told(Shortage(), 15 * WINDOW_S, 0.15, **few) == pytest.approx(1.0 / 0.85)
+    broken = Shortage()
+    for _ in range(5):
+        told(broken, 1.2 * WINDOW_S, 0.15, **few)
+        assert told(broken, 1, 0.05, **few) == 1.0
 
 
 def test_saying_it_again_adds_nothing_and_it_fades() -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
-from plimsoll.core.autoscaler.shortage import Shortage
+from plimsoll.core.autoscaler.shortage import Refusals, Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.forecast import Pauses, RiskControl, Unknown, pauses
@@ -231,14 +231,16 @@ class Service:
         known = {name: need for name, need in self.needs.items() if isinstance(need, Need) and name in seen.tiers}
         if not known or wish.slo is None:
             return
-        shed, arrived = seen.heard.shed_share, seen.heard.arrived
+        shed, in_flight = seen.heard.shed_share, seen.heard.in_flight
+        running = 0.0 if isinstance(in_flight, Unknown) else in_flight
         nearest = max(known, key=lambda name: _used(known[name], seen.tiers[name].replicas))
         whole = all(there.ready == there.replicas > 0 and not there.starting for there in seen.tiers.values())
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
-            asked = _fraction(need, need.replicas)
-            short.hear(asked, there.ready, whole, refused, arrived, 1.0 - wish.slo.share, now_s)
+            asked, cv2 = _fraction(need, need.replicas), self.tiers[name].arrival_cv2
+            refusals = Refusals(refused, seen.heard.arrived, 1.0 - wish.slo.share, running, cv2)
+            short.hear(asked, there.ready, whole, refusals, now_s)
             if not short.is_none:
                 counts = asked, _fraction(need, need.release)
                 replicas, release = (math.ceil(count * short.factor - 1e-9) for count in counts)

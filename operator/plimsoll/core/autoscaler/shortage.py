@@ -6,20 +6,40 @@ it is wrong for good, gates refuse what the forecast believed to be carried, and
 Idea: what was let in fits on the ready replicas, so that all that came would have needed ready / (1 - refused). Where
 that is more than the model asks for, the ratio is what it is short by: taken at once, forgotten slowly. It is looked at
 only when the fleet has been whole for as long as the share of refusals is measured over, and only where so many are
-no chance: who asks every second for hours finds a minute of few requests that were refused beyond any budget.
+no chance (`allowance`). An answer takes about as long as that share is measured over, so one minute beyond the budget
+says little: minutes beyond it are added up until one is within it. Many refusals are no chance at once, some more than
+the budget when they go on.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+from plimsoll.core.autoscaler.allowance import allowed
 
 WINDOW_S: Final = 60.0  # over which the share of refusals is told
 MEMORY_S: Final = 600.0  # the model has this long to come right by itself
 MOST: Final = 3.0  # a larger ratio tells of something else than a mean gone wrong
 _NONE: Final = 1.005
-_CHANCE: Final = 3.0  # standard errors by which the share must be beyond the budget
+
+
+class Refusals(NamedTuple):
+    """Of the last `WINDOW_S`: the share of first attempts that was refused, and how many these were.
+
+    budget: share that is within the promise. in_flight, arrival_cv2: as for `allowance.allowed`.
+    """
+
+    share: float
+    arrived: float
+    budget: float
+    in_flight: float
+    arrival_cv2: float = 1.0
+
+    def allowed(self, requests: float) -> float:
+        """Most refusals of so many that are chance."""
+        return allowed(self.budget, requests, self.in_flight, self.arrival_cv2)
 
 
 @dataclass(slots=True)
@@ -29,26 +49,30 @@ class Shortage:
     factor: float = 1.0
     _at_s: float | None = None
     _whole: tuple[float, int] | None = None  # since when every replica ordered has been ready, and how many
+    _came: float = 0.0  # first attempts while more than the budget were refused
+    _lost: float = 0.0  # refused of these
 
     @property
     def is_none(self) -> bool:
         """Whether the model is taken at its word."""
         return self.factor < _NONE
 
-    def hear(
-        self, asked: float, ready: int, whole: bool, refused: float, arrived: float, budget: float, now_s: float
-    ) -> None:
-        """One tick. asked: replicas by the model, not rounded up. whole: all that are ordered are ready. refused: share
-        of the first attempts of the last `WINDOW_S`, which were `arrived`; up to `budget` is within the promise. now_s:
-        seconds since the epoch."""
+    def hear(self, asked: float, ready: int, whole: bool, refusals: Refusals, now_s: float) -> None:
+        """One tick. asked: replicas by the model, not rounded up. whole: all that are ordered are ready. now_s: seconds
+        since the epoch."""
         passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         self.factor = 1.0 + (self.factor - 1.0) * math.exp(-passed_s / MEMORY_S)
         if not whole:
             self._whole = None
-            return
-        if self._whole is None or self._whole[1] != ready or now_s < self._whole[0]:
+        elif self._whole is None or self._whole[1] != ready or now_s < self._whole[0]:
             self._whole = now_s, ready
-        chance = _CHANCE * math.sqrt(budget * (1.0 - budget) / arrived) if arrived > 0.0 else math.inf
-        if now_s - self._whole[0] >= WINDOW_S and budget + chance < refused < 1.0 and asked > 0:
-            self.factor = max(self.factor, min(ready / (1.0 - refused) / asked, MOST))
+        settled = self._whole is not None and now_s - self._whole[0] >= WINDOW_S
+        if not settled or asked <= 0 or not refusals.budget < refusals.share < 1.0:
+            self._came = self._lost = 0.0
+            return
+        new = refusals.arrived * (min(passed_s / WINDOW_S, 1.0) if self._came else 1.0)
+        self._came += new
+        self._lost += new * refusals.share
+        if self._lost > refusals.allowed(self._came):
+            self.factor = max(self.factor, min(ready / (1.0 - refusals.share) / asked, MOST))
