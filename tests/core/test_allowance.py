@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from plimsoll.core.autoscaler.allowance import _peakedness, allowed
+from plimsoll.core.autoscaler.allowance import _peakedness, allowed, beyond
 
 BUDGET = 0.05
 
@@ -64,3 +64,9 @@ def test_more_requests_are_allowed_a_smaller_share() -> None:
     assert shares[-1] == pytest.approx(BUDGET, rel=0.15)
     assert allowed(BUDGET, 0.0, 50.0) == 0.0
     assert allowed(BUDGET, 100.0, 1e9) == pytest.approx(allowed(BUDGET, 100.0, 1e4)), "bounded"
+
+
+def test_what_is_beyond_chance_counts_whole_from_half_as_much_again() -> None:
+    found = [beyond(amount, 10.0) for amount in (0.0, 10.0, 12.0, 15.0, 40.0)]
+    assert found == pytest.approx([0.0, 0.0, 6.0, 15.0, 40.0])
+    assert beyond(3.0, 0.0) == 3.0

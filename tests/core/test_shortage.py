@@ -8,9 +8,13 @@ from itertools import pairwise
 
 import pytest
 
+from plimsoll.core.autoscaler import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Refusals, Shortage
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import Policy, TierPolicy
+from plimsoll.core.scaling import Demand, Policy, TierPolicy
+from plimsoll.core.signals import Heard
 from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
 
 
@@ -106,3 +110,27 @@ def test_a_fleet_that_must_refuse_grows_beyond_its_model_and_says_why() -> None:
     kept = [asked * (1 + (found.short - 1) * math.exp(-(second + 1) / MEMORY_S)) for second in range(60)]
     assert all(have >= least - 1 for have, least in zip(counts, kept, strict=True)), "not at once back to what refused"
     assert all(later <= earlier for earlier, later in pairwise([after, *counts]))
+
+
+def returning(gpu_s: float, starting: bool) -> float:
+    """GPU-seconds for which a fleet at a steady load has capacity added when so many are told to come back."""
+    fleet = Fleet(wish())
+    steady = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
+    fleet.run(steady, 900)
+    late = Starting("x", fleet.now_s - 5.0, "load", fleet.now_s - 5.0)
+    before = fleet.service.asks(*asked(fleet, steady, (late,) if starting else ()))["serve"]
+    after = fleet.service.asks(*asked(fleet, replace(steady, returning_s=gpu_s), (late,) if starting else ()))["serve"]
+    return after.returning_gpu_s - before.returning_gpu_s
+
+
+def asked(fleet: Fleet, said: Heard, starting: tuple[Starting, ...]) -> tuple[Seen, Wish, dict[str, Demand | Unknown]]:
+    count = fleet.replicas["serve"]
+    seen = Seen(said, {"serve": TierSeen(count, count - len(starting), starting, fleet.about)})
+    return seen, fleet.wish, fleet.service.demand(fleet.wish, fleet.now_s)
+
+
+def test_who_comes_back_by_chance_is_no_load_to_a_fleet_that_is_there() -> None:
+    """Of 60 requests a second some hundreds are within chance in a start-up; what they take is of the order of 50 s."""
+    assert returning(2.0, starting=False) == 0.0
+    assert returning(2.0, starting=True) == pytest.approx(2.0)
+    assert returning(4000.0, starting=False) == pytest.approx(4000.0)

@@ -2,7 +2,7 @@
 
 Problem: who promises 95 % may refuse one request in twenty for ever, and a fleet near its load line does. Those refused
 come in rows, since an engine that is full stays so for about an answer; and each row, taken for a model that is short,
-bought an engine that was there when the row was over.
+or for load that is still to come when they come back, bought an engine that was there when the row was over.
 
 Idea: the mean that is allowed and three standard errors. What overflows from c places that Poisson arrivals of load a
 fill is as peaked as Z = 1 - m + a / (c + 1 + m - a), of which m = a B overflows (Riordan; Wilkinson 1956, "Theories for
@@ -33,6 +33,11 @@ def allowed(budget: float, requests: float, in_flight: float, arrival_cv2: float
     arriving = (1.0 + arrival_cv2) / 2.0
     refused = arriving * _peakedness(budget, round(min(in_flight / arriving, _MOST)))
     return mean + _CHANCE * math.sqrt((2.0 * refused - 1.0) * mean * (1.0 - budget))
+
+
+def beyond(amount: float, chance: float) -> float:
+    """What is left of an amount that may be by chance: nothing up to that, all of it from half as much again."""
+    return min(amount, max(0.0, 3.0 * (amount - chance)))
 
 
 @lru_cache(1024)

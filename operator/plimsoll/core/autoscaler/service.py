@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
+from plimsoll.core.autoscaler.allowance import allowed, beyond
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Refusals, Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
-from plimsoll.core.forecast import Pauses, RiskControl, Unknown, pauses
+from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record
 from plimsoll.core.picking.endpoint import Role
@@ -194,8 +195,20 @@ class Service:
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
                 backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning_gpu_s(name, seen.heard)
+                if returning > 0.0 and _is_whole(there) and wish.slo is not None:
+                    chance = self._chance_gpu_s(name, coming.forecast, line, wish.slo, seen.heard)
+                    returning = beyond(returning, chance)
                 found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
+
+    def _chance_gpu_s(self, name: str, coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
+        """Work of those that may be refused by chance of what comes within a start-up.
+
+        They say nothing of a tier whose replicas are all there. While some start it counts whole who is told to come
+        back: it is by these replicas that they are told when.
+        """
+        requests = coming.work * coming.horizon_s / line.request_gpu_s
+        return allowed(1.0 - slo.share, requests, _running(heard), self.tiers[name].arrival_cv2) * line.request_gpu_s
 
     def decide(
         self,
@@ -231,10 +244,9 @@ class Service:
         known = {name: need for name, need in self.needs.items() if isinstance(need, Need) and name in seen.tiers}
         if not known or wish.slo is None:
             return
-        shed, in_flight = seen.heard.shed_share, seen.heard.in_flight
-        running = 0.0 if isinstance(in_flight, Unknown) else in_flight
+        shed, running = seen.heard.shed_share, _running(seen.heard)
         nearest = max(known, key=lambda name: _used(known[name], seen.tiers[name].replicas))
-        whole = all(there.ready == there.replicas > 0 and not there.starting for there in seen.tiers.values())
+        whole = all(map(_is_whole, seen.tiers.values()))
         for name, need in known.items():
             there, short = seen.tiers[name], self.shortages.setdefault(name, Shortage())
             refused = 0.0 if isinstance(shed, Unknown) or name != nearest else shed
@@ -301,6 +313,15 @@ class Service:
             waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
             if missed is not None and not waited:
                 self.risk = feed(self.risk, missed)
+
+
+def _is_whole(there: TierSeen) -> bool:
+    """Whether all that are ordered are ready."""
+    return there.ready == there.replicas > 0 and not there.starting
+
+
+def _running(heard: Heard) -> float:
+    return 0.0 if isinstance(heard.in_flight, Unknown) else heard.in_flight
 
 
 def is_idle(seen: Seen) -> bool | Unknown:
