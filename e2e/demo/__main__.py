@@ -35,6 +35,7 @@ NAMESPACE: Final = "demo"
 OUT: Final = ROOT / "build" / "demo"
 BLOCK_TOKENS: Final = 128  # of prefill and decode tiers
 MIDDLE_COLD_S: Final = sum(fleet.COLD_S) / 2
+_GATEWAYS: Final = ("--set", "gateway.replicas=1")  # two beside the engines are too many for two cores
 _ERRORS: Final = (Failed, AssertionError, KubectlError, httpx.HTTPError)
 
 
@@ -92,7 +93,7 @@ def _prepare(told: Report) -> None:
 
 def _show(cluster: Cluster, told: Report, runs: list[Run], asked: argparse.Namespace) -> None:
     with told.stage("helm install plimsoll charts/plimsoll"):
-        stack.install(cluster, chart=asked.chart)
+        stack.install(cluster, *_GATEWAYS, chart=asked.chart)
         print(cluster.kubectl("get", "pods", "-n", stack.SYSTEM))
     stack.make_namespace(cluster, NAMESPACE)
     light = fleet.renew(cluster, NAMESPACE) if asked.only != engines.RUN else None  # starts while the other one runs
