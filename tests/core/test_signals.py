@@ -492,6 +492,20 @@ def test_an_engine_that_is_first_seen_in_its_work_makes_no_longer_answers() -> N
     assert found == pytest.approx([800.0] * len(found), rel=0.05)
 
 
+def test_one_scrape_without_a_figure_is_lost_alone() -> None:
+    """Steady work of 150 tokens, 100 steps a second; one reading in the middle lacks its steps."""
+    listener = Listener([Role.SERVE])
+    for t in range(121):
+        told = engine(float(t), running=7.5)  # as five a second of a second and a half are
+        listener.hear_engine(Role.SERVE, replace(told, steps=None) if t == 60 else told)
+        found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
+        if not isinstance(found, Unknown):
+            assert found.mean(found.output_tokens) == pytest.approx(150.0, rel=0.02)
+    answers = listener._tiers[Role.SERVE].answers("a")
+    assert answers is not None, "it is followed again"
+    assert answers._clock == pytest.approx(100.0 * (120 - 61))
+
+
 def test_what_decode_engines_moved_is_heard_of_those_that_are_there() -> None:
     listener = Listener([Role.PREFILL, Role.DECODE])
     for t in range(61):

@@ -70,7 +70,7 @@ class _Pod:
     def begin(self) -> None:
         """Nothing is known of what was before the last reading."""
         self.open.begin(self.last)
-        self.answers = None if self.last.running is None else Answers(self.last.running)
+        self.answers = None
 
 
 class Tier:
@@ -103,8 +103,7 @@ class Tier:
             return None
         self._learn_pace(interval, last, reading)
         pace = self._pace()
-        if known.answers is not None:
-            known.answers = _answers(known.answers, interval, pace)
+        known.answers = _followed(known.answers, last.running, interval, pace)
         window = known.open.add(last, reading, interval, pace)
         if window is not None:
             self._windows.append(window)
@@ -207,10 +206,11 @@ def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
     )
 
 
-def _answers(answers: Answers, interval: EngineInterval, pace: Pace) -> Answers | None:
-    """With what the engine counted since; its steps are their clock."""
-    if interval.steps is None or interval.ttft_s is None:
+def _followed(answers: Answers | None, running: float | None, interval: EngineInterval, pace: Pace) -> Answers | None:
+    """With what the engine counted since, where it tells what is needed; its steps are the clock. running: before."""
+    if interval.steps is None or interval.ttft_s is None or running is None:
         return None
+    answers = answers or Answers(running)
     answers.add(interval.steps * pace.step_tokens, count(interval.ttft_s))
     return answers
 
