@@ -139,7 +139,7 @@ class Service:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
             if not self.watch.moved(
-                name, tiers, (self.workload,), (wish.slo, scale, tier.arrival_cv2, seen.heard.gateways)
+                name, tiers, (self.workload,), (wish.slo, scale, tier.bunched(), seen.heard.gateways)
             ):
                 tier.looked_s = now_s
                 continue

@@ -189,7 +189,7 @@ class Tier:
             slo,
             transfer=self.transfer if self.role is Role.DECODE else None,
             tail_scale=tail_scale,
-            arrival_cv2=self.arrival_cv2,
+            arrival_cv2=self.bunched(),
             elsewhere_s=elsewhere_s,
             gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
             gateways=gateways,
@@ -230,7 +230,11 @@ class Tier:
 
     @property
     def arrival_cv2(self) -> float:
-        """Of the gaps between arrivals, over seconds; samples are of arrivals, each with the work of the mix. The last
+        """Of the gaps between arrivals, as the line has it; 1 while there is none."""
+        return 1.0 if self._basis is None else self._basis.arrival_cv2
+
+    def bunched(self) -> float:
+        """The same as it is measured over seconds; samples are of arrivals, each with the work of the mix. The last
         figure holds until it has moved by BUNCHED."""
         if not isinstance(self.line, Unknown) and self.demand.at_s is not None:
             found = forecast.dispersion(self.demand.noise, self.line.request_gpu_s)
