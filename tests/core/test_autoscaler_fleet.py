@@ -132,7 +132,8 @@ def test_what_stands_is_what_would_be_decided(seed: int) -> None:
             fleet.tick(now_s, seen, decided_a_tick)
         assert whole.counts == partly.counts, second
         stood += sum(service.last is not None and service.last.at_s < now_s for service in partly.services.values())
-    assert any(tier.returns.again for service in whole.services.values() for tier in service.state.tiers.values())
+    tried = [tier.returns for service in whole.services.values() for tier in service.state.tiers.values()]
+    assert any(known.trials or known.idle for known in tried), "whether needs return is learned meanwhile"
     for n, service in whole.services.items():
         assert service.state == partly.services[n].state
         assert {name: forecast.to_dict(tier.demand) for name, tier in service.tiers.items()} == {
