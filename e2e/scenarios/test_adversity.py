@@ -28,6 +28,7 @@ LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
 HIGHER = 16.0  # more than two carry, also once the engines are known
 HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
 GROWS_S = 90.0
+SHRINKS_S = 180.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
 
 
 def _steady(rate: float, name: str, seed: int) -> OpenLoop:
@@ -117,7 +118,7 @@ def test_a_pod_that_fits_nowhere_stops_no_other_tier(
         prefill = light.desired(crowded, "prefill"), len(crowded.ready_pods("prefill"))
         decode = light.desired(crowded, "decode")
     event = [e["message"] for e in crowded.wait_events("ScalingLimited")]
-    crowded.wait_told("ScalingLimited", GROWS_S, status="False")
+    crowded.wait_told("ScalingLimited", SHRINKS_S, status="False")
     print(f"prefill wanted and had {prefill}, decode {decode}; {load.ledger.summary()}\n{limited}\n{event}")
     lost = light.lost(load.ledger.records)
     assert not lost, light.lines(lost)
