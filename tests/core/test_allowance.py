@@ -7,7 +7,8 @@ import heapq
 import numpy as np
 import pytest
 
-from plimsoll.core.autoscaler.allowance import _peakedness, allowed, beyond
+from plimsoll.core.autoscaler.allowance import _peakedness, allowed
+from plimsoll.core.chance import beyond
 
 BUDGET = 0.05
 

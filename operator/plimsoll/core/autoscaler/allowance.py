@@ -35,11 +35,6 @@ def allowed(budget: float, requests: float, in_flight: float, arrival_cv2: float
     return mean + _CHANCE * math.sqrt((2.0 * refused - 1.0) * mean * (1.0 - budget))
 
 
-def beyond(amount: float, chance: float) -> float:
-    """What is left of an amount that may be by chance: nothing up to that, all of it from half as much again."""
-    return min(amount, max(0.0, 3.0 * (amount - chance)))
-
-
 @lru_cache(1024)
 def _peakedness(budget: float, in_flight: int) -> float:
     """Variance over mean of what overflows, in the mean, with so many let in."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
-from plimsoll.core.autoscaler.allowance import allowed, beyond
+from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Refusals, Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
+from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.lifecycle import record

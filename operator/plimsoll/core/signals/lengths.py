@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from plimsoll.core.buckets import count
+from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.ports import Buckets
 from plimsoll.core.signals.answers import Answers, Usual
@@ -33,7 +34,6 @@ from plimsoll.core.workload import Histogram, Workload, from_histograms, from_sa
 _MEMORY_S: Final = 300.0
 _LATELY_S: Final = 30.0
 _CHANCE: Final = 2.0  # standard errors by which the mean output of late must differ to be another mix
-_SURE: Final = 1.5  # times as much is believed whole: three standard errors
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -197,14 +197,8 @@ class Lengths:
 
 
 def _beyond(factor: float, chance: float) -> float:
-    """What is left of a factor that may be by chance: 1 up to it, all of it from _SURE times that.
-
-    Firm shrinkage (Gao and Bruce 1997): it has no jump where chance ends, so that a mean which wavers there moves
-    nothing by much, and takes nothing off what can hardly be chance.
-    """
-    more = abs(factor - 1.0)
-    left = min(max((more - chance) * _SURE / (_SURE - 1.0), 0.0), more)
-    return 1.0 + math.copysign(left, factor - 1.0)
+    """What is left of a factor that may be by chance: 1 up to it, all of it well beyond."""
+    return 1.0 + math.copysign(beyond(abs(factor - 1.0), chance), factor - 1.0)
 
 
 def _shaped(base: Workload, factors: tuple[float, float], share: float) -> Workload:
