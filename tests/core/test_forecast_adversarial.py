@@ -304,9 +304,11 @@ GOOD = to_dict(steady(200))
         {"mean": [-1.0, 0.0]},
         {"lines": [[0.0] * 8]},
         {"lines": None},
-        {"tests": [[0.0] * 3] * 4},
+        {"tests": [[0.0] * 3] * 2},
+        {"tests": [[0.0] * 3] * 5},
         {"noise": [[0.0] * 5, [0.0] * 5, 0.0]},
         {"noise": [[0.0] * 5, [0.0] * 4, 0.0, 0.0]},
+        {"noise": [[0.0] * 8, [0.0] * 9, 0.0, 0.0]},
         {"growth": [0, 0.0, 0.0, [[0.0, 0.0, 0.0]] * 99, [0.0] * 4, [[0.0] * 11] * 4]},
         {"growth": [0, 0.0, 0.0, [], [0.0] * 4, [[0.0] * 9] * 4]},
         {"growth": [0, 0.0, 0.0, [], [0.0] * 3, [[0.0] * 11] * 4]},
@@ -320,6 +322,12 @@ GOOD = to_dict(steady(200))
 def test_a_foreign_state_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a forecast's state"):
         from_dict(GOOD | change)
+
+
+def test_a_state_from_before_differences_were_held_is_read() -> None:
+    tick, block, *running = GOOD["noise"]
+    older = GOOD | {"tests": GOOD["tests"][:3], "noise": [tick[:5], block[:5], *running]}
+    assert from_dict(older) == from_dict(GOOD)
 
 
 @pytest.mark.parametrize("key", sorted(GOOD))

@@ -23,7 +23,7 @@ def told(
     seconds: float,
     refused: float,
     whole: bool = True,
-    asked: int = 4,
+    asked: float = 4,
     ready: int = 4,
     arrived: float = 3600.0,
     in_flight: float = 0.0,
@@ -73,6 +73,14 @@ def test_a_row_of_refusals_is_no_news_where_an_engine_that_is_full_stays_so_for_
     assert told(Shortage(), WINDOW_S + 5, 0.25, arrived=160.0, in_flight=100.0, arrival_cv2=4.0) == 1.0, (
         "they come in rows"
     )
+
+
+def test_refusals_are_held_against_what_was_asked_for_when_they_came() -> None:
+    """Load that has ended asks for next to nothing while its refusals are still in the minute's share."""
+    short = Shortage()
+    assert told(short, 2 * WINDOW_S, 0.05) == 1.0
+    assert told(short, 20, 0.3, asked=4, ready=4) == pytest.approx(1.0 / 0.7)
+    assert told(short, WINDOW_S - 1, 0.3, asked=0.5, ready=4) == pytest.approx(1.0 / 0.7)
 
 
 def test_minutes_beyond_the_budget_add_up_until_one_is_within_it() -> None:

@@ -110,9 +110,8 @@ def need(sleeper: Sleeper) -> Need:
 
 
 def test_a_service_asked_now_and_then_is_asleep_a_start_up_after_its_last_request() -> None:
-    """However slowly the level fades: five requests in four minutes are a rate that asks for a replica for an hour."""
+    """However slowly the level fades: eight requests in a minute are a rate that asks for a replica for longer."""
     sleeper = Sleeper()
-    sleeper.run(30, lambda t: 1.0)
     served(sleeper, every_s=8, requests=8)
     assert HORIZON_S <= sleeper.asleep_after() <= HORIZON_S + TAKES_S + 2
     assert need(sleeper).replicas == 1, "the forecast alone would keep it up"

@@ -139,7 +139,7 @@ def _added(old: Floats, now_s: float, work: Floats, span_s: Floats) -> tuple[Flo
     passed_s, amount = now_s - old[AT], work * span_s
     new[AT] = new[SEEN] = now_s
     statistic = _run_tests(new, old, amount, span_s)
-    suspicious = statistic > level.SUSPICION
+    suspicious = statistic >= level.SUSPICION
     keep = _kept(passed_s, level.MEMORY_S)
     on_line = old[NOW + 3] != 0.0
     new[MEAN] = keep * np.where(on_line, old[NOW + 3], old[MEAN]) + span_s
@@ -162,13 +162,16 @@ def _run_tests(new: Floats, old: Floats, amount: Floats, span_s: Floats) -> Floa
     some = old[GRAIN] > 0.0
     grain = np.where(some, old[GRAIN], 1.0)
     grains, unit = amount / grain, span_s / grain
-    high = (old[NOW] + old[NOW + 2]) * unit
-    low = np.maximum(0.0, old[NOW] - old[NOW + 2]) * unit
     most = level.ALARM * np.maximum(0.5, span_s / level.PROOF_S)
     worst = np.zeros(len(grain))
     for place, (per_grain, per_expected) in enumerate(level.TESTS):
         statistic, covered_s, gpu_s = new[TESTS + 3 * place : TESTS + 3 * place + 3]
-        moved = grains * per_grain - per_expected * (high if per_grain > 0 else low)
+        before_s = old[MEAN] - covered_s
+        apart = (covered_s > 0.0) & (covered_s <= before_s) & (old[NOW + 3] == 0.0)
+        rate = np.where(apart, np.maximum(0.0, old[MEAN + 1] - gpu_s) / before_s, old[NOW])
+        error = np.where(apart, np.sqrt(grain * rate / before_s), old[NOW + 2])
+        rate = rate + error if per_grain > 0 else np.maximum(0.0, rate - error)
+        moved = grains * per_grain - per_expected * (rate * unit)
         reached = np.where(some, statistic + np.minimum(moved, most), 0.0)
         begun = reached > level.BEGUN
         covered_s[:] = np.where(begun, covered_s + span_s, 0.0)
@@ -194,7 +197,10 @@ def _add_to_line(line: Floats, memory_s: float, new: Floats, span_s: Floats, p: 
 
 def _learn_noise(new: Floats, work: Floats, amount: Floats, span_s: Floats) -> None:
     """As `noise.learn` where nothing is suspicious; a tier without a level has its first work elsewhere."""
-    tick, block, running = new[NOISE : NOISE + 5], new[NOISE + 5 : NOISE + 10], new[NOISE + 10 : NOISE + 12]
+    tick, block, running = new[NOISE : NOISE + 8], new[NOISE + 8 : NOISE + 16], new[NOISE + 16 : NOISE + 18]
+    for grain in (tick, block):
+        grain[:3] += grain[5:]
+        grain[5:] = 0.0
     _differ(tick, work, span_s, np.ones(len(work), dtype=np.bool_))
     gpu_s, covered_s = running[0] + amount, running[1] + span_s
     ended = covered_s >= noise.BLOCK_S
@@ -207,7 +213,7 @@ def _learn_noise(new: Floats, work: Floats, amount: Floats, span_s: Floats) -> N
 
 
 def _differ(grain: Floats, work: Floats, span_s: Floats, some: Flags) -> None:
-    spread, seen_level, seen, last_work, last_span_s = grain.copy()
+    spread, seen_level, seen, last_work, last_span_s = grain[:5].copy()
     counted = some & (last_span_s != 0.0)
     keep = 1.0 - 1.0 / noise.MEMORY
     difference = work - last_work

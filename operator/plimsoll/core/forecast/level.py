@@ -4,7 +4,7 @@ Problem: a mean over a long time is quiet but late, one over a short time is ear
 decides between them (few requests of very different sizes) changes with the load.
 
 Idea: the mean since the last change (long, quiet) and two discounted straight lines, one for the hours' drift and one
-for the minutes' ramp, each blended in by how far its slope is beyond chance; and three CUSUM tests of the work, counted
+for the minutes' ramp, each blended in by how far its slope is beyond chance; and four CUSUM tests of the work, counted
 in grains of noise (`noise`), for a rate that has changed. A test that fires hands over the stretch in which the change
 has been running, and level and lines begin anew from there.
 """
@@ -21,13 +21,18 @@ LEAST: Final = 0.5  # of a line's memory that must be covered for its slope to c
 SURE: Final = 4.0  # standard errors below which a slope is taken for chance
 
 # Log-likelihood of grains under a changed against the present rate (Lucas 1985, counted data CUSUM): per grain, and per
-# grain expected. Up by a quarter, threefold up, down by a fifth.
-TESTS: Final = ((math.log(1.25), 0.25), (math.log(3.0), 2.0), (-math.log(1.25), -0.2))
+# grain expected. Up by a quarter, threefold up, down by a fifth, down to a third.
+TESTS: Final = (
+    (math.log(1.25), 0.25),
+    (math.log(3.0), 2.0),
+    (-math.log(1.25), -0.2),
+    (-math.log(3.0), -2.0 / 3.0),
+)
 ONE_SAMPLE: Final = 1e-9  # of the ages' spread, below which they are one age
 ALARM: Final = 15.0  # e^15 ticks between false alarms for true Poisson counts (Lorden 1971), less for uneven grains
 BEGUN: Final = ALARM / 3.0  # a change is dated from here: lower, what came before it would be in its level
 PROOF_S: Final = 4.0  # a sample of less time fires no test alone: one huge request is no change of the rate
-SUSPICION: Final = 0.5 * ALARM  # above it noise is not learned: the difference may be the change itself
+SUSPICION: Final = 0.5 * ALARM  # from here on a difference is not taken for noise: it may be the change itself
 
 
 class Mean(NamedTuple):
@@ -73,11 +78,11 @@ class Estimate(NamedTuple):
     line_s: float = 0.0
 
 
-Tests = tuple[Cusum, Cusum, Cusum]
+Tests = tuple[Cusum, Cusum, Cusum, Cusum]
 Lines = tuple[Line, Line]
 NO_LINES: Final[Lines] = (Line(), Line())
 _RESTING: Final = Cusum()
-NO_TESTS: Final[Tests] = (_RESTING, _RESTING, _RESTING)
+NO_TESTS: Final[Tests] = (_RESTING, _RESTING, _RESTING, _RESTING)
 
 
 def add_to_mean(mean: Mean, work: float, span_s: float, passed_s: float) -> Mean:
@@ -126,25 +131,30 @@ def _flat(covered_s: float, gpu_s: float) -> Line:
     return Line(covered_s, s1, s2, gpu_s, gpu_s * half, covered_s, s1, s2)
 
 
-def run_tests(tests: Tests, work: float, span_s: float, expected: Estimate, grain_gpu_s: float) -> Tests:
-    """Each test with one more sample. grain_gpu_s > 0; expected: before the sample.
+def run_tests(tests: Tests, work: float, span_s: float, expected: Estimate, mean: Mean, grain_gpu_s: float) -> Tests:
+    """Each test with one more sample. grain_gpu_s > 0; expected, mean: before the sample.
 
     The present rate is taken a standard error towards the changed one, else a level only just found would give alarms.
+    A change that has been running is held against the mean before it: by what it has done to the mean since, it would
+    hide itself. Not against less time than it has been running, nor where a line says where the load is.
     """
-    grains = work * span_s / grain_gpu_s
-    unit = span_s / grain_gpu_s
-    high = (expected.level + expected.error) * unit
-    low = max(0.0, expected.level - expected.error) * unit
+    grains, unit = work * span_s / grain_gpu_s, span_s / grain_gpu_s
     most = ALARM * max(0.5, span_s / PROOF_S)
     run = []
     for (per_grain, per_expected), test in zip(TESTS, tests, strict=True):
-        moved = grains * per_grain - per_expected * (high if per_grain > 0 else low)
+        rate, error = expected.level, expected.error
+        before_s = mean.covered_s - test.covered_s
+        if 0.0 < test.covered_s <= before_s and expected.line_s == 0.0:
+            rate = max(0.0, mean.gpu_s - test.gpu_s) / before_s
+            error = math.sqrt(grain_gpu_s * rate / before_s)
+        rate = rate + error if per_grain > 0 else max(0.0, rate - error)
+        moved = grains * per_grain - per_expected * (rate * unit)
         statistic = test.statistic + (moved if moved < most else most)
         if statistic > BEGUN:
             run.append(Cusum(statistic, test.covered_s + span_s, test.gpu_s + work * span_s))
         else:
             run.append(Cusum(statistic) if statistic > 0.0 else _RESTING)
-    return run[0], run[1], run[2]
+    return run[0], run[1], run[2], run[3]
 
 
 def fired(tests: Tests) -> Cusum | None:

@@ -5,7 +5,8 @@ Problem: a change of load and mere chance look alike, and how they differ depend
 Idea: if requests of work w come as a Poisson process, the mean of work over dt has the variance grain * level / dt with
 grain = E[w^2] / E[w] (compound Poisson). So one number gives the noise at every level and tick; arrivals that bunch
 make it larger. It is the sum of squared differences of successive samples over the sum of their levels (von Neumann
-1941), which no slow change disturbs, at two time scales: ticks, and blocks long enough for arrivals that bunch.
+1941), which no slow change disturbs, at two time scales: ticks, and blocks long enough for arrivals that bunch. A leap
+would count as much as an hour of noise, and hide the next one: what may be a leap waits until it is known to be none.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ _FIRST_GRAINS: Final = 4.0  # the guess: so many grains in the first sample
 
 
 class Grain(NamedTuple):
-    """Sums over differences at one time scale, how many there were (discounted), and the last sample."""
+    """Sums over differences at one time scale, how many there were (discounted), and the last sample.
+
+    held_…: the same of differences that may be a change of the load.
+    """
 
     spread: float = 0.0
     level: float = 0.0
     seen: float = 0.0
     last_work: float = 0.0
     last_span_s: float = 0.0
+    held_spread: float = 0.0
+    held_level: float = 0.0
+    held_seen: float = 0.0
 
 
 class Noise(NamedTuple):
@@ -67,31 +74,42 @@ def dispersion(noise: Noise, event_gpu_s: float) -> float:
     return found
 
 
-def learn(noise: Noise, work: float, span_s: float, suspicious: bool) -> Noise:
-    """The noise with one more sample. suspicious: the load may just have changed, so the difference is not counted."""
-    tick = noise.tick
+def learn(noise: Noise, work: float, span_s: float, suspicious: bool, leapt: bool) -> Noise:
+    """The noise with one more sample.
+
+    suspicious: the load may just have changed. Then the difference may be the change itself, and is held until that is
+    known: if it has (leapt), what is held is no noise; if nothing is suspicious any more, it was.
+    """
+    tick, block = noise.tick, noise.block
     if tick.last_span_s == 0.0 and work > 0.0:
         guess = work * span_s / _FIRST_GRAINS
         tick = Grain(_FIRST_TICKS * guess * work, _FIRST_TICKS * work)
-    tick = _differ(tick, work, span_s, suspicious)
+    if leapt:
+        return Noise(Grain(*tick[:3], work, span_s), Grain(*block[:3]))
     gpu_s, covered_s = noise.block_gpu_s + work * span_s, noise.block_s + span_s
-    if suspicious:
-        return Noise(tick, noise.block._replace(last_span_s=0.0))
+    if not suspicious:
+        tick, block = _released(tick), _released(block)
+    tick = _differ(tick, work, span_s, suspicious)
     if covered_s < BLOCK_S:
-        return Noise(tick, noise.block, gpu_s, covered_s)
-    return Noise(tick, _differ(noise.block, gpu_s / covered_s, covered_s, False))
+        return Noise(tick, block, gpu_s, covered_s)
+    return Noise(tick, _differ(block, gpu_s / covered_s, covered_s, suspicious))
 
 
-def _differ(grain: Grain, work: float, span_s: float, suspicious: bool) -> Grain:
-    spread, level, seen, last_work, last_span_s = grain
-    if suspicious or last_span_s == 0.0:
-        return Grain(spread, level, seen, work, span_s)
-    keep = 1.0 - 1.0 / MEMORY
+def _released(grain: Grain) -> Grain:
+    """The grain, what was held being noise."""
+    spread, level, seen, last_work, last_span_s, *held = grain
+    return Grain(spread + held[0], level + held[1], seen + held[2], last_work, last_span_s)
+
+
+def _differ(grain: Grain, work: float, span_s: float, held: bool) -> Grain:
+    """The grain with the difference to one more sample, which is held, or nothing is."""
+    last_work, last_span_s = grain.last_work, grain.last_span_s
+    if last_span_s == 0.0:
+        return grain._replace(last_work=work, last_span_s=span_s)
     difference = work - last_work
-    return Grain(
-        keep * spread + difference * difference / (1.0 / span_s + 1.0 / last_span_s),
-        keep * level + 0.5 * (work + last_work),
-        keep * seen + 1.0,
-        work,
-        span_s,
-    )
+    spread, level = difference * difference / (1.0 / span_s + 1.0 / last_span_s), 0.5 * (work + last_work)
+    if held:
+        sums = grain.held_spread + spread, grain.held_level + level, grain.held_seen + 1.0
+        return Grain(*grain[:3], work, span_s, *sums)
+    keep = 1.0 - 1.0 / MEMORY
+    return Grain(keep * grain.spread + spread, keep * grain.level + level, keep * grain.seen + 1.0, work, span_s)

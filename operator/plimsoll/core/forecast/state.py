@@ -24,14 +24,14 @@ SMOOTH_S: Final = 60.0  # of what only explains
 
 # Columns of what is packed: each name is that of the first.
 AT, SEEN, CHANGED, MEAN, LINES, TESTS = 0, 1, 2, 3, 5, 21
-NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 30, 42, 45, 48, 50, 51
-COLUMNS: Final = 55
+NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 33, 51, 54, 57, 59, 60
+COLUMNS: Final = 64
 _DOUBLES: Final = [struct.Struct(f"{n}d") for n in range(COLUMNS + 1)]
 PACKED: Final = _DOUBLES[COLUMNS]
-_LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0)
+_LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0, 2, 1, 0)
 # The power of work in each column: what becomes of it where the same load is told in another unit.
 _POWERS: Final = (
-    *(0, 0, 0), *(0, 1), *_LINE, *_LINE, *_CUSUM, *_CUSUM, *_CUSUM, *_GRAIN, *_GRAIN, *(1, 0),
+    *(0, 0, 0), *(0, 1), *_LINE, *_LINE, *_CUSUM, *_CUSUM, *_CUSUM, *_CUSUM, *_GRAIN, *_GRAIN, *(1, 0),
     *(0, 1, 0), *(0, 1, 0), *(0, 0), 1, *(1, 1, 1, 0),
 )  # fmt: skip
 
@@ -84,6 +84,7 @@ class State(NamedTuple):
             *tests[0],
             *tests[1],
             *tests[2],
+            *tests[3],
             *heard.tick,
             *heard.block,
             *heard[2:],
@@ -125,13 +126,14 @@ class State(NamedTuple):
 
     @property
     def tests(self) -> level.Tests:
-        found = self.figures(TESTS, 9)
-        return level.Cusum(*found[:3]), level.Cusum(*found[3:6]), level.Cusum(*found[6:])
+        found = self.figures(TESTS, 12)
+        first, second, third, fourth = (level.Cusum(*found[i : i + 3]) for i in range(0, 12, 3))
+        return first, second, third, fourth
 
     @property
     def noise(self) -> noise.Noise:
-        found = self.figures(NOISE, 12)
-        return noise.Noise(noise.Grain(*found[:5]), noise.Grain(*found[5:10]), *found[10:])
+        found = self.figures(NOISE, 18)
+        return noise.Noise(noise.Grain(*found[:8]), noise.Grain(*found[8:16]), *found[16:])
 
     @property
     def growth(self) -> growth.Growth:
@@ -251,19 +253,20 @@ def _set_back(state: State, now_s: float) -> State:
 
 def _add(state: State, now_s: float, work: float, span_s: float, explained: Explained) -> State:
     at_s, grain, before = state.at_s, state.grain_gpu_s, state.now
-    tests = level.run_tests(state.tests, work, span_s, before, grain) if grain > 0.0 else level.NO_TESTS
-    suspicious = max(tests).statistic > level.SUSPICION
+    tests = level.run_tests(state.tests, work, span_s, before, state.mean, grain) if grain > 0.0 else level.NO_TESTS
+    suspicious = max(tests).statistic >= level.SUSPICION
     passed_s = span_s if at_s is None else now_s - at_s
     mean = level.add_to_mean(level.follow(state.mean, before), work, span_s, passed_s)
     lines = level.add_to_lines(state.lines, work, span_s, passed_s)
     changed_s = state.changed_s
     leap = level.fired(tests) if suspicious else None
+    leapt = leap is not None
     if leap is None and before.level == 0.0 and work > 0.0:
         leap = level.Cusum(math.inf, span_s, work * span_s)  # from nothing, any work is a change
     if leap is not None:
         mean, tests, changed_s = level.Mean(leap.covered_s, leap.gpu_s), level.NO_TESTS, now_s
         lines = level.leap_to(lines, leap.covered_s, leap.gpu_s)
-    heard = noise.learn(state.noise, work, span_s, suspicious)
+    heard = noise.learn(state.noise, work, span_s, suspicious, leapt)
     grain_after = noise.grain_gpu_s(heard)
     return State.of(
         (now_s, now_s, changed_s),

@@ -60,7 +60,6 @@ def from_dict(stored: Mapping[str, Any]) -> State:
     try:
         at_s, seen_s, changed_s = (None if time is None else _number(time) for time in stored["times"])
         rate, tokens = (None if value is None else _number(value) for value in stored["explained"])
-        first, second, third = (level.Cusum(*_amounts(test, 3)) for test in stored["tests"])
         slow, fast = (level.Line(*_amounts(line, 8)) for line in stored["lines"])
         mean, lines, heard = level.Mean(*_amounts(stored["mean"], 2)), (slow, fast), _noise(stored["noise"])
         grain_gpu_s = noise.grain_gpu_s(heard)
@@ -68,7 +67,7 @@ def from_dict(stored: Mapping[str, Any]) -> State:
             (at_s, seen_s, changed_s),
             mean,
             lines,
-            (first, second, third),
+            _tests(stored["tests"]),
             heard,
             _growth(stored["growth"]),
             _season(stored["season"]),
@@ -80,9 +79,22 @@ def from_dict(stored: Mapping[str, Any]) -> State:
         raise ValueError(f"not a forecast's state: {error}") from error
 
 
+def _tests(stored: Any) -> level.Tests:
+    """One that was not yet run when this was stored begins."""
+    resting = [level.Cusum()] if len(stored) == 3 else []
+    first, second, third, fourth = (*(level.Cusum(*_amounts(test, 3)) for test in stored), *resting)
+    return first, second, third, fourth
+
+
 def _noise(stored: Any) -> noise.Noise:
     tick, block, *running = stored
-    return noise.Noise(noise.Grain(*_amounts(tick, 5)), noise.Grain(*_amounts(block, 5)), *_amounts(running, 2))
+    return noise.Noise(_grain(tick), _grain(block), *_amounts(running, 2))
+
+
+def _grain(stored: Any) -> noise.Grain:
+    """Of one that was stored before differences were held, none is."""
+    held = [0.0] * 3 if len(stored) == 5 else []
+    return noise.Grain(*_amounts([*stored, *held], 8))
 
 
 def _growth(stored: Any) -> growth.Growth:
