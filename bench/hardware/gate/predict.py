@@ -46,12 +46,14 @@ _SAMPLES: Final = 20_000
 
 
 def calls(caps: Sequence[int]) -> dict[str, list[str]]:
-    """The words of each call, those that matter least last, since a call may be cut short; `c` is a repetition."""
+    """The words of each call, those that matter least last, since a call may be cut short; `c` is a repetition, and `d`
+    has the gate and two caps twice on one engine."""
     low, best, high = (f"cap{cap}@{OVERLOAD:g}" for cap in caps)
     return {
         "a": [*(f"gate@{factor:g}" for factor in FACTORS), best, f"none@{OVERLOAD:g}"],
         "b": [low, high, "none@1.3", "none@1", "none@2.6"],
         "c": ["gate@1", f"gate@{OVERLOAD:g}", best],
+        "d": ["gate@1", *[f"gate@{OVERLOAD:g}"] * 2, low, best, low, best],
     }
 
 
