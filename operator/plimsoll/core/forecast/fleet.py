@@ -197,10 +197,9 @@ def _add_to_line(line: Floats, memory_s: float, new: Floats, span_s: Floats, p: 
 
 def _learn_noise(new: Floats, work: Floats, amount: Floats, span_s: Floats) -> None:
     """As `noise.learn` where nothing is suspicious; a tier without a level has its first work elsewhere."""
-    tick, block, running = new[NOISE : NOISE + 8], new[NOISE + 8 : NOISE + 16], new[NOISE + 16 : NOISE + 18]
-    for grain in (tick, block):
-        grain[:3] += grain[5:]
-        grain[5:] = 0.0
+    tick, block, running, held = np.split(new[NOISE : NOISE + 15], (5, 10, 12))
+    tick[:3] += held
+    held[:] = 0.0
     _differ(tick, work, span_s, np.ones(len(work), dtype=np.bool_))
     gpu_s, covered_s = running[0] + amount, running[1] + span_s
     ended = covered_s >= noise.BLOCK_S
@@ -213,7 +212,7 @@ def _learn_noise(new: Floats, work: Floats, amount: Floats, span_s: Floats) -> N
 
 
 def _differ(grain: Floats, work: Floats, span_s: Floats, some: Flags) -> None:
-    spread, seen_level, seen, last_work, last_span_s = grain[:5].copy()
+    spread, seen_level, seen, last_work, last_span_s = grain.copy()
     counted = some & (last_span_s != 0.0)
     keep = 1.0 - 1.0 / noise.MEMORY
     difference = work - last_work

@@ -20,29 +20,33 @@ _FIRST_TICKS: Final = 4.0  # what the guess weighs against measured ticks
 _FIRST_GRAINS: Final = 4.0  # the guess: so many grains in the first sample
 
 
-class Grain(NamedTuple):
-    """Sums over differences at one time scale, how many there were (discounted), and the last sample.
+class Sums(NamedTuple):
+    """Over differences of successive samples: their squares, what lay in their middle, and how many there were."""
 
-    held_…: the same of differences that may be a change of the load.
-    """
+    spread: float = 0.0
+    level: float = 0.0
+    seen: float = 0.0
+
+
+class Grain(NamedTuple):
+    """Sums over differences at one time scale (discounted), and the last sample."""
 
     spread: float = 0.0
     level: float = 0.0
     seen: float = 0.0
     last_work: float = 0.0
     last_span_s: float = 0.0
-    held_spread: float = 0.0
-    held_level: float = 0.0
-    held_seen: float = 0.0
 
 
 class Noise(NamedTuple):
-    """The grain of ticks and of blocks, and the block that runs."""
+    """The grain of ticks and of blocks, the block that runs, and what is held of differences of ticks that may be a
+    change of the load."""
 
     tick: Grain = Grain()
     block: Grain = Grain()
     block_gpu_s: float = 0.0
     block_s: float = 0.0
+    held: Sums = Sums()
 
 
 def grain_gpu_s(noise: Noise) -> float:
@@ -77,39 +81,42 @@ def dispersion(noise: Noise, event_gpu_s: float) -> float:
 def learn(noise: Noise, work: float, span_s: float, suspicious: bool, leapt: bool) -> Noise:
     """The noise with one more sample.
 
-    suspicious: the load may just have changed. Then the difference may be the change itself, and is held until that is
-    known: if it has (leapt), what is held is no noise; if nothing is suspicious any more, it was.
+    suspicious: the load may just have changed, and the difference of ticks be the change itself: it is held until that
+    is known. Where it has changed (leapt), what is held is no noise; where nothing is suspicious any more, it was.
+    Blocks are not counted meanwhile: over their time also a load that only drifts, without a leap, differs by more
+    than noise.
     """
-    tick, block = noise.tick, noise.block
+    tick = noise.tick
     if tick.last_span_s == 0.0 and work > 0.0:
         guess = work * span_s / _FIRST_GRAINS
         tick = Grain(_FIRST_TICKS * guess * work, _FIRST_TICKS * work)
     if leapt:
-        return Noise(Grain(*tick[:3], work, span_s), Grain(*block[:3]))
+        return Noise(Grain(*tick[:3], work, span_s), Grain(*noise.block[:3]))
+    if suspicious:
+        held = _added(noise.held, 1.0, _difference(tick, work, span_s))
+        return Noise(Grain(*tick[:3], work, span_s), Grain(*noise.block[:3]), held=held)
+    tick = _differ(Grain(*_added(Sums(*tick[:3]), 1.0, noise.held), *tick[3:]), work, span_s)
     gpu_s, covered_s = noise.block_gpu_s + work * span_s, noise.block_s + span_s
-    if not suspicious:
-        tick, block = _released(tick), _released(block)
-    tick = _differ(tick, work, span_s, suspicious)
     if covered_s < BLOCK_S:
-        return Noise(tick, block, gpu_s, covered_s)
-    return Noise(tick, _differ(block, gpu_s / covered_s, covered_s, suspicious))
+        return Noise(tick, noise.block, gpu_s, covered_s)
+    return Noise(tick, _differ(noise.block, gpu_s / covered_s, covered_s))
 
 
-def _released(grain: Grain) -> Grain:
-    """The grain, what was held being noise."""
-    spread, level, seen, last_work, last_span_s, *held = grain
-    return Grain(spread + held[0], level + held[1], seen + held[2], last_work, last_span_s)
+def _differ(grain: Grain, work: float, span_s: float) -> Grain:
+    sums = Sums(*grain[:3])
+    if grain.last_span_s > 0.0:
+        sums = _added(sums, 1.0 - 1.0 / MEMORY, _difference(grain, work, span_s))
+    return Grain(*sums, work, span_s)
 
 
-def _differ(grain: Grain, work: float, span_s: float, held: bool) -> Grain:
-    """The grain with the difference to one more sample, which is held, or nothing is."""
-    last_work, last_span_s = grain.last_work, grain.last_span_s
-    if last_span_s == 0.0:
-        return grain._replace(last_work=work, last_span_s=span_s)
-    difference = work - last_work
-    spread, level = difference * difference / (1.0 / span_s + 1.0 / last_span_s), 0.5 * (work + last_work)
-    if held:
-        sums = grain.held_spread + spread, grain.held_level + level, grain.held_seen + 1.0
-        return Grain(*grain[:3], work, span_s, *sums)
-    keep = 1.0 - 1.0 / MEMORY
-    return Grain(keep * grain.spread + spread, keep * grain.level + level, keep * grain.seen + 1.0, work, span_s)
+def _difference(grain: Grain, work: float, span_s: float) -> Sums:
+    """Of a sample to the last one; nothing if there is none."""
+    if grain.last_span_s == 0.0:
+        return Sums()
+    difference = work - grain.last_work
+    spread = difference * difference / (1.0 / span_s + 1.0 / grain.last_span_s)
+    return Sums(spread, 0.5 * (work + grain.last_work), 1.0)
+
+
+def _added(sums: Sums, keep: float, more: Sums) -> Sums:
+    return Sums(keep * sums.spread + more.spread, keep * sums.level + more.level, keep * sums.seen + more.seen)

@@ -24,14 +24,14 @@ SMOOTH_S: Final = 60.0  # of what only explains
 
 # Columns of what is packed: each name is that of the first.
 AT, SEEN, CHANGED, MEAN, LINES, TESTS = 0, 1, 2, 3, 5, 21
-NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 33, 51, 54, 57, 59, 60
-COLUMNS: Final = 64
+NOISE, MINUTE, BIN, EXPLAINED, GRAIN, NOW = 33, 48, 51, 54, 56, 57
+COLUMNS: Final = 61
 _DOUBLES: Final = [struct.Struct(f"{n}d") for n in range(COLUMNS + 1)]
 PACKED: Final = _DOUBLES[COLUMNS]
-_LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0, 2, 1, 0)
+_LINE, _CUSUM, _GRAIN = (0, 0, 0, 1, 1, 0, 0, 0), (0, 0, 1), (2, 1, 0, 1, 0)
 # The power of work in each column: what becomes of it where the same load is told in another unit.
 _POWERS: Final = (
-    *(0, 0, 0), *(0, 1), *_LINE, *_LINE, *_CUSUM, *_CUSUM, *_CUSUM, *_CUSUM, *_GRAIN, *_GRAIN, *(1, 0),
+    *(0, 0, 0), *(0, 1), *_LINE, *_LINE, *_CUSUM, *_CUSUM, *_CUSUM, *_CUSUM, *_GRAIN, *_GRAIN, *(1, 0), *(2, 1, 0),
     *(0, 1, 0), *(0, 1, 0), *(0, 0), 1, *(1, 1, 1, 0),
 )  # fmt: skip
 
@@ -87,7 +87,8 @@ class State(NamedTuple):
             *tests[3],
             *heard.tick,
             *heard.block,
-            *heard[2:],
+            *heard[2:4],
+            *heard.held,
             *grown[:3],
             *seasons[:3],
             math.nan if explained.rate_per_s is None else explained.rate_per_s,
@@ -132,8 +133,9 @@ class State(NamedTuple):
 
     @property
     def noise(self) -> noise.Noise:
-        found = self.figures(NOISE, 18)
-        return noise.Noise(noise.Grain(*found[:8]), noise.Grain(*found[8:16]), *found[16:])
+        found = self.figures(NOISE, 15)
+        tick, block, held = noise.Grain(*found[:5]), noise.Grain(*found[5:10]), noise.Sums(*found[12:])
+        return noise.Noise(tick, block, found[10], found[11], held)
 
     @property
     def growth(self) -> growth.Growth:

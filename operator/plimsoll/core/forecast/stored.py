@@ -87,14 +87,11 @@ def _tests(stored: Any) -> level.Tests:
 
 
 def _noise(stored: Any) -> noise.Noise:
-    tick, block, *running = stored
-    return noise.Noise(_grain(tick), _grain(block), *_amounts(running, 2))
-
-
-def _grain(stored: Any) -> noise.Grain:
-    """Of one that was stored before differences were held, none is."""
-    held = [0.0] * 3 if len(stored) == 5 else []
-    return noise.Grain(*_amounts([*stored, *held], 8))
+    """Before differences were held, none was."""
+    tick, block, gpu_s, covered_s, *held = stored
+    kept = noise.Sums(*_amounts(held[0], 3)) if held else noise.Sums()
+    grains = noise.Grain(*_amounts(tick, 5)), noise.Grain(*_amounts(block, 5))
+    return noise.Noise(*grains, _amount(gpu_s), _amount(covered_s), kept)
 
 
 def _growth(stored: Any) -> growth.Growth:
