@@ -163,6 +163,12 @@ def fired(tests: Tests) -> Cusum | None:
     return worst if worst.statistic > ALARM else None
 
 
+def not_too_low(leap: Cusum, grain_gpu_s: float) -> Cusum:
+    """A leap down to a standard error above what came since: it is found where that happens to be little, and what is
+    given back by it would have to start again. No work at all is none."""
+    return leap._replace(gpu_s=leap.gpu_s + math.sqrt(grain_gpu_s * leap.gpu_s))
+
+
 def estimate(mean: Mean, lines: Lines, grain_gpu_s: float) -> Estimate:
     """Level and slope now: the mean, drawn towards the slow line and then the fast one."""
     if mean.covered_s <= 0.0:
