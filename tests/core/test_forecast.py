@@ -150,6 +150,23 @@ def test_a_leap_does_not_hide_in_the_mean_that_it_moves() -> None:
     assert np.quantile(found, 0.9) <= 20
 
 
+def test_a_leap_down_is_not_to_where_it_happens_to_be_found() -> None:
+    """It is found sooner where little comes at first, and what is given back by that has to start again."""
+    found = []
+    for seed in range(100):
+        works = demand(np.concatenate([np.full(300, 12.0), np.full(60, 4.0)]), 1.0, seed)
+        state = fed(works[:300])
+        before = state.changed_s
+        for second, work in enumerate(works[300:], start=301):
+            state = observe(state, float(second), float(work))
+            if state.changed_s != before:
+                found.append(told(state).level / REQUEST_GPU_S)
+                break
+    print(f"levels after a leap to 4: {np.quantile(found, (0.05, 0.25, 0.5, 0.75, 0.95))}")
+    assert len(found) >= 95
+    assert np.mean(np.array(found) < 0.75 * 4.0) <= 0.2, "more than one in three if it were to the mean since"
+
+
 def test_an_end_of_all_requests_is_seen_in_a_fraction_of_what_chance_would_need() -> None:
     """From six requests a second: e^-6 a second."""
     found = [constant_then(seed, 2.0, 6.0)[1] for seed in range(40)]

@@ -251,12 +251,12 @@ def margin_of(work: Floats, doubt: Floats, error: Floats, memory: Floats) -> Flo
     memory: how full that of the level is, m. A level that is the mean of all that came since a leap moves by its own
     error at most; once it forgets, by what it learns anew as well: by sqrt(1 + m) errors in the end, its doubt being
     sqrt(m) of today's. On the way there both together are less than sqrt(3) doubts, if movement counts sqrt(2) times a
-    doubt's quantile. So the margin is 0.73 to 2 doubts, or errors where a doubt is held to less, just after a leap;
-    simulated, chance takes back fewer than one step in twenty just
-    after a leap, one in a hundred at half a memory. The line drifts with the load's mix, too, by RELEASE_MARGIN while a
-    memory fills; a load that has stood for a time stands about as long again (Gott 1993). So one that has stood for
-    long goes on wandering: to no more than RELEASE_ERRORS of the difference between two memories, which is the error
-    itself, since that is reckoned from a memory and a mean that forgets is worth two.
+    doubt's quantile. So the margin is 0.73 to 2 doubts, or errors where the doubt is held to less, just after a leap;
+    simulated, chance takes back fewer than one step in twenty then, one in a hundred at half a memory. The line drifts
+    with the load's mix, too, by RELEASE_MARGIN while a memory fills; a load that has stood for a time stands about as
+    long again (Gott 1993). So one that has stood for long goes on wandering: to no more than RELEASE_ERRORS of the
+    difference between two memories, which is the error itself, since that is reckoned from a memory and a mean that
+    forgets is worth two.
     """
     doubts = np.maximum(math.sqrt(3.0), np.sqrt(memory) + np.sqrt(2.0 * (1.0 + memory))) - 1.0
     wanders = np.maximum(doubts * np.maximum(doubt, error), RELEASE_ERRORS * memory * error)
