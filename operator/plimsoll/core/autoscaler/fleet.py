@@ -86,7 +86,7 @@ def _decide(services: Mapping[K, Entry], now_s: float, learn: bool) -> dict[K, D
     asks = {
         (key, tier): ask
         for key, (service, seen, wish) in services.items()
-        for tier, ask in service.asks(seen, wish, demand[key]).items()
+        for tier, ask in service.asks(seen, wish, demand[key], now_s).items()
     }
     asked = list(asks.values())
     found = needs(asked)

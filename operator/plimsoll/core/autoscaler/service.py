@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from plimsoll.core import buckets, forecast
@@ -17,7 +18,7 @@ from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
-from plimsoll.core.lifecycle import record
+from plimsoll.core.lifecycle import Eta, eta, record
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
     Ask,
@@ -189,7 +190,7 @@ class Service:
             return wish.horizon_s
         return self.tiers[tier].start_s + TICK_S
 
-    def asks(self, seen: Seen, wish: Wish, demand: Mapping[str, Demand | Unknown]) -> dict[str, Ask]:
+    def asks(self, seen: Seen, wish: Wish, demand: Mapping[str, Demand | Unknown], now_s: float) -> dict[str, Ask]:
         """What is to be sized: the tiers whose demand and line are known."""
         found = {}
         for name, coming in demand.items():
@@ -199,17 +200,34 @@ class Service:
                 if returning > 0.0 and _is_whole(there) and wish.slo is not None:
                     chance = self._chance_gpu_s(name, coming.forecast, line, wish.slo, seen.heard)
                     returning = beyond(returning, chance)
+                elif returning > 0.0:
+                    returning = max(0.0, returning - self._served_meanwhile_gpu_s(name, there, coming.forecast, now_s))
                 found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
         return found
 
     def _chance_gpu_s(self, name: str, coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
         """Work of those that may be refused by chance of what comes within a start-up.
 
-        They say nothing of a tier whose replicas are all there. While some start it counts whole who is told to come
-        back: it is by these replicas that they are told when.
+        They say nothing of a tier whose replicas are all there.
         """
         requests = coming.work * coming.horizon_s / line.request_gpu_s
         return allowed(1.0 - slo.share, requests, _running(heard), self.tiers[name].arrival_cv2) * line.request_gpu_s
+
+    def _served_meanwhile_gpu_s(self, name: str, there: TierSeen, coming: Forecast, now_s: float) -> float:
+        """Work beyond the forecast that replicas which start serve before one that is ordered now is ready.
+
+        Who is told to come back is told a time by these; a replica that is ready after them serves only what is left.
+        """
+        need, tier = self.needs.get(name), self.tiers[name]
+        if not isinstance(need, Need):
+            return 0.0
+        found = [eta(tier.ledger, pod, now_s) for pod in there.starting if pod.refused is None]
+        etas_s = sorted(one.likely_s for one in found if isinstance(one, Eta))
+        served, horizon_s = 0.0, coming.horizon_s
+        for ready, (from_s, to_s) in enumerate(pairwise([0.0, *etas_s, horizon_s]), start=there.ready):
+            spare = need.replica_work * ready - coming.work
+            served += max(0.0, spare) * max(0.0, min(to_s, horizon_s) - from_s)
+        return served
 
     def decide(
         self,
