@@ -40,6 +40,7 @@ from plimsoll.core.workload import Workload
 TICK_S: Final = 1.0
 WATCH_S: Final = 10.0  # of arrivals before anything is made of them: the first two of a service may come together
 KEPT: Final = 6  # decisions that changed something, the last one and a few before it
+_USED: Final = 0.9  # of a load line: that more of it serves who comes back would leave no room for chance
 NO_REQUEST: Final = Unknown("no request has ended yet")
 NO_PAUSES: Final = Pauses()
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
@@ -225,7 +226,7 @@ class Service:
         etas_s = sorted(one.likely_s for one in found if isinstance(one, Eta))
         served, horizon_s = 0.0, coming.horizon_s
         for ready, (from_s, to_s) in enumerate(pairwise([0.0, *etas_s, horizon_s]), start=there.ready):
-            spare = need.replica_work * ready - coming.work
+            spare = _USED * need.replica_work * ready - coming.work
             served += max(0.0, spare) * max(0.0, min(to_s, horizon_s) - from_s)
         return served
 
