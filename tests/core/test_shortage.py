@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.core.autoscaler import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Refusals, Shortage
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.lifecycle import Starting
@@ -126,19 +126,40 @@ def returning(gpu_s: float, starting: bool) -> float:
     steady = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
     fleet.run(steady, 900)
     late = Starting("x", fleet.now_s - 5.0, "load", fleet.now_s - 5.0)
-    before = fleet.service.asks(*asked(fleet, steady, (late,) if starting else ()))["serve"]
-    after = fleet.service.asks(*asked(fleet, replace(steady, returning_s=gpu_s), (late,) if starting else ()))["serve"]
-    return after.returning_gpu_s - before.returning_gpu_s
+    before = asked(fleet, steady, (late,) if starting else ())
+    return asked(fleet, replace(steady, returning_s=gpu_s), (late,) if starting else ()) - before
 
 
-def asked(fleet: Fleet, said: Heard, starting: tuple[Starting, ...]) -> tuple[Seen, Wish, dict[str, Demand | Unknown]]:
-    count = fleet.replicas["serve"]
+def asked(fleet: Fleet, said: Heard, starting: tuple[Starting, ...], more: int = 0) -> float:
+    """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
+    count = fleet.replicas["serve"] + more
     seen = Seen(said, {"serve": TierSeen(count, count - len(starting), starting, fleet.about)})
-    return seen, fleet.wish, fleet.service.demand(fleet.wish, fleet.now_s)
+    demand: dict[str, Demand | Unknown] = fleet.service.demand(fleet.wish, fleet.now_s)
+    return fleet.service.asks(seen, fleet.wish, demand, fleet.now_s)["serve"].returning_gpu_s
 
 
 def test_who_comes_back_by_chance_is_no_load_to_a_fleet_that_is_there() -> None:
     """Of 60 requests a second some hundreds are within chance in a start-up; what they take is of the order of 50 s."""
     assert returning(2.0, starting=False) == 0.0
-    assert returning(2.0, starting=True) == pytest.approx(2.0)
     assert returning(4000.0, starting=False) == pytest.approx(4000.0)
+    assert 0.0 < returning(4000.0, starting=True) < 4000.0, "but for what the others serve until it is there"
+
+
+def test_replicas_on_their_way_serve_who_comes_back_before_one_ordered_now_is_there() -> None:
+    """What is left for that one is what they do not serve in a start-up, beside what comes anyway."""
+    fleet = Fleet(wish())
+    steady = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
+    fleet.run(steady, 900)
+    found, told = need(fleet), replace(steady, returning_s=4000.0)
+    horizon_s = fleet.service.horizon_s("serve", fleet.wish)
+    spare = 0.9 * found.replica_work * fleet.replicas["serve"] - found.rate_per_s * found.request_gpu_s
+
+    def left(ages_s: list[float], **differing: str) -> float:
+        pods = tuple(Starting(f"{n}", fleet.now_s - age_s, **differing) for n, age_s in enumerate(ages_s))
+        return asked(fleet, told, pods, more=len(pods))
+
+    one, more, sooner, far = left([0.0]), left([0.0] * 8), left([0.9 * horizon_s] * 8), left([0.0], refused="no room")
+    assert far == pytest.approx(4000.0 - max(0.0, spare) * horizon_s, rel=0.02), "who fits nowhere serves nobody"
+    assert sooner < more <= one <= far
+    assert sooner == pytest.approx(far - 0.9 * found.replica_work * 8 * 0.9 * horizon_s, rel=0.3)
+    assert asked(fleet, replace(told, returning_s=1.0), (Starting("x", fleet.now_s),), more=8) == 0.0

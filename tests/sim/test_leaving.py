@@ -18,7 +18,7 @@ from plimsoll.sim.policies.base import Look, Plimsoll, Policy, Static
 from plimsoll.sim.visit import Asked
 from tests.sim import lab
 
-BURST = lab.Load(900, 25.0, seed=1).asked()
+BURST = lab.Load(1800, 40.0, seed=1).asked()
 EBBING = BURST + [
     replace(one, at_s=one.at_s + BURST[-1].at_s) for one in lab.Load(400, 1.0, output=1500.0, seed=2).asked()
 ]
@@ -118,6 +118,6 @@ class Ebbing(Static):
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_who_else_scales_names_nobody(monkeypatch: pytest.MonkeyPatch, *, gated: bool) -> None:
-    [only] = shrunk(monkeypatch, Ebbing({Role.SERVE: 1}, gated), EBBING[:1000])
+    [only] = shrunk(monkeypatch, Ebbing({Role.SERVE: 1}, gated), EBBING[: len(BURST) + 100])
     assert only.known is None
     assert only.drained == {"serve-3", "serve-4"}
