@@ -88,10 +88,9 @@ def _tests(stored: Any) -> level.Tests:
 
 def _noise(stored: Any) -> noise.Noise:
     """Before differences were held, none was."""
-    tick, block, gpu_s, covered_s, *held = stored
-    kept = noise.Sums(*_amounts(held[0], 3)) if held else noise.Sums()
+    tick, block, gpu_s, covered_s, held = (*stored, noise.Sums()) if len(stored) == 4 else stored
     grains = noise.Grain(*_amounts(tick, 5)), noise.Grain(*_amounts(block, 5))
-    return noise.Noise(*grains, _amount(gpu_s), _amount(covered_s), kept)
+    return noise.Noise(*grains, _amount(gpu_s), _amount(covered_s), noise.Sums(*_amounts(held, 3)))
 
 
 def _growth(stored: Any) -> growth.Growth:
