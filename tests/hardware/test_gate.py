@@ -234,6 +234,7 @@ def test_what_was_said_stands_beside_what_was_seen(
     assert lines[2] == "| a | seen | gate@2 | 1.0 | 0.5 | 50.0% | 100.0% | 50.0% | 200 / 200 | 11.1 / 11.1 |"
     assert "goodput behind the gate, by load: 2: 0.5" in lines[lines.index("seen:") + 1]
     assert lines[lines.index("seen:") + 2].endswith("of the best of 1 runs under a cap (cap96@2, 0.5/s): 100.0%")
+    assert lines[lines.index("seen:") + 3] == "  in the mean 0.50/s, 100.0% of cap96@2 (0.50/s)"
 
 
 def test_another_trace_is_refused_and_a_run_that_was_not_played_left_out(

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from bench.hardware import client, traces
@@ -66,7 +67,8 @@ def table(told: Mapping[str, Any], found: Mapping[str, Sequence[Mapping[str, Any
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of the gate's runs: whether goodput stays, and its share of the best cap's at the overload where caps are."""
+    """Of the gate's runs: whether goodput stays, and its share of the best cap's at the overload where caps are,
+    run by run and in the mean of an arm's runs."""
     gates = sorted((Run.parse(row["run"], 0).factor, row["goodput_rps"]) for row in rows if _arm(row) == GATE)
     caps = [row for row in rows if _arm(row) == CAP]
     lines = []
@@ -80,6 +82,12 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(
             f"of the best of {len(caps)} runs under a cap ({best['run']}, {best['goodput_rps']:.1f}/s): {shares}"
         )
+        means = {
+            word: fmean(row["goodput_rps"] for row in caps if row["run"] == word)
+            for word in {row["run"] for row in caps}
+        }
+        cap = max(means, key=means.__getitem__)
+        lines.append(f"in the mean {fmean(at):.2f}/s, {fmean(at) / means[cap]:.1%} of {cap} ({means[cap]:.2f}/s)")
     return lines
 
 

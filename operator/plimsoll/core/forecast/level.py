@@ -157,16 +157,18 @@ def run_tests(tests: Tests, work: float, span_s: float, expected: Estimate, mean
     return run[0], run[1], run[2], run[3]
 
 
-def fired(tests: Tests) -> Cusum | None:
-    """The test that says that the rate has changed, by most; None if none does."""
+def fired(tests: Tests, expected: Estimate, grain_gpu_s: float) -> Cusum | None:
+    """The test that says that the rate has changed, by most; None if none does. expected: before the last sample.
+
+    A leap down is to a standard error above what came since: it is found where that happens to be little, and what is
+    given back by it would have to start again. No work at all is none.
+    """
     worst = max(tests)
-    return worst if worst.statistic > ALARM else None
-
-
-def not_too_low(leap: Cusum, grain_gpu_s: float) -> Cusum:
-    """A leap down to a standard error above what came since: it is found where that happens to be little, and what is
-    given back by it would have to start again. No work at all is none."""
-    return leap._replace(gpu_s=leap.gpu_s + math.sqrt(grain_gpu_s * leap.gpu_s))
+    if worst.statistic <= ALARM:
+        return None
+    if worst.gpu_s >= expected.level * worst.covered_s:
+        return worst
+    return worst._replace(gpu_s=worst.gpu_s + math.sqrt(grain_gpu_s * worst.gpu_s))
 
 
 def estimate(mean: Mean, lines: Lines, grain_gpu_s: float) -> Estimate:

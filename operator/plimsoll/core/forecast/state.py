@@ -261,10 +261,8 @@ def _add(state: State, now_s: float, work: float, span_s: float, explained: Expl
     mean = level.add_to_mean(level.follow(state.mean, before), work, span_s, passed_s)
     lines = level.add_to_lines(state.lines, work, span_s, passed_s)
     changed_s = state.changed_s
-    leap = level.fired(tests) if suspicious else None
+    leap = level.fired(tests, before, grain)
     leapt = leap is not None
-    if leap is not None and leap.gpu_s < before.level * leap.covered_s:
-        leap = level.not_too_low(leap, grain)
     if leap is None and before.level == 0.0 and work > 0.0:
         leap = level.Cusum(math.inf, span_s, work * span_s)  # from nothing, any work is a change
     if leap is not None:
