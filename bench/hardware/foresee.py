@@ -27,8 +27,9 @@ from bench.hardware.pair import Load
 from bench.hardware.summary import Seen
 from bench.trust.drive import Got, Sent, alone, legs, plant
 from plimsoll.cli.plan import measured
-from plimsoll.core.knee import profile, slo_rate
+from plimsoll.core.knee import profile
 from plimsoll.core.latency import TierWork, decode_tier, serve_tier, tail_factor
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning.arrange import NVLINK_BYTES_PER_S, aggregated, pair
 from plimsoll.core.planning.expect import expected

@@ -27,7 +27,7 @@ import yaml
 from bench.hardware import shapes, traces
 from bench.hardware.summary import Seen, summary
 from plimsoll.cli.main import main as plimsoll
-from plimsoll.core import knee, roofline
+from plimsoll.core import knee, load_line, roofline
 from plimsoll.core.goodput import knee_rate
 from plimsoll.core.latency import EngineLimits, StepModel, serve_tier, tail_factor
 from plimsoll.core.picking.endpoint import Role
@@ -74,7 +74,7 @@ def predicted(
     limits = EngineLimits(SEQUENCES, int(plant["kv_tokens"]), BUDGET)
     tier = knee.profile(knee.Tier(Role.SERVE, model, workload, limits, SLO))
     law = serve_tier(model, workload)
-    line = float(knee.slo_rate(tier, 1, admission=False)[0])
+    line = float(load_line.slo_rate(tier, 1, admission=False)[0])
     rates = []
     for rate, trace in runs:
         found = knee.attainment(tier, rate, 1, admission=False)
@@ -85,7 +85,7 @@ def predicted(
         core["p95_tpot_s"] = None if mean is None else mean * tail
         rates.append({"rate": rate, "core": core, "simulator": simulated(plant, trace, work)})
     peak = float(knee_rate(tier, 1)[0])
-    binds = str(knee.constraint(tier, line, 1)[0])
+    binds = str(load_line.constraint(tier, line, 1)[0])
     return {"law": asdict(model), "line_rps": line, "knee_rps": peak, "binds": binds, "rates": rates}
 
 

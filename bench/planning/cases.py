@@ -14,8 +14,9 @@ from typing import Any
 
 from bench.trust.table2 import KV_TOKENS, READING
 from plimsoll.cli.plan import measured
-from plimsoll.core.knee import Tier, profile, slo_rate
+from plimsoll.core.knee import Tier, profile
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning import mix, shapes
 from plimsoll.core.planning.arrange import NVLINK_BYTES_PER_S, aggregated, pair

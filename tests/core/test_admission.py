@@ -20,8 +20,9 @@ from plimsoll.core.admission import (
     limits,
     split,
 )
-from plimsoll.core.knee import Tier, profile, slo_rate
+from plimsoll.core.knee import Tier, profile
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload, from_samples

@@ -7,8 +7,9 @@ import heapq
 import numpy as np
 import pytest
 
-from plimsoll.core.autoscaler.allowance import _peakedness, allowed
+from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.chance import beyond
+from plimsoll.core.overflow import peakedness
 
 BUDGET = 0.05
 
@@ -47,7 +48,7 @@ def test_a_fleet_at_its_line_refuses_more_than_that_in_few_minutes(cv2: float) -
 
 def test_peakedness_is_the_books() -> None:
     """Ten erlangs over 13 places overflow by 0.084 and a peakedness of 1.9 or so; with nobody in flight it is 1."""
-    assert _peakedness(BUDGET, 0) == 1.0
+    assert peakedness(BUDGET, 0) == 1.0
     load = 10.0 / 0.95
     lost = 1.0
     for places in range(1, 100):
@@ -55,8 +56,8 @@ def test_peakedness_is_the_books() -> None:
         if lost <= BUDGET:
             break
     over = load * lost
-    assert _peakedness(BUDGET, 10) == pytest.approx(1.0 - over + load / (places + 1.0 + over - load))
-    assert 1.5 < _peakedness(BUDGET, 10) < 2.5
+    assert peakedness(BUDGET, 10) == pytest.approx(1.0 - over + load / (places + 1.0 + over - load))
+    assert 1.5 < peakedness(BUDGET, 10) < 2.5
 
 
 def test_more_requests_are_allowed_a_smaller_share() -> None:

@@ -14,9 +14,10 @@ from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
 from plimsoll.core.autoscaler.tier import Tier
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import profile, slo_rate
+from plimsoll.core.knee import profile
 from plimsoll.core.latency import StepModel
 from plimsoll.core.lifecycle import Starting
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Ladder
 from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy

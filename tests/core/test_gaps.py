@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee
+from plimsoll.core import knee, load_line
 from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.admission.limits import limits
 from plimsoll.core.gaps import SHARE, Gaps, gap_s, rate_within
@@ -94,9 +94,9 @@ def test_a_quantile_and_the_share_beyond_it_are_one_law(
 def test_what_binds_is_called_itl_and_a_looser_one_leaves_what_bound_before(name: str) -> None:
     tier = promising(SHARED[name], BINDING_S[name])
     reduced = knee.profile(tier)
-    line, before = (float(knee.slo_rate(knee.profile(one), 1)[0]) for one in (tier, SHARED[name]))
+    line, before = (float(load_line.slo_rate(knee.profile(one), 1)[0]) for one in (tier, SHARED[name]))
     assert 0 < line < before
-    assert knee.constraint(reduced, [line], 1) == [Constraint.ITL]
+    assert load_line.constraint(reduced, [line], 1) == [Constraint.ITL]
     assert Constraint.ITL == "itl"
     found = size(tier, 50.0)
     assert isinstance(found, Sizing)
@@ -113,7 +113,7 @@ def test_a_replica_at_the_limit_keeps_the_target_and_just_beyond_it_does_not(nam
     limit = float(knee.profile(tier).gap_limit_per_s[0])
     assert own.longer(limit, BINDING_S[name]) <= 1 - SHARE
     assert own.longer(1.01 * limit, BINDING_S[name]) > 1 - SHARE
-    line = float(knee.slo_rate(knee.profile(tier), 7)[0])
+    line = float(load_line.slo_rate(knee.profile(tier), 7)[0])
     assert line == pytest.approx(7 * limit)
 
 
@@ -129,7 +129,9 @@ def test_a_decode_engine_is_held_at_the_batch_whose_steps_and_postings_fit() -> 
 
 
 def test_a_prefill_tier_has_nothing_to_do_with_it() -> None:
-    assert knee.slo_rate(knee.profile(promising(PREFILL, 0.005)), 2) == knee.slo_rate(knee.profile(PREFILL), 2)
+    assert load_line.slo_rate(knee.profile(promising(PREFILL, 0.005)), 2) == load_line.slo_rate(
+        knee.profile(PREFILL), 2
+    )
 
 
 @given(rate=st.floats(0.5, 100), itl_s=st.floats(0.022, 0.2), more=st.floats(1.0, 2.0), name=st.sampled_from([*SHARED]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee
+from plimsoll.core import knee, load_line
 from plimsoll.core.admission import ClassPolicy, limits
 from plimsoll.core.goodput import goodput, knee_rate
 from plimsoll.core.knee import Constraint, Tier
@@ -53,7 +53,7 @@ NAMES = ["serve", "guide", "prefill", "decode"]
 
 
 def line(tier: Tier, replicas: int = 1, *, admission: bool = True) -> float:
-    return float(knee.slo_rate(knee.profile(tier), replicas, admission=admission)[0])
+    return float(load_line.slo_rate(knee.profile(tier), replicas, admission=admission)[0])
 
 
 def attained(tier: Tier, rate: float, replicas: int = 1, *, admission: bool = True) -> float:
@@ -61,7 +61,7 @@ def attained(tier: Tier, rate: float, replicas: int = 1, *, admission: bool = Tr
 
 
 def binding(tier: Tier, replicas: int = 1) -> Constraint:
-    return knee.constraint(knee.profile(tier), line(tier, replicas), replicas)[0]
+    return load_line.constraint(knee.profile(tier), line(tier, replicas), replicas)[0]
 
 
 def test_a_32b_with_long_contexts_is_kv_bound_at_the_rate_the_guide_found() -> None:
@@ -245,7 +245,7 @@ def test_the_load_line_is_what_a_grid_of_rates_shows(tier: Tier, admission: bool
             reduced.take(np.zeros(400, dtype=np.intp)), rates, replicas, admission=admission
         ).attained
         brute = rates[np.flatnonzero(shares >= tier.slo.share)[-1]]
-        found = float(knee.slo_rate(reduced, replicas, admission=admission)[0])
+        found = float(load_line.slo_rate(reduced, replicas, admission=admission)[0])
         assert brute - 1e-6 * full <= found <= brute + full / 400
         assert np.all(np.diff(shares) <= 1e-9)
 
@@ -268,7 +268,7 @@ def test_prompts_that_miss_alone_are_left_out_and_their_work_counts() -> None:
     mixed = knee.profile(replace(SERVE, workload=long))
     assert mixed.feasible[0] == pytest.approx(0.95)
     short = from_samples([500.0], [0.0], [200.0])
-    assert 0 < float(knee.slo_rate(mixed, 1)[0]) < line(replace(SERVE, workload=short))
+    assert 0 < float(load_line.slo_rate(mixed, 1)[0]) < line(replace(SERVE, workload=short))
     per_token = replace(SERVE, workload=long, slo=Slo(0.95, 0.5, 0.2, 0.05))
     assert knee.profile(per_token).feasible[0] == 1
 
@@ -300,7 +300,7 @@ def test_what_helps_never_lowers_the_load_line(
 
 def test_a_thousand_tiers_are_what_each_is_alone() -> None:
     stacked = knee.stack([knee.profile(tier) for tier in KINDS])
-    together = knee.slo_rate(stacked, np.array([1, 2, 3, 4]))
+    together = load_line.slo_rate(stacked, np.array([1, 2, 3, 4]))
     assert together == pytest.approx([line(tier, c) for tier, c in zip(KINDS, (1, 2, 3, 4), strict=True)], rel=1e-6)
 
 

@@ -12,8 +12,9 @@ import pytest
 from bench.planning import cases
 from plimsoll.cli.plan import measured
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import Constraint, profile, slo_rate
+from plimsoll.core.knee import Constraint, profile
 from plimsoll.core.latency import StepModel
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.planning import mix, settings, shapes
 from plimsoll.core.planning.arrange import aggregated, arrange, handover_s, pair, pays
 from plimsoll.core.planning.expect import expected, kept, ttft_s

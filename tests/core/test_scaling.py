@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from plimsoll.core.forecast import Forecast, Odds, Pause, Pauses, Unknown, pauses, spare_replicas
 from plimsoll.core.jumps import FACTORS
-from plimsoll.core.knee import Constraint, Tier, profile, slo_rate
+from plimsoll.core.knee import Constraint, Tier, profile
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.lifecycle import Starting, expecting
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
     Ask,

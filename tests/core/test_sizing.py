@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee, sizing
+from plimsoll.core import knee, load_line, sizing
 from plimsoll.core.knee import Constraint, Tier
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.picking.endpoint import Role
@@ -49,7 +49,7 @@ def replicas(tier: Tier, rate: float, headroom: float = 0.0) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_the_first_load_line_that_covers_the_rate(name: str) -> None:
     reduced = PROFILES[name]
-    lines = knee.slo_rate(reduced.take(np.zeros(40, dtype=np.intp)), np.arange(1, 41))
+    lines = load_line.slo_rate(reduced.take(np.zeros(40, dtype=np.intp)), np.arange(1, 41))
     rates = np.linspace(lines[0] * 0.05, lines[-1] * 0.999, 150)
     found = size_many(reduced.take(np.zeros(150, dtype=np.intp)), rates)
     brute = 1 + np.sum(lines[None, :] < rates[:, None] * (1 - 1e-9), axis=1)
@@ -74,7 +74,7 @@ def test_a_sizing_says_what_binds_and_what_one_fewer_would_mean() -> None:
     found = size(GUIDE, 10.0)
     assert isinstance(found, Sizing)
     assert found.constraint is Constraint.KV
-    assert found.slo_rate_per_s >= 10.0 > float(knee.slo_rate(PROFILES["guide"], found.replicas - 1)[0])
+    assert found.slo_rate_per_s >= 10.0 > float(load_line.slo_rate(PROFILES["guide"], found.replicas - 1)[0])
     assert found.utilisation == pytest.approx(10 * PROFILES["guide"].work_s[0] / found.replicas)
     assert found.one_fewer < 0.99 <= found.attained
     assert found.infeasible_alone == 0
@@ -90,7 +90,7 @@ def test_without_load_no_replica_is_needed() -> None:
 
 
 def test_headroom_is_a_share_of_the_load_line() -> None:
-    line = float(knee.slo_rate(PROFILES["serve"], 4)[0])
+    line = float(load_line.slo_rate(PROFILES["serve"], 4)[0])
     assert replicas(SERVE, line * 0.999) == 4
     assert replicas(SERVE, line * 0.999, headroom=0.1) == 5
     assert replicas(SERVE, line * 0.899, headroom=0.1) == 4

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee
+from plimsoll.core import knee, load_line
 from plimsoll.core.goodput import goodput, knee_rate
 from plimsoll.core.knee import Tier
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
@@ -36,7 +36,7 @@ BAD = [math.nan, math.inf, -math.inf, -1.0]
         ("rate_per_s", lambda bad: size(TIER, bad)),
         ("headroom", lambda bad: size(TIER, 1.0, bad)),
         ("rate_per_s", lambda bad: size_many(PROFILE, [bad])),
-        ("replicas", lambda bad: knee.slo_rate(PROFILE, bad)),
+        ("replicas", lambda bad: load_line.slo_rate(PROFILE, bad)),
         ("replicas", lambda bad: knee_rate(PROFILE, bad)),
         ("rate_per_s", lambda bad: goodput(PROFILE, bad, 1)),
         ("rate_per_s", lambda bad: knee.attainment(PROFILE, bad, 1)),
@@ -157,7 +157,7 @@ def test_extremes_are_answered_sanely(
     assert 0 <= found.attained[0] <= 1 + 1e-9
     assert 0 <= found.one_fewer[0] <= 1 + 1e-9
     assert math.isinf(count) or found.attained[0] >= share - 1e-9
-    assert np.isfinite(knee.slo_rate(reduced, 2)[0])
+    assert np.isfinite(load_line.slo_rate(reduced, 2)[0])
     assert np.isfinite(knee_rate(reduced, 2)[0])
     answer = size(tier, rate)
     if isinstance(answer, Infeasible) and answer.feasible is not None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee
+from plimsoll.core import knee, load_line
 from plimsoll.core.admission import ClassPolicy, Outcome
 from plimsoll.core.admission.limits import limits
 from plimsoll.core.knee import Constraint, Tier, pace
@@ -54,7 +54,7 @@ def test_the_tighter_of_tpot_and_e2e_is_in_force(name: str) -> None:
         both = promising(SHARED[name], LOOSE[name], tpot_s=tpot_s)
         assert pace(both) == (min(tpot_s, left_s), in_force)
         alone = replace(SHARED[name], slo=Slo(0.95, 0.5, tpot_s=min(tpot_s, left_s)))
-        rates = [float(knee.slo_rate(knee.profile(tier), 3)[0]) for tier in (both, alone)]
+        rates = [float(load_line.slo_rate(knee.profile(tier), 3)[0]) for tier in (both, alone)]
         assert rates[0] == rates[1] > 0
 
 
@@ -62,16 +62,16 @@ def test_the_tighter_of_tpot_and_e2e_is_in_force(name: str) -> None:
 def test_what_binds_is_called_e2e(name: str) -> None:
     tier = promising(SHARED[name], LOOSE[name])
     reduced = knee.profile(tier)
-    assert knee.constraint(reduced, knee.slo_rate(reduced, 1), 1) == [Constraint.E2E]
+    assert load_line.constraint(reduced, load_line.slo_rate(reduced, 1), 1) == [Constraint.E2E]
     assert Constraint.E2E == "e2e"
     few = replace(tier, limits=replace(tier.limits, max_sequences=4))
     reduced = knee.profile(few)
-    assert knee.constraint(reduced, knee.slo_rate(reduced, 1), 1) == [Constraint.SLOTS]
+    assert load_line.constraint(reduced, load_line.slo_rate(reduced, 1), 1) == [Constraint.SLOTS]
 
 
 def test_a_prefill_tier_has_nothing_to_do_with_it() -> None:
     with_whole = replace(PREFILL, slo=replace(PREFILL.slo, e2e_s=5.0))
-    assert knee.slo_rate(knee.profile(with_whole), 2) == knee.slo_rate(knee.profile(PREFILL), 2)
+    assert load_line.slo_rate(knee.profile(with_whole), 2) == load_line.slo_rate(knee.profile(PREFILL), 2)
 
 
 @given(

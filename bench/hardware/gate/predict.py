@@ -29,7 +29,7 @@ from bench.hardware import predict, shapes, traces
 from bench.hardware.gate.runs import CAP, GATE, NONE, One, Run, call, judged, slo_to
 from bench.hardware.summary import Seen
 from plimsoll.cli.main import main as plimsoll
-from plimsoll.core import knee
+from plimsoll.core import knee, load_line
 from plimsoll.core.latency import EngineLimits, StepModel
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
@@ -63,7 +63,7 @@ def line_rps(model: StepModel, kv_tokens: int, slo: Slo) -> float:
     workload = from_samples(prompt, np.zeros(_SAMPLES), output)
     limits = EngineLimits(predict.SEQUENCES, kv_tokens, predict.BUDGET)
     return float(
-        knee.slo_rate(knee.profile(knee.Tier(Role.SERVE, model, workload, limits, slo)), 1, admission=False)[0]
+        load_line.slo_rate(knee.profile(knee.Tier(Role.SERVE, model, workload, limits, slo)), 1, admission=False)[0]
     )
 
 

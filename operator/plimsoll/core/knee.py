@@ -1,4 +1,4 @@
-"""The load line of a tier: how much it can carry within the promise, and what stops it from carrying more.
+"""What a tier makes of a load: the share of requests that is in promise at a rate on so many replicas.
 
 Problem: a small model on a big GPU queues nobody and slows every stream; a large one runs out of slots or cache while
 its steps are short; a prefill engine serves first come, first served. Each breaks another target first, by its tail and
@@ -7,7 +7,7 @@ not by its mean, and a request keeps the promise only if it meets all targets to
 Idea: one reduction for all of them. A tier becomes a `Profile`: the law of its step, the queue before its slots, and a
 few classes of requests by the time that their own service leaves until the TTFT target. Then the share of requests in
 promise at a rate on c replicas is a sum over classes, one vectorised expression for any number of tiers. The load line
-`slo_rate` and the knee (`goodput.knee_rate`) are read off it.
+(`load_line.slo_rate`) and the knee (`goodput.knee_rate`) are read off it.
 
 A request that misses its targets alone on an idle replica is left out of the share; its work counts.
 """
@@ -49,12 +49,9 @@ _WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an i
 _RHO_POINTS: Final = 41  # of the tail factor's table, from rho 0 to 1
 _NODES, _WEIGHTS = (0.5 * (np.polynomial.legendre.leggauss(6)[k] + (1 - k)) for k in (0, 1))  # on 0 .. 1
 _LEAST_TAIL_SHARE: Final = 0.75  # the spread of TPOT is read off a quantile that lies well above the median
-_SECANTS: Final = 60  # at most, for the root that is the load line; about 12 are needed
-_CLOSE: Final = 1e-11  # of the rate: how near the root is found
 _GRID: Final = 33  # points of a search for a bound, which closes in by a factor of 16 each time
 _LIMIT_CLOSINGS: Final = 3  # it need not be sharp
 _LEAST_CV2: Final = 1e-3  # of service times: no queue is quite regular
-_JUST_BEYOND: Final = 1.02
 _RARE_SIGMAS: Final = 9.0  # slots so far above the mean batch are never all taken
 
 
@@ -69,7 +66,7 @@ class Constraint(StrEnum):
     ITL = "itl"  # too many steps have a prompt in them, or all are too long, for the gaps between tokens
 
 
-_NAMES: Final = tuple(Constraint)
+NAMES: Final = tuple(Constraint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,15 +276,19 @@ def _shared_profile(tier: Tier) -> Profile:
     if tier.role is Role.DECODE and 0 < gap_limit < math.inf:  # its batch is held, by Little's law
         slots[Constraint.ITL], gap_limit = gap_limit * steps * float(work.tpot_s(gap_limit)), math.inf
     least = min(slots, key=lambda name: slots[name])
-    batch, within = max(1.0, slots[least]), 1.0
+    most, within = slots[least], 1.0
+    batch = max(1.0, most)
     if tier.role is Role.SERVE:  # which `core.admission` fills so far
-        batch = max(1.0, min(batch, even, work.batch(step_budget_s(work, target, tier.tail_scale))))
+        paces = work.batch(step_budget_s(work, target, tier.tail_scale))
+        if even < min(batch, paces):
+            least = paced = Constraint.ITL
+        batch = max(1.0, min(batch, even, paces))
         within = held(work, batch, target, tier.tail_scale)
     return Profile(
         **_columns(
             share=tier.slo.share, base_s=work.base_s, work_s=work.work_s, stall_s=w.mean(work.stall_s),
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
-            slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(slots[least])), gateways=tier.gateways,
+            slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(most)), gateways=tier.gateways,
             batch=math.floor(batch), held=within,
             arrival_cv2=tier.arrival_cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
         ),
@@ -298,7 +299,7 @@ def _shared_profile(tier: Tier) -> Profile:
 
 
 def _causes(*names: Constraint) -> NDArray[np.intp]:
-    return np.array([[_NAMES.index(name) for name in names]])
+    return np.array([[NAMES.index(name) for name in names]])
 
 
 def _columns(**numbers: float) -> dict[str, Floats]:
@@ -401,50 +402,3 @@ def _slots_matter(tiers: Profile, rate: Floats, c: Floats) -> NDArray[np.bool_]:
     mean = load * (tiers.slot_base_s + tiers.slot_sequence_s) / np.maximum(free, 1e-12)
     sigma = np.sqrt(tiers.gateways * (mean / np.maximum(free, 1e-12) + 1) / c)
     return np.asarray((free <= 0) | (mean + _RARE_SIGMAS * sigma + 3 * tiers.gateways / c > tiers.slots))
-
-
-def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> Floats:
-    """The load line: the highest rate (requests/s of the tier) at which the promised share is still attained, (n,).
-
-    Never above what the replicas serve with all slots taken: beyond, the promise would live on refusing for ever; nor
-    above what their gaps allow, of which the share says nothing. 0 where not even an idle replica keeps the promise.
-    """
-    c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    full = tiers.full_rate_per_s(c, admission=admission)
-    full = np.minimum(np.minimum(full, tiers.gap_limit_per_s * c), HIGHEST_RATE)
-
-    def excess(rate: Floats) -> Floats:
-        """log of the missed share over the allowed one: nearly straight in the rate, so that secants end soon."""
-        missed = 1 - attainment(tiers, rate, c, admission=admission).attained
-        return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tiers.share)))
-
-    low, high = 1e-9 * full, full
-    at_low, at_high = excess(low), excess(high)
-    never, always = at_low > 0, at_high <= 0
-    low = np.where(always, high, low)
-    for _ in range(_SECANTS):
-        close = _CLOSE * high
-        if np.all((high - low <= 2 * close) | never):
-            break
-        with np.errstate(divide="ignore", invalid="ignore"):
-            guess = (low * at_high - high * at_low) / (at_high - at_low)
-        middle = np.clip(np.where(np.isfinite(guess), guess, (low + high) / 2), low + close, high - close)
-        found = excess(middle)
-        kept = found <= 0
-        # The end that stays counts half, so that the next secant goes past the root (Dowell and Jarratt 1971).
-        at_low, at_high = np.where(kept, found, at_low / 2), np.where(kept, at_high / 2, found)
-        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-    return np.where(never, 0.0, low)
-
-
-def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> list[Constraint]:
-    """What each tier runs into first when its rate rises past this one: the largest cause of missing just beyond."""
-    full = tiers.full_rate_per_s(replicas)
-    rate = np.maximum(checked("rate_per_s", rate_per_s), 1e-9 * full) * _JUST_BEYOND
-    found = attainment(tiers, rate, replicas, admission=False)
-    misses = np.stack((1 - found.tpot, found.tpot - found.steps, found.steps - found.attained))
-    cause = misses.argmax(axis=0)
-    named = [_NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]
-    most = tiers.gap_limit_per_s * np.asarray(replicas, dtype=np.float64)
-    gap = (rate > most) & ((most <= 0) | (found.attained >= tiers.share))
-    return [Constraint.ITL if first else name for name, first in zip(named, gap, strict=True)]

@@ -19,20 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from plimsoll.core.gaps import LIGHT_LOAD, SHARE, gap_s
-from plimsoll.core.knee import (
-    HIGHEST_RATE,
-    Constraint,
-    Profile,
-    Tier,
-    alone_s,
-    attainment,
-    constraint,
-    gaps,
-    own_s,
-    pace,
-    profile,
-    slo_rate,
-)
+from plimsoll.core.knee import HIGHEST_RATE, Constraint, Profile, Tier, alone_s, attainment, gaps, own_s, pace, profile
+from plimsoll.core.load_line import constraint, counted, slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.queueing import Floats, checked
 from plimsoll.core.slo import Slo
@@ -166,8 +154,8 @@ def _smallest(tiers: Profile, need: Floats, least: Floats, first: Floats) -> _Fo
     open_ = np.flatnonzero(least <= MAX_REPLICAS)
     while open_.size:
         c, some = at[open_], tiers.take(open_)
-        shares = attainment(some, need[open_], c).attained
-        kept = shares >= some.share
+        seen = attainment(some, need[open_], c)
+        shares, kept = seen.attained, counted(some, seen, need[open_], c) <= 1 - some.share
         good[open_[kept]], enough[open_[kept]] = c[kept], shares[kept]
         bad[open_[~kept]], too_few[open_[~kept]] = c[~kept], shares[~kept]
         # Doubling steps up or down until both sides are known, then halves.

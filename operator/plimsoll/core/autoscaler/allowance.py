@@ -16,8 +16,9 @@ c / z, each as wide as z (Hayward). With nobody in flight each is refused by him
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Final
+
+from plimsoll.core.overflow import peakedness
 
 _CHANCE: Final = 3.0  # standard errors
 _MOST: Final = 10_000  # in flight; more are about as peaked
@@ -31,19 +32,5 @@ def allowed(budget: float, requests: float, in_flight: float, arrival_cv2: float
     """
     mean = budget * requests
     arriving = (1.0 + arrival_cv2) / 2.0
-    refused = arriving * _peakedness(budget, round(min(in_flight / arriving, _MOST)))
+    refused = arriving * peakedness(budget, round(min(in_flight / arriving, _MOST)))
     return mean + _CHANCE * math.sqrt((2.0 * refused - 1.0) * mean * (1.0 - budget))
-
-
-@lru_cache(1024)
-def _peakedness(budget: float, in_flight: int) -> float:
-    """Variance over mean of what overflows, in the mean, with so many let in."""
-    if in_flight <= 0:
-        return 1.0
-    load = in_flight / (1.0 - budget)
-    places, lost = 0, 1.0
-    while lost > budget:
-        places += 1
-        lost = load * lost / (places + load * lost)  # Erlang's loss, place by place
-    over = load * lost
-    return 1.0 - over + load / (places + 1.0 + over - load)

@@ -18,18 +18,8 @@ from typing import Final
 
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.goodput import knee_rate
-from plimsoll.core.knee import (
-    HTTP_S,
-    HTTP_TOKEN_S,
-    Constraint,
-    Profile,
-    Tier,
-    alone_s,
-    attainment,
-    constraint,
-    profile,
-    slo_rate,
-)
+from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Constraint, Profile, Tier, alone_s, attainment, profile
+from plimsoll.core.load_line import constraint, slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning.machine import Machine
 from plimsoll.core.sizing import MAX_REPLICAS, Infeasible, Sizing, size

@@ -19,8 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from plimsoll.core.knee import Tier, pace, profile, slo_rate, stack
+from plimsoll.core.knee import Tier, pace, profile, stack
 from plimsoll.core.latency import StepModel, pairs
+from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning.expect import work_of
 

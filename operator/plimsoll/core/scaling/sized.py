@@ -20,17 +20,8 @@ import numpy as np
 
 from plimsoll.core.forecast import Forecast, Unknown
 from plimsoll.core.forecast.fleet import Flags
-from plimsoll.core.knee import (
-    HIGHEST_RATE,
-    Constraint,
-    Profile,
-    Tier,
-    attainment,
-    constraint,
-    profile,
-    slo_rate,
-    stack,
-)
+from plimsoll.core.knee import HIGHEST_RATE, Constraint, Profile, Tier, attainment, profile, stack
+from plimsoll.core.load_line import constraint, slo_rate
 from plimsoll.core.queueing import Floats
 from plimsoll.core.scaling.observation import Need
 from plimsoll.core.sizing import Infeasible, size, size_many

@@ -1,0 +1,82 @@
+"""The load line: the rate up to which a tier keeps its promise, and what stops it there.
+
+Problem: a promise is kept window by window. A fleet that misses just the allowed share in the mean of all time breaks
+it in every second minute, and its refusals come in clumps.
+
+Idea: a refusal counts for as many misses as its clumps weigh in a window (`windows`); the line is the root of what is
+counted less what is allowed. Nobody is refused where there is no gate: there the line is that of the mean.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from plimsoll.core.knee import HIGHEST_RATE, NAMES, Attainment, Constraint, Profile, attainment
+from plimsoll.core.queueing import Floats, checked
+from plimsoll.core.windows import dispersion, weight
+
+_SECANTS: Final = 60  # at most, for the root that is the load line; about 12 are needed
+_CLOSE: Final = 1e-11  # of the rate: how near the root is found
+_JUST_BEYOND: Final = 1.02
+
+
+def counted(tiers: Profile, found: Attainment, rate_per_s: ArrayLike, replicas: ArrayLike) -> Floats:
+    """Missed share that is held against the promise, (n,): refusals weigh as `windows` says."""
+    refused, steady = np.maximum(found.steps - found.attained, 0.0), 1.0 - found.steps
+    budget, part = 1.0 - tiers.share, np.asarray(replicas, dtype=np.float64) / tiers.gateways
+    slack_s = (tiers.weights[:, :-1] * tiers.slack_s[:, :-1]).sum(axis=1) / np.maximum(tiers.feasible, 1e-300)
+    waiting = tiers.full_rate_per_s(part) * slack_s
+    spread = dispersion(budget, part * tiers.batch, waiting, tiers.arrival_cv2)
+    return np.asarray(steady + refused * weight(budget, steady, np.asarray(rate_per_s), spread))
+
+
+def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> Floats:
+    """The load line: the highest rate (requests/s of the tier) at which the promise is still kept, (n,).
+
+    With a gate it is kept in nearly every window (`counted`), without one in the mean.
+    Never above what the replicas serve with all slots taken: beyond, the promise would live on refusing for ever; nor
+    above what their gaps allow, of which the share says nothing. 0 where not even an idle replica keeps the promise.
+    """
+    c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
+    full = tiers.full_rate_per_s(c, admission=admission)
+    full = np.minimum(np.minimum(full, tiers.gap_limit_per_s * c), HIGHEST_RATE)
+
+    def excess(rate: Floats) -> Floats:
+        """log of the missed share over the allowed one: nearly straight in the rate, so that secants end soon."""
+        found = attainment(tiers, rate, c, admission=admission)
+        missed = counted(tiers, found, rate, c) if admission else 1 - found.attained
+        return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tiers.share)))
+
+    low, high = 1e-9 * full, full
+    at_low, at_high = excess(low), excess(high)
+    never, always = at_low > 0, at_high <= 0
+    low = np.where(always, high, low)
+    for _ in range(_SECANTS):
+        close = _CLOSE * high
+        if np.all((high - low <= 2 * close) | never):
+            break
+        with np.errstate(divide="ignore", invalid="ignore"):
+            guess = (low * at_high - high * at_low) / (at_high - at_low)
+        middle = np.clip(np.where(np.isfinite(guess), guess, (low + high) / 2), low + close, high - close)
+        found = excess(middle)
+        kept = found <= 0
+        # The end that stays counts half, so that the next secant goes past the root (Dowell and Jarratt 1971).
+        at_low, at_high = np.where(kept, found, at_low / 2), np.where(kept, at_high / 2, found)
+        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+    return np.where(never, 0.0, low)
+
+
+def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> list[Constraint]:
+    """What each tier runs into first when its rate rises past this one: the largest cause of missing just beyond."""
+    full = tiers.full_rate_per_s(replicas)
+    rate = np.maximum(checked("rate_per_s", rate_per_s), 1e-9 * full) * _JUST_BEYOND
+    found = attainment(tiers, rate, replicas, admission=False)
+    misses = np.stack((1 - found.tpot, found.tpot - found.steps, found.steps - found.attained))
+    cause = misses.argmax(axis=0)
+    named = [NAMES[row[at]] for row, at in zip(tiers.causes, cause, strict=True)]
+    most = tiers.gap_limit_per_s * np.asarray(replicas, dtype=np.float64)
+    gap = (rate > most) & ((most <= 0) | (found.attained >= tiers.share))
+    return [Constraint.ITL if first else name for name, first in zip(named, gap, strict=True)]
