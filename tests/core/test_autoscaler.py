@@ -22,6 +22,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Ladder
 from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy
 from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.sizing import Sizing, size
 from plimsoll.core.slo import Slo
 
 START_S = 1.8e9
@@ -101,8 +102,11 @@ def test_a_step_in_load_is_met_in_one_jump() -> None:
     for _ in range(20):
         fleet.tick(heard(60.0, Role.SERVE))
         counts.append(fleet.replicas["serve"])
-    line = need(fleet)
-    enough = math.ceil(60.0 * line.request_gpu_s / line.replica_work)
+    sized = fleet.service.tiers["serve"].sized
+    assert sized is not None
+    answer = size(sized, 60.0)
+    assert isinstance(answer, Sizing)
+    enough = answer.replicas
     assert before < enough <= counts[-1]
     assert counts[5] >= enough, f"{counts}: not within seconds"
     assert sorted(counts) == counts

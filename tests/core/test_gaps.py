@@ -101,7 +101,8 @@ def test_what_binds_is_called_itl_and_a_looser_one_leaves_what_bound_before(name
     found = size(tier, 50.0)
     assert isinstance(found, Sizing)
     assert found.constraint is Constraint.ITL
-    assert found.replicas >= 50.0 / line - 1e-6
+    assert found.slo_rate_per_s >= 50.0
+    assert found.replicas >= 50.0 / float(reduced.gap_limit_per_s[0]) - 1e-6
     loose = promising(SHARED[name], 2.0)
     assert size(loose, 50.0) == size(SHARED[name], 50.0)
 

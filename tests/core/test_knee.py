@@ -71,8 +71,9 @@ def test_a_32b_with_long_contexts_is_kv_bound_at_the_rate_the_guide_found() -> N
     assert binding(GUIDE) is Constraint.KV
     for replicas in (3, 8):
         assert 1.4 <= line(GUIDE, replicas, admission=False) / replicas <= 1.5
-    assert line(GUIDE) == pytest.approx(66 / (1000 * 0.0132 + 66 * 0.4490), rel=1e-3)  # with admission: all slots busy
-    assert reduced.step_limit_per_s[0] > 1.54
+    full = 66 / (1000 * 0.0132 + 66 * 0.4490)  # with admission: all slots busy
+    assert reduced.full_rate_per_s(1)[0] == pytest.approx(full, rel=1e-3)
+    assert reduced.step_limit_per_s[0] > full
 
 
 # Share in promise of one pod, simulated step by step (one queue, refused when the target is out of reach), 2,500 s.
@@ -114,7 +115,7 @@ def test_at_its_line_a_gated_tier_keeps_the_promise_in_a_simulation(
 ) -> None:
     mix = lognormal(2048, output_sigma, 256, output_sigma, mean=True)
     tier = replace(SERVE, workload=mix, slo=Slo(0.95, 1.0, 0.0, tpot_s), limits=EngineLimits(256, 720_000, 8192))
-    assert line(tier, 3) / 3 == pytest.approx(rate, rel=0.02)  # of what was drawn
+    assert 0.85 * rate <= line(tier, 3) / 3 <= 1.02 * rate  # of what was drawn; less where a window is few requests
     assert 0.95 <= attained(tier, 0.98 * 3 * rate, 3) <= simulated + 0.01
 
 
@@ -123,7 +124,8 @@ def test_where_even_a_full_gate_breaks_the_pace_of_many_the_line_is_that_without
     mix = lognormal(2048, 1.0, 256, 1.0, mean=True)
     tier = replace(SERVE, workload=mix, slo=Slo(0.95, 1.0, 0.0, 0.012))
     assert knee.profile(tier).held[0] < 0.9
-    assert line(tier, 3) == pytest.approx(line(tier, 3, admission=False), rel=1e-3)
+    alone = line(tier, 3, admission=False)
+    assert 0.99 * alone < line(tier, 3) <= alone
 
 
 def test_a_gate_does_nothing_for_tpot_where_the_cache_binds_or_nothing_is_promised_of_it() -> None:
@@ -241,13 +243,15 @@ def test_the_load_line_is_what_a_grid_of_rates_shows(tier: Tier, admission: bool
     for replicas in (1, 5):
         full = float(reduced.full_rate_per_s(replicas, admission=admission)[0])
         rates = np.linspace(full / 400, full, 400)
-        shares = knee.attainment(
-            reduced.take(np.zeros(400, dtype=np.intp)), rates, replicas, admission=admission
-        ).attained
-        brute = rates[np.flatnonzero(shares >= tier.slo.share)[-1]]
+        tiled = reduced.take(np.zeros(400, dtype=np.intp))
+        every = knee.attainment(tiled, rates, replicas, admission=admission)
+        shares = every.attained
+        missed = load_line.counted(tiled, every, rates, replicas) if admission else 1 - shares
+        brute = rates[np.flatnonzero(missed <= 1 - tier.slo.share)[-1]]
         found = float(load_line.slo_rate(reduced, replicas, admission=admission)[0])
         assert brute - 1e-6 * full <= found <= brute + full / 400
         assert np.all(np.diff(shares) <= 1e-9)
+        assert np.all(np.diff(missed) >= -1e-9)
 
 
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
@@ -351,4 +355,4 @@ def test_more_gateways_carry_no_more() -> None:
             for admission, gateways in ((False, 1), (False, 3))
         )
         assert parted == pytest.approx(alone, rel=1e-6)
-    assert alone / 4 < line(replace(SERVE, gateways=3)) < line(SERVE)
+    assert line(replace(SERVE, gateways=3)) < line(SERVE)

@@ -27,7 +27,8 @@ def counted(tiers: Profile, found: Attainment, rate_per_s: ArrayLike, replicas: 
     """Missed share that is held against the promise, (n,): refusals weigh as `windows` says."""
     refused, steady = np.maximum(found.steps - found.attained, 0.0), 1.0 - found.steps
     budget, part = 1.0 - tiers.share, np.asarray(replicas, dtype=np.float64) / tiers.gateways
-    slack_s = (tiers.weights[:, :-1] * tiers.slack_s[:, :-1]).sum(axis=1) / np.maximum(tiers.feasible, 1e-300)
+    feasible = np.where(tiers.feasible > 0, tiers.weights[:, :-1].sum(axis=1), np.inf)
+    slack_s = (tiers.weights[:, :-1] * tiers.slack_s[:, :-1]).sum(axis=1) / feasible
     waiting = tiers.full_rate_per_s(part) * slack_s
     spread = dispersion(budget, part * tiers.batch, waiting, tiers.arrival_cv2)
     return np.asarray(steady + refused * weight(budget, steady, np.asarray(rate_per_s), spread))

@@ -25,6 +25,7 @@ from plimsoll.core.scaling.policy import Policy
 from plimsoll.core.scaling.reserve import Stock, reserve, reserves
 from plimsoll.core.scaling.state import LEAST_SCALE, MOST_SCALE
 from plimsoll.core.slo import Slo
+from plimsoll.core.windows import KEPT
 
 STALE_S: Final = 30.0  # a sample older than this says nothing of the load of now
 
@@ -172,14 +173,22 @@ def counterfactual(course: Course, slo: Slo | None) -> str | None:
     if need.replicas > before > 0:
         target_s = slo.tpot_s if slo is not None else None
         if need.tpot_s is None or target_s is None or need.tpot_s <= target_s:
-            return f"{before} would keep {need.attained:.1%} in promise"
+            return _would_keep(before, need.attained, need, slo)
         if math.isinf(need.tpot_s):
             return f"{before} could not keep up with it"
         share = f"p{100 * slo.share:g} " if slo is not None else ""
         return f"{before} would give {share}TPOT {need.tpot_s * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms"
     if 1 < need.replicas < before:
-        return f"{need.replicas - 1} would keep {need.one_fewer:.1%} in promise"
+        return _would_keep(need.replicas - 1, need.one_fewer, need, slo)
     return None
+
+
+def _would_keep(replicas: int, kept: float, need: Need, slo: Slo | None) -> str:
+    """The share in promise; where it is the promised one and yet too few, how that share would come and go."""
+    told = f"{replicas} would keep {kept:.1%} in promise"
+    if slo is None or kept < slo.share or need.headroom or need.short > 1.0:
+        return told
+    return f"{told}, but not {100 * slo.share:g}% in {KEPT:.0%} of all windows"
 
 
 def watch(course: Course, now_s: float) -> None:
