@@ -395,7 +395,10 @@ def test_nothing_of_an_about_can_break_the_choice(a: Any, b: Any, c: Any, d: Any
     assert isinstance(found, tuple | Unknown)
 
 
-@given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+ENTRIES = st.floats(-10, 10).map(lambda entry: round(entry, 4))  # columns alike but for 1e-16 have no optimum in doubles
+
+
+@given(st.lists(st.lists(ENTRIES, min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
 def test_nonnegative_least_squares_meets_its_optimality_conditions(rows: list[list[float]], random: Any) -> None:
     matrix = np.array(rows)
     wanted = np.array([random.uniform(-5, 5) for _ in rows])
