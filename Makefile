@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-fleet demo-down test check generate verify cluster cluster-down images e2e bench
+.PHONY: help setup lock demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e bench
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -57,10 +57,13 @@ cluster-down: ## Remove cluster and registry; caches stay
 images: cluster ## Build the project's images and push them to the local registry
 	@$(STAGE) -v images e2e/cluster/images
 
-demo: setup images ## From nothing to a served model on real vLLM, and a stretch of a real trace
-	@$(STAGE) -v demo $(PYTHON) -m e2e.demo --only engines
+demo: setup images ## From nothing to a served model, and real traces on real vLLM and on a fleet that scales
+	@$(STAGE) -v demo $(PYTHON) -m e2e.demo
 
-demo-fleet: setup images ## Ten minutes of real traces on a fleet of light engines, shown live
+demo-engines: setup images ## Only the run on real vLLM: two to three minutes
+	@$(STAGE) -v demo-engines $(PYTHON) -m e2e.demo --only engines
+
+demo-fleet: setup images ## Only the run on a fleet of light engines: ten minutes
 	@$(STAGE) -v demo-fleet $(PYTHON) -m e2e.demo --only fleet
 
 demo-down: cluster-down ## Remove what the demo made
