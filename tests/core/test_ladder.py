@@ -395,7 +395,8 @@ def test_nothing_of_an_about_can_break_the_choice(a: Any, b: Any, c: Any, d: Any
     assert isinstance(found, tuple | Unknown)
 
 
-ENTRIES = st.floats(-10, 10).map(lambda entry: round(entry, 4))  # columns alike but for 1e-16 have no optimum in doubles
+# Columns alike but for 1e-16 have no optimum in doubles.
+ENTRIES = st.floats(-10, 10).map(lambda entry: round(entry, 4))
 
 
 @given(st.lists(st.lists(ENTRIES, min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
