@@ -91,10 +91,15 @@ def service(slo: Slo) -> dict[str, Any]:
 
 
 def simulated(
-    plant: dict[str, Any], config: dict[str, Any], requests: list[traces.Request], policy: str, work: Path
+    plant: dict[str, Any],
+    config: dict[str, Any],
+    requests: list[traces.Request],
+    policy: str,
+    work: Path,
+    sequences: int = predict.SEQUENCES,
 ) -> list[One]:
     """What `plimsoll simulate` says of each request: one replica, one gateway, no spread, no noise, no retries."""
-    limits = {"max_num_seqs": predict.SEQUENCES, "budget": predict.BUDGET, "block_size": predict.BLOCK}
+    limits = {"max_num_seqs": sequences, "budget": predict.BUDGET, "block_size": predict.BLOCK}
     (work / "plant.json").write_text(json.dumps({"accelerator": "NVIDIA H200"} | plant | limits))
     (work / "config.json").write_text(json.dumps(config))
     (work / "service.yaml").write_text(yaml.safe_dump(service(SLO)))
@@ -132,13 +137,18 @@ def policy(run: Run) -> str:
 
 
 def gated(
-    plant: dict[str, Any], config: dict[str, Any], runs: Sequence[list[traces.Request]], work: Path
+    plant: dict[str, Any],
+    config: dict[str, Any],
+    runs: Sequence[list[traces.Request]],
+    work: Path,
+    lasts_s: float = WARM_S + WINDOW_S,
+    sequences: int = predict.SEQUENCES,
 ) -> list[list[One]]:
     """Runs with the gate one after another, under one operator."""
-    slot_s = WARM_S + WINDOW_S + REST_S
+    slot_s = lasts_s + REST_S
     sent = [replace(one, at_s=one.at_s + number * slot_s) for number, run in enumerate(runs) for one in run]
     found: list[list[One]] = [[] for _ in runs]
-    for one in simulated(plant, config, sent, "static:1,gated=1", work):
+    for one in simulated(plant, config, sent, "static:1,gated=1", work, sequences):
         number = int(one.seen.sent_s // slot_s)
         found[number].append(replace(one, seen=replace(one.seen, sent_s=one.seen.sent_s - number * slot_s)))
     return found
@@ -173,11 +183,13 @@ def chosen(grid: dict[int, dict[str, Any]]) -> tuple[int, int, int]:
     return caps[best - 2], caps[best], caps[best + 2]
 
 
-def drawn(line: float, factor: float, seed: int) -> list[traces.Request]:
+def drawn(
+    line: float, factor: float, seed: int, warm_s: float = WARM_S, window_s: float = WINDOW_S
+) -> list[traces.Request]:
     """A run's requests: a warm-up, then the window, each with as many arrivals as its rate says."""
     rate = factor * line
-    later = [replace(one, at_s=one.at_s + WARM_S) for one in traces.poisson(rate, WINDOW_S, seed + 1)]
-    return traces.poisson(rate, WARM_S, seed) + later
+    later = [replace(one, at_s=one.at_s + warm_s) for one in traces.poisson(rate, window_s, seed + 1)]
+    return traces.poisson(rate, warm_s, seed) + later
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -217,9 +229,14 @@ def main(words: Sequence[str] | None = None) -> int:
         },
     }
     (out / "prediction.json").write_text(json.dumps(rounded(document), indent=1) + "\n")
+    tidy(out)
+    return 0
+
+
+def tidy(out: Path) -> None:
+    """Without what was written for the simulator."""
     for file in ("plant.json", "config.json", "service.yaml", "sent.csv", "requests.jsonl"):
         (out / file).unlink(missing_ok=True)
-    return 0
 
 
 def rounded(value: Any) -> Any:

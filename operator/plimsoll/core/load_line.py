@@ -1,7 +1,7 @@
 """The load line: the rate up to which a tier keeps its promise, and what stops it there.
 
 Problem: a promise is kept window by window. A fleet that misses just the allowed share in the mean of all time breaks
-it in every second minute, and its refusals come in clumps.
+it in every second or third minute, since its refusals come in clumps.
 
 Idea: a refusal counts for as many misses as its clumps weigh in a window (`windows`); the line is the root of what is
 counted less what is allowed. Nobody is refused where there is no gate: there the line is that of the mean.
@@ -37,9 +37,9 @@ def counted(tiers: Profile, found: Attainment, rate_per_s: ArrayLike, replicas: 
 def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> Floats:
     """The load line: the highest rate (requests/s of the tier) at which the promise is still kept, (n,).
 
-    With a gate it is kept in nearly every window (`counted`), without one in the mean.
-    Never above what the replicas serve with all slots taken: beyond, the promise would live on refusing for ever; nor
-    above what their gaps allow, of which the share says nothing. 0 where not even an idle replica keeps the promise.
+    With a gate it is kept in nearly every window (`counted`), without one in the mean. Never above what the replicas
+    serve with all slots taken: beyond, the promise would live on refusing for ever; nor above what their gaps allow, of
+    which the share says nothing. 0 where not even an idle replica keeps the promise.
     """
     c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
     full = tiers.full_rate_per_s(c, admission=admission)

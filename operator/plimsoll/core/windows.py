@@ -1,7 +1,7 @@
 """How much a refusal counts, so that the promise is kept window by window and not only in the mean of all time.
 
-Problem: who sizes for a mean of 5 % refused refuses more than 5 % in every second minute. Refusals come in clumps, as
-places that are taken stay so for a while: the larger the clumps, the rarer they must be.
+Problem: who sizes for a mean of 5 % refused refuses more than 5 % in every second or third minute. Refusals come in
+clumps, as places that are taken stay so for a while: the larger the clumps, the rarer they must be.
 
 Idea: in a window of a minute, or of as many requests as allow for `ALLOWED` misses, refusals are a gamma variable of
 mean m and variance D m. D, their dispersion, is that of what overflows from places, peaked as Wilkinson's formula says,
