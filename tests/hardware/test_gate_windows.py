@@ -1,0 +1,46 @@
+"""An engine about its load line, window by window: how runs are counted, and what was seen on the GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.hardware.gate import windows
+from bench.hardware.gate.runs import One
+from bench.hardware.summary import Seen
+from plimsoll.core.slo import Slo
+
+SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
+DATA = Path(windows.__file__).parents[1] / "data"
+FOLDERS = [DATA / name for name in ("8b-windows", "8b-windows-b", "8b-windows-c")]
+
+
+def one(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> One:
+    return One(Seen(at_s, 10, None if refused else ttft_s, None if refused else 0.01, None, not refused), refused)
+
+
+def test_windows_are_five_hundred_requests_in_the_order_in_which_they_were_sent() -> None:
+    """Of 1,200 after the warm-up the first window has 50 refused, the second 25 late; 200 are left over."""
+    early = [one(windows.WARM_S - 1, refused=True) for _ in range(7)]
+    counted = [one(windows.WARM_S + at, refused=at < 50, ttft_s=2.0 if 500 <= at < 525 else 0.2) for at in range(1200)]
+    found = windows.counted([*reversed(counted), *early], SLO)
+    assert (found["sent"], found["windows"]) == (1200, [0.9, 0.95])
+    assert (found["shed"], found["in_promise"]) == (pytest.approx(50 / 1200), pytest.approx(1125 / 1200))
+
+
+def test_on_the_gpu_the_promise_was_kept_at_the_line_in_every_window_and_in_none_far_beyond_it() -> None:
+    rows = windows.table([(folder, folder) for folder in FOLDERS])
+    assert rows[-3:] == [
+        "gate@1: 8 of 8 windows kept, the worst 96.2%",
+        "gate@1.15: 7 of 8 windows kept, the worst 92.8%",
+        "gate@1.3: 0 of 10 windows kept, the worst 84.6%",
+    ]
+
+
+def test_requests_of_another_trace_are_refused(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    said.mkdir()
+    (said / "prediction.json").write_text((FOLDERS[0] / "prediction.json").read_text())
+    for name in ("run100.csv", "run115.csv"):
+        (said / name).write_text((FOLDERS[0] / name).read_text().replace("\n1", "\n2", 1))
+    with pytest.raises(ValueError, match="not the trace"):
+        windows.table([(said, FOLDERS[0])])
