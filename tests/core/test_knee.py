@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,6 +253,22 @@ def test_the_load_line_is_what_a_grid_of_rates_shows(tier: Tier, admission: bool
         assert brute - 1e-6 * full <= found <= brute + full / 400
         assert np.all(np.diff(shares) <= 1e-9)
         assert np.all(np.diff(missed) >= -1e-9)
+
+
+@pytest.mark.parametrize("replicas", [1, 5, 300])
+@pytest.mark.parametrize("tier", KINDS, ids=NAMES)
+def test_the_load_line_is_found_in_few_steps(tier: Tier, replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand services have their lines drawn anew every minute: halving the rates in between would take 37 looks."""
+    looks, reduced = 0, knee.profile(tier)
+
+    def looked(*given: Any, **named: Any) -> knee.Attainment:
+        nonlocal looks
+        looks += 1
+        return knee.attainment(*given, **named)
+
+    monkeypatch.setattr(load_line, "attainment", looked)
+    load_line.slo_rate(reduced, replicas)
+    assert 2 <= looks <= 16
 
 
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)

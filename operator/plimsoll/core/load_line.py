@@ -18,7 +18,7 @@ from plimsoll.core.knee import HIGHEST_RATE, NAMES, Attainment, Constraint, Prof
 from plimsoll.core.queueing import Floats, checked
 from plimsoll.core.windows import dispersion, weight
 
-_SECANTS: Final = 60  # at most, for the root that is the load line; about 12 are needed
+_SECANTS: Final = 60  # at most, for the root that is the load line; about ten are needed, seldom 16
 _CLOSE: Final = 1e-11  # of the rate: how near the root is found
 _JUST_BEYOND: Final = 1.02
 
@@ -51,23 +51,27 @@ def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> 
         missed = counted(tiers, found, rate, c) if admission else 1 - found.attained
         return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tiers.share)))
 
-    low, high = 1e-9 * full, full
-    at_low, at_high = excess(low), excess(high)
-    never, always = at_low > 0, at_high <= 0
-    low = np.where(always, high, low)
+    low = 1e-9 * full
+    at_low, at_full = excess(low), excess(full)
+    line = np.where(at_low > 0, 0.0, np.where(at_full > 0, low, full))
+    # An end that stays a second time counts less, so that the next secant goes past the root (Anderson, Bjoerck 1973).
+    end, at_end, newest, at_newest = low, at_low, full, at_full
     for _ in range(_SECANTS):
-        close = _CLOSE * high
-        if np.all((high - low <= 2 * close) | never):
+        close = _CLOSE * np.maximum(end, newest)
+        if np.all((np.abs(newest - end) <= 2 * close) | (at_low > 0) | (at_full <= 0)):
             break
         with np.errstate(divide="ignore", invalid="ignore"):
-            guess = (low * at_high - high * at_low) / (at_high - at_low)
-        middle = np.clip(np.where(np.isfinite(guess), guess, (low + high) / 2), low + close, high - close)
-        found = excess(middle)
-        kept = found <= 0
-        # The end that stays counts half, so that the next secant goes past the root (Dowell and Jarratt 1971).
-        at_low, at_high = np.where(kept, found, at_low / 2), np.where(kept, at_high / 2, found)
-        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-    return np.where(never, 0.0, low)
+            guess = (end * at_newest - newest * at_end) / (at_newest - at_end)
+        guess = np.where(np.isfinite(guess), guess, (end + newest) / 2)
+        rate = np.clip(guess, np.minimum(end, newest) + close, np.maximum(end, newest) - close)
+        found = excess(rate)
+        stays = (found <= 0) == (at_newest <= 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left = 1 - found / at_newest
+        at_end = np.where(stays, at_end * np.where(left > 0, left, 0.5), at_newest)
+        end, newest, at_newest = np.where(stays, end, newest), rate, found
+        line = np.where((found <= 0) & (at_low <= 0) & (at_full > 0), np.maximum(line, rate), line)
+    return line
 
 
 def constraint(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike) -> list[Constraint]:

@@ -27,6 +27,8 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.whole import whole_s
 
 MAX_REPLICAS: Final = 100_000  # beyond it no fleet is the answer
+_ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
+_ANY_LOAD: Final = 1e-6  # of what all slots of a replica could serve: likewise
 _LOOSER: Final = 1.05  # steps in which targets are loosened in search of a feasible promise
 _MOST_STEPS: Final = 120
 _SHORTER_STEPS: Final = "a smaller --max-num-batched-tokens, or a prefill tier, makes the gaps shorter"
@@ -93,7 +95,7 @@ def size(tier: Tier, rate_per_s: float, headroom: float = 0.0) -> Sizing | Infea
     """
     reduced = profile(tier)
     sizes = size_many(reduced, rate_per_s, headroom)
-    if math.isinf(sizes.replicas[0]) or not _keeps(reduced, 1e-6):
+    if not _some(reduced, sizes):
         return _infeasible(tier)
     replicas = int(sizes.replicas[0])
     at = slo_rate(reduced, max(replicas, 1))
@@ -106,6 +108,12 @@ def size(tier: Tier, rate_per_s: float, headroom: float = 0.0) -> Sizing | Infea
         one_fewer=float(sizes.one_fewer[0]),
         infeasible_alone=float(1 - reduced.feasible[0]),
     )
+
+
+def infeasible(tier: Tier) -> Infeasible | None:
+    """Why no number of replicas keeps the promise, however low the rate; None where some number does."""
+    reduced = profile(tier)
+    return None if _some(reduced, size_many(reduced, _ANY_RATE)) else _infeasible(tier)
 
 
 def size_many(
@@ -172,6 +180,11 @@ def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
     c = np.maximum(replicas, 1.0)
     served = np.minimum(rate, tiers.full_rate_per_s(c))
     return np.asarray(np.where(replicas > 0, attainment(tiers, served, c).attained * served / rate, 0.0))
+
+
+def _some(tiers: Profile, found: Sizes) -> bool:
+    """Whether there is a number of replicas that will do, and a rate at which one keeps the promise."""
+    return math.isfinite(found.replicas[0]) and _keeps(tiers, _ANY_LOAD)
 
 
 def _keeps(tiers: Profile, load: float) -> bool:

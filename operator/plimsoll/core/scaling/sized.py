@@ -24,10 +24,9 @@ from plimsoll.core.knee import HIGHEST_RATE, Constraint, Profile, Tier, attainme
 from plimsoll.core.load_line import constraint, slo_rate
 from plimsoll.core.queueing import Floats
 from plimsoll.core.scaling.observation import Need
-from plimsoll.core.sizing import Infeasible, size, size_many
+from plimsoll.core.sizing import Infeasible, infeasible, size_many
 
 _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
-_ANY_RATE: Final = 1e-6  # requests/s that one replica carries wherever the promise can be kept
 RELEASE_MARGIN: Final = 0.05  # of the forecast: what the line drifts by within the level's memory
 RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
 RUNGS_KEPT: Final = 64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
@@ -119,12 +118,11 @@ class Ask:
 
 def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
     """The line of a tier that has or needs about `replicas`; Infeasible where no looser target helps either."""
-    asked = size(tier, _ANY_RATE)
-    infeasible = asked if isinstance(asked, Infeasible) else None
-    if infeasible is not None:
-        if infeasible.feasible is None:
-            return infeasible
-        tier = replace(tier, slo=infeasible.feasible)
+    broken = infeasible(tier)
+    if broken is not None:
+        if broken.feasible is None:
+            return broken
+        tier = replace(tier, slo=broken.feasible)
     reduced = profile(tier)
     at = slo_rate(reduced, max(replicas, 1))
     request_gpu_s = float(reduced.rho(1.0, 1.0)[0])
@@ -133,7 +131,7 @@ def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
         request_gpu_s,
         float(at[0]) * request_gpu_s / max(replicas, 1),
         constraint(reduced, at, max(replicas, 1))[0],
-        infeasible,
+        broken,
     )
 
 
