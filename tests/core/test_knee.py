@@ -258,7 +258,7 @@ def test_the_load_line_is_what_a_grid_of_rates_shows(tier: Tier, admission: bool
 @pytest.mark.parametrize("replicas", [1, 5, 300])
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
 def test_the_load_line_is_found_in_few_steps(tier: Tier, replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand services have their lines drawn anew every minute: halving the rates in between would take 37 looks."""
+    """A thousand services have their lines drawn anew every minute: halving would take 37 looks."""
     looks, reduced = 0, knee.profile(tier)
 
     def looked(*given: Any, **named: Any) -> knee.Attainment:
