@@ -35,7 +35,7 @@ from plimsoll.core.latency import (
     tail_table,
 )
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.queueing import Floats, checked, in_time, slot_queue, step_wait_s, variability
+from plimsoll.core.queueing import Floats, arrival_peakedness, checked, in_time, slot_queue, step_wait_s, variability
 from plimsoll.core.slack import by_slack
 from plimsoll.core.slo import Slo
 from plimsoll.core.whole import first_s, pace_s
@@ -125,8 +125,9 @@ class Profile:
     held: Floats  # share of those let in that do
     gateways: Floats  # among which the slots are parted
     causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
-    arrival_cv2: Floats  # of the queue: squared coefficients of variation of gaps and services
+    arrival_cv2: Floats  # of each gateway's queue: squared coefficients of variation of gaps and services
     service_cv2: Floats
+    peaked: Floats  # variance over mean of how many of its requests would be under way with room for all
     slack_s: Floats  # (n, K) TTFT target less own service, ascending
     weights: Floats  # (n, K) shares of the requests
     step_limit_per_s: Floats  # rate of one replica above which its steps alone break the promise; infinity if never
@@ -231,6 +232,7 @@ def _prefill_profile(tier: Tier) -> Profile:
             share=tier.slo.share, base_s=0.0, work_s=0.0, stall_s=0.0, stall_square_s2=0.0, tpot_s=math.inf,
             steps=1.0, slot_base_s=mean, slot_sequence_s=0.0, slots=1.0, gateways=1.0,
             batch=1.0, held=1.0, arrival_cv2=tier.arrival_cv2, service_cv2=w.scv(service) or 0.0,
+            peaked=arrival_peakedness(tier.arrival_cv2, w.overlap(service)),
         ),
         tail=np.ones((1, _RHO_POINTS)), causes=_causes(Constraint.TPOT, Constraint.TTFT, Constraint.TTFT),
         slack_s=slack, weights=weights, step_limit_per_s=np.array([math.inf]), gap_limit_per_s=np.array([math.inf]),
@@ -267,6 +269,7 @@ def _shared_profile(tier: Tier) -> Profile:
     steps = work.mean_output_tokens
     slack, weights = _classes(tier)
     target, paced = pace(tier)
+    cv2 = 1.0 + (tier.arrival_cv2 - 1.0) / tier.gateways  # of a part that is drawn from all at random
     first = Constraint.E2E if tier.slo.ttft_s is None and tier.slo.e2e_s is not None else Constraint.TTFT
     slots, gap_limit, even = _slots(tier, work), math.inf, math.inf
     if tier.slo.itl_s is not None:
@@ -290,7 +293,8 @@ def _shared_profile(tier: Tier) -> Profile:
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
             slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(most)), gateways=tier.gateways,
             batch=math.floor(batch), held=within,
-            arrival_cv2=tier.arrival_cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
+            arrival_cv2=cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
+            peaked=arrival_peakedness(cv2, w.overlap(w.output_tokens)),
         ),
         tail=tail_table(work, max(tier.slo.share, _LEAST_TAIL_SHARE), tier.tail_scale, _RHO_POINTS)[None],
         causes=_causes(paced, first, least), slack_s=slack, weights=weights,
@@ -326,7 +330,8 @@ def attainment(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike, *, ad
     """
     rate = np.broadcast_to(checked("rate_per_s", rate_per_s), tiers.share.shape)
     c = np.broadcast_to(checked("replicas", replicas, least=1), tiers.share.shape)
-    met, tpot, behind = _step_share(tiers, rate / c, admission)
+    among = 1.0 + (tiers.arrival_cv2 - 1.0) * tiers.gateways / c  # of a replica's own arrivals, dealt out to all
+    met, tpot, behind = _step_share(tiers, rate / c, among, admission)
     slack = np.maximum(tiers.slack_s - behind[:, None], 0.0)
     served = _slot_share(replace(tiers, slots=tiers.batch) if admission else tiers, rate, c, slack, admission)
     counted = tiers.weights[:, :-1] / np.maximum(tiers.feasible, 1e-300)[:, None]
@@ -335,7 +340,9 @@ def attainment(tiers: Profile, rate_per_s: ArrayLike, replicas: ArrayLike, *, ad
     return Attainment((counted * met * served[:, :-1]).sum(axis=1), steps, np.where(tiers.feasible > 0, tpot, 0.0))
 
 
-def _step_share(tiers: Profile, rate_per_s: Floats, admission: bool) -> tuple[Floats, Floats, Floats]:
+def _step_share(
+    tiers: Profile, rate_per_s: Floats, arrival_cv2: Floats, admission: bool
+) -> tuple[Floats, Floats, Floats]:
     """Of requests that need not wait for a slot: in promise by class (n, K - 1), in TPOT target, mean wait for steps.
 
     TPOT is the law times a log-logistic factor of median 1 whose promised quantile is the tail factor. The steps that a
@@ -349,7 +356,7 @@ def _step_share(tiers: Profile, rate_per_s: Floats, admission: bool) -> tuple[Fl
     with np.errstate(over="ignore", divide="ignore"):
         within = 1 / (1 + np.exp(power * np.log(step / tiers.tpot_s)))
     tpot = np.where(rho < 1, np.maximum(within, tiers.held) if admission else within, 0.0)
-    least, spread = step_wait_s(rate_per_s, step, tiers.base_s, tiers.stall_s, tiers.stall_square_s2)
+    least, spread = step_wait_s(rate_per_s, step, tiers.base_s, tiers.stall_s, tiers.stall_square_s2, arrival_cv2)
     reached = np.maximum(tpot, 1e-12)[:, None] * _NODES
     factor = np.exp(np.log(reached / (1 - reached)) / power[:, None])
     room = tiers.slack_s[:, :-1, None] + (1.5 * tiers.base_s)[:, None, None] - (factor * least[:, None])[:, None, :]
@@ -361,10 +368,10 @@ def _step_share(tiers: Profile, rate_per_s: Floats, admission: bool) -> tuple[Fl
 def _step_limit_per_s(tiers: Profile) -> Floats:
     """The rate of one replica above which `_step_share` breaks the promise, for a profile of one tier, shape (1,)."""
     low, high = 0.0, float(tiers.full_rate_per_s(1)[0])
-    tiled = tiers.take(np.zeros(_GRID, dtype=np.intp))
+    tiled, alone = tiers.take(np.zeros(_GRID, dtype=np.intp)), np.ones(_GRID)  # of many, bunches are dealt out
     for closing in range(_LIMIT_CLOSINGS):
         rates = np.linspace(low, high, _GRID)
-        met = (_step_share(tiled, rates, True)[0] * tiled.weights[:, :-1]).sum(axis=1)
+        met = (_step_share(tiled, rates, alone, True)[0] * tiled.weights[:, :-1]).sum(axis=1)
         kept = int(np.argmin(np.append(met >= tiled.share * tiled.feasible, False)))
         if kept == _GRID:
             return np.array([math.inf if closing == 0 else high])
@@ -381,7 +388,8 @@ def _slot_share(tiers: Profile, rate: Floats, c: Floats, slack_s: Floats, admiss
     some, rate, c, slack_s = tiers.take(rows), rate[rows], c[rows], slack_s[rows]
     parts = some.gateways  # each has its places for itself, and is slowed by what the others have there
     rate, places = rate / parts, np.maximum(np.floor(some.slots / parts), 1.0)
-    queue = slot_queue(rate, some.steps, some.slot_base_s, some.slot_sequence_s * parts, places, c)
+    sequence_s = some.slot_sequence_s * parts
+    queue = slot_queue(rate, some.steps, some.slot_base_s, sequence_s, places, c, peaked=some.peaked)
     rho = rate / queue.full_per_s
     if admission:
         # Waits beyond the slack are cut off, so that what counts is how it fares near full load, whatever the load.
@@ -400,5 +408,5 @@ def _slots_matter(tiers: Profile, rate: Floats, c: Floats) -> NDArray[np.bool_]:
     load = rate * tiers.steps / c
     free = 1 - load * tiers.slot_sequence_s
     mean = load * (tiers.slot_base_s + tiers.slot_sequence_s) / np.maximum(free, 1e-12)
-    sigma = np.sqrt(tiers.gateways * (mean / np.maximum(free, 1e-12) + 1) / c)
+    sigma = np.sqrt(np.maximum(tiers.peaked, 1.0) * tiers.gateways * (mean / np.maximum(free, 1e-12) + 1) / c)
     return np.asarray((free <= 0) | (mean + _RARE_SIGMAS * sigma + 3 * tiers.gateways / c > tiers.slots))

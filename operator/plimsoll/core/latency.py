@@ -378,12 +378,4 @@ def batch_dispersion(tier: TierWork, rho: FloatArray) -> FloatArray:
     rho_p = rate * p1
     free, free_p = 1 - rho, 1 - rho_p
     clusters = (1 - rho_p**2 + rate**2 * p2) / free_p**2
-    return np.asarray((1 + (clusters - 1) * _overlap(w)) * free_p / free)
-
-
-def _overlap(workload: Workload) -> float:
-    """E[min(O, O')] / E[O] of two requests' output lengths: 1 for equal lengths, 1/2 for exponential ones."""
-    order = np.argsort(workload.output_tokens, kind="stable")
-    lengths, weights = workload.output_tokens[order], workload.weights[order]
-    still = np.cumsum(weights[::-1])[::-1]
-    return float(np.diff(lengths, prepend=0.0) @ still**2) / workload.mean(workload.output_tokens)
+    return np.asarray((1 + (clusters - 1) * w.overlap(w.output_tokens)) * free_p / free)

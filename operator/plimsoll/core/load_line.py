@@ -30,7 +30,7 @@ def counted(tiers: Profile, found: Attainment, rate_per_s: ArrayLike, replicas: 
     feasible = np.where(tiers.feasible > 0, tiers.weights[:, :-1].sum(axis=1), np.inf)
     slack_s = (tiers.weights[:, :-1] * tiers.slack_s[:, :-1]).sum(axis=1) / feasible
     waiting = tiers.full_rate_per_s(part) * slack_s
-    spread = dispersion(budget, part * tiers.batch, waiting, tiers.arrival_cv2)
+    spread = dispersion(budget, part * tiers.batch, waiting)
     return np.asarray(steady + refused * weight(budget, steady, np.asarray(rate_per_s), spread))
 
 

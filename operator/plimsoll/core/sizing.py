@@ -93,9 +93,12 @@ def size(tier: Tier, rate_per_s: float, headroom: float = 0.0) -> Sizing | Infea
     rate_per_s: requests per second of the whole tier, first attempts only, never of one pod. Raises ValueError that
     names the argument.
     """
+    broken = infeasible(tier)
+    if broken is not None:
+        return broken
     reduced = profile(tier)
     sizes = size_many(reduced, rate_per_s, headroom)
-    if not _some(reduced, sizes):
+    if math.isinf(sizes.replicas[0]):
         return _infeasible(tier)
     replicas = int(sizes.replicas[0])
     at = slo_rate(reduced, max(replicas, 1))
@@ -111,9 +114,14 @@ def size(tier: Tier, rate_per_s: float, headroom: float = 0.0) -> Sizing | Infea
 
 
 def infeasible(tier: Tier) -> Infeasible | None:
-    """Why no number of replicas keeps the promise, however low the rate; None where some number does."""
-    reduced = profile(tier)
-    return None if _some(reduced, size_many(reduced, _ANY_RATE)) else _infeasible(tier)
+    """Why no number of replicas keeps the promise, however low the rate; None where some number does.
+
+    That arrivals bunch is no reason: dealt out to enough replicas they do not.
+    """
+    calm = replace(tier, arrival_cv2=min(tier.arrival_cv2, 1.0))
+    reduced = profile(calm)
+    some = math.isfinite(size_many(reduced, _ANY_RATE).replicas[0])
+    return None if some and _keeps(reduced, _ANY_LOAD) else _infeasible(calm)
 
 
 def size_many(
@@ -180,11 +188,6 @@ def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
     c = np.maximum(replicas, 1.0)
     served = np.minimum(rate, tiers.full_rate_per_s(c))
     return np.asarray(np.where(replicas > 0, attainment(tiers, served, c).attained * served / rate, 0.0))
-
-
-def _some(tiers: Profile, found: Sizes) -> bool:
-    """Whether there is a number of replicas that will do, and a rate at which one keeps the promise."""
-    return math.isfinite(found.replicas[0]) and _keeps(tiers, _ANY_LOAD)
 
 
 def _keeps(tiers: Profile, load: float) -> bool:

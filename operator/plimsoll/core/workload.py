@@ -79,6 +79,18 @@ class Workload:
         # Centred: the difference of two large moments would lose a small variance to rounding.
         return self.mean((values / mean - 1.0) ** 2)
 
+    def overlap(self, values: FloatArray) -> float:
+        """E[min(X, X')] / E[X] of two requests' values: 1 if all are alike, 1/2 if exponential, 1 where the mean is 0.
+
+        values: one non-negative number a row.
+        """
+        mean = self.mean(values)
+        if mean <= 0:
+            return 1.0
+        order = np.argsort(values, kind="stable")
+        still = np.cumsum(self.weights[order][::-1])[::-1]  # share of the values that are no less
+        return float(np.diff(values[order], prepend=0.0) @ still**2) / mean
+
     def quantile(self, values: FloatArray, share: float | FloatArray) -> FloatArray:
         """The smallest value that at least `share` of the requests do not exceed.
 
