@@ -45,9 +45,21 @@ def poisson(rate_per_s: float, seconds: float, seed: int) -> list[Request]:
     if not (rate_per_s > 0 and seconds > 0):
         raise ValueError(f"rate and seconds must be above 0, not {rate_per_s} and {seconds}")
     generator = np.random.default_rng(seed)
+    return _with_lengths(generator, np.sort(generator.uniform(0, seconds, round(rate_per_s * seconds))))
+
+
+def bunched(rate_per_s: float, seconds: float, gap_cv2: float, seed: int) -> list[Request]:
+    """The same with gamma gaps of the squared coefficient of variation `gap_cv2`; above 1 arrivals bunch."""
+    if not (rate_per_s > 0 and seconds > 0 and gap_cv2 > 0):
+        raise ValueError(f"rate, seconds and gap_cv2 must be above 0, not {rate_per_s}, {seconds} and {gap_cv2}")
+    generator = np.random.default_rng(seed)
     size = round(rate_per_s * seconds)
-    arrivals = np.sort(generator.uniform(0, seconds, size))
-    prompt, output = lengths(generator, size)
+    gaps = generator.gamma(1.0 / gap_cv2, size=size + 1)
+    return _with_lengths(generator, seconds * np.cumsum(gaps[:size]) / gaps.sum())
+
+
+def _with_lengths(generator: np.random.Generator, arrivals: npt.NDArray[np.float64]) -> list[Request]:
+    prompt, output = lengths(generator, arrivals.size)
     rows = zip(arrivals.tolist(), prompt.tolist(), output.tolist(), strict=True)
     return [Request(round(at, 6), p, o) for at, p, o in rows]
 

@@ -1,14 +1,15 @@
 """One engine with few places about its load line: where its promise is kept window by window, and where not.
 
-    python -m bench.hardware.gate.windows predict 8b --out DIR --profile FILE --seed N gate@1 gate@1.15
+    python -m bench.hardware.gate.windows predict 8b --out DIR --profile FILE --seed N [--gap-cv2 4] gate@1 gate@1.15
     python -m bench.hardware.gate.measure 8b --prediction DIR --call a --out MEASURED
     python -m bench.hardware.gate.windows compare DIR=MEASURED ...
 
 Problem: tiers are sized by a load line that claims 99 windows of 100 (`core.windows`). Simulated queues bear it out; an
 engine has steps, chunks and a gate that reckons.
 Idea: 24 places, which is few. Rates are factors of that line, among them the one at which the core says that the
-promise is kept in the mean alone (`mean_line_rps`). Each runs for minutes behind the gate, every call on an engine of
-its own with requests of its own; windows are 500 requests in the order in which they were sent.
+promise is kept in the mean alone (`mean_line_rps`) and, where arrivals bunch (`--gap-cv2`), the line that they would
+have if they did not (`poisson_line_rps`). Each runs for minutes behind the gate, every call on an engine of its own with
+requests of its own; windows are 500 requests in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,18 +38,18 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.workload import from_samples
 
 PLACES: Final = 24
-WARM_S, LASTS_S = 10.0, 200.0
+WARM_S: Final = 10.0
 REQUESTS: Final = 500  # of a window
 CALL: Final = "a"
 _SAMPLES: Final = 20_000
 
 
-def lines(model: StepModel, kv_tokens: int, slo: Slo) -> tuple[float, float]:
+def lines(model: StepModel, kv_tokens: int, slo: Slo, gap_cv2: float = 1.0) -> tuple[float, float]:
     """Requests/s that one engine takes: kept window by window, and with the promised share in the mean."""
     prompt, output = traces.lengths(np.random.default_rng(0), _SAMPLES)
     limits = EngineLimits(PLACES, kv_tokens, hardware.BUDGET)
     workload = from_samples(prompt, np.zeros(_SAMPLES), output)
-    reduced = knee.profile(knee.Tier(Role.SERVE, model, workload, limits, slo))
+    reduced = knee.profile(knee.Tier(Role.SERVE, model, workload, limits, slo, arrival_cv2=gap_cv2))
     low, high = 0.0, float(reduced.full_rate_per_s(1)[0])
     for _ in range(40):
         middle = (low + high) / 2
@@ -66,19 +67,30 @@ def counted(found: Sequence[One], slo: Slo) -> dict[str, Any]:
     return {"sent": met.size, "shed": refused, "in_promise": float(met.mean()), "windows": shares.tolist()}
 
 
-def write(model: str, out: Path, profile: str, seed: int, words: Sequence[str]) -> None:
-    """Traces and what is said of them. words: the runs of the call."""
+def drawn(rate: float, seed: int, gap_cv2: float, lasts_s: float) -> list[traces.Request]:
+    """A run's requests: a warm-up, then the window, each with as many arrivals as its rate says."""
+    if gap_cv2 == 1.0:
+        return predict.drawn(rate, 1.0, seed, WARM_S, lasts_s)
+    later = traces.bunched(rate, lasts_s, gap_cv2, seed + 1)
+    return traces.bunched(rate, WARM_S, gap_cv2, seed) + [replace(one, at_s=one.at_s + WARM_S) for one in later]
+
+
+def write(given: argparse.Namespace) -> None:
+    """Traces and what is said of them."""
+    model, out, gap_cv2, words = given.model, given.out, given.gap_cv2, given.runs
     out.mkdir(parents=True, exist_ok=True)
-    sources = {"data sheet": hardware.of_prior(model), Path(profile).stem: hardware.of_profile(profile)}
+    sources = {"data sheet": hardware.of_prior(model), Path(given.profile).stem: hardware.of_profile(given.profile)}
     law, plant = list(sources.values())[-1]
-    line, mean = lines(law, int(plant["kv_tokens"]), predict.SLO)
+    kv_tokens = int(plant["kv_tokens"])
+    line, mean = lines(law, kv_tokens, predict.SLO, gap_cv2)
     for run in call(words):
-        requests = predict.drawn(line, run.factor, 1000 * seed + 2 * run.number, WARM_S, LASTS_S)
-        traces.write(out / run.trace, requests)
+        traces.write(
+            out / run.trace, drawn(run.factor * line, 1000 * given.seed + 2 * run.number, gap_cv2, given.seconds)
+        )
     config, told = dict(shapes.CONFIGS[model]), {}
     for source, (_, each) in sources.items():
         sent = [traces.read(out / run.trace) for run in call(words)]
-        found = predict.gated(each, config, sent, out, WARM_S + LASTS_S, PLACES)
+        found = predict.gated(each, config, sent, out, WARM_S + given.seconds, PLACES)
         told[source] = dict(zip(words, (counted(one, predict.SLO) for one in found), strict=True))
     document = {
         "model": model,
@@ -86,9 +98,11 @@ def write(model: str, out: Path, profile: str, seed: int, words: Sequence[str]) 
         "limits": {"max_num_seqs": PLACES, "budget": hardware.BUDGET, "block_size": hardware.BLOCK},
         "line_rps": line,
         "mean_line_rps": mean,
+        "gap_cv2": gap_cv2,
+        "poisson_line_rps": lines(law, kv_tokens, predict.SLO)[0],
         "law": asdict(law),
         "warm_s": WARM_S,
-        "window_s": LASTS_S,
+        "window_s": given.seconds,
         "traces": {path.name: traces.digest(path) for path in sorted(out.glob("run*.csv"))},
         "calls": {CALL: list(words)},
         "from": told,
@@ -138,12 +152,14 @@ def main(words: Sequence[str] | None = None) -> int:
     said.add_argument("--out", type=Path, required=True, metavar="DIR")
     said.add_argument("--profile", required=True, metavar="FILE")
     said.add_argument("--seed", type=int, default=1)
+    said.add_argument("--seconds", type=float, default=200.0, help="of each run, beside the warm-up")
+    said.add_argument("--gap-cv2", type=float, default=1.0, help="squared coefficient of variation of the gaps")
     said.add_argument("runs", nargs="+", metavar="gate@FACTOR")
     held = verbs.add_parser("compare")
     held.add_argument("pairs", nargs="+", metavar="PREDICTION=MEASURED")
     given = parser.parse_args(words)
     if given.verb == "predict":
-        write(given.model, given.out, given.profile, given.seed, given.runs)
+        write(given)
     else:
         pairs = [(Path(left), Path(right)) for left, _, right in (pair.partition("=") for pair in given.pairs)]
         print("\n".join(table(pairs)))

@@ -1,0 +1,147 @@
+"""Arrivals that bunch, or come more regularly than by chance: what they do to places, waits and the load line."""
+
+import heapq
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plimsoll.core import knee, load_line, queueing
+from plimsoll.core.knee import Tier
+from plimsoll.core.latency import EngineLimits, StepModel
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.sizing import Infeasible, Sizing, size
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload, from_samples
+
+COUNT = 300_000
+MODEL = StepModel(0.0132, 0.0, 5.2e-5, 1.75e-9, 2e-5, 4.6e-8)  # of a 32B on two H100s
+SAMPLES = np.random.default_rng(4).lognormal(0.0, 0.3, (2, 2000))
+MIX = from_samples(4000 * SAMPLES[0], np.zeros(2000), 1000 * SAMPLES[1])
+TIER = Tier(Role.SERVE, MODEL, MIX, EngineLimits(64, 10**7, 8192), Slo(0.95, ttft_s=3.0, tpot_s=0.1))
+
+
+def waits(load: float, servers: int, gap_cv2: float, stay_cv2: float, patience: float = math.inf) -> np.ndarray:
+    """What each arrival waits, in mean stays; NaN where that would be more than its patience and it is refused."""
+    rng = np.random.default_rng(1)
+    at = np.cumsum(rng.gamma(1 / gap_cv2, gap_cv2 / (load * servers), COUNT))
+    sigma = math.sqrt(math.log1p(stay_cv2))
+    stays = rng.lognormal(-sigma * sigma / 2, sigma, COUNT)
+    free, found = [0.0] * servers, np.empty(COUNT)
+    for i, (now, stay) in enumerate(zip(at.tolist(), stays.tolist(), strict=True)):
+        begin = max(now, free[0])
+        found[i] = begin - now if begin - now <= patience else math.nan
+        if begin - now <= patience:
+            heapq.heapreplace(free, begin + stay)
+    return found[COUNT // 20 :]
+
+
+def rows(outputs: np.ndarray) -> Workload:
+    return Workload(np.ones(outputs.size), np.zeros(outputs.size), outputs, np.full(outputs.size, 1 / outputs.size))
+
+
+def told(load: float, servers: int, gap_cv2: float, stay_cv2: float) -> queueing.SlotQueue:
+    sigma = math.sqrt(math.log1p(stay_cv2))
+    stays = np.random.default_rng(2).lognormal(-sigma * sigma / 2, sigma, 4000)
+    overlap = rows(stays).overlap(stays)
+    peaked = queueing.arrival_peakedness(gap_cv2, overlap)
+    return queueing.slot_queue(np.array([load * servers]), 1.0, 1.0, 0.0, servers, peaked=peaked)
+
+
+@pytest.mark.parametrize("gap_cv2", [0.25, 1.0, 2.0, 4.0, 9.0])
+@pytest.mark.parametrize(
+    ("servers", "patience", "load"), [(8, 0.05, 0.7), (24, 0.05, 0.8), (65, 0.03, 0.9), (65, 0.2, 0.9), (260, 0.02, 1)]
+)
+def test_who_finds_no_place_in_time_is_told_for_any_bunching(
+    servers: int, patience: float, load: float, gap_cv2: float
+) -> None:
+    seen = float(np.isnan(waits(load, servers, gap_cv2, 0.3, patience)).mean())
+    queue = told(load, servers, gap_cv2, 0.3)
+    spread = queueing.variability(np.ones(1), gap_cv2, 1.0)
+    slack, weights = np.array([[patience, math.inf]]), np.array([[1.0, 0.0]])
+    rate = np.array([load * servers])
+    refused = 1.0 - float(queueing.in_time(queue.log_inverse, rate, queue.full_per_s, spread, slack, weights)[0, 0])
+    assert 0.7 * seen < refused < 1.4 * seen + 0.002
+    calm = told(load, servers, 1.0, 0.3)
+    unbunched = 1.0 - float(queueing.in_time(calm.log_inverse, rate, calm.full_per_s, spread, slack, weights)[0, 0])
+    if gap_cv2 >= 4.0:
+        assert unbunched < 0.7 * seen, "the waits' exponent alone does not tell of it"
+
+
+@pytest.mark.parametrize("gap_cv2", [0.25, 4.0])
+def test_who_waits_at_all_is_told_for_any_bunching(gap_cv2: float) -> None:
+    for servers, load in ((24, 0.7), (65, 0.8)):
+        seen = float((waits(load, servers, gap_cv2, 1.0) > 0).mean())
+        assert float(told(load, servers, gap_cv2, 1.0).delayed[0]) == pytest.approx(seen, rel=0.4)
+
+
+def test_peakedness_is_that_of_batches_in_endless_room() -> None:
+    """Poisson batches of four: gaps of Ca2 4 over long times. Stays all alike, and exponential."""
+    rng, rate, batch = np.random.default_rng(3), 50.0, 4
+    starts = np.repeat(np.sort(rng.uniform(0, 4000, int(4000 * rate))), batch)
+    for stays, overlap in ((np.full(starts.size, 5.0), 1.0), (rng.exponential(5.0, starts.size), 0.5)):
+        ends = np.sort(starts + stays)
+        looks = np.linspace(100, 3900, 4000)
+        under_way = np.searchsorted(starts, looks) - np.searchsorted(ends, looks)
+        told = queueing.arrival_peakedness(float(batch), overlap)
+        assert under_way.var() / under_way.mean() == pytest.approx(told, rel=0.15)
+
+
+def test_overlap_is_half_for_exponential_stays_and_whole_for_equal_ones() -> None:
+    several = np.random.default_rng(5).exponential(3.0, 20_000)
+    mix = rows(several)
+    assert mix.overlap(several) == pytest.approx(0.5, rel=0.02)
+    assert mix.overlap(np.full(several.size, 7.0)) == pytest.approx(1.0)
+    assert mix.overlap(np.zeros(several.size)) == 1.0
+    weighted = Workload(np.ones(2), np.zeros(2), np.ones(2), np.array([0.25, 0.75]))
+    assert weighted.overlap(np.array([1.0, 3.0])) == pytest.approx((1.0 + 2.0 * 0.75**2) / 2.5)
+
+
+def line(tier: Tier, replicas: int = 1, *, admission: bool = True) -> float:
+    return float(load_line.slo_rate(knee.profile(tier), replicas, admission=admission)[0])
+
+
+@pytest.mark.parametrize("admission", [True, False])
+def test_the_more_arrivals_bunch_the_less_a_tier_carries_and_few_replicas_lose_most(admission: bool) -> None:
+    by_bunching = [line(replace(TIER, arrival_cv2=cv2), 2, admission=admission) for cv2 in (0.25, 1.0, 2.0, 4.0, 9.0)]
+    assert by_bunching == sorted(by_bunching, reverse=True)
+    kept = [line(replace(TIER, arrival_cv2=4.0), c, admission=admission) / line(TIER, c, admission=admission)
+            for c in (1, 2, 5, 20)]  # fmt: skip
+    assert kept == sorted(kept)
+    assert kept[0] < 0.9 < kept[-1]
+
+
+def test_prompts_that_come_in_bunches_wait_for_each_other_and_are_dealt_out() -> None:
+    """Places without end: what is lost is first tokens. A batch of 2 n + 1 prompts has n before each, in the mean."""
+    one = (np.array([value]) for value in (1.0, 0.02, 0.013, 0.2, 0.05, 1.0))
+    least, spread = (float(part[0]) for part in queueing.step_wait_s(*one))
+    one = (np.array([value]) for value in (1.0, 0.02, 0.013, 0.2, 0.05, 5.0))
+    longer, wider = (float(part[0]) for part in queueing.step_wait_s(*one))
+    assert longer + wider - least - spread == pytest.approx(2.0 * 0.2 / (1.0 - 0.2))
+    assert wider > 2.0 * 0.2 / (1.0 - 0.2) > 5 * spread
+    roomy = replace(TIER, limits=EngineLimits(4096, 10**9, 8192), arrival_cv2=9.0)
+    assert line(roomy, 1) < 0.5 * line(roomy, 8) / 8
+
+
+def test_of_several_gateways_each_has_a_part_that_bunches_less() -> None:
+    profiles = [knee.profile(replace(TIER, arrival_cv2=5.0, gateways=n)) for n in (1, 2, 4)]
+    assert [float(one.arrival_cv2[0]) for one in profiles] == [5.0, 3.0, 2.0]
+    peaked = [float(one.peaked[0]) for one in profiles]
+    assert peaked[0] - 1.0 == pytest.approx(4.0 * (peaked[2] - 1.0))
+
+
+def test_no_bunching_makes_a_promise_infeasible() -> None:
+    found = size(replace(TIER, arrival_cv2=1000.0), 0.5)
+    assert isinstance(found, Sizing)
+    assert found.replicas > 1
+    broken = size(replace(TIER, arrival_cv2=1000.0, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
+    calm = size(replace(TIER, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
+    assert isinstance(broken, Infeasible)
+    assert broken == calm
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_peakedness_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="peaked"):
+        queueing.slot_queue(1.0, 10, 0.1, 0.0, 5, peaked=bad)
