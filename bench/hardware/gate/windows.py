@@ -8,8 +8,8 @@ Problem: tiers are sized by a load line that claims 99 windows of 100 (`core.win
 engine has steps, chunks and a gate that reckons.
 Idea: 24 places, which is few. Rates are factors of that line, among them the one at which the core says that the
 promise is kept in the mean alone (`mean_line_rps`) and, where arrivals bunch (`--gap-cv2`), the line that they would
-have if they did not (`poisson_line_rps`). Each runs for minutes behind the gate, every call on an engine of its own with
-requests of its own; windows are 500 requests in the order in which they were sent.
+have if they did not (`poisson_line_rps`). Each runs for minutes behind the gate, every call on an engine of its own
+with requests of its own; windows are 500 requests in the order in which they were sent.
 """
 
 from __future__ import annotations
