@@ -1,9 +1,12 @@
 """An engine about its load line, window by window: how runs are counted, and what was seen on the GPU."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.hardware import traces
 from bench.hardware.gate import windows
 from bench.hardware.gate.runs import One
 from bench.hardware.summary import Seen
@@ -34,6 +37,26 @@ def test_on_the_gpu_the_promise_was_kept_at_the_line_in_every_window_and_in_none
         "gate@1.15: 7 of 8 windows kept, the worst 92.8%",
         "gate@1.3: 0 of 10 windows kept, the worst 84.6%",
     ]
+
+
+def test_under_bunched_arrivals_the_line_holds_and_that_of_poisson_ones_does_not() -> None:
+    folders = [DATA / "8b-bunched", DATA / "8b-bunched-b"]
+    told = [json.loads((folder / "prediction.json").read_text()) for folder in folders]
+    assert all(one["gap_cv2"] == 4.0 and one["poisson_line_rps"] > 1.4 * one["line_rps"] for one in told)
+    assert windows.table([(folder, folder) for folder in folders])[-2:] == [
+        "gate@1: 5 of 5 windows kept, the worst 97.4%",
+        "gate@1.43: 3 of 8 windows kept, the worst 90.6%",
+    ]
+
+
+def test_bunched_arrivals_have_the_gaps_and_the_number_that_were_asked_for() -> None:
+    found = np.array([one.at_s for one in traces.bunched(50.0, 200.0, 4.0, 1)])
+    gaps = np.diff(found)
+    assert found.size == 10_000
+    assert 0.0 <= found[0] <= found[-1] <= 200.0
+    assert (gaps.std() / gaps.mean()) ** 2 == pytest.approx(4.0, rel=0.1)
+    with pytest.raises(ValueError, match="gap_cv2"):
+        traces.bunched(1.0, 1.0, 0.0, 1)
 
 
 def test_requests_of_another_trace_are_refused(tmp_path: Path) -> None:
