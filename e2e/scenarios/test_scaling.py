@@ -6,8 +6,11 @@ two cores. Its steps are slowed down (SCALE) until a load that two cores can sen
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +95,22 @@ def test_the_status_says_what_was_measured_and_decided(fleet: Service) -> None:
     assert status["learned"]
     for kind in ("ScalingActive", "MetricsAvailable", "SLOFeasible"):
         assert fleet.condition(kind)["status"] == "True", fleet.condition(kind)
+
+
+def test_the_command_line_tells_the_same(cluster: Cluster, namespace: str, fleet: Service) -> None:
+    """`plimsoll status` and `plimsoll explain` as a user types them, the operator's answer through the API server."""
+    plimsoll = Path(sys.executable).with_name("plimsoll")
+    told, took_s = {}, {}
+    for verb in ("status", "explain"):
+        began = time.monotonic()
+        told[verb] = cluster.run(str(plimsoll), verb, "fleet", "-n", namespace)
+        took_s[verb] = time.monotonic() - began
+    document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
+    last = fleet.status()["lastDecision"]["tiers"]["serve"]
+    print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
+    assert "Serving" in told["status"]
+    assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "load line", "start-up"))
+    assert any(one["tiers"].get("serve", {}).get("why") == last["why"] for one in document["decisions"])
 
 
 def test_recommend_decides_and_changes_nothing(
