@@ -131,6 +131,13 @@ def test_of_several_gateways_each_has_a_part_that_bunches_less() -> None:
     assert peaked[0] - 1.0 == pytest.approx(4.0 * (peaked[2] - 1.0))
 
 
+def test_arrivals_like_clockwork_carry_the_most() -> None:
+    alike = from_samples(np.full(8, 4000.0), np.zeros(8), np.full(8, 1000.0))
+    regular = [line(replace(TIER, workload=alike, arrival_cv2=cv2), 2) for cv2 in (0.0, 0.05, 0.5, 1.0)]
+    assert regular == sorted(regular, reverse=True)
+    assert regular[0] > regular[-1]
+
+
 def test_no_bunching_makes_a_promise_infeasible() -> None:
     found = size(replace(TIER, arrival_cv2=1000.0), 0.5)
     assert isinstance(found, Sizing)

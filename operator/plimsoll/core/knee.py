@@ -74,10 +74,10 @@ class Tier:
     """All that sizing needs to know of one tier. Times in seconds; raises ValueError that names the argument.
 
     transfer: what receiving KV costs a decode tier, None elsewhere. arrival_cv2: squared coefficient of variation of
-    the gaps between arrivals, over the time scale of the wait; it lengthens queues, not steps. tail_scale: measured
-    tail of TPOT over its prior. elsewhere_s: time of the first token spent outside the tier (held at the gateway, in
-    the other tier, in transfer). gap_model: what gaps are reckoned with, None for `model`. gateways: by which requests
-    come, each with a part of every replica's places.
+    the gaps between arrivals, over the time scale of the wait; it fills places and lengthens queues, not steps.
+    tail_scale: measured tail of TPOT over its prior. elsewhere_s: time of the first token spent outside the tier (held
+    at the gateway, in the other tier, in transfer). gap_model: what gaps are reckoned with, None for `model`.
+    gateways: by which requests come, each with a part of every replica's places.
     """
 
     role: Role

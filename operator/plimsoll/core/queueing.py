@@ -27,6 +27,7 @@ _NEGLIGIBLE: Final = 28.0  # the integral stops where the integrand has fallen b
 _POISSON: Final = 1e22  # a shape from which on the negative binomial is Poisson to the last digit
 _HEAVY_TRAFFIC: Final = 0.7  # utilisation from which the G/G/c reading of the exponent holds
 _REGULAR: Final = 1e-9  # variability of arrivals and service that is taken for the least there is
+_LEAST_PEAKED: Final = 0.1
 _FADE_IN: Final = 0.2  # width below it over which a variability above one fades in
 
 
@@ -226,9 +227,10 @@ def arrival_peakedness(arrival_cv2: float, overlap: float) -> float:
     """Variance over mean of how many arrivals would be under way at once with room for all; 1 if they are Poisson.
 
     arrival_cv2: of their gaps. overlap: E[min(S, S')] / E[S] of two stays. Exact for arrivals in batches, and for stays
-    that are long beside the gaps (Eckberg 1983, "Generalized peakedness of teletraffic processes").
+    that are long beside the gaps (Eckberg 1983, "Generalized peakedness of teletraffic processes"); no stream is taken
+    for quite regular.
     """
-    return 1.0 + (arrival_cv2 - 1.0) * overlap
+    return max(1.0 + (arrival_cv2 - 1.0) * overlap, _LEAST_PEAKED)
 
 
 @dataclass(frozen=True)
