@@ -10,14 +10,12 @@ ENGINES, KV_TOKENS = 6, 2_870_000
 ASKED = trace("synthetic", 900)
 
 
-@pytest.mark.parametrize(("gateways", "least_hits"), [(1, 0.9), (3, 0.8)])
-def test_most_of_what_one_endless_cache_would_save_is_saved_and_nobody_waits_longer_for_it(
-    gateways: int, least_hits: float
-) -> None:
+@pytest.mark.parametrize("gateways", [1, 2, 3])
+def test_nine_tenths_of_what_one_endless_cache_would_save_are_saved_and_nobody_waits_longer_for_it(gateways: int) -> None:
     least = replay(ASKED, ENGINES, KV_TOKENS, gateways, told=False)
     ours = replay(ASKED, ENGINES, KV_TOKENS, gateways)
     print(f"\n{gateways} gateways: {least=} {ours=}")
-    assert ours.hits >= least_hits
+    assert ours.hits >= 0.9
     assert least.hits <= ours.hits / 2
     assert ours.p95_s <= 1.05 * least.p95_s
     assert ours.lost == least.lost == 0
