@@ -11,7 +11,7 @@ ASKED = trace("synthetic", 900)
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3])
-def test_nine_tenths_of_what_one_endless_cache_would_save_are_saved_and_nobody_waits_longer_for_it(gateways: int) -> None:
+def test_nine_tenths_of_what_an_endless_cache_would_save_are_saved_and_nobody_waits_longer(gateways: int) -> None:
     least = replay(ASKED, ENGINES, KV_TOKENS, gateways, told=False)
     ours = replay(ASKED, ENGINES, KV_TOKENS, gateways)
     print(f"\n{gateways} gateways: {least=} {ours=}")
