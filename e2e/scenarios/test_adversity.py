@@ -70,14 +70,14 @@ GATEWAYS = Silence(PICKER_PORT, "no gateway replica tells", ("False", "DemandUnk
 
 @pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])
 def test_a_fleet_that_is_not_heard_gives_nothing_back(silence: Silence, fleet: Service, cluster: Cluster) -> None:
-    """The burst ends in the silence: heard, the fleet would shrink."""
+    """The burst ends in a silence that is known: heard, the fleet would shrink. Before, what was heard last counts."""
     (operator,) = cluster.list("pods", stack.SYSTEM, OPERATOR)
     known = {e["metadata"]["name"] for e in fleet.events()}
     with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
         _serves(fleet, "serve", 2)
-        before = light.desired(fleet)
         with unheard(operator["status"]["podIP"], silence.port):
             told = fleet.wait_told("MetricsAvailable", status="False", reason="MetricsMissing")
+            before = light.desired(fleet)
             load.stop()
             seen = light.counts(fleet, HELD_S)
             active = fleet.condition("ScalingActive")
