@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 
 import numpy as np
 import pytest
 
 from plimsoll.core import windows
+from tests.core.first_come import waits
 
 BUDGET, REQUESTS = 0.05, 500  # which allow for 25 misses a window
 # Servers, patience in services, squared coefficients of variation of services and gaps, and the load of a server at
@@ -23,18 +23,8 @@ CASES = [
 
 def refused(servers: int, patience: float, service_cv2: float, gap_cv2: float, load: float, seed: int) -> np.ndarray:
     """Refusals in each window of a first-come queue that lets nobody in who would wait longer than `patience`."""
-    rng, n = np.random.default_rng(seed), 800 * REQUESTS
-    at = np.cumsum(rng.gamma(1 / gap_cv2, gap_cv2 / (load * servers), n))
-    sigma = math.sqrt(math.log1p(service_cv2))
-    services = rng.lognormal(-sigma * sigma / 2, sigma, n)
-    free, lost = [0.0] * servers, np.zeros(n)
-    for i, (now, service) in enumerate(zip(at.tolist(), services.tolist(), strict=True)):
-        begin = max(now, free[0])
-        if begin - now > patience:
-            lost[i] = 1.0
-        else:
-            heapq.heapreplace(free, begin + service)
-    return lost[4 * REQUESTS :].reshape(-1, REQUESTS).sum(axis=1)
+    found = waits(load, servers, gap_cv2, service_cv2, patience, 800 * REQUESTS, seed)
+    return np.isnan(found[4 * REQUESTS :]).reshape(-1, REQUESTS).sum(axis=1)
 
 
 def spread(servers: float, patience: float, budget: float = BUDGET) -> float:

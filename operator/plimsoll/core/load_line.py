@@ -9,6 +9,7 @@ counted less what is allowed. Nobody is refused where there is no gate: there th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -51,14 +52,22 @@ def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> 
         missed = counted(tiers, found, rate, c) if admission else 1 - found.attained
         return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tiers.share)))
 
-    low = 1e-9 * full
-    at_low, at_full = excess(low), excess(full)
-    line = np.where(at_low > 0, 0.0, np.where(at_full > 0, low, full))
-    # An end that stays a second time counts less, so that the next secant goes past the root (Anderson, Bjoerck 1973).
-    end, at_end, newest, at_newest = low, at_low, full, at_full
+    return highest(excess, full)
+
+
+def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
+    """The highest rate of each tier, (n,), up to `most` at which its excess is not above 0; 0 where it always is.
+
+    excess: rising with the rate. An end that stays a second time counts less, so that the next secant goes past the
+    root (Anderson and Bjoerck 1973).
+    """
+    low = 1e-9 * most
+    at_low, at_most = excess(low), excess(most)
+    line = np.where(at_low > 0, 0.0, np.where(at_most > 0, low, most))
+    end, at_end, newest, at_newest = low, at_low, most, at_most
     for _ in range(_SECANTS):
         close = _CLOSE * np.maximum(end, newest)
-        if np.all((np.abs(newest - end) <= 2 * close) | (at_low > 0) | (at_full <= 0)):
+        if np.all((np.abs(newest - end) <= 2 * close) | (at_low > 0) | (at_most <= 0)):
             break
         with np.errstate(divide="ignore", invalid="ignore"):
             guess = (end * at_newest - newest * at_end) / (at_newest - at_end)
@@ -70,7 +79,7 @@ def slo_rate(tiers: Profile, replicas: ArrayLike, *, admission: bool = True) -> 
             left = 1 - found / at_newest
         at_end = np.where(stays, at_end * np.where(left > 0, left, 0.5), at_newest)
         end, newest, at_newest = np.where(stays, end, newest), rate, found
-        line = np.where((found <= 0) & (at_low <= 0) & (at_full > 0), np.maximum(line, rate), line)
+        line = np.where((found <= 0) & (at_low <= 0) & (at_most > 0), np.maximum(line, rate), line)
     return line
 
 
