@@ -27,7 +27,8 @@ SOLO = manifest("solo", {"serve": {}})
 
 # What leaves the shared services alone comes before test_quiet, whose quiet time it is. What breaks things follows;
 # what removes everything is the last.
-ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "light", "monitoring", "scaling", "one_tier", "quiet")
+ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "light", "monitoring", "scaling", "one_tier")
+ORDER += ("drain", "quiet")
 ORDER_OF_THE_END = ("g_", "c_", "d_", "e_", "f_", "admission", "adversity", "gateways", "restarts", "upgrade", "h_")
 
 

@@ -50,6 +50,12 @@ class AnswerGuard:
         self._counted_error = False
         self._cut = False
         self._sent = False
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody waits for this answer any more: it came whole, may be had elsewhere, or the client went."""
+        return self._finished or self._gone
 
     def watching(self, receive: Receive) -> Receive:
         """The same `receive`, noticing a client that goes away."""
@@ -74,7 +80,7 @@ class AnswerGuard:
         elif self._watch is not None:
             await self._streamed(message, self._watch)
         else:
-            await self._send(message)
+            await self._forward(message)
 
     async def failed(self) -> None:
         """The application raised: the client gets an error if it can still get one."""
@@ -86,6 +92,11 @@ class AnswerGuard:
             await self._count_and_respond("exception", 500, INTERNAL, None)
         elif self._watch is not None and not self._watch.done:
             await self._break(FAILED, "exception", half_sent=not self._watch.between)
+
+    async def _forward(self, message: Message) -> None:
+        """Passes a part of the engine's answer on; the last one ends it."""
+        await self._send(message)
+        self._finished = not message.get("more_body", False)
 
     async def _started(self, message: Message) -> None:
         kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
@@ -128,6 +139,7 @@ class AnswerGuard:
         self._sent = True
         await self._send({**start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._finished = start["status"] < 500
 
     async def _count_and_respond(self, counted: str, status: int, words: str, reason: Reason | None) -> None:
         self._count(counted)
@@ -141,6 +153,7 @@ class AnswerGuard:
         self._sent = self._cut = True
         marks = errors.marks(self._names, reason, elsewhere=True) | {b"connection": b"close"}
         await respond(self._send, 503, errors.dump(errors.error(words, 503, code=reason)), marks)
+        self._finished = True
 
     async def _begin(self, chunk: bytes) -> None:
         """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
@@ -175,7 +188,7 @@ class AnswerGuard:
             await self._send({**message, "more_body": True})
             await self._break(UNFINISHED, "unfinished", half_sent=not watch.between)
         else:
-            await self._send(message)
+            await self._forward(message)
 
     async def _aborted(self, message: Message, chunk: bytes, end: int) -> None:
         """Sends the aborted event to its end, which may be in a later chunk, then breaks the stream."""
@@ -195,7 +208,7 @@ class AnswerGuard:
             await self._send({**message, "body": before_done(chunk), "more_body": True})
             return
         self._count("engine_error")
-        await self._send({**message, "body": chunk})
+        await self._forward({**message, "body": chunk})
 
     async def _break(self, words: str, reason: str, half_sent: bool) -> None:
         """Tells the client that its stream is broken, and sees to it that nothing follows."""

@@ -8,7 +8,9 @@ and stretches the SIGTERM into unready, quiet, drain, exit 0. Liveness is this p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
+import json
 import logging
 import os
 import signal
@@ -16,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from launcher import about, client, command, drain, ladder, supervise, warmup
@@ -146,13 +149,25 @@ class Launcher:
         self._state.mark_stopping()
         engine.signal(signal.SIGTERM)
         await asyncio.wait({engine.exit}, timeout=self._settings.shutdown_timeout + KILL_SECONDS)
-        if not engine.exit.done():
+        killed = not engine.exit.done()
+        if killed:
             log.error("vLLM did not end in time: killed")
             engine.kill()
-            await engine.exit
-            return 1
         code = await engine.exit
-        return code if was_ready else 0  # a start that was broken off has no failure to report
+        if not was_ready:
+            return 0  # a start that was broken off has no failure to report
+        self._account()
+        return 1 if killed else code
+
+    def _account(self) -> None:
+        """Says how many requests the drain left without their answers, where the pod's status shows it."""
+        cut_off, seconds = self._state.held, self._settings.shutdown_timeout
+        if not cut_off:
+            return
+        log.error("%d requests were cut off: the drain may take %d s", cut_off, seconds)
+        words = json.dumps({"cutOff": cut_off, "drainSeconds": seconds})
+        with contextlib.suppress(OSError):  # not in a pod
+            Path(self._contract.paths["last_words"]).write_text(words, encoding="utf-8")
 
 
 def _aside(work: Callable[..., None], *arguments: Any) -> None:

@@ -180,8 +180,13 @@ class Plimsoll:
             lambda: engine_dead(scope),
             scope["path"] in GENERATION,
         )
+        state = self._config.state
+        state.hold()
         try:
             await self._app(scope, guard.watching(receive), guard.send)
         except Exception:  # the boundary to vLLM: the client gets an error, the server's own handler the exception
             await guard.failed()
             raise
+        finally:
+            if guard.finished or not state.stopping:  # else it was cut off: it stays among those that are held
+                state.let_go()

@@ -36,6 +36,7 @@ GOOD: list[dict[str, Any]] = [
         for image in ("x", "registry.example.com:5000/a/b_c:1.0", "localhost:5001/x@sha256:" + "0" * 64)
     ],
     *[{"spec.engine.version": version} for version in ("0.32.0", "_x", "v1-rc.1", "v" * 128)],
+    *[{"spec.engine.drainTimeout": time} for time in ("5s", "90s", "1h30m", "24h")],
     {
         "spec.engine.args": [
             "--max-model-len",

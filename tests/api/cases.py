@@ -14,6 +14,9 @@ from typing import Any
 
 from tests.api.manifests import ABSENT, Manifest, aggregated, service
 
+DURATION = "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s"
+BAD_DURATIONS = ("60", "five minutes", "-1m", "1 m", "", "1d", ".5s")
+LONG = "1" * 33
 MODEL, SLO, TIERS = "spec.model", "spec.slo", "spec.tiers"
 DECODE = "spec.tiers.decode"
 POD = "spec.tiers.decode.pod"
@@ -169,6 +172,16 @@ ENGINES = [
         ("-x", "a b", "https://example.com/x y", "x@sha256:12"),
     ),
     *text("spec.engine.version", 128, "must be an image tag", ("1:0", "-1", "a/b")),
+    *[one("spec.engine.drainTimeout", value, DURATION) for value in BAD_DURATIONS],
+    *[
+        one("spec.engine.drainTimeout", value, "must be from 5 seconds to 24 hours")
+        for value in ("0s", "4s", "1ms", "24h1s")
+    ],
+    *[
+        one("spec.engine.drainTimeout", value, "must be in whole seconds, such as 90s or 1h30m")
+        for value in ("7.5s", "1m500ms", "0.5h")
+    ],
+    one("spec.engine.drainTimeout", LONG, "must have at most 32 characters", "Too long"),
     Case(
         {"spec.engine.image": "example.com/x:1", "spec.engine.version": "1"},
         "spec.engine.version",

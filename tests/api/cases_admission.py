@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.api.cases import Case, one, text
-from tests.api.cases_scaling import BAD_DECIMALS, BAD_DURATIONS, DURATION, LONG
+from tests.api.cases import BAD_DURATIONS, DURATION, LONG, Case, one, text
+from tests.api.cases_scaling import BAD_DECIMALS
 from tests.api.manifests import Manifest, aggregated, service
 
 ADMISSION = "spec.admission"

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.api.v1alpha1.schedule import DAYS
-from tests.api.cases import Case, one, text
+from tests.api.cases import BAD_DURATIONS, DURATION, LONG, Case, one, text
 from tests.api.manifests import aggregated
 
 SCALING, SCHEDULE, COST = "spec.scaling", "spec.scaling.schedule", "spec.cost"
-DURATION = "must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s"
 PERCENTAGE = "must be a whole percentage from 0% to 90%"
-BAD_DURATIONS = ("60", "five minutes", "-1m", "1 m", "", "1d", ".5s")
 BAD_DECIMALS = ("", "-1", "+1", "1e3", ".5", "1.", "1,5", "half", "NaN", "Infinity", " 1", "0x1", "1/2", "1:2", "1\n")
-LONG = "1" * 33
 
 
 def _digits(texts: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from plimsoll.adapters.kube import BY_KIND, EVENTS, INFERENCESERVICES, Kube, WatchEvent
 from plimsoll.api import labels
 from plimsoll.controllers.autoscale import Autoscaler, Sources
+from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.observe import CHILDREN
 from plimsoll.controllers.reconcile import Reconciler
@@ -70,6 +71,7 @@ class Parts(NamedTuple):
     store: Store
     reconciler: Reconciler
     scaler: Autoscaler
+    endings: Endings
 
 
 @dataclass
@@ -84,10 +86,11 @@ class World:
         """A fresh operator that knows nothing, and to which nobody speaks."""
         store = Store()
         view, report = lambda: self.view, lambda key: scaler.report(key)
-        reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, "operator-1")
+        endings = Endings(store)
+        reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, endings, "operator-1")
         silence = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
         scaler = Autoscaler(store, self.kube, silence, reconciler.tell, lambda key: None)
-        return Parts(store, reconciler, scaler)
+        return Parts(store, reconciler, scaler, endings)
 
     async def look(self, store: Store) -> None:
         """Fill the store as the watches would."""

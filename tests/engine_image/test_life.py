@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -119,6 +121,23 @@ def test_marks_are_forgotten_at_the_next_start(tmp_path: Path) -> None:
     assert (state.draining, state.stopping, state.last_request() is None) == (True, True, False)
     state.reset()
     assert (state.draining, state.stopping, state.last_request()) == (False, False, None)
+
+
+def test_what_is_held_is_known_when_who_held_it_is_gone(tmp_path: Path) -> None:
+    launcher = State(tmp_path)
+    launcher.reset()
+    own = State(tmp_path)
+    own.hold()
+    own.hold()
+    own.let_go()
+    held = "from launcher.state import State; import os; s = State(os.environ['AT']); s.hold(); s.hold(); os._exit(9)"
+    environment = {"AT": str(tmp_path), "PYTHONPATH": str(contract.ROOT)}
+    assert subprocess.run([sys.executable, "-c", held], env=environment, check=False).returncode == 9
+    assert launcher.held == 1 + 2
+    own.let_go()
+    assert launcher.held == 2
+    launcher.reset()
+    assert launcher.held == 0
 
 
 WARMUP = Warmup((16, 128, 1024), (1, 4), 8, 5.0)

@@ -142,9 +142,12 @@ def test_overrides_reach_the_pod() -> None:
 
 
 def test_the_grace_period_outlasts_the_drain() -> None:
-    c = contract()
-    grace = rendered()["spec"]["terminationGracePeriodSeconds"]
-    assert grace >= c.drain["shutdown_timeout_seconds"] + c.drain["grace_margin_seconds"]
+    drain = contract().drain
+    for engine, seconds in (({}, drain["shutdown_timeout_seconds"]), ({"drainTimeout": "1h30m"}, 5400)):
+        made = rendered(engine=engine)
+        assert environment(made)["PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS"] == str(seconds)
+        grace = made["spec"]["terminationGracePeriodSeconds"]
+        assert grace == drain["max_unready_seconds"] + seconds + drain["grace_margin_seconds"]
 
 
 def test_prefill_and_decode_of_one_spec_are_of_one_revision_and_another_model_is_not() -> None:

@@ -29,11 +29,9 @@ class Contract:
     runtimes: tuple[str, ...]
     reserved_args: tuple[str, ...]
 
-    @property
-    def grace_seconds(self) -> int:
-        """How long a pod may take to end: until it is quiet, every stream's end, and a margin."""
-        d = self.drain
-        return d["max_unready_seconds"] + d["shutdown_timeout_seconds"] + d["grace_margin_seconds"]
+    def grace_seconds(self, drain_seconds: int) -> int:
+        """How long a pod may take to end: until it is quiet, the time for what it still answers, and a margin."""
+        return self.drain["max_unready_seconds"] + drain_seconds + self.drain["grace_margin_seconds"]
 
 
 @functools.cache

@@ -42,6 +42,7 @@ class EventReason(StrEnum):
     SHEDDING_STOPPED = "SheddingStopped"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     TRANSFER_SLOW = "TransferSlow"
+    DRAIN_TIMED_OUT = "DrainTimedOut"
 
 
 MEANING: dict[EventReason, str] = {
@@ -67,6 +68,7 @@ MEANING: dict[EventReason, str] = {
     EventReason.SHEDDING_STARTED: "Requests are refused, since the ready engines cannot serve all within the promise.",
     EventReason.SHEDDING_STOPPED: "No request has been refused for a minute.",
     EventReason.TRANSFER_SLOW: "Moving the KV cache costs more than computing it where it is needed.",
+    EventReason.DRAIN_TIMED_OUT: "A pod ended before all its requests had; the message says how many were cut off.",
     EventReason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }
 

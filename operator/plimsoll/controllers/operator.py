@@ -35,6 +35,7 @@ from plimsoll.adapters.kube import (
 from plimsoll.api import labels
 from plimsoll.controllers import handlers, probes
 from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways
 from plimsoll.controllers.observe import rivals
@@ -79,8 +80,15 @@ class Operator:
         self.store = Store(self.queue.add)
         self.gateways = Gateways(kube, settings.platform.gateway, partial(pods.get, session), self._routability_changed)
         self.engines = Engines(self.store, partial(pods.get, session), self._engine_heard)
+        self.endings = Endings(self.store)
         self.reconciler = Reconciler(
-            kube, self.store, settings.platform, lambda: self.gateways.view, self._report, settings.identity
+            kube,
+            self.store,
+            settings.platform,
+            lambda: self.gateways.view,
+            self._report,
+            self.endings,
+            settings.identity,
         )
         sources = Sources(
             self.gateways.readings,
@@ -144,6 +152,8 @@ class Operator:
                     self.store.drop(event.object)
                 case _:
                     self.store.put(event.object)
+            if resource is PODS:
+                self.endings.hear(event)
 
     async def _reconcile(self, key: Key) -> None:
         if not self.synced:

@@ -20,6 +20,7 @@ from plimsoll.api.events import Event
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import status
 from plimsoll.controllers.drift import Memory
+from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.gauges import Conditions
 from plimsoll.controllers.observe import Observed, observe
@@ -51,6 +52,7 @@ class Reconciler:
         platform: Platform,
         gateways: Callable[[], View],
         report: Callable[[Key], Report | None],
+        endings: Endings,
         identity: str,
     ) -> None:
         """report: what the autoscaler says of a service, None before it has looked at it."""
@@ -59,6 +61,7 @@ class Reconciler:
         self._platform = platform
         self._gateways = gateways
         self._report = report
+        self._endings = endings
         self._identity = identity
         self._memory = Memory()
         self._shown = Conditions()
@@ -68,6 +71,7 @@ class Reconciler:
         seen = observe(self._store, self._gateways(), key)
         if seen is None:
             self._memory.forget(key)
+            self._endings.forget(key)
             self._shown.show(key, ())
             return
         todo: Plan | None = None
@@ -130,8 +134,10 @@ class Reconciler:
         old = raw.get("status") or {}
         stated = status.conditions(sight)
         self._shown.show(key_of(raw), stated)
-        for event in status.events(old.get("conditions", []), stated):
+        cut_off = self._endings.owed(key_of(raw))
+        for event in (*status.events(old.get("conditions", []), stated), *cut_off):
             await self.tell(raw, event)
+        self._endings.told(key_of(raw), cut_off)
         generation = raw["metadata"].get("generation", 0)
         new: Object = {
             "observedGeneration": generation,

@@ -164,6 +164,20 @@ OPERATOR_SCALED = Counter(
 
 _TIER = ["service", "tier"]
 
+OPERATOR_DRAINS_TIMED_OUT = Counter(
+    "plimsoll_operator_drains_timed_out",
+    "Pods that ended before all their requests had their answers.",
+    _TIER,
+    registry=OPERATOR,
+)
+OPERATOR_CUT_OFF = Counter(
+    "plimsoll_operator_requests_cut_off",
+    "Requests that a pod's drain had no time for, as the pod said in its last words.",
+    _TIER,
+    registry=OPERATOR,
+)
+
+
 SCALING_DESIRED = Gauge(
     "plimsoll_scaling_desired_replicas",
     "Replicas decided on for a tier, after all limits; in mode Recommend what would be set.",
@@ -315,6 +329,12 @@ def forget_scaled_service(service: str) -> None:
     """Drop every series of a service that is gone, or of what is not known of it any more."""
     for metric in _OF_SCALED:
         metric.remove_by_labels({"service": service})
+
+
+def forget_drained_service(service: str) -> None:
+    """Drop what was counted of the pods of a service that is gone."""
+    for counter in (OPERATOR_DRAINS_TIMED_OUT, OPERATOR_CUT_OFF):
+        counter.remove_by_labels({"service": service})
 
 
 for _outcome in ("done", "retry", "unexpected"):

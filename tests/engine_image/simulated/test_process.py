@@ -19,6 +19,7 @@ import pytest
 
 from launcher import client
 from launcher.contract import ROOT
+from launcher.state import State
 from tests.engine_image.test_launcher import Running, free_ports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
@@ -26,12 +27,12 @@ FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
 
 
 @asynccontextmanager
-async def engine(folder: Path, *flags: str) -> AsyncIterator[Running]:
-    """A launcher with a simulated engine, ready."""
+async def engine(folder: Path, *flags: str, drain_s: int = 600) -> AsyncIterator[Running]:
+    """A launcher with a simulated engine, ready; its last words are in the folder's `said`."""
     api, port, nixl = free_ports(3)
     document = json.loads((ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
-    document["paths"]["state"] = str(folder / "state")
+    document["paths"].update(state=str(folder / "state"), last_words=str(folder / "said"))
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
@@ -40,6 +41,7 @@ async def engine(folder: Path, *flags: str) -> AsyncIterator[Running]:
         "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
         "PLIMSOLL_RUNTIME": "simulated",
         "PLIMSOLL_MODEL": "org/m",
+        "PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS": str(drain_s),
         "PLIMSOLL_SERVED_NAMES": '["m"]',
         "PLIMSOLL_ARGS": json.dumps([*FLAGS, *flags]),
     }
@@ -85,6 +87,23 @@ async def test_a_start_in_phases_one_scrape_and_a_drain_that_loses_nothing(tmp_p
         assert rest.count(b'"text"') == 599
         assert rest.endswith(b"data: [DONE]\n\n")
         assert await one.process.wait() == 0
+    assert not (tmp_path / "said").exists()
+
+
+async def test_a_drain_that_is_too_short_says_how_many_requests_it_cut_off(tmp_path: Path) -> None:
+    whole = json.dumps({"model": "m", "prompt": "a", "max_tokens": 30_000}).encode()
+    async with engine(tmp_path, drain_s=1) as one:
+        async with stream(one.api, 30_000) as long, stream(one.api, 40) as short:
+            assert (await short.read()).endswith(b"data: [DONE]\n\n")
+            asked = asyncio.create_task(client.request(one.api, "/v1/completions", whole, 60.0))
+            while State(tmp_path / "state").held < 2:
+                await asyncio.sleep(0.01)
+            one.process.send_signal(signal.SIGTERM)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await long.read()
+            assert (await asked).status == 503
+        await one.process.wait()
+    assert json.loads((tmp_path / "said").read_text()) == {"cutOff": 2, "drainSeconds": 1}
 
 
 async def test_a_request_for_another_service_is_answered_in_its_place(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pydantic import Field
 from plimsoll.api.contract import contract
 from plimsoll.api.v1alpha1.base import Keyed, Model, Rule, Rules, matching, refusing
 from plimsoll.api.v1alpha1.pod import ObjectName
+from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, duration
+from plimsoll.core import units
 
 
 def _flag_pattern(flags: tuple[str, ...]) -> str:
@@ -21,6 +23,7 @@ def _flag_pattern(flags: tuple[str, ...]) -> str:
     return f"^--({names})([=. ]|$)"
 
 
+DRAIN = units.format_duration(contract().drain["shutdown_timeout_seconds"])
 _RESERVED_ARG = refusing(
     _flag_pattern(contract().reserved_args),
     f"is set by Plimsoll ({', '.join(contract().reserved_args)} are reserved)",
@@ -120,6 +123,19 @@ class Engine(Model):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=128, strict=False), Keyed()] = Field(
         default=(), description="Environment variables; they win over the chart's defaults."
     )
+    drain_timeout: (
+        Annotated[
+            str,
+            Field(max_length=DURATION_LENGTH),
+            duration("5s", "24h", "must be from 5 seconds to 24 hours"),
+            Rules(refusing("[mun]s|[.]", "must be in whole seconds, such as 90s or 1h30m")),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="The longest that an engine which is to go may take for the answers it has begun; what is not done "
+        f"then is cut off and told as the Event DrainTimedOut: 5s to 24h; absent: {DRAIN}.",
+    )
 
     rules: ClassVar[tuple[Rule[Engine], ...]] = (
         Rule(
@@ -130,6 +146,11 @@ class Engine(Model):
             reason="FieldValueForbidden",
         ),
     )
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long an engine may take for the answers it has begun, once it is to go."""
+        return round(units.parse_duration(self.drain_timeout or DRAIN))
 
     @property
     def simulated(self) -> bool:

@@ -1,0 +1,82 @@
+"""An engine that leaves before its answers are done: each client is told, and so is whoever looks at the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.lib import light, stack
+from e2e.lib.client import Prompt
+from e2e.lib.kube import Cluster
+from e2e.lib.ledger import Outcome
+from e2e.lib.load import Arrival, Load, OpenLoop, unique_text
+from e2e.lib.metrics import Samples
+from e2e.lib.service import Service
+from e2e.lib.wait import until
+
+DRAIN_S = 5
+LONG, SHORT = 3000, 50  # tokens of about 40 ms: two minutes, and done before the drain begins
+METRICS_PORT = 8081
+BROKEN = {Outcome.CUT, Outcome.ERROR_EVENT}
+
+
+def _cut_off(cluster: Cluster, key: str) -> tuple[float, float]:
+    """Drains that timed out and requests that they cut off, as the operator counts them."""
+    found = cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=operator")
+    pages = Samples.sum(
+        Samples.parse(cluster.in_pod(stack.SYSTEM, pod["metadata"]["name"], METRICS_PORT, "/metrics"))
+        for pod in found
+        if "deletionTimestamp" not in pod["metadata"]
+    )
+    drains = pages.total("plimsoll_operator_drains_timed_out_total", service=key)
+    return drains, pages.total("plimsoll_operator_requests_cut_off_total", service=key)
+
+
+@pytest.fixture(scope="module")
+def leaving(cluster: Cluster, namespace: str) -> Iterator[Service]:
+    """One engine that may take five seconds for what it still answers when it goes."""
+    made = light.fleet("leaving", {"serve": light.bounds(1, 1)}, max_model_len=8192)
+    made["spec"]["engine"]["drainTimeout"] = f"{DRAIN_S}s"
+    cluster.apply(made, namespace=namespace)
+    found = Service(cluster, namespace, "leaving", stack.GATEWAY_URL)
+    found.wait_ready()
+    yield found
+    cluster.kubectl("delete", "plim", "leaving", "-n", namespace)
+
+
+def _plan(*tokens: int) -> OpenLoop:
+    return OpenLoop(
+        [Arrival(0.0, Prompt(unique_text(20, f"leaving {n}"), max_tokens=many)) for n, many in enumerate(tokens)]
+    )
+
+
+def _delete(cluster: Cluster, service: Service, *flags: str) -> str:
+    (pod,) = service.ready_pods()
+    cluster.kubectl("delete", "pod", "-n", service.namespace, pod, "--wait=false", *flags)
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("grace", "words", "counted"),
+    [
+        ((), "2 requests were cut off with serve pod {}: not done 5 s after it was stopped", 2),
+        (("--grace-period=3",), "serve pod {} was killed when its grace of 3 s was over", 0),
+    ],
+    ids=["in time", "killed"],
+)
+def test_what_a_drain_has_no_time_for_is_cut_off_and_told(
+    leaving: Service, cluster: Cluster, grace: tuple[str, ...], words: str, counted: int
+) -> None:
+    leaving.wait_ready()
+    drains, requests = _cut_off(cluster, leaving.key)
+    with Load(leaving.target, _plan(LONG, LONG, SHORT)) as load:
+        until("the engine answers", lambda: len(load.ledger.records) == 1 or None, 60)
+        pod = _delete(cluster, leaving, *grace)
+    told = until("it is told", lambda: [e for e in leaving.wait_events("DrainTimedOut") if pod in e["message"]], 60)
+    print(load.ledger.explain(), told[0]["message"], sep="\n")
+    assert words.format(pod) in told[0]["message"]
+    assert sorted(r.outcome in BROKEN for r in load.ledger.records) == [False, True, True]
+    assert sum(r.ok for r in load.ledger.records) == 1
+    now = _cut_off(cluster, leaving.key)
+    assert (now[0] - drains, now[1] - requests) == (1, counted)
