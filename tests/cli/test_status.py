@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ STATUS: dict[str, Any] = {
             "desired": 5,
             "needed": 6,
             "summary": "3/5",
+            "starting": {"count": 2, "overdue": 1, "nextReady": "2026-01-01T01:00:24Z"},
             "utilisation": "110%",
             "knee": "9.1 req/s",
             "startup": {"p50": "41s", "p90": "63s"},
@@ -178,6 +180,26 @@ async def test_whatever_a_field_is_the_rest_is_shown(field: str) -> None:
         for name in ("chat", None):
             for screen in (PIPE, Screen(40)):
                 assert "\x1b" not in "".join(await shown(odd, screen, name))
+
+
+@pytest.mark.parametrize(
+    ("starting", "words"),
+    [
+        ({"count": 2, "nextReady": "2026-01-01T01:00:24Z"}, "2, next in 24s"),
+        ({"count": 1, "nextReady": "2026-01-01T00:59:00Z"}, "1, next any moment"),
+        ({"count": 3, "overdue": 3}, "3 overdue"),
+        ({"count": 1}, "1"),
+        ({"count": 0}, "-"),
+        ({"count": "two", "nextReady": 7}, "-"),
+        ({"count": 1, "overdue": None, "nextReady": "soon"}, "1"),
+        (None, "-"),
+    ],
+)
+async def test_what_is_on_its_way(starting: Any, words: str) -> None:
+    tiers = {"serve": {"ready": 1, "starting": starting, "desired": 4}}
+    lines = await shown({**CHAT, "status": {**STATUS, "tiers": tiers}})
+    (line,) = [line for line in lines if line.startswith("serve")]
+    assert re.split("  +", line)[2] == words
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -137,6 +138,38 @@ def test_load_grows_the_tier_and_the_report_says_so() -> None:
     assert [report.last_decision, *report.decisions][-1]["tiers"]["serve"]["from"] == 1
     assert {c.type.value for c in report.conditions} >= {"ScalingActive", "MetricsAvailable", "SLOFeasible", "SLOMet"}
     assert world.heard.count(("team", "chat")) < 10, "a report is told when it says something new, not at each tick"
+
+
+def test_what_is_on_its_way_is_told_with_its_time_and_what_is_late_is_not_waited_for() -> None:
+    def starting(name: str, seconds: float) -> Object:
+        pod = builders.pod(parent, "serve", name)
+        made = datetime.fromtimestamp(NOW_S - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        pod["metadata"]["creationTimestamp"] = made
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": made}
+        pod["status"] = {"conditions": [placed]}
+        return pod
+
+    def told() -> Object:
+        report = world.scaler.report(("team", "chat"))
+        assert report is not None
+        return dict(report.tiers["serve"].get("starting", {}))
+
+    parent = builders.service(**PROMISED)
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
+    world.store.put(ready(parent, "serve"))
+    world.load(("team", "chat"), 10.0, 30, NOW_S)
+    assert told() == {}
+    for pod in (starting("new", 5.0), starting("stuck", 86_400.0)):
+        world.store.put(pod)
+    world.scaler.decide(NOW_S + 30.0)
+    first = told()
+    assert (first["count"], first["overdue"]) == (2, 1)
+    due_s = datetime.fromisoformat(first["nextReady"]).timestamp()
+    assert NOW_S + 30.0 < due_s < NOW_S + 3600.0
+    world.store.put(starting("newer", 4.0))
+    world.scaler.decide(NOW_S + 31.0)
+    assert told() == {"count": 3, "overdue": 1, "nextReady": first["nextReady"]}, "a second more or less is no news"
 
 
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])

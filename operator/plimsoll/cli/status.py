@@ -45,7 +45,7 @@ async def _ask(arguments: argparse.Namespace, namespace: str | None) -> list[str
 async def answer(kube: Kube, namespace: str | None, name: str | None, screen: Screen, now_s: float) -> list[str]:
     """The lines to print. namespace: None for all. now_s: seconds since the epoch. Raises Unanswered."""
     if name is not None and namespace is not None:
-        return full(await cluster.service(kube, namespace, name), screen)
+        return full(await cluster.service(kube, namespace, name), screen, now_s)
     found = await cluster.services(kube, namespace)
     if not found:
         return [f"no InferenceServices in {f'namespace {namespace}' if namespace else 'any namespace'}"]
@@ -90,23 +90,28 @@ def _condition(service: Object, kind: str) -> Any:
 
 
 def _age(made: str | None, now_s: float) -> str:
-    if made is None or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made):
-        return NONE
+    made_s = _epoch_s(made)
+    return NONE if made_s is None else age(now_s - made_s)
+
+
+def _epoch_s(time: str | None) -> float | None:
+    if time is None or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time):
+        return None
     try:
-        return age(now_s - datetime.fromisoformat(made).timestamp())
+        return datetime.fromisoformat(time).timestamp()
     except ValueError:
-        return NONE
+        return None
 
 
 # ---------------------------------------------------------------- one in full
 
 
-def full(service: Object, screen: Screen) -> list[str]:
+def full(service: Object, screen: Screen, now_s: float) -> list[str]:
     """Everything that the status says of one service."""
     names = ", ".join(name for name in items(service, "status", "modelNames") if isinstance(name, str))
     words = listed([text(service, "status", "url") or "no URL yet", f"model {names}" if names else ""])
     lines = hanging(f"{'/'.join(_key(service))}  ", words, screen)
-    for section in (_conditions(service, screen), _tiers(service, screen), _promise(service, screen)):
+    for section in (_conditions(service, screen), _tiers(service, screen, now_s), _promise(service, screen)):
         lines += ["", *section] if section else []
     return lines + _decisions(service, screen)
 
@@ -120,21 +125,51 @@ def _conditions(service: Object, screen: Screen) -> list[str]:
     return table([["CONDITION", "STATUS", "REASON", "MESSAGE"], *rows], screen, alarming=bad)
 
 
-def _tiers(service: Object, screen: Screen) -> list[str]:
+def _tiers(service: Object, screen: Screen, now_s: float) -> list[str]:
     tiers = {name: tier for name, tier in entries(service, "status", "tiers").items() if entries(tier)}
     if not tiers:
         return []
-    return table([_TIER_HEAD, *(_tier(name, tier) for name, tier in tiers.items())], screen)
+    return table([_TIER_HEAD, *(_tier(name, tier, now_s) for name, tier in tiers.items())], screen)
 
 
-_TIER_HEAD: Final = ["TIER", "READY", "DESIRED", "NEEDED", "UTILISATION", "KNEE", "START-UP P50", "P90", "MODEL"]
+_TIER_HEAD: Final = [
+    "TIER",
+    "READY",
+    "STARTING",
+    "DESIRED",
+    "NEEDED",
+    "UTILISATION",
+    "KNEE",
+    "START-UP P50",
+    "P90",
+    "MODEL",
+]
 
 
-def _tier(name: str, tier: Any) -> list[str]:
+def _tier(name: str, tier: Any, now_s: float) -> list[str]:
     counts = (whole(tier, field) for field in ("ready", "desired", "needed"))
     figures = (text(tier, *path) for path in (("utilisation",), ("knee",), ("startup", "p50"), ("startup", "p90")))
-    shown = [NONE if count is None else str(count) for count in counts]
-    return [name, *shown, *(figure or NONE for figure in figures), text(tier, "model", "words") or NONE]
+    ready, *wanted = (NONE if count is None else str(count) for count in counts)
+    return [
+        name,
+        ready,
+        _starting(tier, now_s),
+        *wanted,
+        *(figure or NONE for figure in figures),
+        text(tier, "model", "words") or NONE,
+    ]
+
+
+def _starting(tier: Any, now_s: float) -> str:
+    """How many come, and when the first of them: `2, next in 24s`, `1 overdue`."""
+    count, overdue = whole(tier, "starting", "count"), whole(tier, "starting", "overdue") or 0
+    due_s = _epoch_s(text(tier, "starting", "nextReady"))
+    if not count:
+        return NONE
+    told = [f"{count} overdue" if overdue == count else str(count)]
+    told += [f"{overdue} overdue"] if 0 < overdue < count else []
+    told += [f"next in {age(due_s - now_s)}" if due_s > now_s else "next any moment"] if due_s is not None else []
+    return ", ".join(told)
 
 
 def _promise(service: Object, screen: Screen) -> list[str]:

@@ -381,7 +381,7 @@ class Autoscaler:
         slow = known.slow_transfer
         if slow is not None and old is not None and old.slow_transfer is not None:
             slow = old.slow_transfer  # figures that moved a little are no news
-        same = old is not None and old.state == report.state(known.service, silent, shedding) and old.told is told
+        same = old is not None and old.state == report.state(known.service, seen, silent, shedding) and old.told is told
         same = same and old is not None and bool(old.slow_transfer) == bool(slow)
         if same and now_s - known.reported_s < REPORT_SECONDS:
             return

@@ -9,7 +9,7 @@ figures alone; figures that have moved little keep their old words.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
 from plimsoll.core.autoscaler.service import Told, share_in_time
 from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.lifecycle import Eta, Overdue, Starting, eta
 from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecision
 from plimsoll.core.slo import Slo
 
@@ -91,7 +92,7 @@ def sheds(seen: Seen, old: Report | None) -> bool:
     return not isinstance(share, Unknown) and share > (0.0 if was else SHED)
 
 
-def state(service: Service, silent: Silence, shedding: bool) -> tuple[object, ...]:
+def state(service: Service, seen: Seen, silent: Silence, shedding: bool) -> tuple[object, ...]:
     """What a reader must hear of at once."""
     if service.last is None:
         return ()
@@ -103,6 +104,7 @@ def state(service: Service, silent: Silence, shedding: bool) -> tuple[object, ..
             (
                 (name, t.replicas, t.recommended, t.limits, t.held, bool(t.overdue)),
                 (isinstance(service.tiers[name].line, Line), service.tiers[name].ledger.whole.starts),
+                len(seen.tiers[name].starting) if name in seen.tiers else 0,
             )
             for name, t in tiers.items()
         ),
@@ -125,14 +127,14 @@ def make(
     decision = service.last.decision
     sized = wish.slo is not None and wish.policy.mode is not Mode.OFF
     made = [*service.decisions] if sized else []
-    now_state = state(service, silent, sheds(seen, last))
+    now_state = state(service, seen, silent, sheds(seen, last))
     keep = last.state in (now_state, ()) and last.learned is not None
     keep = keep and (not sized or now_s - last.learned_s < LEARNED_SECONDS)
     return Report(
         state=now_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(_conditions(service, seen, wish, last, silent)),
-        tiers={name: _tier(service, seen, name, last) for name in service.tiers} if sized else {},
+        tiers={name: _tier(service, seen, name, last, now_s) for name in service.tiers} if sized else {},
         slo=_slo(seen, wish.slo, last) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
@@ -269,7 +271,7 @@ def _step(tier: TierDecision, name: str) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def _tier(service: Service, seen: Seen, name: str, old: Report) -> Object:
+def _tier(service: Service, seen: Seen, name: str, old: Report, now_s: float) -> Object:
     """The sizing part of `status.tiers`."""
     before = old.tiers.get(name, {})
     need, tier = service.needs.get(name), service.tiers[name]
@@ -285,6 +287,23 @@ def _tier(service: Service, seen: Seen, name: str, old: Report) -> Object:
         ready = seen.tiers[name].ready if name in seen.tiers else 0
         if level is not None and ready:
             found["utilisation"] = f"{_tens(100.0 * level / (ready * need.replica_work))}%"
+    if name in seen.tiers and seen.tiers[name].starting:
+        found["starting"] = _starting(tier, seen.tiers[name].starting, before.get("starting", {}), now_s)
+    return found
+
+
+def _starting(tier: Tier, pods: Sequence[Starting], before: Mapping[str, Any], now_s: float) -> Object:
+    """Those on their way, and when the first of them is to be ready; the old time where it is still near enough."""
+    found: Object = {"count": len(pods)}
+    times = [eta(tier.ledger, pod, now_s) for pod in pods if pod.refused is None]
+    if late := sum(isinstance(time, Overdue) for time in times):
+        found["overdue"] = late
+    if left := [time.likely_s for time in times if isinstance(time, Eta)]:
+        due_s, old = now_s + min(left), before.get("nextReady")
+        near = isinstance(old, str) and abs(datetime.fromisoformat(old).timestamp() - due_s) <= max(
+            5.0, MOVED * min(left)
+        )
+        found["nextReady"] = old if near else _time(due_s)
     return found
 
 
@@ -401,9 +420,13 @@ def _limited_by(service: Service, decision: Decision) -> str | None:
     return f"{decision.binding} {need.constraint}" if isinstance(need, Need) else None
 
 
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _decision(told: Told) -> Object:
     return {
-        "time": datetime.fromtimestamp(told.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "time": _time(told.at_s),
         "tiers": {
             name: {"from": tier.before, "to": tier.recommended or 0, "why": tier.why[:1024]}
             for name, tier in told.decision.tiers.items()

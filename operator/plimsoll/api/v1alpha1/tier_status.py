@@ -56,6 +56,23 @@ class ColdStartStatus(Observed):
     )
 
 
+class StartingStatus(Observed):
+    """Pods on their way to ready."""
+
+    count: int = Field(default=0, ge=0, json_schema_extra=_COUNT, description="Pods that are not ready yet.")
+    overdue: int = Field(
+        default=0,
+        ge=0,
+        json_schema_extra=_COUNT,
+        description="Those of them that take longer than earlier starts explain; nothing counts on them.",
+    )
+    next_ready: str | None = Field(
+        default=None,
+        json_schema_extra={"format": "date-time"},
+        description="When the first of them is likely to be ready, by what earlier starts took.",
+    )
+
+
 class TierStatus(Observed):
     """One tier's engines, and what they can carry."""
 
@@ -77,6 +94,7 @@ class TierStatus(Observed):
         default=None, description="Load that one pod carries within the promise, such as 9.1 req/s."
     )
     model: LatencyStatus | None = Field(default=None, description="What one replica is taken to do.")
+    starting: StartingStatus | None = Field(default=None, description="Pods on their way; absent: none.")
     startup: StartupStatus | None = Field(default=None, description="How long a pod takes from its order to ready.")
 
 
