@@ -28,7 +28,7 @@ $(VENV)/.clients: $(VENV)/.done requirements/clients.txt
 lock: ## Pin the dependencies anew (requirements/*.txt)
 	@$(STAGE) lock requirements/lock
 
-test: setup ## Unit tests, and API tests on a real API server
+test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
 	@$(STAGE) -v test $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile tests
 

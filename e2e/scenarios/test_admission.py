@@ -6,7 +6,6 @@ cores can send. What is refused is part of every figure: goodput counts over tim
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.lib import stack
+from e2e.lib import sdks, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.ledger import Ledger, Outcome, Record
@@ -203,8 +202,7 @@ def _let_leave_room(service: Service, fill: str) -> None:
 
 def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
     """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
-    if not importlib.util.find_spec("openai"):
-        pytest.skip("openai is not installed (make e2e installs it)")
+    sdks.need("openai")
     gate.wait_told("Admitting", TELLS_S, status="True")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
     with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:

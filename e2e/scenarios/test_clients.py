@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.settings import CACHE
-from e2e.lib import stack
+from e2e.lib import sdks, stack
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.service import Service
 from e2e.lib.wait import until
 
 CLIENTS = Path(__file__).with_name("clients")
-NODE_PACKAGE = "openai@7.55.0"
 TOKENS = 12
 IMAGE = "localhost:5001/plimsoll/engine-cpu:dev"
 
@@ -42,8 +39,7 @@ def _run(*argv: str, service: Service, cwd: Path | None = None) -> dict[str, Any
 )
 @pytest.mark.parametrize("name", ["pd", "solo"])
 def test_a_python_client(script: str, package: str, name: str, shared: dict[str, Service]) -> None:
-    if not importlib.util.find_spec(package):
-        pytest.skip(f"{package} is not installed (make e2e installs it)")
+    sdks.need(package)
     found = _run(sys.executable, str(CLIENTS / f"{script}.py"), service=shared[name])
     assert found["same"], "the stream and the whole answer differ"
     assert found["tokens"][0] == TOKENS
@@ -54,16 +50,7 @@ def test_a_python_client(script: str, package: str, name: str, shared: dict[str,
 
 @pytest.fixture(scope="module")
 def node_modules() -> Path:
-    """A folder with the SDK for Node, installed once into the cache."""
-    if not shutil.which("npm"):
-        pytest.skip("npm is not installed")
-    folder = CACHE.parent / "clients-node"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "node_modules" / "openai").exists():
-        subprocess.run(
-            ["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(folder), NODE_PACKAGE], check=True
-        )
-    return folder
+    return sdks.node_folder()
 
 
 @pytest.mark.parametrize("name", ["pd", "solo"])

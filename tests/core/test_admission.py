@@ -425,6 +425,14 @@ def test_all_attempts_of_one_client_are_one_demand_and_one_ticket() -> None:
     assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
 
 
+def test_a_further_attempt_without_a_ticket_is_no_new_work_but_uses_its_quota() -> None:
+    door = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
+    door.offer(ask("a", body_hash=1), 0.0)
+    offered = door.offered_work_s
+    refused = door.offer(ask("b", body_hash=2, again=True), 0.0)
+    assert (refused.outcome, door.offered_work_s, door.retries) == (Outcome.SHED_QUOTA, offered, 1)
+
+
 def test_where_nobody_knows_the_time_a_ticket_holds_for_the_longest_that_clients_are_told() -> None:
     door = gate(outlook=Outlook(None))
     _, now = fill(door)

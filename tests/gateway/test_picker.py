@@ -124,6 +124,68 @@ def test_demand_is_counted_before_it_is_refused_and_once() -> None:
     assert found["refused"] == {"model_starting": 3}
 
 
+ONE = b'{"model":"chat","prompt":[1,2,3,4]}'
+SAYS_SO = {b"x-stainless-retry-count": b"1"}
+
+
+def demand(asked: Picker) -> tuple[int, int]:
+    found = requests(asked)
+    return found["arrived"], found["retried"]
+
+
+def test_who_comes_back_without_saying_so_is_one_demand_within_twice_the_time_told() -> None:
+    asked = picker()
+    told = from_header(headers(asked.check(ONE, {}, 0.0))["x-plimsoll-reply"])
+    wait_s = int(told.headers["retry-after"])
+    asked.check(ONE, {}, float(2 * wait_s))
+    assert demand(asked) == (1, 1)
+    asked.check(ONE, {}, 200.0)
+    assert demand(asked) == (2, 1)
+
+
+def test_equal_words_of_more_than_one_clients_attempts_are_more_than_one_demand() -> None:
+    asked = picker()
+    for _ in range(20):
+        asked.check(ONE, {}, 0.0)
+    assert demand(asked) == (4, 16)
+
+
+def test_equal_words_of_two_tenants_are_two_demands() -> None:
+    asked = picker()
+    for tenant in (b"a", b"b"):
+        asked.check(ONE, {b"x-gateway-inference-fairness-id": tenant}, 0.0)
+    assert demand(asked) == (2, 0)
+
+
+def test_who_asks_the_same_once_more_after_an_answer_is_a_new_demand() -> None:
+    asked = picker()
+    asked.check(ONE, {}, 0.0)
+    known = fleet([service()], [pod("10.0.0.1:8000")])
+    asked.set_fleet(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
+    asked.check(ONE, {}, 1.0)
+    asked.check(ONE, {}, 1.0)
+    assert demand(asked) == (2, 1)
+
+
+@pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (2, 0)), (200, (2, 0))])
+def test_a_failure_of_an_engine_is_one_demand_with_the_next_try_that_says_so(
+    code: int, counted: tuple[int, int]
+) -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    ticket = headers(asked.check(ONE, {}, 0.0))["x-plimsoll-ticket"]
+    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=code), 0.1)
+    asked.check(ONE, SAYS_SO, 0.6)
+    assert demand(asked) == counted
+
+
+def test_a_failure_of_an_engine_hides_nobody_who_says_nothing() -> None:
+    asked = picker(pod("10.0.0.1:8000"))
+    ticket = headers(asked.check(ONE, {}, 0.0))["x-plimsoll-ticket"]
+    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=503), 0.1)
+    asked.check(ONE, {}, 0.6)
+    assert demand(asked) == (2, 0)
+
+
 def test_what_names_no_model_of_ours_is_nobodys_demand() -> None:
     asked = picker()
     asked.check(b'{"model":"other","prompt":[1,2,3,4]}', {}, 0.0)

@@ -206,6 +206,7 @@ class Guard:
                 visit.idempotency_key,
                 visit.fallback is not None,
                 visit.blocks,
+                visit.retry,
             )
         return visit.request
 

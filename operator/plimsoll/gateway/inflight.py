@@ -9,7 +9,7 @@ lost records.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.core.picking.choose import Pick, Standing
@@ -21,12 +21,14 @@ OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
 
 
 class Flight(NamedTuple):
-    """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, and when it was picked."""
+    """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, when it was picked, and what
+    its client is known by when it comes back."""
 
     service: str
     endpoint: str
     prefill: str | None
     since: float
+    demand: Hashable = None
 
 
 class InFlight:
@@ -58,11 +60,11 @@ class InFlight:
             self._load(endpoint.address)
         return Standing(endpoints, self.loads)
 
-    def begin(self, service: str, pick: Pick, ticket: str, now: float) -> None:
+    def begin(self, service: str, pick: Pick, ticket: str, now: float, demand: Hashable = None) -> None:
         """Count a pick under its ticket."""
         self._turn += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._flights[ticket] = Flight(service, address, prefill, now)
+        self._flights[ticket] = Flight(service, address, prefill, now, demand)
         self._count(address, 1).turn = self._turn
         if prefill is not None:
             self._count(prefill, 1).turn = self._turn

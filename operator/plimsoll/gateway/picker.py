@@ -111,17 +111,16 @@ class Picker:
 
     def decide(self, asked: Request | Refusal, body: bytes, headers: Mapping[bytes, bytes], now: float) -> Reply:
         """The second half of `check`, for a body that was read elsewhere."""
-        number = digest(body)
         if isinstance(asked, Refusal):
-            return self._refuse(asked, "", number, now)
+            return self._refuse(asked, None, now)
         service = self.fleet.by_name.get(asked.model)
         if service is None:
-            return self._refuse(words.unknown(asked.model), "", number, now)
+            return self._refuse(words.unknown(asked.model), None, now)
         ticket = ticket_of(headers) or self.inflight.ticket()
-        came = visit(ticket, asked, service.key, number, len(body), headers, self._names, now)
+        came = visit(ticket, asked, service.key, digest(body), len(body), headers, self._names, now)
         if service.policy is not None:
             came.blocks, came.fallback = blocks(asked.beginning), self._fallback(service)
-        came.retry = self._refused.is_retry(claimed(headers.get(RETRY_COUNT)), number, now)
+        came.retry = self._refused.is_retry(claimed(headers.get(RETRY_COUNT)), came.demand, now)
         if self.inflight.settle(now):
             self._refresh(now)
         came.retry = self.admission.comes_back(came, now) or came.retry
@@ -139,6 +138,8 @@ class Picker:
                 self._leave(ticket, now)
             return False
         self.admission.end(ticket, record, now)
+        if record.code is not None and record.code >= 500:  # told by a header alone: others are faster than the record
+            self._refused.remember(flight.demand, now, 0.0)
         if record.reset_before_first_byte:
             self.inflight.doubt(record.host or flight.endpoint, now)
         if flight.service in self.fleet.services:
@@ -175,7 +176,7 @@ class Picker:
                 self.admission.withdraw(came, now)
             if came.downgraded:
                 return self._return(came, now)
-            return self._refuse(_nobody(service, came), came.service, came.digest, now)
+            return self._refuse(_nobody(service, came), came, now)
         tally = self.tally(service.key)
         if came.downgraded:
             self.tally(came.service).decide(Outcome.DOWNGRADED)
@@ -185,7 +186,8 @@ class Picker:
         if chosen.endpoint.role is Role.DECODE:
             tally.prefill(remote=chosen.prefill is not None)
         self.admission.began(came, chosen.endpoint.address, now)
-        self.inflight.begin(service.key, chosen, came.ticket, now)
+        self.inflight.begin(service.key, chosen, came.ticket, now, came.demand)
+        self._refused.forget(came.demand)
         return _sent(service, chosen, came)
 
     def _choose(self, service: Service, came: Visit, decision: Decision | None) -> Pick | None:
@@ -212,13 +214,13 @@ class Picker:
         came.place, came.fallback, came.request = came.service, None, None
         decision = self.admission.refuse(came, now)
         if decision is None:
-            return self._refuse(_nobody(self.fleet.services.get(came.service), came), came.service, came.digest, now)
+            return self._refuse(_nobody(self.fleet.services.get(came.service), came), came, now)
         return self._shed(came, decision, now)
 
     def _shed(self, came: Visit, decision: Decision, now: float) -> bytes:
         self.tally(came.service).decide(decision.outcome)
         ready, limits = self.admission.why(came)
-        return self._refuse(words.refusal(came, decision, ready, limits, now), came.service, came.digest, now)
+        return self._refuse(words.refusal(came, decision, ready, limits, now), came, now)
 
     def _hold(self, came: Visit, now: float) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -300,10 +302,13 @@ class Picker:
         del self._wakes[key]
         self._release((key,), self._clock.now())
 
-    def _refuse(self, refusal: Refusal, service: str, number: int, now: float) -> bytes:
-        self.tally(service if service in self.fleet.services else "").refuse(refusal.reason)
-        self._refused.remember(number, now)
+    def _refuse(self, refusal: Refusal, came: Visit | None, now: float) -> bytes:
+        """came: None where it is for no service."""
+        service = "" if came is None or came.service not in self.fleet.services else came.service
+        self.tally(service).refuse(refusal.reason)
         reply = answer(refusal, self._random)
+        if came is not None:
+            self._refused.remember(came.demand, now, reply.wait_s)
         if reply.deniable:
             return written(reply)
         return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-reply", to_header(reply))))

@@ -86,6 +86,12 @@ class Answer(msgspec.Struct, frozen=True):
         return orjson.dumps({"error": self.error})
 
     @property
+    def wait_s(self) -> float | None:
+        """Seconds that the client is told to wait; None where it is told not to come back."""
+        told = self.headers.get("retry-after")
+        return None if told is None else float(told)
+
+    @property
     def deniable(self) -> bool:
         """Can ext_authz say it? A 5xx there would count as the picker's failure."""
         return self.status < 500

@@ -60,6 +60,11 @@ class Visit:
     answer: asyncio.Future[bytes] | None = None
 
     @property
+    def demand(self) -> tuple[str, int]:
+        """By which its client is known when it comes back."""
+        return self.tenant, self.digest
+
+    @property
     def downgraded(self) -> bool:
         return self.place != self.service
 

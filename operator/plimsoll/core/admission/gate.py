@@ -134,10 +134,11 @@ class Gate:
         need = self.fleet.need(request)
         ticket = self.tickets.find(request, now)
         tenant = self._tenants.get(request.tenant, _ANYBODY)
-        if ticket is not None:
+        if ticket is not None or request.again:
             self.retries += 1
         else:
             self.offered_work_s += need.work_s
+        if ticket is None:
             wait_s = self._quotas.take(request.tenant, tenant, need.kv_mean_tokens, now)
             if wait_s > 0:
                 return self._over_quota(request, wait_s)

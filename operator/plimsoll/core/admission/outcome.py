@@ -35,7 +35,8 @@ class Request:
     expected to save. max_tokens: the client's limit on the output, None if it set none. sequences: `n` times prompts.
     deadline_s: an absolute time after which the first token is of no use, None if unknown. body_hash and
     idempotency_key recognise a client that comes back; with neither it counts as new. fallback: goes to
-    the fallback service at once where it cannot be let in: held here it would be late there. blocks: chained hashes of
+    the fallback service at once where it cannot be let in: held here it would be late there. again: its client was
+    turned away before, so that it is no new demand, ticket or not. blocks: chained hashes of
     the prompt's whole blocks of 128 tokens, empty if unknown; what a replica is known to hold of them counts as cached
     there, beside cached_tokens.
     """
@@ -53,6 +54,7 @@ class Request:
     idempotency_key: str | None = None
     fallback: bool = False
     blocks: tuple[int, ...] = ()
+    again: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= MOST_TOKENS:

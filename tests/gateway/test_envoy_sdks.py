@@ -1,0 +1,230 @@
+"""Clients that nobody here wrote meet a service that refuses: real SDKs, real Envoy, the real picker.
+
+What is said of them in docs/concepts/clients.md is what these tests see. Each client is a process of its own with a
+service of its own; all of them go through the same refusals at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from e2e.lib import sdks
+from tests.gateway.engine import Engine
+from tests.gateway.gated import UNIX, promised
+from tests.gateway.objects import Object, pod
+from tests.gateway.stack import Stack, until
+from tests.gateway.wire import CLIENTS, Attempt, Client, Wire
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+USERS = 3
+EARLY_S = 0.05  # by which a timer may fire too soon
+ROUTER = "litellm-router"
+ATTEMPTS = {"openai-python": 3, "openai-node": 3, "litellm": 5, ROUTER: 3}
+ATTEMPTS_NOT_TO_RETURN = {"openai-python": 1, "openai-node": 1, "litellm": 3, ROUTER: 3}  # two of the four do not look
+
+
+class Clients:
+    """All that there are, and the wire that they talk over."""
+
+    def __init__(self, wire: Wire, stack: Stack) -> None:
+        self.wire = wire
+        self.processes: dict[str, Client] = {}
+        self._stack = stack
+
+    async def ask_of(self, name: str, said: str, *, stream: bool = False) -> list[str]:
+        """One client's users ask its own service at once; what each user got in the end."""
+        return await self.processes[name].ask(name, [f"{said}, user {n}" for n in range(USERS)], stream=stream)
+
+    async def ask(self, said: str) -> dict[str, list[str]]:
+        """The same of all clients at once."""
+        found = await asyncio.gather(*(self.ask_of(name, said) for name in self.processes))
+        return dict(zip(self.processes, found, strict=True))
+
+    def attempts(self) -> dict[str, list[int]]:
+        """How often each user of each client was seen on the wire."""
+        return {name: [len(tries) for tries in self.wire.users(name)] for name in self.processes}
+
+    async def demand(self) -> dict[str, tuple[int, int]]:
+        """First attempts and retries, as /signals counts them."""
+        services = (await self._stack.signals())["services"]
+        told = {name: services[f"team/{name}"]["requests"] for name in self.processes}
+        return {name: (found["arrived"], found["retried"]) for name, found in told.items()}
+
+    def each(self, count: Callable[[str], Any]) -> dict[str, Any]:
+        return {name: count(name) for name in self.processes}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def processes(shared: Stack) -> AsyncIterator[Clients]:
+    wire = await Wire(shared.url).up()
+    clients = Clients(wire, shared)
+    try:
+        clients.processes.update(await _start(wire.url))
+        for client in clients.processes.values():
+            await client.ready()
+        yield clients
+    finally:
+        for client in clients.processes.values():
+            await client.stop()
+        await wire.down()
+
+
+async def _start(url: str) -> dict[str, Client]:
+    for package in ("openai", "litellm"):
+        sdks.need(package)
+    script = shutil.copy2(CLIENTS / "openai_node.mjs", sdks.node_folder())  # Node looks for packages beside the script
+    python, lite = str(CLIENTS / "openai_python.py"), str(CLIENTS / "lite_llm.py")
+    return {
+        "openai-python": await Client.start(sys.executable, python, url),
+        "openai-node": await Client.start("node", str(script), url),
+        "litellm": await Client.start(sys.executable, lite, url, "completion"),
+        ROUTER: await Client.start(sys.executable, lite, url, "router"),
+    }
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def clients(processes: Clients, stack: Stack) -> Clients:
+    processes.wire.attempts.clear()
+    return processes
+
+
+async def _engines(stack: Stack, clients: Clients, made: Callable[[str], Object]) -> dict[str, Engine]:
+    """A service for each client, with one engine."""
+    engines = {name: await stack.engine() for name in clients.processes}
+    await stack.have(map(made, engines), [pod(e.address, service=name) for name, e in engines.items()])
+    for name, engine in engines.items():
+        await stack.routable(engine, service=f"team/{name}")
+    return engines
+
+
+def _back_in_a_second(name: str) -> Object:
+    """A service of USERS places that tells those whom it has no place for to come back after a second."""
+    now_s = time.time() - UNIX
+    return promised(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=now_s, ready_work=1e3)
+
+
+@contextlib.asynccontextmanager
+async def _full(stack: Stack, name: str, engine: Engine) -> AsyncIterator[None]:
+    """All places of a service are taken."""
+    room = engine.behaviour.hold = asyncio.Event()
+    running = [asyncio.create_task(stack.ask_fully(name)) for _ in range(USERS)]
+    try:
+        await until(lambda: engine.open == USERS, "all places are taken")
+        yield
+    finally:
+        room.set()
+        await asyncio.gather(*running)
+
+
+def _told_and_waited(tries: list[Attempt]) -> list[tuple[float, float]]:
+    """Of each attempt but the last: the seconds told, and those until the next one."""
+    return [(float(now.retry_after or 0), after.came_s - now.answered_s) for now, after in itertools.pairwise(tries)]
+
+
+async def test_who_was_told_to_come_back_waits_as_told_and_gets_in(stack: Stack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, _back_in_a_second)
+
+    async def at_first_full(name: str) -> list[str]:
+        async with _full(stack, name, engines[name]):
+            asked = asyncio.create_task(clients.ask_of(name, "full at first"))
+
+            def all_told() -> bool:
+                users = clients.wire.users(name)
+                return len(users) == USERS and all(tries[0].answered_s for tries in users)
+
+            await until(all_told, "each user was told to come back")
+        return await asked
+
+    found = await asyncio.gather(*map(at_first_full, clients.processes))
+    assert found == [["answered"] * USERS for _ in found]
+    for name in clients.processes:
+        for tries in clients.wire.users(name):
+            *refused, last = [one.status for one in tries]
+            assert last == 200
+            assert refused == [429] * len(refused)
+            assert all(waited >= told - EARLY_S for told, waited in _told_and_waited(tries)), (name, tries)
+    expected = {name: (2 * USERS, sum(counts) - USERS) for name, counts in clients.attempts().items()}
+    assert await clients.demand() == expected
+
+
+async def test_who_is_refused_to_the_end_was_one_demand(stack: Stack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, _back_in_a_second)
+    async with contextlib.AsyncExitStack() as full:
+        for name, engine in engines.items():
+            await full.enter_async_context(_full(stack, name, engine))
+        got = await clients.ask("full to the end")
+        demand = await clients.demand()
+    assert all(one.startswith("429") for found in got.values() for one in found), got
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS[name]] * USERS)
+    for name in clients.processes:
+        for tries in clients.wire.users(name):
+            waits = _told_and_waited(tries)[:2]  # LiteLLM's own two come at once
+            assert all(told >= 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
+    assert demand == clients.each(lambda name: (2 * USERS, USERS * (ATTEMPTS[name] - 1)))
+
+
+async def test_who_is_told_not_to_come_back_does_not_or_counts_once(stack: Stack, clients: Clients) -> None:
+    ready_at_s = time.time() - UNIX + 600
+    await stack.have([promised(name, ready_at_s=ready_at_s, ready_work=1e3) for name in clients.processes], [])
+    got = await clients.ask("ten minutes from ready")
+    assert all(one.startswith("503") for found in got.values() for one in found), got
+    tries = [one for name in clients.processes for user in clients.wire.users(name) for one in user]
+    assert {(one.status, one.retry_after, one.should_retry) for one in tries} == {(503, None, "false")}
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_NOT_TO_RETURN[name]] * USERS)
+    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_NOT_TO_RETURN[name] - 1)))
+    assert await clients.demand() == expected
+
+
+async def test_who_waited_past_the_deadline_is_not_back_at_once(stack: Stack, clients: Clients) -> None:
+    short: dict[str, Any] = {"classes": [{"name": "default", "holdFor": "1s"}]}
+    await stack.have([promised(name, short, slo={"tpot": "50ms"}) for name in clients.processes], [])
+    got = await clients.ask("no engine in time")
+    assert all(one.startswith("504") for found in got.values() for one in found), got
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_NOT_TO_RETURN[name]] * USERS)
+    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_NOT_TO_RETURN[name] - 1)))
+    assert await clients.demand() == expected
+
+
+async def test_who_found_engines_that_drain_is_one_demand_where_it_says_so(stack: Stack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, promised)
+    for engine in engines.values():
+        engine.behaviour.marked = "draining"
+    got = await clients.ask("all engines drain")
+    assert all(one.startswith("503") for found in got.values() for one in found), got
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS[name]] * USERS)
+    for name in clients.processes:
+        for tries in clients.wire.users(name):
+            waits = _told_and_waited(tries)[:2]
+            assert all(told == 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
+    said = {"openai-python": 2, "openai-node": 2, "litellm": 2, ROUTER: 0}  # attempts that tell of one before
+    expected = clients.each(lambda name: (USERS * (ATTEMPTS[name] - said[name]), USERS * said[name]))
+    assert await clients.demand() == expected
+
+
+async def test_who_asks_for_an_unknown_model_is_told_so(stack: Stack, clients: Clients) -> None:
+    """The Router, which then has no model left to ask for a while, has no part in this."""
+    for name, often in (("openai-python", 1), ("openai-node", 1), ("litellm", 3)):
+        got = await clients.ask_of(name, "nobody has this")
+        assert all(one.startswith("404") for one in got), got
+        assert clients.attempts()[name] == [often] * USERS
+
+
+async def test_a_stream_that_is_cut_is_an_error_and_is_not_asked_for_again(stack: Stack, clients: Clients) -> None:
+    """The Router, which asks for the rest as long as it is cut, has no part in this."""
+    engines = await _engines(stack, clients, promised)
+    for name in ("openai-python", "openai-node", "litellm"):
+        engines[name].behaviour.die_after = 2
+        got = await clients.ask_of(name, "cut", stream=True)
+        assert "answered" not in got
+        assert clients.attempts()[name] == [1] * USERS
