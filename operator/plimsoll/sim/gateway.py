@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -132,7 +133,8 @@ class Gateway:
 
     def offer(self, visit: Visit, now_s: float, *, first: bool = True) -> Decision | None:
         """Decide about a request; None: there is no gate. first: it has only just come."""
-        if first and self._is_retry(visit, now_s):
+        again = first and self._is_retry(visit, now_s)
+        if again:
             self._retried += 1
         elif first:
             self._arrived += 1
@@ -140,6 +142,8 @@ class Gateway:
         if self.gate is None:
             return None
         request = self._request(visit)
+        if again:
+            request = visit.request = replace(request, again=True)
         decision = self.gate.offer(request, now_s)
         if decision.outcome is Outcome.HELD:
             if len(self.held) >= self._max_held:
