@@ -187,11 +187,11 @@ def _course(reach: Reach, own: Score, others: Sequence[Score]) -> list[Check]:
 
 
 def _honoured(least: float, told: Tickets) -> list[Check]:
-    """What tickets were worth."""
-    if not told.soon:
-        return [Check("refusals that carry a ticket", f">= {_TOLD:.0%}", "none named a time", False)]
+    """What tickets were worth, to those who honour them."""
+    if not told.refused:
+        return [Check("refusals that carry a ticket", f">= {_TOLD:.0%}", "nobody was refused", False)]
     found = _least("refusals that carry a ticket", _TOLD, told.given / told.refused)
-    found += _least("in at the first retry, to 60 s", least, told.soon_in / told.soon)
+    found += _least("in at the first retry, to 60 s", least, told.soon_in / told.soon) if told.soon else []
     return found + (_least("in by the second, 60 to 120 s", least, told.later_in / told.later) if told.later else [])
 
 

@@ -248,7 +248,7 @@ def _returning() -> Iterable[Row]:
             initial=(1,),
             start_up="60",
             hardware="h200-8b-hot",
-            reach=Reach(tickets=0.95 if clients == "honour" else None),
+            reach=Reach(tickets=0.95),
             clients=clients,
         )
 

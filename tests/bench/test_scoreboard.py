@@ -230,6 +230,14 @@ def test_a_row_of_tickets_without_any_is_not_reached() -> None:
     assert reached(judge.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": False}
 
 
+def test_where_nobody_honours_a_ticket_it_is_to_be_told_all_the_same() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    for given, refused, passed in ((9, 10, True), (8, 10, False), (0, 0, False)):
+        told = {**tickets(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
+        own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=told)])
+        assert reached(judge.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": passed}
+
+
 def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = play.code()
     real = Path.read_bytes
