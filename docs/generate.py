@@ -113,7 +113,7 @@ def _row(family: Metric, labels: Iterable[str]) -> str:
 
 CLI_INTRO = (
     "One program, `plimsoll`. `pip install .` in a checkout has it, also as the kubectl plugin `kubectl plimsoll`. "
-    "`plimsoll VERB --help` has the same words as this page.\n\n"
+    "`--help` after a verb has the same words as this page.\n\n"
     "Exit status: 0 done, 1 it could not be done, 2 the words were off, 130 interrupted. Logs go to standard error; "
     "`PLIMSOLL_LOG_LEVEL` (`INFO` if not set) says how many.\n"
 )
