@@ -98,6 +98,7 @@ def _add_simulate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--requests-out", metavar="FILE", help="a JSON line for each request")
     add("--replicas-out", metavar="FILE", help="a JSON line for each change of a tier")
     add("--windows-out", metavar="FILE", help="a JSON line for each 500 requests")
+    add("--decisions-out", metavar="FILE", help="a JSON line for each change of a tier's count, with its reasons")
     parser.set_defaults(run=_simulate)
 
 
