@@ -1,4 +1,4 @@
-"""The reference pages that come from code: conditions, Events, metrics.
+"""The reference pages that come from code: conditions, Events, metrics, the command line.
 
 python docs/generate.py            writes what differs
 python docs/generate.py --check    writes nothing, names what differs and exits 1
@@ -6,16 +6,22 @@ python docs/generate.py --check    writes nothing, names what differs and exits 
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.api import conditions, events
+from plimsoll.cli import main as cli
 from plimsoll.telemetry import metrics
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
+ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS = (
     "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so is"
     " `ScalingLimited`; all others are true when things are well. A condition that does not apply is absent. `kubectl"
@@ -50,28 +56,145 @@ def events_page() -> str:
 
 
 def metrics_page() -> str:
-    """Metrics of the processes that Plimsoll runs; an engine's own stand in engine-image/contract.json."""
+    """Metrics of the processes that Plimsoll runs, and of what it adds to an engine."""
     lines = ["# Metrics", ""]
-    for title, registry in (
-        ("Gateway (picker, port 8081)", metrics.GATEWAY),
-        ("Operator (port 8081)", metrics.OPERATOR),
+    for title, rows in (
+        ("Gateway (picker, port 8081)", _rows(metrics.GATEWAY)),
+        ("Operator (port 8081)", _rows(metrics.OPERATOR)),
+        ("Engine (launcher, port 8001)", engine_rows()),
     ):
-        lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|"]
-        lines += list(_rows(registry))
-        lines.append("")
-    return "\n".join(lines)
+        lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]
+    lines.append(
+        "Behind these the launcher's port has all metrics of the engine itself (`vllm:...`), in the same answer."
+    )
+    return "\n".join(lines) + "\n"
 
 
-def _rows(registry: CollectorRegistry) -> Iterable[str]:
+def engine_rows() -> Iterator[str]:
+    """What launcher and middleware measure, as a fresh engine tells it, with the values that a label may have."""
+    if ENGINE_IMAGE not in sys.path:
+        sys.path.append(ENGINE_IMAGE)  # a program of another image: it is not installed here
+    from launcher import contract, health, meters, phases
+
+    told = contract.load({})
+    start = phases.Phases(told.start_phases, 0.0)
+    for phase in told.start_phases:
+        start.end(phase, 0.0)
+    for family in text_string_to_metric_families(health.exposition(told, health.Status(), start)):
+        yield _row(_with_values(family), dict.fromkeys(label for sample in family.samples for label in sample.labels))
+    registry = CollectorRegistry()
+    meters.Meters(told, registry)
+    for collector in registry._collector_to_names:
+        for family in collector.collect():
+            yield _row(_with_values(family), collector._labelnames)
+
+
+def _with_values(family: Metric) -> Metric:
+    """Says the values of its only label: what is told from the start is all that there is."""
+    values = dict.fromkeys(pair for sample in family.samples for pair in sample.labels.items())
+    if values:
+        label = next(iter(values))[0]
+        listed = ", ".join(value for _, value in values)
+        family.documentation = f"{family.documentation.removesuffix('.')} ({label}: {listed})."
+    return family
+
+
+def _rows(registry: CollectorRegistry) -> Iterator[str]:
     # The registry has no public list of what is registered; `describe` is what it calls itself.
     for collector in registry._collector_to_names:
         for family in collector.describe():
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
-            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+            yield _row(family, getattr(collector, "_labelnames", ()))
 
 
-PAGES = {"conditions.md": conditions_page, "events.md": events_page, "metrics.md": metrics_page}
+def _row(family: Metric, labels: Iterable[str]) -> str:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
+
+
+CLI_INTRO = (
+    "One program, `plimsoll`. `pip install .` in a checkout has it, also as the kubectl plugin `kubectl plimsoll`. "
+    "`--help` after a verb has the same words as this page.\n\n"
+    "Exit status: 0 done, 1 it could not be done, 2 the words were off, 130 interrupted. Logs go to standard error; "
+    "`PLIMSOLL_LOG_LEVEL` (`INFO` if not set) says how many.\n"
+)
+SEE = {
+    "status": "[Read a decision](../tasks/read-a-decision.md)",
+    "explain": "[Read a decision](../tasks/read-a-decision.md)",
+    "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](baselines.md)",
+    "plan": "[Plan](../tasks/plan.md), [choose an SLO](../tasks/choose-an-slo.md)",
+}
+
+
+def cli_page() -> str:
+    """Verbs, arguments and options of the program, from the parser that reads them."""
+    verbs = list(_verbs(cli._parser()))
+    lines = ["# The command line", "", CLI_INTRO, "| verb | what it does |", "|---|---|"]
+    lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
+    for parser, text in verbs:
+        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
+        rows = [_option(action) for action in _own(parser)]
+        if rows:
+            lines += ["", "| argument | what it is | default |", "|---|---|---|", *rows]
+        see = SEE.get(parser.prog.split()[-1])
+        if see:
+            lines += ["", f"More: {see}."]
+    return "\n".join(lines) + "\n"
+
+
+def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Every parser that runs something, with its help; argparse has no public way to its parts."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, child in action.choices.items():
+                yield from list(_verbs(child)) or [(child, helps[name])]
+
+
+def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """What must be given; all else is `[OPTION]...`."""
+    actions = _own(parser)
+    words = [parser.prog]
+    words += [f"{max(action.option_strings, key=len)} {_value(action)}" for action in actions if _must(action)]
+    words += ["[OPTION]..."] if any(action.option_strings and not action.required for action in actions) else []
+    names = (action for action in actions if not action.option_strings)
+    words += [str(action.metavar) if action.nargs is None else f"[{action.metavar}]" for action in names]
+    return " ".join(words)
+
+
+def _must(action: argparse.Action) -> bool:
+    return bool(action.option_strings) and action.required
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices is not None:
+        return "|".join(str(choice) for choice in action.choices)
+    return str(action.metavar or action.dest.upper())
+
+
+def _option(action: argparse.Action) -> str:
+    shown = f"{', '.join(action.option_strings)} {_value(action)}".strip().replace("|", "\\|")
+    text = (action.help or "").removesuffix("(%(default)s)").strip() % vars(action)
+    none = action.default is None or action.default is False or action.default == math.inf
+    default = "" if none else f"`{action.default}`"
+    return f"| `{shown}` | {text}{'; required' if _must(action) else ''} | {default} |"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+PAGES = {
+    "cli.md": cli_page,
+    "conditions.md": conditions_page,
+    "events.md": events_page,
+    "metrics.md": metrics_page,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ import pytest
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import Line, Measured, Need, Policy, TierDecision, TierPolicy
+from plimsoll.core.scaling import Line, Measured, Mode, Need, Policy, TierDecision, TierPolicy
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
@@ -299,3 +299,16 @@ def test_those_told_when_to_come_back_are_demand_of_every_tier_once() -> None:
     now = sleeper.service.needs[Role.DECODE]
     assert isinstance(now, Need)
     assert now.rate_per_s == pytest.approx(before[Role.DECODE].rate_per_s, rel=0.05), "they are in no sample"
+
+
+def test_advice_alone_wakes_nobody_for_long() -> None:
+    """Who only recommends has nothing held, so that the advice lasts as long as the refused request is heard of."""
+    sleeper = served(Sleeper())
+    sleeper.asleep_after()
+    sleeper.wish = replace(sleeper.wish, policy=replace(sleeper.wish.policy, mode=Mode.RECOMMEND))
+    advice = []
+    for came in (0.0, 1.0, 0.0, 0.0):
+        sleeper.second(came, held=0.0, held_work_s=0.0, in_flight=0.0)
+        advice.append(sleeper.decision.recommended)
+    assert advice == [0, 1, 0, 0]
+    assert sleeper.history[-4:] == [0, 0, 0, 0]

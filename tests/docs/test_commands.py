@@ -33,9 +33,9 @@ def commands() -> list[object]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    text = re.sub(r"<<'?EOF'?.*?^EOF$", "", text, flags=re.MULTILINE | re.DOTALL)
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        command = re.split(r"\s#\s|^#|[|;&]", line.strip().removeprefix("$ "))[0].strip()
+    text = re.sub(r"<<'?(\w+)'?.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for line in re.sub(r"\\\n\s*|(?<=\|)\n\s*", " ", text).splitlines():
+        command = re.split(r"\s#\s|^#|[|;&]|\s>", line.strip().removeprefix("$ "))[0].strip()
         if command:
             yield command
 

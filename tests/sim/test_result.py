@@ -12,7 +12,7 @@ from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.sim.policies.base import Static
-from plimsoll.sim.result import WINDOW, Result, replica_rows
+from plimsoll.sim.result import WINDOW, Result, decision_rows, replica_rows
 from plimsoll.sim.times import Times
 from plimsoll.sim.visit import Asked, End, Visit
 from tests.sim import lab
@@ -172,6 +172,21 @@ def test_a_line_for_each_change_of_a_tier_adds_up_to_what_was_paid() -> None:
         if one["t_s"] < asked[-1].at_s
     )
     assert paid == pytest.approx(done.world.tiers[Role.SERVE].paid_s(asked[-1].at_s), rel=1e-3)
+
+
+def test_a_line_for_each_decision_leads_from_count_to_count_and_says_why() -> None:
+    done = lab.simulate(lab.Load(1200, 40.0).asked())
+    rows = list(decision_rows(done.world))
+    assert rows
+    count = 1
+    for row in rows:
+        assert row["from"] == count
+        count = row["to"]
+        assert row["to"] == row["steps"][-1]["replicas"]
+        assert [step["name"] for step in row["steps"]] == [
+            "demand", "need", "feedback", "pending", "joint", "direction", "limits", "mode",
+        ]  # fmt: skip
+        assert any(step["why"] in row["why"] for step in row["steps"])
 
 
 def test_percentiles_are_right_to_a_quarter_of_a_hundredth() -> None:

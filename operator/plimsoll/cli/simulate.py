@@ -33,7 +33,7 @@ from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Policy, Scene
 from plimsoll.sim.policies.options import replicas, whole
-from plimsoll.sim.result import Result, replica_rows
+from plimsoll.sim.result import Result, decision_rows, replica_rows
 from plimsoll.sim.screen import Ground
 from plimsoll.sim.setting import Setting
 from plimsoll.sim.timeline import Timeline
@@ -112,6 +112,7 @@ class _Files(NamedTuple):
     requests: TextIO | None = None
     replicas: TextIO | None = None
     windows: TextIO | None = None
+    decisions: TextIO | None = None
 
 
 _NOWHERE: Final = _Files()
@@ -119,9 +120,9 @@ _NOWHERE: Final = _Files()
 
 def _outs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str | None]:
     """The files of `_Files`. Raises BadInput where they would be of several policies."""
-    outs = (arguments.requests_out, arguments.replicas_out, arguments.windows_out)
+    outs = (arguments.requests_out, arguments.replicas_out, arguments.windows_out, arguments.decisions_out)
     if any(path is not None for path in outs) and (len(words) > 1 or frontier.several(words[0])):
-        raise BadInput("--requests-out, --replicas-out and --windows-out are for one policy at a time")
+        raise BadInput("--requests-out, --replicas-out, --windows-out and --decisions-out are for one policy at a time")
     taken = {Path(path).resolve(): path for path in (arguments.trace, arguments.service)}
     for path in outs:
         if path is None or (Path(path).exists() and not Path(path).is_file()):  # such as /dev/null
@@ -155,6 +156,8 @@ def _one(
     world.run(asked)
     if files.replicas is not None:
         files.replicas.writelines(json.dumps(row) + "\n" for row in replica_rows(world))
+    if files.decisions is not None:
+        files.decisions.writelines(json.dumps(row) + "\n" for row in decision_rows(world))
     summary = result.summary(world, text, setting.seed, setting.end_s, time.perf_counter() - began)
     counts = {role: [one for one in world.log.replicas if one[1] is role] for role in world.tiers}
     return Run(

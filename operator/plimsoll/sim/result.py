@@ -20,6 +20,7 @@ from typing import Any, Final, TextIO
 from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.gaps import SHARE
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import TierDecision
 from plimsoll.core.slo import Slo
 from plimsoll.sim.clients import Returns
 from plimsoll.sim.gateway import default_class
@@ -270,6 +271,24 @@ def replica_rows(world: World) -> Iterable[Mapping[str, Any]]:
             "ready": ready,
             "starting": starting,
             "draining": draining,
+        }
+
+
+def decision_rows(world: World) -> Iterable[Mapping[str, Any]]:
+    """The lines of decisions.jsonl: one for each change of a tier's wanted replicas; why: None of a policy that does
+    not say."""
+    for at_s, role, before, decided in world.log.changes:
+        told = decided if isinstance(decided, TierDecision) else None
+        yield {
+            "run": "simulated",
+            "t_s": _rounded(at_s),
+            "tier": str(role),
+            "from": before,
+            "to": decided if told is None else told.replicas,
+            "why": None if told is None else told.why,
+            "steps": []
+            if told is None
+            else [{"name": s.name, "replicas": s.replicas, "why": s.why} for s in told.steps],
         }
 
 

@@ -1,0 +1,75 @@
+"""The pages that come from code are what the code says, and an engine's metrics what a launcher exposes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from docs import generate
+from launcher import contract, meters
+from launcher.health import HealthServer, Status
+from launcher.phases import Phases
+from plimsoll.cli import main as cli
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_the_page_is_what_the_code_says(name: str) -> None:
+    assert (generate.FOLDER / name).read_text() == generate.PAGES[name](), "run `make generate`"
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+async def test_the_page_lists_what_an_engine_exposes() -> None:
+    told, registry = contract.load({}), CollectorRegistry()
+    meters.Meters(told, registry)
+    server = HealthServer(told, Status(), Phases(told.start_phases, 0.0), _nothing, lambda: b"")
+    _, launchers = await server.answer(told.paths["metrics"])
+    exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
+    listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)`", generate.metrics_page(), re.MULTILINE))
+    assert listed == {name for name in exposed if not name.endswith("_created")} == set(told.metrics.values())
+
+
+def test_every_metric_of_an_engine_has_a_name_in_the_contract_alone() -> None:
+    names = re.compile(r"plimsoll_engine_\w+")
+    sources = (Path(generate.ENGINE_IMAGE) / "launcher").glob("*.py")
+    assert [path.name for path in sources if names.search(path.read_text())] == []
+
+
+def test_every_verb_and_every_argument_is_explained() -> None:
+    page = generate.cli_page()
+    parsers = [parser for parser, _ in generate._verbs(cli._parser())]
+    assert len(parsers) >= 8
+    for parser in parsers:
+        assert f"\n## {parser.prog}\n" in page
+        for action in parser._actions:
+            assert action.help, f"{parser.prog} {action.dest}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plimsoll simulate --trace FILE --service MANIFEST --hardware PROFILE [OPTION]...",
+        "plimsoll status [OPTION]... [NAME]",
+        "plimsoll explain [OPTION]... NAME",
+        "plimsoll operator",
+        "| `--seed SEED` | seed of all that is drawn | `0` |",
+        "| `--to S` | and to end before |  |",
+        "| `-f, --filename FILE` | manifest, or - for standard input; required |  |",
+        r"| `--output table\|json\|html` | how the result is shown | `table` |",
+    ],
+)
+def test_a_verb_has_its_usage_and_an_argument_its_row(line: str) -> None:
+    assert line in generate.cli_page().splitlines()
+
+
+def test_a_verb_of_a_verb_is_found() -> None:
+    parser = argparse.ArgumentParser(prog="p")
+    outer = parser.add_subparsers().add_parser("outer", help="o")
+    outer.add_subparsers().add_parser("inner", help="i")
+    assert [(found.prog, text) for found, text in generate._verbs(parser)] == [("p outer inner", "i")]
