@@ -17,7 +17,7 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 from plimsoll.core.signals import Heard, Listener
-from plimsoll.core.signals.percentile import percentile
+from plimsoll.core.signals.percentile import percentile, share_within
 
 NOW_S = 1.8e9
 SHARE = 0.95
@@ -389,6 +389,46 @@ def test_percentiles_out_of_an_engines_buckets_are_near_the_truth(median_s: floa
     truth = float(np.quantile(values, SHARE))
     # Evenly spread inside buckets the worst of these is 45 % off.
     assert percentile(b, SHARE) == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize("median_s", [0.006, 0.009, 0.012, 0.02, 0.03, 0.06])
+@pytest.mark.parametrize("target", [0.8, 1.0, 1.2, 1.5])  # medians
+def test_shares_within_a_target_inside_a_bucket_are_near_the_truth(median_s: float, target: float) -> None:
+    b, values = lognormal(median_s, 0.25, 400, TPOT_EDGES_S)
+    truth = float((values <= target * median_s).mean())
+    # Evenly spread inside buckets the worst of these is 55 points off.
+    assert share_within(b, target * median_s) == pytest.approx(truth, abs=0.07)
+
+
+def test_a_share_on_an_edge_is_counted_and_inside_a_bucket_between_its_edges() -> None:
+    b = Buckets(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), 3.2)
+    assert (share_within(b, 0.025), share_within(b, 0.05), share_within(b, 0.075)) == (0.3, 0.9, 1.0)
+    assert (share_within(b, 0.01), share_within(b, 0.0), share_within(b, -1.0)) == (0.0, 0.0, 0.0)
+    inside = [known(share_within(b, 0.025 + 0.001 * step) or 0.0) for step in range(26)]
+    assert inside == sorted(inside)
+    assert (inside[0], inside[-1]) == (0.3, 0.9)
+    assert share_within(Buckets(TPOT_EDGES_S, (0.0,) * 9, 0.0), 0.05) is None
+    with pytest.raises(ValueError, match="NaN"):
+        share_within(b, math.nan)
+
+
+def test_the_share_within_a_target_agrees_with_the_percentile_about_who_keeps_it() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        b, _ = lognormal(float(rng.uniform(0.005, 0.15)), float(rng.uniform(0.05, 0.3)), 400, TPOT_EDGES_S)
+        target_s = float(rng.uniform(0.006, 0.29))
+        placed, share = percentile(b, SHARE), share_within(b, target_s)
+        assert placed is not None
+        assert share is not None
+        assert (placed <= target_s) == (share >= SHARE) or share == pytest.approx(SHARE, abs=1e-6)
+
+
+@pytest.mark.parametrize("total", [0.0, 1e-9, 1e9])
+def test_a_sum_that_cannot_be_leaves_what_the_buckets_say(total: float) -> None:
+    b = Buckets(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
+    assert 0.3 <= known(share_within(b, 0.04) or 0.0) <= 0.9
+    alone = Buckets(TPOT_EDGES_S, (0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
+    assert 0.0 <= known(share_within(alone, 0.04) or 0.0) <= 1.0
 
 
 def test_percentiles_keep_to_what_buckets_say_for_sure() -> None:
