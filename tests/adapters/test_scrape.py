@@ -163,6 +163,7 @@ def test_what_is_not_exported_is_none_not_zero() -> None:
         b"vllm:num_requests_running{",
         b'vllm:request_prompt_tokens_bucket{engine="0"} 4.0',
         b'vllm:request_prompt_tokens_bucket{le="far"} 4.0',
+        b'vllm:request_time_per_output_token_seconds_bucket{le="NaN"} 4.0',
         b"vllm:\xff\xfe 1.0",
         b"vllm:",
     ],

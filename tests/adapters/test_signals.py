@@ -13,7 +13,7 @@ import pytest
 from plimsoll.adapters.signals import parse
 from plimsoll.core import buckets
 from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.core.ports import Buckets, GatewayReading, ServiceReading
+from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.endpoints import fleet
 from plimsoll.gateway.picker import Picker
@@ -240,6 +240,18 @@ def test_whole_answers_are_told_by_some_gateways_and_asked_of_none() -> None:
     for broken in ({"sum_s": -1.0, "buckets": [1], "counts": [1]}, {"sum_s": 1.0, "buckets": [1], "counts": [1, 2]}):
         document["services"]["team/chat"]["e2e"] = broken
         with pytest.raises(ValueError, match=r"sum_s|each bucket of the e2e of team/chat"):
+            chat(document)
+
+
+def test_what_was_judged_is_told_by_some_gateways_and_asked_of_none() -> None:
+    assert chat(v3()).judged is None
+    told = {"judged": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    document = v3()
+    document["services"]["team/chat"]["promise"] = told
+    assert chat(document).judged == Judged(9.0, 4.0, 3.0, 2.0)
+    for broken in ({"missed": 10}, {"missed": 2}, {"judged": -1}, {"missed_e2e": 1.5}, {"missed_ttft": None}):
+        document["services"]["team/chat"]["promise"] = told | broken
+        with pytest.raises(ValueError, match=r"judged|missed"):
             chat(document)
 
 

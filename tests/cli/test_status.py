@@ -24,7 +24,7 @@ STATUS: dict[str, Any] = {
     "conditions": [
         {"type": "Ready", "status": "True", "reason": "Serving", "message": "2 gateways list an endpoint"},
         {"type": "Stalled", "status": "False", "reason": "NotStalled", "message": "nothing is in the way"},
-        {"type": "SLOMet", "status": "False", "reason": "PromiseBroken", "message": "p95 TTFT 700ms, target 500ms"},
+        {"type": "SLOMet", "status": "False", "reason": "PromiseBroken", "message": "TTFT 91% within 500ms"},
         {"type": "ScalingLimited", "status": "True", "reason": "AtMaximum", "message": "6 wanted, maxReplicas is 5"},
     ],
     "tiers": {
@@ -41,7 +41,14 @@ STATUS: dict[str, Any] = {
             "model": {"known": True, "words": "known"},
         },
     },
-    "slo": {"ttft": "700ms", "tpot": "38ms", "attainment": "91%", "attainmentOffered": "88%", "window": "1m"},
+    "slo": {
+        "ttft": "700ms",
+        "tpot": "38ms",
+        "met": {"ttft": "91%", "tpot": "99%"},
+        "attainment": "90%",
+        "attainmentOffered": "87%",
+        "window": "1m",
+    },
     "limitedBy": "decode TPOT",
     "lastDecision": {
         "time": "2026-01-01T00:59:00Z",
@@ -84,19 +91,21 @@ async def test_a_namespace_is_a_table_of_what_its_services_have() -> None:
     lines = await answer(cluster(CHAT, FRESH, AGGREGATED), "team", None, PIPE, NOW_S)
     assert lines == [
         "NAME   READY  PREFILL  DECODE  TTFT   TPOT  ATTAINMENT  LIMITED-BY   AGE  REASON",
-        "chat   True   1/1      3/5     700ms  38ms  91%         decode TPOT  60m  Serving",
+        "chat   True   1/1      3/5     700ms  38ms  90%         decode TPOT  60m  Serving",
         "fresh  -      -        -       -      -     -           -            60m  -",
     ]
 
 
 async def test_times_of_whole_answers_are_shown_where_they_are_promised() -> None:
     slo = {"ttft": "500ms", "e2e": "20s"}
-    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s"}}
+    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s", "met": {"ttft": "91%", "e2e": "93%"}}}
     whole = builders.service("whole", slo=slo) | {"status": told}
     head, chat, line = await answer(cluster(CHAT, whole), "team", None, PIPE, NOW_S)
     at = head.index("E2E")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "9.4s")
-    assert "E2E   20s       9.4s" in await shown(whole, name="whole")
+    lines = await shown(whole, name="whole")
+    assert "E2E   20s       9.4s      93%" in lines
+    assert "90% of the answered and 87% of all requests kept all of it over the last 1m" in lines
 
 
 async def test_gaps_are_shown_where_they_are_promised() -> None:
@@ -105,7 +114,15 @@ async def test_gaps_are_shown_where_they_are_promised() -> None:
     head, chat, line = await answer(cluster(CHAT, even), "team", None, PIPE, NOW_S)
     at = head.index("ITL")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "31ms")
-    assert "ITL P99  40ms      31ms" in await shown(even, name="even")
+    assert "ITL P99  40ms      31ms      -" in await shown(even, name="even")
+
+
+async def test_what_is_not_known_of_a_promise_is_said() -> None:
+    told = STATUS | {"slo": {"ttft": "700ms", "met": {"ttft": "91%"}, "notKnown": "TPOT is not known: nobody tells"}}
+    blind = builders.service("blind", slo={"ttft": "500ms", "tpot": "50ms"}) | {"status": told}
+    lines = await shown(blind, name="blind")
+    assert "TPOT  50ms      -         -" in lines
+    assert "how many requests kept all of it is not known: TPOT is not known: nobody tells" in lines
 
 
 async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_out() -> None:

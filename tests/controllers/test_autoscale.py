@@ -17,7 +17,7 @@ from plimsoll.controllers.status import Sight, scaling
 from plimsoll.controllers.store import Key, Store
 from plimsoll.core.admission.published import from_dict, to_dict
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Buckets, EngineReading, GatewayReading, Ladder, ServiceReading
+from plimsoll.core.ports import About, Buckets, EngineReading, GatewayReading, Judged, Ladder, ServiceReading
 from plimsoll.telemetry import metrics
 from tests import builders
 
@@ -66,10 +66,12 @@ async def _tell(_: Object, __: Event) -> None:
     return None
 
 
-def arrivals(count: float) -> ServiceReading:
+def arrivals(count: float, late_first: float = 0.0, late_last: float = 0.0) -> ServiceReading:
+    """A gateway after so many answers; a share of them late with the first token, others with the last."""
+    judged = Judged(count, (late_first + late_last) * count, late_first * count, late_last * count)
     ttft = Buckets((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
     e2e = Buckets((2.0, 4.0, INFINITE), (0.0, count, 0.0), 2.9 * count)
-    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e)
+    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e, judged=judged)
 
 
 def engine(ended: float, at_s: float) -> EngineReading:

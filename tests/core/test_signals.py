@@ -17,7 +17,6 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 from plimsoll.core.signals import Heard, Listener
-from plimsoll.core.signals.percentile import percentile
 
 NOW_S = 1.8e9
 SHARE = 0.95
@@ -375,32 +374,6 @@ def test_readings_of_a_tier_that_the_service_does_not_have_are_ignored() -> None
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.DECODE, engine(0.0))
     assert list(listener.heard(NOW_S, {}, [], SHARE).tiers) == [Role.SERVE]
-
-
-def lognormal(median_s: float, deviation: float, n: int, edges: tuple[float, ...]) -> tuple[Buckets, np.ndarray]:
-    values = median_s * np.exp(deviation * np.random.default_rng(7).standard_normal(n))
-    counts = np.bincount(np.searchsorted(np.array(edges), values), minlength=len(edges))
-    return Buckets(edges, tuple(map(float, counts)), float(values.sum())), values
-
-
-@pytest.mark.parametrize("median_s", [0.006, 0.009, 0.012, 0.02, 0.03, 0.06])
-def test_percentiles_out_of_an_engines_buckets_are_near_the_truth(median_s: float) -> None:
-    b, values = lognormal(median_s, 0.25, 400, TPOT_EDGES_S)
-    truth = float(np.quantile(values, SHARE))
-    # Evenly spread inside buckets the worst of these is 45 % off.
-    assert percentile(b, SHARE) == pytest.approx(truth, rel=0.15)
-
-
-def test_percentiles_keep_to_what_buckets_say_for_sure() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(300):
-        counts = tuple(map(float, rng.integers(0, 4, len(TPOT_EDGES_S))))
-        b = Buckets(TPOT_EDGES_S, counts, float(rng.uniform(0.0, 2.0)))
-        placed, even = percentile(b, SHARE), buckets.quantile(b, SHARE)
-        assert (placed is None) == (even is None)
-        if placed is not None and even is not None:
-            assert math.isfinite(placed)
-            assert buckets.index(TPOT_EDGES_S, placed) in {buckets.index(TPOT_EDGES_S, even) + i for i in (-1, 0)}
 
 
 Course = Callable[[int], float]

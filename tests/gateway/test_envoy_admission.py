@@ -137,3 +137,16 @@ async def test_a_drain_serves_those_who_are_held(lone: Stack) -> None:
     assert [(await task)[0] for task in (running, held)] == [200, 200]
     await until(lambda: picker.poll() is not None, "the picker ends")
     assert picker.returncode == 0
+
+
+async def test_each_answer_is_held_against_the_targets_of_its_class(stack: Stack) -> None:
+    engine = await stack.engine()
+    classes = [{"name": "patient", "slo": {"ttft": "30m", "e2e": "1h"}}, {"name": "default"}]
+    told = promised(admission={"classes": classes}, classes=("patient", "default"), slo={"ttft": "1us", "tpot": "50ms"})
+    await stack.have([told], [pod(engine.address)])
+    await stack.routable(engine)
+    for klass in ("patient", "default", "default"):
+        assert (await stack.ask_fully(sent={"x-gateway-inference-objective": klass}))[0] == 200
+        await stack.inflight(engine, 0)
+    judged = (await stack.signals())["services"]["team/chat"]["promise"]
+    assert judged == {"judged": 3, "missed": 2, "missed_ttft": 2, "missed_e2e": 0}

@@ -103,9 +103,9 @@ class _Text:
     @staticmethod
     def _bucket(buckets: dict[float, float], labels: bytes, value: float) -> None:
         found = _EDGE.search(labels)
-        if found is None:
+        edge = math.nan if found is None else float(found.group(1))
+        if math.isnan(edge):
             raise ValueError("a bucket without an edge")
-        edge = float(found.group(1))
         buckets[edge] = buckets.get(edge, 0.0) + value
 
     @property

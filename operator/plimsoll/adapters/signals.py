@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from plimsoll.core import buckets
-from plimsoll.core.ports import Buckets, GatewayReading, ServiceReading
+from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading
 
 ROUTABLE_ROLES = ("decode", "serve")
 
@@ -57,6 +57,13 @@ class _Histogram(msgspec.Struct):
     counts: list[Count]
 
 
+class _Promise(msgspec.Struct):
+    judged: Count
+    missed: Count
+    missed_ttft: Count
+    missed_e2e: Count
+
+
 class _Admission(msgspec.Struct):
     held: Count
     held_work_s: Seconds
@@ -75,6 +82,7 @@ class _Service(msgspec.Struct):
     ttft: _Histogram | None = None  # from version 2 on
     admission: _Admission | None = None  # from version 3 on
     e2e: _Histogram | None = None  # of version 3, but not of its first gateways; readers before that pass over it
+    promise: _Promise | None = None  # likewise
 
 
 class _Document(msgspec.Struct):
@@ -131,6 +139,7 @@ def _service(name: str, read: _Service) -> ServiceReading:
         refused=requests.refused,
         ttft_s=None if read.ttft is None else _histogram(name, "TTFT", read.ttft),
         e2e_s=None if read.e2e is None else _histogram(name, "e2e", read.e2e),
+        judged=None if read.promise is None else _judged(name, read.promise),
         waiting=admission.held,
         held_work_s=admission.held_work_s,
         ticket_work_s=admission.ticket_work_s,
@@ -139,6 +148,12 @@ def _service(name: str, read: _Service) -> ServiceReading:
         outcomes=admission.outcomes,
         inflight={e.pod: e.inflight for e in read.endpoints},
     )
+
+
+def _judged(name: str, read: _Promise) -> Judged:
+    if not max(read.missed_ttft, read.missed_e2e) <= read.missed <= read.judged:
+        raise ValueError(f"more answers of {name} have missed the promise than were held against it")
+    return Judged(read.judged, read.missed, read.missed_ttft, read.missed_e2e)
 
 
 def _histogram(name: str, what: str, read: _Histogram) -> Buckets:

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     INFEASIBLE = "Infeasible"
     PROMISE_KEPT = "PromiseKept"
     PROMISE_BROKEN = "PromiseBroken"
+    PROMISE_UNDECIDED = "PromiseUndecided"
     NOT_MEASURED = "NotMeasured"
     LETTING_ALL_IN = "LettingAllIn"
     SHEDDING = "Shedding"
@@ -121,9 +122,10 @@ MEANING: dict[Reason, str] = {
     Reason.METRICS_MISSING: "Nobody tells of the requests, or no engine of its work; replicas are held.",
     Reason.FEASIBLE: "Enough replicas keep the promise at the present mix of requests.",
     Reason.INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that can be kept.",
-    Reason.PROMISE_KEPT: "The promised percentiles of the last minute lie within their targets.",
-    Reason.PROMISE_BROKEN: "A promised percentile of the last minute lies beyond its target.",
-    Reason.NOT_MEASURED: "There is nothing yet to judge by.",
+    Reason.PROMISE_KEPT: "The promised share of the last minute's answers, at least, was within all targets.",
+    Reason.PROMISE_BROKEN: "Fewer answers than promised were within their targets, or gaps between tokens were longer.",
+    Reason.PROMISE_UNDECIDED: "Enough answers were within each target; whether enough were within all, nobody knows.",
+    Reason.NOT_MEASURED: "There is nothing yet to judge by; the message has what is not known, and why.",
     Reason.LETTING_ALL_IN: "The ready engines serve all that comes within the promise.",
     Reason.SHEDDING: "More comes than the ready engines can serve within the promise; the rest is refused.",
     Reason.FALLBACK_FOUND: "The service that takes what this one cannot is there.",

@@ -79,7 +79,7 @@ _COLUMNS: Final = (
     _Column("Reason", f"{_CONDITION}.reason", "Why it is ready or not."),
     _Column("Age", ".metadata.creationTimestamp", "Time since it was made.", kind="date"),
     _Column("Offered", ".status.slo.offered", "Requests that arrive.", wide=True),
-    _Column("Attainment", ".status.slo.attainment", "Share of answered requests within the promise.", wide=True),
+    _Column("Attainment", ".status.slo.attainment", "Share of the answers that kept all targets, at least.", wide=True),
     _Column("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million output tokens.", wide=True),
     _Column("URL", ".status.url", "Base URL for clients inside the cluster.", wide=True),
 )

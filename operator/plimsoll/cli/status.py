@@ -180,26 +180,27 @@ def _promise(service: Object, screen: Screen) -> list[str]:
     measured = entries(service, "status", "slo")
     extra = text(slo, "ttftPerKToken")
     ttft = f"{text(slo, 'ttft') or NONE}{f' + {extra} per 1k tokens' if extra else ''}"
-    rows = [
-        [f"P{95 if percentile is None else percentile}", "PROMISED", "MEASURED"],
-        ["TTFT", ttft, text(measured, "ttft") or NONE],
-        ["TPOT", text(slo, "tpot") or NONE, text(measured, "tpot") or NONE],
-    ]
-    if text(slo, "e2e"):
-        rows.append(["E2E", text(slo, "e2e") or NONE, text(measured, "e2e") or NONE])
+    rows = [[f"P{95 if percentile is None else percentile}", "PROMISED", "MEASURED", "KEPT BY"]]
+    for name, target in (("ttft", ttft), ("tpot", text(slo, "tpot")), ("e2e", text(slo, "e2e"))):
+        if target or name != "e2e":
+            figures = text(measured, name), text(measured, "met", name)
+            rows.append([name.upper(), target or NONE, *(figure or NONE for figure in figures)])
     if text(slo, "itl"):
-        rows.append(["ITL P99", text(slo, "itl") or NONE, text(measured, "itl") or NONE])
-    return table(rows, screen) + _attained(measured, screen)
+        rows.append(["ITL P99", text(slo, "itl") or NONE, text(measured, "itl") or NONE, NONE])
+    return table(rows, screen) + _attained(slo, measured, screen)
 
 
-def _attained(measured: dict[str, Any], screen: Screen) -> list[str]:
+def _attained(slo: dict[str, Any], measured: dict[str, Any], screen: Screen) -> list[str]:
+    """All targets together: a bound where one of them is timed by the engines and another at the gateway."""
     answered, offered = text(measured, "attainment"), text(measured, "attainmentOffered")
     if answered is None and offered is None:
-        return []
+        why = text(measured, "notKnown")
+        return [] if why is None else hanging("", f"how many requests kept all of it is not known: {why}", screen)
     window = text(measured, "window")
     when = f" over the last {window}" if window else ""
-    words = f"{answered or NONE} of the answered and {offered or NONE} of all requests met it{when}"
-    return hanging("", words, screen)
+    bound = "at least " if text(slo, "tpot") and (text(slo, "ttft") or text(slo, "e2e")) else ""
+    kept = f"{bound}{answered or NONE} of the answered and {offered or NONE} of all requests kept all of it{when}"
+    return hanging("", kept, screen)
 
 
 def _decisions(service: Object, screen: Screen) -> list[str]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from prometheus_client import Gauge
 
 from plimsoll.api.conditions import Condition
-from plimsoll.controllers.report import measured
+from plimsoll.controllers.promise import measured
 from plimsoll.controllers.store import Key
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish
-from plimsoll.core.autoscaler.service import missed_share, share_in_time
+from plimsoll.core.autoscaler.attained import attained
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.scaling import Need
 from plimsoll.core.slo import Slo
@@ -97,21 +97,26 @@ def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -
 
 def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
     heard = seen.heard
-    met = share_in_time(heard, slo)
+    shares = attained(heard, slo)
     shed = None if isinstance(heard.shed_share, Unknown) else heard.shed_share
-    missed = missed_share(heard, slo)
     tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
     metrics.SLO_PROMISED.labels(name).set(slo.share)
-    _show(metrics.SLO_TTFT, None if slo.ttft_s is None else float(slo.ttft_targets_s(tokens)), name)
+    _show(metrics.SLO_TTFT, None if slo.ttft_s is None else slo.deadlines(tokens).first_s, name)
     _show(metrics.SLO_TPOT, slo.tpot_s, name)
     _show(metrics.SLO_E2E, slo.e2e_s, name)
     e2e_s, itl_s = measured(seen)[2:]
     _show(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else e2e_s, name)
     _show(metrics.SLO_ITL, slo.itl_s, name)
     _show(metrics.SLO_ITL_MEASURED, None if slo.itl_s is None else itl_s, name)
-    _show(metrics.SLO_MISSED, shed if missed is None else missed, name)  # nobody was answered: all were refused
-    _show(metrics.SCALING_ATTAINMENT, met, name)
+    for target, _ in slo.targets[:-1]:  # gaps are no target of a request
+        _show(metrics.SLO_MET, _known(shares.met.get(target)), name, target.lower())
+    _show(metrics.SLO_ATTAINMENT, _known(shares.least), name)
+    _show(metrics.SLO_MISSED, shares.missed, name)
     _show(metrics.SCALING_SHED, shed, name)
+
+
+def _known(share: float | Unknown | None) -> float | None:
+    return None if isinstance(share, Unknown) else share
 
 
 def _show(gauge: Gauge, value: float | None, *labels: str) -> None:

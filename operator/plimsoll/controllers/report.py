@@ -8,7 +8,6 @@ figures alone; figures that have moved little keep their old words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,22 +15,18 @@ from typing import Any, Final, NamedTuple
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers import memory
-from plimsoll.core import units
+from plimsoll.controllers import memory, promise
 from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
-from plimsoll.core.autoscaler.service import Told, share_in_time
+from plimsoll.core.autoscaler.service import Told
 from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.lifecycle import Eta, Overdue, Starting, eta
 from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecision
-from plimsoll.core.slo import Slo
 
 Object = dict[str, Any]
 
 SHED: Final = 0.01  # share of requests refused from which on it is called shedding
-MOVED: Final = 0.1  # a figure that has moved by less keeps its old words
-SLACK: Final = 0.1  # of a target: a promise that was broken counts as met again only so far below it
 LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
 
 _LIMITS: Final = {
@@ -135,7 +130,7 @@ def make(
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(_conditions(service, seen, wish, last, silent)),
         tiers={name: _tier(service, seen, name, last, now_s) for name in service.tiers} if sized else {},
-        slo=_slo(seen, wish.slo, last) if wish.slo is not None else {},
+        slo=promise.figures(seen, wish.slo, last.slo) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
         last_decision=_decision(made[-1]) if made else None,
@@ -159,7 +154,7 @@ def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: S
         return
     yield _metrics(seen, silent)
     yield _feasible(service)
-    yield _met(seen, wish.slo, old)
+    yield promise.condition(seen, wish.slo, next((c for c in old.conditions if c.type is Type.SLO_MET), None))
     yield _limited(service.last.decision)
     yield _admitting(service, seen, old)
 
@@ -207,31 +202,13 @@ def _feasible(service: Service) -> Condition:
         assert need.infeasible is not None
         nearest = need.infeasible.feasible
         told = () if nearest is None else nearest.targets
-        words = ", ".join(f"slo.{name.lower()} {_duration(value)}" for name, value in told if value is not None)
+        words = ", ".join(f"slo.{name.lower()} {promise.duration(value)}" for name, value in told if value is not None)
         breaks = f"{need.infeasible.constraint} breaks it"
         message = f"{name}: no number of replicas keeps it, {breaks}; feasible: {words}{need.infeasible.hint}"
         return Condition(Type.SLO_FEASIBLE, False, Reason.INFEASIBLE, message)
     if service.needs and all(isinstance(need, Need) for need in service.needs.values()):
         return Condition(Type.SLO_FEASIBLE, True, Reason.FEASIBLE, "enough replicas keep the promise at this mix")
     return Condition(Type.SLO_FEASIBLE, None, Reason.NOT_MEASURED, "the tiers' load lines are not known yet")
-
-
-def _met(seen: Seen, slo: Slo, old: Report) -> Condition:
-    """By what clients saw over the last minute; a promise that was broken must be kept by some margin to be met."""
-    worst: tuple[float, str] | None = None
-    for (name, target_s), value in zip(slo.targets, measured(seen), strict=True):
-        if target_s is not None and value is not None:
-            words = f"{slo.percentile(name)} {name} {_duration(value)}, target {_duration(target_s)}"
-            worst = max(worst or (0.0, ""), (value / target_s, words))
-    if worst is None:
-        return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, "no request has ended in the last minute")
-    before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
-    met = worst[0] <= (1.0 - SLACK if before is not None and before.holds is False else 1.0)
-    if met and slo.itl_s is not None and measured(seen)[-1] is None:
-        return Condition(Type.SLO_MET, None, Reason.NOT_MEASURED, f"itl is not known: {_unknown_gaps(seen)}")
-    if before is not None and before.holds is met:
-        return before
-    return Condition(Type.SLO_MET, met, Reason.PROMISE_KEPT if met else Reason.PROMISE_BROKEN, worst[1])
 
 
 def _admitting(service: Service, seen: Seen, old: Report) -> Condition:
@@ -278,7 +255,10 @@ def _tier(service: Service, seen: Seen, name: str, old: Report, now_s: float) ->
     found: Object = {}
     if tier.ledger.whole.starts:
         whole = tier.ledger.whole
-        found["startup"] = {"p50": _duration(whole.quantile_s(0.5)), "p90": _duration(whole.quantile_s(0.9))}
+        found["startup"] = {
+            "p50": promise.duration(whole.quantile_s(0.5)),
+            "p90": promise.duration(whole.quantile_s(0.9)),
+        }
     if isinstance(need, Need):
         found["needed"] = need.replicas
         found["knee"] = f"{need.replica_work / need.request_gpu_s:.2g} req/s"
@@ -301,7 +281,7 @@ def _starting(tier: Tier, pods: Sequence[Starting], before: Mapping[str, Any], n
     if left := [time.likely_s for time in times if isinstance(time, Eta)]:
         due_s, old = now_s + min(left), before.get("nextReady")
         near = isinstance(old, str) and abs(datetime.fromisoformat(old).timestamp() - due_s) <= max(
-            5.0, MOVED * min(left)
+            5.0, promise.MOVED * min(left)
         )
         found["nextReady"] = old if near else _time(due_s)
     return found
@@ -321,7 +301,7 @@ def _model(tier: Tier, need: Need, before: Mapping[str, Any]) -> Object:
 
 def _seconds(before: Any, value: float) -> str:
     """Two digits; the old ones where they are still near enough."""
-    if isinstance(before, str) and abs(float(before) - value) <= MOVED * value:
+    if isinstance(before, str) and abs(float(before) - value) <= promise.MOVED * value:
         return before
     return f"{value:.2g}"
 
@@ -333,30 +313,6 @@ def _level(service: Service, name: str) -> float | None:
 
 def _tens(percent: float) -> int:
     return round(percent / 10.0) * 10
-
-
-def _slo(seen: Seen, slo: Slo, old: Report) -> Object:
-    before = old.slo
-    ttft_s, tpot_s, e2e_s, itl_s = measured(seen)
-    found: Object = {"window": "1m"}
-    if ttft_s is not None:
-        found["ttft"] = _figure(before.get("ttft"), ttft_s)
-    if tpot_s is not None:
-        found["tpot"] = _figure(before.get("tpot"), tpot_s)
-    if e2e_s is not None and slo.e2e_s is not None:
-        found["e2e"] = _figure(before.get("e2e"), e2e_s)
-    if itl_s is not None and slo.itl_s is not None:
-        found["itl"] = _figure(before.get("itl"), itl_s)
-    met = share_in_time(seen.heard, slo)
-    if met is not None:
-        shed = 0.0 if isinstance(seen.heard.shed_share, Unknown) else seen.heard.shed_share
-        found["attainment"] = f"{math.floor(100.0 * met)}%"
-        found["attainmentOffered"] = f"{math.floor(100.0 * met * (1.0 - shed))}%"
-    if len(found) == 1:
-        return {}
-    if not isinstance(seen.heard.rate_per_s, Unknown):
-        found["offered"] = f"{seen.heard.rate_per_s:.2g} req/s"
-    return found
 
 
 def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
@@ -374,42 +330,11 @@ def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
     return found
 
 
-def measured(seen: Seen) -> tuple[float | None, ...]:
-    """Promised percentiles as clients saw them, s, in the order of `Slo.targets`: TPOT and gaps in the tier that
-    decodes, the others at the gateway."""
-    decoding = [told.measured for role, told in seen.heard.tiers.items() if role != "prefill"]
-    tpot, itl = ([getattr(one, name) for one in decoding] for name in ("tpot_s", "itl_s"))
-    told = ([seen.heard.ttft_s], tpot, [seen.heard.e2e_s], itl)
-    return tuple(next((value for value in of if not isinstance(value, Unknown)), None) for of in told)
-
-
-def _unknown_gaps(seen: Seen) -> str:
-    for role, told in seen.heard.tiers.items():
-        if role != "prefill" and isinstance(told.measured.itl_s, Unknown):
-            return told.measured.itl_s.why
-    return "no engine is heard"
-
-
-def _figure(before: Any, seconds: float) -> str:
-    """A duration of two digits; the old one where it is still near enough."""
-    if isinstance(before, str) and abs(units.parse_duration(before) - seconds) <= MOVED * seconds:
-        return before
-    return _duration(seconds)
-
-
-def _duration(seconds: float) -> str:
-    """Two significant digits, in the unit that people would use: 5.1ms, 340ms, 1.2s, 95s."""
-    if seconds < 0.000001:
-        return "0s"
-    digits = 1 - math.floor(math.log10(seconds))
-    rounded = round(seconds, digits)
-    return units.format_duration(rounded) if rounded < 1.0 else f"{rounded:g}s"
-
-
 def _starts(tier: Tier) -> Object:
     return {
         "phases": [
-            {"name": name, "p50": _duration(q.p50_s), "p90": _duration(q.p90_s)} for name, q in tier.ledger.quantiles
+            {"name": name, "p50": promise.duration(q.p50_s), "p90": promise.duration(q.p90_s)}
+            for name, q in tier.ledger.quantiles
         ]
     }
 

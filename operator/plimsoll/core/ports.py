@@ -26,6 +26,18 @@ class Buckets(NamedTuple):
     total: float
 
 
+class Judged(NamedTuple):
+    """Answers that a gateway has held against what was promised of each, by its class and the length of its prompt.
+
+    missed: those too late with their first token or with their last one; ttft, e2e: with the one, and with the other.
+    """
+
+    answers: float
+    missed: float
+    ttft: float
+    e2e: float
+
+
 @dataclass(frozen=True, slots=True)
 class EngineReading:
     """One engine's own metrics at one moment.
@@ -65,11 +77,11 @@ class ServiceReading:
 
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
-    ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered. waiting:
-    requests held now, and held_work_s their GPU-seconds. ticket_work_s: GPU-seconds of those told to come back, until
-    they are due. units: sequences that it may have at each engine; in_use: the most that it has at one. outcomes: of
-    admission, by name. inflight: requests at each engine now, by pod. A gateway of an older release tells neither
-    tokens nor ttft_s nor e2e_s nor anything of admission.
+    ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered; judged:
+    those of these of which something was promised. waiting: requests held now, and held_work_s their GPU-seconds.
+    ticket_work_s: GPU-seconds of those told to come back, until they are due. units: sequences that it may have at each
+    engine; in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests at each engine now,
+    by pod. A gateway of an older release tells neither tokens nor ttft_s, e2e_s or judged nor anything of admission.
     """
 
     arrived: float
@@ -88,6 +100,7 @@ class ServiceReading:
     outcomes: Mapping[str, float] = field(default_factory=dict)
     inflight: Mapping[str, int] = field(default_factory=dict)
     e2e_s: Buckets | None = None
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+class Deadlines(NamedTuple):
+    """Of one request, seconds after its receipt: for its first and its last token; infinite where none is promised."""
+
+    first_s: float
+    last_s: float
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ class Slo:
     def percentile(self, name: str) -> str:
         """Which percentile the target of that name bounds: that of all gaps between tokens is the 99th."""
         return "p99" if name == "itl" else f"p{100 * self.share:g}"
+
+    def deadlines(self, prompt_tokens: float) -> Deadlines:
+        """Of a request with such a prompt, cached tokens included."""
+        first_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
+        return Deadlines(first_s, math.inf if self.e2e_s is None else self.e2e_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
         """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""

@@ -25,7 +25,6 @@ from plimsoll.gateway.settings import LONGEST_HOLD_SECONDS
 from plimsoll.gateway.visit import Visit
 
 MOST_TENANTS: Final = 1000  # remembered by name; further ones share a turn
-DEFAULT_CLASS: Final = "default"
 RATE_MEMORY_S: Final = 10.0
 # A prompt's tokens are guessed from its bytes: a guess alone never says that it fits nowhere, unless it is far off.
 SURE_ROOM: Final = 0.75
@@ -58,8 +57,6 @@ class Guard:
         self._caps: dict[str, int] | None = {}  # None: to be given to the gate anew, none among them
         self._prefills: frozenset[str] = frozenset()
         self._tenants: dict[str, float] = {}  # when each was last seen
-        self._classes = {c.name.encode(): c.name for c in policy.classes}
-        self._default = _default(policy)
         self._overdue: list[str] = []  # tickets held for longer than Envoy waits
         self._rate = self._offered_s = 0.0
         self._ticked_s = now
@@ -191,7 +188,7 @@ class Guard:
     def _request(self, visit: Visit) -> Request:
         """The request as the gate is asked."""
         if visit.request is None:
-            prompt, klass = visit.prompt, self._classes.get(visit.klass, self._default)
+            prompt, klass = visit.prompt, self.policy.class_of(visit.klass).name
             visit.request = Request(  # by position: names would cost a microsecond
                 visit.ticket,
                 klass,
@@ -235,23 +232,14 @@ class Guard:
 
     def _known(self, request: Request) -> Request:
         """A running request in the words of this gate, whose classes may be others."""
-        if request.klass.encode() in self._classes:
-            return request
-        return replace(request, klass=self._default)
+        klass = self.policy.class_of(request.klass.encode()).name
+        return request if request.klass == klass else replace(request, klass=klass)
 
 
 def _limits(policy: Policy) -> Limits:
     if policy.published is None or policy.published.limits is None:
         raise ValueError("nothing is told by which requests could be let in")
     return policy.published.limits
-
-
-def _default(policy: Policy) -> str:
-    """The class of requests that name none: the one called so, else the least."""
-    names = [c.name for c in policy.classes]
-    if DEFAULT_CLASS in names:
-        return DEFAULT_CLASS
-    return min(policy.classes, key=lambda c: c.priority).name
 
 
 def caps(units: int, strangers: Mapping[str, int], doubtful: Collection[str]) -> dict[str, int]:

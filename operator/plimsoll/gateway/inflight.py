@@ -15,6 +15,7 @@ from typing import NamedTuple
 from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.drift import correction
 from plimsoll.core.picking.endpoint import Endpoint, Load
+from plimsoll.core.slo import Deadlines
 
 DOUBT_SECONDS = 5.0
 OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
@@ -22,13 +23,14 @@ OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
 
 class Flight(NamedTuple):
     """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, when it was picked, and what
-    its client is known by when it comes back."""
+    its client is known by when it comes back. deadlines: what was promised of it then, None for nothing."""
 
     service: str
     endpoint: str
     prefill: str | None
     since: float
     demand: Hashable = None
+    deadlines: Deadlines | None = None
 
 
 class InFlight:
@@ -60,11 +62,19 @@ class InFlight:
             self._load(endpoint.address)
         return Standing(endpoints, self.loads)
 
-    def begin(self, service: str, pick: Pick, ticket: str, now: float, demand: Hashable = None) -> None:
+    def begin(
+        self,
+        service: str,
+        pick: Pick,
+        ticket: str,
+        now: float,
+        demand: Hashable = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         """Count a pick under its ticket."""
         self._turn += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._flights[ticket] = Flight(service, address, prefill, now, demand)
+        self._flights[ticket] = Flight(service, address, prefill, now, demand, deadlines)
         self._count(address, 1).turn = self._turn
         if prefill is not None:
             self._count(prefill, 1).turn = self._turn

@@ -143,7 +143,7 @@ class Picker:
         if record.reset_before_first_byte:
             self.inflight.doubt(record.host or flight.endpoint, now)
         if flight.service in self.fleet.services:
-            self.tally(flight.service).end(record)
+            self.tally(flight.service).end(record, flight.deadlines)
         if record.reset_before_first_byte or (record.host and record.host != flight.endpoint):
             self._refresh(now)
         self._release((flight.service,), now)
@@ -186,7 +186,9 @@ class Picker:
         if chosen.endpoint.role is Role.DECODE:
             tally.prefill(remote=chosen.prefill is not None)
         self.admission.began(came, chosen.endpoint.address, now)
-        self.inflight.begin(service.key, chosen, came.ticket, now, came.demand)
+        promised = None if service.policy is None else service.policy.class_of(came.klass).slo
+        deadlines = None if promised is None else promised.deadlines(came.prompt.tokens)
+        self.inflight.begin(service.key, chosen, came.ticket, now, came.demand, deadlines)
         self._refused.forget(came.demand)
         return _sent(service, chosen, came)
 

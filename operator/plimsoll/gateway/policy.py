@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.admission import ClassPolicy, TenantPolicy
@@ -22,6 +23,8 @@ from plimsoll.core.errors import InvalidSpec
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
+
+DEFAULT_CLASS: Final = "default"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,20 @@ class Policy:
         """Whether there is a model to decide by, and it was made for these classes."""
         told = self.published
         return told is not None and told.limits is not None and told.classes == tuple(c.name for c in self.classes)
+
+    @cached_property
+    def default(self) -> ClassPolicy:
+        """The class of requests that name none: the one called so, else the least."""
+        called = (c for c in self.classes if c.name == DEFAULT_CLASS)
+        return next(called, None) or min(self.classes, key=lambda c: c.priority)
+
+    def class_of(self, told: bytes) -> ClassPolicy:
+        """The class of a request, by what its header says."""
+        return self._by_header.get(told, self.default)
+
+    @cached_property
+    def _by_header(self) -> Mapping[bytes, ClassPolicy]:
+        return {c.name.encode(): c for c in self.classes}
 
 
 def read(obj: Object) -> Policy | None:

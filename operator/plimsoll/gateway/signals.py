@@ -24,7 +24,8 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
     """The document. Counts are since this picker's start, which `born` names; `at` (Unix seconds) is for people only.
 
     `ttft` and `e2e` (to an answer's last byte) are histograms over `LATENCY_EDGES_S`: indices of the buckets that are
-    not empty, and the counts in these.
+    not empty, and the counts in these. `promise`: answers held against the targets of their class, each by the length
+    of its prompt, and those of them that missed any, the TTFT, the e2e.
     `admission`: requests held now and their GPU-seconds; GPU-seconds of those told to come back, until they are due;
     most sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
     """

@@ -10,6 +10,7 @@ from prometheus_client import Counter as Counted
 from plimsoll.core import buckets
 from plimsoll.core.admission import Outcome as Decided
 from plimsoll.core.picking.endpoint import Prompt
+from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.accesslog import Outcome, Record
 from plimsoll.gateway.replies import Reason
 from plimsoll.telemetry import metrics
@@ -30,6 +31,7 @@ class Tally:
         self.ttft_s = 0.0  # sum
         self.e2e: Counter[int] = Counter()
         self.e2e_s = 0.0
+        self.judged = self.missed = self.missed_ttft = self.missed_e2e = 0  # answers of which something was promised
         self.remote = 0
         self.local = 0
         self._first = metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -71,8 +73,8 @@ class Tally:
             child = self._decided[outcome] = metrics.GATEWAY_OUTCOMES.labels(self._service, outcome.value)
         child.inc()
 
-    def end(self, record: Record) -> None:
-        """Count a request that a pick had sent to an engine."""
+    def end(self, record: Record, deadlines: Deadlines | None = None) -> None:
+        """Count a request that a pick had sent to an engine. deadlines: what was promised of it, None for nothing."""
         outcome = record.outcome
         self.ended[outcome] += 1
         self._ended[outcome].inc()
@@ -83,8 +85,16 @@ class Tally:
         if e2e_s is not None:
             self.e2e[buckets.index(buckets.LATENCY_EDGES_S, e2e_s)] += 1
             self.e2e_s += e2e_s
+        if deadlines is not None and ttft_s is not None and e2e_s is not None:
+            self._judge(ttft_s > deadlines.first_s, e2e_s > deadlines.last_s)
         if record.duration_us is not None:
             self._duration.observe(record.duration_us / 1e6)
+
+    def _judge(self, late_first: bool, late_last: bool) -> None:
+        self.judged += 1
+        self.missed += late_first or late_last
+        self.missed_ttft += late_first
+        self.missed_e2e += late_last
 
     def _time(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -92,7 +102,7 @@ class Tally:
         self.ttft_s += ttft_s
 
     def signals(self) -> dict[str, Any]:
-        """The `requests`, `ttft`, `e2e` and `prefill` parts of this service in `/signals`."""
+        """The `requests`, `ttft`, `e2e`, `promise` and `prefill` parts of this service in `/signals`."""
         return {
             "requests": {
                 "arrived": self.arrived,
@@ -105,5 +115,11 @@ class Tally:
             },
             "ttft": {"sum_s": round(self.ttft_s, 6), "buckets": list(self.ttft), "counts": list(self.ttft.values())},
             "e2e": {"sum_s": round(self.e2e_s, 6), "buckets": list(self.e2e), "counts": list(self.e2e.values())},
+            "promise": {
+                "judged": self.judged,
+                "missed": self.missed,
+                "missed_ttft": self.missed_ttft,
+                "missed_e2e": self.missed_e2e,
+            },
             "prefill": {"remote": self.remote, "local": self.local},
         }

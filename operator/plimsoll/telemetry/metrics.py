@@ -214,12 +214,6 @@ SCALING_UTILISATION = Gauge(
     _TIER,
     registry=OPERATOR,
 )
-SCALING_ATTAINMENT = Gauge(
-    "plimsoll_scaling_ttft_attainment_ratio",
-    "Share of the last minute's answered requests within the TTFT target, as clients saw it.",
-    ["service"],
-    registry=OPERATOR,
-)
 SCALING_SHED = Gauge(
     "plimsoll_scaling_shed_ratio",
     "Share of the last minute's first attempts that the gateway refused.",
@@ -289,9 +283,24 @@ SLO_ITL_MEASURED = Gauge(
     ["service"],
     registry=OPERATOR,
 )
+SLO_MET = Gauge(
+    "plimsoll_slo_met_ratio",
+    "Share of the last minute's answers within one target of a request (target: ttft, tpot, e2e); no series where it "
+    "is not promised or not known.",
+    ["service", "target"],
+    registry=OPERATOR,
+)
+SLO_ATTAINMENT = Gauge(
+    "plimsoll_slo_attainment_ratio",
+    "Share of the last minute's answers that were, at least, within all targets of a request; no series while one is "
+    "not known.",
+    ["service"],
+    registry=OPERATOR,
+)
 SLO_MISSED = Gauge(
     "plimsoll_slo_missed_ratio",
-    "Share of the last minute's requests that were refused, or answered later than the TTFT target.",
+    "Share of the last minute's requests that were refused or, at most, answered beyond a target; what is not known of "
+    "a target counts as no miss.",
     ["service"],
     registry=OPERATOR,
 )
@@ -309,7 +318,6 @@ _OF_SCALED = (
     SCALING_LOAD,
     SCALING_FORECAST,
     SCALING_UTILISATION,
-    SCALING_ATTAINMENT,
     SCALING_SHED,
     SCALING_READY,
     SCALING_OVERDUE,
@@ -321,6 +329,8 @@ _OF_SCALED = (
     SLO_E2E_MEASURED,
     SLO_ITL,
     SLO_ITL_MEASURED,
+    SLO_MET,
+    SLO_ATTAINMENT,
     SLO_MISSED,
 )
 

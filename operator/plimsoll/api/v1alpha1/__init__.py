@@ -9,6 +9,7 @@ from plimsoll.api.v1alpha1.scaling import RateLimit, RatioBounds, Scaling
 from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
     DecisionStatus,
+    MetStatus,
     SloStatus,
     TierChangesStatus,
     TierChangeStatus,
@@ -47,6 +48,7 @@ __all__ = [
     "KeyRef",
     "LatencyStatus",
     "LocalRef",
+    "MetStatus",
     "Meta",
     "ModelSource",
     "PhaseStatus",

@@ -7,6 +7,16 @@ from pydantic import Field
 from plimsoll.api.v1alpha1.tier_status import Number, Observed
 
 
+class MetStatus(Observed):
+    """Share of the answers that kept each target, where it is promised and known."""
+
+    ttft: Number | None = Field(
+        default=None, description="Whose first token was in time for the length of their prompt, such as 98%."
+    )
+    tpot: Number | None = Field(default=None, description="Whose time per output token was within the target.")
+    e2e: Number | None = Field(default=None, alias="e2e", description="Whose last token was in time.")
+
+
 class SloStatus(Observed):
     """The promise as clients saw it of late."""
 
@@ -25,13 +35,22 @@ class SloStatus(Observed):
         default=None,
         description="99th percentile of the gaps between tokens, such as 31ms; only where it is promised.",
     )
+    met: MetStatus | None = Field(
+        default=None, description="Share of the answers that kept each target, where it is promised and known."
+    )
     attainment: Number | None = Field(
-        default=None, description="Share of the answered requests whose first token was in time, such as 97%."
+        default=None,
+        description="Share of the answers that kept all targets of a request (ttft, tpot, e2e), such as 97%: at least, "
+        "since who misses the pace is not known by request.",
     )
     attainment_offered: Number | None = Field(
         default=None,
-        description="Share of all requests that arrived, refused ones included, whose first token was in time: "
-        "refusing cannot raise it.",
+        description="The same share of all requests that arrived, refused ones included: refusing cannot raise it.",
+    )
+    not_known: str | None = Field(
+        default=None,
+        max_length=256,
+        description="The target that is not measured, and why; then there is no attainment.",
     )
     offered: Number | None = Field(default=None, description="Requests that arrived, such as 41.2 req/s.")
     window: Number | None = Field(default=None, description="Length of time that is looked back on, such as 1m.")

@@ -373,25 +373,18 @@ def coverage(heard: Heard, told: TierHeard, ready: int) -> float:
 
 
 def missed_share(heard: Heard, slo: Slo) -> float | None:
-    """Share of the last minute's requests that were refused or late, as clients saw it; None without requests."""
+    """Share of the last minute's requests that were refused or late with their first token; None without requests.
+
+    What too few replicas cost: gates hold the pace, so that requests wait or are refused.
+    """
     shed = 0.0 if isinstance(heard.shed_share, Unknown) else heard.shed_share
     if heard.ttft is None or slo.ttft_s is None:
         return shed if shed else None
-    met = share_in_time(heard, slo)
+    tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
+    met = buckets.share_below(heard.ttft, slo.deadlines(tokens).first_s)
     if met is None:  # nobody was answered
         return shed or None
     return min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
-
-
-def share_in_time(heard: Heard, slo: Slo) -> float | None:
-    """Share of the last minute's answers whose first token came by the target of a prompt of mean length; None without.
-
-    A minute's times and lengths are known apart, and not by request.
-    """
-    tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
-    if heard.ttft is None or slo.ttft_s is None:
-        return None
-    return buckets.share_below(heard.ttft, float(slo.ttft_targets_s(tokens)))
 
 
 def _fraction(need: Need, replicas: int) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 from plimsoll.core.calibration.window import WindowSums
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets
+from plimsoll.core.ports import Buckets, Judged
 from plimsoll.core.scaling.observation import Measured
 from plimsoll.core.transfer import Moved
 from plimsoll.core.workload import Workload
@@ -26,7 +26,8 @@ class TierHeard:
     up to all its pods; `kv_used` is the fullest pod's. coverage: share of the tier's pods with a fresh reading; 1 for a
     tier without pods, of which nothing else is known. age_s: of the oldest reading among those. windows: new since the
     last call. running: requests in the engines that answer, waiting ones included. step_rate_per_s: steps of one pod,
-    mean over the time in which it was never idle. post_share: share of a pod's time spent in posting KV reads.
+    mean over the time in which it was never idle. post_share: share of a pod's time spent in posting KV reads. paces:
+    times per output token of requests with a second token that ended, None where engines do not tell; ended: requests.
     """
 
     measured: Measured = field(default_factory=Measured)
@@ -36,6 +37,8 @@ class TierHeard:
     running: float | Unknown = NOTHING_HEARD
     step_rate_per_s: float | Unknown = NOTHING_HEARD
     post_share: float | Unknown = NOTHING_HEARD
+    paces: Buckets | None = None
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,12 @@ class Heard:
     coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
     workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
     tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from. e2e_s:
-    the same percentile of whole answers. arrived: first attempts, last minute; shed_share: refused over these. held:
-    requests that wait at the gateways now, and held_work_s their GPU-seconds in the tier that answers. returning_s:
-    GPU-seconds there of those that were refused and told when to come back, until they are due; retries are no
-    arrivals, so they are in no rate. in_flight: requests that gateways have sent to engines and that have not ended.
-    moved: what decode engines received of prefill engines, about the last ten minutes. gateways: those that exist.
+    the same percentile of whole answers. judged: the last minute's answers against the promise; None where gateways do
+    not tell. arrived: first attempts, last minute; shed_share: refused over these. held: requests that wait at the
+    gateways now, and held_work_s their GPU-seconds in the tier that answers. returning_s: GPU-seconds there of those
+    that were refused and told when to come back, until they are due; retries are no arrivals, so they are in no rate.
+    in_flight: requests that gateways have sent to engines and that have not ended. moved: what decode engines received
+    of prefill engines, about the last ten minutes. gateways: those that exist.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
@@ -63,6 +67,7 @@ class Heard:
     ttft_s: float | Unknown = NOTHING_HEARD
     ttft: Buckets | None = None
     e2e_s: float | Unknown = NOTHING_HEARD
+    judged: Judged | None = None
     arrived: float = 0.0
     shed_share: float | Unknown = NOTHING_HEARD
     held: float | Unknown = NOTHING_HEARD

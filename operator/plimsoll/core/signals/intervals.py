@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from operator import lt
+from operator import lt, sub
 from typing import Any, Final, NamedTuple, TypeVar
 
 from plimsoll.core.buckets import difference, merged
-from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
+from plimsoll.core.ports import Buckets, EngineReading, Judged, ServiceReading
 
 GAP_S: Final = 15.0  # readings further apart say nothing of the time between
 CLOCK_S: Final = 60.0  # a clock set back by more is believed
@@ -60,7 +60,7 @@ class ServiceInterval(NamedTuple):
     """One service at one gateway over `seconds`; None is not known. refused: for want of room or
     time; a quota that was used up, or a request that no engine could hold, breaks no promise.
 
-    sized: those of `arrived` whose tokens are told.
+    sized: those of `arrived` whose tokens are told. judged, missed, missed_ttft, missed_e2e: as in `Judged`.
     """
 
     seconds: float
@@ -72,6 +72,10 @@ class ServiceInterval(NamedTuple):
     arrived_tokens: float | None = None
     ttft_s: Buckets | None = None
     e2e_s: Buckets | None = None
+    judged: float | None = None
+    missed: float | None = None
+    missed_ttft: float | None = None
+    missed_e2e: float | None = None
 
 
 Sums = TypeVar("Sums", bound=tuple[float | Buckets | None, ...])
@@ -116,8 +120,9 @@ def is_answer(reading: ServiceReading) -> bool:
     """Whether all counts of a service are numbers that can be counts."""
     counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed)
     now = (reading.waiting, reading.held_work_s, reading.ticket_work_s, *reading.inflight.values())
+    judged = reading.judged or ()
     times = (reading.ttft_s, reading.e2e_s)
-    return all(map(_is_number, (*counts, *now, *reading.refused.values()))) and all(map(_is_histogram, times))
+    return all(map(_is_number, (*counts, *now, *judged, *reading.refused.values()))) and all(map(_is_histogram, times))
 
 
 def engine_interval(old: EngineReading, new: EngineReading) -> EngineInterval | None:
@@ -152,10 +157,12 @@ def service_interval(
         _shed(after) - _shed(before),
     )
     tokens = _change(before.arrived_tokens, after.arrived_tokens)
-    if min(*changes, tokens or 0.0) < 0.0:
+    judged = _judged(before.judged, after.judged)
+    if min(*changes, tokens or 0.0, *(judged or ())) < 0.0:
         return None
     sized = None if tokens is None else changes[0]
-    return ServiceInterval(seconds, *changes, sized, tokens, *(_between(*pair) for pair in times))
+    counts = (seconds, *changes, sized, tokens, *(_between(*pair) for pair in times))
+    return ServiceInterval._make((*counts, *(judged or (None,) * len(Judged._fields))))
 
 
 def _added(a: float | Buckets | None, b: float | Buckets | None) -> float | Buckets | None:
@@ -185,6 +192,10 @@ def _is_histogram(b: Buckets | None) -> bool:
 
 def _change(old: float | None, new: float | None) -> float | None:
     return None if old is None or new is None else new - old
+
+
+def _judged(old: Judged | None, new: Judged | None) -> Judged | None:
+    return None if old is None or new is None else Judged._make(map(sub, new, old))
 
 
 def _fell(old: Buckets | None, new: Buckets | None) -> bool:

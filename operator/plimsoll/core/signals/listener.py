@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
+from plimsoll.core.ports import Buckets, EngineReading, Judged, ServiceReading
 from plimsoll.core.signals.demand import Demand, Sample
 from plimsoll.core.signals.heard import Heard
 from plimsoll.core.signals.intervals import ServiceInterval, answered, is_time
@@ -107,6 +107,7 @@ class Listener:
             ttft_s=_told(minute, None if minute is None else minute.ttft_s, share),
             ttft=None if minute is None else minute.ttft_s,
             e2e_s=_told(minute, None if minute is None else minute.e2e_s, share),
+            judged=_judged(minute),
             arrived=0.0 if minute is None else minute.arrived,
             shed_share=_shed(minute),
             held=present.held,
@@ -122,6 +123,13 @@ def _told(minute: ServiceInterval | None, times: Buckets | None, share: float) -
         return Unknown("the gateways do not tell")
     value = None if times is None else percentile(times, share)
     return Unknown("nobody was answered in the last minute") if value is None else value
+
+
+def _judged(minute: ServiceInterval | None) -> Judged | None:
+    if minute is None or minute.judged is None:
+        return None
+    missed = (minute.missed, minute.missed_ttft, minute.missed_e2e)
+    return Judged(minute.judged, *(0.0 if part is None else part for part in missed))
 
 
 def _shed(minute: ServiceInterval | None) -> float | Unknown:

@@ -50,6 +50,7 @@ class _Minute(NamedTuple):
     tpot_s: Buckets | None = None
     ttft_s: Buckets | None = None
     gaps_s: Buckets | None = None
+    ended: float | None = None
 
 
 class _Paced(NamedTuple):
@@ -156,6 +157,8 @@ class Tier:
             running=summed([_here(part) for part in fresh])[0],
             step_rate_per_s=_per_s(minute.busy_steps, minute.busy_s),
             post_share=_per_s(minute.post_s, minute.post_over_s),
+            paces=None if self._role is Role.PREFILL else minute.tpot_s,
+            ended=minute.ended or 0.0,
         )
 
     def _ttft(self, minute: _Minute, share: float, clients_ttft_s: float | Unknown) -> float | Unknown:
@@ -203,6 +206,7 @@ def _minute(interval: EngineInterval, window: WindowSums | None) -> _Minute:
         tpot_s=interval.tpot_s,
         ttft_s=interval.ttft_s,
         gaps_s=interval.gaps_s,
+        ended=None if interval.output_tokens is None else count(interval.output_tokens),
     )
 
 

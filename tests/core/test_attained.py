@@ -1,0 +1,272 @@
+"""What share of the answers kept a promise: bounds that hold whoever missed what, and no claim of the unknown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core import buckets
+from plimsoll.core.autoscaler.attained import Attained, attained
+from plimsoll.core.forecast import Unknown
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import Buckets, EngineReading, Judged, ServiceReading
+from plimsoll.core.scaling.observation import Measured
+from plimsoll.core.signals import Heard, Listener, TierHeard
+from plimsoll.core.signals.intervals import answered, is_answer
+from plimsoll.core.slo import Slo
+
+NOW_S = 1.8e9
+EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, math.inf)
+BOTH = Slo(0.95, 0.5, tpot_s=0.05)
+WHOLE = Slo(0.95, 0.5, tpot_s=0.05, e2e_s=20.0)
+FIRST = Slo(0.95, 0.5)
+PACE = Slo(0.95, tpot_s=0.05)
+
+
+def paces(fast: float, slow: float) -> Buckets:
+    """Of 20 and 60 ms."""
+    return Buckets(EDGES_S, (0.0, fast, 0.0, slow, 0.0, 0.0, 0.0), 0.02 * fast + 0.06 * slow)
+
+
+def heard(judged: Judged | None, told: Buckets | None, role: Role = Role.SERVE, **other: Any) -> Heard:
+    tier = TierHeard(
+        Measured(tpot_s=Unknown("silence")), 1.0, paces=told, ended=0.0 if told is None else sum(told.counts)
+    )
+    return replace(Heard(judged=judged, shed_share=0.0, tiers={role: tier}), **other)
+
+
+def known(share: float | Unknown) -> float:
+    assert not isinstance(share, Unknown), share
+    return share
+
+
+def test_each_target_has_its_share_and_all_together_a_bound() -> None:
+    found = attained(heard(Judged(100.0, 5.0, 3.0, 2.0), paces(96.0, 4.0)), WHOLE)
+    assert {name: round(known(share), 9) for name, share in found.met.items()} == {
+        "TTFT": 0.97,
+        "TPOT": 0.96,
+        "e2e": 0.98,
+    }
+    assert known(found.least) == pytest.approx(0.91)  # 5 late at the gateway, 4 slow, perhaps nobody both
+    assert found.most == pytest.approx(0.95)  # perhaps the slow ones were late too
+    assert found.missed == pytest.approx(0.09)
+    assert found.unknown is None
+
+
+def test_what_the_gateway_times_is_counted_by_request_and_no_bound() -> None:
+    found = attained(heard(Judged(100.0, 4.0, 3.0, 3.0), None), Slo(0.95, 0.5, e2e_s=20.0))
+    assert known(found.least) == found.most == pytest.approx(0.96)  # two missed both
+    assert list(found.met) == ["TTFT", "e2e"]
+
+
+@pytest.mark.parametrize("told", [None, paces(1.0, 99.0)])
+def test_a_promise_of_the_first_token_alone_asks_no_engine(told: Buckets | None) -> None:
+    found = attained(heard(Judged(50.0, 5.0, 5.0, 0.0), told), FIRST)
+    assert (found.met, found.least, found.most) == ({"TTFT": 0.9}, 0.9, 0.9)
+
+
+@pytest.mark.parametrize("role", [Role.SERVE, Role.DECODE])
+def test_a_promise_of_the_pace_alone_is_what_engines_tell(role: Role) -> None:
+    found = attained(heard(Judged(100.0, 0.0, 0.0, 0.0), paces(90.0, 10.0), role), PACE)
+    assert list(found.met) == ["TPOT"]
+    assert known(found.least) == found.most == pytest.approx(0.9)
+
+
+def test_a_promise_of_the_pace_alone_needs_no_word_of_a_gateway() -> None:
+    found = attained(heard(None, paces(90.0, 10.0), ttft_s=Unknown("no gateway")), PACE)
+    assert known(found.least) == pytest.approx(0.9)
+    assert found.unknown is None
+
+
+def test_refusing_lowers_the_share_of_all_that_came_and_of_nothing_else() -> None:
+    found = attained(heard(Judged(90.0, 9.0, 9.0, 0.0), paces(90.0, 0.0), shed_share=0.1), BOTH)
+    assert known(found.least) == pytest.approx(0.9)
+    assert known(found.offered) == pytest.approx(0.81)
+    assert found.missed == pytest.approx(0.19)
+
+
+def test_bounds_that_would_be_less_than_nothing_are_nothing() -> None:
+    found = attained(heard(Judged(100.0, 70.0, 70.0, 0.0), paces(20.0, 80.0)), BOTH)
+    assert (found.least, found.missed) == (0.0, 1.0)
+    assert found.most == pytest.approx(0.2)
+
+
+@given(
+    requests=st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=200),
+    single=st.integers(0, 50),
+)
+def test_whoever_misses_what_the_true_share_lies_between_the_bounds(
+    requests: list[tuple[bool, bool, bool]], single: int
+) -> None:
+    """Requests by what they missed: first token, last token, pace; and some of one token, which keep all."""
+    first, last, slow = np.array(requests, dtype=bool).T
+    size = len(requests) + single
+    judged = Judged(float(size), float((first | last).sum()), float(first.sum()), float(last.sum()))
+    told = heard(judged, paces(float((~slow).sum()), float(slow.sum())))
+    told = replace(told, tiers={Role.SERVE: replace(told.tiers[Role.SERVE], ended=float(size))})
+    found = attained(told, WHOLE)
+    true = 1.0 - (first | last | slow).sum() / size
+    assert known(found.least) - 1e-9 <= true <= (found.most or 0.0) + 1e-9
+    assert 1.0 - true <= (found.missed or 0.0) + 1e-9
+
+
+# ---------------------------------------------------------------- what is not known
+
+
+def unknown(found: Attained) -> tuple[str, str]:
+    assert isinstance(found.least, Unknown)
+    assert isinstance(found.offered, Unknown)
+    assert found.unknown is not None
+    return found.unknown[0], found.unknown[1].why
+
+
+@pytest.mark.parametrize(
+    ("judged", "told", "of", "why"),
+    [
+        (None, paces(9.0, 1.0), "TTFT", "the gateways do not tell"),
+        (Judged(0.0, 0.0, 0.0, 0.0), paces(9.0, 1.0), "TTFT", "no answer of the last minute can be held against it"),
+        (Judged(10.0, 0.0, 0.0, 0.0), None, "TPOT", "silence"),
+        (Judged(10.0, 0.0, 0.0, 0.0), paces(0.0, 0.0), "TPOT", "no answer of the last minute can be held against it"),
+    ],
+    ids=["old gateways", "nobody answered", "engines without a histogram", "nobody ended"],
+)
+def test_what_is_not_measured_is_not_kept(judged: Judged | None, told: Buckets | None, of: str, why: str) -> None:
+    assert unknown(attained(heard(judged, told, ttft_s=0.2), BOTH)) == (of, why)
+
+
+def test_of_what_is_not_known_the_rest_is_told_and_nothing_is_counted_as_missed() -> None:
+    found = attained(heard(Judged(100.0, 2.0, 2.0, 0.0), None, shed_share=0.5), BOTH)
+    assert unknown(found)[0] == "TPOT"
+    assert found.met["TTFT"] == pytest.approx(0.98)
+    assert found.most == pytest.approx(0.98)
+    assert found.missed == pytest.approx(0.51)
+
+
+def test_where_nobody_was_answered_the_refused_ones_missed() -> None:
+    nothing = heard(None, None, ttft_s=Unknown("nobody was answered in the last minute"))
+    assert attained(replace(nothing, shed_share=1.0), BOTH).missed == 1.0
+    silent = attained(replace(nothing, shed_share=Unknown("nothing arrived")), BOTH)
+    assert (silent.missed, silent.most) == (None, None)
+    assert unknown(silent) == ("TTFT", "nobody was answered in the last minute")
+
+
+def test_a_service_whose_decoding_tier_does_not_exist_yet() -> None:
+    prefill = TierHeard(Measured(tpot_s=Unknown("a prefill engine decodes nothing")), 1.0, paces=None)
+    told = Heard(judged=Judged(5.0, 0.0, 0.0, 0.0), shed_share=0.0, tiers={Role.PREFILL: prefill})
+    assert unknown(attained(told, BOTH)) == ("TPOT", "the engines do not tell")
+
+
+# ---------------------------------------------------------------- histograms
+
+
+def test_answers_of_one_token_have_no_pace_to_miss() -> None:
+    told = heard(Judged(10.0, 0.0, 0.0, 0.0), paces(0.0, 0.0))
+    told = replace(told, tiers={Role.SERVE: replace(told.tiers[Role.SERVE], ended=10.0)})
+    assert attained(told, BOTH).least == 1.0
+    half = heard(Judged(20.0, 0.0, 0.0, 0.0), paces(8.0, 2.0))
+    half = replace(half, tiers={Role.SERVE: replace(half.tiers[Role.SERVE], ended=20.0)})
+    assert known(attained(half, BOTH).least) == pytest.approx(0.9)
+
+
+def test_a_target_beyond_the_last_edge_is_kept_by_all_below_it_and_unknown_of_the_others() -> None:
+    slo = Slo(0.95, tpot_s=0.4)
+    below = heard(Judged(10.0, 0.0, 0.0, 0.0), paces(5.0, 5.0))
+    assert attained(below, slo).least == 1.0
+    some = Buckets(EDGES_S, (0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 1.0), 0.5)
+    of, why = unknown(attained(heard(Judged(10.0, 0.0, 0.0, 0.0), some), slo))
+    assert (of, why) == ("TPOT", "some paces lie beyond the engines' last bucket, 0.15 s, and the target too")
+    assert known(attained(heard(Judged(10.0, 0.0, 0.0, 0.0), some), PACE).least) == pytest.approx(0.9)
+
+
+def test_a_histogram_without_any_edge_tells_nothing() -> None:
+    blind = Buckets((math.inf,), (7.0,), 0.3)
+    assert unknown(attained(heard(Judged(7.0, 0.0, 0.0, 0.0), blind), PACE))[0] == "TPOT"
+
+
+@pytest.mark.parametrize("counts", [(math.nan, 1.0), (1.0, math.nan), (-1.0, 2.0), (math.inf, 1.0)])
+def test_buckets_that_are_no_counts_are_not_told(counts: tuple[float, float]) -> None:
+    reading = EngineReading("p", NOW_S, "a", tpot_s=Buckets((0.05, math.inf), counts, 1.0))
+    assert answered(reading).tpot_s is None
+
+
+@pytest.mark.parametrize("broken", [math.nan, -1.0, math.inf])
+@pytest.mark.parametrize("field", Judged._fields)
+def test_counts_of_a_gateway_that_are_none_are_no_answer(field: str, broken: float) -> None:
+    judged = Judged(9.0, 3.0, 2.0, 1.0)._replace(**{field: broken})
+    assert not is_answer(gateway(9.0, judged))
+
+
+# ---------------------------------------------------------------- over time
+
+
+def gateway(answers: float, judged: Judged | None) -> ServiceReading:
+    first = buckets.from_sparse(buckets.LATENCY_EDGES_S, {60: answers}, 0.2 * answers)
+    return ServiceReading(answers, 100.0 * answers, 0.0, answers, 0.0, 0.0, {}, first, judged=judged)
+
+
+def engine(at_s: float, born: str, told: Buckets | None) -> EngineReading:
+    return EngineReading("p", at_s, born, running=1.0, waiting=0.0, tpot_s=told)
+
+
+def told_by(listener: Listener, now_s: float) -> Attained:
+    return attained(listener.heard(now_s, {Role.SERVE: ["p"]}, ["g"], 0.95), BOTH)
+
+
+def test_the_last_minute_counts_and_nothing_before_it() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(200):
+        n, missed = float(t), float(min(t, 100))  # all are late, and from 100 s on none
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(n, Judged(n, missed, missed, 0.0)))
+        if t % 5 == 0:
+            listener.hear_engine(Role.SERVE, engine(NOW_S + t, "1", paces(n, 0.0)))
+        found = told_by(listener, NOW_S + t)
+        if t == 90:
+            assert found.least == 0.0
+    assert found.least == 1.0
+
+
+def test_counters_that_begin_anew_lose_their_interval_and_make_no_share_that_never_was() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(60):
+        n = float(t if t < 30 else t - 30)  # both start anew, the gateway under another name of its start
+        born = "1" if t < 30 else "2"
+        listener.hear_gateway("g", born, NOW_S + t, gateway(n, Judged(n, 0.1 * n, 0.1 * n, 0.0)))
+        if t % 5 == 0:
+            listener.hear_engine(Role.SERVE, engine(NOW_S + t, "", paces(0.9 * n, 0.1 * n)))
+        found = told_by(listener, NOW_S + t)
+        if t > 6:
+            assert found.met["TTFT"] == pytest.approx(0.9)
+            assert found.met["TPOT"] == pytest.approx(0.9)
+            assert found.least == pytest.approx(0.8)
+
+
+def test_gateways_of_two_releases_tell_what_the_newer_one_has_judged() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(20):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t, Judged(5.0 * t, 1.0 * t, 1.0 * t, 0.0)))
+        listener.hear_gateway("old", "1", NOW_S + t, gateway(50.0 * t, None))
+    found = attained(listener.heard(NOW_S + 20.0, {}, ["g", "old"], 0.95), FIRST)
+    assert known(found.least) == pytest.approx(0.8)
+
+
+def test_gateways_of_an_older_release_alone_tell_nothing() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(20):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t, None))
+    assert unknown(told_by(listener, NOW_S + 20.0)) == ("TTFT", "the gateways do not tell")
+
+
+def test_engines_that_fall_silent_are_not_taken_for_fast_ones() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(60):
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t, Judged(5.0 * t, 0.0, 0.0, 0.0)))
+        if t % 5 == 0 and t < 30:
+            listener.hear_engine(Role.SERVE, engine(NOW_S + t, "1", paces(5.0 * t, 0.0)))
+        found = told_by(listener, NOW_S + t)
+    assert unknown(found) == ("TPOT", "none of 1 pods has answered for 15 s")
