@@ -5,6 +5,7 @@ What is not known has no series: a gauge that stays at its last value would be a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from prometheus_client import Gauge
@@ -86,13 +87,13 @@ def _show_replicas(name: str, tier: str, service: Service, there: TierSeen) -> N
 
 
 def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -> None:
-    load = service.tiers[tier].demand.now.level / need.request_gpu_s
-    knee = need.replica_work / need.request_gpu_s
+    level = service.tiers[tier].demand.now.level
+    used = need.used(level, ready)
     metrics.SCALING_NEEDED.labels(name, tier).set(need.replicas)
-    metrics.SCALING_KNEE.labels(name, tier).set(knee)
-    metrics.SCALING_LOAD.labels(name, tier).set(load)
+    metrics.SCALING_KNEE.labels(name, tier).set(need.replica_work / need.request_gpu_s)
+    metrics.SCALING_LOAD.labels(name, tier).set(level / need.request_gpu_s)
     metrics.SCALING_FORECAST.labels(name, tier).set(need.rate_per_s)
-    _show(metrics.SCALING_UTILISATION, load / (ready * knee) if ready else None, name, tier)
+    _show(metrics.SCALING_UTILISATION, used if ready and math.isfinite(used) else None, name, tier)
 
 
 def _show_promise(name: str, seen: Seen, slo: Slo) -> None:

@@ -8,6 +8,7 @@ figures alone; figures that have moved little keep their old words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -265,8 +266,8 @@ def _tier(service: Service, seen: Seen, name: str, old: Report, now_s: float) ->
         found["model"] = _model(tier, need, before.get("model", {}))
         level = _level(service, name)
         ready = seen.tiers[name].ready if name in seen.tiers else 0
-        if level is not None and ready:
-            found["utilisation"] = f"{_tens(100.0 * level / (ready * need.replica_work))}%"
+        if level is not None and ready and math.isfinite(used := need.used(level, ready)):
+            found["utilisation"] = f"{_tens(100.0 * used)}%"
     if name in seen.tiers and seen.tiers[name].starting:
         found["starting"] = _starting(tier, seen.tiers[name].starting, before.get("starting", {}), now_s)
     return found

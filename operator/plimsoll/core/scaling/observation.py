@@ -55,6 +55,14 @@ class Need:
     infeasible: Infeasible | None = None
     short: float = 1.0
 
+    def used(self, work: float, replicas: int) -> float:
+        """Share of so many replicas' load line that this work (GPU-seconds per second) takes; any work is too much
+        where they carry none."""
+        line = replicas * self.replica_work
+        if line > 0.0:
+            return work / line
+        return math.inf if work > 0.0 else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
