@@ -27,9 +27,9 @@ MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is ref
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """What one completion request asks for. model is the name the client used.
+    """What one completion request asks for, not to be changed. model is the name the client used.
 
     max_tokens: the lesser of the limits that it sets on one answer, None without. stream: the answer comes in events.
     beginning: of its prompt, as raw JSON.
@@ -81,13 +81,16 @@ def _request(fields: _Body) -> Request | Refusal:
         said = "is missing" if model is None else "is empty" if model == "" else "must be a string"
         return Refusal(Reason.MODEL_REQUIRED, f"The field 'model' {said}: name the model to use.", param="model")
     prompt = _prompt(fields)
-    bounded = Prompt(min(prompt.tokens, MOST_TOKENS), min(prompt.sequences, MOST_SEQUENCES))
+    if prompt.tokens > MOST_TOKENS or prompt.sequences > MOST_SEQUENCES:
+        prompt = Prompt(min(prompt.tokens, MOST_TOKENS), min(prompt.sequences, MOST_SEQUENCES))
     beginning = bytes((memoryview(fields.prompt) or memoryview(fields.messages))[:BEGINNING])
-    return Request(model, bounded, _max_tokens(fields), fields.stream is True, beginning)
+    return Request(model, prompt, _max_tokens(fields), fields.stream is True, beginning)
 
 
 def _max_tokens(fields: _Body) -> int | None:
-    told = (fields.max_tokens, fields.max_completion_tokens)
+    told = fields.max_tokens, fields.max_completion_tokens
+    if told == (None, None):
+        return None
     return min([m for m in told if type(m) is int and 0 < m <= MOST_TOKENS], default=None)
 
 

@@ -329,7 +329,7 @@ def _nobody(service: Service | None, came: Visit) -> Refusal:
 
 
 def _sent(service: Service, chosen: Pick, came: Visit) -> bytes:
-    endpoints = ",".join(e.address for e in (chosen.endpoint, *chosen.spares))
+    endpoints = ",".join([e.address for e in (chosen.endpoint, *chosen.spares)])
     headers = [
         ("x-plimsoll-cluster", PICK + service.key),
         ("x-plimsoll-endpoint", endpoints),

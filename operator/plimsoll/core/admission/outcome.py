@@ -26,9 +26,10 @@ class Outcome(StrEnum):
     __hash__ = str.__hash__  # an enum's own is a call of Python, several times a request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take five times as long to make
 class Request:
-    """One request as admission sees it. Tokens are whole numbers; raises ValueError that names the argument.
+    """One request as admission sees it, not to be changed. Tokens are whole numbers; raises ValueError that names the
+    argument.
 
     id: unique among the held and the running. klass, tenant: names. arrived_s: when the gateway received it, on the
     caller's monotonic clock. prompt_tokens: of one prompt, cached ones included. cached_tokens: that a prefix hit is

@@ -232,8 +232,8 @@ class Replica:
     def _tighten(self) -> None:
         """The tightest targets of the classes that are there."""
         limits = self.limits
-        there = [k for k, count in enumerate(self.counts) if count]
-        self.tightest_s = min((limits.step_budget_s[k] for k in there), default=math.inf)
+        there = [budget_s for budget_s, count in zip(limits.step_budget_s, self.counts, strict=True) if count]
+        self.tightest_s = min(there) if there else math.inf
         # Of several gateways each may burst by more than its part, by the square root: they seldom do so together.
         burst_s = max(BURST * limits.output_mean * self.tightest_s, BURST_STALLS * limits.stall_s)
         self.ahead_s = burst_s * (math.sqrt(self.scale) if self.scale < math.inf else 1.0)

@@ -19,7 +19,7 @@ from typing import Final
 
 KEPT: Final = 10_000
 SECONDS: Final = 300.0  # longer than any SDK waits between two tries
-BACKOFF_S: Final = 5.0  # longer than SDKs wait by themselves before their second and third try
+BACKOFF_S: Final = 10.0  # longer than the longest backoff of SDKs, 8 s
 REPEATS: Final = 4  # of one client: LiteLLM makes five attempts
 
 
