@@ -221,7 +221,7 @@ async def test_who_asks_for_an_unknown_model_is_told_so(stack: Stack, clients: C
 
 
 async def test_a_stream_that_is_cut_is_an_error_and_is_not_asked_for_again(stack: Stack, clients: Clients) -> None:
-    """The Router, which asks for the rest as long as it is cut, has no part in this."""
+    """The Router, which asks anew as long as it is cut, has no part in this."""
     engines = await _engines(stack, clients, promised)
     for name in ("openai-python", "openai-node", "litellm"):
         engines[name].behaviour.die_after = 2
