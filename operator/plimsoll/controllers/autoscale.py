@@ -45,7 +45,6 @@ Asked = tuple[autoscaler.Service, Seen, Wish]
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
 REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a request comes
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
@@ -189,7 +188,7 @@ class Sources:
 
 
 class Autoscaler:
-    """Decides for every service, once a second, and remembers what it has learned of each."""
+    """Decides for every service, after each round of the gateways, and remembers what it has learned of each."""
 
     def __init__(self, store: Store, kube: Kube, sources: Sources, tell: Tell, changed: Callable[[Key], None]) -> None:
         """changed: called with a service whose report says something new."""

@@ -34,7 +34,7 @@ from plimsoll.adapters.kube import (
 )
 from plimsoll.api import labels
 from plimsoll.controllers import handlers, probes
-from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways
@@ -162,12 +162,14 @@ class Operator:
         await self.reconciler.reconcile(key)
 
     async def _tick_for_ever(self) -> None:
+        """After each round of the gateways: at times of its own a tick would decide by words that are a second old."""
         while True:
             began = time.monotonic()
             if self.synced:
                 await self.autoscaler.tick(time.time())
             took = time.monotonic() - began
-            await asyncio.sleep(max(TICK_SECONDS, REST_PER_TICK * took))
+            await asyncio.sleep(REST_PER_TICK * took)
+            await self.gateways.asked()
 
     def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.hear_engine(key, role, reading)
