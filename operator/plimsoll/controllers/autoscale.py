@@ -34,7 +34,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, EngineReading, GatewayReading, History
 from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.scaling.leaving import load
-from plimsoll.core.signals import Listener
+from plimsoll.core.signals import Heard, Listener
 from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
@@ -112,6 +112,7 @@ class _Known:
     rest_s: float = -math.inf  # until when nothing need be decided
     failed_s: float = -math.inf  # when an error last kept it from being decided
     seen_raw: Object | None = None
+    heard: tuple[float, Heard] | None = None  # by the last tick that decided, and when that was
 
     def stir(self, gateway: str, arrived: float) -> None:
         """A gateway has counted: what arrives ends the rest."""
@@ -216,7 +217,9 @@ class Autoscaler:
     def explain(self, key: Key) -> dict[str, Any] | None:
         """The last decisions of a service and what they rest on; None for one that is not known."""
         known = self._known.get(key)
-        return None if known is None else explain.document(known.service, key, time.time(), known.horizon_s)
+        if known is None:
+            return None
+        return explain.document(known.service, key, time.time(), known.horizon_s, known.heard)
 
     async def tick(self, now_s: float) -> None:
         """One pass over all services. now_s: seconds since the epoch."""
@@ -247,6 +250,7 @@ class Autoscaler:
             with self._apart(key, now_s):
                 raw, service = typed[key]
                 known = self._known[key]
+                known.heard = now_s, seen.heard
                 known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
                 self._judge(key, service, seen, wanted, now_s)
                 changes = list(self._changes(raw, known.service, wanted))
