@@ -92,7 +92,7 @@ def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -
     metrics.SCALING_KNEE.labels(name, tier).set(knee)
     metrics.SCALING_LOAD.labels(name, tier).set(load)
     metrics.SCALING_FORECAST.labels(name, tier).set(need.rate_per_s)
-    _show(metrics.SCALING_UTILISATION, load / (ready * knee) if ready else None, name, tier)
+    _show(metrics.SCALING_UTILISATION, load / (ready * knee) if ready and knee else None, name, tier)
 
 
 def _show_promise(name: str, seen: Seen, slo: Slo) -> None:

@@ -285,7 +285,7 @@ def _tier(service: Service, seen: Seen, name: str, old: Report, now_s: float) ->
         found["model"] = _model(tier, need, before.get("model", {}))
         level = _level(service, name)
         ready = seen.tiers[name].ready if name in seen.tiers else 0
-        if level is not None and ready:
+        if level is not None and ready and need.replica_work:
             found["utilisation"] = f"{_tens(100.0 * level / (ready * need.replica_work))}%"
     if name in seen.tiers and seen.tiers[name].starting:
         found["starting"] = _starting(tier, seen.tiers[name].starting, before.get("starting", {}), now_s)

@@ -397,12 +397,14 @@ def share_in_time(heard: Heard, slo: Slo) -> float | None:
 def _fraction(need: Need, replicas: int) -> float:
     """Of a count that was rounded up what it was rounded from, for it is that which the model is short by; half a
     replica less at least, since what no replica is asked for tells nothing of a model."""
-    used = need.rate_per_s * need.request_gpu_s / need.replica_work / (1.0 - need.headroom)
+    used = _used(need, 1) / (1.0 - need.headroom)
     return min(float(replicas), max(used, replicas - 0.5))
 
 
 def _used(need: Need, replicas: int) -> float:
-    """Share of so many replicas' load line that the forecast takes."""
+    """Share of so many replicas' load line that the forecast takes; all beyond measure where they carry nothing."""
+    if not need.replica_work > 0.0:
+        return math.inf
     return need.rate_per_s * need.request_gpu_s / need.replica_work / max(replicas, 1)
 
 
