@@ -210,7 +210,7 @@ def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
     lost = light.lost(load.ledger.records)
     assert not lost, light.lines(lost)
     assert desired == sorted(desired)
-    assert len(ticks) >= HELD_S / 3
+    assert len(ticks) >= HELD_S / 5, "it decides no more"
     assert set(known.values()) == {"True"}
     assert [line["message"] for line in said] == ["the past is not known"], "asked once, told once"
     cluster.kubectl("delete", "plim", "burst", "-n", namespace)

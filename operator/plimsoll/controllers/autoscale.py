@@ -191,13 +191,22 @@ class Sources:
 class Autoscaler:
     """Decides for every service, after each round of the gateways, and remembers what it has learned of each."""
 
-    def __init__(self, store: Store, kube: Kube, sources: Sources, tell: Tell, changed: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        kube: Kube,
+        sources: Sources,
+        tell: Tell,
+        changed: Callable[[Key], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """changed: called with a service whose report says something new."""
         self._store = store
         self._kube = kube
         self._sources = sources
         self._tell = tell
         self._changed = changed
+        self._monotonic = monotonic
         self._known: dict[Key, _Known] = {}
         self._gauges = Gauges()
         self._past = Past(sources.history)
@@ -221,11 +230,15 @@ class Autoscaler:
             return None
         return explain.document(known.service, key, time.time(), known.horizon_s, known.heard)
 
-    async def tick(self, now_s: float) -> None:
-        """One pass over all services. now_s: seconds since the epoch."""
-        for change in self.decide(now_s):
+    async def tick(self, now_s: float) -> float:
+        """One pass over all services. now_s: seconds since the epoch. Returns the seconds in which nothing else ran."""
+        began_s = self._monotonic()
+        due = self.decide(now_s)
+        took_s = self._monotonic() - began_s
+        for change in due:
             await self._set(change)
         self._past.look({key: known.service for key, known in self._known.items()}, now_s)
+        return took_s
 
     def decide(self, now_s: float) -> list[Change]:
         """Every tier that must be scaled; reads the caches alone."""

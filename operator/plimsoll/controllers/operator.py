@@ -188,11 +188,8 @@ class Operator:
     async def _tick_for_ever(self) -> None:
         """After each round of the gateways: at times of its own a tick would decide by words that are a second old."""
         while True:
-            began = time.monotonic()
-            if self.synced:
-                await self.autoscaler.tick(time.time())
-            took = time.monotonic() - began
-            await asyncio.sleep(REST_PER_TICK * took)
+            took_s = await self.autoscaler.tick(time.time()) if self.synced else 0.0
+            await asyncio.sleep(REST_PER_TICK * took_s)
             await self.gateways.asked()
 
     def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
