@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from bench.controlplane import at_rest, edit, objects, start
+from bench.controlplane import at_rest, decision, edit, objects, start
 from bench.foreign import board as foreign
 from bench.gateway import latency
 from bench.planning import board as planning
@@ -28,6 +28,7 @@ MEASUREMENTS: dict[str, Callable[[Cluster], dict[str, object]]] = {
     "added latency of the gateway at 50 requests/s (target: p50 2 ms)": lambda _: latency.run(20.0),
     "added latency of the gateway at 500 requests/s (target: p99 2 ms)": lambda _: latency.run(20.0, 500.0),
     "manifest to objects (target: 2 s)": objects.measure,
+    "request to the first decision that knows of it (target: 2 s)": decision.measure,
     "operator at rest with 10 services (target: 120 MB, 1 % of a core)": at_rest.measure,
     "engine pod start (target: vLLM's own time + 3 s)": start.measure,
     "edit of operator code to running (target: 40 s)": edit.measure,

@@ -77,14 +77,20 @@ def lines(records: list[Record]) -> str:
 def learned(service: Service, load: Plan) -> None:
     """Under this load, waits until all tiers know their load lines and the gateways what they may let in."""
 
+    with Load(service.target, load) as light:
+        knows(service)
+    assert not light.ledger.failures, light.ledger.explain()
+
+
+def knows(service: Service) -> None:
+    """Waits for that, under a load that somebody else sends."""
+
     def known() -> bool:
         status = service.status()
         lines = all("knee" in tier for tier in status["tiers"].values())
         return lines and bool((status.get("admission") or {}).get("limits"))
 
-    with Load(service.target, load) as light:
-        until(f"{service.key} knows its tiers", known, TELLS_S)
-    assert not light.ledger.failures, light.ledger.explain()
+    until(f"{service.key} knows its tiers", known, TELLS_S)
 
 
 def counts(service: Service, seconds: float, tier: str = "serve") -> list[int]:

@@ -1,18 +1,27 @@
-"""Three gateways are one: shares sum to the whole, an overload is cut to what can be kept, also when one dies."""
+"""Three gateways are one: the operator believes what their clients saw, counts that begin anew are counted once, shares
+sum to the whole, and an overload is cut to what can be kept, also when one of them dies.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import httpx
 import pytest
 
 from e2e.lib import light, stack
+from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
-from e2e.lib.ledger import Outcome, Record
+from e2e.lib.ledger import Outcome, Record, percentile
 from e2e.lib.load import Load, OpenLoop, poisson
 from e2e.lib.metrics import Gateway
+from e2e.lib.node import signal_container
+from e2e.lib.operator import Operator, figure, heard_at, read_at
 from e2e.lib.prober import Prober
 from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
@@ -21,14 +30,16 @@ from plimsoll.core.admission.replica import PACE_RANGE
 GATEWAYS = 3
 DEPLOYMENT = "plimsoll-gateway"
 SELECTOR = "app.kubernetes.io/component=gateway"
-LOW, OVERLOAD = 0.5, 11.0  # requests/s; the replica carries about 6
+LIGHT, OVERLOAD = 2.0, 11.0  # requests/s; the replica carries about 6
+LIGHT_S = 36.0  # all of it within the operator's last minute when it is compared
+CLAIM = (("x-stainless-retry-count", "1"),)  # what SDKs send with a second attempt
+AGAIN, SOONER = 5, 4  # of five requests one is sent again that came four before
+FIRST, SECOND = "first", "second of"  # labels of these, with a number
+KILLED_S = 22.0
+MINUTE_S, SLOT_S = 60.0, 5.0  # of what the operator calls the last minute, to the nearest slot
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
 WATCHED_S = 25.0
 GONE_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
-
-
-def _steady(rate: float, name: str, seed: int) -> OpenLoop:
-    return poisson(rate, 300, light.prompts(name, 300, 48), seed)
 
 
 def _pods(cluster: Cluster) -> list[Object]:
@@ -58,14 +69,93 @@ def three(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def gate(cluster: Cluster, namespace: str, three: None) -> Iterator[Service]:
+def operator(cluster: Cluster) -> Operator:
+    return Operator(cluster, stack.SYSTEM)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A service that has had one load since it was made. told: what the operator knew meanwhile and in the end."""
+
+    service: Service
+    records: list[Record]
+    told: list[Object]
+
+
+@pytest.fixture(scope="module")
+def taught(cluster: Cluster, namespace: str, operator: Operator, three: None) -> Iterator[Taught]:
     """One replica behind three gateways, all of which know what it carries."""
     cluster.apply(light.fleet("gate", {"serve": light.bounds(1, 1)}), namespace=namespace)
     found = Service(cluster, namespace, "gate", stack.GATEWAY_URL)
     found.wait_ready()
-    light.learned(found, _steady(LOW, "learn", seed=1))
-    yield found
+    until("all that gateways and engines tell is heard", lambda: _heard_whole(operator, found))
+    with Load(found.target, poisson(LIGHT, LIGHT_S, _mixed, seed=1)) as load:
+        told = _listen(operator, found, LIGHT_S)
+        load.wait()
+        told.append(until("the operator has heard the end of it", lambda: _heard_end(operator, found), 20))
+    light.knows(found)
+    yield Taught(found, load.ledger.records, told)
     cluster.kubectl("delete", "plim", "gate", "-n", namespace)
+
+
+@pytest.fixture(scope="module")
+def gate(taught: Taught) -> Service:
+    return taught.service
+
+
+def _mixed(n: int) -> Prompt:
+    """Short and long ones, some of which say that they are second attempts, and are not."""
+    words, tokens = ((200, 24), (400, 72))[n % 2]
+    return replace(light.prompts("mixed", words, tokens)(n), headers=() if n % AGAIN else CLAIM)
+
+
+def _coming_back(rate: float, name: str, seed: int) -> OpenLoop:
+    """Poisson arrivals, some of whom are second attempts of requests that came shortly before."""
+    first = light.prompts(name, 300, 48)
+
+    def prompt(n: int) -> Prompt:
+        again = n >= SOONER and n % AGAIN == 0
+        if again:
+            return replace(first(n - SOONER), headers=CLAIM, labels=((SECOND, str(n - SOONER)),))
+        return replace(first(n), labels=((FIRST, str(n)),))
+
+    return poisson(rate, 300, prompt, seed)
+
+
+def _heard_whole(operator: Operator, service: Service) -> bool:
+    """Whether there is a first reading of everybody, from which on all is counted."""
+    told = operator.explain(service.key)["heard"]
+    parts = (told["gateways"], *told["tiers"].values()) if told else ()
+    return bool(parts) and all(part["coverage"] == 1.0 for part in parts)
+
+
+def _heard_end(operator: Operator, service: Service) -> Object | None:
+    """What the operator knows once its engine has told that nothing runs any more."""
+    told = operator.explain(service.key)
+    nothing = figure(told, "in_flight") == 0.0 and told["heard"]["tiers"]["serve"]["running"] == 0.0
+    return told if nothing else None
+
+
+def _listen(operator: Operator, service: Service, seconds: float) -> list[Object]:
+    """What every tick of this time had heard."""
+    told: dict[str, Object] = {}
+    end = time.time() + seconds
+    while time.time() < end:
+        document = operator.explain(service.key)
+        told[document["heard"]["at"]] = document
+        pause(0.3)
+    return list(told.values())
+
+
+def _firsts(records: list[Record]) -> list[Record]:
+    return [r for r in records if SECOND not in dict(r.labels)]
+
+
+def _minute(records: list[Record], told: Object) -> tuple[int, int]:
+    """First attempts that must be, and that can be, in what the operator calls the last minute."""
+    begin = SLOT_S * math.floor((heard_at(told) - MINUTE_S) / SLOT_S)
+    surely = [r for r in _firsts(records) if begin + 0.2 <= r.sent_at <= read_at(told) - 0.5]
+    return len(surely), sum(begin - 1.5 <= r.sent_at <= heard_at(told) for r in records)
 
 
 def _shares(service: Service) -> tuple[int, dict[str, int]]:
@@ -110,15 +200,95 @@ def _shared(service: Service, cluster: Cluster) -> Callable[[], bool]:
     return shared
 
 
+def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway) -> None:
+    """From the gateways' counts and the engine's page alone: arrivals, outcomes, lengths, latency, what runs."""
+    records, last = taught.records, taught.told[-1]
+    sent, ok = len(records), [r for r in records if r.ok]
+    counted = [told["requests"] for told in gateway.services(taught.service.key)]
+    total = {name: sum(one[name] for one in counted) for name in ("arrived", "retried", "answered", "failed")}
+    refused = sum(sum(one["refused"].values()) for one in counted)
+    rates = [(heard_at(told), figure(told, "rate_per_s")) for told in taught.told]
+    whole = sum(rate * (at - before) for (before, _), (at, rate) in pairwise(rates))
+    ttft_s = percentile(sorted(r.ttft_s for r in ok if r.ttft_s is not None), 95)
+    prompt, output = (sum(part) / len(ok) for part in zip(*map(_tokens, ok), strict=True))
+    running = [_running(records, told) for told in taught.told[:-1]]
+    off = sum(abs(believed - there) for believed, there in running) / len(running)
+    gateways, lengths = last["heard"]["gateways"], last["heard"]["requests"]
+    print(f"{sent} sent, {len(ok)} ok; gateways {[one['arrived'] for one in counted]}, {total}, {refused} refused")
+    print(f"operator: {gateways['arrived']:.0f} in the last minute, {whole:.1f} by {len(rates)} rates")
+    print(f"TTFT p95 {gateways['ttft_s']} s, clients {ttft_s:.3f} s")
+    print(f"lengths {lengths}, clients {prompt:.1f} and {output:.1f}")
+    print(f"running by engine's word, and sent and not ended: {running}, off by {off:.2f} on average")
+    assert not light.lost(records), light.lines(light.lost(records))
+    assert total == {"arrived": sent, "retried": 0, "answered": len(ok), "failed": 0}, "a header alone hides no demand"
+    assert refused == sent - len(ok)
+    assert sum(one["arrived"] > 0 for one in counted) >= 2, "one gateway had it all"
+    assert gateways["arrived"] == sent
+    assert gateways["shed_share"] == pytest.approx(refused / sent)
+    assert whole == pytest.approx(sent, rel=0.1)
+    assert gateways["ttft_s"] == pytest.approx(ttft_s, rel=0.25, abs=0.1)
+    assert lengths["prompt_tokens"] == pytest.approx(prompt, rel=0.05)
+    assert lengths["output_tokens"] == pytest.approx(output, rel=0.05)
+    assert off <= 2.0
+
+
+def _tokens(record: Record) -> tuple[int, int]:
+    return record.prompt_tokens, record.output_tokens
+
+
+def _running(records: list[Record], told: Object) -> tuple[float, int]:
+    """Requests in the engine as the operator knew it, and as clients had sent and not seen ended, at that time."""
+    tier = told["heard"]["tiers"]["serve"]
+    at = heard_at(told) - tier["age_s"]
+    return tier["running"], sum(r.sent_at <= at <= r.ended_at for r in records)
+
+
+def test_what_a_gateway_counts_anew_is_counted_once(
+    taught: Taught, cluster: Cluster, gateway: Gateway, operator: Operator
+) -> None:
+    """Its counts begin at nought again, in the same pod: that is neither a fall in demand nor a leap."""
+    allowed = gateway.failures_allowed()
+    with Load(taught.service.target, poisson(LIGHT, 300, _mixed, seed=3)) as load:
+        told = _listen(operator, taught.service, KILLED_S / 3)
+        struck_at = time.time()
+        signal_container(_pods(cluster)[0], "picker", "KILL")
+        told += _listen(operator, taught.service, KILLED_S * 2 / 3)
+        _whole(cluster, GATEWAYS)
+        whole_at = time.time()
+        told += _listen(operator, taught.service, 4.0)
+    allowed = gateway.failures_allowed() - allowed
+    taught.records.extend(load.ledger.records)
+    records, last = taught.records, told[-1]
+    surely, at_most = _minute(records, last)
+    unseen = sum(struck_at - 1.5 <= r.sent_at <= whole_at for r in records)
+    rates = Counter(round(figure(one, "rate_per_s")) for one in told)
+    print(f"{load.ledger.summary()}; {allowed} passed the gateway unseen, whole after {whole_at - struck_at:.1f} s")
+    print(f"last minute {figure(last, 'arrived'):.0f}, by clients {surely} to {at_most}; rates {sorted(rates.items())}")
+    assert not light.lost(records), light.lines(light.lost(records))
+    assert all(figure(one, "rate_per_s") >= 0.0 for one in told)
+    assert surely - unseen <= figure(last, "arrived") <= at_most
+    assert max(rates) <= 5 * LIGHT, "what was counted before was counted again"
+
+
+def _counted(gateway: Gateway, service: Service) -> Counter[str]:
+    """Arrivals, first attempts and others, over all gateways."""
+    total: Counter[str] = Counter()
+    for told in gateway.services(service.key):
+        total.update({name: told["requests"][name] for name in ("arrived", "retried")})
+    return total
+
+
 def test_shares_sum_to_the_whole_and_an_overload_is_cut(
-    gate: Service, cluster: Cluster, gateway: Gateway, prober: Prober
+    taught: Taught, gate: Service, cluster: Cluster, gateway: Gateway, operator: Operator, prober: Prober
 ) -> None:
     """Under three, and under those that are left when one dies: what it carried is cut, and the others take over."""
     until("each gateway has its share", _shared(gate, cluster), 60)
-    with Load(gate.target, _steady(OVERLOAD, "overload", seed=2)) as load:
+    before = _counted(gateway, gate)
+    with Load(gate.target, _coming_back(OVERLOAD, "overload", seed=2)) as load:
         pause(SETTLED_S)
         begin = time.time()
         seen = _watch(gateway, gate, WATCHED_S)
+        told, counted, counted_at = operator.explain(gate.key), _counted(gateway, gate) - before, time.time()
         struck_at = time.time()
         gone = _pods(cluster)[0]["metadata"]["name"]
         prober.excuse(struck_at, struck_at + GONE_S)
@@ -140,6 +310,16 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(
         print(f"{name}: {len(some)} offered, {len(admitted)} let in, {kept} of these within the promise")
         assert 0 < len(admitted) < len(some), "that was no overload"
         assert kept >= 0.95 * len(admitted), name
+    surely, at_most = _minute([*taught.records, *records], told)
+    arrived = figure(told, "arrived")
+    sent = [r for r in records if r.sent_at < counted_at]
+    print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['heard']}")
+    refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is Outcome.REFUSED}
+    seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _firsts(sent)]
+    print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")
+    assert surely <= arrived <= at_most, "what is refused arrives, too"
+    assert abs(counted["arrived"] + counted["retried"] - len(sent)) <= 3, "those on their way"
+    assert counted["retried"] <= sum(seconds), "a header alone hides no demand"
     assert not lost, light.lines(lost)
     assert any(units == batch for batch, _, units, *_ in seen), "nobody has taken up what was told"
     for batch, shares, units, _, running in seen:

@@ -1,22 +1,27 @@
 """A real Prometheus scrapes operator, gateway and engines, by the configuration of the documentation and our rules.
 
 It sees every part, every rule can be evaluated, every query of the dashboard is answered, and promtool finds the rules'
-unit tests true. What an alert says when is those tests' matter; here no alert is waited for.
+unit tests true. What an alert says when is those tests' matter; here no alert is waited for. And it may hang and die
+in the midst of a burst: the operator that was told to ask it for the past decides without.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 
+import httpx
 import pytest
 import yaml
 
 from e2e.cluster.settings import ROOT
-from e2e.lib import stack
+from e2e.lib import light, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.node import signal_container
+from e2e.lib.operator import Operator
 from e2e.lib.prometheus import Prometheus, discovered, queries
 from e2e.lib.service import Service, manifest
 from e2e.lib.wait import until
@@ -39,6 +44,9 @@ CORE = (
 )
 FOLDER = "/etc/prometheus"
 RATE, SECONDS = 3.0, 140.0
+BURST = 11.0  # requests/s; one replica carries about 6
+ASKED_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
+HELD_S = 15.0
 CONTEXT = {
     "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -107,14 +115,16 @@ def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus
         "plimsoll_test.yaml": yaml.safe_dump(unit_tests),
     }
     pod_meta = {"name": "prometheus", "labels": {labels.NAME: "prometheus"}}
+    door = {"selector": pod_meta["labels"], "ports": [{"port": 9090}]}
     cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "prometheus"}, "spec": door},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files},
         {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": _pod()},
         namespace=namespace,
     )
     until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
-    door = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
-    return Prometheus(lambda path: cluster.raw(door + path))
+    path = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
+    return Prometheus(lambda asked: cluster.raw(path + asked))
 
 
 def _parts(cluster: Cluster) -> list[Object]:
@@ -164,6 +174,63 @@ def test_policies_admit_whoever_is_named_in_metrics_from(watched: Service, clust
             if ports.get(part) in open_to:
                 admitted.add(part)
     assert admitted == set(ports)
+
+
+@pytest.fixture
+def asking(cluster: Cluster, namespace: str, watched: Service, prometheus: Prometheus) -> Iterator[Operator]:
+    """An operator that asks this Prometheus for the past."""
+    operator = Operator(cluster, stack.SYSTEM)
+    stack.install(cluster, "--set", f"monitoring.prometheus.url=http://prometheus.{namespace}:9090")
+    yield operator
+    stack.install(cluster)
+    until("the operator of the others decides", lambda: _decides(operator, watched), 60)
+
+
+def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
+    asking: Operator, prometheus: Prometheus, cluster: Cluster, namespace: str
+) -> None:
+    """It hangs when it is asked, then it is gone: ticks go on, the fleet grows, nothing goes back, the log tells it."""
+    cluster.apply(light.fleet("burst", {"serve": light.bounds(1, 3)}), namespace=namespace)
+    burst = Service(cluster, namespace, "burst", stack.GATEWAY_URL)
+    burst.wait_ready()
+    signal_container(_prometheus(cluster, namespace), "prometheus", "STOP")
+    with Load(burst.target, poisson(BURST, 300, light.prompts("burst", 300, 48), seed=5)) as load:
+        said = until("that the past is not known is told", lambda: _unknown_past(asking, burst), ASKED_S)
+        until("the fleet grows", lambda: light.desired(burst) > 1, ASKED_S)
+        signal_container(_prometheus(cluster, namespace), "prometheus", "KILL")
+        began, ticks, desired = time.time(), set(), []
+        while time.time() < began + HELD_S:
+            ticks.add(asking.explain(burst.key)["heard"]["at"])
+            desired.append(light.desired(burst))
+        known = {kind: burst.condition(kind)["status"] for kind in ("MetricsAvailable", "ScalingActive")}
+    until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
+    until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
+    print(f"{said}\n{len(ticks)} ticks in {HELD_S:.0f} s without it, replicas {desired}, {known}")
+    print(load.ledger.summary())
+    lost = light.lost(load.ledger.records)
+    assert not lost, light.lines(lost)
+    assert desired == sorted(desired)
+    assert len(ticks) >= HELD_S / 5, "it decides no more"
+    assert set(known.values()) == {"True"}
+    assert [line["message"] for line in said] == ["the past is not known"], "asked once, told once"
+    cluster.kubectl("delete", "plim", "burst", "-n", namespace)
+
+
+def _decides(operator: Operator, service: Service) -> bool:
+    try:
+        return bool(operator.explain(service.key)["decisions"])
+    except httpx.HTTPError:
+        return False
+
+
+def _prometheus(cluster: Cluster, namespace: str) -> Object:
+    found = cluster.get("pods", "prometheus", namespace)
+    assert found
+    return found
+
+
+def _unknown_past(operator: Operator, service: Service) -> list[Object]:
+    return [line for line in operator.log() if line.get("service") == service.key and "past" in line["message"]]
 
 
 def _all_up(prometheus: Prometheus, cluster: Cluster, watched: Service) -> bool:

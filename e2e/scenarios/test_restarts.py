@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import httpx
+
 from e2e.lib import stack
 from e2e.lib.kube import Cluster, uids
-from e2e.lib.metrics import Samples
 from e2e.lib.node import signal_container
+from e2e.lib.operator import Operator
 from e2e.lib.service import Service
 from e2e.lib.wait import until
 
 RESTARTS = 5
 SELECTOR = "app.kubernetes.io/component=operator"
-LEASE = "plimsoll-operator"
 
 
 def _holder(cluster: Cluster) -> str:
-    lease = cluster.get("leases", LEASE, stack.SYSTEM) or {}
-    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+    return Operator(cluster, stack.SYSTEM).leader
 
 
 def _another(cluster: Cluster, old: str) -> Callable[[], bool]:
@@ -32,16 +32,10 @@ def _told(services: dict[str, Service]) -> set[tuple[str, int]]:
 
 def _work_done(cluster: Cluster) -> float:
     """How many reconciliations the leading operator has ended; 0 while it cannot be asked."""
-    for pod in cluster.list("pods", stack.SYSTEM, SELECTOR):
-        name = pod["metadata"]["name"]
-        if name in _holder(cluster) and "deletionTimestamp" not in pod["metadata"]:
-            answer = cluster.raw(f"/api/v1/namespaces/{stack.SYSTEM}/pods/{name}:8081/proxy/metrics")
-            return (
-                Samples.parse(answer.text).total("plimsoll_operator_reconciles_total", outcome="done")
-                if answer.status_code == 200
-                else 0.0
-            )
-    return 0.0
+    try:
+        return Operator(cluster, stack.SYSTEM).metrics().total("plimsoll_operator_reconciles_total", outcome="done")
+    except httpx.HTTPError:
+        return 0.0
 
 
 def test_five_restarts_add_no_event(shared: dict[str, Service], cluster: Cluster) -> None:

@@ -19,8 +19,10 @@ from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.ledger import Outcome
 from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.node import audit
+from e2e.lib.operator import Operator, figure, heard_at, read_at
 from e2e.lib.service import Service, manifest
-from e2e.lib.wait import until
+from e2e.lib.wait import pause, until
 
 SCALE = 8.0  # of the profile's step times: about 40 ms a step
 START_UP_S = 15
@@ -31,6 +33,7 @@ ENGINE = {
     "args": ["--profile", "h200-8b", "--profile-scale", str(SCALE), "--start-seconds", str(START_UP_S)],
 }
 SLO = {"ttft": "2s", "tpot": "80ms"}
+QUIET_S = 3.0  # whoever comes after it is known by it
 SETTLES_S = 30.0  # all engines of the step are there by then
 GROWS_S = 120.0  # horizon, a tick, and a busy machine
 
@@ -60,13 +63,31 @@ def fleet(cluster: Cluster, namespace: str) -> Service:
     return found
 
 
-def test_a_step_up_is_met_and_given_back(fleet: Service) -> None:
+def _heard_until_ordered(operator: Operator, fleet: Service) -> list[Object]:
+    """What each tick had heard and decided, up to the one that ordered more."""
+    told: dict[str, Object] = {}
+
+    def ordered() -> bool:
+        document = operator.explain(fleet.key)
+        told[document["heard"]["at"]] = document
+        tier = document["decisions"][0]["tiers"]["serve"]
+        return bool(tier["before"] < tier["replicas"]) or len(fleet.pods("serve")) > 1
+
+    until("more is ordered", ordered, GROWS_S, every_s=0.2)
+    return list(told.values())
+
+
+def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster) -> None:
     """Up in one go while the load lasts, down after it; what is refused is refused while engines start, and told so."""
+    operator = Operator(cluster, stack.SYSTEM)
     prompts = _prompts("step")
     low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
     before = _desired(fleet)
+    pause(QUIET_S)
+    assert figure(operator.explain(fleet.key), "rate_per_s") == 0.0
     started = time.time()
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
+        heard = _heard_until_ordered(operator, fleet)
         until("the fleet is told to grow", lambda: _desired(fleet) > before, GROWS_S)
         told_s = time.time() - started
         until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, GROWS_S)
@@ -75,9 +96,16 @@ def test_a_step_up_is_met_and_given_back(fleet: Service) -> None:
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
     until("the fleet gives back what it does not need", lambda: _desired(fleet) < most, 300)
     down = [e["message"] for e in fleet.wait_events("ScaledDown")]
+    sent = min(r.sent_at for r in load.ledger.records)
+    saw = next(one for one in heard if figure(one, "rate_per_s") > 0.0)
+    name = f"{fleet.name}-serve"
+    written = [call.at for call in audit(started) if (call.resource, call.name) == ("deployments/scale", name)]
+    times = {"read": read_at(saw), "decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
+    print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
     print("\n".join([*up, *down]))
     assert most > before
+    assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
     assert all("serve" in message and "->" in message and "knee" in message for message in up)
     assert not low.failures, low.explain()
     late = [r for r in load.ledger.failures if r.outcome is not Outcome.REFUSED or r.sent_at > served + SETTLES_S]

@@ -63,6 +63,29 @@ DOCUMENT: dict[str, Any] = {
             "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "why": "mode is Recommend"}},
         },
     ],
+    "heard": {
+        "at": "2026-01-01T12:00:04.310Z",
+        "gateways": {
+            "count": 2,
+            "coverage": 0.5,
+            "age_s": 0.0123,
+            "rate_per_s": 35.2,
+            "answered_per_s": 34.0,
+            "failed_per_s": 0.0,
+            "arrived": 2100.0,
+            "prompt_tokens": 480.0,
+            "ttft_s": 0.34,
+            "e2e_s": 3.1,
+            "shed_share": 0.02,
+            "held": 3.0,
+            "in_flight": 140.0,
+        },
+        "requests": {"prompt_tokens": 470.0, "cached_tokens": 118.0, "output_tokens": 205.0},
+        "tiers": {
+            "prefill": {"coverage": 0.0, "age_s": None, "running": {"unknown": "none of 2 pods has answered for 15 s"}},
+            "decode": {"coverage": 1.0, "age_s": 4.2, "running": 131.0},
+        },
+    },
     "tiers": {
         "prefill": {
             "engine": None,
@@ -168,7 +191,7 @@ def test_what_was_decided_in_one_line(before: Any, replicas: Any, recommended: A
 
 
 def test_before_the_first_tick_there_is_nothing_to_tell_but_that() -> None:
-    lines = render({**DOCUMENT, "decisions": [], "tiers": {}}, PIPE)
+    lines = render({**DOCUMENT, "decisions": [], "heard": None, "tiers": {}}, PIPE)
     assert lines[-1] == "Nothing was decided yet: the operator has only begun to look at it."
 
 
@@ -192,8 +215,11 @@ PARTS = [
     "decisions.1.tiers.decode.why", "tiers", "tiers.decode", "tiers.decode.engine", "tiers.decode.model",
     "tiers.decode.model.words", "tiers.decode.model.base_s", "tiers.decode.line", "tiers.decode.line.knee_per_s",
     "tiers.decode.line.infeasible", "tiers.decode.forecast", "tiers.decode.forecast.parts",
-    "tiers.decode.forecast.parts.level", "tiers.decode.forecast.horizon_s", "tiers.decode.forecast.quantile",
-    "tiers.decode.starts", "tiers.decode.starts.seen", "tiers.decode.starts.phases", "tiers.decode.starts.phases.0",
+    "tiers.decode.forecast.parts.level", "tiers.decode.forecast.horizon_s", "tiers.decode.forecast.quantile", "heard",
+    "heard.at", "heard.gateways", "heard.gateways.coverage", "heard.gateways.age_s", "heard.gateways.ttft_s",
+    "heard.gateways.shed_share", "heard.requests", "heard.requests.cached_tokens", "heard.tiers", "heard.tiers.decode",
+    "heard.tiers.decode.running", "tiers.decode.starts", "tiers.decode.starts.seen", "tiers.decode.starts.phases",
+    "tiers.decode.starts.phases.0",
 ]  # fmt: skip
 
 

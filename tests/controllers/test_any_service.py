@@ -188,6 +188,7 @@ class Anything(World):
 
 @example(2103)  # an engine so odd that its load line is 0, and nobody asks anything of it
 @given(st.integers(0, 2**32 - 1))
+@example(7614)  # a tier whose replicas carry nothing within the nearest promise that can be kept
 @settings(max_examples=5, deadline=None)
 def test_no_manifest_and_no_reading_stops_a_tick_or_leads_beyond_the_limits(seed: int) -> None:
     world, now_s = Anything(seed), NOW_S

@@ -108,6 +108,24 @@ def test_a_tier_with_other_replicas_than_decided_is_set_and_explains_itself() ->
     assert up.event().message == "prefill 1 -> 2: minReplicas is 2"
 
 
+async def test_an_api_server_that_is_slow_makes_no_tick_long() -> None:
+    """What a tick is followed by is a rest in proportion to what it computed: nobody else had to wait meanwhile."""
+    clock, set_ = [100.0], []
+
+    class Slow(Kube):
+        async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+            clock[0] += 5.0
+            set_.append((deployment, replicas))
+
+    store, parent = Store(), builders.service(tiers={"serve": {"minReplicas": 2}})
+    for obj in (parent, builders.deployment(parent, "serve", replicas=1)):
+        store.put(obj)
+    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    scaler = Autoscaler(store, Slow.__new__(Slow), sources, _tell, lambda key: None, lambda: clock[0])
+    assert await scaler.tick(NOW_S) == 0.0
+    assert set_ == [("chat-serve", 2)]
+
+
 def test_nothing_is_set_where_all_is_well_invalid_foreign_or_going_away() -> None:
     store = Store()
     well = builders.service("well")

@@ -15,8 +15,10 @@ from plimsoll.core.autoscaler import Service, restore, to_dict
 from plimsoll.core.autoscaler.service import Told
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Decision, Limit, Mode, State, Step, TierDecision, TierPolicy
+from plimsoll.core.signals import Heard
 from plimsoll.core.slo import Slo
 from tests.core.test_autoscaler import START_S, Fleet, heard, wish
+from tests.core.test_signals import NOW_S, serving
 
 KEY = ("team", "chat")
 
@@ -95,6 +97,29 @@ def test_what_it_rests_on_are_the_figures_of_the_last_tick() -> None:
     assert told["starts"]["seen"] == 1.0
     assert [phase["name"] for phase in told["starts"]["phases"]] == ["pull", "load", "whole"]
     assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in told["starts"]["phases"])
+
+
+def test_what_the_last_tick_heard_is_told_with_its_age() -> None:
+    _, said = serving()
+    found = document(Service.of(["serve"]), KEY, NOW_S + 61.0, heard=(NOW_S + 60.25, said))["heard"]
+    gateways, tier = found["gateways"], found["tiers"]["serve"]
+    assert found == json.loads(json.dumps(found, allow_nan=False))
+    assert found["at"].endswith(".250Z")
+    assert (gateways["count"], gateways["coverage"], gateways["age_s"]) == (1, 1.0, 0.0)
+    assert gateways["rate_per_s"] == pytest.approx(4.0)
+    assert gateways["ttft_s"] == pytest.approx(0.2, rel=0.05)
+    assert (gateways["shed_share"], gateways["held"], gateways["in_flight"]) == (0.0, 0.0, 0.0)
+    assert tier == {"coverage": 1.0, "age_s": 0.0, "running": 12.0}
+    assert found["requests"]["prompt_tokens"] == pytest.approx(300.0, rel=0.01)
+    assert found["requests"]["cached_tokens"] == pytest.approx(75.0, rel=0.01)
+    assert found["requests"]["output_tokens"] == pytest.approx(150.0, rel=0.01)
+
+
+def test_what_was_not_heard_says_why() -> None:
+    found = document(Service.of(["serve"]), KEY, START_S, heard=(START_S, Heard()))["heard"]
+    assert found["gateways"]["age_s"] is None
+    assert found["gateways"]["rate_per_s"] == found["requests"] == {"unknown": "nothing heard yet"}
+    assert document(Service.of(["serve"]), KEY, START_S)["heard"] is None
 
 
 def test_the_forecast_reaches_as_far_as_the_user_wants() -> None:

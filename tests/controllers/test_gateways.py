@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -39,6 +40,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
+        self.hung: dict[str, asyncio.Event] = {}  # those that answer only once this is set
         self.told: list[Key | None] = []
         self.now_s = 100.0
         self.elapsed_s = 0.0
@@ -49,10 +51,13 @@ class Fleet:
             self.told.append,
             lambda: self.now_s,
             lambda: self.elapsed_s,
+            patience_s=0.05,
         )
 
     async def _answer(self, address: str, port: int, path: str) -> bytes:
         assert (port, path) == (PLATFORM.gateway.picker_port, "/signals")
+        if address in self.hung:
+            await self.hung[address].wait()
         if address not in self.answers:
             raise Unavailable("refused")
         return orjson.dumps({"gateway": name_of(address), **self.answers[address]})
@@ -85,6 +90,43 @@ async def test_a_silent_replica_keeps_its_last_word_for_a_while() -> None:
     await fleet.ask()
     fleet.answers = {}
     assert (await fleet.ask()).routable == {CHAT: 1}
+
+
+async def test_a_replica_that_hangs_keeps_no_other_from_being_heard() -> None:
+    """Rounds go on without it; what it says in the end counts, and it is not asked twice at once."""
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, arrived=6)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    fleet.hung["10.0.0.2"] = asyncio.Event()
+    for arrived in (7, 8):
+        fleet.now_s += 1.0
+        fleet.answers["10.0.0.1"] = signals(1, arrived=arrived)
+        assert await fleet.counted() == {"gw-1": ("a", fleet.now_s, arrived), "gw-2": ("a", 100.0, 6)}
+    fleet.answers["10.0.0.2"] = signals(1, arrived=9)
+    fleet.hung.pop("10.0.0.2").set()
+    assert (await fleet.counted())["gw-2"] == ("a", fleet.now_s, 9)
+
+
+async def test_whoever_waits_for_a_round_finds_its_words() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    fleet.present("10.0.0.1")
+    found: list[float] = []
+
+    async def wait() -> None:
+        for _ in range(2):
+            await fleet.gateways.asked()
+            found.append(fleet.gateways.readings()[0][0].services["team/chat"].arrived)
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0.0)
+    await fleet.ask()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=6)}
+    await asyncio.sleep(0.0)
+    await fleet.ask()
+    await waiting
+    assert found == [5, 6]
 
 
 async def test_a_word_that_is_too_old_is_none() -> None:

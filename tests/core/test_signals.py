@@ -105,6 +105,7 @@ def test_a_service_that_is_fully_heard_has_everything_known() -> None:
     assert heard.failed_per_s == heard.shed_share == heard.held == 0.0
     assert heard.fresh
     assert heard.coverage == 1.0
+    assert heard.age_s == 0.0
     assert known(heard.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
     assert heard.ttft is not None
     assert buckets.count(heard.ttft) == pytest.approx(240.0, abs=20.0)  # a minute, to a slot of five seconds

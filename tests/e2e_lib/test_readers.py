@@ -7,6 +7,7 @@ import json
 from e2e.lib.dump import difference
 from e2e.lib.metrics import Samples, prompt_sources
 from e2e.lib.node import WRITES, parse_audit
+from e2e.lib.operator import figure, heard_at, read_at
 
 PAGE = """# HELP vllm:prompt_tokens_by_source_total x
 # TYPE vllm:prompt_tokens_by_source_total counter
@@ -62,3 +63,10 @@ def test_a_difference_names_what_stayed_went_and_changed() -> None:
     lines = difference({"Pod a/x": "1", "Pod a/y": "1"}, {"Pod a/y": "2", "Secret a/z": "1"})
     assert [line.split("\n")[0] for line in lines] == ["left behind: Secret a/z", "gone: Pod a/x", "changed: Pod a/y"]
     assert not difference({"Pod a/x": "1"}, {"Pod a/x": "1"})
+
+
+def test_when_the_operator_read_and_decided() -> None:
+    gateways = {"age_s": 0.25, "rate_per_s": 3.5, "ttft_s": {"unknown": "nobody was answered in the last minute"}}
+    document = {"heard": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
+    assert (read_at(document), heard_at(document)) == (100.25, 100.5)
+    assert (figure(document, "rate_per_s"), figure(document, "ttft_s")) == (3.5, 0.0)

@@ -31,7 +31,7 @@ from plimsoll.adapters.kube import Kube, WatchEvent
 from plimsoll.adapters.scrape import Ask
 from plimsoll.api import labels
 from plimsoll.api.events import Event
-from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import POLL_SECONDS, Gateways
 from plimsoll.controllers.status import Sight, scaling
@@ -144,7 +144,7 @@ class Operated:
             if now_s - explained_s >= _EXPLAIN_S:
                 explained_s = now_s
                 self._note(explain=self._autoscaler.explain(self._key))
-            await asyncio.sleep(TICK_SECONDS)
+            await self._gateways.asked()
 
     def _heard(self, key: Key, role: Role, reading: EngineReading) -> None:
         self._autoscaler.hear_engine(key, role, reading)

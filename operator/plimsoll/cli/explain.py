@@ -57,6 +57,7 @@ def render(document: Any, screen: Screen) -> list[str]:
         lines += ["", "Nothing was decided yet: the operator has only begun to look at it."]
     for last in decisions[:1]:
         lines += _last(last, screen)
+    lines += _heard(entries(document, "heard"), screen)
     lines += _basis(entries(document, "tiers"), screen)
     return lines + _before(decisions[1:], screen)
 
@@ -105,6 +106,64 @@ def _facts(tier: Any) -> Iterable[tuple[str, str]]:
     yield "held", "demand is not known, so nothing is concluded from it" if part(tier, "held") is True else ""
     yield "starting", f"{len(etas)}, likely ready in {listed(map(duration, etas))}" if etas else ""
     yield "overdue", _words(tier, "overdue")
+
+
+# ---------------------------------------------------------------- what was heard
+
+
+def _heard(heard: dict[str, Any], screen: Screen) -> list[str]:
+    """Nothing of an operator that does not tell."""
+    if not heard:
+        return []
+    told = {"gateways": _gateways(part(heard, "gateways")), "requests": _requests(part(heard, "requests"))}
+    told |= {name: _engines(tier) for name, tier in entries(heard, "tiers").items()}
+    head = f"heard at {text(heard, 'at') or NONE}"
+    rows = [[name, words] for name, words in told.items() if words]
+    lines = [screen.bold(line) for line in hanging("", head, screen)]
+    return ["", *lines, *table(rows, screen, _INDENT, head=False)]
+
+
+def _gateways(told: Any) -> str:
+    if (missing := _silent(told, "rate_per_s")) is not None:
+        return missing
+    shed, ttft_s = number(told, "shed_share"), number(told, "ttft_s")
+    return listed(
+        [
+            _fresh(told),
+            f"{_digits(number(told, 'rate_per_s'))} req/s arrive",
+            f"TTFT {duration(ttft_s)}" if ttft_s is not None else "",
+            f"{shed:.0%} refused" if shed is not None else "",
+            f"{_digits(number(told, 'held'))} held",
+            f"{_digits(number(told, 'in_flight'))} sent to engines",
+        ]
+    )
+
+
+def _requests(told: Any) -> str:
+    if (missing := _unknown(told)) is not None:
+        return missing
+    cached = number(told, "cached_tokens")
+    of_these = f" ({_digits(cached)} cached)" if cached else ""
+    prompt, output = number(told, "prompt_tokens"), number(told, "output_tokens")
+    return f"{_digits(prompt)} tokens of prompt{of_these} and {_digits(output)} of answer on average"
+
+
+def _engines(told: Any) -> str:
+    missing = _silent(told, "running")
+    return missing or listed([_fresh(told), f"{_digits(number(told, 'running'))} requests in them"])
+
+
+def _silent(told: Any, figure: str) -> str | None:
+    """Why nothing is known of them; None where the figure is."""
+    why = text(told, figure, "unknown")
+    return None if why is None else f"not known: {why}"
+
+
+def _fresh(told: Any) -> str:
+    """How old their words are, and how many of them there are where some say nothing."""
+    coverage = number(told, "coverage")
+    some = "" if coverage in (None, 1.0) else f"{coverage:.0%} of them answer"
+    return listed([f"{duration(number(told, 'age_s'))} old", some])
 
 
 # ---------------------------------------------------------------- what it rests on

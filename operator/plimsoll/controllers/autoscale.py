@@ -34,7 +34,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, EngineReading, GatewayReading, History
 from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.scaling.leaving import load
-from plimsoll.core.signals import Listener
+from plimsoll.core.signals import Heard, Listener
 from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
@@ -45,7 +45,6 @@ Asked = tuple[autoscaler.Service, Seen, Wish]
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
 REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status have moved
 REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a request comes
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
@@ -113,6 +112,7 @@ class _Known:
     rest_s: float = -math.inf  # until when nothing need be decided
     failed_s: float = -math.inf  # when an error last kept it from being decided
     seen_raw: Object | None = None
+    heard: tuple[float, Heard] | None = None  # by the last tick that decided, and when that was
 
     def stir(self, gateway: str, arrived: float) -> None:
         """A gateway has counted: what arrives ends the rest."""
@@ -189,15 +189,24 @@ class Sources:
 
 
 class Autoscaler:
-    """Decides for every service, once a second, and remembers what it has learned of each."""
+    """Decides for every service, after each round of the gateways, and remembers what it has learned of each."""
 
-    def __init__(self, store: Store, kube: Kube, sources: Sources, tell: Tell, changed: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        kube: Kube,
+        sources: Sources,
+        tell: Tell,
+        changed: Callable[[Key], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """changed: called with a service whose report says something new."""
         self._store = store
         self._kube = kube
         self._sources = sources
         self._tell = tell
         self._changed = changed
+        self._monotonic = monotonic
         self._known: dict[Key, _Known] = {}
         self._gauges = Gauges()
         self._past = Past(sources.history)
@@ -217,13 +226,19 @@ class Autoscaler:
     def explain(self, key: Key) -> dict[str, Any] | None:
         """The last decisions of a service and what they rest on; None for one that is not known."""
         known = self._known.get(key)
-        return None if known is None else explain.document(known.service, key, time.time(), known.horizon_s)
+        if known is None:
+            return None
+        return explain.document(known.service, key, time.time(), known.horizon_s, known.heard)
 
-    async def tick(self, now_s: float) -> None:
-        """One pass over all services. now_s: seconds since the epoch."""
-        for change in self.decide(now_s):
+    async def tick(self, now_s: float) -> float:
+        """One pass over all services. now_s: seconds since the epoch. Returns the seconds in which nothing else ran."""
+        began_s = self._monotonic()
+        due = self.decide(now_s)
+        took_s = self._monotonic() - began_s
+        for change in due:
             await self._set(change)
         self._past.look({key: known.service for key, known in self._known.items()}, now_s)
+        return took_s
 
     def decide(self, now_s: float) -> list[Change]:
         """Every tier that must be scaled; reads the caches alone."""
@@ -248,6 +263,7 @@ class Autoscaler:
             with self._apart(key, now_s):
                 raw, service = typed[key]
                 known = self._known[key]
+                known.heard = now_s, seen.heard
                 known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
                 self._judge(key, service, seen, wanted, now_s)
                 changes = list(self._changes(raw, known.service, wanted))

@@ -2,9 +2,10 @@
 
 Problem: nobody believes a count alone, and what led to it is spread over a memory that moves every second.
 
-Idea: the last tick's decision and the ones before it that changed something, as they were made, beside the model, load
-line, forecast and start-up times of now. What is not known is an object with `unknown`, why; a number that is not
-finite is null. `version` changes when a field changes its meaning: a reader that meets another one must not guess.
+Idea: the last tick's decision and the ones before it that changed something, as they were made, beside what the last
+tick heard and how old that was, and the model, load line, forecast and start-up times of now. What is not known is an
+object with `unknown`, why; a number that is not finite is null. `version` changes when a field changes its meaning: a
+reader that meets another one must not guess.
 """
 
 from __future__ import annotations
@@ -23,25 +24,35 @@ from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.lifecycle import Ledger
 from plimsoll.core.scaling import Line, TierDecision
+from plimsoll.core.signals import Heard
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload
 
 Object = dict[str, Any]
 
 VERSION: Final = 1
 
 
-def document(service: Service, key: tuple[str, str], now_s: float, horizon_s: float | None = None) -> Object:
+def document(
+    service: Service,
+    key: tuple[str, str],
+    now_s: float,
+    horizon_s: float | None = None,
+    heard: tuple[float, Heard] | None = None,
+) -> Object:
     """The document of one service, which JSON can hold.
 
     key: namespace and name. now_s: seconds since the epoch. horizon_s: how far the user wants to look ahead, None for
-    the learned start-up time. Every time that ends in `_s` is in seconds; `decisions` has the last tick's first.
+    the learned start-up time. heard: by the last tick, and when. Every time that ends in `_s` is in seconds;
+    `decisions` has the last tick's first.
     """
     return {
         "version": VERSION,
         "service": "/".join(key),
         "at": _time(now_s),
         "decisions": [_decision(told) for told in _told(service)],
+        "heard": None if heard is None else _plain(_heard(*heard)),
         "tiers": {name: _plain(_rests_on(service, tier, horizon_s)) for name, tier in service.tiers.items()},
     }
 
@@ -70,6 +81,41 @@ def _tier(tier: TierDecision) -> Object:
         "why": tier.why,
         "steps": [{"name": step.name, "replicas": step.replicas, "why": step.why} for step in tier.steps],
     }
+
+
+# ---------------------------------------------------------------- what was heard
+
+_OF_GATEWAYS: Final = (
+    *("rate_per_s", "answered_per_s", "failed_per_s", "arrived", "prompt_tokens", "ttft_s", "e2e_s", "shed_share"),
+    *("held", "in_flight"),
+)
+
+
+def _heard(at_s: float, heard: Heard) -> Object:
+    """Ages are those at the tick, so that its time is told to the millisecond."""
+    figures = {name: _figure(getattr(heard, name)) for name in _OF_GATEWAYS}
+    return {
+        "at": _time(at_s, "milliseconds"),
+        "gateways": {"count": heard.gateways, "coverage": heard.coverage, "age_s": heard.age_s, **figures},
+        "requests": _requests(heard.workload),
+        "tiers": {
+            role.value: {"coverage": told.coverage, "age_s": told.age_s, "running": _figure(told.running)}
+            for role, told in heard.tiers.items()
+        },
+    }
+
+
+def _requests(workload: Workload | Unknown) -> Object:
+    """Mean lengths, tokens."""
+    if isinstance(workload, Unknown):
+        return _unknown(workload)
+    cached = workload.mean(workload.cached_tokens)
+    prompt, output = workload.mean(workload.uncached_tokens) + cached, workload.mean(workload.output_tokens)
+    return {"prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+
+
+def _figure(value: float | Unknown) -> Any:
+    return _unknown(value) if isinstance(value, Unknown) else value
 
 
 # ---------------------------------------------------------------- what it rests on
@@ -152,8 +198,8 @@ def _unknown(value: Unknown) -> Object:
     return {"unknown": value.why}
 
 
-def _time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _time(at_s: float, to: str = "seconds") -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=to).replace("+00:00", "Z")
 
 
 def _plain(value: Any) -> Any:

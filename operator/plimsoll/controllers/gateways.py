@@ -2,7 +2,8 @@
 
 A service is ready when a client can reach it, and only a gateway knows that; how much is asked of it, too. Every
 replica is asked once a second; one that does not answer, or answers what cannot be, keeps its last word for a few
-seconds, then counts as silent, never as "no endpoint" or "no demand".
+seconds, then counts as silent, never as "no endpoint" or "no demand". One that is slow is not waited for: what the
+others say would be old by then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from plimsoll.resources.platform import GatewaySettings
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 0.5  # of a round, with those who are slow
 TRUST_SECONDS = 5.0
 
 Ask = Callable[[str, int, str], Awaitable[bytes]]  # a pod's address, port and path
@@ -63,6 +65,7 @@ class Gateways:
         changed: Callable[[Key | None], None],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        patience_s: float = PATIENCE_SECONDS,
     ) -> None:
         """ask: what a pod answers, or Unavailable. changed: called with a service whose routability changed, or with
         None when any may have. clock: seconds since the epoch, for the readings; `monotonic` tells what is fresh."""
@@ -72,7 +75,10 @@ class Gateways:
         self._changed = changed
         self._clock = clock
         self._monotonic = monotonic
+        self._patience_s = patience_s
         self._replicas: dict[str, _Replica] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}  # by uid: those who have not answered yet
+        self._round = asyncio.Event()  # set when the present round is over
         self._asked = False  # since the pods were first known
         self._listed: float | None = None  # when the pods were first known
         self.view = View()
@@ -91,6 +97,10 @@ class Gateways:
         replicas = sorted(self._replicas.values(), key=lambda r: r.name)
         fresh = (replica.fresh(now) for replica in replicas)
         return tuple(said.reading for said in fresh if said), tuple(replica.name for replica in replicas)
+
+    async def asked(self) -> None:
+        """Wait for the end of a round: what the replicas say is then as new as it gets."""
+        await self._round.wait()
 
     async def run(self) -> None:
         """Follow and ask until cancelled."""
@@ -123,14 +133,24 @@ class Gateways:
             replica.address = address  # a pod whose sandbox died gets another one
 
     async def _ask_for_ever(self) -> None:
-        while True:
-            await self.ask()
-            await asyncio.sleep(POLL_SECONDS)
+        try:
+            while True:
+                await self.ask()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for job in self._asking.values():
+                job.cancel()
 
     async def ask(self) -> None:
-        """One round: every replica once, then the view and who must be told."""
+        """One round: every replica that is not still being asked, then the view and who must be told."""
         known = self._listed is not None
-        await asyncio.gather(*(self._ask(replica) for replica in list(self._replicas.values())))
+        due = [(uid, replica) for uid, replica in self._replicas.items() if uid not in self._asking]
+        jobs = {uid: asyncio.create_task(self._ask(replica)) for uid, replica in due}
+        self._asking |= jobs
+        if jobs:
+            await asyncio.wait(jobs.values(), timeout=self._patience_s)
+        for uid in [uid for uid, job in self._asking.items() if job.done()]:
+            self._asking.pop(uid).result()
         self._asked = self._asked or known
         now = self._monotonic()
         fresh = [said for r in self._replicas.values() if (said := r.fresh(now))]
@@ -139,6 +159,8 @@ class Gateways:
             for key, count in said.routable.items():
                 together[key] = max(count, together.get(key, 0))
         self._tell(View(len(self._replicas), len(fresh), together))
+        over, self._round = self._round, asyncio.Event()
+        over.set()
 
     def _tell(self, view: View) -> None:
         before, self.view = self.view, view

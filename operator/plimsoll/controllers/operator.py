@@ -34,7 +34,7 @@ from plimsoll.adapters.kube import (
 )
 from plimsoll.api import labels
 from plimsoll.controllers import handlers, probes
-from plimsoll.controllers.autoscale import TICK_SECONDS, Autoscaler, Sources
+from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways
@@ -44,7 +44,7 @@ from plimsoll.controllers.report import Report
 from plimsoll.controllers.settings import Settings
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
-from plimsoll.core.errors import NotFound
+from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading, History
 from plimsoll.telemetry import metrics
@@ -52,6 +52,8 @@ from plimsoll.telemetry import metrics
 log = logging.getLogger(__name__)
 
 LEASE = "plimsoll-operator"
+SETTLED_SECONDS = 30.0  # kopf has made its first list
+GONE_SECONDS = 300.0  # between two looks at whether a service went unseen
 REST_PER_TICK = 3.0  # a tick of a very large fleet takes its time: the watches and the lease must have theirs
 WATCHED = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
@@ -109,6 +111,7 @@ class Operator:
                     for resource, selector in WATCHED:
                         group.create_task(self._follow(resource, selector, namespace))
                 group.create_task(self._watch_services())
+                group.create_task(self._forget_gone_for_ever())
                 group.create_task(self.gateways.run())
                 group.create_task(self.engines.run())
                 group.create_task(self.queue.run())
@@ -137,6 +140,27 @@ class Operator:
         for key in rivals(self.store, before, None if gone else obj):
             self.queue.add(key)
 
+    async def _forget_gone_for_ever(self) -> None:
+        pause_s = SETTLED_SECONDS
+        while True:
+            await asyncio.sleep(pause_s)
+            await self.forget_gone()
+            pause_s = GONE_SECONDS
+
+    async def forget_gone(self) -> None:
+        """Forget services that were deleted before kopf's first list, or between two of its lists: it tells nobody, and
+        whatever was made for such a service anew would be removed, and made, for ever."""
+        for namespace in self._namespaces or (None,):
+            known = [one for one in self.store.all(labels.KIND) if namespace in (None, key_of(one)[0])]
+            try:
+                items, _ = await self._kube.list(INFERENCESERVICES, namespace)
+            except ClusterError as error:
+                log.debug("services cannot be listed", extra={"error": str(error)})
+                continue
+            there = {item["metadata"]["uid"] for item in items}
+            for gone in (one for one in known if one["metadata"]["uid"] not in there):
+                self._service_changed(gone, gone=True)
+
     @property
     def synced(self) -> bool:
         """True once every watch has told what there is and the gateways have spoken: before, absent is unknown."""
@@ -162,12 +186,11 @@ class Operator:
         await self.reconciler.reconcile(key)
 
     async def _tick_for_ever(self) -> None:
+        """After each round of the gateways: at times of its own a tick would decide by words that are a second old."""
         while True:
-            began = time.monotonic()
-            if self.synced:
-                await self.autoscaler.tick(time.time())
-            took = time.monotonic() - began
-            await asyncio.sleep(max(TICK_SECONDS, REST_PER_TICK * took))
+            took_s = await self.autoscaler.tick(time.time()) if self.synced else 0.0
+            await asyncio.sleep(REST_PER_TICK * took_s)
+            await self.gateways.asked()
 
     def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.hear_engine(key, role, reading)

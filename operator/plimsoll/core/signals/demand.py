@@ -124,6 +124,10 @@ class Demand:
         """Share of the gateways whose word is fresh; 0 without any."""
         return len(self._answering(now_s, gateways)) / len(gateways) if gateways else 0.0
 
+    def age_s(self, now_s: float, gateways: Collection[str]) -> float | None:
+        """How old the oldest word is that counts; None without any."""
+        return max((max(0.0, now_s - one.last[1]) for one in self._answering(now_s, gateways)), default=None)
+
     def present(self, now_s: float, gateways: Collection[str]) -> Present:
         """What there is now, scaled up to the gateways that are silent."""
         last = [gateway.last[2] for gateway in self._answering(now_s, gateways)]

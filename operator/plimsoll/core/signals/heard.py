@@ -46,20 +46,22 @@ class Heard:
     """One service. Rates are means over the time since the last one, and sums over all gateways, silent ones included.
 
     rate_per_s: first attempts. fresh: whether there is a new rate since the last call; an old one is no new sample.
-    coverage: share of the gateways whose word is fresh; 0 without any. prompt_tokens: mean of an arrival, last minute.
-    workload: requests of the last minutes, their prompts scaled to `prompt_tokens` where that differs by more than a
-    tenth. ttft_s: promised percentile as clients saw it, last minute; ttft: the distribution that it comes from. e2e_s:
-    the same percentile of whole answers. judged: the last minute's answers against the promise; None where gateways do
-    not tell. arrived: first attempts, last minute; shed_share: refused over these. held: requests that wait at the
-    gateways now, and held_work_s their GPU-seconds in the tier that answers. returning_s: GPU-seconds there of those
-    that were refused and told when to come back, until they are due; retries are no arrivals, so they are in no rate.
-    in_flight: requests that gateways have sent to engines and that have not ended. moved: what decode engines received
-    of prefill engines, about the last ten minutes. gateways: those that exist.
+    coverage: share of the gateways whose word is fresh; 0 without any; age_s: of the oldest among these.
+    prompt_tokens: mean of an arrival, last minute. workload: requests of the last minutes, their prompts scaled to
+    `prompt_tokens` where that differs by more than a tenth. ttft_s: promised percentile as clients saw it, last
+    minute; ttft: the distribution that it comes from. e2e_s: the same percentile of whole answers. judged: the last
+    minute's answers against the promise; None where gateways do not tell. arrived: first attempts, last minute;
+    shed_share: refused over these. held: requests that wait at the gateways now, and held_work_s their GPU-seconds
+    in the tier that answers. returning_s: GPU-seconds there of those that were refused and told when to come back,
+    until they are due; retries are no arrivals, so they are in no rate. in_flight: requests that gateways have sent
+    to engines and that have not ended. moved: what decode engines received of prefill engines, about the last ten
+    minutes. gateways: those that exist.
     """
 
     rate_per_s: float | Unknown = NOTHING_HEARD
     fresh: bool = False
     coverage: float = 0.0
+    age_s: float | None = None
     answered_per_s: float | Unknown = NOTHING_HEARD
     failed_per_s: float | Unknown = NOTHING_HEARD
     prompt_tokens: float | Unknown = NOTHING_HEARD

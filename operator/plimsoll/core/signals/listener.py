@@ -101,6 +101,7 @@ class Listener:
         return Heard(
             rate_per_s=rates.rate_per_s if isinstance(rates, Sample) else rates,
             coverage=coverage,
+            age_s=self._demand.age_s(now_s, gateways),
             answered_per_s=rates.answered_per_s if isinstance(rates, Sample) else rates,
             failed_per_s=rates.failed_per_s if isinstance(rates, Sample) else rates,
             prompt_tokens=self._lengths.prompt_tokens(minute),

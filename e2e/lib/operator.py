@@ -1,0 +1,55 @@
+"""The operator that leads, as scenarios ask it: what it decided, what it had heard, and its own metrics."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.metrics import Samples
+
+LEASE = "plimsoll-operator"
+PORT = 8081
+
+
+class Operator:
+    """Found by its lease at every question, so that a restart in between is none of the scenario's business."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+
+    @property
+    def leader(self) -> str:
+        """The pod that holds the lease, "" if none does."""
+        lease = self._cluster.get("leases", LEASE, self._namespace) or {}
+        return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+    def explain(self, key: str) -> Object:
+        """The document of service NAMESPACE/NAME; raises httpx.HTTPStatusError while it cannot be asked."""
+        return dict(json.loads(self._cluster.in_pod(self._namespace, self.leader, PORT, f"/explain/{key}")))
+
+    def metrics(self) -> Samples:
+        """Raises httpx.HTTPStatusError while it cannot be asked."""
+        return Samples.parse(self._cluster.in_pod(self._namespace, self.leader, PORT, "/metrics"))
+
+    def log(self, tail: int = 2000) -> list[Object]:
+        """The last lines of its log."""
+        said = self._cluster.logs(self._namespace, self.leader, "operator", tail)
+        return [dict(json.loads(line)) for line in said.splitlines() if line.startswith("{")]
+
+
+def heard_at(document: Object) -> float:
+    """When the last tick was that `explain` tells of, seconds since the epoch."""
+    return datetime.fromisoformat(document["heard"]["at"]).timestamp()
+
+
+def read_at(document: Object) -> float:
+    """When the gateways had said what that tick heard."""
+    return heard_at(document) - float(document["heard"]["gateways"]["age_s"] or 0.0)
+
+
+def figure(document: Object, name: str) -> float:
+    """What gateways told, 0 where it is not known."""
+    value: Any = document["heard"]["gateways"][name]
+    return float(value) if isinstance(value, int | float) else 0.0

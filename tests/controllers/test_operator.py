@@ -1,0 +1,72 @@
+"""What the operator as a whole knows of which services there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.controllers.operator import Operator
+from plimsoll.controllers.settings import Settings
+from plimsoll.core.errors import Unavailable
+from tests import builders
+
+Object = dict[str, Any]
+
+
+class Listed:
+    """An API server that lists services. while_asked: comes while it makes up its answer."""
+
+    def __init__(self, *services: Object) -> None:
+        self.services: tuple[Object, ...] | None = services
+        self.while_asked: list[Object] = []
+        self.operator = Operator(self, Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+
+    async def list(self, resource: object, namespace: str | None = None) -> tuple[list[Object], str]:
+        if self.services is None:
+            raise Unavailable("away")
+        found = list(self.services)
+        for service in self.while_asked:
+            self.operator.store.put(service)
+        return found, "1"
+
+    @property
+    def known(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.operator.store.all(labels.KIND)]
+
+
+async def test_a_service_that_went_unseen_is_forgotten() -> None:
+    """A watch that begins anew with a list does not tell what was deleted between that list and its last word."""
+    stays, goes = builders.service("stays"), builders.service("goes")
+    world = Listed(stays, goes)
+    for service in (stays, goes):
+        world.operator.store.put(service)
+    await world.operator.forget_gone()
+    assert world.known == ["stays", "goes"]
+    world.services = (stays,)
+    await world.operator.forget_gone()
+    assert world.known == ["stays"]
+
+
+async def test_what_comes_while_it_is_listed_stays() -> None:
+    world = Listed()
+    world.while_asked = [builders.service("new")]
+    await world.operator.forget_gone()
+    assert world.known == ["new"]
+
+
+async def test_another_service_of_the_same_name_stays() -> None:
+    old = builders.service("same")
+    new = {**old, "metadata": {**old["metadata"], "uid": "another"}}
+    world = Listed()
+    world.operator.store.put(old)
+    world.while_asked = [new]
+    await world.operator.forget_gone()
+    assert [one["metadata"]["uid"] for one in world.operator.store.all(labels.KIND)] == ["another"]
+
+
+async def test_an_api_server_that_is_away_says_nothing() -> None:
+    world = Listed()
+    world.operator.store.put(builders.service("stays"))
+    world.services = None
+    await world.operator.forget_gone()
+    assert world.known == ["stays"]
