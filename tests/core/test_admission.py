@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from plimsoll.core.admission import (
     limits,
     split,
 )
+from plimsoll.core.admission.tickets import Tickets
 from plimsoll.core.knee import Tier, profile
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.load_line import slo_rate
@@ -459,6 +461,28 @@ def test_tickets_are_spread_over_the_time_that_the_work_takes() -> None:
     assert door.tickets.coming_s == 0
 
 
+def test_tickets_promise_no_more_than_the_replicas_that_are_there_by_then() -> None:
+    """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
+    door = gate(replicas=0, outlook=Outlook(35.0, 0.1, later=((55.0, 0.5),)))
+    told = [door.offer(ask(f"r{k}", body_hash=k), 0.0).told for k in range(300)]
+    etas = np.array([t.eta_s for t in told if t is not None and t.eta_s is not None])
+    work_s = door.tickets.work_s / len(etas)
+    first, later = etas[etas < 55.0], etas[etas > 55.0]
+    assert len(first) == int(20.0 * 0.09 / work_s)
+    assert np.diff(first) == pytest.approx(work_s / 0.09, rel=0.01)
+    assert np.diff(later) == pytest.approx(work_s / 0.45, rel=0.01)
+    assert etas[-1] == pytest.approx(55.0 + (len(etas) * work_s - 20.0 * 0.09) / 0.45)
+
+
+@pytest.mark.parametrize("later", [(), ((math.nan, math.nan),), ((math.inf, 1.0),), ((-5.0, 0.0),)])
+def test_a_ticket_is_never_told_a_time_that_is_no_time(later: tuple[tuple[float, float], ...]) -> None:
+    for at_s, spare in ((35.0, 0.5), (35.0, 0.0), (35.0, math.nan), (math.inf, 0.5), (-math.inf, 1e-300)):
+        tickets = Tickets()
+        tickets.expect(at_s, spare, later)
+        told = tickets.issue(ask("a", body_hash=1), 0.1, 0.0, 0.0)
+        assert told.eta_s is None or 0.0 <= told.eta_s < math.inf
+
+
 def test_who_comes_back_in_time_goes_before_newcomers_and_late_is_new() -> None:
     door = gate(outlook=Outlook(2.0, 5.0))
     _, now = fill(door)
@@ -475,8 +499,10 @@ def test_who_comes_back_in_time_goes_before_newcomers_and_late_is_new() -> None:
     assert next(d.id for d in door.release(back)) == "back"
 
 
-def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in() -> None:
-    """One replica, 1.5 times its load line, two more after 75 s: a backlog of some 25 s of the spare capacity then."""
+@pytest.mark.parametrize("last_s", [75.0, 105.0])
+def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in(last_s: float) -> None:
+    """One replica, 1.5 times its load line, one more after 75 s, and another: a backlog of some 25 s of what all three
+    leave spare then."""
     rate, ready_s = 28.0, 75.0
     plant = scaled(HOT, SLOW)
     classes = (ClassPolicy("chat", 0, SLO),)
@@ -487,8 +513,11 @@ def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in() -> 
     )
 
     def outlook(door: Gate, now: float) -> None:
-        spare = 3 * door.fleet.limits.rho - rate * work_s
-        door.tick(now, Outlook(ready_s + 2.0, spare))
+        two, three = (count * door.fleet.limits.rho - rate * work_s for count in (2, 3))
+        if last_s == ready_s:
+            door.tick(now, Outlook(ready_s + 2.0, three))
+        else:
+            door.tick(now, Outlook(ready_s + 2.0, two, later=((last_s + 2.0, three),)))
 
     refusals: list[tuple[float, bool]] = []
 
@@ -501,7 +530,7 @@ def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in() -> 
 
     offered = poisson(rate, 125.0, np.random.default_rng(11))
     policy = GatePolicy(gate(tier, classes, 0), outlook)
-    run(policy, [Engine(plant, ROOMY) for _ in range(3)], offered, 140.0, [0.0, ready_s, ready_s], back)
+    run(policy, [Engine(plant, ROOMY) for _ in range(3)], offered, 140.0, [0.0, ready_s, last_s], back)
     refused = [job for job in offered if job.told]
     first = [job for job in refused if sum(job.told[:1]) < 60]
     second = [job for job in refused if job.told[0] == 60]

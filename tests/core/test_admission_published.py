@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core.admission import Outlook
 from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
 from plimsoll.core.admission.published import Published, from_dict, moved, to_dict
 from plimsoll.core.admission.sharing import LEAST_S, Sharing
@@ -32,14 +33,56 @@ LIMITS = Limits(
     move_token_s=3e-6,
 )  # fmt: skip
 TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
+IN_TURN = replace(TOLD, starts=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
 
 
 def test_what_is_told_comes_back_through_json() -> None:
     assert from_dict(json.loads(json.dumps(to_dict(TOLD)))) == TOLD
     unmeasured = replace(TOLD, limits=replace(LIMITS, move_token_s=None))
     assert from_dict(json.loads(json.dumps(to_dict(unmeasured)))) == unmeasured
+    assert from_dict(json.loads(json.dumps(to_dict(IN_TURN)))) == IN_TURN
     bare = Published(("default",))
     assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
+
+
+def test_what_a_release_knows_that_tells_of_the_next_start_alone_is_told_and_read_as_by_it() -> None:
+    """Gateways and the operator are not replaced in the same moment: either may be the older one."""
+    older = to_dict(IN_TURN)
+    del older["starts"]
+    assert older == {name: value for name, value in to_dict(TOLD).items() if name != "starts"}
+    assert older.keys() == {"version", "classes", "limits", "readyAt", "readyWork", "starting", "shares"}
+    assert older["version"] == 3
+    assert from_dict(older) == TOLD
+    assert TOLD.outlook("gw-a", 2.0, -1.8e9) == Outlook(0.0, 25 / 40 * 12.5 - 2.0)
+
+
+def test_each_gateway_reckons_with_its_part_of_each_start_and_with_its_own_newcomers() -> None:
+    assert IN_TURN.outlook("gw-a", 4.0, 5.0 - 1.8e9) == Outlook(
+        5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),)
+    ), "one replica leaves nothing to spare"
+    assert replace(IN_TURN, limits=None).outlook("gw-a", 4.0, 0.0) == Outlook(None)
+    assert replace(TOLD, ready_at_s=None, starting=False).outlook("gw-a", 4.0, 0.0) == Outlook(starting=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 99), st.floats(0.0, 20.0)), min_size=1, max_size=5),
+    st.lists(st.floats(0.0, 50.0), max_size=8),
+)
+def test_gateways_together_promise_no_more_than_what_will_be_there(
+    parts: list[tuple[int, float]], works: list[float]
+) -> None:
+    batch = sum(units for units, _ in parts)
+    shares = {f"gw-{k}": units for k, (units, _) in enumerate(parts)}
+    starts = tuple((1.8e9 + 10.0 * k, work) for k, work in enumerate(sorted(works)))
+    told = replace(TOLD, limits=replace(LIMITS, batch=batch), shares=shares, starts=starts)
+    outlooks = [told.outlook(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
+    steps = [((one.ready_at_s, one.spare), *one.later) for one in outlooks]
+    for at, (at_s, work) in enumerate(starts or ((1.8e9, 12.5),)):
+        assert {each[at][0] for each in steps} == {at_s}
+        spare = sum(each[at][1] for each in steps)
+        assert 0.0 <= spare <= work + 1e-9
+        if all(each[at][1] > 0.0 for each in steps):
+            assert spare == pytest.approx(work - sum(offered for _, offered in parts))
 
 
 @pytest.mark.parametrize("gaps", [None, 0.05])
@@ -73,6 +116,9 @@ def test_the_limits_of_every_kind_of_promise_come_back(
         {"shares": {"gw-a": -1}},
         {"shares": {"gw-a": 1.5}},
         {"shares": [1]},
+        {"starts": [1.8e9]},
+        {"starts": [[1.8e9, "much"]]},
+        {"starts": 3},
     ],
 )
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
@@ -114,10 +160,14 @@ def test_small_moves_are_not_told_and_large_ones_are() -> None:
         replace(TOLD, ready_at_s=1.8e9 + 5.0),
         replace(TOLD, ready_work=20.0),
         replace(TOLD, starting=False),
+        IN_TURN,
         replace(TOLD, shares={"gw-a": 24, "gw-b": 16}),
     ):
         assert moved(TOLD, other), other
         assert moved(other, TOLD), other
+    assert not moved(IN_TURN, replace(IN_TURN, starts=((1.8e9 + 2.0, 5.2), (1.8e9 + 38.0, 12.5))))
+    assert moved(IN_TURN, replace(IN_TURN, starts=((1.8e9, 5.0), (1.8e9 + 44.0, 12.5))))
+    assert moved(IN_TURN, replace(IN_TURN, starts=((1.8e9, 6.0), (1.8e9 + 40.0, 12.5))))
 
 
 def test_a_gateway_that_nobody_knows_yet_takes_a_share_like_one_more() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plimsoll.core.admission import ClassPolicy, Gate, Request
+from plimsoll.core.admission.published import MOST_STARTS
 from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.gatekeeper import LEAST_S, Gatekeeper
 from plimsoll.core.lifecycle import Starting
@@ -83,6 +84,33 @@ def test_what_starts_is_told_with_its_time_and_its_work() -> None:
     assert keeper.told.ready_at_s > later_s
     assert keeper.told.ready_work > before.ready_work
     assert before.ready_at_s is None
+
+
+@pytest.mark.parametrize("new", [1, 2, 8, 30])
+def test_replicas_that_start_one_after_the_other_are_told_with_what_is_carried_by_then(new: int) -> None:
+    fleet, keeper = busy(), Gatekeeper()
+    fleet.service.started("serve", [("load", 30.0), ("whole", 30.0)])
+    fleet.arrives = False
+    ready = fleet.replicas["serve"]
+    fleet.replicas["serve"] += new
+    starting = tuple(Starting(f"p{n}", fleet.now_s - n) for n in range(new))
+    fleet.tick(heard(20.0, Role.SERVE), serve=starting)
+    assert keeper.tell(fleet.service, seen(fleet, starting), fleet.wish, GATEWAYS, fleet.now_s)
+    told = keeper.told
+    assert told is not None
+    assert told.ready_at_s is not None
+    if new == 1:
+        assert told.starts == ()
+        return
+    assert len(told.starts) == min(new, MOST_STARTS)
+    assert told.starts[0][0] == told.ready_at_s
+    assert told.starts[-1][1] == told.ready_work
+    times, works = zip(*told.starts, strict=True)
+    assert list(times) == sorted(times)
+    each = told.ready_work / (ready + new)
+    assert works[0] == pytest.approx((ready + 1) * each)
+    for at_s, work in told.starts:  # who starts a second later is there a second later
+        assert work == pytest.approx((ready + 1 + at_s - told.ready_at_s) * each)
 
 
 def test_who_only_recommends_promises_no_replica() -> None:

@@ -57,8 +57,9 @@ def promised(
     ready_work: float = 0.0,
     starting: bool = True,
     shares: Mapping[str, int] | None = None,
+    starts: tuple[tuple[float, float], ...] = (),
 ) -> Object:
-    """An InferenceService with a promise, and what the operator has told of it; ready_at_s on the test's clock."""
+    """An InferenceService with a promise, and what the operator has told of it; times are on the test's clock."""
     told = Published(
         classes,
         replace(numbers(len(classes), batch, transfer), move_token_s=move_token_s) if model else None,
@@ -66,6 +67,7 @@ def promised(
         ready_work,
         starting,
         {GATEWAY: batch} if shares is None else shares,
+        tuple((UNIX + at_s, work) for at_s, work in starts),
     )
     obj = service(name)
     obj["spec"] |= {"slo": dict(slo or SLO), "tiers": {"serve": {"maxReplicas": 8}}}

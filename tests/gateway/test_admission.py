@@ -80,6 +80,21 @@ async def test_shed_refuses_at_once_and_who_comes_back_is_one_demand() -> None:
     assert (requests["arrived"], requests["retried"]) == (1, 1)
 
 
+@pytest.mark.parametrize("first", [0.9, 5.0])
+async def test_tickets_are_for_the_start_that_leaves_room_beside_newcomers(first: float) -> None:
+    """first: what the first of two replicas carries, over what newcomers bring."""
+    world = World(promised(admission={"whenFull": "Shed"}, ready_at_s=60.0, ready_work=1e3))
+    world.ask()
+    each = world.picker.admission.guards["team/chat"].gate.offered_work_s
+    starts = ((60.0, first * 2 * each), (100.0, 1e3))
+    world.have(promised(admission={"whenFull": "Shed"}, ready_at_s=60.0, ready_work=1e3, starts=starts))
+    for _ in range(20):
+        replies = [world.ask(), world.ask()]
+        world.pass_s(1.0)
+    told_s = int(refused(replies[-1]).headers["x-plimsoll-eta"])
+    assert (told_s + 19 >= 100) == (first < 1.0)
+
+
 async def test_shed_holds_nothing_although_the_target_would_leave_time() -> None:
     world = World(promised(admission={"whenFull": "Shed"}, batch=1), pods=engines(1))
     picked(world.ask())

@@ -10,7 +10,6 @@ classes, begins with what is there. Requests at an engine that are none of ours 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +17,7 @@ from typing import Final
 from plimsoll.core.admission import Decision, Gate, Limits, Outcome, Outlook, Request
 from plimsoll.core.admission.answers import AnswerBytes
 from plimsoll.core.admission.fairness import TENANT_MEMORY_S
+from plimsoll.core.admission.newcomers import Newcomers
 from plimsoll.gateway.accesslog import Outcome as Ending
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.policy import Policy
@@ -25,7 +25,6 @@ from plimsoll.gateway.settings import LONGEST_HOLD_SECONDS
 from plimsoll.gateway.visit import Visit
 
 MOST_TENANTS: Final = 1000  # remembered by name; further ones share a turn
-RATE_MEMORY_S: Final = 10.0
 # A prompt's tokens are guessed from its bytes: a guess alone never says that it fits nowhere, unless it is far off.
 SURE_ROOM: Final = 0.75
 DOUBT: Final = 4
@@ -58,8 +57,7 @@ class Guard:
         self._prefills: frozenset[str] = frozenset()
         self._tenants: dict[str, float] = {}  # when each was last seen
         self._overdue: list[str] = []  # tickets held for longer than Envoy waits
-        self._rate = self._offered_s = 0.0
-        self._ticked_s = now
+        self._newcomers = Newcomers(now)
 
     @property
     def units(self) -> int:
@@ -170,12 +168,7 @@ class Guard:
 
     def tick(self, now: float, unix: float) -> None:
         """Once a second."""
-        passed_s = now - self._ticked_s
-        if passed_s > 0:
-            offered_s = self.gate.offered_work_s
-            rate = (offered_s - self._offered_s) / passed_s
-            self._rate += (1.0 - math.exp(-passed_s / RATE_MEMORY_S)) * (rate - self._rate)
-            self._offered_s, self._ticked_s = offered_s, now
+        self._newcomers.look(self.gate.offered_work_s, now)
         self.gate.tick(now, self._outlook(now, unix))
         self._overdue = [t for t, visit in self.held.items() if now - visit.arrived_s >= LONGEST_HOLD_SECONDS]
         for name in [name for name, seen_s in self._tenants.items() if now - seen_s > TENANT_MEMORY_S]:
@@ -209,11 +202,8 @@ class Guard:
 
     def _outlook(self, now: float, unix: float) -> Outlook:
         """What is told, on this clock and as far as it is this gateway's share."""
-        told = self.policy.published
-        assert told is not None
-        share = min(1.0, self.units / _limits(self.policy).batch)
-        ready_at_s = None if told.ready_at_s is None else told.ready_at_s - unix + now
-        return Outlook(ready_at_s, max(0.0, share * told.ready_work - self._rate), told.starting)
+        assert self.policy.published is not None
+        return self.policy.published.outlook(self._gateway, self._newcomers.work, now - unix)
 
     def _output(self, one: Running, record: Record) -> int | None:
         if not one.stream or record.outcome is not Ending.ANSWERED:

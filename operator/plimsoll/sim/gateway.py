@@ -22,6 +22,7 @@ from typing import Final
 from plimsoll.core import buckets
 from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, TenantPolicy
 from plimsoll.core.admission.answers import AnswerBytes
+from plimsoll.core.admission.newcomers import Newcomers
 from plimsoll.core.admission.published import Published
 from plimsoll.core.admission.returning import Refused
 from plimsoll.core.picking.choose import BLOCK_TOKENS, pick
@@ -30,7 +31,6 @@ from plimsoll.core.ports import Buckets, ServiceReading
 from plimsoll.sim.visit import Visit
 
 LONGEST_HOLD_S: Final = 120.0
-_RATE_MEMORY_S: Final = 10.0
 _HASHES: Final = 2**64
 _DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
@@ -70,7 +70,7 @@ class Gateway:
         self._turn = 0
         self._caps: dict[str, int] = {}
         self._prefills: frozenset[str] = frozenset()
-        self._rate = self._offered_s = self._ticked_s = 0.0
+        self._newcomers = Newcomers(0.0)
         self._overdue: list[str] = []
         self._answers = AnswerBytes()
         self._arrived = self._arrived_tokens = self._retried = self._answered = self._failed = 0
@@ -97,7 +97,7 @@ class Gateway:
             return stranded
         if self.gate is None:
             self.gate = Gate(self._classes, told.limits, self._tenants)
-            self._caps = {}
+            self._caps, self._newcomers = {}, Newcomers(now_s)
             self.tick(now_s)
         else:
             moved = before is None or before.limits != told.limits
@@ -120,12 +120,7 @@ class Gateway:
         """Once a second; `release` is to be called next."""
         if self.gate is None:
             return
-        passed_s = now_s - self._ticked_s
-        if passed_s > 0:
-            offered_s = self.gate.offered_work_s
-            rate = (offered_s - self._offered_s) / passed_s
-            self._rate += (1.0 - math.exp(-passed_s / _RATE_MEMORY_S)) * (rate - self._rate)
-            self._offered_s, self._ticked_s = offered_s, now_s
+        self._newcomers.look(self.gate.offered_work_s, now_s)
         self.gate.tick(now_s, self._outlook(now_s))
         self._overdue = [key for key, one in self.held.items() if now_s - one.asked.at_s >= LONGEST_HOLD_S]
 
@@ -286,12 +281,8 @@ class Gateway:
         return visit.request
 
     def _outlook(self, now_s: float) -> Outlook:
-        told = self.told
-        assert told is not None
-        assert told.limits is not None
-        share = min(1.0, told.units(self.name) / told.limits.batch)
-        ready_at_s = None if told.ready_at_s is None else told.ready_at_s - self._epoch_s
-        return Outlook(ready_at_s, max(0.0, share * told.ready_work - self._rate), told.starting)
+        assert self.told is not None
+        return self.told.outlook(self.name, self._newcomers.work, -self._epoch_s)
 
     def _is_retry(self, visit: Visit, now_s: float) -> bool:
         """Whether it is known here that it was counted before."""

@@ -35,12 +35,14 @@ class Outlook:
     """When there will be more capacity, as told at each tick. Absolute time on the gate's clock.
 
     ready_at_s: None if nobody knows. spare: GPU seconds of work a second that it will leave beyond what newcomers
-    bring. starting: replicas start, or will when asked for; False: nothing will come of waiting for the first.
+    bring. starting: replicas start, or will when asked for; False: nothing will come of waiting for the first. later:
+    when there will be still more, in their order, each with the spare from then on.
     """
 
     ready_at_s: float | None = None
     spare: float = 0.0
     starting: bool = True
+    later: tuple[tuple[float, float], ...] = ()
 
 
 class Gate:
@@ -102,7 +104,7 @@ class Gate:
             self.fleet.set_limits(limits)
         self.fleet.settle()
         self._outlook = outlook
-        self.tickets.expect(outlook.ready_at_s, outlook.spare)
+        self.tickets.expect(outlook.ready_at_s, outlook.spare, outlook.later)
         self.tickets.pass_time(now)
         self._queue.tidy(now)
         self._quotas.forget(self._tenants)

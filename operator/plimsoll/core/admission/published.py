@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from plimsoll.core.admission.gate import Outlook
 from plimsoll.core.admission.limits import Limits
 
 VERSION: Final = 3
 MOVED: Final = 0.05  # a figure of the model that has moved by this share is worth a write
 MOVED_S: Final = 3.0  # so is an expected time that has moved by so many seconds
+MOST_STARTS: Final = 8  # that are told one by one: what more of them would tell is within the doubt of their times
 
 _WHOLE: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
 _PER_CLASS: Final = frozenset({"step_budget_s", "tpot_s"})
@@ -32,8 +34,10 @@ class Published:
 
     classes: their names, in the order of the limits. limits: None while no engine has told what it is: all are let in.
     ready_at_s: Unix time at which the next replica is expected, None where nobody knows. ready_work: GPU-seconds of
-    work a second that the replicas will carry then. starting: replicas start, or will when asked for. shares: units of
-    `limits.batch` by gateway; one that has none yet takes an equal share, so as not to refuse all that reach it.
+    work a second that all which are on their way will carry. starting: replicas start, or will when asked for. shares:
+    units of `limits.batch` by gateway; one that has none yet takes an equal share, so as not to refuse all that reach
+    it. starts: times, the first of them ready_at_s, each with the work that is carried from then on, the last of them
+    ready_work; none where all is there from ready_at_s on.
     """
 
     classes: tuple[str, ...]
@@ -42,6 +46,7 @@ class Published:
     ready_work: float = 0.0
     starting: bool = True
     shares: Mapping[str, int] = field(default_factory=dict)
+    starts: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.limits is not None and len(self.limits.tpot_s) != len(self.classes):
@@ -53,6 +58,18 @@ class Published:
             return 0
         others = len(self.shares.keys() - {gateway})
         return self.shares.get(gateway) or max(1, self.limits.batch // (others + 1))
+
+    def outlook(self, gateway: str, offered: float, ahead_s: float) -> Outlook:
+        """The same for one gateway's gate. offered: work a second that newcomers bring to it. ahead_s: its clock less
+        Unix time."""
+        if self.limits is None or self.ready_at_s is None:
+            return Outlook(starting=self.starting)
+        share = min(1.0, self.units(gateway) / self.limits.batch)
+        (at_s, spare), *later = (
+            (at_s + ahead_s, max(0.0, share * work - offered))
+            for at_s, work in self.starts or ((self.ready_at_s, self.ready_work),)
+        )
+        return Outlook(at_s, spare, self.starting, tuple(later))
 
 
 def to_dict(published: Published) -> dict[str, Any]:
@@ -68,6 +85,7 @@ def to_dict(published: Published) -> dict[str, Any]:
         "readyWork": _plain(published.ready_work),
         "starting": published.starting,
         "shares": dict(sorted(published.shares.items())),
+        "starts": [[round(at_s, 1), _plain(work)] for at_s, work in published.starts],
     }
 
 
@@ -84,6 +102,7 @@ def from_dict(stored: Any) -> Published:
             ready_work=_number(stored["readyWork"]),
             starting=bool(stored["starting"]),
             shares={str(name): _count(units) for name, units in (stored["shares"] or {}).items()},
+            starts=tuple((_number(at_s), _number(work)) for at_s, work in stored.get("starts") or ()),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a part is missing or of another kind: {error}") from error
@@ -97,8 +116,11 @@ def moved(old: Published | None, new: Published) -> bool:
         return True
     if old.ready_at_s is not None and new.ready_at_s is not None and abs(new.ready_at_s - old.ready_at_s) > MOVED_S:
         return True
-    if _differs(old.ready_work, new.ready_work):
+    if _differs(old.ready_work, new.ready_work) or len(old.starts) != len(new.starts):
         return True
+    for (before_s, before), (at_s, work) in zip(old.starts, new.starts, strict=True):
+        if abs(at_s - before_s) > MOVED_S or _differs(before, work):
+            return True
     if old.limits is None or new.limits is None:
         return False
     return any(

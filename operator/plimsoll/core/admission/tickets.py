@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,8 +54,7 @@ class Tickets:
         self._ends: list[tuple[float, int, Key]] = []
         self._number = 0
         self._work_s = self._coming_s = 0.0
-        self._ready_at: float | None = None
-        self._spare = 0.0
+        self._steps: tuple[tuple[float, float], ...] = ()  # from when on, and how much is then to be given
 
     def __len__(self) -> int:
         return len(self._of)
@@ -69,13 +69,17 @@ class Tickets:
         """GPU seconds of the tickets that are not due yet."""
         return self._coming_s
 
-    def expect(self, ready_at_s: float | None, spare: float) -> None:
+    def expect(self, ready_at_s: float | None, spare: float, later: Iterable[tuple[float, float]] = ()) -> None:
         """From now on capacity is expected at that time (None: nobody knows), and then leaves so much spare.
 
-        spare: GPU seconds of work a second beyond what newcomers bring, NaN and below 0 taken as none.
+        spare: GPU seconds of work a second beyond what newcomers bring, NaN and below 0 taken as none. later: times at
+        which there is more, each with the spare from then on, in their order.
         """
-        self._ready_at = None if ready_at_s is None or math.isnan(ready_at_s) else ready_at_s
-        self._spare = SPARE_USED * spare if 0 < spare < math.inf else 0.0
+        if ready_at_s is None or math.isnan(ready_at_s):
+            self._steps = ()
+            return
+        steps = ((ready_at_s, spare), *later)
+        self._steps = tuple((at_s, SPARE_USED * some if 0 < some < math.inf else 0.0) for at_s, some in steps)
 
     def find(self, request: Request, now: float) -> Ticket | None:
         """The ticket that this request comes back with, if there is one; it stays out."""
@@ -98,15 +102,24 @@ class Tickets:
             return self._tell(old, now) if old.known else _UNKNOWN
         if old is not None:
             self.settle(old)
-        if self._ready_at is None:
+        if not self._steps:
             self._add(request, work_s, now, now + UNKNOWN_S[0], now + 2 * UNKNOWN_S[1], known=False)
             return _UNKNOWN
-        start = max(now, self._ready_at)
-        queue_s = held_s + self._work_s + work_s
-        due_s = start + queue_s / self._spare if self._spare > 0 else math.inf
+        due_s = self._served_s(held_s + self._work_s + work_s, now)
         if not due_s - now <= LONGEST_S:
             return NOT_AGAIN if math.isinf(due_s) else Told(due_s - now, None, False)
         return self._tell(self._add(request, work_s, now, due_s, due_s, known=True), now)
+
+    def _served_s(self, work_s: float, now: float) -> float:
+        """When the spare of all that is expected will have done so much work; infinity for never."""
+        at_s, spare, left_s = now, 0.0, work_s
+        for next_s, more in self._steps:
+            if spare > 0:
+                if at_s + left_s / spare <= next_s:
+                    break
+                left_s -= spare * max(0.0, next_s - at_s)
+            at_s, spare = max(at_s, next_s), more
+        return at_s + left_s / spare if spare > 0 else math.inf
 
     def settle(self, ticket: Ticket) -> None:
         """It was redeemed."""

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final
 
 from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
-from plimsoll.core.admission.published import Published, moved
+from plimsoll.core.admission.published import MOST_STARTS, Published, moved
 from plimsoll.core.admission.sharing import Sharing
 from plimsoll.core.autoscaler.seen import Seen, Wish
 from plimsoll.core.autoscaler.service import Service
@@ -126,21 +126,33 @@ def _anything(classes: int, answering: str) -> Limits:
 def _expecting(
     found: Published, service: Service, seen: Seen, wish: Wish, decision: Decision, now_s: float
 ) -> Published:
-    """With when the next replica is expected, and what all that are on their way will carry."""
+    """With when replicas are expected, and what will be carried then."""
     acts = wish.policy.mode is Mode.AUTO and not wish.policy.paused
     there, decided = seen.tiers.get(service.answering), decision.tiers.get(service.answering)
     if there is None or decided is None:
         return replace(found, starting=acts)
     tier = service.tiers[service.answering]
     ordered = max(0, decided.replicas - there.replicas) if acts else 0
-    etas_s = [
-        one.etas_s[0] for one in (decided, *decision.tiers.values()) if one.etas_s
-    ]  # what is short may be prefill
-    ready_at_s = now_s + etas_s[0] if etas_s else now_s + tier.ledger.horizon_s if ordered else None
-    if not tier.ledger.whole.starts:
-        ready_at_s = None  # nobody is sent away for a time that was never measured
     coming = there.ready + len(decided.etas_s) + ordered
     # At its line a replica may refuse what the promise allows: who is told to come back is told what it serves there.
     served = 0.0 if wish.slo is None else wish.slo.share
-    work = coming * tier.line.replica_work * served if isinstance(tier.line, Line) else 0.0
-    return replace(found, ready_at_s=ready_at_s, ready_work=work, starting=acts or bool(there.starting))
+    each = tier.line.replica_work * served if isinstance(tier.line, Line) else 0.0
+    found = replace(found, ready_work=coming * each, starting=acts or bool(there.starting))
+    if not tier.ledger.whole.starts:  # nobody is sent away for a time that was never measured
+        return found
+    if not decided.etas_s:
+        etas_s = [one.etas_s[0] for one in decision.tiers.values() if one.etas_s]  # what is short may be prefill
+        etas_s += [tier.ledger.horizon_s] * bool(ordered)
+        return replace(found, ready_at_s=now_s + etas_s[0]) if etas_s else found
+    starts = [
+        (now_s + eta_s, (there.ready + n) * each)
+        for n, eta_s in enumerate(sorted([*decided.etas_s, *[tier.ledger.horizon_s] * ordered]), start=1)
+    ]
+    return replace(found, ready_at_s=starts[0][0], starts=_thinned(starts) if len(starts) > 1 else ())
+
+
+def _thinned(starts: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The first, the last, and no more than are told: who is between two of those counts from the later one on."""
+    if len(starts) <= MOST_STARTS:
+        return tuple(starts)
+    return tuple(starts[k * (len(starts) - 1) // (MOST_STARTS - 1)] for k in range(MOST_STARTS))

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from plimsoll.core.forecast import growth, level, noise, season
+from plimsoll.core.forecast import current, growth, level, noise, season
 
 LONGEST_S: Final = 60.0  # a sample says nothing of time before that
 FIRST_S: Final = 1.0  # what the very first sample is taken to be a mean over
@@ -255,32 +255,20 @@ def _set_back(state: State, now_s: float) -> State:
 
 def _add(state: State, now_s: float, work: float, span_s: float, explained: Explained) -> State:
     at_s, grain, before = state.at_s, state.grain_gpu_s, state.now
-    tests = level.run_tests(state.tests, work, span_s, before, state.mean, grain) if grain > 0.0 else level.NO_TESTS
-    suspicious = max(tests).statistic >= level.SUSPICION
     passed_s = span_s if at_s is None else now_s - at_s
-    mean = level.add_to_mean(level.follow(state.mean, before), work, span_s, passed_s)
-    lines = level.add_to_lines(state.lines, work, span_s, passed_s)
-    changed_s = state.changed_s
-    leap = level.fired(tests, before, grain)
-    leapt = leap is not None
-    if leap is None and before.level == 0.0 and work > 0.0:
-        leap = level.Cusum(math.inf, span_s, work * span_s)  # from nothing, any work is a change
-    if leap is not None:
-        mean, tests, changed_s = level.Mean(leap.covered_s, leap.gpu_s), level.NO_TESTS, now_s
-        lines = level.leap_to(lines, leap.covered_s, leap.gpu_s)
-    heard = noise.learn(state.noise, work, span_s, suspicious, leapt)
-    grain_after = noise.grain_gpu_s(heard)
+    old = current.Current(state.mean, state.lines, state.tests, state.noise, grain, before)
+    found, leapt = current.add(old, work, span_s, passed_s)
     return State.of(
-        (now_s, now_s, changed_s),
-        mean,
-        lines,
-        tests,
-        heard,
+        (now_s, now_s, now_s if leapt else state.changed_s),
+        found.mean,
+        found.lines,
+        found.tests,
+        found.noise,
         growth.add(state.growth, now_s, work, span_s, before, grain),
         season.add(state.season, now_s, work, span_s),
         explained,
-        grain_after,
-        level.estimate(mean, lines, grain_after),
+        found.grain_gpu_s,
+        found.now,
     )
 
 
