@@ -28,8 +28,9 @@ $(VENV)/.clients: $(VENV)/.done requirements/clients.txt
 lock: ## Pin the dependencies anew (requirements/*.txt)
 	@$(STAGE) lock requirements/lock
 
+# The tests start hundreds of Python programs, each of which would compile the same files anew.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode  # every file compiled once, not by each of a hundred programs
+test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
 	@$(STAGE) -v test $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile tests
