@@ -7,6 +7,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
+# One more than there are cores: some tests wait for what others do.
+TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 GENERATED := crds charts/plimsoll/files docs/reference
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
@@ -28,9 +30,12 @@ $(VENV)/.clients: $(VENV)/.done requirements/clients.txt
 lock: ## Pin the dependencies anew (requirements/*.txt)
 	@$(STAGE) lock requirements/lock
 
+# The tests start hundreds of Python programs, each of which would compile the same files anew.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
-	@$(STAGE) -v test $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile tests
+	@$(STAGE) -v test $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile tests
 
 check: setup ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from e2e.cluster.settings import BIN
 
+CRD = Path(__file__).parents[1] / "crds" / "plimsoll.dev_inferenceservices.yaml"
 START_SECONDS = 60
 STOP_SECONDS = 15
 _ADMIN_TOKEN = "test-admin"  # good for this server only, which lives as long as its test

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-from tests.apiserver import ApiServer, api_server
+from tests.apiserver import CRD, ApiServer, api_server
 
 # A busy machine is no finding: no test is timed. CI judges a change, so it draws the same examples for the same code;
 # runs by hand go on searching.
@@ -21,3 +22,11 @@ def apiserver() -> Iterator[ApiServer]:
     """One API server for the whole run; tests use namespaces of their own."""
     with api_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(apiserver: ApiServer) -> ApiServer:
+    """The API server with our CRD."""
+    for command in (["apply", "--server-side", "-f", str(CRD)], ["wait", "--for=condition=Established", f"-f={CRD}"]):
+        subprocess.run([apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}", *command], check=True)
+    return apiserver

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,17 +25,8 @@ from tests.apiserver import ApiServer
 
 Object = dict[str, Any]
 
-CRD = Path(__file__).parents[2] / "crds" / "plimsoll.dev_inferenceservices.yaml"
 NOW_S = 1.8e9
 WATCHED = (*CHILDREN, "ControllerRevision", labels.KIND)
-
-
-@pytest.fixture(scope="session")
-def cluster(apiserver: ApiServer) -> ApiServer:
-    """The shared API server with our CRD."""
-    for command in (["apply", "--server-side", "-f", str(CRD)], ["wait", "--for=condition=Established", f"-f={CRD}"]):
-        subprocess.run([apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}", *command], check=True)
-    return apiserver
 
 
 class Breaking(Kube):

@@ -13,7 +13,6 @@ from plimsoll.adapters.kube import Kube
 from plimsoll.api.conditions import Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
-from plimsoll.controllers.status import Sight, scaling
 from plimsoll.controllers.store import Key, Store
 from plimsoll.core.admission.published import from_dict, to_dict
 from plimsoll.core.picking.endpoint import Role
@@ -202,98 +201,6 @@ def test_nothing_is_set_unless_the_user_wants_it(scaling: Object) -> None:
     report = world.scaler.report(("team", "chat"))
     assert report is not None
     assert report.desired == {"serve": 3}
-
-
-def test_what_was_learned_is_in_the_report_and_comes_back() -> None:
-    parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
-    world.load(("team", "chat"), 40.0, 60, NOW_S)
-    report = world.scaler.report(("team", "chat"))
-    assert report is not None
-    again = World({**parent, "status": {"learned": report.learned}})
-    again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
-    assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
-    told = again.scaler.explain(("team", "chat"))
-    assert told is not None
-    assert told["tiers"]["serve"]["engine"]["accelerator"] == ABOUT.accelerator, "no engine has told this process"
-
-
-def shown(world: World, parent: Object) -> Object:
-    """The part of the status that shows decisions."""
-    report = world.scaler.report(("team", "chat"))
-    assert report is not None
-    return scaling(Sight(service=parent, report=report), {})
-
-
-def test_the_decisions_of_an_earlier_process_are_still_told_and_followed_by_new_ones() -> None:
-    parent = builders.service(**PROMISED)
-    world, key = World(parent), ("team", "chat")
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
-    world.load(key, 40.0, 60, NOW_S)
-    status = shown(world, parent)
-    again = World({**parent, "status": status})
-    again.store.put(world.store.get("Deployment", ("team", "chat-serve")) or {})
-    again.store.put(ready(parent, "serve"))
-    again.scaler.decide(NOW_S + 100.0)
-    told = again.scaler.explain(key)
-    assert told is not None
-    first, *before = told["decisions"]
-    assert first["at"] == "2027-01-15T08:01:40Z", "its own, of this tick"
-    assert [one["at"] for one in before] == [one["time"] for one in [status["lastDecision"], *status["decisions"]]]
-    assert before[0]["tiers"]["serve"]["why"] == status["lastDecision"]["tiers"]["serve"]["why"]
-    again.scaler.decide(NOW_S + 120.0)
-    after = shown(again, parent)
-    assert after["lastDecision"] == status["lastDecision"], "nothing has changed since"
-    assert after["decisions"] == status["decisions"]
-    more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
-    again.store.put({**builders.service(**more), "status": status})
-    again.scaler.decide(NOW_S + 121.0)
-    grown = shown(again, parent)
-    assert grown["lastDecision"]["time"] > status["lastDecision"]["time"]
-    assert status["lastDecision"] in grown["decisions"]
-
-
-def test_advice_that_stands_over_a_restart_is_one_decision() -> None:
-    tiers = {"prefill": {"minReplicas": 2, "maxReplicas": 9}, "decode": {"minReplicas": 1, "maxReplicas": 9}}
-    parent = builders.service(**{**PROMISED, "tiers": tiers}, scaling={"mode": "Recommend"})
-    status: Object = {}
-    for process in range(3):
-        world = World({**parent, "status": status})
-        for tier in tiers:
-            world.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
-            world.store.put(ready(parent, tier))
-        for second in (0.0, 20.0):
-            world.scaler.decide(NOW_S + 100.0 * process + second)
-        status = shown(world, parent)
-        assert status["lastDecision"]["tiers"]["prefill"]["to"] == 2
-        assert "decisions" not in status
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"lastDecision": None, "decisions": 3},
-        {"lastDecision": "what", "decisions": ["ever"]},
-        {"lastDecision": {"time": "yesterday", "tiers": {}}},
-        {"lastDecision": {"time": 5, "tiers": {}}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z", "tiers": 4}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z"}},
-    ],
-)
-def test_a_shown_decision_that_cannot_be_read_is_left_out(status: Object) -> None:
-    kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "why": "{braces} stay"}}}
-    shown_before = status["decisions"] if isinstance(status.get("decisions"), int) else [kept]
-    world = World({**builders.service(**PROMISED), "status": {**status, "decisions": shown_before}})
-    world.scaler.decide(NOW_S)
-    told = world.scaler.explain(("team", "chat"))
-    assert told is not None
-    assert [one["tiers"]["serve"]["why"] for one in told["decisions"][1:]] == (
-        ["{braces} stay"] if shown_before == [kept] else []
-    )
 
 
 def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:

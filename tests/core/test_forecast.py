@@ -397,12 +397,14 @@ def test_unknown_has_its_reason() -> None:
 
 
 @given(st.integers(0, 1000), st.floats(0.2, 5.0))
-@settings(max_examples=20)
+@settings(max_examples=6)
 def test_a_state_told_in_another_unit_is_that_of_the_same_load_in_it(seed: int, factor: float) -> None:
     rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
     works = demand(rates, 1.0, seed)
-    there, here = to_dict(fed(works * factor)), to_dict(rescaled(fed(works), factor))
-    assert_near(there, here)
+    there, here = fed(works * factor), rescaled(fed(works), factor)
+    assert_near(to_dict(there), to_dict(here))
+    for kept in ("lowest", "highest"):  # which are not stored
+        assert getattr(there.past, kept) == pytest.approx(getattr(here.past, kept))
 
 
 def assert_near(one: object, other: object) -> None:
@@ -443,7 +445,8 @@ def test_how_arrivals_bunch_is_what_is_beyond_chance(rate: float) -> None:
     poisson = [found(1.0, seed) for seed in range(8)]
     assert np.median(poisson) == 1.0
     assert max(poisson) < 1.2
-    assert min(found(4.0, seed) for seed in range(4)) > (1.2 if rate < 1.0 else 2.0)
-    assert max(found(4.0, seed) for seed in range(4)) < 5.0
+    bunched = [found(4.0, seed) for seed in range(4)]
+    assert min(bunched) > (1.2 if rate < 1.0 else 2.0)
+    assert max(bunched) < 5.0
     assert found(0.25, 1) == 1.0, "arrivals that are regular are not counted on to stay so"
     assert dispersion(State().noise, 0.25) == 1.0

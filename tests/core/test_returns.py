@@ -26,7 +26,7 @@ from plimsoll.core.scaling import (
 )
 from plimsoll.core.scaling.direction import held_s
 from plimsoll.core.scaling.returns import chance, tried
-from tests.core.test_scaling import HORIZON_S, NEVER, SLO, bounds, coming, said, tier
+from tests.core.scaling_lab import HORIZON_S, NEVER, SLO, bounds, coming, said, tier
 
 TICK_S = 2.0
 

@@ -30,7 +30,7 @@ from plimsoll.core.scaling import (
     summed,
 )
 from plimsoll.core.slo import Slo
-from tests.core.test_scaling import (
+from tests.core.scaling_lab import (
     HORIZON_S,
     NEVER,
     OFTEN,

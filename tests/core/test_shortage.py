@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -120,14 +122,27 @@ def test_a_fleet_that_must_refuse_grows_beyond_its_model_and_says_why() -> None:
     assert all(later <= earlier for earlier, later in pairwise([after, *counts]))
 
 
+STEADY = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
+
+
+@cache
+def _settled() -> Fleet:
+    fleet = Fleet(wish())
+    fleet.run(STEADY, 900)
+    return fleet
+
+
+def settled() -> Fleet:
+    """A fleet of its own for each who asks, after a quarter of an hour at a steady load."""
+    return deepcopy(_settled())
+
+
 def returning(gpu_s: float, starting: bool) -> float:
     """GPU-seconds for which a fleet at a steady load has capacity added when so many are told to come back."""
-    fleet = Fleet(wish())
-    steady = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
-    fleet.run(steady, 900)
+    fleet = settled()
     late = Starting("x", fleet.now_s - 5.0, "load", fleet.now_s - 5.0)
-    before = asked(fleet, steady, (late,) if starting else ())
-    return asked(fleet, replace(steady, returning_s=gpu_s), (late,) if starting else ()) - before
+    before = asked(fleet, STEADY, (late,) if starting else ())
+    return asked(fleet, replace(STEADY, returning_s=gpu_s), (late,) if starting else ()) - before
 
 
 def asked(fleet: Fleet, said: Heard, starting: tuple[Starting, ...], more: int = 0) -> float:
@@ -147,10 +162,8 @@ def test_who_comes_back_by_chance_is_no_load_to_a_fleet_that_is_there() -> None:
 
 def test_replicas_on_their_way_serve_who_comes_back_before_one_ordered_now_is_there() -> None:
     """What is left for that one is what they do not serve in a start-up, beside what comes anyway."""
-    fleet = Fleet(wish())
-    steady = replace(heard(60.0, Role.SERVE), in_flight=300.0, returning_s=0.0)
-    fleet.run(steady, 900)
-    found, told = need(fleet), replace(steady, returning_s=4000.0)
+    fleet = settled()
+    found, told = need(fleet), replace(STEADY, returning_s=4000.0)
     horizon_s = fleet.service.horizon_s("serve", fleet.wish)
     spare = 0.9 * found.replica_work * fleet.replicas["serve"] - found.rate_per_s * found.request_gpu_s
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.manifests import Manifest
-from tests.apiserver import ApiServer, api_server
+from tests.apiserver import ApiServer
 
-CRD = Path(__file__).parents[2] / "crds" / "plimsoll.dev_inferenceservices.yaml"
 WAYS = {"client-side": (), "server-side": ("--server-side", "--field-manager=tests")}
 
 
@@ -70,9 +68,5 @@ def _numbered(manifest: Manifest, number: int) -> Manifest:
 
 
 @pytest.fixture(scope="session")
-def kubectl() -> Iterator[Kubectl]:
-    with api_server() as server:
-        user = Kubectl(server)
-        user.must("apply", "-f", str(CRD))
-        user.must("wait", "--for=condition=Established", f"-f={CRD}", "--timeout=30s")
-        yield user
+def kubectl(cluster: ApiServer) -> Kubectl:
+    return Kubectl(cluster)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plimsoll.api import crd
-from tests.crds.conftest import CRD
+from tests.apiserver import CRD
 
 LARGEST_BYTES = 200_000
 FOREIGN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "title", "const", "nullable", "prefixItems", "exclusiveMinimum"}

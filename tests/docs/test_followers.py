@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ import yaml
 
 from plimsoll.sim.policies import hpa
 from plimsoll.telemetry import metrics
-from tests.apiserver import ApiServer, api_server
+from tests.apiserver import ApiServer
 from tests.chart.rendering import ROOT
 from tests.chart.test_monitoring import KNOWN
 from tests.docs.test_snippets import blocks
@@ -62,12 +61,6 @@ def autoscaler(kind: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ApiServer]:
-    with api_server() as running:
-        yield running
-
-
 def applied(server: ApiServer, *arguments: str, document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     command = [
         str(server.kubectl),
@@ -85,10 +78,10 @@ def applied(server: ApiServer, *arguments: str, document: dict[str, Any]) -> sub
 
 @pytest.mark.api
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_api_server_takes_every_field(server: ApiServer, kind: str) -> None:
+def test_the_api_server_takes_every_field(apiserver: ApiServer, kind: str) -> None:
     name = documents()[kind]["metadata"]["namespace"]
-    applied(server, document={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    answer = applied(server, "--dry-run=server", document=autoscaler(kind))
+    applied(apiserver, document={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    answer = applied(apiserver, "--dry-run=server", document=autoscaler(kind))
     assert answer.returncode == 0, answer.stderr
     kept = json.loads(answer.stdout)["spec"]
     for direction in ("scaleUp", "scaleDown"):
