@@ -162,20 +162,21 @@ class Fleet:
         if len(self._order) > LOOKS:
             self._order.sort(key=_load)
         for replica, there, saved_s in self._looks(request, need, leg):
-            if not replica.has_room(there, budget_s, fill):
-                continue
-            if replica.sequences and replica.tat_s - now > replica.ahead_s:
-                again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))
-                continue
             first_s = replica.first_token_s(there, now)
             if leg is not None:
                 first_s += leg.wait_s + there.prefill_s
             cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
-            if first_s <= within_s:
-                if cost < best_cost:
-                    best, best_need, best_cost, best_s = replica, there, cost, first_s
-            elif first_s < late_s:
-                late_s = first_s
+            behind = replica.sequences and replica.tat_s - now > replica.ahead_s
+            if best is not None and not behind and (cost >= best_cost or first_s > within_s):
+                continue  # whether it has room does not matter any more
+            if not replica.has_room(there, budget_s, fill):
+                continue
+            if behind:
+                again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))
+            elif first_s > within_s:
+                late_s = min(late_s, first_s)
+            elif cost < best_cost:
+                best, best_need, best_cost, best_s = replica, there, cost, first_s
         if best is None:
             return Place(None, late_s, again_s, need)
         return Place(best, best_s, again_s, best_need, None if leg is None else leg.address)
@@ -225,17 +226,15 @@ class Fleet:
                 least.append(replica)
         needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
         remote, prefill_cached = (False, 0) if leg is None else (True, leg.cached)
-        looks = []
-        for replica in least:
-            depth = held.depth_at(replica.address, blocks, deepest) if deepest else 0
-            there = needs.get(depth)
-            if there is None:
-                cached = _tokens(request, depth)
-                there = needs[depth] = self.limits.need(request, remote, cached, prefill_cached)
-            saved_s = 0.0
-            if replica.address == home:
-                saved_s = self._elsewhere * there.stall_s  # all of it but what follows the last whole block
-            looks.append((replica, there, saved_s))
+        depths = [held.depth_at(replica.address, blocks, deepest) for replica in least] if deepest else [0] * len(least)
+        for depth in depths:
+            if depth not in needs:
+                needs[depth] = self.limits.need(request, remote, _tokens(request, depth), prefill_cached)
+        looks = [(replica, needs[depth], 0.0) for replica, depth in zip(least, depths, strict=True)]
+        if home is not None:
+            at = least.index(self.replicas[home])
+            replica, there, _ = looks[at]
+            looks[at] = replica, there, self._elsewhere * there.stall_s  # all but what follows the last whole block
         return looks
 
     def _near(self, request: Request, need: Need, cached: int) -> Need | None:
