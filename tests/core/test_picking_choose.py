@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible, pick
+from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible
 from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
 
 SHORT = Prompt(tokens=BLOCK_TOKENS - 1)
@@ -24,6 +24,10 @@ def endpoint(address: str, role: Role = Role.SERVE, revision: str = "r1", **chan
 A, B, C, D = (endpoint(name) for name in "abcd")
 DECODE, DECODE2 = endpoint("d1", Role.DECODE), endpoint("d2", Role.DECODE, "r2")
 PREFILL, PREFILL2 = endpoint("p1", Role.PREFILL), endpoint("p2", Role.PREFILL, "r2")
+
+
+def pick(endpoints: Sequence[Endpoint], loads: Mapping[str, Load], prompt: Prompt) -> Pick | None:
+    return Standing(endpoints, loads).pick(prompt)
 
 
 def chosen(found: Pick | None) -> str:
@@ -206,3 +210,23 @@ def test_a_pick_is_the_one_that_sorting_gives(
     best = next(able, None)
     expected = None if best is None else plainly(endpoints, loads, prompt, best, wished)
     assert standing.pick_at(address, wished, prompt) == expected
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["inflight", "turn", "doubtful", "other"]), st.integers(0, 3)),
+    max_size=12,
+)
+
+
+@given(st.lists(ENDPOINTS, unique_by=lambda e: e.address), LOADS, MOVES)
+def test_a_standing_stays_the_one_that_sorting_gives_whatever_moves(
+    endpoints: list[Endpoint], loads: dict[str, Load], moves: list[tuple[str, str, int]]
+) -> None:
+    standing, other = Standing(endpoints, loads), Standing(endpoints[::-1], loads)
+    for address, what, value in moves:
+        if what == "other":  # picks from the same loads, and so has them tell it of their moves
+            assert other.pick(LONG) == plainly(endpoints[::-1], loads, LONG, None, None)
+        elif address in loads:
+            setattr(loads[address], what, bool(value) if what == "doubtful" else value)
+        for prompt in (SHORT, LONG):
+            assert standing.pick(prompt) == plainly(endpoints, loads, prompt, None, None)
