@@ -10,7 +10,7 @@ import pytest
 from plimsoll.adapters.signals import parse
 from plimsoll.core.latency import KvTransfer
 from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.signals import show_gauges, signals
+from plimsoll.gateway.signals import show_metrics, signals
 from plimsoll.telemetry import metrics
 from tests.gateway.gated import GATEWAY, World, engines, headers, picked, promised, refused
 from tests.gateway.objects import pod, service
@@ -366,7 +366,7 @@ async def test_signals_are_what_the_operator_reads() -> None:
     read = parse(document, GATEWAY, 0.0).reading.services["team/chat"]
     assert (read.waiting, read.in_use, read.outcomes) == (1, 0, {"Held": 1})
     assert read.held_work_s > 0
-    show_gauges(world.picker)
+    show_metrics(world.picker)
     assert metrics.GATEWAY.get_sample_value("plimsoll_gateway_held", {"service": "team/chat"}) == 1.0
     labels = {"service": "team/chat", "outcome": "Held"}
     assert (metrics.GATEWAY.get_sample_value("plimsoll_gateway_outcomes_total", labels) or 0.0) >= 1.0

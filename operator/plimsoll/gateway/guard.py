@@ -110,8 +110,7 @@ class Guard:
 
     def comes_back(self, visit: Visit, now: float) -> bool:
         """Whether it was refused here before and told to come again."""
-        tickets = self.gate.tickets
-        return len(tickets) > 0 and tickets.find(self._request(visit), now) is not None
+        return self.gate.tickets.find(self._request(visit), now) is not None
 
     def offer(self, visit: Visit, now: float, room: bool) -> Decision:
         """Decide about it; it is kept where it is held. room: whether the gateway can hold any more."""
