@@ -213,7 +213,9 @@ def test_a_pick_is_the_one_that_sorting_gives(
 
 
 MOVES = st.lists(
-    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["inflight", "turn", "doubtful", "other"]), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from("abcdefgh"), st.sampled_from(["inflight", "turn", "doubtful", "other"]), st.integers(0, 3)
+    ),
     max_size=12,
 )
 

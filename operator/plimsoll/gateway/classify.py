@@ -10,8 +10,6 @@ as they make sense. Two hundred kilobytes cost some 60 us.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from plimsoll.core.admission.outcome import MOST_SEQUENCES, MOST_TOKENS
@@ -27,8 +25,7 @@ MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is ref
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """What one completion request asks for, not to be changed. model is the name the client used.
 
     max_tokens: the lesser of the limits that it sets on one answer, None without. stream: the answer comes in events.

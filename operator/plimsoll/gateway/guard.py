@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from plimsoll.core.admission import Decision, Gate, Limits, Outcome, Outlook, Request
 from plimsoll.core.admission.answers import AnswerBytes
@@ -31,8 +33,7 @@ SURE_ROOM: Final = 0.75
 DOUBT: Final = 4
 
 
-@dataclass(slots=True)
-class Running:
+class Running(msgspec.Struct, eq=False):
     """A request at an engine. waited_s: from its question until it was let in."""
 
     request: Request

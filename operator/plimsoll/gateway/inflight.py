@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.drift import correction
@@ -21,7 +22,7 @@ DOUBT_SECONDS = 5.0
 OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
 
 
-class Flight(NamedTuple):
+class Flight(msgspec.Struct, frozen=True):
     """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, when it was picked, and what
     its client is known by when it comes back. deadlines: what was promised of it then, None for nothing."""
 

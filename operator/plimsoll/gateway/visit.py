@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from plimsoll.core.admission import Request
 from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.classify import Request as Asked
@@ -29,8 +31,7 @@ class Names:
     tenant: bytes = b"x-gateway-inference-fairness-id"
 
 
-@dataclass(slots=True, eq=False)
-class Visit:
+class Visit(msgspec.Struct, eq=False):
     """What is known of it. Times are monotonic seconds.
 
     ticket: its name everywhere. model: as the client calls it. prompt, max_tokens, stream: see `classify.Request`.

@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Final
+
+from msgspec.structs import replace
 
 from plimsoll.core import buckets
 from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, TenantPolicy

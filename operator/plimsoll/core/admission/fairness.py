@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+import msgspec
+
 from plimsoll.core.admission.limits import Need
 from plimsoll.core.admission.outcome import Request
 
@@ -31,8 +33,7 @@ class Lane(IntEnum):
     LATE = 2  # misses its target whatever is done
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     """A request that waits. due_s: its first token is wanted by then. until_s: waiting longer is of no use."""
 
     request: Request

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
 from plimsoll.core.admission.line import Line
 from plimsoll.core.admission.outcome import Request
@@ -34,7 +37,7 @@ _load: Final = attrgetter("load")
 _free_s: Final = attrgetter("free_s")
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, eq=False):
     """Where a request could go. replica None: nowhere now.
 
     first_token_s: predicted time from now to its first token; where replica is None, infinity if no replica has room,
@@ -123,7 +126,7 @@ class Fleet:
             there = _tokens(request, self._prefill_held.depth(blocks)) if remote else 0
         need = self.limits.need(request, remote, cached, there)
         near = self._near(request, need, cached) if remote else None
-        return need if near is None else need._replace(alone_s=min(need.alone_s, near.alone_s))
+        return need if near is None else replace(need, alone_s=min(need.alone_s, near.alone_s))
 
     def could_hold(self, need: Need) -> bool:
         """Whether an empty replica of this tier could hold it."""
@@ -150,7 +153,7 @@ class Fleet:
             return moved
         read = self._among(request, near, None, klass, fill, within_s, now)
         if read.replica is None:
-            return moved._replace(again_s=min(moved.again_s, read.again_s))
+            return replace(moved, again_s=min(moved.again_s, read.again_s))
         return moved if moved.replica is not None and _dearness(moved) <= _dearness(read) else read
 
     def _among(

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from plimsoll.core.admission.fairness import Held, Lane
 from plimsoll.core.admission.fleet import Fleet, Place
 from plimsoll.core.admission.limits import ClassPolicy, Limits, Need
@@ -194,7 +196,7 @@ class Gate:
         replica, klass = self.fleet.replicas.get(address), self._index.get(request.klass)
         if replica is None or klass is None or request.id in self._queue or request.id in self.fleet:
             return False
-        need = self.fleet.need(request)._replace(stall_s=0.0, prefill_s=0.0)
+        need = replace(self.fleet.need(request), stall_s=0.0, prefill_s=0.0)
         self.fleet.add(request, klass, Place(replica, 0.0, math.inf, need), now)
         return True
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.batch import HOPELESS_STEPS, step_budget_s
@@ -53,7 +55,7 @@ class ClassPolicy:
             raise ValueError(f"fill must be above 0 and at most 1, not {self.fill}")
 
 
-class Need(NamedTuple):
+class Need(msgspec.Struct, frozen=True):
     """What one request asks of a replica.
 
     sequences: that it runs. sequence_tokens: cached tokens that decoding reads, in the mean over its stay. stall_s:

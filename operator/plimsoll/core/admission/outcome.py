@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+import msgspec
 
 MOST_TOKENS: Final = 100_000_000  # of one request; more is a number gone wrong
 MOST_SEQUENCES: Final = 1_000_000
@@ -26,8 +27,7 @@ class Outcome(StrEnum):
     __hash__ = str.__hash__  # an enum's own is a call of Python, several times a request
 
 
-@dataclass(slots=True)  # frozen, it would take five times as long to make
-class Request:
+class Request(msgspec.Struct):  # takes half as long to make as a dataclass, and a frozen one five times as long
     """One request as admission sees it, not to be changed. Tokens are whole numbers; raises ValueError that names the
     argument.
 
@@ -85,7 +85,7 @@ class Told(NamedTuple):
 NOT_AGAIN: Final = Told(None, None, False)
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True):
     """The answer for one request.
 
     address: the replica that takes it, where Admitted. prefill: the one that computes its prompt, None: the same.

@@ -13,8 +13,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from plimsoll.core.admission.fairness import Accounts, Held, Lane, LaneQueue
 from plimsoll.core.admission.limits import ClassPolicy, Need

@@ -12,8 +12,9 @@ the pace, scales all predictions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
 from plimsoll.core.admission.line import Leg
@@ -26,8 +27,7 @@ BURST_STALLS: Final = 3.0  # mean prefills that may at least
 _LEAST_PREFILL_SHARE: Final = 0.05
 
 
-@dataclass(slots=True)
-class Resident:
+class Resident(msgspec.Struct, eq=False):
     """One request on a replica. predicted_s: from admission to its first token. leg: where its prompt is computed
     elsewhere. The rest: the replica's then."""
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
+
+import msgspec
 
 SHARED: Final = 4  # continuations from which on a block is a beginning that many share, such as a system prompt
 _POINTS: Final = 64  # of each endpoint on the ring
 _SPARE: Final = 64  # chains that may be carried in vain before they are swept
 
 
-@dataclass(slots=True, eq=False)
-class Chain:
+class Chain(msgspec.Struct, eq=False):
     """A prompt that was sent to an address. left: how many of its first blocks are still in memory."""
 
     address: str

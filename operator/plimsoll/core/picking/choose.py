@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from plimsoll.core.picking.endpoint import DOUBTFUL, Endpoint, Load, Prompt, Role
 
@@ -24,7 +26,7 @@ _IDLE = Load()
 _NEVER: Final = 2 * DOUBTFUL
 
 
-class Pick(NamedTuple):
+class Pick(msgspec.Struct, frozen=True):
     """Where a request goes. `spares` are tried in order if `endpoint` refuses; `prefill` None means locally."""
 
     endpoint: Endpoint
