@@ -48,10 +48,10 @@ class Guard:
     """One service. Raises ValueError for a policy that is not gated."""
 
     def __init__(self, key: str, policy: Policy, gateway: str, answers: AnswerBytes, now: float) -> None:
-        limits = _limits(policy)
         self.key = key
-        self.policy = policy
-        self.gate = Gate(policy.classes, limits, policy.tenants)
+        self.policy = policy  # with its limits, which are looked for once
+        self._limits = _limits(policy)
+        self.gate = Gate(policy.classes, self._limits, policy.tenants)
         self.held: dict[str, Visit] = {}
         self._gateway = gateway
         self._answers = answers
@@ -85,12 +85,12 @@ class Guard:
         """What the operator or the user has changed."""
         if policy is self.policy:
             return
-        before, limits = self.policy, _limits(policy)
-        self.policy = policy
+        before, limits = self.policy, self._limits
+        self.policy, self._limits = policy, _limits(policy)
         if policy.tenants != before.tenants:
             self.gate.set_tenants(policy.tenants)
-        moved = limits != _limits(before)
-        self.gate.tick(now, self._outlook(now, unix), limits if moved else None)
+        moved = limits != self._limits
+        self.gate.tick(now, self._outlook(now, unix), self._limits if moved else None)
         if moved:
             self._caps = None  # shares are of the batch, which may be another one
 
@@ -211,14 +211,14 @@ class Guard:
         """What is told, on this clock and as far as it is this gateway's share."""
         told = self.policy.published
         assert told is not None
-        share = min(1.0, self.units / _limits(self.policy).batch)
+        share = min(1.0, self.units / self._limits.batch)
         ready_at_s = None if told.ready_at_s is None else told.ready_at_s - unix + now
         return Outlook(ready_at_s, max(0.0, share * told.ready_work - self._rate), told.starting)
 
     def _output(self, one: Running, record: Record) -> int | None:
         if not one.stream or record.outcome is not Ending.ANSWERED:
             return None
-        return self._answers.tokens(record.sent or 0, one.request.sequences, _limits(self.policy).output_mean)
+        return self._answers.tokens(record.sent or 0, one.request.sequences, self._limits.output_mean)
 
     def _tenant(self, name: str, now: float) -> str:
         if name not in self._tenants and name not in self.policy.tenants and len(self._tenants) >= MOST_TENANTS:
@@ -227,7 +227,7 @@ class Guard:
         return name
 
     def _tokens(self, tokens: int, sequences: int) -> int:
-        sure = int(SURE_ROOM * _limits(self.policy).kv_tokens / sequences)
+        sure = int(SURE_ROOM * self._limits.kv_tokens / sequences)
         return tokens if tokens <= sure else max(sure, tokens // DOUBT)
 
     def _known(self, request: Request) -> Request:

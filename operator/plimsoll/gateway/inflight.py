@@ -173,6 +173,6 @@ class InFlight:
 
     def _show(self, address: str, turn: int | None = None) -> None:
         """turn: of the pick that chose it now."""
-        load = self._load(address)
+        load = self.loads.get(address) or self._load(address)
         inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
         load.busy(inflight, load.turn if turn is None else turn)

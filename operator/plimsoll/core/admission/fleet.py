@@ -164,10 +164,12 @@ class Fleet:
         budget_s = self.limits.step_budget_s[klass]
         if len(self._order) > LOOKS:
             self._order.sort(key=_load)
-        for replica, there, saved_s in self._looks(request, need, leg):
+        looks, needs, home = self._looks(request, need, leg)
+        for replica, there in zip(looks, needs, strict=True):
             first_s = replica.first_token_s(there, now)
             if leg is not None:
                 first_s += leg.wait_s + there.prefill_s
+            saved_s = self._elsewhere * there.stall_s if replica is home else 0.0
             cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
             behind = replica.sequences and replica.tat_s - now > replica.ahead_s
             if best is not None and not behind and (cost >= best_cost or first_s > within_s):
@@ -214,31 +216,28 @@ class Fleet:
         """To be called at each tick: what follows from the paces measured meanwhile."""
         self._drained()
 
-    def _looks(self, request: Request, need: Need, leg: _Leg | None) -> list[tuple[Replica, Need, float]]:
-        """The replicas that are looked at, each with what the request needs there, and with the prefill, in seconds,
-        that other gateways are expected to have saved it there."""
+    def _looks(
+        self, request: Request, need: Need, leg: _Leg | None
+    ) -> tuple[list[Replica], list[Need], Replica | None]:
+        """The replicas that are looked at, what the request needs at each, and the one of them where other gateways
+        would have sent it: there all of its prefill but what follows the last whole block is expected to be saved."""
         blocks, least = request.blocks, self._order[:LOOKS]
         if not blocks:
-            return [(replica, need, 0.0) for replica in least]
+            return least, [need] * len(least), None
         held = self._held
         deepest = held.depth(blocks)
-        home = held.home(blocks, deepest)
-        for address in (held.holder(blocks, deepest) if deepest else None, home):
-            replica = None if address is None else self.replicas[address]
-            if replica is not None and replica not in least:
-                least.append(replica)
+        home = None
+        for address in (held.holder(blocks, deepest) if deepest else None, held.home(blocks, deepest)):
+            home = None if address is None else self.replicas[address]
+            if home is not None and home not in least:
+                least.append(home)
         needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
         remote, prefill_cached = (False, 0) if leg is None else (True, leg.cached)
         depths = [held.depth_at(replica.address, blocks, deepest) for replica in least] if deepest else [0] * len(least)
         for depth in depths:
             if depth not in needs:
                 needs[depth] = self.limits.need(request, remote, _tokens(request, depth), prefill_cached)
-        looks = [(replica, needs[depth], 0.0) for replica, depth in zip(least, depths, strict=True)]
-        if home is not None:
-            at = least.index(self.replicas[home])
-            replica, there, _ = looks[at]
-            looks[at] = replica, there, self._elsewhere * there.stall_s  # all but what follows the last whole block
-        return looks
+        return least, [needs[depth] for depth in depths], home
 
     def _near(self, request: Request, need: Need, cached: int) -> Need | None:
         """What it needs if its prompt is computed in place; None where moving it takes less, or nobody knows.

@@ -100,7 +100,9 @@ class Replica:
         self.kv_mean += need.kv_mean_tokens
         self.kv_variance += need.kv_variance
         # It is there from its admission on, and decodes only after its first token.
-        tokens = max(need.output_tokens / need.sequences, LEAST_SPREAD)
+        tokens = need.output_tokens / need.sequences
+        if tokens < LEAST_SPREAD:
+            tokens = LEAST_SPREAD
         waited = resident.predicted_s / self.tightest_s
         there = tokens / (tokens + waited)
         resident.step_s = need.step_s * there
@@ -110,8 +112,8 @@ class Replica:
         self.sequence_tokens += need.sequence_tokens * resident.there
         self._amortised_s += resident.step_s
         stall_s = need.stall_s * self.factor
-        self.free_s = max(self.free_s, now) + stall_s
-        self.tat_s = max(self.tat_s, now) + stall_s / self.prefill_share
+        self.free_s = (self.free_s if self.free_s > now else now) + stall_s
+        self.tat_s = (self.tat_s if self.tat_s > now else now) + stall_s / self.prefill_share
         self.stalled_s += need.stall_s * self.scale
         resident.stalled_s = self.stalled_s
         resident.area = self.area
