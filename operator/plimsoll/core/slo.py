@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-class Deadlines(NamedTuple):
+class Deadlines(msgspec.Struct, frozen=True):
     """Of one request, seconds after its receipt: for its first and its last token; infinite where none is promised."""
 
     first_s: float

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from plimsoll.core.picking.endpoint import DOUBTFUL, Endpoint, Load, Prompt, Role
+from plimsoll.core.picking.endpoint import DOUBTFUL, PLACES, Endpoint, Load, Prompt, Role
 
 BLOCK_TOKENS = 128  # `--block-size` of prefill and decode tiers: KV travels in whole blocks
 SPARES = 2  # further endpoints named, for a proxy that tries three times in all
@@ -44,24 +44,25 @@ class _Rivals:
         self.place = {e.address: place for place, e in enumerate(self.endpoints)}
         self.one_revision = len({e.revision for e in self.endpoints}) <= 1
         self._loads = [loads.get(e.address) or Load() for e in self.endpoints]
-        self._order: list[tuple[int, int]] | None = None  # None: to be made anew
+        self._order: list[int] | None = None  # None: to be made anew
 
-    def move(self, place: int, before: int, rank: int) -> None:
+    def move(self, before: int, rank: int) -> None:
         """One of the loads is another one now."""
-        if self._order is not None:
-            del self._order[bisect_left(self._order, (before, place))]
-            insort(self._order, (rank, place))
+        order = self._order
+        if order is not None:
+            del order[bisect_left(order, before)]
+            insort(order, rank)
 
     def lose(self) -> None:
         """One of the loads tells others of its moves from now on."""
         self._order = None
 
-    def order(self) -> list[tuple[int, int]]:
-        """Rank and place of each, the least rank first."""
+    def order(self) -> list[int]:
+        """The ranks, the least first."""
         if self._order is None:
             for place, load in enumerate(self._loads):
                 load.sit(self, place)
-            self._order = sorted((load.rank, place) for place, load in enumerate(self._loads))
+            self._order = sorted(load.rank for load in self._loads)
         return self._order
 
     def least(
@@ -73,7 +74,8 @@ class _Rivals:
         doubtful ones only if all are.
         """
         taken: list[Endpoint] = []
-        for rank, place in self.order():
+        for rank in self.order():
+            place = rank & PLACES
             endpoint = self.endpoints[place]
             if place == but or (revision is not None and endpoint.revision != revision):
                 continue
@@ -137,7 +139,7 @@ class Standing:
         if rivals is None:
             return None
         place = None if wished is None else rivals.place.get(wished)
-        return rivals.endpoints[rivals.order()[0][1] if place is None else place]
+        return rivals.endpoints[rivals.order()[0] & PLACES if place is None else place]
 
 
 def eligible(endpoints: Iterable[Endpoint], loads: Mapping[str, Load]) -> list[Endpoint]:

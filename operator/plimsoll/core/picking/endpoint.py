@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-DOUBTFUL: Final = 1 << 96  # the least rank of a load in doubt
-_TURNS: Final = 48  # bits
+import msgspec
+
+PLACES: Final = (1 << 16) - 1  # the bits of a rank that hold a place
+_TURNS: Final = 16  # where the bits of a turn begin
+_INFLIGHT: Final = 64
+DOUBTFUL: Final = 1 << 112  # the least rank of a load in doubt
 
 
 class Role(StrEnum):
@@ -44,8 +48,8 @@ class Endpoint:
 class Order(Protocol):
     """Loads in the order of their ranks."""
 
-    def move(self, place: int, before: int, rank: int) -> None:
-        """The rank of the load with this number in the order was `before` and is another one now."""
+    def move(self, before: int, rank: int) -> None:
+        """The rank of one of them was `before` and is another one now."""
 
     def lose(self) -> None:
         """One of the loads tells another order of its moves from now on."""
@@ -57,16 +61,16 @@ class Load:
     inflight: requests sent and not ended. turn: number of the last pick that chose it; breaks ties fairly.
     doubtful: it lately refused or reset a connection; taken only where nothing better is left.
     rank: all of these as one number, less is better: in doubt or not, then requests in flight, then whose last turn is
-    longest ago. seat: the order in which it is kept, and its number there: told of every move, so that a pick reads no
+    longest ago, then its place in its order, at most PLACES. That order is told of every move, so that a pick reads no
     load at all.
     """
 
-    __slots__ = ("_doubtful", "_inflight", "_turn", "rank", "seat")
+    __slots__ = ("_doubtful", "_inflight", "_order", "_turn", "rank")
 
     def __init__(self, inflight: int = 0, turn: int = 0, doubtful: bool = False) -> None:
         self._inflight, self._turn, self._doubtful = inflight, turn, doubtful
-        self.rank = (inflight << _TURNS) + turn + DOUBTFUL * doubtful
-        self.seat: tuple[Order, int] | None = None
+        self.rank = (inflight << _INFLIGHT) + (turn << _TURNS) + DOUBTFUL * doubtful
+        self._order: Order | None = None
 
     @property
     def inflight(self) -> int:
@@ -95,24 +99,24 @@ class Load:
 
     def sit(self, order: Order, place: int) -> None:
         """It tells this order of its moves from now on, and no other."""
-        if self.seat is not None:
-            self.seat[0].lose()
-        self.seat = order, place
+        if self._order is not None:
+            self._order.lose()
+        self._order = order
+        self.rank += place - (self.rank & PLACES)
 
     def busy(self, inflight: int, turn: int) -> None:
         """Both at once."""
-        self._move(((inflight - self._inflight) << _TURNS) + turn - self._turn)
+        self._move(((inflight - self._inflight) << _INFLIGHT) + ((turn - self._turn) << _TURNS))
         self._inflight, self._turn = inflight, turn
 
     def _move(self, by: int) -> None:
         before = self.rank
         self.rank = rank = before + by
-        if by and self.seat is not None:
-            order, place = self.seat
-            order.move(place, before, rank)
+        if by and self._order is not None:
+            self._order.move(before, rank)
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True):
     """Size of a request: tokens of one prompt (counted where they come as numbers, else estimated), and sequences."""
 
     tokens: int
