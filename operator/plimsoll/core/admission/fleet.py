@@ -169,9 +169,11 @@ class Fleet:
             first_s = replica.first_token_s(there, now)
             if leg is not None:
                 first_s += leg.wait_s + there.prefill_s
-            saved_s = self._elsewhere * there.stall_s if replica is home else 0.0
-            cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
-            behind = replica.sequences and replica.tat_s - now > replica.ahead_s
+            cost = first_s + BEHIND * there.stall_s
+            if replica is home:
+                saved_s = self._elsewhere * there.stall_s
+                cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
+            behind = replica.tat_s - now > replica.ahead_s and replica.sequences
             if best is not None and not behind and (cost >= best_cost or first_s > within_s):
                 continue  # whether it has room does not matter any more
             if not replica.has_room(there, budget_s, fill):

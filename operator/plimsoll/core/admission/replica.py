@@ -50,6 +50,42 @@ class Replica:
     gateway may have there.
     """
 
+    __slots__ = (
+        "_alike",
+        "_amortised_s",
+        "_asked_s",
+        "_at_s",
+        "_chunk_s",
+        "_took_s",
+        "address",
+        "ahead_s",
+        "area",
+        "cap",
+        "counts",
+        "decode_s",
+        "factor",
+        "free_s",
+        "idle_s",
+        "kv_mean",
+        "kv_tokens",
+        "kv_variance",
+        "limits",
+        "load",
+        "most",
+        "pace",
+        "prefill_share",
+        "present",
+        "residents",
+        "scale",
+        "sequence_tokens",
+        "sequences",
+        "stalled_s",
+        "step_s",
+        "stretch",
+        "tat_s",
+        "tightest_s",
+    )
+
     def __init__(self, address: str, limits: Limits, now: float) -> None:
         self.address = address
         self.limits = limits
