@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.core.admission.outcome import MOST_SEQUENCES
 from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.classify import BEGINNING, LARGE, Request, classify, needs_worker
-from plimsoll.gateway.keys import READ, repeated, suspicious, without
+from plimsoll.gateway.keys import MESSAGES, READ, repeated, suspicious, without
 from plimsoll.gateway.replies import Reason, Refusal
 
 
@@ -127,7 +127,7 @@ def test_what_a_conversation_holds_is_not_looked_at() -> None:
     value = json.dumps([{"role": "user", "content": "\\u0061", "model": 1}, {"model": 2, "messages": []}]).encode()
     body = b'{"model": "m", "messages": ' + value + b', "n": 2}'
     assert suspicious(body)
-    assert without(body, "messages", value) == b'{"model": "m", "messages": , "n": 2}'
+    assert without(body, MESSAGES, value) == b'{"model": "m", "messages": , "n": 2}'
     assert read(body).prompt == Prompt(len(value) // 4, 2)
 
 
@@ -186,5 +186,5 @@ def test_a_key_is_repeated_exactly_where_json_says_so(pairs: list[tuple[str, lis
     assert (found in twice) if twice else (found is None)
     assert suspicious(text.encode()) or not twice
     for part, _, value in pairs:
-        if part in ("prompt", "messages"):
-            assert suspicious(without(text.encode(), part, json.dumps(value).encode())) or not twice
+        name = b'"%b":' % part.encode()
+        assert suspicious(without(text.encode(), name, json.dumps(value).encode())) or not twice

@@ -14,7 +14,7 @@ import msgspec
 
 from plimsoll.core.admission.outcome import MOST_SEQUENCES, MOST_TOKENS
 from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.gateway.keys import repeated, suspicious, without
+from plimsoll.gateway.keys import MESSAGES, PROMPT, repeated, suspicious, without
 from plimsoll.gateway.prefix import BLOCK_BYTES, MOST_BLOCKS
 from plimsoll.gateway.replies import Reason, Refusal
 
@@ -64,9 +64,9 @@ def classify(body: bytes) -> Request | Refusal:
         return Refusal(Reason.INVALID_ENCODING, "The request body must be JSON in UTF-8, without a byte order mark.")
     try:
         fields = _decode(body)
-        key, text = "prompt", bytes(fields.prompt)
+        key, text = PROMPT, bytes(fields.prompt)
         if not text:
-            key, text = "messages", bytes(fields.messages)
+            key, text = MESSAGES, bytes(fields.messages)
         twice = repeated(body) if suspicious(without(body, key, text)) else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return Refusal(Reason.INVALID_JSON, f"The request body is not a JSON object that can be read: {_words(error)}")
@@ -75,7 +75,7 @@ def classify(body: bytes) -> Request | Refusal:
     return _request(fields, key, text)
 
 
-def _request(fields: _Body, key: str, text: bytes) -> Request | Refusal:
+def _request(fields: _Body, key: bytes, text: bytes) -> Request | Refusal:
     """text: the raw JSON of the key that holds the prompt."""
     model = fields.model
     if not isinstance(model, str) or not model:
@@ -108,10 +108,10 @@ def _words(error: Exception) -> str:
     return "it is nested too deep." if isinstance(error, RecursionError) else f"{str(error)[:200]}."
 
 
-def _prompt(told: object, key: str, text: bytes) -> Prompt:
+def _prompt(told: object, key: bytes, text: bytes) -> Prompt:
     """Tokens of the first sequence and the number of sequences: `n` times prompts. told: the body's `n`."""
     n = told if isinstance(told, int) and 0 < told <= MOST_ANSWERS else 1
-    if key == "messages" or text[:1] != b"[":
+    if key is MESSAGES or text[:1] != b"[":
         return Prompt(len(text) // BYTES_PER_TOKEN, n)
     if text.lstrip(b"[ \t\r\n")[:1].isdigit():
         prompts = max(1, text.count(b"["))  # tokens as numbers; nested means several prompts

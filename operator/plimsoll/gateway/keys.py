@@ -16,20 +16,23 @@ import re
 READ = ("model", "n", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream")
 
 _QUOTED = re.compile(b'"(?:' + "|".join(READ).encode() + b')"')
-_KEY = {key: re.compile(b'"%b"[ \\t\\r\\n]*:[ \\t\\r\\n]*' % key.encode()) for key in ("prompt", "messages")}
+# As most clients write them; where one does otherwise, the whole body is looked at.
+PROMPT, MESSAGES = b'"prompt":', b'"messages":'
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 
 
-def without(body: bytes, key: str, value: bytes) -> bytes:
+def without(body: bytes, key: bytes, value: bytes) -> bytes:
     """The body, valid JSON, without a value of this key, the raw JSON of which is given; whole if it is not found.
 
-    The name of a key in quotes with a colon behind it is one wherever it stands, and what follows its value. So it does
-    no harm to take the value out where another object has the same.
+    The name of a key in quotes with a colon behind it is one wherever it stands, and what follows is its value. So it
+    does no harm to take the value out where another object has the same.
     """
-    found = _KEY[key].search(body)
-    if found is None or not body.startswith(value, found.end()):
+    start = body.find(key) + len(key)
+    if start < len(key):
         return body
-    return body[: found.end()] + body[found.end() + len(value) :]
+    if body[start : start + 1] == b" ":
+        start += 1
+    return body[:start] + body[start + len(value) :] if body.startswith(value, start) else body
 
 
 def suspicious(body: bytes) -> bool:

@@ -162,8 +162,6 @@ class Fleet:
         """The same, with the prompt computed by this prefill replica, or, without one, in place."""
         best, best_need, best_cost, best_s, late_s, again_s = None, need, math.inf, 0.0, math.inf, math.inf
         budget_s = self.limits.step_budget_s[klass]
-        if len(self._order) > LOOKS:
-            self._order.sort(key=_load)
         looks, needs, home = self._looks(request, need, leg)
         for replica, there in zip(looks, needs, strict=True):
             first_s = replica.first_token_s(there, now)
@@ -223,6 +221,8 @@ class Fleet:
     ) -> tuple[list[Replica], list[Need], Replica | None]:
         """The replicas that are looked at, what the request needs at each, and the one of them where other gateways
         would have sent it: there all of its prefill but what follows the last whole block is expected to be saved."""
+        if len(self._order) > LOOKS:
+            self._order.sort(key=_load)
         blocks, least = request.blocks, self._order[:LOOKS]
         if not blocks:
             return least, [need] * len(least), None
