@@ -372,6 +372,24 @@ async def test_signals_are_what_the_operator_reads() -> None:
     assert (metrics.GATEWAY.get_sample_value("plimsoll_gateway_outcomes_total", labels) or 0.0) >= 1.0
 
 
+def test_metrics_count_what_signals_count_however_often_they_are_read() -> None:
+    def read(name: str, **labels: str) -> float:
+        show_metrics(world.picker)
+        return metrics.GATEWAY.get_sample_value(name, {"service": "team/counted", **labels}) or 0.0
+
+    world = World(promised("counted", batch=50), pods=engines(1, service="counted"))
+    for count in (1, 2, 3):
+        reply = world.ask("counted")
+        assert isinstance(reply, bytes)
+        world.end(reply)
+        for _ in range(2):
+            assert read("plimsoll_gateway_requests_arrived_total", attempt="first") == count
+            assert read("plimsoll_gateway_outcomes_total", outcome="Admitted") == count
+            assert read("plimsoll_gateway_requests_ended_total", outcome="answered") == count
+    world.have()
+    assert read("plimsoll_gateway_requests_arrived_total", attempt="first") == 0.0
+
+
 async def test_an_envoy_record_of_a_client_that_left_ends_its_wait() -> None:
     world = World(promised())
     held = world.hold()

@@ -178,6 +178,7 @@ def test_what_is_read_is_what_the_engine_reads(pairs: list[tuple[str, list[bool]
 @example([("messages", [], [1]), ("messages", [], [1])])
 @example([("tools", [], {"messages": [1]}), ("messages", [], [1]), ("messages", [True], [1])])
 @example([("messages", [], 1), ("messages", [], 11), ("model", [], "a"), ("model", [], "a")])
+@example([("user", [], {"messages": 1}), ("model", [], "a"), ("model", [], "b"), ("messages", [], "x" * 40)])
 def test_a_key_is_repeated_exactly_where_json_says_so(pairs: list[tuple[str, list[bool], Any]]) -> None:
     text = "{" + ",".join(f"{spelled(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
     keys = [key for key, *_ in pairs]
