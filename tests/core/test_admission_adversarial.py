@@ -20,6 +20,7 @@ from plimsoll.core.admission import (
     limits,
     split,
 )
+from plimsoll.core.admission.fleet import LOOKS, SOON_S
 from plimsoll.core.admission.margin import Margin
 from plimsoll.core.batch import step_budget_s
 from plimsoll.core.knee import Tier
@@ -430,3 +431,39 @@ def test_a_ledger_without_gateways_keeps_its_units() -> None:
         Ledger(-1)
     with pytest.raises(ValueError, match="cap"):
         ledger.resplit(-1, {"b": 1.0})
+
+
+def plainly(door: Gate, request: Request, fill: float, within_s: float, now: float) -> tuple[str | None, float, float]:
+    """What `Fleet.place` does, by asking each of a few replicas everything."""
+    fleet = door.fleet
+    need, budget_s = fleet.need(request), fleet.limits.step_budget_s[0]
+    fits = [(r, r.first_token_s(need, now)) for r in fleet.replicas.values() if r.has_room(need, budget_s, fill)]
+    behind = [r for r, _ in fits if r.sequences and r.tat_s - now > r.ahead_s]
+    free = [(first_s, r.address) for r, first_s in fits if r not in behind]
+    again_s = min((max(r.tat_s - r.ahead_s, now + SOON_S) for r in behind), default=math.inf)
+    early = [(first_s, address) for first_s, address in free if first_s <= within_s]
+    if early:
+        first_s, address = min(early, key=lambda each: each[0])
+        return address, first_s, again_s
+    return None, min((first_s for first_s, _ in free), default=math.inf), again_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_place_is_the_one_that_asking_every_replica_everything_gives(seed: int) -> None:
+    random, door, now = Random(seed), gate(replicas=LOOKS), 0.0
+    running: list[str] = []
+    seen = set()
+    for k in range(800):
+        now += random.expovariate(25.0)
+        request = ask(f"r{k}", now, prompt_tokens=random.choice([50, 500, 4000, 30_000]))
+        fill, within_s = random.choice([0.5, 1.0]), random.choice([0.02, 0.2, 2.0, math.inf])
+        place = door.fleet.place(request, door.fleet.need(request), 0, fill, within_s, now)
+        found = None if place.replica is None else place.replica.address
+        assert (found, place.first_token_s, place.again_s) == plainly(door, request, fill, within_s, now)
+        seen.add((found is None, place.first_token_s < math.inf, place.again_s < math.inf))
+        if door.offer(request, now).outcome is Outcome.ADMITTED:
+            running.append(request.id)
+        if running and random.random() < 0.7:
+            door.end(running.pop(random.randrange(len(running))), now, random.randrange(1, 300), 0.1)
+            running += [d.id for d in door.release(now) if d.outcome is Outcome.ADMITTED]
+    assert {(False, True, False), (False, True, True), (True, True, False)} <= seen

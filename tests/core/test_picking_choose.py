@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible, pick
+from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible
 from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
 
 SHORT = Prompt(tokens=BLOCK_TOKENS - 1)
@@ -24,6 +24,10 @@ def endpoint(address: str, role: Role = Role.SERVE, revision: str = "r1", **chan
 A, B, C, D = (endpoint(name) for name in "abcd")
 DECODE, DECODE2 = endpoint("d1", Role.DECODE), endpoint("d2", Role.DECODE, "r2")
 PREFILL, PREFILL2 = endpoint("p1", Role.PREFILL), endpoint("p2", Role.PREFILL, "r2")
+
+
+def pick(endpoints: Sequence[Endpoint], loads: Mapping[str, Load], prompt: Prompt) -> Pick | None:
+    return Standing(endpoints, loads).pick(prompt)
 
 
 def chosen(found: Pick | None) -> str:
@@ -206,3 +210,33 @@ def test_a_pick_is_the_one_that_sorting_gives(
     best = next(able, None)
     expected = None if best is None else plainly(endpoints, loads, prompt, best, wished)
     assert standing.pick_at(address, wished, prompt) == expected
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from("abcdp"),
+        st.sampled_from(["inflight", "turn", "doubtful", "elsewhere"]),
+        st.integers(0, 3),
+    ),
+    max_size=20,
+)
+
+
+@given(MOVES)
+@example([("a", "elsewhere", 0), ("a", "inflight", 3), ("a", "inflight", 0), ("d", "turn", 1)])
+def test_a_standing_stays_the_one_that_sorting_gives_whatever_moves(moves: list[tuple[str, str, int]]) -> None:
+    endpoints = [
+        *(endpoint(name, Role.DECODE, "r2" if name == "d" else "r1") for name in "abcd"),
+        endpoint("p", Role.PREFILL),
+    ]
+    loads = {name: Load() for name in "abcdp"}
+    standing, other = Standing(endpoints, loads), Standing(endpoints[::-1], loads)
+    for name, what, value in moves:
+        if what == "elsewhere":  # another one has the loads tell it of their moves
+            assert other.pick(LONG) == plainly(endpoints[::-1], loads, LONG, None, None)
+        else:
+            setattr(loads[name], what, bool(value) if what == "doubtful" else value)
+        if value != 2:  # else a few moves at once
+            assert standing.pick(SHORT) == plainly(endpoints, loads, SHORT, None, None)
+            assert standing.pick(LONG) == plainly(endpoints, loads, LONG, None, None)
+            assert standing.pick_at("c", "p", LONG) == plainly(endpoints, loads, LONG, endpoints[2], "p")

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.adapters.signals import parse
 from plimsoll.core.latency import KvTransfer
 from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.signals import show_gauges, signals
+from plimsoll.gateway.signals import show_metrics, signals
 from plimsoll.telemetry import metrics
 from tests.gateway.gated import GATEWAY, World, engines, headers, picked, promised, refused
 from tests.gateway.objects import pod, service
@@ -381,10 +381,28 @@ async def test_signals_are_what_the_operator_reads() -> None:
     read = parse(document, GATEWAY, 0.0).reading.services["team/chat"]
     assert (read.waiting, read.in_use, read.outcomes) == (1, 0, {"Held": 1})
     assert read.held_work_s > 0
-    show_gauges(world.picker)
+    show_metrics(world.picker)
     assert metrics.GATEWAY.get_sample_value("plimsoll_gateway_held", {"service": "team/chat"}) == 1.0
     labels = {"service": "team/chat", "outcome": "Held"}
     assert (metrics.GATEWAY.get_sample_value("plimsoll_gateway_outcomes_total", labels) or 0.0) >= 1.0
+
+
+def test_metrics_count_what_signals_count_however_often_they_are_read() -> None:
+    def read(name: str, **labels: str) -> float:
+        show_metrics(world.picker)
+        return metrics.GATEWAY.get_sample_value(name, {"service": "team/counted", **labels}) or 0.0
+
+    world = World(promised("counted", batch=50), pods=engines(1, service="counted"))
+    for count in (1, 2, 3):
+        reply = world.ask("counted")
+        assert isinstance(reply, bytes)
+        world.end(reply)
+        for _ in range(2):
+            assert read("plimsoll_gateway_requests_arrived_total", attempt="first") == count
+            assert read("plimsoll_gateway_outcomes_total", outcome="Admitted") == count
+            assert read("plimsoll_gateway_requests_ended_total", outcome="answered") == count
+    world.have()
+    assert read("plimsoll_gateway_requests_arrived_total", attempt="first") == 0.0
 
 
 async def test_an_envoy_record_of_a_client_that_left_ends_its_wait() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.core.admission.outcome import MOST_SEQUENCES
 from plimsoll.core.picking.endpoint import Prompt
 from plimsoll.gateway.classify import BEGINNING, LARGE, Request, classify, needs_worker
-from plimsoll.gateway.keys import READ, repeated, suspicious
+from plimsoll.gateway.keys import MESSAGES, READ, repeated, suspicious, without
 from plimsoll.gateway.replies import Reason, Refusal
 
 
@@ -123,6 +123,14 @@ def test_text_that_mentions_keys_is_not_suspicious() -> None:
     assert not suspicious(text)
 
 
+def test_what_a_conversation_holds_is_not_looked_at() -> None:
+    value = json.dumps([{"role": "user", "content": "\\u0061", "model": 1}, {"model": 2, "messages": []}]).encode()
+    body = b'{"model": "m", "messages": ' + value + b', "n": 2}'
+    assert suspicious(body)
+    assert without(body, MESSAGES, value) == b'{"model": "m", "messages": , "n": 2}'
+    assert read(body).prompt == Prompt(len(value) // 4, 2)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(body: bytes) -> None:
     assert isinstance(classify(body), Request | Refusal)
@@ -167,6 +175,10 @@ def test_what_is_read_is_what_the_engine_reads(pairs: list[tuple[str, list[bool]
 
 
 @given(PAIRS)
+@example([("messages", [], [1]), ("messages", [], [1])])
+@example([("tools", [], {"messages": [1]}), ("messages", [], [1]), ("messages", [True], [1])])
+@example([("messages", [], 1), ("messages", [], 11), ("model", [], "a"), ("model", [], "a")])
+@example([("user", [], {"messages": 1}), ("model", [], "a"), ("model", [], "b"), ("messages", [], "x" * 40)])
 def test_a_key_is_repeated_exactly_where_json_says_so(pairs: list[tuple[str, list[bool], Any]]) -> None:
     text = "{" + ",".join(f"{spelled(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
     keys = [key for key, *_ in pairs]
@@ -174,3 +186,6 @@ def test_a_key_is_repeated_exactly_where_json_says_so(pairs: list[tuple[str, lis
     found = repeated(text.encode())
     assert (found in twice) if twice else (found is None)
     assert suspicious(text.encode()) or not twice
+    for part, _, value in pairs:
+        name = b'"%b":' % part.encode()
+        assert suspicious(without(text.encode(), name, json.dumps(value).encode())) or not twice

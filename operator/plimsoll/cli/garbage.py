@@ -1,8 +1,9 @@
-"""How often the operator looks for garbage in circles.
+"""How often operator and gateway look for garbage in circles.
 
 Problem: a tick of a thousand services makes tens of thousands of small values anew and drops as many, and by Python's
 own rule (one look for each 700 more) every fifth tick or so looked through all that is remembered: a tenth of a second,
-for nothing, since what a tick drops is freed by its counts.
+for nothing, since what a tick drops is freed by its counts. So is what a request leaves at the gateway, where each look
+would keep those waiting that come meanwhile.
 
 Idea: what was there at the start is never looked at again, and the rest after so many more values that it is by far
 the longest-lived look that becomes rare. Circles are still found, later.

@@ -168,8 +168,10 @@ def _gateway_init(_: argparse.Namespace) -> int:
 
 
 def _gateway_run(_: argparse.Namespace) -> int:
+    from plimsoll.cli import garbage
     from plimsoll.gateway import main as gateway
 
+    garbage.look_seldom()
     gateway.run()
     return 0
 

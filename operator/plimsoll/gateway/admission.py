@@ -72,7 +72,9 @@ class Admission:
     def comes_back(self, visit: Visit, now: float) -> bool:
         """Whether the request was refused at its place and told to come again."""
         guard = self.guards.get(visit.place)
-        return guard is not None and bool(self._safely(guard.key, guard.comes_back, visit, now))
+        if guard is None or not guard.gate.tickets:
+            return False
+        return bool(self._safely(guard.key, guard.comes_back, visit, now))
 
     def offer(self, visit: Visit, now: float, room: bool = True) -> Decision | None:
         """Decide about a request at its place; None: there is no gate. room: it may be held."""

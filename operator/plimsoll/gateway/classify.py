@@ -10,13 +10,11 @@ as they make sense. Two hundred kilobytes cost some 60 us.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from plimsoll.core.admission.outcome import MOST_SEQUENCES, MOST_TOKENS
 from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.gateway.keys import repeated, suspicious
+from plimsoll.gateway.keys import MESSAGES, PROMPT, repeated, suspicious, without
 from plimsoll.gateway.prefix import BLOCK_BYTES, MOST_BLOCKS
 from plimsoll.gateway.replies import Reason, Refusal
 
@@ -27,8 +25,7 @@ MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is ref
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """What one completion request asks for, not to be changed. model is the name the client used.
 
     max_tokens: the lesser of the limits that it sets on one answer, None without. stream: the answer comes in events.
@@ -67,24 +64,27 @@ def classify(body: bytes) -> Request | Refusal:
         return Refusal(Reason.INVALID_ENCODING, "The request body must be JSON in UTF-8, without a byte order mark.")
     try:
         fields = _decode(body)
-        twice = repeated(body) if suspicious(body) else None
+        key, text = PROMPT, bytes(fields.prompt)
+        if not text:
+            key, text = MESSAGES, bytes(fields.messages)
+        twice = repeated(body) if suspicious(without(body, key, text)) else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return Refusal(Reason.INVALID_JSON, f"The request body is not a JSON object that can be read: {_words(error)}")
     if twice is not None:
         return Refusal(Reason.DUPLICATE_KEY, f"The request body has the key '{twice}' more than once.", param=twice)
-    return _request(fields)
+    return _request(fields, key, text)
 
 
-def _request(fields: _Body) -> Request | Refusal:
+def _request(fields: _Body, key: bytes, text: bytes) -> Request | Refusal:
+    """text: the raw JSON of the key that holds the prompt."""
     model = fields.model
     if not isinstance(model, str) or not model:
         said = "is missing" if model is None else "is empty" if model == "" else "must be a string"
         return Refusal(Reason.MODEL_REQUIRED, f"The field 'model' {said}: name the model to use.", param="model")
-    prompt = _prompt(fields)
+    prompt = _prompt(fields.n, key, text)
     if prompt.tokens > MOST_TOKENS or prompt.sequences > MOST_SEQUENCES:
         prompt = Prompt(min(prompt.tokens, MOST_TOKENS), min(prompt.sequences, MOST_SEQUENCES))
-    beginning = bytes((memoryview(fields.prompt) or memoryview(fields.messages))[:BEGINNING])
-    return Request(model, prompt, _max_tokens(fields), fields.stream is True, beginning)
+    return Request(model, prompt, _max_tokens(fields), fields.stream is True, text[:BEGINNING])
 
 
 def _max_tokens(fields: _Body) -> int | None:
@@ -108,19 +108,17 @@ def _words(error: Exception) -> str:
     return "it is nested too deep." if isinstance(error, RecursionError) else f"{str(error)[:200]}."
 
 
-def _prompt(fields: _Body) -> Prompt:
-    """Tokens of the first sequence and the number of sequences: `n` times prompts."""
-    n = fields.n if isinstance(fields.n, int) and 0 < fields.n <= MOST_ANSWERS else 1
-    prompt = memoryview(fields.prompt)  # no copy: it may be megabytes
-    if bytes(prompt[:1]) != b"[":
-        return Prompt((len(prompt) or len(memoryview(fields.messages))) // BYTES_PER_TOKEN, n)
-    raw = bytes(prompt)
-    if raw.lstrip(b"[ \t\r\n")[:1].isdigit():
-        prompts = max(1, raw.count(b"["))  # tokens as numbers; nested means several prompts
+def _prompt(told: object, key: bytes, text: bytes) -> Prompt:
+    """Tokens of the first sequence and the number of sequences: `n` times prompts. told: the body's `n`."""
+    n = told if isinstance(told, int) and 0 < told <= MOST_ANSWERS else 1
+    if key is MESSAGES or text[:1] != b"[":
+        return Prompt(len(text) // BYTES_PER_TOKEN, n)
+    if text.lstrip(b"[ \t\r\n")[:1].isdigit():
+        prompts = max(1, text.count(b"["))  # tokens as numbers; nested means several prompts
         prompts = prompts - 1 if prompts > 1 else 1
-        return Prompt((raw.count(b",") + 1) // prompts, n * prompts)
-    texts = _texts(raw)
-    return Prompt(len(raw) // BYTES_PER_TOKEN // texts, n * texts)
+        return Prompt((text.count(b",") + 1) // prompts, n * prompts)
+    texts = _texts(text)
+    return Prompt(len(text) // BYTES_PER_TOKEN // texts, n * texts)
 
 
 def _texts(raw: bytes) -> int:

@@ -19,7 +19,7 @@ from plimsoll.gateway.listener import CHECK_PREFIX, MODELS
 from plimsoll.gateway.picker import Picker, written
 from plimsoll.gateway.replies import from_header
 from plimsoll.gateway.server import Reply
-from plimsoll.gateway.signals import show_gauges, signals
+from plimsoll.gateway.signals import show_metrics, signals
 from plimsoll.gateway.worker import Worker
 from plimsoll.telemetry import metrics
 
@@ -90,7 +90,7 @@ class PublicDoor:
             missing = self._ready()
             return response(503 if missing else 200, body=f"{missing or 'ok'}\n".encode())
         if path == b"/metrics":
-            show_gauges(self._picker)
+            show_metrics(self._picker)
             return response(200, (("content-type", CONTENT_TYPE_LATEST),), generate_latest(metrics.GATEWAY))
         if path == b"/signals":
             document = signals(self._picker, self._pod, synced=self._synced())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ DEFAULT_MAX_SEQUENCES = 1024  # vLLM's own, on the largest GPUs; less elsewhere
 class Service:
     """One InferenceService as the gateway serves it.
 
-    names: what it answers to, the preferred one first. created: Unix seconds.
+    key: NAMESPACE/NAME. names: what it answers to, the preferred one first. created: Unix seconds.
     max_sequences: what one engine runs at once, and so what one death can cut at once. policy: None without a promise.
     """
 
@@ -41,10 +41,10 @@ class Service:
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     policy: Policy | None = None
+    key: str = field(init=False)
 
-    @property
-    def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
     @property
     def answering(self) -> tuple[Endpoint, ...]:

@@ -11,8 +11,10 @@ classes, begins with what is there. Requests at an engine that are none of ours 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from plimsoll.core.admission import Decision, Gate, Limits, Outcome, Outlook, Request
 from plimsoll.core.admission.answers import AnswerBytes
@@ -30,8 +32,7 @@ SURE_ROOM: Final = 0.75
 DOUBT: Final = 4
 
 
-@dataclass(slots=True)
-class Running:
+class Running(msgspec.Struct, eq=False):
     """A request at an engine. waited_s: from its question until it was let in."""
 
     request: Request
@@ -46,10 +47,10 @@ class Guard:
     """One service. Raises ValueError for a policy that is not gated."""
 
     def __init__(self, key: str, policy: Policy, gateway: str, answers: AnswerBytes, now: float) -> None:
-        limits = _limits(policy)
         self.key = key
-        self.policy = policy
-        self.gate = Gate(policy.classes, limits, policy.tenants)
+        self.policy = policy  # with its limits, which are looked for once
+        self._limits = _limits(policy)
+        self.gate = Gate(policy.classes, self._limits, policy.tenants)
         self.held: dict[str, Visit] = {}
         self._gateway = gateway
         self._answers = answers
@@ -82,12 +83,12 @@ class Guard:
         """What the operator or the user has changed."""
         if policy is self.policy:
             return
-        before, limits = self.policy, _limits(policy)
-        self.policy = policy
+        before, limits = self.policy, self._limits
+        self.policy, self._limits = policy, _limits(policy)
         if policy.tenants != before.tenants:
             self.gate.set_tenants(policy.tenants)
-        moved = limits != _limits(before)
-        self.gate.tick(now, self._outlook(now, unix), limits if moved else None)
+        moved = limits != self._limits
+        self.gate.tick(now, self._outlook(now, unix), self._limits if moved else None)
         if moved:
             self._caps = None  # shares are of the batch, which may be another one
 
@@ -108,8 +109,7 @@ class Guard:
 
     def comes_back(self, visit: Visit, now: float) -> bool:
         """Whether it was refused here before and told to come again."""
-        tickets = self.gate.tickets
-        return len(tickets) > 0 and tickets.find(self._request(visit), now) is not None
+        return self.gate.tickets.find(self._request(visit), now) is not None
 
     def offer(self, visit: Visit, now: float, room: bool) -> Decision:
         """Decide about it; it is kept where it is held. room: whether the gateway can hold any more."""
@@ -208,7 +208,7 @@ class Guard:
     def _output(self, one: Running, record: Record) -> int | None:
         if not one.stream or record.outcome is not Ending.ANSWERED:
             return None
-        return self._answers.tokens(record.sent or 0, one.request.sequences, _limits(self.policy).output_mean)
+        return self._answers.tokens(record.sent or 0, one.request.sequences, self._limits.output_mean)
 
     def _tenant(self, name: str, now: float) -> str:
         if name not in self._tenants and name not in self.policy.tenants and len(self._tenants) >= MOST_TENANTS:
@@ -217,7 +217,7 @@ class Guard:
         return name
 
     def _tokens(self, tokens: int, sequences: int) -> int:
-        sure = int(SURE_ROOM * _limits(self.policy).kv_tokens / sequences)
+        sure = int(SURE_ROOM * self._limits.kv_tokens / sequences)
         return tokens if tokens <= sure else max(sure, tokens // DOUBT)
 
     def _known(self, request: Request) -> Request:

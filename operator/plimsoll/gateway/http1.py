@@ -143,9 +143,21 @@ def _chunk_size(line: bytes) -> int:
 def response(status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"", *, close: bool = False) -> bytes:
     """One whole answer. Header values must be free of line breaks; a ValueError says so."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
-    told = "".join(lines)
-    if told.count("\n") != len(lines):
-        raise ValueError("a line break in a header")
+    told = _counted("".join(lines), len(lines))
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     end = "\r\nconnection: close\r\n\r\n" if close else "\r\n\r\n"
     return f"{start}{told}content-length: {len(body)}{end}".encode("latin-1", "replace") + body
+
+
+def go(headers: str, count: int) -> bytes:
+    """A whole answer of 200 without a body, with so many headers as they are sent; a ValueError says if they are more.
+
+    For the one answer that nearly every request gets: it costs half of `response`.
+    """
+    return f"HTTP/1.1 200 OK\r\n{_counted(headers, count)}content-length: 0\r\n\r\n".encode("latin-1", "replace")
+
+
+def _counted(headers: str, count: int) -> str:
+    if headers.count("\n") != count:
+        raise ValueError("a line break in a header")
+    return headers

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.core.picking.choose import Pick, Standing
 from plimsoll.core.picking.drift import correction
@@ -21,7 +22,7 @@ DOUBT_SECONDS = 5.0
 OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
 
 
-class Flight(NamedTuple):
+class Flight(msgspec.Struct, frozen=True):
     """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, when it was picked, and what
     its client is known by when it comes back. deadlines: what was promised of it then, None for nothing."""
 
@@ -75,9 +76,9 @@ class InFlight:
         self._turn += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
         self._flights[ticket] = Flight(service, address, prefill, now, demand, deadlines)
-        self._count(address, 1).turn = self._turn
+        self._count(address, 1, self._turn)
         if prefill is not None:
-            self._count(prefill, 1).turn = self._turn
+            self._count(prefill, 1, self._turn)
 
     def end(self, ticket: str, host: str, now: float) -> Flight | None:
         """A request's record has come; None if its ticket is not one of this process.
@@ -160,9 +161,9 @@ class InFlight:
         if flight.prefill is not None:
             self._count(flight.prefill, -1)
 
-    def _count(self, address: str, by: int) -> Load:
+    def _count(self, address: str, by: int, turn: int | None = None) -> None:
         self._tickets[address] = self._tickets.get(address, 0) + by
-        return self._show(address)
+        self._show(address, turn)
 
     def _load(self, address: str) -> Load:
         found = self.loads.get(address)
@@ -170,7 +171,8 @@ class InFlight:
             found = self.loads[address] = Load()
         return found
 
-    def _show(self, address: str) -> Load:
-        load = self._load(address)
-        load.inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
-        return load
+    def _show(self, address: str, turn: int | None = None) -> None:
+        """turn: of the pick that chose it now."""
+        load = self.loads.get(address) or self._load(address)
+        inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
+        load.busy(inflight, load.turn if turn is None else turn)

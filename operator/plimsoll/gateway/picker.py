@@ -22,7 +22,7 @@ from plimsoll.gateway.admission import Admission
 from plimsoll.gateway.classify import Request, classify
 from plimsoll.gateway.clock import Clock, Handle, LoopClock
 from plimsoll.gateway.endpoints import EMPTY, Fleet, Service
-from plimsoll.gateway.http1 import response
+from plimsoll.gateway.http1 import go, response
 from plimsoll.gateway.inflight import InFlight
 from plimsoll.gateway.prefix import blocks
 from plimsoll.gateway.replies import Answer, Refusal, answer, to_header
@@ -330,13 +330,16 @@ def _nobody(service: Service | None, came: Visit) -> Refusal:
 
 def _sent(service: Service, chosen: Pick, came: Visit) -> bytes:
     endpoints = ",".join([e.address for e in (chosen.endpoint, *chosen.spares)])
-    headers = [
-        ("x-plimsoll-cluster", PICK + service.key),
-        ("x-plimsoll-endpoint", endpoints),
-        ("x-plimsoll-ticket", came.ticket),
-    ]
+    headers, count = (
+        (
+            f"x-plimsoll-cluster: {PICK}{service.key}\r\n"
+            f"x-plimsoll-endpoint: {endpoints}\r\n"
+            f"x-plimsoll-ticket: {came.ticket}\r\n"
+        ),
+        3,
+    )
     if chosen.prefill is not None:
-        headers.append(("x-plimsoll-prefill", chosen.prefill.address))
+        headers, count = f"{headers}x-plimsoll-prefill: {chosen.prefill.address}\r\n", count + 1
     if came.downgraded:
-        headers.append(("x-plimsoll-model", service.names[0]))
-    return response(200, headers)
+        headers, count = f"{headers}x-plimsoll-model: {service.names[0]}\r\n", count + 1
+    return go(headers, count)

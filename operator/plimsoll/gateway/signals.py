@@ -1,4 +1,4 @@
-"""`/signals`: one compact document of all services for the operator, and the state gauges of `/metrics`.
+"""`/signals`: one compact document of all services for the operator, and what `/metrics` has of the same.
 
 The operator polls it from every gateway pod (`plimsoll.adapters.signals` reads it); a service counts as served when one
 of them lists an endpoint as routable, and its demand is what all of them counted.
@@ -68,8 +68,10 @@ def usable(endpoint: Endpoint) -> bool:
     return endpoint.live and (endpoint.routable or endpoint.role is Role.PREFILL)
 
 
-def show_gauges(picker: Picker) -> None:
-    """Bring the gauges in line with the state, just before they are read."""
+def show_metrics(picker: Picker) -> None:
+    """Bring the metrics in line with counts and state, just before they are read."""
+    for tally in picker.tallies.values():
+        tally.show()
     for key, service in picker.fleet.services.items():
         metrics.GATEWAY_HELD.labels(key).set(picker.admission.signals(key)["held"])
         roles = {e.role for e in service.endpoints}

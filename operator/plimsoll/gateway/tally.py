@@ -1,8 +1,12 @@
-"""What one service's requests came to, since this picker started: for `/signals` and `/metrics` alike."""
+"""What one service's requests came to, since this picker started: for `/signals` and `/metrics` alike.
+
+Counters of `/metrics` cost more than what they count, so they are brought in line when somebody reads them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import Counter as Counted
@@ -38,7 +42,7 @@ class Tally:
         self._retry = metrics.GATEWAY_ARRIVED.labels(service, "retry")
         self._remote = metrics.GATEWAY_PREFILLS.labels(service, "remote")
         self._local = metrics.GATEWAY_PREFILLS.labels(service, "local")
-        self._decided: dict[Decided, Counted] = {}
+        self._shown: dict[Counted, int] = {}
         self._ended = {outcome: metrics.GATEWAY_ENDED.labels(service, outcome.value) for outcome in Outcome}
         self._ttft = metrics.GATEWAY_TTFT.labels(service)
         self._duration = metrics.GATEWAY_DURATION.labels(service)
@@ -47,37 +51,27 @@ class Tally:
         """Count a request for this service, whatever will become of it."""
         if retry:
             self.retried += 1
-            self._retry.inc()
         else:
             self.arrived += 1
             self.arrived_tokens += prompt.tokens * prompt.sequences
-            self._first.inc()
 
     def prefill(self, *, remote: bool) -> None:
         if remote:
             self.remote += 1
-            self._remote.inc()
         else:
             self.local += 1
-            self._local.inc()
 
     def refuse(self, reason: Reason) -> None:
         self.refusals[reason] += 1
-        metrics.GATEWAY_REFUSED.labels(self._service, reason.value).inc()
 
     def decide(self, outcome: Decided) -> None:
         """Count what admission made of a request; one that is held has another outcome later."""
         self.decided[outcome] += 1
-        child = self._decided.get(outcome)
-        if child is None:
-            child = self._decided[outcome] = metrics.GATEWAY_OUTCOMES.labels(self._service, outcome.value)
-        child.inc()
 
     def end(self, record: Record, deadlines: Deadlines | None = None) -> None:
         """Count a request that a pick had sent to an engine. deadlines: what was promised of it, None for nothing."""
         outcome = record.outcome
         self.ended[outcome] += 1
-        self._ended[outcome].inc()
         ttft_s = record.ttft_s
         if ttft_s is not None:
             self._time(ttft_s)
@@ -100,6 +94,24 @@ class Tally:
         self._ttft.observe(ttft_s)
         self.ttft[buckets.index(buckets.LATENCY_EDGES_S, ttft_s)] += 1
         self.ttft_s += ttft_s
+
+    def show(self) -> None:
+        """Bring the counters of `/metrics` in line, just before they are read."""
+        for counter, count in self._counts():
+            counter.inc(count - self._shown.get(counter, 0))
+            self._shown[counter] = count
+
+    def _counts(self) -> Iterator[tuple[Counted, int]]:
+        yield self._first, self.arrived
+        yield self._retry, self.retried
+        yield self._remote, self.remote
+        yield self._local, self.local
+        for outcome, counter in self._ended.items():
+            yield counter, self.ended[outcome]
+        for decided, count in self.decided.items():
+            yield metrics.GATEWAY_OUTCOMES.labels(self._service, decided.value), count
+        for reason, count in self.refusals.items():
+            yield metrics.GATEWAY_REFUSED.labels(self._service, reason.value), count
 
     def signals(self) -> dict[str, Any]:
         """The `requests`, `ttft`, `e2e`, `promise` and `prefill` parts of this service in `/signals`."""

@@ -25,7 +25,7 @@ from plimsoll.core.admission.answers import AnswerBytes
 from plimsoll.core.admission.newcomers import Newcomers
 from plimsoll.core.admission.published import Published
 from plimsoll.core.admission.returning import Refused
-from plimsoll.core.picking.choose import BLOCK_TOKENS, pick
+from plimsoll.core.picking.choose import BLOCK_TOKENS, Standing
 from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
 from plimsoll.core.ports import Buckets, ServiceReading
 from plimsoll.sim.visit import Visit
@@ -67,6 +67,7 @@ class Gateway:
         self._default = default_class(classes)
         self._endpoints: list[Endpoint] = []
         self._loads: dict[str, Load] = {}
+        self._standing = Standing((), self._loads)
         self._turn = 0
         self._caps: dict[str, int] = {}
         self._prefills: frozenset[str] = frozenset()
@@ -114,6 +115,7 @@ class Gateway:
             del self._loads[gone]
         for one in endpoints:
             self._loads.setdefault(one.address, Load())
+        self._standing = Standing(endpoints, self._loads)
         self._place(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -167,7 +169,7 @@ class Gateway:
         if decision is not None and decision.address is not None:
             whole = tokens >= BLOCK_TOKENS and decision.prefill is not None
             return decision.address, decision.prefill or "" if whole else ""
-        found = pick(self._endpoints, self._loads, Prompt(tokens))
+        found = self._standing.pick(Prompt(tokens))
         if found is None:
             return "", ""
         return found.endpoint.address, found.prefill.address if found.prefill else ""
@@ -180,8 +182,7 @@ class Gateway:
             self._outcomes[Outcome.ADMITTED] += 1
         for address in filter(None, (visit.address, visit.prefill)):
             load = self._loads.setdefault(address, Load())
-            load.inflight += 1
-            load.turn = self._turn
+            load.busy(load.inflight + 1, self._turn)
 
     def shed(self, visit: Visit, decision: Decision, now_s: float) -> str:
         """It was refused, or goes to the fallback; why, as the gateway's answer has it."""

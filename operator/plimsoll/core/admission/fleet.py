@@ -159,23 +159,26 @@ class Fleet:
         """The same, with the prompt computed by this prefill replica, or, without one, in place."""
         best, best_need, best_cost, best_s, late_s, again_s = None, need, math.inf, 0.0, math.inf, math.inf
         budget_s = self.limits.step_budget_s[klass]
-        if len(self._order) > LOOKS:
-            self._order.sort(key=_load)
-        for replica, there, saved_s in self._looks(request, need, leg):
-            if not replica.has_room(there, budget_s, fill):
-                continue
-            if replica.sequences and replica.tat_s - now > replica.ahead_s:
-                again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))
-                continue
+        looks, needs, home = self._looks(request, need, leg)
+        for replica, there in zip(looks, needs, strict=True):
             first_s = replica.first_token_s(there, now)
             if leg is not None:
                 first_s += leg.wait_s + there.prefill_s
-            cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
-            if first_s <= within_s:
-                if cost < best_cost:
-                    best, best_need, best_cost, best_s = replica, there, cost, first_s
-            elif first_s < late_s:
-                late_s = first_s
+            cost = first_s + BEHIND * there.stall_s
+            if replica is home:
+                saved_s = self._elsewhere * there.stall_s
+                cost = first_s - saved_s + BEHIND * (there.stall_s - saved_s)
+            behind = replica.tat_s - now > replica.ahead_s and replica.sequences
+            if best is not None and not behind and (cost >= best_cost or first_s > within_s):
+                continue  # whether it has room does not matter any more
+            if not replica.has_room(there, budget_s, fill):
+                continue
+            if behind:
+                again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))
+            elif first_s > within_s:
+                late_s = min(late_s, first_s)
+            elif cost < best_cost:
+                best, best_need, best_cost, best_s = replica, there, cost, first_s
         if best is None:
             return Place(None, late_s, again_s, need)
         return Place(best, best_s, again_s, best_need, None if leg is None else leg.address)
@@ -210,33 +213,30 @@ class Fleet:
         """To be called at each tick: what follows from the paces measured meanwhile."""
         self._drained()
 
-    def _looks(self, request: Request, need: Need, leg: _Leg | None) -> list[tuple[Replica, Need, float]]:
-        """The replicas that are looked at, each with what the request needs there, and with the prefill, in seconds,
-        that other gateways are expected to have saved it there."""
+    def _looks(
+        self, request: Request, need: Need, leg: _Leg | None
+    ) -> tuple[list[Replica], list[Need], Replica | None]:
+        """The replicas that are looked at, what the request needs at each, and the one of them where other gateways
+        would have sent it: there all of its prefill but what follows the last whole block is expected to be saved."""
+        if len(self._order) > LOOKS:
+            self._order.sort(key=_load)
         blocks, least = request.blocks, self._order[:LOOKS]
         if not blocks:
-            return [(replica, need, 0.0) for replica in least]
+            return least, [need] * len(least), None
         held = self._held
         deepest = held.depth(blocks)
-        home = held.home(blocks, deepest)
-        for address in (held.holder(blocks, deepest) if deepest else None, home):
-            replica = None if address is None else self.replicas[address]
-            if replica is not None and replica not in least:
-                least.append(replica)
+        home = None
+        for address in (held.holder(blocks, deepest) if deepest else None, held.home(blocks, deepest)):
+            home = None if address is None else self.replicas[address]
+            if home is not None and home not in least:
+                least.append(home)
         needs = {deepest: need} if self._asked == (request.id, deepest) and leg is None else {}
         remote, prefill_cached = (False, 0) if leg is None else (True, leg.cached)
-        looks = []
-        for replica in least:
-            depth = held.depth_at(replica.address, blocks, deepest) if deepest else 0
-            there = needs.get(depth)
-            if there is None:
-                cached = _tokens(request, depth)
-                there = needs[depth] = self.limits.need(request, remote, cached, prefill_cached)
-            saved_s = 0.0
-            if replica.address == home:
-                saved_s = self._elsewhere * there.stall_s  # all of it but what follows the last whole block
-            looks.append((replica, there, saved_s))
-        return looks
+        depths = [held.depth_at(replica.address, blocks, deepest) for replica in least] if deepest else [0] * len(least)
+        for depth in depths:
+            if depth not in needs:
+                needs[depth] = self.limits.need(request, remote, _tokens(request, depth), prefill_cached)
+        return least, [needs[depth] for depth in depths], home
 
     def _near(self, request: Request, need: Need, cached: int) -> Need | None:
         """What it needs if its prompt is computed in place; None where moving it takes less, or nobody knows.

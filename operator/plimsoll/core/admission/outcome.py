@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     __hash__ = str.__hash__  # an enum's own is a call of Python, several times a request
 
 
-@dataclass(slots=True)  # frozen, it would take five times as long to make
+@dataclass(slots=True)
 class Request:
     """One request as admission sees it, not to be changed. Tokens are whole numbers; raises ValueError that names the
     argument.

@@ -26,7 +26,7 @@ BURST_STALLS: Final = 3.0  # mean prefills that may at least
 _LEAST_PREFILL_SHARE: Final = 0.05
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Resident:
     """One request on a replica. predicted_s: from admission to its first token. leg: where its prompt is computed
     elsewhere. The rest: the replica's then."""
@@ -49,6 +49,42 @@ class Replica:
     scale: one over this gateway's share of it: what the others send is taken as like ours. cap: sequences that this
     gateway may have there.
     """
+
+    __slots__ = (
+        "_alike",
+        "_amortised_s",
+        "_asked_s",
+        "_at_s",
+        "_chunk_s",
+        "_took_s",
+        "address",
+        "ahead_s",
+        "area",
+        "cap",
+        "counts",
+        "decode_s",
+        "factor",
+        "free_s",
+        "idle_s",
+        "kv_mean",
+        "kv_tokens",
+        "kv_variance",
+        "limits",
+        "load",
+        "most",
+        "pace",
+        "prefill_share",
+        "present",
+        "residents",
+        "scale",
+        "sequence_tokens",
+        "sequences",
+        "stalled_s",
+        "step_s",
+        "stretch",
+        "tat_s",
+        "tightest_s",
+    )
 
     def __init__(self, address: str, limits: Limits, now: float) -> None:
         self.address = address
@@ -100,7 +136,9 @@ class Replica:
         self.kv_mean += need.kv_mean_tokens
         self.kv_variance += need.kv_variance
         # It is there from its admission on, and decodes only after its first token.
-        tokens = max(need.output_tokens / need.sequences, LEAST_SPREAD)
+        tokens = need.output_tokens / need.sequences
+        if tokens < LEAST_SPREAD:
+            tokens = LEAST_SPREAD
         waited = resident.predicted_s / self.tightest_s
         there = tokens / (tokens + waited)
         resident.step_s = need.step_s * there
@@ -110,8 +148,8 @@ class Replica:
         self.sequence_tokens += need.sequence_tokens * resident.there
         self._amortised_s += resident.step_s
         stall_s = need.stall_s * self.factor
-        self.free_s = max(self.free_s, now) + stall_s
-        self.tat_s = max(self.tat_s, now) + stall_s / self.prefill_share
+        self.free_s = (self.free_s if self.free_s > now else now) + stall_s
+        self.tat_s = (self.tat_s if self.tat_s > now else now) + stall_s / self.prefill_share
         self.stalled_s += need.stall_s * self.scale
         resident.stalled_s = self.stalled_s
         resident.area = self.area

@@ -13,23 +13,25 @@ in `admission.fleet`.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 SHARED: Final = 4  # continuations from which on a block is a beginning that many share, such as a system prompt
 _POINTS: Final = 64  # of each endpoint on the ring
 _SPARE: Final = 64  # chains that may be carried in vain before they are swept
 
 
-class Chain(NamedTuple):
-    """A prompt that was sent to an address: what is left of its blocks in memory."""
+@dataclass(slots=True, eq=False)
+class Chain:
+    """A prompt that was sent to an address. left: how many of its first blocks are still in memory."""
 
     address: str
-    blocks: array[int]
+    blocks: Sequence[int]
+    left: int
 
 
 class Recent:
@@ -53,9 +55,13 @@ class Recent:
         self._forget()
 
     def use(self, address: str, blocks: Sequence[int]) -> None:
-        """These were used: 64-bit hashes, each of its block and all before it; what exceeds the capacity is cut off."""
-        blocks = blocks[: self._capacity]
-        chain = Chain(address, array("Q", blocks))
+        """These were used: 64-bit hashes, each of its block and all before it; what exceeds the capacity is cut off.
+
+        They are kept, not copied: not to be changed.
+        """
+        if len(blocks) > self._capacity:
+            blocks = blocks[: self._capacity]
+        chain = Chain(address, blocks, len(blocks))
         known = self._of
         for block in blocks:
             known[block] = chain
@@ -63,7 +69,7 @@ class Recent:
         if len(known) > self._capacity:
             self._forget()
         if len(self._chains) > 2 * self._live + _SPARE:
-            self._chains = deque(c for c in self._chains if c.blocks and known.get(c.blocks[-1]) is c)
+            self._chains = deque(c for c in self._chains if c.left and known.get(c.blocks[c.left - 1]) is c)
             self._live = len(self._chains)
 
     def depth(self, blocks: Sequence[int], most: int) -> int:
@@ -94,15 +100,10 @@ class Recent:
         known, over = self._of, len(self._of) - self._capacity
         while over > 0:
             chain = self._chains[0]
-            left = chain.blocks
-            gone = 0
-            for block in left[: -over - 1 : -1]:  # its end first, and no more than are over
-                if known.get(block) is not chain:
-                    break
-                del known[block]
-                gone += 1
-            del left[len(left) - gone :]
-            over -= gone
+            while over > 0 and chain.left and known.get(chain.blocks[chain.left - 1]) is chain:
+                chain.left -= 1  # its end first, and no more than are over
+                del known[chain.blocks[chain.left]]
+                over -= 1
             if over:  # nothing is left of it but what was used since
                 self._chains.popleft()
 
@@ -116,6 +117,7 @@ class Held:
         self._shared = Recent(1)  # beginnings after which many prompts part
         self._parted: dict[int, int] = {}  # block -> continuations seen, the one changed last at the end
         self._ring: list[tuple[int, str]] = []
+        self._places: list[int] = []  # of the ring, alone: numbers are found faster than pairs
         self._asked: Sequence[int] = ()  # whose depth was asked for last
         self._depth = 0  # of that, while nothing has changed
 
@@ -128,6 +130,7 @@ class Held:
         if self._at.keys() != capacities.keys():
             kept = [point for point in self._ring if point[1] in capacities]
             self._ring = sorted(kept + [p for a in capacities if a not in self._at for p in _points(a)])
+            self._places = [place for place, _ in self._ring]
             for address in self._at.keys() - capacities.keys():
                 del self._at[address]
         for address, capacity in capacities.items():
@@ -169,7 +172,7 @@ class Held:
         """
         if depth == len(blocks) or not self._ring or not self._shared.knows(blocks, depth):
             return None
-        return self._ring[bisect(self._ring, (blocks[depth], "")) % len(self._ring)][1]
+        return self._ring[bisect_left(self._places, blocks[depth]) % len(self._ring)][1]
 
     def _part(self, address: str, beginning: Sequence[int]) -> None:
         """A prompt leaves what is known after this beginning."""

@@ -4,16 +4,17 @@ The answering endpoint comes first, by fewest requests in flight. Then a prefill
 blocks of another one may come from other weights. So the spare endpoints of a request with remote prefill are of that
 revision too; the decode engine prefills locally when it finds that it was not among those meant.
 
-What an endpoint is changes seldom, its load with every request: `Standing` sorts out the former once, so that a pick
-reads one number of each load and takes the least. At 128 endpoints that is less than a tenth of what sorting them took.
+What an endpoint is changes seldom, its load with every request: `Standing` sorts out the former once and keeps the
+loads in order, each of which tells of its moves. A pick takes the first ones, of however many.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from plimsoll.core.picking.endpoint import DOUBTFUL, Endpoint, Load, Prompt, Role
+from plimsoll.core.picking.endpoint import DOUBTFUL, PLACES, Endpoint, Load, Prompt, Role
 
 BLOCK_TOKENS = 128  # `--block-size` of prefill and decode tiers: KV travels in whole blocks
 SPARES = 2  # further endpoints named, for a proxy that tries three times in all
@@ -32,42 +33,59 @@ class Pick(NamedTuple):
 
 
 class _Rivals:
-    """Live endpoints of one kind, with their loads."""
+    """Live endpoints of one kind, in the order of their loads."""
 
-    __slots__ = ("endpoints", "loads", "one_revision", "place")
+    __slots__ = ("_loads", "_order", "endpoints", "one_revision", "place")
 
     def __init__(self, endpoints: Iterable[Endpoint], loads: Mapping[str, Load]) -> None:
-        self.endpoints = [e for e in endpoints if e.live]
-        self.loads = [loads.get(e.address, _IDLE) for e in self.endpoints]
+        self.endpoints = list({e.address: e for e in endpoints if e.live}.values())
         self.place = {e.address: place for place, e in enumerate(self.endpoints)}
         self.one_revision = len({e.revision for e in self.endpoints}) <= 1
+        self._loads = [loads.get(e.address) or Load() for e in self.endpoints]
+        self._order: list[int] | None = None  # None: to be made anew
 
-    def keys(self) -> list[int]:
-        """What the loads come to now, in order."""
-        return [load.rank for load in self.loads]
+    def move(self, before: int, rank: int) -> None:
+        """One of the loads is another one now."""
+        order = self._order
+        if order is not None:
+            del order[bisect_left(order, before)]
+            insort(order, rank)
 
-    def only(self, revision: str, keys: list[int]) -> list[int]:
-        """The same, those of other revisions left out."""
-        if self.one_revision:
-            return keys
-        return [key if e.revision == revision else _NEVER for e, key in zip(self.endpoints, keys, strict=True)]
+    def lose(self) -> None:
+        """One of the loads tells others of its moves from now on."""
+        self._order = None
 
-    def take(self, keys: list[int], most: int, beyond: int | None = None) -> tuple[Endpoint, ...]:
-        """The least, in order, as far as they are below `beyond`; they are taken out of the keys.
+    def order(self) -> list[int]:
+        """The ranks, the least first."""
+        if self._order is None:
+            for place, load in enumerate(self._loads):
+                load.sit(self, place)
+            self._order = sorted(load.rank for load in self._loads)
+        return self._order
 
-        beyond: None for doubtful ones only if all are.
+    def least(
+        self, most: int, but: int | None = None, revision: str | None = None, beyond: int | None = None
+    ) -> tuple[Endpoint, ...]:
+        """The first of the order, as far as they are below `beyond`.
+
+        but: the place of one that is not meant. revision: the one that is meant, None for any. beyond: None for
+        doubtful ones only if all are.
         """
         taken: list[Endpoint] = []
-        while len(taken) < most:
-            least = min(keys)
+        for rank in self.order():
+            place = rank & PLACES
+            endpoint = self.endpoints[place]
+            if place == but or (revision is not None and endpoint.revision != revision):
+                continue
             if beyond is None:
-                beyond = DOUBTFUL if least < DOUBTFUL else _NEVER
-            if least >= beyond:
+                beyond = DOUBTFUL if rank < DOUBTFUL else _NEVER
+            if rank >= beyond or len(taken) == most:
                 break
-            place = keys.index(least)
-            keys[place] = _NEVER
-            taken.append(self.endpoints[place])
+            taken.append(endpoint)
         return tuple(taken)
+
+    def doubtful(self, place: int) -> bool:
+        return self._loads[place].doubtful
 
 
 class Standing:
@@ -87,15 +105,13 @@ class Standing:
         answering = self._answering
         if not answering.endpoints:
             return None
-        best, *spares = answering.take(answering.keys(), 1 + SPARES)
+        best, *spares = answering.least(1 + SPARES)
         prefill = self.prefill(best, prompt)
         if prefill is None or answering.one_revision:
             return Pick(best, tuple(spares), prefill)
         place = answering.place[best.address]
-        others = answering.only(best.revision, answering.keys())
-        others[place] = _NEVER
-        beyond = DOUBTFUL if answering.loads[place].rank < DOUBTFUL else _NEVER
-        return Pick(best, answering.take(others, SPARES, beyond), prefill)
+        beyond = _NEVER if answering.doubtful(place) else DOUBTFUL
+        return Pick(best, answering.least(SPARES, place, best.revision, beyond), prefill)
 
     def pick_at(self, address: str, prefill: str | None, prompt: Prompt) -> Pick | None:
         """As `pick`, for the endpoint at an address, with the prefill endpoint at another, or one that can be paired.
@@ -108,11 +124,7 @@ class Standing:
             return None
         best = answering.endpoints[place]
         leg = None if prefill is None else self.prefill(best, prompt, prefill)
-        keys = answering.keys()
-        if leg is not None:
-            keys = answering.only(best.revision, keys)
-        keys[place] = _NEVER
-        return Pick(best, answering.take(keys, SPARES), leg)
+        return Pick(best, answering.least(SPARES, place, None if leg is None else best.revision), leg)
 
     def prefill(self, decode: Endpoint, prompt: Prompt, wished: str | None = None) -> Endpoint | None:
         """The prefill endpoint that pays for this request, or None: less than a block has nothing to send.
@@ -125,15 +137,7 @@ class Standing:
         if rivals is None:
             return None
         place = None if wished is None else rivals.place.get(wished)
-        if place is None:
-            keys = rivals.keys()
-            place = keys.index(min(keys))
-        return rivals.endpoints[place]
-
-
-def pick(endpoints: Sequence[Endpoint], loads: Mapping[str, Load], prompt: Prompt) -> Pick | None:
-    """One pick of `Standing`."""
-    return Standing(endpoints, loads).pick(prompt)
+        return rivals.endpoints[rivals.order()[0] & PLACES if place is None else place]
 
 
 def eligible(endpoints: Iterable[Endpoint], loads: Mapping[str, Load]) -> list[Endpoint]:
