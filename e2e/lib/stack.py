@@ -40,13 +40,18 @@ def connect() -> Cluster:
 
 
 def make_namespace(cluster: Cluster, name: str) -> None:
-    """A namespace that enforces the restricted pod security standard."""
+    """A namespace that enforces the restricted pod security standard; an earlier one of that name must have gone."""
+    until(f"no namespace {name} is going", lambda: not _leaves(cluster, name), DRAIN_S)
     metadata: Object = {"name": name, "labels": RESTRICTED}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
 
+def _leaves(cluster: Cluster, name: str) -> bool:
+    return "deletionTimestamp" in (cluster.get("namespaces", name) or {"metadata": {}})["metadata"]
+
+
 def drop_namespace(cluster: Cluster, name: str) -> None:
-    """Removes a namespace, its services first.
+    """Removes a namespace, its services first; does not wait for its end, which comes seconds after that of its pods.
 
     Left to itself the namespace controller deletes the pods and then looks again after half of their grace, which is
     five minutes for engines that may finish their streams, though they are gone after seconds.
@@ -54,7 +59,7 @@ def drop_namespace(cluster: Cluster, name: str) -> None:
     if cluster.list("inferenceservices", name):  # empty, too, once the definition is gone
         cluster.delete("inferenceservices", "--all", namespace=name)
     until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
-    cluster.delete("namespace", name)
+    cluster.delete("namespace", name, wait=False)
 
 
 def install(cluster: Cluster, *extra: str, chart: Path = CHART) -> None:

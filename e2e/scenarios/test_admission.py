@@ -2,6 +2,7 @@
 
 Light engines, slowed down until one of them carries about six requests a second, so that an overload is a load that two
 cores can send. What is refused is part of every figure: goodput counts over time, never over what was let in.
+Between two scenarios of one service are those of others: an overload is called over a minute after it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -119,15 +121,28 @@ def _outcomes(gateway: Gateway, service: Service) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def gate(cluster: Cluster, namespace: str) -> Service:
-    """One replica, two classes, two tenants; all that it has to know is known."""
+def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
+    """All services of these scenarios, of which is known what has to be; at the same time, to save it."""
     tenants = [{"name": name, "weight": weight} for name, weight in TENANTS.items()]
-    admission = {"classes": [URGENT, DEFAULT], "tenants": tenants}
-    cluster.apply(_service("gate", admission=admission), namespace=namespace)
-    found = Service(cluster, namespace, "gate", stack.GATEWAY_URL)
-    found.wait_ready()
-    _learned(found)
+    made = (
+        _service("gate", admission={"classes": [URGENT, DEFAULT], "tenants": tenants}),
+        _service("spare", scale=2.0),
+        _service("main", admission={"whenFull": "Downgrade", "fallback": {"name": "spare"}}),
+        _service("fleet", most=4),
+    )
+    cluster.apply(*made, namespace=namespace)
+    found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in ("gate", "spare", "main", "fleet")}
+    for service in found.values():
+        service.wait_ready()
+    with ThreadPoolExecutor(len(found)) as pool:
+        list(pool.map(_learned, found.values()))
     return found
+
+
+@pytest.fixture
+def gate(learned: dict[str, Service]) -> Service:
+    """One replica, two classes, two tenants."""
+    return learned["gate"]
 
 
 def test_an_overload_is_cut_to_what_can_be_kept(gate: Service, gateway: Gateway) -> None:
@@ -153,8 +168,34 @@ def test_an_overload_is_cut_to_what_can_be_kept(gate: Service, gateway: Gateway)
     assert not _unfair(load.ledger.records), _lines(_unfair(load.ledger.records))
     assert kept >= 0.95 * len(admitted)
     assert goodput >= 0.8 * knee
-    gate.wait_told("Admitting", TELLS_S, status="True")
-    assert gate.wait_events("SheddingStopped")
+
+
+def test_what_has_no_room_goes_to_the_fallback(learned: dict[str, Service], gateway: Gateway) -> None:
+    """While the fallback has room nothing is refused, and its answers say whose they are."""
+    main, spare = learned["main"], learned["spare"]
+    before, served = _outcomes(gateway, main), spare.metrics("serve")
+    started = time.time()
+    with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
+        pause(SETTLED_S)
+        answers = Counter(_model_of(main, n) for n in range(20))
+    outcomes = _outcomes(gateway, main) - before
+    taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
+    print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
+    print(f"models of 20 answers {dict(answers)}; the fallback served {taken:.0f}")
+    assert not load.ledger.failures, load.ledger.explain()
+    assert outcomes["Downgraded"] > 0
+    assert taken == outcomes["Downgraded"]
+    assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
+    assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
+
+
+def _model_of(service: Service, n: int) -> str:
+    """Whose answer one more request gets, by its own word."""
+    words = unique_text(WORDS, f"whose {time.time()} {n}")
+    asked = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{service.url}/v1/completions", json=asked, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["model"])
 
 
 MIX = (("urgent", "ops", 2.0), ("default", "large", 5.5), ("default", "small", 5.5))  # class, tenant, requests/s
@@ -173,6 +214,7 @@ def test_the_urgent_get_in_and_tenants_have_their_shares(gate: Service, gateway:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
     seconds, before = 70.0, _outcomes(gateway, gate)
     gate.wait_told("Admitting", TELLS_S, status="True")
+    assert gate.wait_events("SheddingStopped"), "of the overload before"
     _let_leave_room(gate, "80%")
     started = time.time()
     ledger = Load(gate.target, poisson(sum(rate for *_, rate in MIX), seconds, _mixed, seed=3)).run()
@@ -200,74 +242,10 @@ def _let_leave_room(service: Service, fill: str) -> None:
     service.cluster.patch(labels.PLURAL, service.name, service.namespace, {"spec": {"admission": admission}})
 
 
-def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
-    """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
-    sdks.need("openai")
-    gate.wait_told("Admitting", TELLS_S, status="True")
-    argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
-    with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
-        pause(SETTLED_S)
-        env = {**os.environ, "NO_PROXY": "*"}
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    users = json.loads(done.stdout.splitlines()[-1])
-    told = [user for user in users if user["waits"] and user["waits"][0] is not None]
-    came_back = [user for user in told if user["answered"]]
-    first_time = sum(user["statuses"][1:2] == [200] for user in told)
-    print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
-    print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")
-    assert told, "nobody was told to come back: that was no overload"
-    assert all(status in (200, 429, 503) for user in users for status in user["statuses"])
-    assert len(came_back) >= 0.9 * len(told)
-
-
-def test_what_has_no_room_goes_to_the_fallback(
-    cluster: Cluster, namespace: str, service: Callable[[str], Service], gateway: Gateway
-) -> None:
-    """While the fallback has room nothing is refused, and its answers say whose they are."""
-    downgrade = {"whenFull": "Downgrade", "fallback": {"name": "spare"}}
-    cluster.apply(_service("spare", scale=2.0), _service("main", admission=downgrade), namespace=namespace)
-    main, spare = service("main"), service("spare")
-    for one in (spare, main):
-        one.wait_ready()
-    _learned(spare)
-    _learned(main)
-    before, served = _outcomes(gateway, main), spare.metrics("serve")
-    started = time.time()
-    with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
-        pause(SETTLED_S)
-        answers = Counter(_model_of(main, n) for n in range(20))
-    outcomes = _outcomes(gateway, main) - before
-    taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
-    print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
-    print(f"models of 20 answers {dict(answers)}; the fallback served {taken:.0f}")
-    assert not load.ledger.failures, load.ledger.explain()
-    assert outcomes["Downgraded"] > 0
-    assert taken == outcomes["Downgraded"]
-    assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
-    assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
-    for name in ("main", "spare"):
-        cluster.kubectl("delete", "plim", name, "-n", namespace)
-
-
-def _model_of(service: Service, n: int) -> str:
-    """Whose answer one more request gets, by its own word."""
-    words = unique_text(WORDS, f"whose {time.time()} {n}")
-    asked = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
-    answer = httpx.post(f"{service.url}/v1/completions", json=asked, timeout=60, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["model"])
-
-
-@pytest.fixture(scope="module")
-def fleet(cluster: Cluster, namespace: str) -> Iterator[Service]:
+@pytest.fixture
+def fleet(learned: dict[str, Service]) -> Service:
     """A fleet that needs two replicas or three for what it gets."""
-    cluster.apply(_service("fleet", most=4), namespace=namespace)
-    found = Service(cluster, namespace, "fleet", stack.GATEWAY_URL)
-    found.wait_ready()
-    _learned(found)
-    yield found
-    cluster.kubectl("delete", "plim", "fleet", "-n", namespace)
+    return learned["fleet"]
 
 
 def _settled(service: Service, seconds: float = 40.0) -> int:
@@ -325,3 +303,24 @@ def test_a_gateway_that_begins_anew_is_no_fall_in_demand(fleet: Service, cluster
     assert min(seen) * _knee(fleet) >= OVERLOAD
     assert not _unfair(after), _lines(_unfair(after))
     assert len(failed) <= 0.02 * len(after)
+
+
+def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
+    """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
+    sdks.need("openai")
+    gate.wait_told("Admitting", TELLS_S, status="True")
+    argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
+    with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
+        pause(SETTLED_S)
+        env = {**os.environ, "NO_PROXY": "*"}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    users = json.loads(done.stdout.splitlines()[-1])
+    told = [user for user in users if user["waits"] and user["waits"][0] is not None]
+    came_back = [user for user in told if user["answered"]]
+    first_time = sum(user["statuses"][1:2] == [200] for user in told)
+    print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
+    print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")
+    assert told, "nobody was told to come back: that was no overload"
+    assert all(status in (200, 429, 503) for user in users for status in user["statuses"])
+    assert len(came_back) >= 0.9 * len(told)

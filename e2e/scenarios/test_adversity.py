@@ -1,4 +1,4 @@
-"""What goes wrong while a fleet moves: silence in mid-burst, pods that fit nowhere, a user who changes the spec.
+"""What goes wrong while a fleet moves: silence in mid-burst, pods that fit nowhere, a changed spec, a slow fabric.
 
 The packets that are lost are the operator's alone, on the node: clients reach the gateway, and the gateway the engines.
 """
@@ -6,19 +6,26 @@ The packets that are lost are the operator's alone, on the node: clients reach t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 
 import pytest
 
 from e2e.lib import light, stack
+from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Load, OpenLoop, poisson
+from e2e.lib.metrics import Gateway, prompt_sources
 from e2e.lib.node import unheard
 from e2e.lib.service import LAUNCHER_PORT, Service
 from e2e.lib.wait import until
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
+from plimsoll.core.transfer import BAND
 
 PICKER_PORT = 8081
 ABOUT = contract().paths["about"]
@@ -28,6 +35,13 @@ LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
 HIGHER = 16.0  # more than two carry, also once the engines are known
 HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
 GROWS_S = 90.0
+TRANSFER_RATE = 2e8  # bytes/s between engines: a prompt token takes three times as long as computing it
+KV_BYTES = 131_072  # of a token, by the light engine's profile
+FAR_RATE, FAR_S = 1.5, 15.0
+FIGURES = (
+    r"moving a prompt token takes ([\d.e+]+) us \([\d.e+]+ us of it posting\), "
+    r"computing it at the decode tier ([\d.e+]+) us: give both tiers an RDMA device$"
+)
 SHRINKS_S = 180.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
 
 
@@ -45,14 +59,35 @@ def _serves(service: Service, tier: str, replicas: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet(cluster: Cluster, namespace: str) -> Iterator[Service]:
-    """One tier that knows its load line."""
-    cluster.apply(light.fleet("silenced", {"serve": light.bounds(1, 6)}), namespace=namespace)
-    found = Service(cluster, namespace, "silenced", stack.GATEWAY_URL)
-    found.wait_ready()
-    light.learned(found, _steady(LOW, "learn", seed=1))
-    yield found
-    cluster.kubectl("delete", "plim", "silenced", "-n", namespace)
+def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
+    """All services of these scenarios, of which is known what has to be; at the same time, to save it."""
+    crowded = {"prefill": light.bounds(1, 3, pod=_alone("crowded", "prefill")), "decode": light.bounds(1, 3)}
+    one_each = {"prefill": light.bounds(1, 1), "decode": light.bounds(1, 1)}
+    made = (
+        light.fleet("silenced", {"serve": light.bounds(1, 6)}),
+        light.fleet("crowded", crowded, max_num_seqs=8),
+        light.fleet("changing", {"serve": light.bounds(1, 2, rollout={"maxSurge": 3})}),
+        light.fleet("far", one_each, transfer_rate=TRANSFER_RATE),
+    )
+    plans = {
+        "silenced": _steady(LOW, "learn", seed=1),
+        "crowded": poisson(0.5, 200, _crowding(), seed=3),
+        "changing": _steady(LOW, "changing", seed=5),
+        "far": _steady(FAR_RATE, "far", seed=7),
+    }
+    cluster.apply(*made, namespace=namespace)
+    found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in plans}
+    for service in found.values():
+        service.wait_ready()
+    with ThreadPoolExecutor(len(found)) as pool:
+        list(pool.map(light.learned, found.values(), plans.values()))
+    return found
+
+
+@pytest.fixture
+def fleet(learned: dict[str, Service]) -> Service:
+    """One tier."""
+    return learned["silenced"]
 
 
 @dataclass(frozen=True)
@@ -102,17 +137,14 @@ def _alone(name: str, tier: str) -> Object:
     return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}}
 
 
-def test_a_pod_that_fits_nowhere_stops_no_other_tier(
-    cluster: Cluster, namespace: str, service: Callable[[str], Service]
-) -> None:
+def _crowding() -> Callable[[int], Prompt]:
+    return light.prompts("crowded", 2000, 60)
+
+
+def test_a_pod_that_fits_nowhere_stops_no_other_tier(learned: dict[str, Service]) -> None:
     """Prefill needs more and cannot have it; decode gets what it needs meanwhile."""
-    tiers = {"prefill": light.bounds(1, 3, pod=_alone("crowded", "prefill")), "decode": light.bounds(1, 3)}
-    cluster.apply(light.fleet("crowded", tiers, max_num_seqs=8), namespace=namespace)
-    crowded = service("crowded")
-    crowded.wait_ready()
-    prompts = light.prompts("crowded", 2000, 60)
-    light.learned(crowded, poisson(0.5, 200, prompts, seed=3))
-    with Load(crowded.target, poisson(6.0, 200, prompts, seed=4)) as load:
+    crowded = learned["crowded"]
+    with Load(crowded.target, poisson(6.0, 200, _crowding(), seed=4)) as load:
         limited = crowded.wait_told("ScalingLimited", GROWS_S, status="True", reason="Unschedulable")
         _serves(crowded, "decode", 2)
         prefill = light.desired(crowded, "prefill"), len(crowded.ready_pods("prefill"))
@@ -126,18 +158,11 @@ def test_a_pod_that_fits_nowhere_stops_no_other_tier(
     assert limited["message"].startswith("prefill: ")
     assert "fit on no node" in limited["message"]
     assert limited["message"] in event
-    cluster.kubectl("delete", "plim", "crowded", "-n", namespace)
 
 
-def test_a_spec_that_changes_while_scaling_is_taken_up(
-    cluster: Cluster, namespace: str, service: Callable[[str], Service]
-) -> None:
+def test_a_spec_that_changes_while_scaling_is_taken_up(learned: dict[str, Service]) -> None:
     """Bounds, promise and engine arguments, one after the other, under a load that wants more than there is."""
-    rollout = {"maxSurge": 3}
-    cluster.apply(light.fleet("changing", {"serve": light.bounds(1, 2, rollout=rollout)}), namespace=namespace)
-    changing = service("changing")
-    changing.wait_ready()
-    light.learned(changing, _steady(LOW, "changing", seed=5))
+    changing = learned["changing"]
     with Load(changing.target, _steady(HIGHER, "changing", seed=6)) as load:
         changing.wait_told("ScalingLimited", GROWS_S, status="True", reason="AtMaximum")
         _change(changing, {"tiers": {"serve": light.bounds(1, 6)}})
@@ -157,7 +182,6 @@ def test_a_spec_that_changes_while_scaling_is_taken_up(
     assert not lost, light.lines(lost)
     assert "tpot" in hopeless.lower()
     assert min(before, after) >= 3
-    cluster.kubectl("delete", "plim", "changing", "-n", namespace)
 
 
 def _change(service: Service, spec: Object) -> None:
@@ -170,3 +194,26 @@ def _rolled_out(service: Service, slots: int) -> bool:
         json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ABOUT)) for pod in service.ready_pods()
     ]
     return bool(told) and all(about["limits"]["max_sequences"] == slots for about in told)
+
+
+def test_a_fabric_that_is_too_dear_is_told_and_gone_round(learned: dict[str, Service], gateway: Gateway) -> None:
+    """Since its first prompts were moved, minutes ago, hardly any was: what is known of the fabric holds."""
+    far = learned["far"]
+    told, before = far.condition("PrefillReady"), gateway.prefills(far.key)
+    ledger = Load(far.target, poisson(FAR_RATE, FAR_S, light.prompts("gone round", WORDS, TOKENS), seed=8)).run()
+    roads, in_all = gateway.prefills(far.key) - before, gateway.prefills(far.key)
+    sources = prompt_sources(far.metrics("decode"))
+    ago_s = time.time() - datetime.fromisoformat(told["lastTransitionTime"]).timestamp()
+    print(f"told {ago_s:.0f} s ago: {told['message']}")
+    print(f"{ledger.summary()}; {dict(roads)}, in all {dict(in_all)}; prompt tokens of the decode tier {sources}")
+    figures = re.search(FIGURES, told["message"])
+    assert (told["status"], told["reason"]) == ("True", "TransferSlow")
+    assert figures, told["message"]
+    moving_us, computing_us = map(float, figures.groups())
+    assert moving_us >= 1e6 * KV_BYTES / TRANSFER_RATE > BAND * computing_us
+    assert [e["message"] for e in far.events() if e["reason"] == "TransferSlow"] == [told["message"]]
+    assert far.condition("PrefillReady") == told
+    assert far.condition("Ready")["status"] == "True"
+    assert not ledger.failures, ledger.explain()
+    assert in_all["remote"] > roads["remote"], "nothing was ever moved"
+    assert roads["local"] >= 0.9 * len(ledger.records)

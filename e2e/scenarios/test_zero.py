@@ -1,6 +1,7 @@
 """A service that nobody asks runs nothing, and loses nothing: to zero after its last request, and back with the next.
 
-A light engine whose start takes a while, so that whoever comes while nothing runs has to be held for it.
+Light engines whose start takes a while, so that whoever comes while nothing runs has to be held for it. One tier and a
+pair side by side, to save time: the tiers of a pair go together, and come back together.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import pytest
+
+from e2e.lib import light, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
@@ -26,12 +31,13 @@ ENGINE = {
 }
 ASLEEP_S = 90.0  # a hold of about the horizon, the pod's end, and a busy machine
 STAYS_S = 20.0
+TIERS = {"one": ("serve",), "pair": ("prefill", "decode")}
 
 
-def _sleeper(name: str) -> Object:
-    tiers = {"serve": {"minReplicas": 0, "maxReplicas": 2, "gpus": 0}}
+def _sleeper(name: str, tiers: tuple[str, ...]) -> Object:
+    bounds = {tier: light.bounds(0, 2, gpus=0) for tier in tiers}
     slo = {"ttft": f"{TTFT_S:g}s", "tpot": "80ms"}
-    made = manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=slo)
+    made = manifest(name, bounds, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=slo)
     made["spec"]["admission"] = {"classes": [{"name": "default", "holdFor": "120s"}]}
     made["spec"]["scaling"] = {"missCost": 0, "horizon": f"{HORIZON_S}s"}
     return made
@@ -59,39 +65,43 @@ def _sheds(outcomes: Counter[str]) -> dict[str, int]:
     return {name: n for name, n in outcomes.items() if name.startswith("Shed") and n}
 
 
-def test_to_zero_and_back(
-    cluster: Cluster, namespace: str, service: Callable[[str], Service], gateway: Gateway
-) -> None:
-    """It is Ready all the while: the next request waits for an engine, and is answered by it."""
-    cluster.apply(_sleeper("sleeper"), namespace=namespace)
-    sleeper, ready = service("sleeper"), []
+def _desired(service: Service) -> list[int]:
+    """The replicas of its tiers."""
+    return [int(tier["desired"]) for tier in service.status()["tiers"].values()]
+
+
+def _through(sleeper: Service, gateway: Gateway) -> list[str]:
+    """To zero, where it stays, back for one request and to zero again; Ready all the while. What was seen."""
+    said, ready, wanted = [], [], []
     until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 120)
-    awake = Load(sleeper.target, poisson(1.0, 30, _prompts("awake"), seed=6), patience_s=PATIENCE_S).run()
+    awake = Load(sleeper.target, poisson(1.0, 30, _prompts(sleeper.name), seed=6), patience_s=PATIENCE_S).run()
     assert not awake.failures, awake.explain()
 
     def asleep() -> bool:
         ready.append(is_true(sleeper.get(), "Ready"))
-        return not sleeper.pods() and int(sleeper.status()["tiers"]["serve"]["desired"]) == 0
+        wanted.append(_desired(sleeper))
+        return not sleeper.pods() and not any(wanted[-1])
 
     quiet, slept = time.time(), _times(sleeper, "ScaledToZero")
     until("it runs nothing", asleep, ASLEEP_S)
     asleep_s = time.time() - quiet
     until("that it sleeps is told", lambda: _times(sleeper, "ScaledToZero") > slept, 30)
     told = [e["message"] for e in sleeper.events() if e["reason"] == "ScaledToZero"]
-    print(f"nothing runs {asleep_s:.0f} s after the last answer: {told[-1]}")
+    said.append(f"nothing runs {asleep_s:.0f} s after the last answer: {told[-1]}")
     assert "no request for" in told[-1]
     assert sleeper.condition("Ready")["reason"] == "ScaledToZero"
     for _ in range(int(STAYS_S)):
         pause(1.0)
         assert asleep(), "it did not stay there"
 
-    woken, before = _times(sleeper, "ScaledFromZero"), _outcomes(gateway, sleeper)
-    one = OpenLoop([Arrival(0.0, _prompts("wake")(0))])
+    woken, before, roads = _times(sleeper, "ScaledFromZero"), _outcomes(gateway, sleeper), gateway.prefills(sleeper.key)
+    one = OpenLoop([Arrival(0.0, _prompts(f"wake {sleeper.name}")(0))])
     (record,) = Load(sleeper.target, one, patience_s=PATIENCE_S).run().records
     ready.append(is_true(sleeper.get(), "Ready"))
-    outcomes = _outcomes(gateway, sleeper) - before
-    print(f"the next request: {record.status}, first token after {record.ttft_s} s; {dict(outcomes)}")
+    outcomes, roads = _outcomes(gateway, sleeper) - before, gateway.prefills(sleeper.key) - roads
+    said.append(f"the next: {record.status}, first token after {record.ttft_s} s; {dict(outcomes)}, {dict(roads)}")
     assert record.ok, record.detail
+    assert record.finish_reason == "length"
     assert (record.ttft_s or 0.0) > TTFT_S, "an engine was there already"
     assert outcomes["Held"] == 1
     assert not _sheds(outcomes)
@@ -99,9 +109,28 @@ def test_to_zero_and_back(
 
     most = 0
     for _ in range(int(2 * HORIZON_S)):
-        most = max(most, int(sleeper.status()["tiers"]["serve"]["desired"]))
+        wanted.append(_desired(sleeper))
+        most = max(most, *wanted[-1])
         pause(1.0)
-    assert most <= 1, "what waited for the start passed for a lack of engines"
+    assert most == 1, "what waited for the start passed for a lack of engines"
     until("it sleeps again", asleep, ASLEEP_S)
+    said.append(f"wanted {Counter(map(tuple, wanted))}")
+    assert all(any(tiers) == all(tiers) for tiers in wanted), "one tier slept without the other"
     assert all(ready), f"Ready was false in {ready.count(False)} of {len(ready)} looks"
-    cluster.kubectl("delete", "plim", "sleeper", "-n", namespace)
+    return said
+
+
+@pytest.fixture(scope="module")
+def seen(cluster: Cluster, namespace: str, gateway: Gateway) -> dict[str, Future[list[str]]]:
+    """What both did, once both are through."""
+    cluster.apply(*(_sleeper(name, tiers) for name, tiers in TIERS.items()), namespace=namespace)
+    with ThreadPoolExecutor(len(TIERS)) as pool:
+        return {
+            name: pool.submit(_through, Service(cluster, namespace, name, stack.GATEWAY_URL), gateway) for name in TIERS
+        }
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_to_zero_and_back(name: str, seen: dict[str, Future[list[str]]]) -> None:
+    """The next request waits for an engine of each tier that answers, and is answered by it."""
+    print("\n".join(seen[name].result()))

@@ -315,6 +315,13 @@ def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_ev
     [words] = told - {None}
     assert words is not None
     assert "RDMA" in words
+    for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is dear to move
+        now_s = NOW_S + 60.0 * minute
+        world.scaler.hear_engine(key, Role.DECODE, replace(reading, at_s=now_s))
+        world.scaler.decide(now_s)
+        report = world.scaler.report(key)
+        assert report is not None
+        assert report.slow_transfer == words, f"forgotten after {minute} minutes"
 
 
 class Rotten(dict[str, object]):

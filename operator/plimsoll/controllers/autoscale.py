@@ -100,7 +100,7 @@ class _Known:
     uid: str  # of the object: another one of the same name begins anew
     kept: object  # what an earlier process had learned, as the status has it
     met_s: float
-    transfer: Verdict | Unknown | None = None
+    transfer: Verdict | None = None
     transfer_s: float = -math.inf  # when it was last judged
     starting: set[str] = field(default_factory=set)
     report: Report | None = None
@@ -138,7 +138,10 @@ class _Known:
         return Silence(now_s - self.heard_s > SILENT_SECONDS, mute)
 
     def judge_transfer(self, moved: Moved, now_s: float) -> None:
-        """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them."""
+        """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them.
+
+        A verdict holds until there is another: where moving is dear gates move little, and too little tells nothing.
+        """
         if 0.0 <= now_s - self.transfer_s < TRANSFER_SECONDS:
             return
         self.transfer_s = now_s
@@ -147,13 +150,14 @@ class _Known:
             return
         took_s = computing_s(tier.model, workload, tier.limits.token_budget)
         if not isinstance(took_s, Unknown):
-            before = not isinstance(self.transfer, Verdict) or self.transfer.pays
-            self.transfer = judge(moved, took_s, before)
+            found = judge(moved, took_s, self.transfer is None or self.transfer.pays)
+            if not isinstance(found, Unknown):
+                self.transfer = found
 
     @property
     def slow_transfer(self) -> str | None:
         """Why remote prefill does not pay; None where it does, or where that is not known."""
-        return self.transfer.words if isinstance(self.transfer, Verdict) and not self.transfer.pays else None
+        return self.transfer.words if self.transfer is not None and not self.transfer.pays else None
 
     def rests(self, raw: Object, now_s: float) -> bool:
         """Nothing has come since the last look, nothing is under way, and the user wants what was wanted then."""
