@@ -59,8 +59,8 @@ def load(requests: int, per_s: float, seed: int, prompt: float = 1200.0, output:
     return found
 
 
-def leaks(own: Profile, sent: Sequence[Sent], separate: bool) -> dict[str, int]:
-    """Tokens asked for less those handled, and blocks still held, after all have ended; and how many were preempted."""
+def played(own: Profile, sent: Sequence[Sent], separate: bool) -> list[Engine]:
+    """The engines that handled all of it: one for all, or one that prefills and one that decodes."""
     hardware = plant(own)
     if separate:
         engines = [hardware.engine(role, Random(0)) for role in (Role.PREFILL, Role.DECODE)]
@@ -68,13 +68,16 @@ def leaks(own: Profile, sent: Sequence[Sent], separate: bool) -> dict[str, int]:
     else:
         engines = [hardware.engine(Role.SERVE, Random(0))]
         alone(hardware, sent, engines[0])
+    return engines
+
+
+def leaks(sent: Sequence[Sent], engines: Sequence[Engine]) -> dict[str, int]:
+    """Tokens asked for less those handled, and blocks still held, after all have ended; and how many were preempted."""
     meters = [one.meters for one in engines]
-    prompts = sum(one.prompt for one in sent)
+    prompts, first = sum(one.prompt for one in sent), len(engines) - 1  # tokens of each that the other makes anew
     return {
         "prompt tokens": len(engines) * prompts - sum(one.local + one.cached + one.moved for one in meters),
-        "output tokens": sum(one.output for one in sent)
-        + (len(sent) if separate else 0)
-        - sum(m.generated for m in meters),
+        "output tokens": sum(one.output + first for one in sent) - sum(one.generated for one in meters),
         "blocks": sum(one.blocks.total - one.blocks.free for one in engines),
         "busy engines": sum(not one.idle for one in engines),
         "preemptions": sum(one.preemptions for one in meters),
@@ -185,7 +188,7 @@ def checks() -> list[Check]:
     }
     found = []
     for name, (hardware, sent, separate) in scenes.items():
-        left = leaks(hardware, sent, separate)
+        left = leaks(sent, played(hardware, sent, separate))
         for kind in ("prompt tokens", "output tokens", "blocks", "busy engines"):
             found.append(Check("conservation laws", f"{name}: {kind} left", left[kind], 0.0, "", left))
     seen, law = little(own, load(3000, 18.0, 4), 0.02)

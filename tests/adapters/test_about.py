@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.adapters.about import MAX_BYTES, Start, parse
 from plimsoll.core import roofline
+from plimsoll.core.calibration.belief import unknown
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.ladder import choose
 from plimsoll.core.ports import About, Ladder
@@ -193,11 +194,35 @@ json_values = st.recursive(
 )
 
 
+# What is read of each part of the document.
+OF_THE_ENGINE = {
+    "engine": ("engine",),
+    "engine_version": ("engine_version",),
+    "accelerator": ("accelerator", "gpus"),
+    "limits": ("max_sequences", "kv_tokens", "token_budget", "block_tokens", "max_model_len"),
+    "config": ("config",),
+    "ladder": ("ladder",),
+}
+OF_ITS_START = {
+    "phase": "phase", "phase_seconds": "phase_s", "phases": "phases", "ready": "ready", "draining": "draining",
+}  # fmt: skip
+
+
 @given(st.dictionaries(st.sampled_from(tuple(WHOLE)), json_values))
-def test_whatever_an_engine_says_can_be_chosen_from(changes: dict[str, Any]) -> None:
-    raw = json.dumps({**WHOLE, **changes, "version": 1}).encode()
-    about, _ = parse(raw)
-    assert isinstance(choose(about), tuple | Unknown)
+def test_whatever_stands_in_one_part_the_others_are_read_and_a_choice_is_made_or_refused(
+    changes: dict[str, Any],
+) -> None:
+    (about, start), (whole, started) = read(**{**changes, "version": 1}), read()
+    for part in OF_THE_ENGINE.keys() - changes.keys():
+        for name in OF_THE_ENGINE[part]:
+            assert getattr(about, name) == getattr(whole, name)
+    for part in OF_ITS_START.keys() - changes.keys():
+        assert getattr(start, OF_ITS_START[part]) == getattr(started, OF_ITS_START[part])
+    found = choose(about)
+    if isinstance(found, Unknown):
+        assert 0 < len(found.why) < 500
+    else:
+        assert unknown(*found).prior == found[0]
 
 
 @given(st.binary(max_size=300) | json_values.map(lambda value: json.dumps(value).encode()))

@@ -291,3 +291,4 @@ async def test_it_runs_until_it_is_cancelled() -> None:
         await heard.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()

@@ -22,7 +22,7 @@ from tests.core.test_autoscaler import ABOUT, MIX, SLO, START_S
 HORIZON_S = 10.0
 TAKES_S = 2  # of a request, in an engine
 STARTS_S = 8  # until a replica serves
-LONG_S = 200  # of virtual time: twenty holds
+LONG_S = 120  # of virtual time: twelve holds
 
 
 class Sleeper:

@@ -27,16 +27,22 @@ OWN = profile.load("h200-8b")
     ids=["roomy", "short of blocks", "few slots, small chunks"],
 )
 def test_tokens_and_blocks_come_out_even(own: Profile, seed: int, separate: bool) -> None:
-    left = laws.leaks(own, laws.load(300, 25.0, seed), separate)
+    sent = laws.load(300, 25.0, seed)
+    left = laws.leaks(sent, laws.played(own, sent, separate))
     assert {**left, "preemptions": 0} == dict.fromkeys(left, 0)
     if own.kv_tokens == 60_000:
         assert left["preemptions"] > 0
 
 
-def test_the_laws_see_a_token_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_laws_see_a_request_that_is_lost_or_made_up(separate: bool) -> None:
     sent = laws.load(20, 25.0, 1)
-    monkeypatch.setattr("plimsoll.sim.meters.Meters.first", lambda *_: None)
-    assert laws.leaks(OWN, sent, False)["prompt tokens"] == sum(one.prompt for one in sent)
+    engines = laws.played(OWN, sent[:-1], separate)
+    lost, made_up = laws.leaks(sent, engines), laws.leaks(sent[:-2], engines)
+    assert lost["prompt tokens"] == len(engines) * sent[-1].prompt
+    assert made_up["prompt tokens"] == -len(engines) * sent[-2].prompt
+    assert lost["output tokens"] == sent[-1].output + separate
+    assert made_up["output tokens"] == -sent[-2].output - separate
 
 
 def test_the_mean_number_in_the_engine_is_littles() -> None:

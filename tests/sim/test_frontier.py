@@ -165,8 +165,19 @@ def test_a_schedule_is_shaped_until_nothing_can_be_left_out() -> None:
 
 
 def test_where_nothing_attains_it_the_most_is_taken() -> None:
-    word = frontier.achievable(ONE, Field(frontier.playing(Plant()), (0,)), 0.999, 8).word
-    registry.parse(word, ONE.scene)
+    ran: list[tuple[float, float]] = []
+
+    def short(word: str, seed: int) -> dict[str, Any]:
+        registry.parse(word, ONE.scene)
+        found = {**_by_replicas(word, seed), "attainment_offered": 0.9 if "@3" in word else 0.5}
+        ran.append((found["attainment_offered"], found["gpu_hours"]))
+        return found
+
+    taken = frontier.achievable(ONE, Field(frontier.playing(short), (0,)), 0.999, 8)
+    most = sorted(cost for attained, cost in ran if attained == 0.9)
+    assert most[0] < most[-1]
+    assert (taken.attainment, taken.gpu_hours) == (0.9, most[0])
+    assert any(attained == 0.5 and cost < most[0] for attained, cost in ran)
 
 
 def test_a_cap_for_the_promise_is_below_slots_and_cache() -> None:
