@@ -7,18 +7,23 @@ two cores. Its steps are slowed down (SCALE) until a load that two cores can sen
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
-from e2e.lib import stack
+from e2e.lib import light, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
-from e2e.lib.ledger import Outcome
-from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.ledger import Ledger, Outcome
+from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
+from e2e.lib.metrics import Gateway
 from e2e.lib.node import audit
 from e2e.lib.operator import Operator, figure, heard_at, read_at
 from e2e.lib.service import Service, manifest
@@ -35,6 +40,10 @@ ENGINE = {
 SLO = {"ttft": "2s", "tpot": "80ms"}
 QUIET_S = 3.0  # whoever comes after it is known by it
 SETTLES_S = 30.0  # all engines of the step are there by then
+STREAM_TOKENS = 1500  # of about 40 ms: a stream outlasts the decision to give its engine back
+SHORT = 1.0  # requests/s while engines leave
+ON_ITS_WAY_S = 1.0  # for what was picked before an engine was unrouted
+DRAINS_S = 180.0
 GROWS_S = 120.0  # horizon, a tick, and a busy machine
 
 
@@ -77,8 +86,74 @@ def _heard_until_ordered(operator: Operator, fleet: Service) -> list[Object]:
     return list(told.values())
 
 
-def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster) -> None:
-    """Up in one go while the load lasts, down after it; what is refused is refused while engines start, and told so."""
+@dataclass(frozen=True)
+class Back:
+    """What became of the streams that were open when a fleet gave back replicas.
+
+    told: the Event. open: streams by pod when it was decided. counts: of each pod that went, the requests that it had
+    ever had, again and again from when it was unrouted until it was gone. short: those that came meanwhile.
+    """
+
+    told: str
+    open: Counter[str]
+    counts: dict[str, list[int]]
+    streams: Ledger
+    short: Ledger
+
+
+def _given_back(fleet: Service, gateway: Gateway, most: int) -> Back:
+    """No load but long streams, on all replicas and not alike on all; once replicas are given back, short ones."""
+    known = {e["metadata"]["name"] for e in fleet.events()}
+    long, begin = light.prompts("long", 50, STREAM_TOKENS), Counter[str]()
+    streams = Load(fleet.target, OpenLoop([Arrival(0.0, long(n)) for n in range(4 * most + 1)]))
+
+    def given_back() -> bool:
+        nonlocal begin
+        found = gateway.in_flight(fleet.key)
+        if _desired(fleet) < most:
+            return True
+        begin = found
+        return False
+
+    with streams:
+        until("the fleet gives back what it does not need", given_back, 300)
+        with Load(fleet.target, poisson(SHORT, 300, light.prompts("short", 50, OUTPUT_TOKENS), seed=4)) as short:
+            new = until("it is told", lambda: [e for e in _downs(fleet) if e["metadata"]["name"] not in known])
+            told = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
+            going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", told)
+            until("those that go are unrouted", lambda: not _routed(gateway, fleet) & set(going))
+            pause(ON_ITS_WAY_S)
+            counts: dict[str, list[int]] = {pod: [] for pod in going}
+            until("they are gone", lambda: not [pod for pod in going if _count(fleet, pod, counts[pod])], DRAINS_S)
+    return Back(told, begin, counts, streams.ledger, short.ledger)
+
+
+def _downs(fleet: Service) -> list[Object]:
+    return [e for e in fleet.events() if e["reason"] == "ScaledDown"]
+
+
+def _routed(gateway: Gateway, fleet: Service) -> set[str]:
+    """The pods that some gateway would pick."""
+    return {e["pod"] for told in gateway.services(fleet.key) for e in told["endpoints"] if e["routable"]}
+
+
+def _count(fleet: Service, pod: str, counts: list[int]) -> bool:
+    """Whether a pod is there still; adds the requests that it has had, as long as it tells."""
+    try:
+        page = fleet.engine_metrics(pod)
+    except httpx.HTTPError:
+        return pod in {one["metadata"]["name"] for one in fleet.pods()}
+    names = [f"vllm:{name}" for name in ("request_success_total", "num_requests_running", "num_requests_waiting")]
+    if page.names("vllm:").issuperset(names):  # the launcher still tells of itself when its engine has ended
+        counts.append(int(sum(page.total(name) for name in names)))
+    return True
+
+
+def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gateway: Gateway) -> None:
+    """Up in one go while the load lasts, down after it; what is refused is refused while engines start, and told so.
+
+    The emptiest replicas go. They end their streams, to the last token, and get no other request.
+    """
     operator = Operator(cluster, stack.SYSTEM)
     prompts = _prompts("step")
     low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
@@ -92,10 +167,10 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster) -> No
         told_s = time.time() - started
         until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, GROWS_S)
         served = time.time()
+        until("all engines serve that are wanted", lambda: len(fleet.ready_pods("serve")) == _desired(fleet), GROWS_S)
     most = _desired(fleet)
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
-    until("the fleet gives back what it does not need", lambda: _desired(fleet) < most, 300)
-    down = [e["message"] for e in fleet.wait_events("ScaledDown")]
+    back = _given_back(fleet, gateway, most)
     sent = min(r.sent_at for r in load.ledger.records)
     saw = next(one for one in heard if figure(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
@@ -103,11 +178,20 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster) -> No
     times = {"read": read_at(saw), "decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
-    print("\n".join([*up, *down]))
+    print("\n".join([*up, back.told]))
+    looks = {pod: f"{len(seen)} looks, requests {set(seen)}" for pod, seen in back.counts.items()}
+    print(f"open streams {dict(back.open)}; those that go {looks}; {back.streams.summary()}; {back.short.summary()}")
     assert most > before
     assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
     assert all("serve" in message and "->" in message and "knee" in message for message in up)
     assert not low.failures, low.explain()
+    assert not back.streams.failures, back.streams.explain()
+    assert not back.short.failures, back.short.explain()
+    going = [back.open[pod] for pod in back.counts]
+    assert 0 < max(going) <= min(streams for pod, streams in back.open.items() if pod not in back.counts)
+    for pod, counts in back.counts.items():
+        assert counts, f"{pod} was gone before it was looked at"
+        assert set(counts) == {counts[0]}, f"{pod} took more after it was unrouted"
     late = [r for r in load.ledger.failures if r.outcome is not Outcome.REFUSED or r.sent_at > served + SETTLES_S]
     assert not late, load.ledger.explain()
 
