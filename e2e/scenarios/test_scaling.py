@@ -41,6 +41,7 @@ SLO = {"ttft": "2s", "tpot": "80ms"}
 QUIET_S = 3.0  # whoever comes after it is known by it
 SETTLES_S = 30.0  # all engines of the step are there by then
 STREAM_TOKENS = 1500  # of about 40 ms: a stream outlasts the decision to give its engine back
+STREAMS = 5  # for each replica, so that also the slowest, to which fewest go, has one
 SHORT = 1.0  # requests/s while engines leave
 ON_ITS_WAY_S = 1.0  # for what was picked before an engine was unrouted
 DRAINS_S = 180.0
@@ -105,7 +106,7 @@ def _given_back(fleet: Service, gateway: Gateway, most: int) -> Back:
     """No load but long streams, on all replicas and not alike on all; once replicas are given back, short ones."""
     known = {e["metadata"]["name"] for e in fleet.events()}
     long, begin = light.prompts("long", 50, STREAM_TOKENS), Counter[str]()
-    streams = Load(fleet.target, OpenLoop([Arrival(0.0, long(n)) for n in range(4 * most + 1)]))
+    streams = Load(fleet.target, OpenLoop([Arrival(0.0, long(n)) for n in range(STREAMS * most + 1)]))
 
     def given_back() -> bool:
         nonlocal begin
@@ -187,6 +188,7 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gatew
     assert not low.failures, low.explain()
     assert not back.streams.failures, back.streams.explain()
     assert not back.short.failures, back.short.explain()
+    assert back.counts, "no ready replica was chosen"
     going = [back.open[pod] for pod in back.counts]
     assert 0 < max(going) <= min(streams for pod, streams in back.open.items() if pod not in back.counts)
     for pod, counts in back.counts.items():
