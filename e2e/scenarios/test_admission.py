@@ -128,10 +128,10 @@ def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
         _service("gate", admission={"classes": [URGENT, DEFAULT], "tenants": tenants}),
         _service("spare", scale=2.0),
         _service("main", admission={"whenFull": "Downgrade", "fallback": {"name": "spare"}}),
-        _service("fleet", most=4),
+        _service("crew", most=4),
     )
     cluster.apply(*made, namespace=namespace)
-    found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in ("gate", "spare", "main", "fleet")}
+    found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in ("gate", "spare", "main", "crew")}
     for service in found.values():
         service.wait_ready()
     with ThreadPoolExecutor(len(found)) as pool:
@@ -245,7 +245,7 @@ def _let_leave_room(service: Service, fill: str) -> None:
 @pytest.fixture
 def fleet(learned: dict[str, Service]) -> Service:
     """A fleet that needs two replicas or three for what it gets."""
-    return learned["fleet"]
+    return learned["crew"]
 
 
 def _settled(service: Service, seconds: float = 40.0) -> int:

@@ -85,8 +85,8 @@ class Taught:
 @pytest.fixture(scope="module")
 def taught(cluster: Cluster, namespace: str, operator: Operator, three: None) -> Iterator[Taught]:
     """One replica behind three gateways, all of which know what it carries."""
-    cluster.apply(light.fleet("gate", {"serve": light.bounds(1, 1)}), namespace=namespace)
-    found = Service(cluster, namespace, "gate", stack.GATEWAY_URL)
+    cluster.apply(light.fleet("trio", {"serve": light.bounds(1, 1)}), namespace=namespace)
+    found = Service(cluster, namespace, "trio", stack.GATEWAY_URL)
     found.wait_ready()
     until("all that gateways and engines tell is heard", lambda: _heard_whole(operator, found))
     with Load(found.target, poisson(LIGHT, LIGHT_S, _mixed, seed=1)) as load:
@@ -95,7 +95,7 @@ def taught(cluster: Cluster, namespace: str, operator: Operator, three: None) ->
         told.append(until("the operator has heard the end of it", lambda: _heard_end(operator, found), 20))
     light.knows(found)
     yield Taught(found, load.ledger.records, told)
-    cluster.kubectl("delete", "plim", "gate", "-n", namespace)
+    cluster.kubectl("delete", "plim", "trio", "-n", namespace)
 
 
 @pytest.fixture(scope="module")
