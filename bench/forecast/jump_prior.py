@@ -7,8 +7,10 @@ Idea: five minute-level series out of three sources, each counted as one service
 from a minute is the largest minute within L after it over the mean of the five minutes up to it; what is tabled is the
 share of minutes from which growth exceeds a factor. Sums over a minute hold the chance of few requests as well as the
 change of their rate; both are load that comes without notice, so neither is taken out. Minutes at less than a tenth of
-the series' mean are left out: growth from nearly nothing is a start from zero. The weight of the prior, in seconds of
-own history, comes from how much the five differ (method of moments for a Gamma prior).
+the series' mean are left out: growth from nearly nothing is a start from zero. The weight of the prior at each factor,
+in seconds of own history, comes from how much the five differ there (method of moments for a Gamma prior): services
+differ more in how often load doubles than in how often it grows tenfold. Below a doubling it is that of a doubling:
+what a minute's sum grows by there is chance as much as change, in which all five are alike.
 
 Nothing else is in it: no other trace may be added without taking it out of every evaluation.
 
@@ -36,7 +38,7 @@ Series = NDArray[np.float64]
 
 HORIZONS_MIN = (1, 2, 4, 10)
 FACTORS = (1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
-WEIGHED_AT = 2.0  # the factor at which the series' difference is taken: a doubling takes a further replica anywhere
+DOUBLED = 2.0
 LEVEL_MIN = 5
 QUIET = 0.1  # of the mean; below it a minute is no start for growth
 
@@ -63,8 +65,10 @@ EXCEEDANCE: Final = (
 {rows}
 )
 
-# WEIGHT_S[h]: seconds of a service's own history that count as much as the prior.
-WEIGHT_S: Final = {weights}
+# WEIGHT_S[h][k]: seconds of a service's own history that count as much as the prior for growth past FACTORS[k].
+WEIGHT_S: Final = (
+{weights}
+)
 '''
 
 
@@ -92,25 +96,31 @@ def exceedance(series: list[Series], horizon_min: int) -> Series:
     return np.array([[np.mean(growth(one, horizon_min) > factor) for factor in FACTORS] for one in series])
 
 
-def weight_s(shares: Series, horizon_min: int) -> float:
-    """Seconds of history that the prior is worth: mean / variance of the rate over the series, a Gamma prior's rate.
+def weight_s(shares: Series, horizon_min: int) -> Series:
+    """Seconds of history that the prior is worth at each factor: mean / variance of the rate over the series, which is
+    a Gamma prior's rate.
 
-    shares: each series' share of starts with growth above one factor; shape (series,).
+    shares: each series' share of starts with growth above each factor; shape (series, factors). Shape (factors,).
     """
-    return float(60 * horizon_min * shares.mean() / shares.var(ddof=1))
+    found = 60 * horizon_min * shares.mean(axis=0) / shares.var(axis=0, ddof=1)
+    doubled = FACTORS.index(DOUBLED)
+    found[:doubled] = found[doubled]
+    return np.asarray(found)
 
 
 def render(series: list[Series]) -> str:
     """The text of `jumps.py`."""
     tables = [exceedance(series, horizon) for horizon in HORIZONS_MIN]
     rows = [", ".join(f"{share:.4f}" for share in table.mean(axis=0)) for table in tables]
-    at = FACTORS.index(WEIGHED_AT)
-    weights = [round(weight_s(table[:, at], h), -1) for table, h in zip(tables, HORIZONS_MIN, strict=True)]
+    weights = [
+        ", ".join(f"{weight:.0f}.0" for weight in np.round(weight_s(table, horizon), -1))
+        for table, horizon in zip(tables, HORIZONS_MIN, strict=True)
+    ]
     return _TEMPLATE.format(
         horizons=tuple(60.0 * horizon for horizon in HORIZONS_MIN),
         factors=FACTORS,
         rows="\n".join(f"    ({row})," for row in rows),
-        weights=tuple(weights),
+        weights="\n".join(f"    ({row})," for row in weights),
     )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from plimsoll.core.forecast.level import Estimate, rise
@@ -86,8 +88,8 @@ def drawn_up(
     """
     lowest = _lowest(minutes)
     sure = tuple(
-        _sure_row(row, length, length / (n + weight_s / MINUTE_S))
-        for length, n, row, weight_s in zip(_MINUTES, windows, exceeded, WEIGHT_S, strict=True)
+        _sure_row(row, length, n, weights_s)
+        for length, n, row, weights_s in zip(_MINUTES, windows, exceeded, WEIGHT_S, strict=True)
     )
     highest = max([work for work in _lately(minutes, KEPT)[::3] if work == work], default=-math.inf)
     return Growth(minute, gpu_s, covered_s, minutes, windows, exceeded, lowest, sure, highest)
@@ -193,14 +195,19 @@ def sure_factor(growth: Growth, horizon_s: float, quantile: float) -> float:
     return within[beyond] + part * (within[beyond + 1] - within[beyond])
 
 
-def _sure_row(row: tuple[float, ...], length: int, scale: float) -> tuple[float, ...]:
+def _sure_row(row: tuple[float, ...], length: int, windows: float, weights_s: tuple[float, ...]) -> tuple[float, ...]:
     found = []
-    for count in row:  # counts never rise along the factors, so after a 0 come only more
+    for count, weight_s in zip(row, weights_s, strict=True):  # counts never rise, so after a 0 come only more
         least = _at_least(count / length) if count else 0.0
         if not least:
             break
-        found.append(scale * least)
-    return (*found, *_NONE[len(found) :])
+        found.append(length * least / (windows + weight_s / MINUTE_S))
+    return (*falling(found), *_NONE[len(found) :])
+
+
+def falling(shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares that never rise along the factors: what grows past one factor has grown past all before it."""
+    return tuple(accumulate(reversed(shares), max))[::-1]
 
 
 def _at_least(count: float) -> float:

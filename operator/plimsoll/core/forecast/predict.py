@@ -17,8 +17,8 @@ from statistics import NormalDist
 from typing import Final
 
 from plimsoll.core.forecast import growth, level, season
+from plimsoll.core.forecast.spare import history
 from plimsoll.core.forecast.state import State, Unknown
-from plimsoll.core.jumps import WEIGHT_S
 
 STALE_S: Final = 600.0  # the longest horizon that growth is counted for; beyond it nothing known is recent
 SURELY_NONE: Final = 0.99  # probability of no request at all in the horizon from which on the answer is 0
@@ -31,8 +31,7 @@ class Forecast:
     """Work in GPU-seconds per second: what to size for, and its parts, which sum to it.
 
     season: what the shape of day or week foretells beyond the trend. error: the level's standard error. age_s: of the
-    last sample. history: share of own history, against the prior, in what is known of growth, 0 to 1. changed_s_ago:
-    since the level last leapt. memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as
+    last sample. history: as in `spare.history`. changed_s_ago: since the level last leapt. memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as
     much as it learns. ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a
     reserve that is there is kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
     """
@@ -78,7 +77,6 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
         return Unknown(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
     parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile)
-    own_s = growth.history_s(state.past, horizon_s)
     level_, trend, shape, burst, doubt = parts
     return Forecast(
         level_ + trend + shape + burst + doubt,
@@ -87,7 +85,7 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
         horizon_s=horizon_s,
         quantile=quantile,
         age_s=age_s,
-        history=own_s / (own_s + growth.interpolate(WEIGHT_S, horizon_s)),
+        history=history(state, horizon_s),
         memory=min(1.0, state.mean.covered_s / level.MEMORY_S),
         ordinary=growth.ordinary(state.past, level_),
         standing=growth.standing(state.past, level_, reach_s),

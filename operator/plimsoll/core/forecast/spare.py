@@ -7,7 +7,9 @@ Idea: newsvendor. Let P(x) be the probability that work leaps past x within the 
 so without a further replica the work between the n replicas' capacity and the n + 1 replicas' is missed for L after it:
 over L, the expected missed work is L times the integral of P over that range. Missed work, in requests, times missCost
 times the GPU-seconds of a request is the saving; L GPU-seconds are the price, whatever the replica does in them.
-P is the prior's, weighed with own history as a Gamma prior is: (weight * prior + history * own) / (weight + history).
+P is the prior's, weighed with own history as a Gamma prior is: (weight * prior + history * own) / (weight + history),
+each factor with a weight of its own, since services differ in how often load doubles more than in how often it grows
+tenfold: one leap by six is no reason to expect one every quarter of an hour.
 
 MISS_COST, the default: the saving of a replica that is needed for sure is missCost * u * L, u the share of a replica's
 time that requests in promise take, so the replica is bought while the probability that it is needed is above
@@ -30,6 +32,7 @@ from plimsoll.core.forecast.state import State
 from plimsoll.core.jumps import EXCEEDANCE, FACTORS, WEIGHT_S
 
 MISS_COST: Final = 25.0
+_DOUBLED: Final = FACTORS.index(2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +96,24 @@ def odds(state: State, horizon_s: float) -> Odds:
     if not 0.0 <= horizon_s < math.inf:
         raise ValueError(f"a horizon is a finite number of seconds, zero or more, not {horizon_s}")
     own_s = growth.history_s(state.past, horizon_s)
-    weight_s = growth.interpolate(WEIGHT_S, horizon_s)
-    part = own_s / (own_s + weight_s)
-    prior, own = _prior(horizon_s), growth.shares(state.past, horizon_s)
-    mixed = tuple(p + part * (o - p) for p, o in zip(prior, own, strict=True))
-    return Odds(horizon_s, FACTORS, mixed, part)
+    prior, weights_s = _prior(horizon_s)
+    own = growth.shares(state.past, horizon_s)
+    parts = [own_s / (own_s + weight_s) for weight_s in weights_s]
+    mixed = growth.falling([p + part * (o - p) for p, part, o in zip(prior, parts, own, strict=True)])
+    return Odds(horizon_s, FACTORS, mixed, parts[_DOUBLED])
+
+
+def history(state: State, horizon_s: float) -> float:
+    """Share of own history, against the prior, in what is known of a load that doubles within the horizon, 0 to 1."""
+    own_s = growth.history_s(state.past, horizon_s)
+    return own_s / (own_s + _prior(horizon_s)[1][_DOUBLED])
 
 
 @lru_cache(256)  # the start-up times of a fleet
-def _prior(horizon_s: float) -> tuple[float, ...]:
-    return growth.across(EXCEEDANCE, horizon_s)
+def _prior(horizon_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Shares past each factor, and the seconds of own history that each is worth."""
+    weights_s = tuple(growth.interpolate(at, horizon_s) for at in zip(*WEIGHT_S, strict=True))
+    return growth.across(EXCEEDANCE, horizon_s), weights_s
 
 
 def spare_worth(

@@ -67,7 +67,7 @@ def _watch(course: Course, now_s: float) -> None:
     if course.held is not None or isinstance(need, Unknown):
         course.keep("returns", known._replace(idle=()))
         return
-    counts = seen.replicas, seen.ready, need.replicas, course.release
+    counts = seen.replicas, seen.ready, need.filled, course.release
     course.keep("returns", returns.tried(known, *counts, course.bounds[0], seen.horizon_s, now_s))
 
 

@@ -55,6 +55,12 @@ class Need:
     infeasible: Infeasible | None = None
     short: float = 1.0
 
+    @property
+    def filled(self) -> int:
+        """Replicas of those needed that the forecast fills by more than half."""
+        line = self.replica_work * (1.0 - self.headroom) / self.short
+        return filled(self.rate_per_s * self.request_gpu_s, line, self.replicas)
+
     def used(self, work: float, replicas: int) -> float:
         """Share of so many replicas' load line that this work (GPU-seconds per second) takes; any work is too much
         where they carry none."""
@@ -62,6 +68,12 @@ class Need:
         if line > 0.0:
             return work / line
         return math.inf if work > 0.0 else 0.0
+
+
+def filled(work: float, line: float, most: int) -> int:
+    """Replicas that carry `line` each and that so much work (GPU-seconds per second) fills by more than half, at most
+    `most`."""
+    return min(most, math.floor(work / line + 0.5)) if work < line * most else most
 
 
 @dataclass(frozen=True, slots=True)

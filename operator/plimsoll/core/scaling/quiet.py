@@ -218,12 +218,15 @@ def _returns(fleet: _Fleet, release: Floats, stays: Flags, now_s: float) -> list
     known = [tier.state.returns for tier in fleet.tiers]
     served = np.array([one.served for one in known]).reshape(fleet.shape)
     idle = np.array([bool(one.idle) for one in known]).reshape(fleet.shape)
-    reached = np.maximum(np.minimum(served, fleet.before), fleet.need)
+    line = fleet.replica_work * (1.0 - fleet.headroom)
+    with np.errstate(all="ignore"):  # what is not known does not stay
+        need = np.minimum(fleet.need, np.floor(fleet.seen.work / line + 0.5))
+    reached = np.maximum(np.minimum(served, fleet.before), need)
     moves = idle | (reached != served) | (np.maximum(np.maximum(release, fleet.least), 1.0) < reached)
     for place in np.flatnonzero(stays[:, None] & moves).tolist():
-        tier, need, left = fleet.tiers[place], int(fleet.need.flat[place]), int(release.flat[place])
+        tier, reach, left = fleet.tiers[place], int(need.flat[place]), int(release.flat[place])
         before, least = tier.replicas, tier.policy.min_replicas
-        known[place] = tried(known[place], before, before, need, left, least, tier.horizon_s, now_s)
+        known[place] = tried(known[place], before, before, reach, left, least, tier.horizon_s, now_s)
     return known
 
 
