@@ -148,7 +148,7 @@ def standing(growth: Growth, level: float, reach_s: float) -> float:
     The level itself while it has risen within the last two reaches, for leaps come in rows and who is let go must start
     again; the ordinary level once it has stood for so long.
     """
-    return level if level > RISEN * lowest_lately(growth, reach_s) else min(level, growth.lowest)
+    return min(level, growth.lowest)
 
 
 def lowest_lately(growth: Growth, reach_s: float) -> float:

@@ -100,7 +100,7 @@ def outlook(
     work = np.where(silent, 0.0, foretold + burst + doubt)
     some = np.where(silent, 0.0, level_)
     ordinary = np.minimum(some, lowest)
-    standing = np.where(some > growth.RISEN * lately, some, ordinary)
+    standing = ordinary
     memory = np.minimum(1.0, seen[:, MEAN] / level.MEMORY_S)
     work, doubt, error = (np.where(some > 0.0, part, 0.0) for part in (work, doubt, error))
     return Outlook(np.where(known, work, np.nan), some, doubt, memory, error, ordinary, standing, age_s)
