@@ -12,8 +12,8 @@ longer, those that ended are the short ones, yet the tokens of the others are co
 answer is at least as long as it is by now: an engine with more than it can carry ends none for the better part of a
 minute, and is the one that must be known. Where prompts that arrive, or tokens that are made, show surely that another
 mix comes, all that ended before the last half minute is forgotten: a mixture of the two mixes has lengths that no load
-has, and the former one would be half of what is known for minutes. Cached tokens are a share of each prompt, the same for all: engines count
-them only in sum.
+has, and the former one would be half of what is known for minutes. Cached tokens are a share of each prompt, the same
+for all: engines count them only in sum.
 """
 
 from __future__ import annotations
