@@ -126,6 +126,8 @@ def need(course: Course, policy: Policy, pause: Pause | Unknown) -> None:
         extra += f", {spare} more against a leap ({_worth(course.worth)})"
     elif warm:
         extra += f", {warm} more warm"
+    if (standing := min(seen.replicas, course.release) - max(course.up, sized.release + warm)) > 0:
+        extra += f"; {standing} more kept against a leap"
     if told := last(course, pause, policy.miss_cost):
         extra += f"; {told}"
     line = sized.replica_work / sized.request_gpu_s
