@@ -255,6 +255,26 @@ def test_what_was_judged_is_told_by_some_gateways_and_asked_of_none() -> None:
             chat(document)
 
 
+def test_which_pace_was_promised_to_how_many_is_told_by_some_gateways_and_asked_of_none() -> None:
+    judged = {"judged": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    document = v3()
+    document["services"]["team/chat"]["promise"] = judged
+    assert chat(document).paced is None
+    told = {"targets_s": [0.03, 0.2], "answers": [5, 4]}
+    document["services"]["team/chat"]["promise"] = judged | {"tpot": told}
+    assert chat(document).paced == {0.03: 5.0, 0.2: 4.0}
+    for broken in (
+        {"answers": [5, 5]},
+        {"answers": [5]},
+        {"answers": [-1, 3]},
+        {"targets_s": [0.2, 0.2]},
+        {"targets_s": [0.0, 0.2]},
+    ):
+        document["services"]["team/chat"]["promise"] = judged | {"tpot": told | broken}
+        with pytest.raises(ValueError, match=r"pace|tpot"):
+            chat(document)
+
+
 def test_keys_of_a_later_release_are_passed_over() -> None:
     assert chat(changed("services.team/chat.waiting", 3)) == chat(V2)
 

@@ -14,14 +14,16 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
+from plimsoll.core.autoscaler.service import missed_share
 from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.buckets import LATENCY_EDGES_S, from_sparse, index
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.knee import profile
 from plimsoll.core.latency import StepModel
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Ladder
+from plimsoll.core.ports import About, Judged, Ladder
 from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.sizing import Sizing, size
@@ -315,6 +317,17 @@ def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None
     silent = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
     assert fleet.run(silent, 400).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
+
+
+def test_what_a_class_may_wait_for_is_not_missed_by_the_promise_of_the_others() -> None:
+    """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
+    soon, late = (index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
+    waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
+    told = replace(heard(5.0), ttft=waited, shed_share=0.02)
+    assert missed_share(told, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
+    assert missed_share(replace(told, judged=Judged(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
+    assert missed_share(replace(told, judged=Judged(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.05)
+    assert missed_share(replace(told, judged=Judged(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.1)
 
 
 def test_one_slow_first_request_orders_no_replica() -> None:

@@ -131,7 +131,7 @@ def make(
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(_conditions(service, seen, wish, last, silent)),
         tiers={name: _tier(service, seen, name, last, now_s) for name in service.tiers} if sized else {},
-        slo=promise.figures(seen, wish.slo, last.slo) if wish.slo is not None else {},
+        slo=promise.figures(seen, wish.slo, wish.promised, last.slo) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
         last_decision=_decision(made[-1]) if made else None,
@@ -155,7 +155,8 @@ def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: S
         return
     yield _metrics(seen, silent)
     yield _feasible(service)
-    yield promise.condition(seen, wish.slo, next((c for c in old.conditions if c.type is Type.SLO_MET), None))
+    before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
+    yield promise.condition(seen, wish.slo, wish.promised, before)
     yield _limited(service.last.decision)
     yield _admitting(service, seen, old)
 

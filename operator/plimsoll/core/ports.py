@@ -78,10 +78,12 @@ class ServiceReading:
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
     ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered; judged:
-    those of these of which something was promised. waiting: requests held now, and held_work_s their GPU-seconds.
+    those of these of which something was promised; paced: how many of those were promised which time per output token
+    (s), the rest none. waiting: requests held now, and held_work_s their GPU-seconds.
     ticket_work_s: GPU-seconds of those told to come back, until they are due. units: sequences that it may have at each
     engine; in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests at each engine now,
-    by pod. A gateway of an older release tells neither tokens nor ttft_s, e2e_s or judged nor anything of admission.
+    by pod. A gateway of an older release tells neither tokens nor ttft_s, e2e_s, judged or paced nor anything of
+    admission.
     """
 
     arrived: float
@@ -101,6 +103,7 @@ class ServiceReading:
     inflight: Mapping[str, int] = field(default_factory=dict)
     e2e_s: Buckets | None = None
     judged: Judged | None = None
+    paced: Mapping[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
 
     `ttft` and `e2e` (to an answer's last byte) are histograms over `LATENCY_EDGES_S`: indices of the buckets that are
     not empty, and the counts in these. `promise`: answers held against the targets of their class, each by the length
-    of its prompt, and those of them that missed any, the TTFT, the e2e.
+    of its prompt, and those of them that missed any, the TTFT, the e2e; `tpot`: how many of them were promised which
+    pace, which only engines see.
     `admission`: requests held now and their GPU-seconds; GPU-seconds of those told to come back, until they are due;
     most sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
     """

@@ -44,3 +44,9 @@ class Wish:
     headroom: float = 0.0
     horizon_s: float | None = None
     classes: tuple[ClassPolicy, ...] = ()
+
+    @property
+    def promised(self) -> tuple[Slo, ...]:
+        """Of each class of requests, or the one of all; none where nothing is promised."""
+        whole = () if self.slo is None else (self.slo,)
+        return tuple(one.slo for one in self.classes) or whole

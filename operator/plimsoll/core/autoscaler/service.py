@@ -381,10 +381,19 @@ def missed_share(heard: Heard, slo: Slo) -> float | None:
     if heard.ttft is None or slo.ttft_s is None:
         return shed if shed else None
     tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
-    met = buckets.share_below(heard.ttft, slo.deadlines(tokens).first_s)
+    met = _in_time(heard, slo.deadlines(tokens).first_s)
     if met is None:  # nobody was answered
         return shed or None
     return min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
+
+
+def _in_time(heard: Heard, first_s: float) -> float | None:
+    """Share of the answers whose first token was in time: each by its own class and prompt, as gateways tell it; by
+    first_s, that of a mean prompt, where they do not. None of no answers."""
+    assert heard.ttft is not None
+    if heard.judged is None or heard.judged.answers <= 0.0:
+        return buckets.share_below(heard.ttft, first_s)
+    return 1.0 - min(1.0, heard.judged.ttft / heard.judged.answers)
 
 
 def _fraction(need: Need, replicas: int) -> float:
