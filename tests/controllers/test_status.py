@@ -62,6 +62,8 @@ def test_ready_means_that_a_gateway_lists_an_endpoint() -> None:
     assert (unknown.status, unknown.reason) == ("Unknown", Reason.NO_GATEWAY)
     none = by_type(status.conditions(sight(routable=None, gateways_present=0)))[Type.READY]
     assert (none.status, none.reason) == ("False", Reason.NO_GATEWAY)
+    said = by_type(status.conditions(sight(routable=None, gateways_say="it has not got the objects")))[Type.READY]
+    assert said.message.startswith("no gateway replica is of use: it has not got the objects; look at it with: kubectl")
 
 
 def test_a_dead_prefill_tier_does_not_make_the_service_unready() -> None:

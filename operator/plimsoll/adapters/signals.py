@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from plimsoll.core import buckets
-from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading
+from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading, Taken
 
 ROUTABLE_ROLES = ("decode", "serve")
 
@@ -82,6 +82,12 @@ class _Admission(msgspec.Struct):
 _NO_ADMISSION = _Admission(0, 0.0, 0, {})
 
 
+class _Object(msgspec.Struct):
+    version: Annotated[str, msgspec.Meta(max_length=300)]
+    gated: bool
+    unread: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+
 class _Service(msgspec.Struct):
     endpoints: list[_Endpoint]
     requests: _Requests
@@ -89,6 +95,7 @@ class _Service(msgspec.Struct):
     admission: _Admission | None = None  # from version 3 on
     e2e: _Histogram | None = None  # of version 3, but not of its first gateways; readers before that pass over it
     promise: _Promise | None = None  # likewise
+    object: _Object | None = None  # likewise
 
 
 class _Document(msgspec.Struct):
@@ -154,6 +161,7 @@ def _service(name: str, read: _Service) -> ServiceReading:
         in_use=admission.in_use,
         outcomes=admission.outcomes,
         inflight={e.pod: e.inflight for e in read.endpoints},
+        taken=None if read.object is None else Taken(read.object.version, read.object.gated, read.object.unread),
     )
 
 

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import memory, promise
+from plimsoll.controllers.hearing import Silence
 from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
 from plimsoll.core.autoscaler.service import Told
@@ -36,13 +37,6 @@ _LIMITS: Final = {
     Limit.BUDGET: Reason.BUDGET_EXHAUSTED,
     Limit.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
 }
-
-
-class Silence(NamedTuple):
-    """Who has told nothing for a while: all gateways; tiers of which no ready engine does, in their order."""
-
-    gateways: bool = False
-    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: S
     before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
     yield promise.condition(seen, wish.slo, wish.promised, before)
     yield _limited(service.last.decision)
-    yield _admitting(service, seen, old)
+    yield _admitting(service, seen, old, silent)
 
 
 def _active(service: Service, wish: Wish) -> Condition:
@@ -213,11 +207,13 @@ def _feasible(service: Service) -> Condition:
     return Condition(Type.SLO_FEASIBLE, None, Reason.NOT_MEASURED, "the tiers' load lines are not known yet")
 
 
-def _admitting(service: Service, seen: Seen, old: Report) -> Condition:
+def _admitting(service: Service, seen: Seen, old: Report, silent: Silence) -> Condition:
     """Whether all that comes is let in; the figures are those of the moment at which it turned."""
     shedding = sheds(seen, old)
+    if silent.behind is not None:
+        return Condition(Type.ADMITTING, None, Reason.GATEWAYS_BEHIND, silent.behind)
     before = next((c for c in old.conditions if c.type is Type.ADMITTING), None)
-    if before is not None and before.holds is not shedding:
+    if before is not None and before.holds is (not shedding):
         return before
     if not shedding:
         return Condition(Type.ADMITTING, True, Reason.LETTING_ALL_IN, "nothing is refused")
