@@ -28,6 +28,7 @@ from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, 
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.sizing import Sizing, size
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import Variant
 
 START_S = 1.8e9
 SLO = Slo(0.95, ttft_s=2.0, tpot_s=0.05)
@@ -271,6 +272,27 @@ def test_how_far_to_look_ahead_follows_every_start_at_once() -> None:
         before_s = service.horizon_s("serve", asked)
     restore(service, to_dict(Service.of([Role.SERVE])))
     assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
+
+
+def test_what_is_ordered_decides_whose_starts_are_looked_ahead_by_over_a_restart_and_a_roll_back() -> None:
+    old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
+    service, asked = Service.of([Role.SERVE]), wish()
+
+    def ordered(variant: Variant) -> float:
+        service.hear(Seen(heard(1.0), {"serve": TierSeen(1, 1, variant=variant)}), asked, START_S)
+        return service.horizon_s("serve", asked)
+
+    ordered(old)
+    for _ in range(5):
+        service.started("serve", [("load", 20.0)], old)
+    known_s = ordered(old)
+    assert ordered(new) > 1.5 * known_s
+    service.started("serve", [("load", 60.0)], new)
+    assert ordered(new) > 60.0
+    kept, service = to_dict(service), Service.of([Role.SERVE])
+    restore(service, json.loads(json.dumps(kept)))
+    assert service.horizon_s("serve", asked) == pytest.approx(ordered(new), rel=1e-4)
+    assert ordered(old) == pytest.approx(known_s, rel=1e-4)
 
 
 def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:

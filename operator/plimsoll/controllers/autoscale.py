@@ -37,6 +37,7 @@ from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.scaling.leaving import load
 from plimsoll.core.signals import Heard, Listener
 from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
+from plimsoll.core.variants import Variant
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
@@ -107,6 +108,7 @@ class _Known:
     horizon_s: float | None = None  # as the user last had it
     hearing: Hearing = field(default_factory=Hearing)
     arrived: dict[str, float] = field(default_factory=dict)  # as each gateway last counted
+    variants: dict[str, tuple[Object, Variant]] = field(default_factory=dict)  # of each tier, and what told it
     rest_s: float = -math.inf  # until when nothing need be decided
     failed_s: float = -math.inf  # when an error last kept it from being decided
     seen_raw: Object | None = None
@@ -123,6 +125,13 @@ class _Known:
         for gone in self.arrived.keys() - set(gateways):
             del self.arrived[gone]
         self.starting &= set(pods)
+
+    def variant(self, tier: str, deployment: Object) -> Variant:
+        """What a tier's new pods are made of; read when its Deployment is another one than before."""
+        before = self.variants.get(tier)
+        if before is None or before[0] is not deployment:
+            before = self.variants[tier] = deployment, starts.variant(deployment["spec"].get("template") or {})
+        return before[1]
 
     def judge_transfer(self, moved: Moved, now_s: float) -> None:
         """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them.
@@ -355,12 +364,13 @@ class Autoscaler:
                 told = self._sources.start(pod_name)
                 if starts.told_whole(told) or starts.ready_for_s(pod, now_s) > PATIENCE_SECONDS:
                     known.starting.discard(pod_name)
-                    known.service.started(name, starts.took(pod, told))
+                    known.service.started(name, starts.took(pod, told), starts.variant(pod))
         return TierSeen(
             replicas=int(live["spec"].get("replicas", 1)),
             ready=len(ready),
             starting=tuple(starts.starting(p, self._sources.start(p["metadata"]["name"])) for p in waiting),
             about=next(filter(None, map(self._sources.about, ready)), None),
+            variant=known.variant(name, live),
         )
 
     def _deployment(self, raw: Object, tier: str) -> Object | None:

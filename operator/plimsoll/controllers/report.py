@@ -29,6 +29,7 @@ from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecisio
 Object = dict[str, Any]
 
 SHED: Final = 0.01  # share of requests refused from which on it is called shedding
+MOST_VARIANT: Final = 1024  # characters
 LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
 
 _LIMITS: Final = {
@@ -329,11 +330,13 @@ def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
 
 
 def _starts(tier: Tier) -> Object:
+    words = tier.starts.present.words
     return {
+        **({"variant": words[:MOST_VARIANT]} if words else {}),
         "phases": [
             {"name": name, "p50": promise.duration(q.p50_s), "p90": promise.duration(q.p90_s)}
             for name, q in tier.ledger.quantiles
-        ]
+        ],
     }
 
 

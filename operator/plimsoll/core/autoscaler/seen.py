@@ -11,16 +11,19 @@ from plimsoll.core.ports import About
 from plimsoll.core.scaling import Policy
 from plimsoll.core.signals import Heard
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import UNKNOWN, Variant
 
 
 @dataclass(frozen=True, slots=True)
 class TierSeen:
-    """One tier as the cluster shows it. replicas: ordered. about: of an engine that has told, None before any has."""
+    """One tier as the cluster shows it. replicas: ordered. about: of an engine that has told, None before any has.
+    variant: what is ordered now."""
 
     replicas: int
     ready: int
     starting: tuple[Starting, ...] = ()
     about: About | None = None
+    variant: Variant = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

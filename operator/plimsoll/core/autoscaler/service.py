@@ -18,7 +18,7 @@ from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
-from plimsoll.core.lifecycle import Eta, eta, record
+from plimsoll.core.lifecycle import Eta, eta
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
     Ask,
@@ -35,6 +35,7 @@ from plimsoll.core.scaling import (
 from plimsoll.core.scaling.observation import MEASURED_S
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import UNKNOWN, Variant, becomes, started
 from plimsoll.core.workload import Workload
 
 TICK_S: Final = 1.0
@@ -90,10 +91,10 @@ class Service:
         """Is it time to look at a tier?"""
         return any([tier.due(now_s) for tier in self.tiers.values()])
 
-    def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
+    def started(self, tier: str, took_s: Sequence[tuple[str, float]], variant: Variant = UNKNOWN) -> None:
         """An engine has become ready; its phases in order with their seconds. Nonsense is not recorded."""
         if took_s and all(0.0 <= seconds < 86400.0 for _, seconds in took_s):
-            self.tiers[tier].ledger = record(self.tiers[tier].ledger, took_s)
+            self.tiers[tier].starts = started(self.tiers[tier].starts, variant, took_s)
 
     def hear(self, seen: Seen, wish: Wish, now_s: float) -> None:
         """Take in one tick's news: engines, lengths, speeds, arrivals, misses."""
@@ -101,6 +102,8 @@ class Service:
             self.workload = seen.heard.workload
         for name, tier in self.tiers.items():
             there = seen.tiers.get(name)
+            if there is not None:
+                tier.starts = becomes(tier.starts, there.variant)
             if there is not None and there.about is not None and self.watch.news(name, there.about):
                 tier.meet(there.about)
                 self.watch.met(name, there.about)

@@ -29,6 +29,7 @@ from plimsoll.core.ports import About
 from plimsoll.core.scaling import Line, line
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import Ledgers
 from plimsoll.core.workload import Workload
 
 PESSIMISM: Final = 0.75  # quantile of the posterior to size on: of the models believed one in four is slower
@@ -48,6 +49,7 @@ LAYERS: Final = 32
 FIRST_LEDGER: Final = prior(10e9, 0.0, 16e9, 1e9, 2e9)
 
 _TELLING: Final = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+NO_STARTS: Final = Ledgers(FIRST_LEDGER)
 NO_DEMAND: Final = forecast.State()
 NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 
@@ -92,7 +94,7 @@ class Tier:
     """Lives as long as its service. line: what sizing uses; Unknown says what is missing."""
 
     role: Role
-    ledger: Ledger = FIRST_LEDGER
+    starts: Ledgers = NO_STARTS
     demand: forecast.State = NO_DEMAND
     key: EngineKey | None = None
     posterior: Posterior | None = None
@@ -108,14 +110,19 @@ class Tier:
     _arrival_cv2: float = field(default=1.0, repr=False)
     _basis: _Basis | None = field(default=None, repr=False)
     _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
-    _start: tuple[Ledger, float] | None = field(default=None, repr=False)
+    _start: tuple[Ledgers, float] | None = field(default=None, repr=False)
     _even: tuple[float, float, StepModel] | None = field(default=None, repr=False)  # since when, until, their mean
+
+    @property
+    def ledger(self) -> Ledger:
+        """Start-up times of what is ordered now."""
+        return self.starts.ledger
 
     @property
     def start_s(self) -> float:
         """The ledger's horizon, seconds."""
-        if self._start is None or self._start[0] is not self.ledger:
-            self._start = self.ledger, self.ledger.horizon_s
+        if self._start is None or self._start[0] is not self.starts:
+            self._start = self.starts, self.ledger.horizon_s
         return self._start[1]
 
     def meet(self, about: About) -> None:
