@@ -57,7 +57,7 @@ class Sight:
     url: str = ""
     report: Report | None = None  # of the autoscaler, None before its first word
     sleeps: bool = False  # may have no replica at all
-    fallback: tuple[str, bool] | None = None  # the service that takes what this one cannot, and whether it can
+    fallback: tuple[str, str] | None = None  # the service that takes what this one cannot, and why it cannot, or ""
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -183,10 +183,10 @@ def _name_owned(sight: Sight) -> Condition:
 def _fallback(sight: Sight) -> tuple[Condition, ...]:
     if sight.fallback is None:
         return ()
-    name, usable = sight.fallback
-    if usable:
+    name, why_not = sight.fallback
+    if not why_not:
         return (Condition(Type.FALLBACK_FOUND, True, Reason.FALLBACK_FOUND, f"{name} takes what this one cannot"),)
-    message = f"{name} is not there, or falls back to this service in turn; what it should take is refused"
+    message = f"spec.admission.fallback.name: {name} {why_not}; what it should take is refused"
     return (Condition(Type.FALLBACK_FOUND, False, Reason.FALLBACK_UNUSABLE, message),)
 
 
