@@ -77,7 +77,7 @@ def test_a_step_down_tells_for_how_long_the_need_was_lower_and_why_so_long() -> 
     assert found.why == (
         "forecast 19 req/s in 60 s needs 2 (knee 10 req/s each, TPOT binds); at most 2 needed for 60 s, the rest kept"
         " for 54 s: a start takes 60 s, and more are needed within it with a chance of 89%;"
-        " 1 would keep 60.0% in promise"
+        " 1 would keep 60.0% in promise, target 95%"
     )
 
 
