@@ -58,16 +58,16 @@ class Hearing:
 
     _heard_s: float = math.inf  # when a gateway last told of it; from the first look on
     _engines_s: dict[str, float] = field(default_factory=dict)  # when each tier's last told, or were not there
-    _gateways: dict[str, _Gateway] = field(default_factory=dict)
+    _odd: dict[str, _Gateway] = field(default_factory=dict)  # gateways that do not go by what they are told, by now
     _model_s: float = math.inf  # since when there is a model to let in by
 
     def took(self, gateway: str, taken: Taken | None, version: int, now_s: float) -> None:
         """A gateway tells what it goes by, None where it is too old to. version: of the operator's own copy."""
-        before = self._gateways.pop(gateway, None)
-        if taken is None:
+        before = self._odd.pop(gateway, None)
+        if taken is None or (taken.gated and not _is_older(taken, version)):
             return
         same = before is not None and before.taken.version == taken.version
-        self._gateways[gateway] = _Gateway(
+        self._odd[gateway] = _Gateway(
             taken,
             min(now_s, before.older_s if before and same else math.inf) if _is_older(taken, version) else math.inf,
             math.inf if taken.gated else min(now_s, before.ungated_s if before else math.inf),
@@ -86,13 +86,15 @@ class Hearing:
                 self._engines_s[name] = now_s
         mute = tuple(name for name in seen.tiers if now_s - self._engines_s[name] > UNHEARD_SECONDS)
         self._model_s = min(self._model_s, now_s) if told else math.inf
-        for gone in self._gateways.keys() - set(gateways):
-            del self._gateways[gone]
-        return Silence(now_s - self._heard_s > SILENT_SECONDS, mute, self._behind(len(gateways), now_s))
+        behind = self._behind(gateways, now_s) if self._odd else None
+        return Silence(now_s - self._heard_s > SILENT_SECONDS, mute, behind)
 
-    def _behind(self, of: int, now_s: float) -> str | None:
-        wrong = Counter(words for gateway in self._gateways.values() if (words := self._wrong(gateway, now_s)))
-        return "; ".join(f"of {of} gateways {count} {words}" for words, count in sorted(wrong.items())) or None
+    def _behind(self, gateways: Collection[str], now_s: float) -> str | None:
+        for gone in self._odd.keys() - set(gateways):
+            del self._odd[gone]
+        wrong = Counter(words for one in self._odd.values() if (words := self._wrong(one, now_s)))
+        told = (f"of {len(gateways)} gateways {count} {words}" for words, count in sorted(wrong.items()))
+        return "; ".join(told) or None
 
     def _wrong(self, gateway: _Gateway, now_s: float) -> str | None:
         if now_s - max(gateway.ungated_s, self._model_s) > BEHIND_SECONDS:
