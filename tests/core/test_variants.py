@@ -52,6 +52,13 @@ def test_another_model_begins_where_nothing_is_known() -> None:
     assert becomes(ran(*[(ONE, 30.0)] * 8), BIG).ledger == FIRST
 
 
+def test_a_time_is_measured_where_a_start_of_the_model_was_seen() -> None:
+    """Clients are told to come back by what was measured, also while a new image replaces the old one."""
+    seen = ran((ONE, 30.0))
+    assert [Ledgers(FIRST).measured, seen.measured] == [False, True]
+    assert [becomes(seen, TWO).measured, becomes(seen, BIG).measured] == [True, False]
+
+
 def test_who_rolls_back_finds_what_was_known() -> None:
     before = ran(*[(ONE, 30.0)] * 8)
     forth = ran((TWO, 90.0), (TWO, 90.0), after=before)

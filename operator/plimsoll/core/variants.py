@@ -50,6 +50,11 @@ class Ledgers(NamedTuple):
         """The present variant's."""
         return self.of(self.present)
 
+    @property
+    def measured(self) -> bool:
+        """Whether starts were seen of the present variant, or of another one of its model."""
+        return any(ledger.whole.starts and name.model == self.present.model for name, ledger in self.known)
+
     def of(self, variant: Variant) -> Ledger:
         """A variant's, known or not."""
         for name, ledger in self.known:
