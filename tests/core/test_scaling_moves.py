@@ -132,6 +132,7 @@ def test_the_last_replica_is_kept_for_as_long_as_a_cold_return_costs(
     assert (stays.replicas, goes.replicas) == (1, 0)
     assert "the last one stays: no request for" in said(stays, "need").why
     assert f"none stays: no request for {after_s:.0f} s, one within 60 s has a chance of" in goes.why
+    assert goes.why.endswith("; at once, since the pause was waited for")
 
 
 @pytest.mark.parametrize("stopped_s", [0, 5, 30])

@@ -58,6 +58,8 @@ def _count(course: Course, miss_cost: float, now_s: float) -> tuple[int, str]:
         words = f"{before - 1} would be enough; down in {left_s:.0f} s of {hold_s:.0f} s unless the need returns"
         return before, words + _why_so_long(course, miss_cost, before - 1)
     reached = counts[left]
+    if reached == 0 and course.asleep:
+        return 0, "at once, since the pause was waited for"
     enough_s, hold_s = lasted_s(marks, reached, now_s), _hold_s(course, miss_cost, reached)
     words = f"at most {reached} needed for {enough_s:.0f} s, the rest kept for {hold_s:.0f} s"
     return reached, words + _why_so_long(course, miss_cost, reached)
@@ -76,8 +78,6 @@ def _watch(course: Course, now_s: float) -> None:
 def _why_so_long(course: Course, miss_cost: float, replicas: int) -> str:
     """What the hold time is made of, in words."""
     demand, need, known = course.seen.demand, course.seen.need, course.state.returns
-    if replicas == 0 and course.asleep:
-        return ": the pause was waited for before"
     if not isinstance(demand, Demand) or isinstance(need, Unknown):
         return ": as long as a start takes, since what comes is not known"
     start_s, prior = demand.forecast.horizon_s, _leaps(demand, need, replicas)
