@@ -18,6 +18,7 @@ from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
+from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.lifecycle import Eta, eta, record
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
@@ -44,6 +45,14 @@ _USED: Final = 0.9  # of a load line: that more of it serves who comes back woul
 NO_REQUEST: Final = Unknown("no request has ended yet")
 NO_PAUSES: Final = Pauses()
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
+
+
+class Draft(NamedTuple):
+    """A line that is to be made. replicas: ordered."""
+
+    tier: Tier
+    sized: Sized
+    replicas: int
 
 
 class Told(NamedTuple):
@@ -131,14 +140,15 @@ class Service:
             for kept in self.watch.tiers.values():
                 kept.line = None
 
-    def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, int]:
-        """Bring at most so many of the tiers' lines up to date; returns how many were looked at, and made."""
+    def drafts(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, list[Draft]]:
+        """Look at the tiers that are due, until so many lines are to be made; how many were looked at, and those."""
+        found: list[Draft] = []
         if wish.slo is None or isinstance(self.workload, Unknown):
-            return 0, 0
-        looked = made = 0
+            return 0, found
+        looked = 0
         tiers = list(self.tiers.values())
         for name, tier in self.tiers.items():
-            if made >= most or not tier.due(now_s) or name not in seen.tiers:
+            if len(found) >= most or not tier.due(now_s) or name not in seen.tiers:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
             if not self.watch.moved(
@@ -148,9 +158,10 @@ class Service:
                 continue
             looked += 1
             elsewhere_s = spent_elsewhere_s(tiers, tier, self.workload)
-            there, gateways = seen.tiers[name].replicas, seen.heard.gateways
-            made += tier.draw(now_s, wish.slo, self.workload, there, scale, elsewhere_s, gateways)
-        return looked, made
+            sized = tier.draft(now_s, wish.slo, self.workload, scale, elsewhere_s, seen.heard.gateways)
+            if sized is not None:
+                found.append(Draft(tier, sized, seen.tiers[name].replicas))
+        return looked, found
 
     def samples(self, seen: Seen, wish: Wish, now_s: float) -> Iterator[tuple[Tier, float, float]]:
         """Tiers that have a new sample, with its work (GPU-seconds per second) and rate (1/s), NaN where not known."""
