@@ -28,7 +28,7 @@ from plimsoll.core.slo import Slo
 K = TypeVar("K", bound=Hashable)
 Entry = tuple[Service, Seen, Wish]
 
-LINES_A_TICK: Final = 12  # a line takes 2 to 4 ms: a fleet whose lines are all old gets new ones over some ticks
+LINES_A_TICK: Final = 12  # a line takes 1.6 ms: a fleet whose lines are all old gets new ones over some ticks
 LOOKS_A_TICK: Final = 60  # at whether a line still holds: a third of a millisecond each
 DECIDED_A_TICK: Final = 40  # services decided anew though nothing moves
 

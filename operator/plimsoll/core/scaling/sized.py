@@ -131,9 +131,14 @@ def lines(tiers: Sequence[Tier], replicas: Sequence[int]) -> list[Line | Infeasi
             reduced[n] = profile(replace(tiers[n], slo=none.feasible))
     every, counts = stack(reduced), np.maximum(np.array(replicas, dtype=np.float64), 1.0)
     at, request_gpu_s = slo_rate(every, counts), every.rho(1.0, 1.0)
-    works = (at * request_gpu_s / counts).tolist()
-    figures = zip(reduced, request_gpu_s.tolist(), works, constraint(every, at, counts), broken, strict=True)
-    return [none if none is not None and none.feasible is None else Line(*of, none) for *of, none in figures]
+    figures = request_gpu_s.tolist(), (at * request_gpu_s / counts).tolist(), constraint(every, at, counts)
+    found: list[Line | Infeasible] = []
+    for own, none, request, work, stops in zip(reduced, broken, *figures, strict=True):
+        if none is not None and none.feasible is None:
+            found.append(none)
+        else:
+            found.append(Line(own, request, work, stops, none))
+    return found
 
 
 def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
