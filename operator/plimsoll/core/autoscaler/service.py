@@ -18,6 +18,7 @@ from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
+from plimsoll.core.knee import HIGHEST_RATE
 from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.lifecycle import Eta, eta, record
 from plimsoll.core.picking.endpoint import Role
@@ -124,7 +125,7 @@ class Service:
 
     def _pause(self, seen: Seen, wish: Wish, start_s: float, now_s: float) -> None:
         """Take in whether requests come, and let no decision stand of a service that may sleep, or wake, by that."""
-        rate, arrived = seen.heard.rate_per_s, 0.0
+        rate, arrived = believed(seen.heard), 0.0
         if seen.heard.fresh and not isinstance(rate, Unknown):
             passed_s = 0.0 if self._sampled_s is None else max(0.0, now_s - self._sampled_s)
             arrived, self._sampled_s = rate * passed_s, now_s
@@ -165,13 +166,13 @@ class Service:
 
     def samples(self, seen: Seen, wish: Wish, now_s: float) -> Iterator[tuple[Tier, float, float]]:
         """Tiers that have a new sample, with its work (GPU-seconds per second) and rate (1/s), NaN where not known."""
-        rate = seen.heard.rate_per_s
+        rate = believed(seen.heard)
         if wish.slo is None:
             return
         for tier in self.tiers.values():
             if isinstance(tier.line, Unknown):
                 continue
-            if tier.demand.at_s is None:
+            if tier.demand.at_s is None or now_s < tier.watched_s:  # or a clock was set back
                 tier.watched_s = now_s
             if isinstance(rate, Unknown):
                 yield tier, math.nan, math.nan
@@ -341,7 +342,7 @@ class Service:
         elif now_s - self._judged_s >= start_s:
             self._judged_s = now_s
             missed = missed_share(heard, slo)
-            waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
+            waited = 0.0 <= now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
             if missed is not None and not waited:
                 self.risk = feed(self.risk, missed)
 
@@ -358,8 +359,8 @@ def _running(heard: Heard) -> float:
 def is_idle(seen: Seen) -> bool | Unknown:
     """Whether no request comes, waits, runs or has been told to come back. One that is seen is proof; that there is
     none is known only from all gateways and engines."""
-    heard, missing = seen.heard, None
-    for amount in (heard.rate_per_s if heard.fresh else 0.0, heard.held, heard.returning_s, heard.in_flight):
+    heard, rate, missing = seen.heard, believed(seen.heard), None
+    for amount in (rate if heard.fresh else 0.0, heard.held, heard.returning_s, heard.in_flight):
         if isinstance(amount, Unknown):
             missing = amount
         elif amount > 0.0:
@@ -370,11 +371,19 @@ def is_idle(seen: Seen) -> bool | Unknown:
             return False
         if coverage(heard, told, there.ready) < 1.0:
             missing = missing or Unknown(f"{told.coverage:.0%} of the {name} engines answer")
-    if isinstance(heard.rate_per_s, Unknown):
-        return heard.rate_per_s
+    if isinstance(rate, Unknown):
+        return rate
     if heard.coverage < 1.0:
         return Unknown(f"{heard.coverage:.0%} of the gateways answer")
     return missing or True
+
+
+def believed(heard: Heard) -> float | Unknown:
+    """First attempts per second, as far as a fleet can have so many: what is beyond is a counter gone wrong."""
+    rate = heard.rate_per_s
+    if isinstance(rate, Unknown) or rate <= HIGHEST_RATE:
+        return rate
+    return Unknown(f"{rate:.3g} req/s is no load that comes to a fleet but a wrong count")
 
 
 def coverage(heard: Heard, told: TierHeard, ready: int) -> float:
