@@ -153,9 +153,7 @@ def test_pods_that_never_start_are_ordered_once_more_and_not_again() -> None:
         born_s += [fleet.now_s] * (found.replicas - len(born_s))
         del born_s[found.replicas :]
     assert wanted < max(counts) <= 2 * wanted
-    assert counts[60:] == sorted(counts[60:], reverse=True), (
-        "what is given back as the reserve fades is not ordered again"
-    )
+    assert counts[60:] == sorted(counts[60:], reverse=True), "what the reserve gives back is not ordered again"
 
 
 def test_starts_that_cannot_be_are_not_recorded() -> None:
