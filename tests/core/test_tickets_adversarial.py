@@ -1,5 +1,5 @@
-"""Tickets against a ledger kept by hand: clients that come back early, late, twice, under one key, on a clock that jumps,
-while what is expected changes under them."""
+"""Tickets against a ledger kept by hand: clients that come back early, late, twice, under one key, on a clock that
+jumps, while what is expected changes under them."""
 
 from __future__ import annotations
 
