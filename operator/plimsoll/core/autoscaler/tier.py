@@ -26,7 +26,7 @@ from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork,
 from plimsoll.core.lifecycle import Ledger, prior
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About
-from plimsoll.core.scaling import Line, line
+from plimsoll.core.scaling import Line
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
 from plimsoll.core.variants import Ledgers
@@ -170,24 +170,23 @@ class Tier:
         """Is it time to look whether the line still holds?"""
         return not 0.0 <= now_s - self.looked_s < LOOK_S
 
-    def draw(
+    def draft(
         self,
         now_s: float,
         slo: Slo,
         workload: Workload,
-        replicas: int,
         tail_scale: float,
         elsewhere_s: float,
         gateways: int,
-    ) -> bool:
-        """Make the line anew if its basis has moved; True if it was made."""
+    ) -> Sized | None:
+        """What the line is to be made from, for `redraw`; None where it holds, or where it cannot be made."""
         self.looked_s = now_s
         model, limits = self.model, self.limits
         if model is None or limits is None:
-            return False
+            return None
         if self.role is Role.PREFILL and slo.ttft_s is None:
             self.line = Unknown("slo.ttft is needed to size a prefill tier")
-            return False
+            return None
         sized = Sized(
             self.role,
             model,
@@ -201,28 +200,33 @@ class Tier:
             gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
             gateways=gateways,
         )
-        work = self._work(model, workload)
-        basis = _Basis(
-            slo,
-            limits,
-            model.base_s,
-            work.work_s,
-            workload.mean(workload.output_tokens),
-            tail_scale,
-            elsewhere_s,
-            0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
-            0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
-            sized.arrival_cv2,
-            gateways,
-        )
+        basis = self._based_on(sized)
         if self._basis is not None and self._basis.holds_for(basis):
-            return False
-        made = line(sized, max(replicas, 1))
+            return None
         self._basis, self.sized = basis, sized
+        return sized
+
+    def redraw(self, made: Line | Infeasible) -> None:
+        """The line has been made from the last draft."""
         if isinstance(made, Line) and isinstance(self.line, Line):  # the work of before, by what is known of it now
             self.demand = forecast.rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
         self.line = made if isinstance(made, Line) else _hopeless(made)
-        return True
+
+    def _based_on(self, sized: Sized) -> _Basis:
+        work, workload = self._work(sized.model, sized.workload), sized.workload
+        return _Basis(
+            sized.slo,
+            sized.limits,
+            sized.model.base_s,
+            work.work_s,
+            workload.mean(workload.output_tokens),
+            sized.tail_scale,
+            sized.elsewhere_s,
+            0.0 if sized.slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
+            0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
+            sized.arrival_cv2,
+            sized.gateways,
+        )
 
     def averaged(self, model: StepModel, now_s: float) -> StepModel:
         """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals
