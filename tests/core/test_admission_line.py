@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from copy import deepcopy
 from random import Random
 
@@ -244,6 +245,35 @@ def test_what_was_refused_makes_the_next_ones_keep_a_margin_until_that_is_long_p
     soon_s, later_s = seen_s
     assert later_s > 0.9 * SLO.ttft_s
     assert soon_s < later_s - 0.1 * SLO.ttft_s
+
+
+def test_short_prompts_do_not_slip_past_longer_ones_where_all_want_the_place() -> None:
+    """A line that is at its limit has at each moment just room enough for the shortest."""
+    door, random = gate(), Random(1)
+    asked, refused, running = [], [], deque[tuple[float, Decision]]()
+    for k in range(3000):
+        now, tokens = 0.03 * k, round(random.lognormvariate(math.log(3000.0), 0.3))  # twice what is read
+        while running and running[0][0] <= now:
+            ended_s, one = running.popleft()
+            door.end(one.id, ended_s, 10, one.first_token_s)
+        found = door.offer(Request(str(k), "chat", "t", now, tokens, max_tokens=10), now)
+        if found.outcome is Outcome.ADMITTED:
+            running.append((now + found.first_token_s + 0.1, found))
+        if k > 300:
+            asked.append(tokens)
+            refused += [tokens] if found.outcome is Outcome.SHED_SATURATED else []
+    assert 0.5 < len(refused) / len(asked) < 0.6
+    assert sum(refused) / len(refused) < 1.1 * sum(asked) / len(asked)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_mean_request_takes_alone_what_a_request_of_mean_length_needs(remote: bool) -> None:
+    role, transfer = (Role.DECODE, KvTransfer(32, 128)) if remote else (Role.SERVE, None)
+    mix = from_samples([3000.0], [0.0], [200.0])
+    slow = StepModel(4.742e-3, -1.3e-3, 4e-5, 1.035e-9, 1.816e-5, 3.048e-8) if remote else None
+    made = limits(Tier(role, HOT, mix, EngineLimits(1024, 919_824, 8192), SLO, transfer), CLASSES, slow)
+    need = made.need(Request("a", "chat", "t", 0.0, 3000), remote=remote)
+    assert made.alone_s == pytest.approx(need.alone_s, rel=0.02)
 
 
 def test_who_waits_for_a_prefill_takes_no_place_in_the_batch_yet() -> None:

@@ -32,14 +32,15 @@ idle = st.just(Stock(PRIOR, 0.0, 0.3, 0, 5))
 
 def net(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
     """Saved less paid, GPU-seconds a second, from the definition."""
-    odds = max((tier.odds for tier in tiers), key=lambda odds: odds.horizon_s)
-
-    def carried(extra: tuple[int, ...]) -> float:
-        return min((t.replicas + n) * t.replica_work / t.work for t, n in zip(tiers, extra, strict=True))
-
+    needed = [tier.replicas * tier.replica_work / tier.work for tier in tiers]
+    after = min((t.replicas + n) * t.replica_work / t.work for t, n in zip(tiers, more, strict=True))
+    edges = sorted({min(needed), *(growth for growth in needed if growth < after), after})
+    saved = 0.0
+    for low, high in itertools.pairwise(edges):
+        short = [tier.odds for tier, growth in zip(tiers, needed, strict=True) if growth <= low]
+        saved += max(short, key=lambda odds: odds.horizon_s).between(low, high)
     work = sum(tier.work * tier.gpus for tier in tiers)
-    saved = miss_cost * work * odds.between(carried((0,) * len(tiers)), carried(more))
-    return saved - sum(n * tier.gpus for n, tier in zip(more, tiers, strict=True))
+    return miss_cost * work * saved - sum(n * tier.gpus for n, tier in zip(more, tiers, strict=True))
 
 
 @given(st.lists(stocks, min_size=2, max_size=2), st.floats(0.0, 60.0))
@@ -89,6 +90,17 @@ def test_the_cheap_tier_is_not_priced_by_its_own_part_of_the_work() -> None:
     decode, prefill = Stock(PRIOR, 0.14, 0.2, 1, 4), Stock(PRIOR, 1.8, 0.9, 4, 8)
     assert reserves([decode], MISS_COST) == [0]
     assert reserves([prefill, decode], MISS_COST)[1] == 1
+
+
+def test_a_tier_with_room_enough_may_start_slowly() -> None:
+    """Nobody waits for it after a leap, so how far load grows meanwhile is no matter of the reserve."""
+    prefill = Stock(PRIOR, 1.1, 0.94, 2, 8)
+    for count in (1, 2):
+        fast, slow = (Stock(odds, 0.16, 0.85, count, 8) for odds in (PRIOR, SLOWER))
+        assert reserves([prefill, slow], MISS_COST) == reserves([prefill, fast], MISS_COST)
+    found = reserve([prefill, slow], MISS_COST)
+    assert found.worth.cost_gpu_s == found.replicas[0] * PRIOR.horizon_s
+    assert reserves([Stock(SLOWER, 1.1, 0.94, 2, 8), fast], MISS_COST)[0] > found.replicas[0]
 
 
 def test_no_load_and_no_price_buy_nothing_and_the_worth_is_of_all() -> None:

@@ -228,6 +228,21 @@ def test_an_engine_that_was_idle_in_between_is_told_by_its_steps(
     assert len(tier(listener, NOW_S + 20, "a").windows) == windows
 
 
+@pytest.mark.parametrize(("waiting", "windows"), [(8.0, 4), (0.0, 0)])
+def test_an_engine_before_which_requests_wait_is_not_idle_in_between(waiting: float, windows: int) -> None:
+    """Long prompts fill a step by twos, and one that prefills for others gives no second token: nothing else tells how
+    long its steps take."""
+    listener = Listener([Role.PREFILL, Role.DECODE])
+    for t in range(0, 21, 5):
+        told = engine(
+            float(t), running=2.0, waiting=waiting, steps=5.0 * t, computed_tokens=40_010.0 * t, tpot_s=None,
+            generated_tokens=10.0 * t, local_prompt_tokens=40_000.0 * t,
+        )  # fmt: skip
+        listener.hear_engine(Role.PREFILL, told)
+    heard = listener.heard(NOW_S + 20, {Role.PREFILL: ["a"]}, [], SHARE)
+    assert len(heard.tiers[Role.PREFILL].windows) == windows
+
+
 def test_a_batch_that_grows_stretches_its_steps_and_is_not_taken_for_idle() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 21, 5):

@@ -11,6 +11,7 @@ from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets
 from plimsoll.core.signals import Listener
+from plimsoll.core.workload import FloatArray, Workload
 from tests.core.test_signals import (
     LENGTH_EDGES,
     NOW_S,
@@ -51,6 +52,12 @@ def test_a_mean_that_wavers_where_chance_ends_moves_little() -> None:
     assert means[-1] > 1.15 * means[0]
 
 
+def known_scv(of: Workload, lengths: FloatArray) -> float:
+    found = of.scv(lengths)
+    assert found is not None
+    return found
+
+
 def at_once(shift_s: int, before: float, after: float) -> Course:
     return lambda t: after if t >= shift_s else before
 
@@ -84,6 +91,39 @@ def test_another_mix_of_lengths_is_believed_within_a_minute() -> None:
     assert after[295] == pytest.approx(after[200], rel=0.05)
     assert after[330] > 2.0 * after[295], "while few of the long ones have ended"
     assert after[375] == pytest.approx(after[590], rel=0.15)
+
+
+def test_shorter_answers_are_believed_within_a_minute_of_the_last_long_one() -> None:
+    """Those that ended before are forgotten as another mix, not within minutes of as many: the long ones end at 315."""
+    after = dict(replay(at_once(300, 8.0, 8.0), at_once(300, 300.0, 60.0)))
+    assert after[375] == pytest.approx(60.0, rel=0.05)
+
+
+def test_a_mix_that_has_come_holds_nothing_of_the_one_before() -> None:
+    """Both means may be right while two kinds of requests are remembered, which are no lengths of any load."""
+    listener, _ = serving()
+    counts = {"prompt": (300.0, 1000.0), "output": (150.0, 600.0)}
+    for t in range(61, 181):
+        since = 5.0 * (t - 60)
+        lengths = {
+            f"{name}_tokens": buckets.merged(
+                [histogram(LENGTH_EDGES, before, 300.0), histogram(LENGTH_EDGES, after, since)]
+            )
+            for name, (before, after) in counts.items()
+        }
+        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * 4.0 * (t - 60)))
+        told = engine(
+            float(t), generated_tokens=750.0 * 60 + 3000.0 * (t - 60), steps=6000.0 + 400.0 * (t - 60),
+            local_prompt_tokens=1125.0 * 60 + 3750.0 * (t - 60), cached_prompt_tokens=375.0 * 60 + 1250.0 * (t - 60),
+            **lengths,
+        )  # fmt: skip
+        listener.hear_engine(Role.SERVE, told)
+        found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).workload
+    assert not isinstance(found, Unknown)
+    assert found.mean(found.prompt_tokens) == pytest.approx(1000.0, rel=0.05)
+    assert found.mean(found.output_tokens) == pytest.approx(600.0, rel=0.05)
+    assert known_scv(found, found.prompt_tokens) < 0.1
+    assert known_scv(found, found.output_tokens) < 0.1
 
 
 def test_a_mix_that_differs_by_three_standard_errors_is_believed_whole() -> None:

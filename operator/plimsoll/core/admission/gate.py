@@ -305,11 +305,21 @@ class Gate:
             fill = 1.0
         within_s = math.inf  # its class's patience is how long it may wait, not when its first token is wanted
         if held.lane is not Lane.LATE and held.until_s < held.due_s:
-            pressed = math.exp((self._full_s - now) / PRESSED_S)
-            within_s = held.due_s - now - pressed * self._margins[held.klass].margin_s
+            within_s = held.due_s - now - self._kept_free_s(held, now)
         place = self.fleet.place(held.request, held.need, held.klass, fill, within_s, now)
         self._again_s = min(self._again_s, place.again_s)
         return place
+
+    def _kept_free_s(self, held: Held, now: float) -> float:
+        """How much sooner than due its first token must be predicted while others want the place: by the error of
+        predictions, and at the line of prefill replicas, where all are promised the same, by what it is shorter than a
+        mean request. Else the short ones slip into what each moment leaves there, past the longer ones, and what is
+        refused is the work of these."""
+        margin, slo = self._margins[held.klass], self._classes[held.klass].slo
+        shorter_s = 0.0
+        if self.fleet.prefills and not slo.ttft_per_1k_tokens_s:
+            shorter_s = min(max(0.0, self.fleet.limits.alone_s - held.need.alone_s), margin.widest_s)
+        return math.exp((self._full_s - now) / PRESSED_S) * (margin.margin_s + shorter_s)
 
     def _let_in(self, held: Held, place: Place, now: float) -> Decision:
         request = held.request

@@ -21,6 +21,7 @@ from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, Tier, gaps, pace
 from plimsoll.core.latency import StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload
 
 KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
 LEAST_SPREAD: Final = 32.0  # tokens over which a stall is spread at least; below, the share of steps for prefill binds
@@ -217,9 +218,19 @@ def limits(
         rho=1 - work.base_s / max(work.step_s(room), 1.000001 * work.base_s),
         most_spread_s=MOST_SPREAD * (min(budgets) - work.base_s),
         stall_s=w.mean(work.stall_s),
-        alone_s=1.5 * m.base_s + HTTP_S + w.mean(m.prefill_work_s(w.uncached_tokens, w.cached_tokens)),
+        alone_s=_alone_s(m, leg, w, work, transfer is not None, move_token_s or 0.0),
         move_token_s=move_token_s,
     )  # fmt: skip
+
+
+def _alone_s(own: StepModel, leg: StepModel, of: Workload, work: TierWork, remote: bool, move_token_s: float) -> float:
+    """Time to the first token of a mean request on an idle replica, as `Limits.need` reckons it for one."""
+    prefill_s = of.mean(leg.prefill_work_s(of.uncached_tokens, of.cached_tokens))
+    outside_s = HTTP_S + HTTP_TOKEN_S * of.mean(of.prompt_tokens)
+    if remote:
+        prefill_s += leg.base_s + of.mean(work.stall_s)
+        outside_s += move_token_s * of.mean(of.uncached_tokens)
+    return 1.5 * own.base_s + prefill_s + outside_s
 
 
 def _even_step_s(tier: Tier, work: TierWork) -> float:

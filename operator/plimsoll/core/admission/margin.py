@@ -19,13 +19,15 @@ _WIDEST: Final = 0.4  # of the target
 
 
 class Margin:
-    """The margin of one class, s; 0 where it has no target for the first token."""
+    """The margin of one class, s; 0 where it has no target for the first token. widest_s: no place is kept free for
+    longer, for whatever reason."""
 
     def __init__(self, target_s: float | None) -> None:
         self._target_s = 0.0 if target_s is None else target_s
+        self.widest_s = _WIDEST * self._target_s
         self.margin_s = _FIRST * self._target_s
 
     def observe(self, error_s: float) -> None:
         """A first token came so much later than predicted, negative for earlier. NaN is taken as in time."""
         moved = QUANTILE if error_s > self.margin_s else QUANTILE - 1
-        self.margin_s = min(max(self.margin_s + moved * _STEP * self._target_s, 0.0), _WIDEST * self._target_s)
+        self.margin_s = min(max(self.margin_s + moved * _STEP * self._target_s, 0.0), self.widest_s)

@@ -6,8 +6,9 @@ never bought, and then the other four were bought for nothing.
 
 Idea: capacity is one number, the growth of the ordinary load that the weakest tier still carries. From what is needed
 anyway the weakest tier gets one replica more, again and again; each is paid for, and what all of them carry beyond
-saves the requests that would be missed, at what these take of all tiers. The reserve ends where saved less paid is
-most. With one tier this is the rule of `forecast.spare`.
+saves the requests that would be missed, at what these take of all tiers. They are missed until the tiers that are short
+could follow, so it is the growth within their start-up that counts: a tier with room enough may start as slowly as it
+likes. The reserve ends where saved less paid is most. With one tier this is the rule of `forecast.spare`.
 """
 
 from __future__ import annotations
@@ -60,14 +61,19 @@ class Reserve:
 def reserve(tiers: Sequence[Stock], miss_cost: float) -> Reserve:
     """What is worth having beyond what is needed, with its worth. Arguments as for `reserves`."""
     found = reserves(tiers, miss_cost)
-    odds = _slowest(tiers)
     if not any(found):
         return Reserve(found, SpareWorth(0.0, 0.0))
-    before = min(tier.replicas * tier.replica_work / tier.work for tier in tiers)
+    needed = [tier.replicas * tier.replica_work / tier.work for tier in tiers]
+    at = min(needed)
     after = min((tier.replicas + n) * tier.replica_work / tier.work for tier, n in zip(tiers, found, strict=True))
-    saved = miss_cost * _work(tiers) * odds.between(before, after)
+    saved, odds = 0.0, _slowest_short(tiers, needed, at)
+    while at < after:
+        odds = _slowest_short(tiers, needed, at)
+        upto = min([after, *(growth for growth in needed if growth > at)])
+        saved += odds.between(at, upto)
+        at = upto
     paid = sum(n * max(tier.gpus, 1) for tier, n in zip(tiers, found, strict=True))
-    return Reserve(found, SpareWorth(saved * odds.horizon_s, paid * odds.horizon_s))
+    return Reserve(found, SpareWorth(miss_cost * _work(tiers) * saved * odds.horizon_s, paid * odds.horizon_s))
 
 
 def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
@@ -78,25 +84,27 @@ def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
     if len(tiers) == 1:
         (only,) = tiers
         return [spare_replicas(only.odds, only.work, only.replica_work, only.replicas, only.most, miss_cost)]
-    odds = _slowest(tiers)
+    longest = _slowest(tiers)
     step = [tier.replica_work / tier.work for tier in tiers]  # growth that one replica carries
     price = [float(max(tier.gpus, 1)) for tier in tiers]
     value = miss_cost * _work(tiers)
     counts = [tier.replicas for tier in tiers]
-    carried = [count * growth for count, growth in zip(counts, step, strict=True)]
+    needed = [count * growth for count, growth in zip(counts, step, strict=True)]
+    carried = list(needed)
     at = min(carried)
-    chance, start = odds.past(at)
-    best, found, paid = 0.0, list(counts), 0.0
+    best, found, saved, paid = 0.0, list(counts), 0.0, 0.0
     while True:
         weakest = carried.index(at)
-        if counts[weakest] >= tiers[weakest].most or value * chance * step[weakest] <= price[weakest]:
+        if counts[weakest] >= tiers[weakest].most or value * longest.past(at)[0] * step[weakest] <= price[weakest]:
             break  # less is saved from here on than the weakest alone costs, and the others are not free either
+        odds = _slowest_short(tiers, needed, at)
+        start = odds.past(at)[1]
         counts[weakest] += 1
         carried[weakest] = counts[weakest] * step[weakest]
         paid += price[weakest]
         at = min(carried)
-        chance, carries = odds.past(at)
-        net = value * (carries - start) - paid
+        saved += value * (odds.past(at)[1] - start)
+        net = saved - paid
         if net > best:
             best, found = net, list(counts)
     return [count - tier.replicas for count, tier in zip(found, tiers, strict=True)]
@@ -113,23 +121,26 @@ def reserves_all(stocks: Stocks, miss_cost: Floats) -> Floats:
     step, price = stocks.replica_work[rows] / work, np.maximum(stocks.gpus[rows], 1.0)
     value = miss_cost[rows] * (work * price).sum(axis=1)
     horizon_s = stocks.odds.horizon_s.reshape(found.shape)[rows]
-    odds = rows * found.shape[1] + horizon_s.argmax(axis=1)  # of the tier that starts slowest
-    carried = counts * step
-    chance, start = stocks.odds.past(odds, carried.min(axis=1))
-    best, paid = np.zeros(len(rows)), np.zeros(len(rows))
+    first = rows * found.shape[1]
+    longest = first + horizon_s.argmax(axis=1)  # of the tier that starts slowest
+    needed = counts * step
+    carried = needed.copy()
+    best, saved, paid = np.zeros((3, len(rows)))
     left = np.arange(len(rows))
     while True:
-        weakest = carried[left].argmin(axis=1)
-        saved, own = value[left] * chance[left] * step[left, weakest], price[left, weakest]
-        more = (counts[left, weakest] < most[left, weakest]) & (saved > own)
-        left, weakest = left[more], weakest[more]
+        weakest, at = carried[left].argmin(axis=1), carried[left].min(axis=1)
+        worth, own = value[left] * stocks.odds.past(longest[left], at)[0] * step[left, weakest], price[left, weakest]
+        more = (counts[left, weakest] < most[left, weakest]) & (worth > own)
+        left, weakest, at = left[more], weakest[more], at[more]
         if not len(left):
             return found - stocks.replicas
+        odds = first[left] + np.where(needed[left] <= at[:, None], horizon_s[left], -np.inf).argmax(axis=1)
+        start = stocks.odds.past(odds, at)[1]
         counts[left, weakest] += 1.0
         carried[left, weakest] = counts[left, weakest] * step[left, weakest]
         paid[left] += price[left, weakest]
-        chance[left], carries = stocks.odds.past(odds[left], carried[left].min(axis=1))
-        net = value[left] * (carries - start[left]) - paid[left]
+        saved[left] += value[left] * (stocks.odds.past(odds, carried[left].min(axis=1))[1] - start)
+        net = saved[left] - paid[left]
         better = left[net > best[left]]
         best[left] = np.maximum(best[left], net)
         found[rows[better]] = counts[better]
@@ -138,6 +149,12 @@ def reserves_all(stocks: Stocks, miss_cost: Floats) -> Floats:
 def _slowest(tiers: Sequence[Stock]) -> Odds:
     """How load grows until the tier that starts slowest could follow."""
     return max((tier.odds for tier in tiers), key=lambda odds: odds.horizon_s)
+
+
+def _slowest_short(tiers: Sequence[Stock], needed: Sequence[float], growth: float) -> Odds:
+    """The same of those that are short without a reserve once load has grown so far. needed: growth that is carried
+    by what is needed, of each."""
+    return _slowest([tier for tier, carried in zip(tiers, needed, strict=True) if carried <= growth])
 
 
 def _work(tiers: Sequence[Stock]) -> float:

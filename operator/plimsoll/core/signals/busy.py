@@ -6,7 +6,8 @@ seconds; that some request ran at either end of a window says nothing of its mid
 Idea: requests tell how long a step takes: the mean time per output token of those that ended. An engine that took far
 fewer steps than that was idle in between. While the batch is small the two must agree closely; a larger one does not
 run empty within seconds, but its steps stretch as it grows (up to twofold on recorded ramps), so that only a gross
-contradiction counts.
+contradiction counts. Nor does an engine before which many wait; of one that prefills for others, whose answers end with
+their first token, nothing else tells.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class Open:
     start: EngineReading | None = None
     sums: EngineInterval | None = None
     request_s: float = 0.0  # running requests, integrated
-    least: float = 0.0  # running requests at any reading
+    least: float = 0.0  # requests there at any reading: those that wait keep an engine busy as well
 
     def begin(self, reading: EngineReading) -> None:
         """Start anew with a reading, if anything runs."""
         running = reading.running or 0.0
-        self.start, self.sums, self.request_s, self.least = (reading if running else None), None, 0.0, running
+        self.start, self.sums, self.request_s = (reading if running else None), None, 0.0
+        self.least = running + (reading.waiting or 0.0)
 
     def add(self, last: EngineReading, new: EngineReading, interval: EngineInterval, pace: Pace) -> WindowSums | None:
         """The window that ends with this interval (from `last` to `new`), if it does and was never idle."""
@@ -73,7 +75,7 @@ class Open:
             return None
         self.sums = interval if self.sums is None else together(self.sums, interval)
         self.request_s += (last.running + new.running) / 2.0 * interval.seconds
-        self.least = min(self.least, new.running)
+        self.least = min(self.least, new.running + (new.waiting or 0.0))
         few = (self.sums.steps or 0.0) < MIN_STEPS and self.sums.seconds < LONGEST_S
         if self.sums.seconds < SHORTEST_S or few:
             return None

@@ -10,8 +10,10 @@ and are brought to the prompts that arrive now, and to the output of now. That i
 last half minute over those that they should have made of answers of the known lengths (`answers`): while answers grow
 longer, those that ended are the short ones, yet the tokens of the others are counted already. Before any has ended, an
 answer is at least as long as it is by now: an engine with more than it can carry ends none for the better part of a
-minute, and is the one that must be known. Cached tokens are a share of each prompt, the same for all: engines count
-them only in sum.
+minute, and is the one that must be known. Where prompts that arrive, or tokens that are made, show surely that another
+mix comes, all that ended before the last half minute is forgotten: a mixture of the two mixes has lengths that no load
+has, and the former one would be half of what is known for minutes. Cached tokens are a share of each prompt, the same
+for all: engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from plimsoll.core.ports import Buckets
 from plimsoll.core.signals.answers import Answers, Usual
 from plimsoll.core.signals.intervals import EngineInterval, ServiceInterval
 from plimsoll.core.signals.memory import Faded, Recent
-from plimsoll.core.workload import Histogram, Workload, from_histograms, from_samples
+from plimsoll.core.workload import FloatArray, Histogram, Workload, from_histograms, from_samples
 
 _MEMORY_S: Final = 300.0
 _LATELY_S: Final = 30.0
 _CHANCE: Final = 2.0  # standard errors by which the mean output of late must differ to be another mix
+_SURELY: Final = 4.0  # standard errors beyond which it is: chance does that once in 16,000 looks
 _LEAST: Final = 100.0  # requests that lengths are kept of, however long they take to come
 _KNOWN: Final = 5.0  # fewer requests say nothing of lengths
 _PRIOR: Final = 20.0  # requests' worth of belief that an estimate from bytes is right
@@ -85,6 +88,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._ended: Faded[_Lengths] = Faded(_MEMORY_S, _LEAST)
+        self._ended_lately: Recent[_Lengths] = Recent(_LATELY_S)
         self._answers: Recent[_Answers] = Recent(_LATELY_S)
         self._estimated: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
         self._counted: Faded[_Means] = Faded(_MEMORY_S, _LEAST)
@@ -92,6 +96,7 @@ class Lengths:
         self._built: tuple[float, float, float, Workload] | None = None  # when, of which means (tokens), what
         self._usual: Usual | None = None  # of the outputs in what was built
         self._mean = 1.0  # of the prompts in what was built
+        self._another_s = -math.inf  # when another mix was last seen to come
         self._given: _Given | None = None
         self._begun: Workload | None = None
 
@@ -105,6 +110,7 @@ class Lengths:
         if interval.prompt_tokens is not None and interval.output_tokens is not None:
             lengths = _Lengths(interval.prompt_tokens, interval.output_tokens)
             self._ended.add(at_s, count(interval.prompt_tokens), lengths)
+            self._ended_lately.add(at_s, lengths)
         if interval.ttft_s is not None and interval.generated_tokens is not None:
             begun = requests = count(interval.ttft_s)
             if answers is not None and self._usual is not None:
@@ -141,17 +147,25 @@ class Lengths:
             return Unknown("neither gateways nor engines count prompt tokens")
         return counted.tokens / counted.requests
 
-    def workload(self, now_s: float, prompt_tokens: float | Unknown) -> Workload | Unknown:
+    def workload(self, now_s: float, prompt_tokens: float | Unknown, arrived: float) -> Workload | Unknown:
         """Joint lengths; their means those of arriving prompts where these differ by more than a tenth, and of the
-        outputs of late where these are longer by more."""
+        outputs of late where these are longer by more. arrived: requests in the mean of `prompt_tokens`."""
         ended = self._ended.sum
         if ended is None or self._ended.weight < _KNOWN:
             return self._least(now_s)
         base = self._base(now_s, ended)
         if isinstance(base, Unknown):
             return base
-        prompts = 1.0 if isinstance(prompt_tokens, Unknown) else _beyond(prompt_tokens / self._mean, _OFF)
-        factors, share = (prompts, self._outputs(now_s, base)), self.cached_share
+        arriving = 1.0 if isinstance(prompt_tokens, Unknown) else prompt_tokens / self._mean
+        made, requests = self._made(now_s, base)
+        if self._is_another(arriving, base.uncached_tokens, arrived, base) or self._is_another(
+            made, base.output_tokens, requests, base
+        ):
+            self._another_s = now_s
+        if 0.0 <= now_s - self._another_s < _LATELY_S:
+            self._forget(now_s)
+        outputs = max(1.0, _beyond(made, max(_OFF, _CHANCE * self._error(base.output_tokens, requests, base))))
+        factors, share = (_beyond(arriving, _OFF), outputs), self.cached_share
         if self._given is None or self._given.base is not base or not self._given.near(factors, share):
             self._given = _Given(base, factors, share, _shaped(base, factors, share))
         return self._given.workload
@@ -170,18 +184,29 @@ class Lengths:
             self._begun = old = from_samples(*new)
         return old
 
-    def _outputs(self, now_s: float, base: Workload) -> float:
-        """The mean output of late over that of the base where it is longer beyond chance, else 1.
-
-        Shorter answers end first, and are among those that ended. What is by chance: both means are of lengths that
-        are drawn.
-        """
-        lately, usual = self._answers.over(now_s), base.mean(base.output_tokens)
+    def _made(self, now_s: float, base: Workload) -> tuple[float, float]:
+        """The mean output of late over that of the base, and of how many requests it is; 1 of none where that is not
+        known. By tokens, since shorter answers end first and are too many of those that ended of late."""
+        lately = self._answers.over(now_s)
         if lately is None or lately.requests < _KNOWN or not lately.tokens > 0.0:
-            return 1.0
-        drawn = (base.scv(base.output_tokens) or 0.0) * (1.0 / lately.requests + 1.0 / self._ended.weight)
-        factor = lately.tokens / lately.requests / usual
-        return max(1.0, _beyond(factor, max(_OFF, _CHANCE * math.sqrt(drawn))))
+            return 1.0, 0.0
+        return lately.tokens / lately.requests / base.mean(base.output_tokens), lately.requests
+
+    def _error(self, lengths: FloatArray, requests: float, base: Workload) -> float:
+        """Of the mean of so many requests over that of those that ended: both are of lengths that are drawn."""
+        if requests <= 0.0:
+            return math.inf
+        return math.sqrt((base.scv(lengths) or 0.0) * (1.0 / requests + 1.0 / self._ended.weight))
+
+    def _is_another(self, factor: float, lengths: FloatArray, requests: float, base: Workload) -> bool:
+        """Whether a mean that is so many times that of those that ended is surely no chance."""
+        return abs(factor - 1.0) > max(_OFF, _SURELY * self._error(lengths, requests, base))
+
+    def _forget(self, now_s: float) -> None:
+        """Keep of those that ended the last ones alone: for half a minute from the last sign on, so that none of the
+        mix before is among them."""
+        lately = self._ended_lately.over(now_s)
+        self._ended.forget(lately, 0.0 if lately is None else count(lately.prompt))
 
     def _base(self, now_s: float, ended: _Lengths) -> Workload | Unknown:
         """Lengths without cached tokens; made anew now and then, or when a mean has moved: it takes milliseconds."""

@@ -71,7 +71,7 @@ class Listener:
             fresh=fresh,
             moved=self._transfers.moved,
             gateways=max(1, len(gateways)),
-            workload=self._lengths.workload(now_s, told.prompt_tokens),
+            workload=self._lengths.workload(now_s, told.prompt_tokens, told.arrived),
             tiers={
                 role: tier.heard(now_s, pods.get(role, ()), share, told.ttft_s, told.e2e_s)
                 for role, tier in self._tiers.items()

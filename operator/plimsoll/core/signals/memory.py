@@ -87,6 +87,17 @@ class Faded(Generic[Sums]):
             self.sum = together(self.sum if kept == 1.0 else times(self.sum, kept), interval)
         self.weight = self.weight * kept + weight
 
+    def forget(self, lately: Sums | None, weight: float) -> None:
+        """All but `lately`, the last of what was added, of this weight; of the rest so much stays that `least` are
+        left."""
+        older = self.weight - weight
+        if self.sum is None or older <= 0.0:
+            return
+        kept = min(1.0, max(0.0, (self._least - weight) / older))
+        faded = times(self.sum, kept)
+        self.sum = faded if lately is None else together(faded, times(lately, 1.0 - kept))
+        self.weight = kept * older + weight
+
     def _kept(self, at_s: float, weight: float) -> float:
         """Share of the sum that is left at at_s, by steps of a hundredth: it is not worth the time to be finer."""
         if self._at_s is None or not 0.0 <= at_s - self._at_s < _GRAIN * self._memory_s:
