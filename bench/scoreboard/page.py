@@ -12,8 +12,9 @@ from typing import Final
 
 from bench.scoreboard import picture, reach, table
 from bench.scoreboard.judge import Score
-from bench.scoreboard.report import Board, Judged
+from bench.scoreboard.report import OWN, Board, Judged
 from bench.scoreboard.rows import ROWS
+from plimsoll.core.forecast.spare import MISS_COST
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 BEGIN: Final = "<!-- made by `python -m bench scoreboard --page` from here -->"
@@ -46,7 +47,10 @@ def summary(board: Board) -> str:
     lines = [*_about(board), "", "### Asked and found", "", *_asked(nominal)]
     if others:
         lines += ["", "### On other machines", "", *_asked(others)]
-    return "\n".join([*lines, "", "### Who else", "", _WHO, "", *_who(nominal), ""])
+    lines += ["", "### Who else", "", _WHO, "", *_who(nominal)]
+    if priced := _prices(nominal):
+        lines += ["", "### The price of a miss", "", _PRICES, "", *priced]
+    return "\n".join([*lines, ""])
 
 
 def tables(board: Board) -> str:
@@ -70,6 +74,8 @@ _WHO: Final = (
     " on traces and constant rates: what passes 99 % of windows), and of that the cheapest. At no more cost than"
     " Plimsoll's: what attains most. All by means over the seeds that each was played with."
 )
+
+_PRICES: Final = "By `spec.scaling.missCost`, what a missed request is worth: offered in promise, and GPU-hours."
 
 
 def _about(board: Board) -> Iterator[str]:
@@ -112,6 +118,22 @@ def _who(places: Sequence[Judged]) -> list[str]:
         if any(cells):
             lines.append((f"`{one.place}`", _figures(one.own), *(cell or "-" for cell in cells)))
     return table.markdown(("row", "plimsoll", *_COLUMNS), lines)
+
+
+def _prices(places: Sequence[Judged]) -> list[str]:
+    """Plimsoll with other prices beside its own, where they were played."""
+    each = {one.place: {_price(score): score for score in one.scores if score.family == OWN} for one in places}
+    priced = {place: scores for place, scores in each.items() if len(scores) > 1}
+    costs = sorted({cost for scores in priced.values() for cost in scores})
+    lines = [
+        (f"`{place}`", *(_figures(scores[cost]) if cost in scores else "-" for cost in costs))
+        for place, scores in priced.items()
+    ]
+    return table.markdown(("row", *map(str, costs)), lines) if lines else []
+
+
+def _price(score: Score) -> int:
+    return int(score.policy.partition("missCost=")[2] or MISS_COST)
 
 
 def _cell(score: Score | None) -> str:

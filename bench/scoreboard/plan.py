@@ -32,6 +32,8 @@ _RETURNING: Final = ("retry-honour", "retry-ignore", "retry-mixed")
 _TRACES: Final = ("azure-code", "servegen-large", "servegen-r1")
 _CONSTANT: Final = tuple(name for name in ROWS if name.startswith("constant-"))
 _CONSTANT_FIRST: Final = _CONSTANT[::4] + _CONSTANT[3::4]  # each rate once, every second one with bursts
+_PRICED: Final = ("step-60", "step-120", "step-240")
+_PRICES: Final = tuple(f"plimsoll:missCost={cost}" for cost in (0, 5, 10, 80))
 _REST: Final = ("unseen-square", "unseen-flood", "unseen-naps-pd", "ragpulse-week", "mooncake")
 _KNOWN: Final = (*_FOLLOWED, *_PAIRS, *_RETURNING)  # rows of half an hour
 
@@ -41,6 +43,7 @@ PLAN: Final = (
     Part("followers", (*_FOLLOWED, *_PAIRS), ("followers",)),
     Part("Plimsoll and followers on other machines", _FOLLOWED, ("plimsoll", "followers"), plants=OTHERS),
     Part("peers elsewhere", (*_STEPS[1:], "ramp-120", *_PAIRS), ("fleets", "peers", "found")),
+    Part("the price of a miss", _PRICED, _PRICES),
     Part("each constant rate once", _CONSTANT_FIRST, ("plimsoll", "fleets")),
     Part("traces", _TRACES, ("plimsoll", "fleets")),
     Part("rows of which nothing is asked", _REST, ("plimsoll", "fleets")),

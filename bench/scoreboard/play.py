@@ -155,12 +155,16 @@ def _board(row: Row, log: Log, minutes: Minutes) -> dict[str, Any]:
         for name, column in (("desired", 2), ("ready", 3))
     }
     return {
-        **{
-            f"mean_replicas_{name}": {str(role): replicas(log, role, from_s, row.load.length_s) for role in tiers}
-            for name, from_s in (("later", HOUR_S), ("settled", 2 * HOUR_S))
-        },
+        "mean_replicas_later": _after(log, tiers, HOUR_S, row.load.length_s),
+        "mean_replicas_settled": _after(log, tiers, 2 * HOUR_S, row.load.length_s),
         "minutes": {"offered": minutes.offered, "shed": minutes.shed, "late": minutes.late, **counts},
     }
+
+
+def _after(log: Log, tiers: Sequence[Role], from_s: float, to_s: float) -> dict[str, float | None]:
+    """Mean replicas of each tier from `from_s` on; None where that is less than an hour."""
+    long_enough = to_s >= from_s + HOUR_S
+    return {str(role): replicas(log, role, from_s, to_s) if long_enough else None for role in tiers}
 
 
 def replicas(log: Log, role: Role, from_s: float, to_s: float) -> float | None:

@@ -71,15 +71,15 @@ def search(name: str, row: Row, seeds: int, played: Played) -> None:
 
 
 def ladder(settings: Sequence[str]) -> list[list[str]]:
-    """The words by their value of the option that has the most values; each for itself where there are no options."""
+    """The words by their value of the option that has the most values; each for itself where it has no such option."""
     options = {word: _options(word) for word in settings}
     names = list(dict.fromkeys(name for each in options.values() for name in each))
     if not names:
         return [[word] for word in settings]
-    rung = max(names, key=lambda name: len({each.get(name) for each in options.values()}))
-    steps: dict[str | None, list[str]] = {}
+    rung = max(names, key=lambda name: len({each[name] for each in options.values() if name in each}))
+    steps: dict[str, list[str]] = {}
     for word in settings:
-        steps.setdefault(options[word].get(rung), []).append(word)
+        steps.setdefault(options[word].get(rung, word), []).append(word)
     return list(steps.values())
 
 

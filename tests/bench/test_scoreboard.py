@@ -145,6 +145,11 @@ def test_a_ladder_has_every_word_once(name: str) -> None:
     assert sorted(word for step in search.ladder(every) for word in step) == sorted(every)
 
 
+def test_a_word_without_the_option_of_the_ladder_is_a_step_of_its_own() -> None:
+    steps = search.ladder(search.words("dynamo-load", STEP))
+    assert {"dynamo-load", "dynamo-load:target=latency", "dynamo-load:interval=10"} <= {step[0] for step in steps}
+
+
 def test_static_fleets_of_all_sizes_are_tried() -> None:
     assert search.words("static", STEP) == [f"static:{k}" for k in range(1, 9)]
     assert len(search.words("static", ROWS["step-60-pd"])) == 16

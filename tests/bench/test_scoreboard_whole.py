@@ -49,7 +49,8 @@ def test_the_plan_has_every_row_and_every_kind_is_known() -> None:
     own = {name for part in PLAN for name in part.rows if "plimsoll" in part.who and part.plants == (1.0,)}
     assert own == set(ROWS), "Plimsoll on every row"
     kinds = {who for part in PLAN for who in part.who}
-    assert kinds - {"plimsoll", "static:3"} == set(whole.KINDS)
+    words = {who for who in kinds if who.startswith(("plimsoll", "static:"))}
+    assert kinds - words == set(whole.KINDS)
 
 
 def test_every_row_that_asks_for_followers_has_them_in_the_plan() -> None:
@@ -288,6 +289,16 @@ def test_the_page_says_what_was_missed_and_who_does_as_well_at_which_cost(tmp_pa
         who + " 50.0% at 0.90, `apa` | 90.0% at 1.00, `follower:spare=0` | 99.1% at 1.20, `clairvoyant:plan=0@1` |"
         in text
     )
+
+
+def test_other_prices_of_a_miss_stand_beside_the_usual_one(tmp_path: Path) -> None:
+    player = a_player(tmp_path, lambda task: a_run(0.9 + 0.001 * len(task.policy), 1.0))
+    words = "plimsoll", "plimsoll:missCost=0", "plimsoll:missCost=80"
+    player([Task(STEP, 1.0, word, 1) for word in words] + [Task(ROWS["step-0"], 1.0, "plimsoll", 1)])
+    text = page.summary(report.board(player.store, "code", []))
+    assert "| row | 0 | 25 | 80 |\n" in text
+    assert "| `step-60` | 91.9% at 1.00 | 90.8% at 1.00 | 92.0% at 1.00 |\n" in text
+    assert text.count("`step-0`") == 1
 
 
 def test_pages_are_written_between_their_marks_and_old_pictures_go(tmp_path: Path) -> None:
