@@ -44,7 +44,7 @@ def summary(board: Board) -> str:
     """The part of `docs/scoreboard.md`."""
     nominal = [one for one in board.places if one.plant == 1.0 and one.own is not None]
     others = [one for one in board.places if one.plant != 1.0 and one.own is not None]
-    lines = [*_about(board), "", "### Asked and found", "", *_asked(nominal)]
+    lines = [_made(board), "", "### Asked and found", "", *_asked(nominal)]
     if others:
         lines += ["", "### On other machines", "", *_asked(others)]
     lines += ["", "### Who else", "", _WHO, "", *_who(nominal)]
@@ -55,7 +55,7 @@ def summary(board: Board) -> str:
 
 def tables(board: Board) -> str:
     """The page of all tables."""
-    lines = ["# All tables of the scoreboard", "", _TABLES, "", *_about(board)]
+    lines = ["# All tables of the scoreboard", "", _TABLES, "", _made(board), *_left(board.left)]
     for one in board.places:
         lines += ["", table.rendered(ROWS[one.row], one).rstrip()]
         if hidden := one.followers - sum(score.family == "follower" for score in one.scores):
@@ -78,23 +78,21 @@ _WHO: Final = (
 _PRICES: Final = "By `spec.scaling.missCost`, what a missed request is worth: offered in promise, and GPU-hours."
 
 
-def _about(board: Board) -> Iterator[str]:
+def _made(board: Board) -> str:
     made = f"One run: program `{board.program}`, {board.plays:,} plays, {board.cpu_s / 3600:.1f} hours of one core."
-    if not board.left:
-        yield made
-        return
-    yield f"{made} Of its plan {len(board.left)} items were left when its time was over:"
-    yield ""
-    yield from (f"- {each}" for each in _grouped(board.left))
+    left = f" Of its plan {len(board.left)} items were left when its time was over." if board.left else ""
+    return made + left
 
 
-def _grouped(left: Sequence[str]) -> Iterator[str]:
-    """By part of the plan."""
+def _left(left: Sequence[str]) -> Iterator[str]:
+    """What was not played, by part of the plan."""
     parts: dict[str, list[str]] = {}
     for one in left:
         part, _, what = one.partition(": ")
         parts.setdefault(part, []).append(what)
-    yield from (f"{part}: {'; '.join(whats)}" for part, whats in parts.items())
+    if parts:
+        yield from ("", "Left:", "")
+        yield from (f"- {part}: {'; '.join(whats)}" for part, whats in parts.items())
 
 
 def _asked(places: Sequence[Judged]) -> list[str]:
@@ -137,7 +135,10 @@ def _price(score: Score) -> int:
 
 
 def _cell(score: Score | None) -> str:
-    return "" if score is None else f"{_figures(score)}, `{score.policy}`"
+    """A schedule is told by its family alone: it is long, and of this trace."""
+    if score is None:
+        return ""
+    return f"{_figures(score)}, `{score.family if score.family in _KNOWING else score.policy}`"
 
 
 def _figures(score: Score) -> str:

@@ -133,12 +133,14 @@ def policies(row: Row) -> list[str]:
 
 
 def peers(row: Row) -> list[str]:
-    """Each at the settings that were found on the row; where it was not searched for there, at those that were found
-    on another row of the same machine, and at its defaults."""
-    own, machine = _found().get(row.name, {}), _on_machine(row)
+    """Each at the settings that were found on the row; where it was not searched for there, at those that were found on
+    another row, of the same engines if there is one, and at its defaults."""
+    found = _found()
+    alike = sorted(found, key=lambda name: ROWS[name].hardware != row.hardware)
     wanted: dict[str, None] = {}
     for name in _PEERS:
-        wanted |= dict.fromkeys(own.get(name) or [*machine.get(name, ()), name])
+        elsewhere = next((found[other][name] for other in alike if name in found[other]), [])
+        wanted |= dict.fromkeys(found.get(row.name, {}).get(name) or [*elsewhere, name])
     scene = ground(row, 1.0, row.load.make(1)).scene
     return [word for word in wanted if _possible(word, scene)]
 
@@ -160,13 +162,6 @@ def references(row: Row) -> list[str]:
     """Who knows the future, as far as it was found on this row."""
     found = _found().get(row.name, {})
     return [word for name in ("hindsight", "clairvoyant") for word in found.get(name, ())]
-
-
-def _on_machine(row: Row) -> dict[str, list[str]]:
-    """Settings of peers on the row of the same engines that peers were searched for on."""
-    found = _found()
-    same = (found.get(name, {}) for name, other in ROWS.items() if other.hardware == row.hardware)
-    return next((each for each in same if any(name in _PEERS for name in each)), {})
 
 
 def _possible(word: str, scene: Scene) -> bool:

@@ -76,15 +76,20 @@ def _word(place: Place, word: str) -> None:
 def _followers(place: Place, _: str) -> None:
     nominal = place.plant == 1.0
     _, at_cost = reach.allowance(place.row, nominal) or (0.0, 1.0)
-    own = place.score(OWN)
-    most_hours = own.gpu_hours.value * at_cost
+    most_hours = place.score(OWN).gpu_hours.value * at_cost
     scores = [place.score(word) for word in search.frontier_of(place.row)] if nominal else []
-    capped = list(_up_to(place, most_hours, _FOLLOWERS - _GATED - len(scores)))
-    affordable = [one for one in capped if one.gpu_hours.value <= most_hours] or capped[:1]
-    best = sorted(affordable, key=lambda one: -one.offered.value)[:_GATED]
-    scores += capped + [place.score(f"{_bare(one.policy)},gated=1") for one in best]
+    known = {one.policy for one in scores}
+    scores += (capped := list(_up_to(place, most_hours, _FOLLOWERS - _GATED - len(scores))))
+    ordered = sorted(capped, key=lambda one: _too_dear_last(one, most_hours))
+    gated = [word for one in ordered if (word := f"{one.policy.rpartition(',')[0]},gated=1") not in known]
+    scores += [place.score(word) for word in gated[:_GATED]]
     if place.seeds > 1:
         _leading(place, at_cost, scores)
+
+
+def _too_dear_last(one: Score, most_hours: float) -> tuple[float, float]:
+    """To sort by attainment, and those that cost more by what they cost more."""
+    return max(0.0, one.gpu_hours.value - most_hours), -one.offered.value
 
 
 def _up_to(place: Place, most_hours: float, least: int) -> Iterator[Score]:
@@ -93,10 +98,6 @@ def _up_to(place: Place, most_hours: float, least: int) -> Iterator[Score]:
         yield (one := place.score(word))
         if count >= least and one.gpu_hours.value > most_hours:
             return
-
-
-def _bare(word: str) -> str:
-    return word.rpartition(",")[0]
 
 
 def _leading(place: Place, at_cost: float, scores: Sequence[Score]) -> None:

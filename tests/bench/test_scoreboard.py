@@ -155,7 +155,7 @@ def test_static_fleets_of_all_sizes_are_tried() -> None:
     assert len(search.words("static", ROWS["step-60-pd"])) == 16
 
 
-def test_who_was_not_searched_for_on_a_row_is_played_as_on_its_machine_and_at_its_defaults(
+def test_who_was_not_searched_for_on_a_row_is_played_as_found_elsewhere_and_at_its_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
@@ -166,8 +166,11 @@ def test_who_was_not_searched_for_on_a_row_is_played_as_on_its_machine_and_at_it
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert [word for word in search.peers(STEP) if "apa" in word] == ["apa:target=8"]
     assert [word for word in search.peers(ROWS["ramp-120"]) if "apa" in word] == ["apa:target=8", "apa"]
-    assert {"kpa:target=24", "kpa", "apa"} <= set(search.peers(ROWS["constant-4-poisson"]))
-    assert {"kpa", "apa"} <= set(search.peers(ROWS["step-60-pd"])), "another machine"
+    same = {"apa:target=8", "apa", "kpa:target=24", "kpa", "wva"}
+    assert same <= set(search.peers(ROWS["constant-4-poisson"])), "of other engines where these have none"
+    found["guide"]["apa"] = ["apa:target=5"]
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert [word for word in search.peers(ROWS["constant-4-poisson"]) if "apa" in word] == ["apa:target=5", "apa"]
     assert search.references(STEP) == ["follower:spare=2"]
     assert search.references(ROWS["ramp-120"]) == []
 
