@@ -34,7 +34,7 @@ _CONSTANT: Final = tuple(name for name in ROWS if name.startswith("constant-"))
 _CONSTANT_FIRST: Final = _CONSTANT[::4] + _CONSTANT[3::4]  # each rate once, every second one with bursts
 _PRICED: Final = ("step-60", "step-120", "step-240")
 _PRICES: Final = tuple(f"plimsoll:missCost={cost}" for cost in (0, 5, 10, 80))
-_REST: Final = ("unseen-square", "unseen-flood", "unseen-naps-pd", "ragpulse-week", "mooncake")
+_UNSEEN: Final = ("unseen-square", "unseen-flood", "unseen-naps-pd")
 _KNOWN: Final = (*_FOLLOWED, *_PAIRS, *_RETURNING)  # rows of half an hour
 
 PLAN: Final = (
@@ -42,17 +42,18 @@ PLAN: Final = (
     Part("peers on the step and on the guide", ("step-60", "guide"), ("fleets", "peers", "found")),
     Part("followers", (*_FOLLOWED, *_PAIRS), ("followers",)),
     Part("Plimsoll and followers on other machines", _FOLLOWED, ("plimsoll", "followers"), plants=OTHERS),
-    Part("peers elsewhere", (*_STEPS[1:], "ramp-120", *_PAIRS), ("fleets", "peers", "found")),
-    Part("the price of a miss", _PRICED, _PRICES),
-    Part("each constant rate once", _CONSTANT_FIRST, ("plimsoll", "fleets")),
     Part("traces", _TRACES, ("plimsoll", "fleets")),
-    Part("rows of which nothing is asked", _REST, ("plimsoll", "fleets")),
+    Part("each constant rate once", _CONSTANT_FIRST, ("plimsoll", "fleets")),
+    Part("loads that nothing was tuned for", _UNSEEN, ("plimsoll", "fleets")),
+    Part("peers elsewhere", (*_STEPS[1:], "ramp-120", *_PAIRS), ("fleets", "peers", "found")),
     Part("three seeds", _KNOWN, ("plimsoll",), seeds=3),
+    Part("the price of a miss", _PRICED, _PRICES),
     Part("followers on traces", _TRACES, ("followers",)),
     Part("leading followers, three seeds", _FOLLOWED, ("followers",), seeds=3),
-    Part("peers on traces", _TRACES, ("peers",)),
     Part("the other constant rates", _CONSTANT, ("plimsoll", "fleets")),
+    Part("peers on traces", _TRACES, ("peers",)),
     Part("the step, ten seeds", _STEPS, ("plimsoll", "static:3"), seeds=10),
     Part("pairs on other machines", _PAIRS, ("plimsoll", "followers"), plants=OTHERS),
+    Part("rows of which nothing is asked", ("mooncake", "ragpulse-week"), ("plimsoll", "fleets")),
     Part("schedules that know the future, on traces", _TRACES, ("schedules",)),
 )
