@@ -9,7 +9,7 @@ STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
 # One more than there are cores: some tests wait for what others do.
 TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-GENERATED := crds charts/plimsoll/files docs/reference
+GENERATED := crds charts/plimsoll/files docs/reference docs/scoreboard.md
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
@@ -43,10 +43,11 @@ check: setup ## Linter, formatter, types, layers
 	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher'
 	@$(STAGE) layers lint-imports
 
-generate: setup ## Make again what is generated: CRDs, reference pages
+generate: setup ## Make again what is generated: CRDs, reference pages, the scoreboard's results
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
 	@$(STAGE) values $(PYTHON) charts/docs.py
 	@$(STAGE) docs $(PYTHON) docs/generate.py
+	@$(STAGE) scoreboard $(PYTHON) -m bench scoreboard --page
 	@$(STAGE) reference $(PYTHON) -m plimsoll.api.reference
 
 verify: generate ## Fail when something generated was out of date

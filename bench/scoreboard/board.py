@@ -1,6 +1,7 @@
 """`python -m bench scoreboard`: plays what is not played yet, and writes runs, tables and pictures.
 
     python -m bench scoreboard --rows step-60 --policies plimsoll static:3 --seeds 2
+    python -m bench scoreboard --whole --budget-s 4500
 
 Runs are kept in `--out` and made once; only a change of the program or of a row makes them anew.
 """
@@ -9,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
+import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from bench.scoreboard import expect, judge, picture, search, table
-from bench.scoreboard.play import Task, code, play
+from bench.scoreboard import expect, page, picture, report, search, table, whole
+from bench.scoreboard.plan import PLAN
+from bench.scoreboard.play import Task, code
+from bench.scoreboard.player import Player, Spent
 from bench.scoreboard.rows import PLANTS, ROWS, SHORT, Row
-from bench.scoreboard.search import Played
 from bench.scoreboard.store import Store
 
 OUT: Final = Path("build/scoreboard")
@@ -34,72 +34,47 @@ def main(words: Sequence[str]) -> int:
     if unknown := [name for name in arguments.rows if name not in known]:
         print(f"no row {', '.join(unknown)}: there are {', '.join(known)}", file=sys.stderr)
         return 2
+    if arguments.page:
+        page.write(report.read())
+        return 0
     rows = [known[name] for name in arguments.rows or ROWS]
-    store, own_code = Store(arguments.out), code()
-
-    def played(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        return _played(tasks, store, own_code, arguments.processes)
-
-    if arguments.expect:
-        expect.write(played)
-    elif arguments.search:
-        for row, name in itertools.product(rows, arguments.search):
-            search.search(name, row, arguments.seeds or _SEARCHED, played)
-    else:
-        _board(rows, arguments, played)
+    player = Player(Store(arguments.out), code(), arguments.processes, arguments.budget_s)
+    try:
+        _play(rows, arguments, player)
+    except Spent:
+        print("the time is over: the same command goes on from here", file=sys.stderr)
     return 0
 
 
-def _board(rows: Sequence[Row], arguments: argparse.Namespace, played: Played) -> None:
+def _play(rows: Sequence[Row], arguments: argparse.Namespace, player: Player) -> None:
+    if arguments.expect:
+        expect.write(player)
+    elif arguments.search:
+        for row, name in itertools.product(rows, arguments.search):
+            search.search(name, row, arguments.seeds or _SEARCHED, player)
+    elif arguments.whole:
+        left = whole.follow(PLAN, player)
+        report.write(found := report.board(player.store, player.code, left), report.FILE)
+        print(f"{found.plays} runs, {found.cpu_s} s of CPU; {len(left)} items of the plan are left", file=sys.stderr)
+    else:
+        _board(rows, arguments, player)
+
+
+def _board(rows: Sequence[Row], arguments: argparse.Namespace, player: Player) -> None:
     """Plays the rows, and writes tables and pictures."""
-    found: list[dict[str, Any]] = []
+    places: list[report.Judged] = []
     pages: list[str] = []
-    for row in rows:
-        for plant in arguments.plants:
-            scores = _scores(row, plant, arguments, played)
-            own = next((one for one in scores if one.policy == "plimsoll"), None)
-            checks = [] if own is None else judge.checks(row, own, scores, nominal=plant == 1.0)
-            place = Task(row, plant, "", 0).place
-            pages.append(table.rendered(row, place, scores, checks))
-            print(pages[-1], flush=True)
-            found.append(
-                {"row": place, "scores": [asdict(one) for one in scores], "checks": [c._asdict() for c in checks]}
-            )
-            picture.write(arguments.out / f"{place}.svg", f"{place}: {row.says}", scores)
+    for row, plant in itertools.product(rows, arguments.plants):
+        seeds = range(1, (arguments.seeds or row.seeds) + 1)
+        policies = arguments.policies or search.policies(row)
+        runs = player([Task(row, plant, policy, seed) for policy in policies for seed in seeds])
+        scores = report.scored(runs)
+        places.append(one := report.judged(row, plant, scores, boundary=False))
+        pages.append(table.rendered(row, one))
+        print(pages[-1], flush=True)
+        picture.write(arguments.out / f"{one.place}.svg", f"{one.place}: {row.says}", scores)
     (arguments.out / "board.md").write_text("\n".join(pages))
-    (arguments.out / "board.json").write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _scores(row: Row, plant: float, arguments: argparse.Namespace, played: Played) -> list[judge.Score]:
-    """Of every policy on one row and plant."""
-    seeds = range(1, (arguments.seeds or row.seeds) + 1)
-    policies = arguments.policies or search.policies(row)
-    tasks = [Task(row, plant, policy, seed) for policy in policies for seed in seeds]
-    runs = list(zip(tasks, played(tasks), strict=True))
-    return [judge.score(policy, [run for task, run in runs if task.policy == policy]) for policy in policies]
-
-
-def _played(tasks: Sequence[Task], store: Store, own_code: str, processes: int) -> list[dict[str, Any]]:
-    """The figures of each run, those that are kept and those that are made now, each in a process of its own."""
-    keys = [task.key(own_code) for task in tasks]
-    todo = {key: task for key, task in zip(keys, tasks, strict=True) if store.get(key) is None}
-    for key, figures in _made(todo.items(), processes):
-        store.put(key, own_code, todo[key], figures)
-        task = todo[key]
-        print(
-            f"{task.place} {task.policy} seed {task.seed}: {figures['attainment_offered']:.2%} of offered, "
-            f"{figures['gpu_hours']:.3f} GPU-hours, {figures['wall_s']:.0f} s of CPU",
-            file=sys.stderr,
-            flush=True,
-        )
-    return [dict(store.get(key) or {}) for key in keys]
-
-
-def _made(todo: Iterable[tuple[str, Task]], processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(play, task): key for key, task in todo}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
+    report.write(report.Board(player.code, 0, 0, [], places), arguments.out / "board.json")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,8 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=0, help="each row's own number without a word")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin no run after so many seconds")
     parser.add_argument("--expect", action="store_true", help="write down what the test's short rows come to")
     parser.add_argument(
         "--search", nargs="*", default=[], metavar="NAME", help="find the best setting of these policies on the rows"
     )
+    parser.add_argument("--whole", action="store_true", help=f"play the plan, and write {report.FILE.name}")
+    parser.add_argument("--page", action="store_true", help=f"write the pages that are made of {report.FILE.name}")
     return parser

@@ -51,13 +51,17 @@ class Task:
 
     @property
     def place(self) -> str:
-        """The row's name and its plant."""
-        return self.row.name if self.plant == 1.0 else f"{self.row.name}@{self.plant:g}"
+        return place(self.row.name, self.plant)
 
     def key(self, code: str) -> str:
         """Hash of all that the run depends on. code: that of the program."""
         bare = replace(self.row, name="", says="", reach=Reach(), seeds=0)
         return hashlib.sha256(repr((bare, self.plant, self.policy, self.seed, code)).encode()).hexdigest()[:24]
+
+
+def place(row: str, plant: float) -> str:
+    """The row's name and its plant."""
+    return row if plant == 1.0 else f"{row}@{plant:g}"
 
 
 def code() -> str:
@@ -151,9 +155,16 @@ def _board(row: Row, log: Log, minutes: Minutes) -> dict[str, Any]:
         for name, column in (("desired", 2), ("ready", 3))
     }
     return {
-        "mean_replicas_later": {str(role): replicas(log, role, HOUR_S, row.load.length_s) for role in tiers},
+        "mean_replicas_later": _after(log, tiers, HOUR_S, row.load.length_s),
+        "mean_replicas_settled": _after(log, tiers, 2 * HOUR_S, row.load.length_s),
         "minutes": {"offered": minutes.offered, "shed": minutes.shed, "late": minutes.late, **counts},
     }
+
+
+def _after(log: Log, tiers: Sequence[Role], from_s: float, to_s: float) -> dict[str, float | None]:
+    """Mean replicas of each tier from `from_s` on; None where that is less than an hour."""
+    long_enough = to_s >= from_s + HOUR_S
+    return {str(role): replicas(log, role, from_s, to_s) if long_enough else None for role in tiers}
 
 
 def replicas(log: Log, role: Role, from_s: float, to_s: float) -> float | None:

@@ -22,14 +22,18 @@ from typing import Any, Final
 
 from bench.scoreboard import judge
 from bench.scoreboard.play import Task, ground
-from bench.scoreboard.rows import Row
-from plimsoll.sim import frontier
+from bench.scoreboard.rows import ROWS, Row
+from plimsoll.sim import frontier, screen
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Scene
 
 _FOUND: Final = Path(__file__).parent / "found.json"
 _ALIKE: Final = 1e-3
+_PEERS: Final = tuple(
+    name for name in registry.names() if name not in ("plimsoll", "static", "follower", "clairvoyant")
+)
+_FOLLOWERS: Final = 20  # so many make a frontier
 _LEADING: Final = 2  # settings that go on to the next round, at any cost and within the row's
 
 Played = Callable[[Sequence[Task]], Sequence[dict[str, Any]]]
@@ -67,15 +71,15 @@ def search(name: str, row: Row, seeds: int, played: Played) -> None:
 
 
 def ladder(settings: Sequence[str]) -> list[list[str]]:
-    """The words by their value of the option that has the most values; each for itself where there are no options."""
+    """The words by their value of the option that has the most values; each for itself where it has no such option."""
     options = {word: _options(word) for word in settings}
     names = list(dict.fromkeys(name for each in options.values() for name in each))
     if not names:
         return [[word] for word in settings]
-    rung = max(names, key=lambda name: len({each.get(name) for each in options.values()}))
-    steps: dict[str | None, list[str]] = {}
+    rung = max(names, key=lambda name: len({each[name] for each in options.values() if name in each}))
+    steps: dict[str, list[str]] = {}
     for word in settings:
-        steps.setdefault(options[word].get(rung), []).append(word)
+        steps.setdefault(options[word].get(rung, word), []).append(word)
     return list(steps.values())
 
 
@@ -122,14 +126,42 @@ def best(row: Row, scores: Sequence[judge.Score]) -> list[str]:
 
 
 def policies(row: Row) -> list[str]:
-    """Plimsoll, and everybody else at the settings that were found on this row; at their defaults where none were."""
-    found = _found().get(row.name, {})
-    usual = {name: [name] for name in registry.names() if name not in ("static", "clairvoyant")}
-    usual["static"] = list(words("static", row))
+    """Plimsoll, all constant fleets, peers, followers that a search has left and those that the row's load names, and
+    who knows the future."""
+    followers = [*frontier_of(row), *screened(row, 1.0, _FOLLOWERS)]
+    return list(dict.fromkeys(["plimsoll", *words("static", row), *peers(row), *followers, *references(row)]))
+
+
+def peers(row: Row) -> list[str]:
+    """Each at the settings that were found on the row; where it was not searched for there, at those that were found on
+    another row, of the same engines if there is one, and at its defaults."""
+    found = _found()
+    alike = sorted(found, key=lambda name: ROWS[name].hardware != row.hardware)
+    wanted: dict[str, None] = {}
+    for name in _PEERS:
+        elsewhere = next((found[other][name] for other in alike if name in found[other]), [])
+        wanted |= dict.fromkeys(found.get(row.name, {}).get(name) or [*elsewhere, name])
     scene = ground(row, 1.0, row.load.make(1)).scene
-    found.pop("static", None)  # all of them: the least fleet that keeps the promise is among them
-    wanted = dict.fromkeys(word for kept in {**usual, **found}.values() for word in kept)
     return [word for word in wanted if _possible(word, scene)]
+
+
+def frontier_of(row: Row) -> list[str]:
+    """Followers that a search on this row has left; none where there was no search."""
+    return list(_found().get(row.name, {}).get("follower-frontier", ()))
+
+
+def screened(row: Row, plant: float, limit: int) -> list[str]:
+    """Followers worth a run on this load and plant, by its work alone, the cheapest first; with a plain cap on what is
+    in flight."""
+    known = ground(row, plant, row.load.make(1))
+    cap = max(1, round(frontier.CAPS[0] * frontier.most_resident(known.scene)))
+    return [f"{word},cap={cap}" for word in screen.followers(known, limit).words]
+
+
+def references(row: Row) -> list[str]:
+    """Who knows the future, as far as it was found on this row."""
+    found = _found().get(row.name, {})
+    return [word for name in ("hindsight", "clairvoyant") for word in found.get(name, ())]
 
 
 def _possible(word: str, scene: Scene) -> bool:

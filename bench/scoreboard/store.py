@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.scoreboard.play import Task
 
 _FILE: Final = "runs.jsonl"
+
+
+class Run(NamedTuple):
+    """A kept run. code: hash of the program that made it; row: the row's name."""
+
+    key: str
+    code: str
+    row: str
+    plant: float
+    figures: Mapping[str, Any]
 
 
 class Store:
@@ -19,28 +29,31 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _FILE
-        self._runs: dict[str, Mapping[str, Any]] = {}
+        self._runs: dict[str, Run] = {}
         if not self._path.exists():
             return
         text = self._path.read_text()
         for line in text.splitlines():
             try:
-                run = json.loads(line)
+                run = Run(**json.loads(line))
             except ValueError:
                 continue
-            self._runs[run["key"]] = run["figures"]
+            self._runs[run.key] = run
         if text and not text.endswith("\n"):
             with self._path.open("a") as lines:
                 lines.write("\n")
 
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
     def get(self, key: str) -> Mapping[str, Any] | None:
         """The figures of the run; None where it was not made."""
-        return self._runs.get(key)
+        run = self._runs.get(key)
+        return None if run is None else run.figures
 
     def put(self, key: str, code: str, task: Task, figures: Mapping[str, Any]) -> None:
-        self._runs[key] = figures
-        run = {"key": key, "code": code, "row": task.row.name, "plant": task.plant, "figures": figures}
+        run = self._runs[key] = Run(key, code, task.row.name, task.plant, figures)
         with self._path.open("a") as lines:
-            lines.write(json.dumps(run) + "\n")
+            lines.write(json.dumps(run._asdict()) + "\n")
             lines.flush()
             os.fsync(lines.fileno())

@@ -13,7 +13,7 @@ import pytest
 from plimsoll.adapters.signals import parse
 from plimsoll.core import buckets
 from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading
+from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading, Taken
 from plimsoll.gateway.accesslog import Record
 from plimsoll.gateway.endpoints import fleet
 from plimsoll.gateway.picker import Picker
@@ -252,6 +252,38 @@ def test_what_was_judged_is_told_by_some_gateways_and_asked_of_none() -> None:
     for broken in ({"missed": 10}, {"missed": 2}, {"judged": -1}, {"missed_e2e": 1.5}, {"missed_ttft": None}):
         document["services"]["team/chat"]["promise"] = told | broken
         with pytest.raises(ValueError, match=r"judged|missed"):
+            chat(document)
+
+
+def test_which_pace_was_promised_to_how_many_is_told_by_some_gateways_and_asked_of_none() -> None:
+    judged = {"judged": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    document = v3()
+    document["services"]["team/chat"]["promise"] = judged
+    assert chat(document).paced is None
+    told = {"targets_s": [0.03, 0.2], "answers": [5, 4]}
+    document["services"]["team/chat"]["promise"] = judged | {"tpot": told}
+    assert chat(document).paced == {0.03: 5.0, 0.2: 4.0}
+    for broken in (
+        {"answers": [5, 5]},
+        {"answers": [5]},
+        {"answers": [-1, 3]},
+        {"targets_s": [0.2, 0.2]},
+        {"targets_s": [0.0, 0.2]},
+    ):
+        document["services"]["team/chat"]["promise"] = judged | {"tpot": told | broken}
+        with pytest.raises(ValueError, match=r"pace|tpot"):
+            chat(document)
+
+
+def test_what_a_gateway_goes_by_is_told_by_some_and_asked_of_none() -> None:
+    document = v3()
+    assert chat(document).taken is None
+    told = {"version": "812", "gated": False, "unread": "status.admission: a model of version 9, not of version 3"}
+    document["services"]["team/chat"]["object"] = told
+    assert chat(document).taken == Taken("812", False, told["unread"])
+    for broken in ({"version": 812}, {"gated": "no"}, {"unread": "x" * 400}, {"version": None}):
+        document["services"]["team/chat"]["object"] = told | broken
+        with pytest.raises(ValueError, match="object"):
             chat(document)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.scoreboard import expect, judge, picture, play, search, table
+from bench.scoreboard import expect, judge, picture, play, report, search, table
 from bench.scoreboard.loads import Lengths, Phase, Phases, Renewal, Sine
 from bench.scoreboard.play import Task, replicas
 from bench.scoreboard.rows import ROWS, SHORT, Reach
@@ -22,55 +22,11 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import profile, startup
 from plimsoll.sim.log import Log
+from tests.bench.scores import a_run, a_score
 
 TALK = Lengths(2048.0, 256.0)
 STEP = ROWS["step-60"]
 FAR = 0.2  # of a mean: several standard errors for the sizes below
-
-
-def tickets(given: int, soon: tuple[int, int, int], later: tuple[int, int, int]) -> dict[str, Any]:
-    """Of ten refusals. soon, later: tickets of up to 60 s and of up to 120 s, in at the first retry, at the second."""
-    names = ("given", "first_ok", "second_ok")
-    honoured = {
-        name: dict(zip(names, counts, strict=True)) for name, counts in (("to_60_s", soon), ("to_120_s", later))
-    }
-    return {"refused": 10, "given": given, "honoured": honoured}
-
-
-def a_board(later: float | None = None, shed: Sequence[int] = ()) -> dict[str, Any]:
-    """What a run holds for the board. later: mean replicas after the first hour; shed: refused in each minute."""
-    return {"mean_replicas_later": {"serve": later}, "minutes": {"shed": list(shed)}}
-
-
-def a_run(offered: float, gpu_hours: float, **more: Any) -> dict[str, Any]:
-    """Figures of one run."""
-    return {
-        "attainment_offered": offered,
-        "attainment_admitted": 1.0,
-        "attainment_tokens": offered,
-        "gpu_hours": gpu_hours,
-        "mean_replicas": {"serve": 2.0},
-        "shed_share": 0.0,
-        "shed_work_ratio": None,
-        "p95_ttft_s": 0.5,
-        "reversals": {"serve": [0, 1]},
-        "windows": {"n": 10, "passed": 9},
-        "tickets": tickets(given=9, soon=(8, 7, 1), later=(4, 2, 1)),
-        "board": a_board(),
-        **more,
-    }
-
-
-def a_score(policy: str, offered: float, gpu_hours: float, **more: Any) -> judge.Score:
-    return judge.score(policy, [a_run(offered, gpu_hours, **more)])
-
-
-def reached(checks: Sequence[judge.Check]) -> dict[str, bool]:
-    return {one.name: one.passed for one in checks}
-
-
-MANY = [a_score(f"follower:spare={n}", 0.1, 0.5) for n in range(20)]  # a frontier far below
-NO_TICKETS = tickets(given=0, soon=(0, 0, 0), later=(0, 0, 0))
 
 
 # ---------------------------------------------------------------- loads
@@ -135,107 +91,7 @@ def test_copies_of_prompts_that_share_beginnings_are_other_prompts() -> None:
     assert names == {0, 1}
 
 
-# ---------------------------------------------------------------- judging
-
-
-def test_a_mean_has_the_interval_of_students_t() -> None:
-    found = judge.mean([1.0, 2.0, 3.0])
-    assert found.value == 2.0
-    assert found.half == pytest.approx(4.303 / 3**0.5)
-    assert judge.mean([0.5]) == (0.5, None)
-
-
-def test_a_row_asks_for_offered_and_admitted_and_gpu_hours() -> None:
-    good = a_score("plimsoll", 0.96, 1.2)
-    dear = a_score("follower", 1.0, 2.0)
-    assert all(reached(judge.checks(STEP, good, [good, dear, *MANY], nominal=True)).values())
-    worse = a_score("plimsoll", 0.94, 1.4, attainment_admitted=0.98)
-    found = reached(judge.checks(STEP, worse, [worse, dear, *MANY], nominal=True))
-    assert [name for name, passed in found.items() if not passed] == ["offered", "admitted", "GPU-hours"]
-
-
-def test_a_better_follower_at_our_cost_is_told_and_a_dearer_one_is_not() -> None:
-    own = a_score("plimsoll", 0.96, 1.2)
-    better, dearer = a_score("follower:margin=0.8", 0.975, 1.2), a_score("follower:margin=0.5", 1.0, 1.3)
-    assert reached(judge.checks(STEP, own, [own, dearer, *MANY], nominal=True))["followers"]
-    assert not reached(judge.checks(STEP, own, [own, better, dearer, *MANY], nominal=True))["followers"]
-
-
-def test_on_another_plant_followers_judge_and_absolute_figures_do_not() -> None:
-    own, better = a_score("plimsoll", 0.70, 1.6), a_score("follower:margin=0.8", 0.73, 1.5)
-    assert reached(judge.checks(STEP, own, [own], nominal=False)) == {"followers": False}, "nobody was played"
-    few = [own, *MANY[:5]]
-    assert reached(judge.checks(STEP, own, few, nominal=False)) == {"followers": False}, "too few to be a frontier"
-    assert reached(judge.checks(STEP, own, [own, *MANY], nominal=False)) == {"followers": True}
-    assert reached(judge.checks(STEP, own, [own, better, *MANY], nominal=False)) == {"followers": False}
-
-
-def test_cost_is_held_against_the_cheapest_reference_that_is_as_good() -> None:
-    row = replace(STEP, reach=Reach(times_best=1.10))
-    own, cheap = a_score("plimsoll", 0.96, 1.2), a_score("follower:spare=1", 0.96, 1.0)
-    bad, peer = a_score("follower:spare=0", 0.90, 0.8), a_score("hpa-queue", 0.99, 0.7)
-    assert not reached(judge.checks(row, own, [own, cheap, bad, peer, *MANY], nominal=True))["cost"]
-    assert reached(judge.checks(row, own, [own, bad, peer, *MANY], nominal=True))["cost"]
-
-
-def test_a_constant_rate_is_held_against_the_least_fleet_that_keeps_the_promise() -> None:
-    row = replace(STEP, reach=Reach(reversals=1, above_least=0.2))
-    windows = {"n": 100, "passed": 99}
-    two = a_score("static:2", 0.97, 12.0, windows=windows)
-    one = a_score("static:1", 0.5, 6.0, mean_replicas={"serve": 1.0})
-    for later, passed in ((2.1, True), (2.3, False)):
-        own = a_score("plimsoll", 0.97, 12.0, board=a_board(later))
-        found = reached(judge.checks(row, own, [own, one, two], nominal=True))
-        assert found["mean replicas over 2"] is passed
-        assert found["reversals"]
-    nobody = reached(judge.checks(row, own, [own, one], nominal=True))
-    assert nobody["mean replicas over the least fleet"] is False
-
-
-def test_refusing_the_large_ones_is_told() -> None:
-    own = a_score("plimsoll", 0.96, 1.2, shed_work_ratio=1.3)
-    assert not reached(judge.checks(STEP, own, [own], nominal=True))["work of what was shed"]
-
-
-def test_tickets_are_counted_over_all_seeds() -> None:
-    row = replace(STEP, reach=Reach(tickets=0.95))
-    own = judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.9, 1.0)])
-    assert own.tickets == (20, 18, 16, 14, 8, 6)
-    found = reached(judge.checks(row, own, [own], nominal=True))
-    assert found == {
-        "refusals that carry a ticket": True,
-        "in at the first retry, to 60 s": False,
-        "in by the second, 60 to 120 s": False,
-    }
-
-
-def test_tickets_of_a_minute_more_may_take_two_retries() -> None:
-    row = replace(STEP, reach=Reach(tickets=0.95))
-    own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=tickets(given=10, soon=(6, 6, 0), later=(4, 1, 3)))])
-    assert all(reached(judge.checks(row, own, [own], nominal=True)).values())
-
-
-def test_refusals_come_in_one_wave() -> None:
-    row = replace(STEP, reach=Reach(), clients="ignore")
-    for shed, waves in (((0, 0, 0), 0), ((0, 9, 4, 0), 1), ((9, 0, 4, 0), 2)):
-        own = judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.9, 1.0, board=a_board(shed=shed))])
-        assert own.waves == waves
-        assert reached(judge.checks(row, own, [own], nominal=True)) == {"waves of refusals": waves <= 1}
-        assert not judge.checks(replace(row, clients="none"), own, [own], nominal=True)
-
-
-def test_a_row_of_tickets_without_any_is_not_reached() -> None:
-    row = replace(STEP, reach=Reach(tickets=0.95))
-    own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=NO_TICKETS)])
-    assert reached(judge.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": False}
-
-
-def test_where_nobody_honours_a_ticket_it_is_to_be_told_all_the_same() -> None:
-    row = replace(STEP, reach=Reach(tickets=0.95))
-    for given, refused, passed in ((9, 10, True), (8, 10, False), (0, 0, False)):
-        told = {**tickets(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
-        own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=told)])
-        assert reached(judge.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": passed}
+# ---------------------------------------------------------------- searching
 
 
 def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,19 +145,47 @@ def test_a_ladder_has_every_word_once(name: str) -> None:
     assert sorted(word for step in search.ladder(every) for word in step) == sorted(every)
 
 
+def test_a_word_without_the_option_of_the_ladder_is_a_step_of_its_own() -> None:
+    steps = search.ladder(search.words("dynamo-load", STEP))
+    assert {"dynamo-load", "dynamo-load:target=latency", "dynamo-load:interval=10"} <= {step[0] for step in steps}
+
+
 def test_static_fleets_of_all_sizes_are_tried() -> None:
     assert search.words("static", STEP) == [f"static:{k}" for k in range(1, 9)]
     assert len(search.words("static", ROWS["step-60-pd"])) == 16
 
 
-def test_everybody_is_played_at_its_defaults_where_nothing_was_searched() -> None:
-    played = search.policies(replace(STEP, name="nobody searched here"))
+def test_who_was_not_searched_for_on_a_row_is_played_as_found_elsewhere_and_at_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
+    found = {
+        "step-60": {"apa": ["apa:target=8"], "hindsight": ["follower:spare=2"]},
+        "guide": {"kpa": ["kpa:target=24"]},
+    }
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert [word for word in search.peers(STEP) if "apa" in word] == ["apa:target=8"]
+    assert [word for word in search.peers(ROWS["ramp-120"]) if "apa" in word] == ["apa:target=8", "apa"]
+    same = {"apa:target=8", "apa", "kpa:target=24", "kpa", "wva"}
+    assert same <= set(search.peers(ROWS["constant-4-poisson"])), "of other engines where these have none"
+    found["guide"]["apa"] = ["apa:target=5"]
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert [word for word in search.peers(ROWS["constant-4-poisson"]) if "apa" in word] == ["apa:target=5", "apa"]
+    assert search.references(STEP) == ["follower:spare=2"]
+    assert search.references(ROWS["ramp-120"]) == []
+
+
+def test_enough_followers_for_a_frontier_are_named_by_the_load_itself() -> None:
+    row = replace(STEP, name="nobody searched here", load=SHORT["short"].load)
+    played = search.policies(row)
     assert played[0] == "plimsoll"
-    assert {"hpa-queue", "keda-ttft", "kpa", "apa", "wva", "follower", "static:8"} <= set(played)
+    assert {"hpa-queue", "keda-ttft", "kpa", "apa", "wva", "static:8"} <= set(played)
+    assert sum(word.startswith("follower:") for word in played) >= 20
 
 
 def test_who_needs_a_package_that_is_not_there_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    played, told = search.policies(STEP), capsys.readouterr().err
+    row = replace(STEP, name="nobody searched here", load=SHORT["short"].load)
+    played, told = search.peers(row), capsys.readouterr().err
     for word in ("dynamo-load", "dynamo-throughput"):
         assert (word in played) is (f"left out: {word}: " not in told)
 
@@ -341,14 +225,25 @@ def test_runs_are_found_again_and_a_line_that_was_cut_off_is_passed_over(tmp_pat
     assert Store(tmp_path).get("three") == {}
 
 
-def test_page_and_picture_hold_every_policy() -> None:
+def test_tables_and_pictures_hold_every_policy() -> None:
     scores = [judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.92, 1.1)]), a_score("static:<3>", 0.8, 1.5)]
-    text = table.rendered(STEP, "step-60", scores, judge.checks(STEP, scores[0], scores, nominal=True))
+    text = table.rendered(STEP, report.judged(STEP, 1.0, scores, boundary=False))
     assert "| `plimsoll` | 2 | 91.00% ± 12.71 |" in text
     assert "| tokens | windows | GPU-hours |" in text
     assert "| offered | >= 95.0% | 91.00% | **no** |" in text
     assert "static:&lt;3&gt;" in picture.drawn("a & b", scores)
-    json.dumps([one.offered for one in scores], allow_nan=False)
+
+
+def test_a_column_is_there_where_somebody_has_something_in_it() -> None:
+    without = table.rendered(STEP, report.judged(STEP, 1.0, [a_score("plimsoll", 0.9, 1.0)], boundary=False))
+    some = a_score("plimsoll", 0.9, 1.0, recovered=12, infeasible_alone=3, downgraded=40, itl_p99_s=0.0314)
+    told = table.rendered(STEP, report.judged(STEP, 1.0, [some], boundary=False))
+    for head, cell in (
+        ("recovered", "1.20%"), ("infeasible alone", "0.30%"), ("downgraded", "4.00%"), ("p99 ITL, ms", "31.4")
+    ):  # fmt: skip
+        assert f"| {head} |" in told
+        assert f"| {cell} |" in told
+        assert f"| {head} |" not in without
 
 
 # ---------------------------------------------------------------- the short row

@@ -92,7 +92,11 @@ DOCUMENT: dict[str, Any] = {
             "model": UNKNOWN,
             "line": UNKNOWN,
             "forecast": UNKNOWN,
-            "starts": {"seen": 0.0, "phases": [{"name": "whole", "p50_s": 109.0, "p90_s": 213.0, "p99_s": 300.0}]},
+            "starts": {
+                "variant": {"model": "Qwen/Qwen3-8B", "image": "registry/engine:2", "gpus": "1 nvidia.com/gpu"},
+                "seen": 0.0,
+                "phases": [{"name": "whole", "p50_s": 109.0, "p90_s": 213.0, "p99_s": 300.0}],
+            },
         },
         "decode": {
             "engine": {

@@ -39,8 +39,9 @@ class World:
         for parent in parents:
             self.store.put(parent)
         self.readings: tuple[GatewayReading, ...] = ()
+        self.gateways = ("gw-1",)
         self.heard: list[Key] = []
-        sources = Sources(lambda: (self.readings, ("gw-1",)), lambda pod: ABOUT, lambda pod: None)
+        sources = Sources(lambda: (self.readings, self.gateways), lambda pod: ABOUT, lambda pod: None)
         self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, self.heard.append)
 
     def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[Change]:

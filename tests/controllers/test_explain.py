@@ -95,6 +95,7 @@ def test_what_it_rests_on_are_the_figures_of_the_last_tick() -> None:
     assert sum(told["forecast"]["parts"].values()) == pytest.approx(told["forecast"]["work"], rel=1e-4)
     assert told["line"]["infeasible"] is None
     assert told["starts"]["seen"] == 1.0
+    assert told["starts"]["variant"] == {"model": "", "image": "", "gpus": ""}
     assert [phase["name"] for phase in told["starts"]["phases"]] == ["pull", "load", "whole"]
     assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in told["starts"]["phases"])
 

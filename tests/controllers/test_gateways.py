@@ -289,6 +289,24 @@ async def test_a_garbled_answer_is_silence(answer: dict[str, Any], caplog: pytes
     ]
 
 
+async def test_where_no_replica_is_of_use_it_is_known_what_they_say() -> None:
+    """One that may not watch the objects, and one of another release: neither is silent, and both can be mended."""
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1) | {"synced": False}}
+    assert (await fleet.ask()).why.startswith("it has not got the API server's objects yet")
+    told = len(fleet.told)
+    await fleet.ask()
+    assert fleet.told[told:] == []
+    fleet.answers = {"10.0.0.1": signals(1) | {"version": 99}}
+    assert "are operator and gateways of one release?" in (await fleet.ask()).why
+    assert fleet.told[told:] == [None]
+    fleet.answers = {}
+    assert (await fleet.ask()).why == ""
+    fleet.answers = {"10.0.0.1": signals(1)}
+    assert await fleet.ask() == View(1, 1, {CHAT: 1})
+
+
 async def test_a_garbled_answer_leaves_the_last_word() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")

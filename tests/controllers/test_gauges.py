@@ -11,7 +11,7 @@ import pytest
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.controllers.gauges import Conditions
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import EngineReading, GatewayReading
+from plimsoll.core.ports import EngineReading, GatewayReading, ServiceReading
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
@@ -159,6 +159,25 @@ def test_the_share_in_time_counts_the_allowance_for_long_prompts() -> None:
     met = next(one for one in report.conditions if one.type is Type.SLO_MET)
     assert met.holds is True  # as the shares have it, though the percentile is above the target without the allowance
     assert met.message.startswith("TTFT 100% within 1us + 3600s per 1k tokens (p95 ")
+
+
+def test_each_class_is_held_against_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers took 20 ms a token. A quarter of them was promised 10 ms, the rest no pace: these broke nothing."""
+
+    def promised(count: float) -> ServiceReading:
+        return replace(arrivals(count), paced={0.01: count / 4})
+
+    monkeypatch.setattr("tests.controllers.test_autoscale.arrivals", promised)
+    classes = [{"name": "chat", "slo": {"ttft": "2s", "tpot": "10ms"}}, {"name": "batch", "slo": {"ttft": "60s"}}]
+    found = loaded("mixed", **PROMISED, admission={"classes": classes})
+    assert value("plimsoll_slo_met_ratio", service="team/mixed", target="tpot") == pytest.approx(0.75)
+    assert value("plimsoll_slo_attainment_ratio", service="team/mixed") == pytest.approx(0.75)
+    report = found.scaler.report(("team", "mixed"))
+    assert report is not None
+    assert (report.slo["met"], report.slo["attainment"]) == ({"ttft": "100%", "tpot": "75%"}, "75%")
+    told = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    assert told.reason is Reason.PROMISE_BROKEN
+    assert "TPOT at least 75% within 10ms by class" in told.message
 
 
 def test_a_target_that_is_not_promised_any_more_has_no_share() -> None:

@@ -60,21 +60,23 @@ def test_a_fallback_that_is_missing_or_leads_back_is_told_and_the_way_through_ot
     for raw in (falling_back("a", "b"), falling_back("b", "c"), builders.service("c"), falling_back("d", "nobody")):
         store.put(raw)
 
-    def told(name: str) -> tuple[str, bool] | None:
+    def told(name: str) -> tuple[str, str] | None:
         seen = observe(store, View(), ("team", name))
         assert seen is not None
         return seen.fallback
 
     assert {name: told(name) for name in "abcd"} == {
-        "a": ("team/b", True),
-        "b": ("team/c", True),
+        "a": ("team/b", ""),
+        "b": ("team/c", ""),
         "c": None,
-        "d": ("team/nobody", False),
+        "d": ("team/nobody", "is not there"),
     }
     store.put(falling_back("c", "a"))
-    assert [told(name) for name in "abc"] == [("team/b", False), ("team/c", False), ("team/a", False)]
+    in_turn = "falls back to this service in turn ({0} -> {1} -> {2} -> {0})"
+    ways = (("team/a", "team/b", "team/c"), ("team/b", "team/c", "team/a"), ("team/c", "team/a", "team/b"))
+    assert [told(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
     store.put(falling_back("c", "b"))
-    assert told("a") == ("team/b", True), "the ring of others is theirs"
+    assert told("a") == ("team/b", ""), "the ring of others is theirs"
 
 
 def test_whoever_falls_back_to_somebody_is_told_when_services_come_and_go() -> None:

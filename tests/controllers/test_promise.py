@@ -40,7 +40,7 @@ def seen(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> Seen:
 
 
 def told(now: Seen, slo: Slo = BOTH, before: Condition | None = None) -> Condition:
-    return promise.condition(now, slo, before)
+    return promise.condition(now, slo, (slo,), before)
 
 
 def test_a_promise_whose_bound_is_within_it_is_kept() -> None:
@@ -123,7 +123,7 @@ def test_the_condition_and_the_figures_never_contradict_each_other(
     late: float, slow: float | None, percentile: int, shed: float
 ) -> None:
     now, slo = seen(late, slow, shed_share=shed), Slo(percentile / 100, 0.5, tpot_s=0.05)
-    found, figures = told(now, slo), promise.figures(now, slo, {})
+    found, figures = told(now, slo), promise.figures(now, slo, (slo,), {})
     shares = {name: int(share[:-1]) for name, share in figures["met"].items()}
     if found.holds is True:
         assert int(figures["attainment"][:-1]) >= percentile
@@ -139,18 +139,34 @@ def test_the_condition_and_the_figures_never_contradict_each_other(
     SloStatus.model_validate(figures)
 
 
+def test_targets_of_classes_are_told_from_the_tightest_to_the_loosest_and_the_pace_as_a_bound() -> None:
+    """Of 1,000 answers 600 were promised 50 ms, and 40 of all were slower: perhaps all of these were among the 600."""
+    classes = BOTH, Slo(0.95, 60.0, 0.1)
+    now = seen(0.01, 0.04, paced={0.05: 600.0})
+    found = promise.condition(now, BOTH, classes, None)
+    assert (found.holds, found.reason) == (True, Reason.PROMISE_KEPT)
+    assert found.message == (
+        "TTFT 99% within 500ms to 60s + 100ms per 1k tokens by class (p95 400ms),"
+        " TPOT at least 96% within 50ms by class (p95 30ms); 95% promised, at least 95% within all of a request"
+    )
+    assert promise.figures(now, BOTH, classes, {})["met"] == {"ttft": "99%", "tpot": "96%"}
+    assert promise.condition(seen(0.01, 0.04, paced={}), BOTH, classes, found) is found  # figures move, words stay
+    loose = promise.condition(seen(0.01, 0.9, paced={}), BOTH, classes, None)
+    assert "TPOT at least 100% within 50ms by class" in loose.message
+
+
 def test_a_share_that_is_short_by_a_hair_is_not_rounded_up() -> None:
-    figures = promise.figures(seen(0.0501, 0.0), BOTH, {})
+    figures = promise.figures(seen(0.0501, 0.0), BOTH, (BOTH,), {})
     assert figures["met"] == {"ttft": "94%", "tpot": "100%"}
     assert figures["attainment"] == "94%"
-    assert promise.figures(seen(0.05, 0.0), BOTH, {})["attainment"] == "95%"
+    assert promise.figures(seen(0.05, 0.0), BOTH, (BOTH,), {})["attainment"] == "95%"
 
 
 def test_an_idle_service_has_no_figures() -> None:
     nobody = Unknown("nobody was answered in the last minute")
     none = Measured(tpot_s=nobody, itl_s=nobody)
     heard = Heard(0.0, judged=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierHeard(none, 1.0)})
-    assert promise.figures(Seen(heard, {}), BOTH, {}) == {}
+    assert promise.figures(Seen(heard, {}), BOTH, (BOTH,), {}) == {}
     found = told(Seen(heard, {}))
     assert (found.type, found.holds, found.reason) == (Type.SLO_MET, None, Reason.NOT_MEASURED)
     assert found.message == "TTFT is not known: nobody was answered in the last minute"

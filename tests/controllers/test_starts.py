@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.adapters.about import Start
+from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers import starts
+from plimsoll.core.variants import UNKNOWN, Variant
+from plimsoll.resources.pod import template
+from tests import builders
 
 Object = dict[str, Any]
 
@@ -52,6 +56,17 @@ def test_a_start_is_its_phases_and_they_sum_to_the_whole() -> None:
     assert [name for name, _ in told] == ["schedule", "pull", "launch", "load", "probe"]
     assert sum(seconds for _, seconds in told) == 40.0
     assert starts.took(ready, None) == [("schedule", 2.0), ("pull", 10.0), ("engine", 28.0)]
+
+
+def test_a_variant_is_named_by_what_the_pod_runs_on_which_gpus_and_of_which_model() -> None:
+    """Of what the operator renders, and of pods that tell nothing of it."""
+    spec: Object = {"model": {"uri": "hf://Qwen/Qwen3-8B", "revision": "abc"}, "slo": {"tpot": "50ms"}}
+    spec["tiers"] = {"serve": {"gpus": 2, "pod": {"nodeSelector": {"gpu": "h200"}}}}
+    made = template(parse(builders.service(**spec)), "serve", builders.PLATFORM)
+    found = starts.variant(made)
+    assert found == Variant("Qwen/Qwen3-8B@abc", "example.com/engine:1", "2 nvidia.com/gpu on gpu=h200")
+    assert found.words == "Qwen/Qwen3-8B@abc, example.com/engine:1, 2 nvidia.com/gpu on gpu=h200"
+    assert starts.variant({"metadata": {}, "status": {}}) == starts.variant({}) == UNKNOWN
 
 
 def test_times_that_make_no_sense_are_no_start() -> None:

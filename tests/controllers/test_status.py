@@ -62,6 +62,8 @@ def test_ready_means_that_a_gateway_lists_an_endpoint() -> None:
     assert (unknown.status, unknown.reason) == ("Unknown", Reason.NO_GATEWAY)
     none = by_type(status.conditions(sight(routable=None, gateways_present=0)))[Type.READY]
     assert (none.status, none.reason) == ("False", Reason.NO_GATEWAY)
+    said = by_type(status.conditions(sight(routable=None, gateways_say="it has not got the objects")))[Type.READY]
+    assert said.message.startswith("no gateway replica is of use: it has not got the objects; look at it with: kubectl")
 
 
 def test_a_dead_prefill_tier_does_not_make_the_service_unready() -> None:
@@ -226,10 +228,11 @@ def test_what_another_process_told_the_gateways_stays_until_this_one_knows_bette
 
 
 def test_a_fallback_that_cannot_be_used_is_an_event_and_one_that_can_is_none() -> None:
-    good = status.conditions(sight(fallback=("team/small", True)))
-    bad = status.conditions(sight(fallback=("team/small", False)))
+    good = status.conditions(sight(fallback=("team/small", "")))
+    bad = status.conditions(sight(fallback=("team/small", "is not there")))
     assert by_type(good)[Type.FALLBACK_FOUND].holds
-    assert "team/small" in by_type(bad)[Type.FALLBACK_FOUND].message
+    message = "spec.admission.fallback.name: team/small is not there; what it should take is refused"
+    assert by_type(bad)[Type.FALLBACK_FOUND].message == message
     before = conditions.merge([], good, 1, "2026-01-01T00:00:00Z")
     assert [event.reason for event in status.events(before, bad)] == [EventReason.FALLBACK_UNUSABLE]
     assert Type.FALLBACK_FOUND not in by_type(status.conditions(sight()))

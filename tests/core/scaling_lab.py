@@ -27,7 +27,7 @@ from plimsoll.core.scaling import (
     TierObservation,
     TierPolicy,
     decide,
-    line,
+    lines,
     needs,
 )
 from plimsoll.core.scaling.sized import margin_of
@@ -144,7 +144,7 @@ DECODE = Tier(Role.DECODE, SMALL, CHAT, ROOMY, Slo(0.95, 0.5, 0.0, 0.025), KvTra
 
 
 def lined(kind: Tier, replicas: int = 1) -> Line:
-    found = line(kind, replicas)
+    found = lines([kind], [replicas])[0]
     assert isinstance(found, Line)
     return found
 

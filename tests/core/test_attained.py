@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,94 @@ def test_whoever_misses_what_the_true_share_lies_between_the_bounds(
     true = 1.0 - (first | last | slow).sum() / size
     assert known(found.least) - 1e-9 <= true <= (found.most or 0.0) + 1e-9
     assert 1.0 - true <= (found.missed or 0.0) + 1e-9
+
+
+# ---------------------------------------------------------------- classes with paces of their own
+
+FAST, SLOW, ANY = Slo(0.95, tpot_s=0.05), Slo(0.95, tpot_s=0.1), Slo(0.95, 60.0)
+
+
+def mixed(fast: float, slow: float, none: float, told: Buckets) -> Heard:
+    """So many answers that were promised 50 ms, 100 ms and no pace; told: what engines saw of all of them."""
+    judged = Judged(fast + slow + none, 0.0, 0.0, 0.0)
+    return replace(heard(judged, told), paced={0.05: fast, 0.1: slow})
+
+
+def kept(found: Attained) -> tuple[float, float]:
+    """At least and at most."""
+    assert found.most is not None
+    return round(known(found.least), 9), round(found.most, 9)
+
+
+def test_who_was_promised_no_pace_cannot_have_missed_one() -> None:
+    """A batch class at night, when nobody else is there: slow as it is, its engines break no promise."""
+    found = attained(mixed(0.0, 0.0, 100.0, paces(0.0, 100.0)), FAST, ANY)
+    assert (kept(found), found.met["TPOT"], found.unknown) == ((1.0, 1.0), 1.0, None)
+    assert kept(attained(mixed(10.0, 0.0, 90.0, paces(0.0, 100.0)), FAST, ANY)) == (0.9, 0.9)  # those ten for sure
+    assert kept(attained(mixed(10.0, 0.0, 90.0, paces(50.0, 50.0)), FAST, ANY)) == (0.9, 1.0)
+    assert kept(attained(mixed(60.0, 0.0, 40.0, paces(95.0, 5.0)), FAST, ANY)) == (0.95, 1.0)
+
+
+def test_a_class_with_a_looser_pace_is_held_against_that() -> None:
+    found = attained(mixed(20.0, 80.0, 0.0, paces(30.0, 70.0)), FAST, SLOW)  # 60 ms: too slow for some, not for others
+    assert kept(found) == (0.8, 1.0)
+    assert kept(attained(mixed(0.0, 100.0, 0.0, paces(30.0, 70.0)), FAST, SLOW)) == (1.0, 1.0)
+    assert kept(attained(mixed(100.0, 0.0, 0.0, paces(30.0, 70.0)), FAST, SLOW)) == (0.3, 0.3)
+
+
+def test_classes_that_are_promised_the_same_pace_are_as_one() -> None:
+    alike = attained(heard(None, paces(90.0, 10.0), ttft_s=Unknown("no gateway")), FAST, FAST)
+    assert kept(alike) == (0.9, 0.9)
+
+
+def test_a_pace_that_classes_alone_are_promised_is_a_target_too() -> None:
+    found = attained(mixed(50.0, 0.0, 50.0, paces(0.0, 100.0)), Slo(0.95, 0.5, tpot_s=0.05), Slo(0.95, 60.0))
+    assert list(found.met) == ["TTFT", "TPOT"]
+    assert kept(found) == (0.5, 0.5)
+
+
+CLASS = st.sampled_from([0.05, 0.1, 0.15, math.inf])
+PACE_S = st.sampled_from([0.02, 0.06, 0.12, 0.2])
+
+
+@given(st.lists(st.tuples(CLASS, PACE_S), min_size=1, max_size=60))
+def test_whichever_class_was_slow_the_true_share_lies_between_the_bounds(answers: list[tuple[float, float]]) -> None:
+    """And no tighter bound holds for all that look alike: paces could be dealt out so that either is true."""
+    edges = (0.05, 0.1, 0.15, 1.0, math.inf)
+    counts = [float(sum(low < pace <= high for _, pace in answers)) for low, high in pairwise((0.0, *edges))]
+    told = heard(Judged(float(len(answers)), 0.0, 0.0, 0.0), Buckets(edges, tuple(counts), sum(p for _, p in answers)))
+    targets = sorted(target for target, _ in answers)
+    paced = {target: float(targets.count(target)) for target in targets if target < math.inf}
+    promised = [Slo(0.95, 60.0) if target == math.inf else Slo(0.95, 60.0, tpot_s=target) for target in set(targets)]
+    found = attained(replace(told, paced=paced), *promised)
+    assert known(found.least) - 1e-9 <= sum(p <= t for t, p in answers) / len(answers) <= (found.most or 0.0) + 1e-9
+    paces_s = sorted(pace for _, pace in answers)
+    assert found.most == pytest.approx(_paired(paces_s, targets) / len(answers))
+    assert known(found.least) == pytest.approx(1.0 - _paired([t + 1e-9 for t in targets], paces_s) / len(answers))
+
+
+def _paired(low: list[float], high: list[float]) -> int:
+    """How many pairs of one of each list there can be whose first is not above its second; both ascending."""
+    found = 0
+    for value in high:
+        found += low[found] <= value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("differing", "why"),
+    [
+        ({"judged": None}, "the gateways do not tell"),
+        ({"paced": None}, "the gateways do not tell"),
+        ({"judged": Judged(0.0, 0.0, 0.0, 0.0)}, "no answer of the last minute can be held against it"),
+    ],
+    ids=["silent gateways", "gateways of an older release", "nobody answered"],
+)
+def test_without_a_word_of_the_gateways_it_is_not_known_who_was_promised_which_pace(
+    differing: dict[str, Any], why: str
+) -> None:
+    told = replace(mixed(50.0, 50.0, 0.0, paces(90.0, 10.0)), ttft_s=0.1, **differing)
+    assert unknown(attained(told, FAST, SLOW)) == ("TPOT", why)
 
 
 # ---------------------------------------------------------------- what is not known
@@ -244,6 +333,17 @@ def test_counters_that_begin_anew_lose_their_interval_and_make_no_share_that_nev
             assert found.met["TTFT"] == pytest.approx(0.9)
             assert found.met["TPOT"] == pytest.approx(0.9)
             assert found.least == pytest.approx(0.8)
+
+
+def test_of_several_gateways_all_that_were_promised_a_pace_count_and_a_target_may_come_and_go() -> None:
+    listener = Listener([Role.SERVE])
+    for t in range(20):
+        for name, paced in (("g", {0.05: 4.0 * t}), ("h", {0.05: 1.0 * t, 0.1: 2.0 * max(0, t - 9)})):
+            told = replace(gateway(9.0 * t, Judged(9.0 * t, 0.0, 0.0, 0.0)), paced=paced)
+            listener.hear_gateway(name, "1", NOW_S + t, told)
+    found = listener.heard(NOW_S + 20.0, {}, ["g", "h"], 0.95)
+    assert found.judged is not None
+    assert (found.judged.answers, found.paced) == (2 * 9.0 * 19, {0.05: 5.0 * 19, 0.1: 20.0})
 
 
 def test_gateways_of_two_releases_tell_what_the_newer_one_has_judged() -> None:

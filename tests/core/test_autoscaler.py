@@ -14,18 +14,21 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
+from plimsoll.core.autoscaler.service import missed_share
 from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.buckets import LATENCY_EDGES_S, from_sparse, index
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.knee import profile
 from plimsoll.core.latency import StepModel
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Ladder
+from plimsoll.core.ports import About, Judged, Ladder
 from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.sizing import Sizing, size
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import Variant
 
 START_S = 1.8e9
 SLO = Slo(0.95, ttft_s=2.0, tpot_s=0.05)
@@ -271,6 +274,27 @@ def test_how_far_to_look_ahead_follows_every_start_at_once() -> None:
     assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
 
 
+def test_what_is_ordered_decides_whose_starts_are_looked_ahead_by_over_a_restart_and_a_roll_back() -> None:
+    old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
+    service, asked = Service.of([Role.SERVE]), wish()
+
+    def ordered(variant: Variant) -> float:
+        service.hear(Seen(heard(1.0), {"serve": TierSeen(1, 1, variant=variant)}), asked, START_S)
+        return service.horizon_s("serve", asked)
+
+    ordered(old)
+    for _ in range(5):
+        service.started("serve", [("load", 20.0)], old)
+    known_s = ordered(old)
+    assert ordered(new) > 1.5 * known_s
+    service.started("serve", [("load", 60.0)], new)
+    assert ordered(new) > 60.0
+    kept, service = to_dict(service), Service.of([Role.SERVE])
+    restore(service, json.loads(json.dumps(kept)))
+    assert service.horizon_s("serve", asked) == pytest.approx(ordered(new), rel=1e-4)
+    assert ordered(old) == pytest.approx(known_s, rel=1e-4)
+
+
 def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
@@ -315,6 +339,17 @@ def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None
     silent = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
     assert fleet.run(silent, 400).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
+
+
+def test_what_a_class_may_wait_for_is_not_missed_by_the_promise_of_the_others() -> None:
+    """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
+    soon, late = (index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
+    waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
+    told = replace(heard(5.0), ttft=waited, shed_share=0.02)
+    assert missed_share(told, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
+    assert missed_share(replace(told, judged=Judged(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
+    assert missed_share(replace(told, judged=Judged(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.05)
+    assert missed_share(replace(told, judged=Judged(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.1)
 
 
 def test_one_slow_first_request_orders_no_replica() -> None:

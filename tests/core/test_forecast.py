@@ -157,6 +157,28 @@ def test_the_rise_of_the_day_is_a_part_of_the_forecast() -> None:
     assert told(fed(daily(1.4), 60.0), 600.0).season == 0.0
 
 
+def weekly(hours: int) -> season.Season:
+    """Hours of a week whose first five days are working days, and whose other two are quiet."""
+    found = season.Season()
+    for number in range(12 * hours):
+        at_s = 300.0 * number
+        works = at_s % (7 * 86400) < 5 * 86400 and 9 * 3600 <= at_s % 86400 < 18 * 3600
+        found = season.add(found, at_s + 150.0, 4.0 if works else 1.0, 300.0)
+    return found
+
+
+def test_the_shape_of_the_week_knows_the_days_without_a_morning() -> None:
+    """From the third week on; before, the shape of the day takes the sixth one for a day like the others."""
+
+    def rise(day: int) -> float:
+        return season.growth(weekly(24 * day + 9), day * 86400.0 + 8.75 * 3600.0, 600.0)
+
+    assert rise(5) > 0.2
+    for week in (2, 3):
+        assert rise(7 * week + 5) < 0.1 * rise(7 * week + 1)
+        assert rise(7 * week + 1) > 0.3
+
+
 def test_noise_has_no_shape() -> None:
     rng = np.random.default_rng(8)
     found = season.Season()

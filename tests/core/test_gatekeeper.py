@@ -15,6 +15,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Mode, TierPolicy
 from plimsoll.core.signals import Heard
 from plimsoll.core.transfer import LEAST_TOKENS, MEMORY_S, Moved
+from plimsoll.core.variants import Variant, becomes
 from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, wish
 
 CLASSES = (ClassPolicy("default", 0, SLO),)
@@ -84,6 +85,21 @@ def test_what_starts_is_told_with_its_time_and_its_work() -> None:
     assert keeper.told.ready_at_s > later_s
     assert keeper.told.ready_work > before.ready_work
     assert before.ready_at_s is None
+
+
+def test_while_a_new_image_replaces_the_old_one_clients_are_told_times_and_of_a_new_model_none() -> None:
+    for after, told in ((Variant("m", "engine:2"), True), (Variant("other", "engine:1"), False)):
+        fleet, keeper = busy(), Gatekeeper()
+        fleet.service.tiers["serve"].starts = becomes(fleet.service.tiers["serve"].starts, Variant("m", "engine:1"))
+        fleet.service.started("serve", [("load", 30.0)])
+        fleet.service.tiers["serve"].starts = becomes(fleet.service.tiers["serve"].starts, after)
+        fleet.arrives = False
+        fleet.replicas["serve"] += 1
+        new = (Starting("p", fleet.now_s),)
+        fleet.tick(heard(20.0, Role.SERVE), serve=new)
+        keeper.tell(fleet.service, seen(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
+        assert keeper.told is not None
+        assert (keeper.told.ready_at_s is not None) is told
 
 
 @pytest.mark.parametrize("new", [1, 2, 8, 30])

@@ -29,15 +29,48 @@ def off_by(log_found: float, exact: mpmath.mpf) -> float:
     return abs(float(mpmath.expm1(mpmath.mpf(float(log_found)) - mpmath.log(exact))))
 
 
-@pytest.mark.parametrize("servers", [1, 2, 30, 1000, 10_000])
+@pytest.mark.parametrize("servers", [1, 2, 3, 7, 30, 100, 316, 1000, 3162, 10_000])
 def test_erlang_is_right_to_nine_digits(servers: int) -> None:
     with mpmath.workdps(30):
-        for rho in (1e-6, 0.7, 0.9999):
+        for rho in (1e-6, 0.3, 0.7, 0.95, 0.9999):
             a = servers * rho
             inverse = inverse_loss(lambda n, a=a: mpmath.mpf(a) / n, servers)  # type: ignore[misc]
             waiting = 1 / (mpmath.mpf(a) / servers + (1 - mpmath.mpf(a) / servers) * inverse)
             assert off_by(float(queueing.log_inverse_erlang_b(a, servers)), inverse) < PROMISED
             assert off_by(float(queueing.log_erlang_c(a, servers)), waiting) < PROMISED
+
+
+@pytest.mark.parametrize("servers", [1, 9, 200, 10_000])
+def test_waits_are_right_to_nine_digits(servers: int) -> None:
+    with mpmath.workdps(30):
+        for rho in (0.7, 0.95, 0.9999):
+            a = mpmath.mpf(servers * rho)
+            inverse = inverse_loss(lambda n, a=a: a / n, servers)  # type: ignore[misc]
+            waiting, spare = 1 / (a / servers + (1 - a / servers) * inverse), servers - a
+            given = servers * rho, 1.0, servers
+            t_s = float(3 / spare)
+            over = waiting * mpmath.exp(-spare * t_s)
+            share = 1 - float(over)
+            assert float(queueing.wait_tail(t_s, *given)) == pytest.approx(float(over), rel=PROMISED)
+            assert float(queueing.wait_mean_s(*given)) == pytest.approx(float(waiting / spare), rel=PROMISED)
+            if share < 1 - 1e-6:  # beyond, one less a share has too few digits to be asked for
+                exact_s = mpmath.log(waiting / (1 - mpmath.mpf(share))) / spare
+                assert float(queueing.wait_quantile_s(share, *given)) == pytest.approx(float(exact_s), rel=PROMISED)
+
+
+@pytest.mark.parametrize(("servers", "places"), [(1, 0), (1, 50), (100, 3), (1000, 500), (10_000, 200)])
+def test_a_line_with_an_end_is_right_to_nine_digits(servers: int, places: int) -> None:
+    with mpmath.workdps(30):
+        for rho in (0.95, 0.9999, 1.0, 1.3):
+            a = mpmath.mpf(servers * rho)
+            powers = [(a / servers) ** j for j in range(places + 1)]  # of the states with j waiting, over full ones
+            under = inverse_loss(lambda n, a=a: a / n, servers)  # type: ignore[misc]
+            whole = under + sum(powers[1:])
+            waited = sum((j + 1) * power for j, power in enumerate(powers[:-1])) / servers / (whole - powers[-1])
+            found = queueing.finite_queue(servers * rho, 1.0, servers, places)
+            assert float(found.refused) == pytest.approx(float(powers[-1] / whole), rel=PROMISED)
+            assert float(found.delayed) == pytest.approx(float(sum(powers[:-1]) / whole), rel=PROMISED)
+            assert float(found.wait_mean_s) == pytest.approx(float(waited), rel=PROMISED)
 
 
 @pytest.mark.parametrize("slots", [1, 66, 250])

@@ -106,7 +106,19 @@ def test_long_gaps_alone_order_more_where_demand_is_not_known() -> None:
 
 def test_a_step_down_tells_what_one_fewer_would_give() -> None:
     state = State(0.0, {"serve": TierState(lower=(Mark(2, -1000.0),))})
-    assert decided(tier(1.5, 4), state=state).why.endswith("1 would keep 60.0% in promise")
+    assert decided(tier(1.5, 4), state=state).why.endswith("1 would keep 60.0% in promise, target 95%")
+
+
+def test_the_event_line_has_what_is_measured_of_what_binds_beside_its_target() -> None:
+    measured = Measured(tpot_s=0.044, ttft_s=0.2)
+    told = decided(tier(4.1, 3, measured=measured)).why
+    assert "(knee 10 req/s each, TPOT binds: p95 44 ms now, target 50 ms);" in told
+    need = tier(4.1, 3).need
+    assert isinstance(need, Need)
+    first = decided(tier(4.1, 3, measured=measured, need=replace(need, constraint=Constraint.TTFT)))
+    assert "TTFT binds: p95 200 ms now, target 500 ms)" in first.why
+    slots = decided(tier(4.1, 3, measured=measured, need=replace(need, constraint=Constraint.SLOTS)))
+    assert "slots binds)" in slots.why
 
 
 # Demand and need

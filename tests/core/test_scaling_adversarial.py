@@ -229,7 +229,21 @@ def test_to_zero_together_and_back_by_what_waits() -> None:
     assert fleets["prefill"].reversals <= 3
 
 
-# The traps
+# The traps of other autoscalers, one test each:
+#   means where tails are promised           test_tails_are_promised_not_means
+#   arrivals counted after shedding          test_what_is_shed_is_demand_all_the_same, and at the source
+#                                            test_demand_adversarial.test_arrivals_are_counted_before_shedding_...
+#   means of a pod for sums of the fleet     test_a_fleets_demand_is_a_sum_over_pods_never_their_mean
+#   thresholds that cannot fire              test_every_signal_alone_can_fire_and_moves_its_own_tier
+#   a pending pod that freezes all           test_a_pending_pod_freezes_no_decision
+#   ten million requests a second            test_an_estimate_beyond_belief_holds
+#   one replica when metrics vanish          test_metrics_lost_in_mid_burst_hold_the_fleet_and_their_return_moves_it_on
+#   one more at a time, two minutes each     test_a_need_of_many_is_met_in_one_step_however_long_a_start_takes
+#   a window filled with zeros beforehand    test_the_first_sample_counts_whole_not_as_one_of_a_window_of_zeros
+#   prefill scaled for a bottleneck of decode  test_prefill_is_not_scaled_for_a_bottleneck_in_decode
+#   flapping the faster pods start           test_pods_that_start_faster_make_no_more_reversals
+#   32-bit floats                            test_a_very_large_fleet_is_counted_exactly
+#   mixed units                              test_units_do_not_matter_to_the_count
 
 
 def test_tails_are_promised_not_means() -> None:

@@ -69,6 +69,47 @@ def test_down_comes_after_the_start_up_time_times_the_chance_of_return(odds: Odd
     assert went_s == after_s
 
 
+def test_a_step_down_tells_for_how_long_the_need_was_lower_and_why_so_long() -> None:
+    """In the one line of Event, status and `explain`, though the need is what moved the count."""
+    old = State(0.0, {"serve": TierState(lower=(Mark(2, 40.0),))})
+    found = decided(tier(coming(1.9, OFTEN), 4), now_s=100.0, state=old, miss_cost=0.0)
+    assert (found.before, found.replicas) == (4, 2)
+    assert found.why == (
+        "forecast 19 req/s in 60 s needs 2 (knee 10 req/s each, TPOT binds); at most 2 needed for 60 s, the rest kept"
+        " for 54 s: a start takes 60 s, and more are needed within it with a chance of 89%;"
+        " 1 would keep 60.0% in promise, target 95%"
+    )
+
+
+def test_a_replica_that_is_kept_tells_for_how_long_it_will_be_and_why_so_long() -> None:
+    old = State(0.0, {"serve": TierState(lower=(Mark(2, 40.0),))})
+    found = decided(tier(coming(1.9, OFTEN), 4), now_s=60.0, state=old, miss_cost=0.0)
+    assert (found.before, found.replicas) == (4, 4)
+    # three are less likely to be outgrown than two, so that the third is held for less
+    assert (
+        "3 would be enough; down in 11 s of 31 s unless the need returns:"
+        " a start takes 60 s, and more are needed within it with a chance of 51%"
+    ) in found.why
+
+
+def test_what_is_missed_where_a_need_returns_is_told_as_part_of_the_time() -> None:
+    known = Returns(trials=3.0, again=2.0)
+    old = State(0.0, {"serve": TierState(lower=(Mark(2, 40.0),), returns=known)})
+    for miss_cost, told in ((0.5, ", and what is missed then is worth 15 s more"), (9.0, "; 2 starts at most")):
+        found = decided(tier(coming(1.9, NEVER), 4), now_s=60.0, state=old, miss_cost=miss_cost)
+        assert told in found.why
+    assert "missed then" not in decided(tier(coming(1.9, NEVER), 4), now_s=60.0, state=old, miss_cost=0.0).why
+
+
+def test_a_replica_that_is_kept_against_a_leap_alone_says_so() -> None:
+    """More than is needed, less than is worth giving back: of what no step moves, the step of the need tells."""
+    just = 1.0 / (0.8 * OFTEN.between(1.0 / 0.8, 2.0 / 0.8))  # miss cost at which a second one is worth its price
+    found = decided(tier(coming(0.8, OFTEN), 2), miss_cost=0.9 * just)
+    assert found.replicas == 2
+    assert said(found, "need").why.endswith("; 1 more kept against a leap")
+    assert "kept" not in said(decided(tier(coming(0.8, OFTEN), 1), miss_cost=0.9 * just), "need").why
+
+
 def test_a_need_that_returns_starts_the_hold_time_anew() -> None:
     state = State()
     for now_s in range(0, 200, 5):
@@ -91,6 +132,7 @@ def test_the_last_replica_is_kept_for_as_long_as_a_cold_return_costs(
     assert (stays.replicas, goes.replicas) == (1, 0)
     assert "the last one stays: no request for" in said(stays, "need").why
     assert f"none stays: no request for {after_s:.0f} s, one within 60 s has a chance of" in goes.why
+    assert goes.why.endswith("; at once, since the pause was waited for")
 
 
 @pytest.mark.parametrize("stopped_s", [0, 5, 30])

@@ -14,7 +14,7 @@ from plimsoll.core.load_line import slo_rate
 from plimsoll.core.scaling import (
     Ask,
     TierObservation,
-    line,
+    lines,
     needs,
 )
 from plimsoll.core.scaling.sized import margin_of
@@ -50,6 +50,24 @@ def test_a_line_knows_its_work_its_load_line_and_what_binds() -> None:
     assert made.replica_work == pytest.approx(slo_rate(profile(SERVE), 4)[0] / 4 * made.request_gpu_s)
     assert made.constraint is Constraint.TPOT
     assert lined(PREFILL).constraint is Constraint.TTFT
+
+
+def test_lines_that_are_made_together_are_those_of_each_alone_to_the_last_bit() -> None:
+    rng = np.random.default_rng(5)
+    kinds = [SERVE, PREFILL, DECODE, replace(SERVE, slo=Slo(0.95, 0.5, 0.0, 0.004))]  # the last promise is infeasible
+    kinds += [replace(kinds[n % 3], arrival_cv2=float(rng.uniform(0.5, 6.0)), gateways=1 + n % 3) for n in range(14)]
+    kinds.append(replace(SERVE, limits=EngineLimits(1024, 100, 8192)))  # no fleet and no promise will do
+    replicas = [1 + n % 5 for n in range(len(kinds))]
+    together = lines(kinds, replicas)
+    for kind, count, made in zip(kinds, replicas, together, strict=True):
+        (alone,) = lines([kind], [count])
+        if isinstance(made, Infeasible) or isinstance(alone, Infeasible):
+            assert made == alone
+            continue
+        assert (made.request_gpu_s, made.replica_work) == (alone.request_gpu_s, alone.replica_work)
+        assert (made.constraint, made.infeasible) == (alone.constraint, alone.infeasible)
+    assert isinstance(together[-1], Infeasible)
+    assert lines([], []) == []
 
 
 def test_what_the_present_fleet_would_give_is_the_law_of_its_load() -> None:
@@ -150,7 +168,7 @@ def test_an_infeasible_promise_is_sized_for_the_nearest_feasible_one() -> None:
     assert hopeless.infeasible.feasible is not None
     assert hopeless.replica_work > 0.0
     cramped = replace(SERVE, limits=EngineLimits(1024, 100, 8192))
-    assert isinstance(line(cramped), Infeasible)
+    assert isinstance(lines([cramped], [1])[0], Infeasible)
 
 
 def test_from_a_real_tier_to_a_decision() -> None:

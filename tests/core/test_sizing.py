@@ -123,6 +123,22 @@ def test_a_looser_promise_or_a_better_engine_never_needs_more(rate: float, more:
         assert replicas(better, rate) <= before
 
 
+@given(rate=st.floats(0.1, 200), more=MORE, kind=st.sampled_from(KINDS))
+@settings(max_examples=12)
+def test_what_hinders_never_needs_fewer(rate: float, more: float, kind: Tier) -> None:
+    w, before = kind.workload, replicas(kind, rate / 1.002)
+    longer = w.uncached_tokens * more**0.5
+    for worse in (
+        replace(kind, arrival_cv2=more**3),
+        replace(kind, elsewhere_s=kind.elsewhere_s + 0.02 * more),
+        replace(kind, tail_scale=1 + 0.2 * (more - 1)),
+        replace(kind, gateways=1 + int(2 * more)),
+        replace(kind, workload=from_samples(longer, w.cached_tokens, w.output_tokens, w.weights)),
+    ):
+        found = size(worse, rate)
+        assert isinstance(found, Infeasible) or found.replicas >= before
+
+
 def test_a_ttft_under_the_prefill_alone_is_infeasible_and_a_feasible_one_is_named() -> None:
     found = size(replace(SERVE, slo=Slo(0.95, 0.005, 0.0, 0.05)), 10.0)
     assert isinstance(found, Infeasible)

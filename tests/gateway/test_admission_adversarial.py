@@ -16,6 +16,7 @@ from plimsoll.gateway.inflight import OLDEST_SECONDS
 from plimsoll.gateway.picker import MOST_HELD_BYTES
 from plimsoll.gateway.policy import Policies
 from plimsoll.gateway.server import Door
+from plimsoll.gateway.signals import signals
 from tests.gateway.gated import GATEWAY, World, engines, headers, picked, promised, refused
 from tests.gateway.objects import pod, service
 
@@ -313,12 +314,37 @@ async def test_an_object_that_cannot_be_read_has_no_gate_and_says_so_once(
     obj = {**obj, **broken, "spec": {**obj["spec"], **broken.get("spec", {})}}
     policies = Policies()
     with caplog.at_level(logging.WARNING):
-        assert policies.of("team/chat", obj) is None
-        assert policies.of("team/chat", {**obj}) is None
+        for same in (obj, {**obj}):
+            policy = policies.of("team/chat", same)
+            assert policy is None or not policy.gated
     assert caplog.text.count("no admission for team/chat") == 1
+    part = next(iter(broken)) if "spec" in broken else "status.admission"
+    assert policies.unread("team/chat").startswith(f"{part}: ")
     readable = promised()
     assert policies.of("team/chat", readable) is policies.of("team/chat", readable) is not None
     assert policies.of("team/chat", promised()) is policies.of("team/chat", readable)
+    assert policies.unread("team/chat") == ""
+
+
+async def test_where_the_operators_word_cannot_be_read_its_classes_are_judged_all_the_same() -> None:
+    """An operator of a newer release: no gate, no lost request, and a word about it for as long as it lasts."""
+    obj = promised(slo={"ttft": "1s"}, batch=1)
+    obj["status"]["admission"]["version"] = 99
+    world = World(obj, pods=engines(1))
+    replies = [world.ask(), world.ask()]
+    assert [picked(reply) for reply in replies] == ["10.0.0.1:8000"] * 2
+    for reply in replies:
+        assert isinstance(reply, bytes)
+        world.end(reply, ttft_us=2_000_000, duration_us=3_000_000)
+    told = signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
+    assert told["object"] == {"version": "", "gated": False, "unread": UNREAD}
+    assert told["promise"]["missed_ttft"] == 2
+    world.have(promised(slo={"ttft": "1s"}, batch=1), pods=engines(1))
+    told = signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
+    assert told["object"] == {"version": "", "gated": True, "unread": ""}
+
+
+UNREAD = "status.admission: a model of version 99, not of version 3"
 
 
 class Wire(asyncio.Transport):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.signals import parse
-from plimsoll.core.ports import Judged
+from plimsoll.core.ports import Judged, ServiceReading
 from plimsoll.gateway.signals import signals
 from tests.gateway.gated import GATEWAY, World, engines, picked, promised
 from tests.gateway.objects import pod, service
@@ -16,10 +16,13 @@ SLO = {"ttft": "1s", "ttftPerKToken": "1s", "tpot": "50ms", "e2e": "10s"}
 CLASSES = {"classes": [{"name": "batch", "slo": {"ttft": "60s"}}, {"name": "default"}]}
 
 
-def judged(world: World, key: str = "team/chat") -> Judged:
+def reading(world: World, key: str = "team/chat") -> ServiceReading:
     """What the operator reads of it."""
-    document = signals(world.picker, GATEWAY, synced=True)
-    found = parse(document, GATEWAY, 0.0).reading.services[key].judged
+    return parse(signals(world.picker, GATEWAY, synced=True), GATEWAY, 0.0).reading.services[key]
+
+
+def judged(world: World, key: str = "team/chat") -> Judged:
+    found = reading(world, key).judged
     assert found is not None
     return found
 
@@ -60,6 +63,17 @@ async def test_a_class_has_its_own_targets(model: bool) -> None:
     for name in ("batch", "default", "unheard-of"):
         ended(world, 30.0, 40.0, headers={"x-gateway-inference-objective": name})
     assert judged(world) == Judged(3.0, 2.0, 2.0, 2.0)
+
+
+async def test_how_many_were_promised_which_pace_is_told() -> None:
+    """Who was too slow is not seen here; engines tell how many were, and this tells against what."""
+    classes = {"classes": [{"name": "batch", "slo": {"ttft": "60s"}}, {"name": "chat", "slo": {"tpot": "30ms"}}]}
+    told = promised("chat", classes, slo=SLO, batch=50, classes=("batch", "chat"))
+    world = World(told, pods=engines(1))
+    for name in ("chat", "batch", "chat"):
+        ended(world, 0.1, 900.0, headers={"x-gateway-inference-objective": name})
+    assert judged(world) == Judged(3.0, 0.0, 0.0, 0.0)
+    assert reading(world).paced == {0.03: 2.0}
 
 
 async def test_what_is_answered_by_the_fallback_is_held_against_its_promise() -> None:

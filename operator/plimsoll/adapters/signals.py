@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from plimsoll.core import buckets
-from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading
+from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading, Taken
 
 ROUTABLE_ROLES = ("decode", "serve")
 
@@ -57,11 +57,17 @@ class _Histogram(msgspec.Struct):
     counts: list[Count]
 
 
+class _Paces(msgspec.Struct):
+    targets_s: list[Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]]
+    answers: list[Count]
+
+
 class _Promise(msgspec.Struct):
     judged: Count
     missed: Count
     missed_ttft: Count
     missed_e2e: Count
+    tpot: _Paces | None = None  # of version 3, but not of its first gateways
 
 
 class _Admission(msgspec.Struct):
@@ -76,6 +82,12 @@ class _Admission(msgspec.Struct):
 _NO_ADMISSION = _Admission(0, 0.0, 0, {})
 
 
+class _Object(msgspec.Struct):
+    version: Annotated[str, msgspec.Meta(max_length=300)]
+    gated: bool
+    unread: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+
 class _Service(msgspec.Struct):
     endpoints: list[_Endpoint]
     requests: _Requests
@@ -83,6 +95,7 @@ class _Service(msgspec.Struct):
     admission: _Admission | None = None  # from version 3 on
     e2e: _Histogram | None = None  # of version 3, but not of its first gateways; readers before that pass over it
     promise: _Promise | None = None  # likewise
+    object: _Object | None = None  # likewise
 
 
 class _Document(msgspec.Struct):
@@ -140,6 +153,7 @@ def _service(name: str, read: _Service) -> ServiceReading:
         ttft_s=None if read.ttft is None else _histogram(name, "TTFT", read.ttft),
         e2e_s=None if read.e2e is None else _histogram(name, "e2e", read.e2e),
         judged=None if read.promise is None else _judged(name, read.promise),
+        paced=None if read.promise is None or read.promise.tpot is None else _paced(name, read.promise),
         waiting=admission.held,
         held_work_s=admission.held_work_s,
         ticket_work_s=admission.ticket_work_s,
@@ -147,6 +161,7 @@ def _service(name: str, read: _Service) -> ServiceReading:
         in_use=admission.in_use,
         outcomes=admission.outcomes,
         inflight={e.pod: e.inflight for e in read.endpoints},
+        taken=None if read.object is None else Taken(read.object.version, read.object.gated, read.object.unread),
     )
 
 
@@ -154,6 +169,16 @@ def _judged(name: str, read: _Promise) -> Judged:
     if not max(read.missed_ttft, read.missed_e2e) <= read.missed <= read.judged:
         raise ValueError(f"more answers of {name} have missed the promise than were held against it")
     return Judged(read.judged, read.missed, read.missed_ttft, read.missed_e2e)
+
+
+def _paced(name: str, read: _Promise) -> Mapping[float, float]:
+    assert read.tpot is not None
+    targets_s, answers = read.tpot.targets_s, read.tpot.answers
+    if not len(set(targets_s)) == len(targets_s) == len(answers):
+        raise ValueError(f"each pace that is promised of {name} must have one count")
+    if sum(answers) > read.judged:
+        raise ValueError(f"more answers of {name} were promised a pace than were held against a promise")
+    return dict(zip(targets_s, map(float, answers), strict=True))
 
 
 def _histogram(name: str, what: str, read: _Histogram) -> Buckets:

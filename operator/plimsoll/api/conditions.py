@@ -80,6 +80,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "NotMeasured"
     LETTING_ALL_IN = "LettingAllIn"
     SHEDDING = "Shedding"
+    GATEWAYS_BEHIND = "GatewaysBehind"
     FALLBACK_FOUND = "FallbackFound"
     FALLBACK_UNUSABLE = "FallbackUnusable"
 
@@ -124,10 +125,11 @@ MEANING: dict[Reason, str] = {
     Reason.INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that can be kept.",
     Reason.PROMISE_KEPT: "The promised share of the last minute's answers, at least, was within all targets.",
     Reason.PROMISE_BROKEN: "Fewer answers than promised were within their targets, or gaps between tokens were longer.",
-    Reason.PROMISE_UNDECIDED: "Enough answers were within each target; whether enough were within all, nobody knows.",
+    Reason.PROMISE_UNDECIDED: "Enough answers may have been within all their targets; what is measured leaves it open.",
     Reason.NOT_MEASURED: "There is nothing yet to judge by; the message has what is not known, and why.",
     Reason.LETTING_ALL_IN: "The ready engines serve all that comes within the promise.",
     Reason.SHEDDING: "More comes than the ready engines can serve within the promise; the rest is refused.",
+    Reason.GATEWAYS_BEHIND: "A gateway does not let in by what the operator tells it; the message has the remedy.",
     Reason.FALLBACK_FOUND: "The service that takes what this one cannot is there.",
     Reason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }

@@ -40,6 +40,8 @@ class EventReason(StrEnum):
     SLO_INFEASIBLE = "SLOInfeasible"
     SHEDDING_STARTED = "SheddingStarted"
     SHEDDING_STOPPED = "SheddingStopped"
+    GATEWAYS_BEHIND = "GatewaysBehind"
+    GATEWAYS_IN_LINE = "GatewaysInLine"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     TRANSFER_SLOW = "TransferSlow"
     DRAIN_TIMED_OUT = "DrainTimedOut"
@@ -69,6 +71,8 @@ MEANING: dict[EventReason, str] = {
     EventReason.SHEDDING_STOPPED: "No request has been refused for a minute.",
     EventReason.TRANSFER_SLOW: "Moving the KV cache costs more than computing it where it is needed.",
     EventReason.DRAIN_TIMED_OUT: "A pod ended before all its requests had; the message says how many were cut off.",
+    EventReason.GATEWAYS_BEHIND: "A gateway does not let in by what the operator tells it; the message says why.",
+    EventReason.GATEWAYS_IN_LINE: "All gateways let in by what the operator tells them again.",
     EventReason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
 }
 
@@ -80,6 +84,7 @@ NORMAL = frozenset(
         EventReason.SCALED_TO_ZERO,
         EventReason.SCALED_FROM_ZERO,
         EventReason.SHEDDING_STOPPED,
+        EventReason.GATEWAYS_IN_LINE,
         EventReason.MODEL_NAME_OWNED,
         EventReason.METRICS_RECOVERED,
     }

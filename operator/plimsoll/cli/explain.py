@@ -224,7 +224,8 @@ def _starts(tier: Any) -> str:
         for phase in items(tier, "starts", "phases")
     ]
     seen = number(tier, "starts", "seen")
-    rests = f"starts seen: {seen:.0f}" if seen else "a guess: no start was seen"
+    image = text(tier, "starts", "variant", "image")
+    rests = f"starts seen: {seen:.0f}" if seen else f"a guess: no start {f'of {image} ' if image else ''}was seen"
     return f"{', '.join(phases)} (p50 to p90; {rests})" if phases else NONE
 
 

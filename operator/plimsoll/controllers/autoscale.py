@@ -21,9 +21,10 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import explain, memory, report, starts, victims
 from plimsoll.controllers.gauges import Gauges
+from plimsoll.controllers.hearing import SILENT_SECONDS, Hearing
 from plimsoll.controllers.past import Past
-from plimsoll.controllers.report import Report, Silence
-from plimsoll.controllers.store import Key, Store, key_of
+from plimsoll.controllers.report import Report
+from plimsoll.controllers.store import Key, Store, key_of, version_of
 from plimsoll.core import autoscaler
 from plimsoll.core.admission.published import Published, from_dict
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
@@ -36,6 +37,7 @@ from plimsoll.core.scaling import Mode, TierDecision
 from plimsoll.core.scaling.leaving import load
 from plimsoll.core.signals import Heard, Listener
 from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
+from plimsoll.core.variants import Variant
 from plimsoll.resources import meta
 from plimsoll.telemetry import metrics
 
@@ -49,8 +51,6 @@ REPORT_SECONDS = 60.0  # between two looks at whether the figures in the status 
 REST_SECONDS = 4.0  # an idle service is looked at so often, and at once when a request comes
 PATIENCE_SECONDS = 15.0  # for a launcher's last word on a start that is over
 TRANSFER_SECONDS = 10.0  # between two looks at whether KV transfer pays
-SILENT_SECONDS = 15.0  # a gateway that is late now and then is no news
-UNHEARD_SECONDS = 5.0  # a new engine is asked at once; one whose last word is too old has been silent for long already
 FAILED_SECONDS = 30.0  # until a service is tried again whose decision failed
 DEFAULT_SHARE = 0.95  # where a service promises nothing, percentiles are still looked at
 
@@ -106,9 +106,9 @@ class _Known:
     report: Report | None = None
     reported_s: float = -math.inf
     horizon_s: float | None = None  # as the user last had it
-    heard_s: float = math.inf  # when a gateway last told of it; from the first tick on
-    engines_s: dict[str, float] = field(default_factory=dict)  # when each tier's engines last told, or were not there
+    hearing: Hearing = field(default_factory=Hearing)
     arrived: dict[str, float] = field(default_factory=dict)  # as each gateway last counted
+    variants: dict[str, tuple[Object, Variant]] = field(default_factory=dict)  # of each tier, and what told it
     rest_s: float = -math.inf  # until when nothing need be decided
     failed_s: float = -math.inf  # when an error last kept it from being decided
     seen_raw: Object | None = None
@@ -126,16 +126,12 @@ class _Known:
             del self.arrived[gone]
         self.starting &= set(pods)
 
-    def silence(self, seen: Seen, now_s: float) -> Silence:
-        """Who has told nothing for so long that it is news."""
-        if seen.heard.coverage or self.heard_s > now_s:
-            self.heard_s = now_s
-        for name, tier in seen.tiers.items():
-            told = seen.heard.tiers.get(Role(name))
-            if not tier.ready or (told is not None and told.coverage) or self.engines_s.get(name, math.inf) > now_s:
-                self.engines_s[name] = now_s
-        mute = tuple(name for name in seen.tiers if now_s - self.engines_s[name] > UNHEARD_SECONDS)
-        return Silence(now_s - self.heard_s > SILENT_SECONDS, mute)
+    def variant(self, tier: str, deployment: Object) -> Variant:
+        """What a tier's new pods are made of; read when its Deployment is another one than before."""
+        before = self.variants.get(tier)
+        if before is None or before[0] is not deployment:
+            before = self.variants[tier] = deployment, starts.variant(deployment["spec"].get("template") or {})
+        return before[1]
 
     def judge_transfer(self, moved: Moved, now_s: float) -> None:
         """Whether remote prefill pays, by what the decode engines moved and what computing it would have taken them.
@@ -269,7 +265,7 @@ class Autoscaler:
                 known = self._known[key]
                 known.heard = now_s, seen.heard
                 known.gatekeeper.tell(known.service, seen, wanted, tuple(gateways), now_s)
-                self._judge(key, service, seen, wanted, now_s)
+                self._judge(key, service, seen, wanted, tuple(gateways), now_s)
                 changes = list(self._changes(raw, known.service, wanted))
                 known.lay_to_rest(raw, seen, wanted, bool(changes), now_s)
                 due += changes
@@ -330,9 +326,10 @@ class Autoscaler:
         for reading in readings:
             for name, counted in reading.services.items():
                 namespace, _, short = name.partition("/")
-                known = self._known.get((namespace, short))
-                if known is not None:
+                known, raw = self._known.get((namespace, short)), self._store.get(labels.KIND, (namespace, short))
+                if known is not None and raw is not None:
                     with self._apart((namespace, short), now_s):
+                        known.hearing.took(reading.gateway, counted.taken, version_of(raw), now_s)
                         known.stir(reading.gateway, counted.arrived)
                         known.listener.hear_gateway(reading.gateway, reading.born, reading.at_s, counted)
                         known.gatekeeper.sharing.hear(reading.gateway, reading.born, reading.at_s, counted)
@@ -367,12 +364,13 @@ class Autoscaler:
                 told = self._sources.start(pod_name)
                 if starts.told_whole(told) or starts.ready_for_s(pod, now_s) > PATIENCE_SECONDS:
                     known.starting.discard(pod_name)
-                    known.service.started(name, starts.took(pod, told))
+                    known.service.started(name, starts.took(pod, told), starts.variant(pod))
         return TierSeen(
             replicas=int(live["spec"].get("replicas", 1)),
             ready=len(ready),
             starting=tuple(starts.starting(p, self._sources.start(p["metadata"]["name"])) for p in waiting),
             about=next(filter(None, map(self._sources.about, ready)), None),
+            variant=known.variant(name, live),
         )
 
     def _deployment(self, raw: Object, tier: str) -> Object | None:
@@ -389,13 +387,15 @@ class Autoscaler:
             if live is not None and before is not None and before != decision.replicas:
                 yield Change(raw, live, tier, before, decision)
 
-    def _judge(self, key: Key, spec: InferenceService, seen: Seen, wanted: Wish, now_s: float) -> None:
+    def _judge(
+        self, key: Key, spec: InferenceService, seen: Seen, wanted: Wish, gateways: tuple[str, ...], now_s: float
+    ) -> None:
         """Make the service's report anew where it says something else, and now and then for its figures."""
         known = self._known[key]
         self._gauges.show(key, known.service, seen, wanted)
-        silent = known.silence(seen, now_s)
         old = known.report
         told = known.gatekeeper.told
+        silent = known.hearing.silence(seen, told is not None and told.limits is not None, gateways, now_s)
         shedding = report.sheds(seen, old)
         known.judge_transfer(seen.heard.moved, now_s)
         slow = known.slow_transfer

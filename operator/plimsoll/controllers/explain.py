@@ -22,7 +22,6 @@ from plimsoll.core.autoscaler.service import TICK_S, Told
 from plimsoll.core.autoscaler.tier import PESSIMISM
 from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.lifecycle import Ledger
 from plimsoll.core.scaling import Line, TierDecision
 from plimsoll.core.signals import Heard
 from plimsoll.core.sizing import Infeasible
@@ -127,7 +126,7 @@ def _rests_on(service: Service, tier: Tier, horizon_s: float | None) -> Object:
         "model": _model(tier),
         "line": _line(tier.line),
         "forecast": _forecast(service, tier, horizon_s),
-        "starts": _starts(tier.ledger),
+        "starts": _starts(tier),
     }
 
 
@@ -188,10 +187,11 @@ def _forecast(service: Service, tier: Tier, horizon_s: float | None) -> Object:
     }
 
 
-def _starts(ledger: Ledger) -> Object:
-    """seen: starts that count, old ones less; 0 where all of it is a guess. The last phase is the whole."""
-    phases = [{"name": name, **quantiles._asdict()} for name, quantiles in ledger.quantiles]
-    return {"seen": ledger.whole.starts, "phases": phases}
+def _starts(tier: Tier) -> Object:
+    """variant: what they are of. seen: starts that count, old ones less; 0 where all of it is a guess. The last phase
+    is the whole."""
+    phases = [{"name": name, **quantiles._asdict()} for name, quantiles in tier.ledger.quantiles]
+    return {"variant": tier.starts.present._asdict(), "seen": tier.ledger.whole.starts, "phases": phases}
 
 
 def _unknown(value: Unknown) -> Object:

@@ -27,28 +27,37 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 0.5  # of a round, with those who are slow
 TRUST_SECONDS = 5.0
+MOST_WORDS = 300
+
+_GARBLED = "what it says cannot be read (are operator and gateways of one release?)"
+_UNSYNCED = (
+    "it has not got the API server's objects yet: may it list and watch inferenceservices and pods"
+    " (kubectl auth can-i)?"
+)
 
 Ask = Callable[[str, int, str], Awaitable[bytes]]  # a pod's address, port and path
 
 
 @dataclass(frozen=True)
 class View:
-    """The gateway's replicas together. present: replicas that exist; answering: those whose word is fresh."""
+    """The gateway's replicas together. present: replicas that exist; answering: those whose word is fresh; why: what is
+    wrong with what they say where none of them counts, "" where they say nothing."""
 
     present: int = 0
     answering: int = 0
     routable: Mapping[Key, int] = field(default_factory=dict)  # service -> endpoints that a replica can route to
+    why: str = ""
 
 
 @dataclass
 class _Replica:
-    """A pod and its last word. heard: when it came, by the monotonic clock. garbled: what came since was none."""
+    """A pod and its last word. heard: when it came, by the monotonic clock. why: what came since was none, and why."""
 
     name: str
     address: str
     said: Heard | None = None
     heard: float = float("-inf")
-    garbled: bool = False
+    why: str = ""
 
     def fresh(self, now: float) -> Heard | None:
         return self.said if now - self.heard < TRUST_SECONDS else None
@@ -158,13 +167,15 @@ class Gateways:
         for said in fresh:
             for key, count in said.routable.items():
                 together[key] = max(count, together.get(key, 0))
-        self._tell(View(len(self._replicas), len(fresh), together))
+        why = "" if fresh else next((r.why for r in self._replicas.values() if r.why), "")
+        self._tell(View(len(self._replicas), len(fresh), together, why))
         over, self._round = self._round, asyncio.Event()
         over.set()
 
     def _tell(self, view: View) -> None:
         before, self.view = self.view, view
-        if bool(before.answering) != bool(view.answering) or bool(before.present) != bool(view.present):
+        now, then = ((bool(one.answering), bool(one.present), one.why) for one in (view, before))
+        if now != then:
             self._changed(None)
             return
         for key in before.routable.keys() | view.routable.keys():
@@ -178,15 +189,16 @@ class Gateways:
             said = parse(document, replica.name, self._clock())
         except Unavailable as error:
             log.debug("gateway does not answer", extra={**about, "error": str(error)})
+            replica.why = ""
             return
         except ValueError as error:
             log.log(
-                logging.DEBUG if replica.garbled else logging.WARNING,
+                logging.DEBUG if replica.why.startswith(_GARBLED) else logging.WARNING,
                 "what a gateway says of its signals cannot be read",
                 extra={**about, "error": str(error)},
             )
-            replica.garbled = True
+            replica.why = f"{_GARBLED}: {error}"[:MOST_WORDS]
             return
-        replica.garbled = False
+        replica.why = "" if said.synced else _UNSYNCED
         if said.synced:
             replica.said, replica.heard = said, self._monotonic()

@@ -6,7 +6,7 @@ What is not known has no series: a gauge that stays at its last value would be a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import Gauge
 
@@ -49,7 +49,7 @@ class Gauges:
             metrics.SCALING_DESIRED.labels(name, tier).set(count)
             if isinstance(need, Need) and tier in seen.tiers:
                 _show_need(name, tier, need, service, seen.tiers[tier].ready)
-        _show_promise(name, seen, wish.slo)
+        _show_promise(name, seen, wish.slo, wish.promised)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -96,9 +96,9 @@ def _show_need(name: str, tier: str, need: Need, service: Service, ready: int) -
     _show(metrics.SCALING_UTILISATION, used if ready and math.isfinite(used) else None, name, tier)
 
 
-def _show_promise(name: str, seen: Seen, slo: Slo) -> None:
+def _show_promise(name: str, seen: Seen, slo: Slo, promised: Sequence[Slo]) -> None:
     heard = seen.heard
-    shares = attained(heard, slo)
+    shares = attained(heard, *promised)
     shed = None if isinstance(heard.shed_share, Unknown) else heard.shed_share
     tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
     metrics.SLO_PROMISED.labels(name).set(slo.share)

@@ -29,7 +29,7 @@ class Observed:
     pods: tuple[Object, ...]
     owned_by: dict[str, str]  # model name -> long name of the service that owns it
     gateways: View
-    fallback: tuple[str, bool] | None = None  # the long name that it falls back to, and whether that can be
+    fallback: tuple[str, str] | None = None  # the long name that it falls back to, and why that cannot be, or ""
 
 
 def observe(store: Store, gateways: View, key: Key) -> Observed | None:
@@ -56,21 +56,24 @@ def observe(store: Store, gateways: View, key: Key) -> Observed | None:
     )
 
 
-def fallback(store: Store, raw: Object) -> tuple[str, bool] | None:
-    """The service that takes what this one cannot, by its long name; False where it is not there, or where the way
-    from fallback to fallback leads back here. None if the service names none."""
-    key, seen = _falls_back_to(raw), {key_of(raw)}
+def fallback(store: Store, raw: Object) -> tuple[str, str] | None:
+    """The service that takes what this one cannot, by its long name, and why it cannot: it is not there, or the way
+    from fallback to fallback leads back here; "" where it can. None if the service names none."""
+    key, way = _falls_back_to(raw), [key_of(raw)]
     if key is None:
         return None
     named = "/".join(key)
     if store.get(labels.KIND, key) is None:
-        return named, False
+        return named, "is not there"
     following: Key | None = key
-    while following is not None and following not in seen:
-        seen.add(following)
+    while following is not None and following not in way:
+        way.append(following)
         there = store.get(labels.KIND, following)
         following = None if there is None else _falls_back_to(there)
-    return named, following != key_of(raw)
+    if following != key_of(raw):
+        return named, ""
+    ring = " -> ".join("/".join(one) for one in (*way, key_of(raw)))
+    return named, f"falls back to this service in turn ({ring})"
 
 
 def _falls_back_to(raw: Object) -> Key | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, Reason, Type
@@ -30,10 +31,14 @@ _NEAR: Final = 1e-9  # of two shares
 _FIGURE: Final = re.compile(r"\(p[^)]*\)|(at least )?\d+% within")
 
 
-def condition(seen: Seen, slo: Slo, before: Condition | None) -> Condition:
-    """SLOMet, by the last minute's answers; `before`, as it was, keeps its words while it is the same."""
-    holds, reason = _judged(seen, slo, None if before is None else before.reason)
-    words = _unknown(seen, slo) if reason is Reason.NOT_MEASURED else _words(seen, slo)
+def condition(seen: Seen, slo: Slo, promised: Sequence[Slo], before: Condition | None) -> Condition:
+    """SLOMet, by the last minute's answers; `before`, as it was, keeps its words while it is the same.
+
+    slo: the service's. promised: of each class of its requests, by which they are judged.
+    """
+    shares = attained(seen.heard, *promised)
+    holds, reason = _judged(seen, slo, shares, None if before is None else before.reason)
+    words = _unknown(seen, shares) if reason is Reason.NOT_MEASURED else _words(seen, slo, promised, shares)
     if before is not None and (before.holds, before.reason) == (holds, reason) and _same(before.message, words):
         return before
     return Condition(Type.SLO_MET, holds, reason, words)
@@ -44,9 +49,8 @@ def _same(old: str, new: str) -> bool:
     return _FIGURE.sub("", old) == _FIGURE.sub("", new)
 
 
-def _judged(seen: Seen, slo: Slo, before: Reason | None) -> tuple[bool | None, Reason]:
-    shares, gap_s = attained(seen.heard, slo), measured(seen)[-1]
-    broken = before is Reason.PROMISE_BROKEN
+def _judged(seen: Seen, slo: Slo, shares: Attained, before: Reason | None) -> tuple[bool | None, Reason]:
+    gap_s, broken = measured(seen)[-1], before is Reason.PROMISE_BROKEN
     if shares.most is not None and not _enough(shares.most, slo, SLACK if broken else 0.0):
         return False, Reason.PROMISE_BROKEN
     if slo.itl_s is not None and gap_s is not None and gap_s > slo.itl_s * (1.0 - (GAP_SLACK if broken else 0.0)):
@@ -63,16 +67,16 @@ def _enough(share: float, slo: Slo, spared: float) -> bool:
     return share >= 1.0 - (1.0 - slo.share) * (1.0 - spared) - _NEAR
 
 
-def _words(seen: Seen, slo: Slo) -> str:
+def _words(seen: Seen, slo: Slo, promised: Sequence[Slo], shares: Attained) -> str:
     """What was measured of each target, and of all those of a request together."""
-    shares, measured_s = attained(seen.heard, slo), measured(seen)
     found = []
-    for (name, target_s), value_s in zip(slo.targets, measured_s, strict=True):
+    for (name, target_s), value_s in zip(slo.targets, measured(seen), strict=True):
         share = shares.met.get(name)
         figure = "" if value_s is None else f" ({slo.percentile(name)} {duration(value_s)})"
-        if target_s is not None and share is not None and not isinstance(share, Unknown):
-            found.append(f"{name} {_percent(share)} within {_target(slo, name)}{figure}")
-        elif target_s is not None and figure and share is None:
+        if share is not None and not isinstance(share, Unknown):
+            least = "at least " if name == "TPOT" and len({one.tpot_s for one in promised}) > 1 else ""
+            found.append(f"{name} {least}{_percent(share)} within {_target(promised, name)}{figure}")
+        elif name == "itl" and target_s is not None and figure:
             found.append(f"{name} target {duration(target_s)}{figure}")
     words = f"{', '.join(found)}; {_percent(slo.share)} promised"
     if len(shares.met) < 2 or isinstance(shares.least, Unknown):
@@ -81,15 +85,18 @@ def _words(seen: Seen, slo: Slo) -> str:
     return f"{words}, {'' if exact else 'at least '}{_percent(shares.least)} within all of a request"
 
 
-def _target(slo: Slo, name: str) -> str:
-    target_s = dict(slo.targets)[name]
-    assert target_s is not None  # only what is promised has a share
-    more_s = slo.ttft_per_1k_tokens_s if name == "TTFT" else 0.0
-    return duration(target_s) + (f" + {duration(more_s)} per 1k tokens" if more_s else "")
+def _target(promised: Sequence[Slo], name: str) -> str:
+    """What requests are promised, where classes differ from the tightest to the loosest."""
+    kinds = {(dict(one.targets)[name], one.ttft_per_1k_tokens_s if name == "TTFT" else 0.0) for one in promised}
+    told = [
+        duration(target_s) + (f" + {duration(more_s)} per 1k tokens" if more_s else "")
+        for target_s, more_s in sorted((target_s, more_s) for target_s, more_s in kinds if target_s is not None)
+    ]
+    return " to ".join(dict.fromkeys((told[0], told[-1]))) + (" by class" if len(kinds) > 1 else "")
 
 
-def _unknown(seen: Seen, slo: Slo) -> str:
-    found = attained(seen.heard, slo).unknown
+def _unknown(seen: Seen, shares: Attained) -> str:
+    found = shares.unknown
     return _not_known("itl", _unknown_gaps(seen)) if found is None else _not_known(*found)
 
 
@@ -97,8 +104,11 @@ def _not_known(name: str, why: Unknown) -> str:
     return f"{name} is not known: {why.why}"
 
 
-def figures(seen: Seen, slo: Slo, before: Object) -> Object:
-    """The `slo` part of the status; figures of the last one (`before`) are kept where little has changed."""
+def figures(seen: Seen, slo: Slo, promised: Sequence[Slo], before: Object) -> Object:
+    """The `slo` part of the status; figures of the last one (`before`) are kept where little has changed.
+
+    slo, promised: as for `condition`.
+    """
     ttft_s, tpot_s, e2e_s, itl_s = measured(seen)
     found: Object = {"window": "1m"}
     if ttft_s is not None:
@@ -109,7 +119,7 @@ def figures(seen: Seen, slo: Slo, before: Object) -> Object:
         found["e2e"] = _figure(before.get("e2e"), e2e_s)
     if itl_s is not None and slo.itl_s is not None:
         found["itl"] = _figure(before.get("itl"), itl_s)
-    shares = attained(seen.heard, slo)
+    shares = attained(seen.heard, *promised)
     found |= _shares(shares)
     if len(found) == 1:
         return {}

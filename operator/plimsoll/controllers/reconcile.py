@@ -201,6 +201,7 @@ def sight_of(
         tiers=_tiers(seen, todo, report) if todo else (),
         report=report,
         gateways_present=view.present,
+        gateways_say=view.why,
         routable=view.routable.get(key, 0) if view.answering else None,
         model_names=tuple(dict.fromkeys(names)),
         name_taken_by=None if owner == long_name else owner,

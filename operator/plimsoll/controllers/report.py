@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, Reason, Type
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import memory, promise
+from plimsoll.controllers.hearing import Silence
 from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, Service, Tier, Wish
 from plimsoll.core.autoscaler.service import Told
@@ -28,6 +29,7 @@ from plimsoll.core.scaling import Decision, Limit, Line, Mode, Need, TierDecisio
 Object = dict[str, Any]
 
 SHED: Final = 0.01  # share of requests refused from which on it is called shedding
+MOST_VARIANT: Final = 1024  # characters
 LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
 
 _LIMITS: Final = {
@@ -36,13 +38,6 @@ _LIMITS: Final = {
     Limit.BUDGET: Reason.BUDGET_EXHAUSTED,
     Limit.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
 }
-
-
-class Silence(NamedTuple):
-    """Who has told nothing for a while: all gateways; tiers of which no ready engine does, in their order."""
-
-    gateways: bool = False
-    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ def make(
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(_conditions(service, seen, wish, last, silent)),
         tiers={name: _tier(service, seen, name, last, now_s) for name in service.tiers} if sized else {},
-        slo=promise.figures(seen, wish.slo, last.slo) if wish.slo is not None else {},
+        slo=promise.figures(seen, wish.slo, wish.promised, last.slo) if wish.slo is not None else {},
         cold_start={name: _starts(tier) for name, tier in service.tiers.items() if tier.ledger.whole.starts},
         limited_by=_limited_by(service, decision) if sized else None,
         last_decision=_decision(made[-1]) if made else None,
@@ -155,9 +150,10 @@ def _conditions(service: Service, seen: Seen, wish: Wish, old: Report, silent: S
         return
     yield _metrics(seen, silent)
     yield _feasible(service)
-    yield promise.condition(seen, wish.slo, next((c for c in old.conditions if c.type is Type.SLO_MET), None))
+    before = next((c for c in old.conditions if c.type is Type.SLO_MET), None)
+    yield promise.condition(seen, wish.slo, wish.promised, before)
     yield _limited(service.last.decision)
-    yield _admitting(service, seen, old)
+    yield _admitting(service, seen, old, silent)
 
 
 def _active(service: Service, wish: Wish) -> Condition:
@@ -212,11 +208,13 @@ def _feasible(service: Service) -> Condition:
     return Condition(Type.SLO_FEASIBLE, None, Reason.NOT_MEASURED, "the tiers' load lines are not known yet")
 
 
-def _admitting(service: Service, seen: Seen, old: Report) -> Condition:
+def _admitting(service: Service, seen: Seen, old: Report, silent: Silence) -> Condition:
     """Whether all that comes is let in; the figures are those of the moment at which it turned."""
     shedding = sheds(seen, old)
+    if silent.behind is not None:
+        return Condition(Type.ADMITTING, None, Reason.GATEWAYS_BEHIND, silent.behind)
     before = next((c for c in old.conditions if c.type is Type.ADMITTING), None)
-    if before is not None and before.holds is not shedding:
+    if before is not None and before.holds is (not shedding):
         return before
     if not shedding:
         return Condition(Type.ADMITTING, True, Reason.LETTING_ALL_IN, "nothing is refused")
@@ -332,11 +330,13 @@ def _cost(spec: InferenceService, service: Service, seen: Seen) -> Object:
 
 
 def _starts(tier: Tier) -> Object:
+    words = tier.starts.present.words
     return {
+        **({"variant": words[:MOST_VARIANT]} if words else {}),
         "phases": [
             {"name": name, "p50": promise.duration(q.p50_s), "p90": promise.duration(q.p90_s)}
             for name, q in tier.ledger.quantiles
-        ]
+        ],
     }
 
 

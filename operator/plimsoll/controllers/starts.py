@@ -10,10 +10,27 @@ from datetime import datetime
 from typing import Any
 
 from plimsoll.adapters.about import Start
+from plimsoll.api.contract import contract
 from plimsoll.core.lifecycle import Starting
+from plimsoll.core.variants import MOST_CHARACTERS, Variant
 
 Object = dict[str, Any]
 Phases = list[tuple[str, float]]
+
+
+def variant(pod: Object) -> Variant:
+    """What a pod, or a template of one, is made of, as far as it tells: model, image, GPUs and the nodes asked for."""
+    spec = pod.get("spec") or {}
+    engine: Object = next((c for c in spec.get("containers") or () if c.get("name") == "engine"), {})
+    env = {entry["name"]: entry.get("value", "") for entry in engine.get("env") or ()}
+    names = contract().env
+    model, revision = env.get(names["model"], ""), env.get(names["model_revision"], "")
+    limits = (engine.get("resources") or {}).get("limits") or {}
+    gpus = [f"{count} {name}" for name, count in sorted(limits.items()) if "/" in name]
+    nodes = [f"{name}={value}" for name, value in sorted((spec.get("nodeSelector") or {}).items())]
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    parts = f"{model}@{revision}" if revision else model, engine.get("image", ""), ", ".join(gpus) + where
+    return Variant(*(part[:MOST_CHARACTERS] for part in parts))
 
 
 def is_ready(pod: Object) -> bool:

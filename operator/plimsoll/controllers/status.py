@@ -48,6 +48,7 @@ class Sight:
     service: Object
     tiers: tuple[TierSight, ...] = ()
     gateways_present: int = 0
+    gateways_say: str = ""  # what is wrong with what they say, where none can be asked
     routable: int | None = None
     model_names: tuple[str, ...] = ()
     name_taken_by: str | None = None  # namespace/name of the service that owns our model name
@@ -56,7 +57,7 @@ class Sight:
     url: str = ""
     report: Report | None = None  # of the autoscaler, None before its first word
     sleeps: bool = False  # may have no replica at all
-    fallback: tuple[str, bool] | None = None  # the service that takes what this one cannot, and whether it can
+    fallback: tuple[str, str] | None = None  # the service that takes what this one cannot, and why it cannot, or ""
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -99,6 +100,8 @@ def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:
     if sight.routable is None:
         holds = None if sight.gateways_present else False
         words = "no gateway replica answers" if sight.gateways_present else "there is no gateway replica"
+        if sight.gateways_say:
+            words = f"no gateway replica is of use: {sight.gateways_say}"
         advice = "look at it with: kubectl get pods -A -l app.kubernetes.io/component=gateway"
         return (Condition(Type.READY, holds, Reason.NO_GATEWAY, f"{words}; {advice}"),)
     message = "the engines are ready, but no gateway replica lists one of them yet"
@@ -180,10 +183,10 @@ def _name_owned(sight: Sight) -> Condition:
 def _fallback(sight: Sight) -> tuple[Condition, ...]:
     if sight.fallback is None:
         return ()
-    name, usable = sight.fallback
-    if usable:
+    name, why_not = sight.fallback
+    if not why_not:
         return (Condition(Type.FALLBACK_FOUND, True, Reason.FALLBACK_FOUND, f"{name} takes what this one cannot"),)
-    message = f"{name} is not there, or falls back to this service in turn; what it should take is refused"
+    message = f"spec.admission.fallback.name: {name} {why_not}; what it should take is refused"
     return (Condition(Type.FALLBACK_FOUND, False, Reason.FALLBACK_UNUSABLE, message),)
 
 
@@ -260,6 +263,7 @@ _TOLD: dict[Reason, EventReason] = {
     Reason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
     Reason.PODS_REFUSED: EventReason.PODS_REFUSED,
     Reason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
+    Reason.GATEWAYS_BEHIND: EventReason.GATEWAYS_BEHIND,
 }
 
 
@@ -284,11 +288,13 @@ _BROKEN: dict[Type, EventReason] = {
     Type.ADMITTING: EventReason.SHEDDING_STARTED,
     Type.FALLBACK_FOUND: EventReason.FALLBACK_UNUSABLE,
 }
+# What its end is told as: by the reason that it had, or else by the condition.
 _MENDED: dict[Type, EventReason] = {
     Type.MODEL_NAME_OWNED: EventReason.MODEL_NAME_OWNED,
     Type.METRICS_AVAILABLE: EventReason.METRICS_RECOVERED,
     Type.ADMITTING: EventReason.SHEDDING_STOPPED,
 }
+_RETURNED: dict[str | None, EventReason] = {Reason.GATEWAYS_BEHIND.value: EventReason.GATEWAYS_IN_LINE}
 
 
 def _event(condition: Condition, was: Object) -> EventReason | None:
@@ -302,13 +308,13 @@ def _event(condition: Condition, was: Object) -> EventReason | None:
             return EventReason.NOT_READY
         case Type.STALLED if condition.holds:
             return EventReason(condition.reason.value)
-        case Type.PREFILL_READY | Type.DECODE_READY | Type.SERVE_READY:
-            return _TOLD.get(condition.reason)
+        case Type.PREFILL_READY | Type.DECODE_READY | Type.SERVE_READY | Type.ADMITTING if condition.reason in _TOLD:
+            return _TOLD[condition.reason]
         case Type.SCALING_LIMITED if condition.holds:
             return EventReason.SCALING_LIMITED
         case _ if flipped and condition.holds is False:
             return _BROKEN.get(condition.type)
         case _ if flipped and was and condition.holds:
-            return _MENDED.get(condition.type)
+            return _RETURNED.get(was.get("reason")) or _MENDED.get(condition.type)
         case _:
             return None

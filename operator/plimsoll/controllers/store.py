@@ -31,7 +31,8 @@ def service_of(obj: Object) -> Key | None:
     return (meta.get("namespace", ""), name) if name else None
 
 
-def _version(obj: Object) -> int:
+def version_of(obj: Object) -> int:
+    """Which write made it, as the API server counts; 0 where that is not told."""
     text = obj["metadata"].get("resourceVersion", "0")
     return int(text) if text.isdigit() else 0
 
@@ -48,7 +49,7 @@ class Store:
     def put(self, obj: Object) -> None:
         kind, key = obj["kind"], key_of(obj)
         known = self._objects.setdefault(kind, {})
-        if key in known and _version(known[key]) > _version(obj) and _same(known[key], obj):
+        if key in known and version_of(known[key]) > version_of(obj) and _same(known[key], obj):
             return
         if key in known and not _same(known[key], obj):
             self._typed.pop(known[key]["metadata"].get("uid"), None)

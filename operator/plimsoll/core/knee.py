@@ -141,6 +141,11 @@ class Profile:
         return Profile(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
+    def calm(self) -> Profile:
+        """The same tiers with arrivals that do not bunch."""
+        return replace(self, arrival_cv2=np.minimum(self.arrival_cv2, 1.0), peaked=np.minimum(self.peaked, 1.0))
+
+    @property
     def feasible(self) -> Floats:
         """Share of the requests that keep the promise alone on an idle replica."""
         return np.where(self.tpot_s >= self.tpot_alone_s, self.weights[:, :-1].sum(axis=1), 0.0)

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 VERSION: Final = 1
 PHASES_KEPT: Final = 12  # of a ledger; what comes beyond counts in the whole alone
 
+_NORMAL: Final = NormalDist()
 _GUESS_SD: Final = 0.5  # of log seconds: a guess from bytes over bandwidth is off by a factor of 1.6 or so,
 _STARTS_SD: Final = 0.15  # starts of one tier among themselves by much less,
 _SPREAD_STARTS: Final = 1.0  # which is believed as if one start had shown it
@@ -30,6 +31,9 @@ _MEMORY_STARTS: Final = 20.0
 _GATE_SDS: Final = 3.0  # a start further out counts as one there: one stuck pull is no new normal, many are;
 _GATE_LEAST: Final = math.log(2.0)  # yet twice as long is never too far out
 _SHORTEST_S: Final = 0.1  # a phase that was skipped
+_LONGEST_S: Final = 1e8  # three years: nobody has waited for it
+_FARTHEST_SDS: Final = 37.0  # beyond its median's so many spreads a law's tail is no number any more
+_WIDEST: Final = math.log(_LONGEST_S / _SHORTEST_S) ** 2 / 4.0  # variance of what lies between these two (Popoviciu)
 
 # Median seconds where nothing is known. Import (with the engine process and its config) and init (compiling, graphs and
 # kernels): vLLM 0.26 on one H200 with an 8B model and cold caches, 62.8 s from start to healthy. The rest are guesses.
@@ -64,9 +68,10 @@ class Learned(NamedTuple):
     def left_s(self, elapsed_s: float, share: float) -> float:
         """The same of what is left to one that has taken `elapsed_s` so far; 0 or more."""
         law = self.law
-        gone = law.cdf(math.log(max(elapsed_s, 1e-9)))
-        reached = min(gone + share * (1.0 - gone), 1.0 - 1e-9)
-        return max(0.0, math.exp(law.inv_cdf(reached)) - elapsed_s)
+        sds = (math.log(max(elapsed_s, 1e-9)) - law.mean) / law.stdev
+        # In the upper tail, where one less what is gone keeps its digits: what hangs for long goes on hanging.
+        to_come = (1.0 - share) * 0.5 * math.erfc(min(sds, _FARTHEST_SDS) / math.sqrt(2.0))
+        return max(0.0, math.exp(law.mean - law.stdev * _NORMAL.inv_cdf(to_come)) - elapsed_s)
 
 
 class Quantiles(NamedTuple):
@@ -175,29 +180,32 @@ def expecting(medians_s: Mapping[str, float]) -> Ledger:
     """A ledger that has seen no start, from a guess at each phase's median, in order. Raises ValueError."""
     if not medians_s or not all(0.0 <= median < math.inf for median in medians_s.values()):
         raise ValueError(f"a ledger begins with a finite time of 0 s or more for each phase, not {medians_s}")
-    phases = tuple((name, Learned(max(median, _SHORTEST_S))) for name, median in medians_s.items())
-    return Ledger(phases[:PHASES_KEPT], Learned(max(sum(medians_s.values()), _SHORTEST_S)))
+    phases = tuple((name, Learned(_within(median))) for name, median in medians_s.items())
+    return Ledger(phases[:PHASES_KEPT], Learned(_within(sum(medians_s.values()))))
 
 
 def record(ledger: Ledger, took_s: Sequence[tuple[str, float]]) -> Ledger:
     """The ledger after a pod became ready. took_s: its phases in order with their seconds; their sum is the whole.
 
-    A phase not seen before begins at what it took; one that was only guessed and did not come is forgotten.
+    A phase not seen before begins at what it took; one that was only guessed and did not come is forgotten. One that
+    is there twice, as after a restart, took the time of both.
     Raises ValueError for a start that has no phase, or a time that is negative or not finite.
     """
     if not took_s or not all(0.0 <= seconds < math.inf for _, seconds in took_s):
         raise ValueError(f"a start is a list of phases with finite times of 0 s or more, not {took_s}")
-    names = {name for name, _ in took_s}
-    known = {name: learned for name, learned in ledger.phases if learned.starts or name in names}
+    spent_s: dict[str, float] = {}
     for name, seconds in took_s:
+        spent_s[name] = spent_s.get(name, 0.0) + seconds
+    known = {name: learned for name, learned in ledger.phases if learned.starts or name in spent_s}
+    for name, seconds in spent_s.items():
         if name in known or len(known) < PHASES_KEPT:
-            known[name] = _learn(known.get(name) or Learned(max(seconds, _SHORTEST_S)), seconds)
-    return Ledger(_ordered(known, [name for name, _ in took_s]), _learn(ledger.whole, sum(s for _, s in took_s)))
+            known[name] = _learn(known.get(name) or Learned(_within(seconds)), seconds)
+    return Ledger(_ordered(known, list(spent_s)), _learn(ledger.whole, sum(spent_s.values())))
 
 
 def _ordered(known: Mapping[str, Learned], seen: Sequence[str]) -> tuple[tuple[str, Learned], ...]:
     """Phases as last seen; one that was not seen this time stays behind the one that it followed."""
-    names = [name for name in dict.fromkeys(seen) if name in known]
+    names = [name for name in seen if name in known]
     before: str | None = None
     for name in known:
         if name not in names:
@@ -206,10 +214,14 @@ def _ordered(known: Mapping[str, Learned], seen: Sequence[str]) -> tuple[tuple[s
     return tuple((name, known[name]) for name in names)
 
 
+def _within(seconds: float) -> float:
+    return min(max(seconds, _SHORTEST_S), _LONGEST_S)
+
+
 def _learn(learned: Learned, seconds: float) -> Learned:
     law = learned.law
     gate = max(_GATE_SDS * law.stdev, _GATE_LEAST)
-    value = min(max(math.log(max(seconds, _SHORTEST_S)), law.mean - gate), law.mean + gate)
+    value = min(max(math.log(_within(seconds)), law.mean - gate), law.mean + gate)
     keep = 1.0 - 1.0 / _MEMORY_STARTS
     starts = keep * learned.starts + 1.0
     moved = value - learned.mean if learned.starts else 0.0
@@ -291,6 +303,7 @@ def _learned(stored: Any) -> Learned:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
             raise ValueError(f"{value!r:.80} is no number that a ledger holds")
     prior_s, starts, mean, squares = map(float, stored)
-    if prior_s < _SHORTEST_S or not 0.0 <= starts <= _MEMORY_STARTS or squares < 0.0 or abs(mean) > 20.0:
+    spread = 0.0 <= starts <= _MEMORY_STARTS and 0.0 <= squares <= starts * _WIDEST
+    if not _SHORTEST_S <= prior_s <= _LONGEST_S or not spread or abs(mean) > 20.0:
         raise ValueError(f"no start-up time has these figures: {stored}")
     return Learned(prior_s, starts, mean, squares)

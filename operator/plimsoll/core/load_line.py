@@ -59,7 +59,7 @@ def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
     """The highest rate of each tier, (n,), up to `most` at which its excess is not above 0; 0 where it always is.
 
     excess: rising with the rate. An end that stays a second time counts less, so that the next secant goes past the
-    root (Anderson and Bjoerck 1973).
+    root (Anderson and Bjoerck 1973). Who has a root stays there while the others go on: it is the same in any company.
     """
     low = 1e-9 * most
     at_low, at_most = excess(low), excess(most)
@@ -67,7 +67,8 @@ def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
     end, at_end, newest, at_newest = low, at_low, most, at_most
     for _ in range(_SECANTS):
         close = _CLOSE * np.maximum(end, newest)
-        if np.all((np.abs(newest - end) <= 2 * close) | (at_low > 0) | (at_most <= 0)):
+        open_ = (np.abs(newest - end) > 2 * close) & (at_low <= 0) & (at_most > 0)
+        if not np.any(open_):
             break
         with np.errstate(divide="ignore", invalid="ignore"):
             guess = (end * at_newest - newest * at_end) / (at_newest - at_end)
@@ -77,9 +78,10 @@ def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
         stays = (found <= 0) == (at_newest <= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             left = 1 - found / at_newest
-        at_end = np.where(stays, at_end * np.where(left > 0, left, 0.5), at_newest)
-        end, newest, at_newest = np.where(stays, end, newest), rate, found
-        line = np.where((found <= 0) & (at_low <= 0) & (at_most > 0), np.maximum(line, rate), line)
+        at_end = np.where(open_, np.where(stays, at_end * np.where(left > 0, left, 0.5), at_newest), at_end)
+        end = np.where(open_ & ~stays, newest, end)
+        newest, at_newest = np.where(open_, rate, newest), np.where(open_, found, at_newest)
+        line = np.where(open_ & (found <= 0), np.maximum(line, rate), line)
     return line
 
 

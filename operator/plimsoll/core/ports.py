@@ -38,6 +38,15 @@ class Judged(NamedTuple):
     e2e: float
 
 
+class Taken(NamedTuple):
+    """What a gateway goes by of a service. version: of the object, as the API server counts. gated: whether requests
+    are let in by the model in it. unread: what of it cannot be read, and why; "" where nothing is."""
+
+    version: str
+    gated: bool
+    unread: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineReading:
     """One engine's own metrics at one moment.
@@ -78,10 +87,12 @@ class ServiceReading:
     arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
     retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
     ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered; judged:
-    those of these of which something was promised. waiting: requests held now, and held_work_s their GPU-seconds.
+    those of these of which something was promised; paced: how many of those were promised which time per output token
+    (s), the rest none. waiting: requests held now, and held_work_s their GPU-seconds.
     ticket_work_s: GPU-seconds of those told to come back, until they are due. units: sequences that it may have at each
     engine; in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests at each engine now,
-    by pod. A gateway of an older release tells neither tokens nor ttft_s, e2e_s or judged nor anything of admission.
+    by pod. taken: what it goes by. A gateway of an older release tells neither tokens nor ttft_s, e2e_s, judged, paced
+    or taken nor anything of admission.
     """
 
     arrived: float
@@ -101,6 +112,8 @@ class ServiceReading:
     inflight: Mapping[str, int] = field(default_factory=dict)
     e2e_s: Buckets | None = None
     judged: Judged | None = None
+    paced: Mapping[float, float] | None = None
+    taken: Taken | None = None
 
 
 @dataclass(frozen=True, slots=True)

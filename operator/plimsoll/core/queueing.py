@@ -69,7 +69,7 @@ def _log_inverse_loss(shape: Floats, x: Floats, slots: Floats) -> Floats:
     half = (near + far) / 2
     away = half[..., None] * (1 + _NODES) - near[..., None]
     fall = n[..., None] * np.log(1 - odds[..., None] * np.expm1(-away)) - r[..., None] * away
-    return np.asarray(np.log((n + r) * half * (np.exp(fall) @ _WEIGHTS)) + height)
+    return np.asarray(np.log((n + r) * half * np.vecdot(np.exp(fall), _WEIGHTS)) + height)
 
 
 def log_inverse_erlang_b(offered_erlangs: ArrayLike, servers: ArrayLike) -> Floats:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from plimsoll.core.gaps import LIGHT_LOAD, SHARE, gap_s
 from plimsoll.core.knee import HIGHEST_RATE, Constraint, Profile, Tier, alone_s, attainment, gaps, own_s, pace, profile
@@ -118,10 +118,13 @@ def infeasible(tier: Tier) -> Infeasible | None:
 
     That arrivals bunch is no reason: dealt out to enough replicas they do not.
     """
-    calm = replace(tier, arrival_cv2=min(tier.arrival_cv2, 1.0))
-    reduced = profile(calm)
-    some = math.isfinite(size_many(reduced, _ANY_RATE).replicas[0])
-    return None if some and _keeps(reduced, _ANY_LOAD) else _infeasible(calm)
+    return None if keepable(profile(tier))[0] else _infeasible(replace(tier, arrival_cv2=min(tier.arrival_cv2, 1.0)))
+
+
+def keepable(tiers: Profile) -> NDArray[np.bool_]:
+    """Whether some number of replicas keeps the promise of each tier at a low enough rate: not `infeasible`, (n,)."""
+    calm = tiers.calm
+    return np.isfinite(size_many(calm, _ANY_RATE).replicas) & _keeps(calm, _ANY_LOAD)
 
 
 def size_many(
@@ -190,10 +193,10 @@ def _attained(tiers: Profile, rate: Floats, replicas: Floats) -> Floats:
     return np.asarray(np.where(replicas > 0, attainment(tiers, served, c).attained * served / rate, 0.0))
 
 
-def _keeps(tiers: Profile, load: float) -> bool:
-    """Whether one replica at this share of what all its slots could serve keeps the promise."""
+def _keeps(tiers: Profile, load: float) -> NDArray[np.bool_]:
+    """Whether one replica at this share of what all its slots could serve keeps the promise, (n,)."""
     rate = tiers.full_rate_per_s(1, admission=False) * load
-    return bool(attainment(tiers, rate, 1).attained[0] >= tiers.share[0])
+    return np.asarray(attainment(tiers, rate, 1).attained >= tiers.share)
 
 
 def _infeasible(tier: Tier) -> Infeasible:
@@ -224,7 +227,7 @@ def _feasible(tier: Tier, breaks: Constraint) -> Slo | None:
             own, most_per_s = gaps(replace(tier, slo=slo))
             slo = replace(slo, itl_s=gap_s(own, LIGHT_LOAD * most_per_s))
             continue
-        if reduced.feasible[0] > 0 and _keeps(reduced, LIGHT_LOAD):
+        if reduced.feasible[0] > 0 and _keeps(reduced, LIGHT_LOAD)[0]:
             return slo
         light = reduced.full_rate_per_s(1, admission=False) * LIGHT_LOAD
         open_ = attainment(reduced, light, 1, admission=False)

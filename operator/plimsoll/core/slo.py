@@ -18,10 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Deadlines(NamedTuple):
-    """Of one request, seconds after its receipt: for its first and its last token; infinite where none is promised."""
+    """Of one request, seconds after its receipt: for its first and its last token; pace_s: for each token after its
+    first, in the mean. Infinite where none is promised."""
 
     first_s: float
     last_s: float
+    pace_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Slo:
     def deadlines(self, prompt_tokens: float) -> Deadlines:
         """Of a request with such a prompt, cached tokens included."""
         first_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
-        return Deadlines(first_s, math.inf if self.e2e_s is None else self.e2e_s)
+        last_s, pace_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
+        return Deadlines(first_s, last_s, pace_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
         """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""

@@ -32,6 +32,7 @@ class Service:
 
     key: NAMESPACE/NAME. names: what it answers to, the preferred one first. created: Unix seconds.
     max_sequences: what one engine runs at once, and so what one death can cut at once. policy: None without a promise.
+    version: of its object, as the API server counts. unread: what of the object cannot be read, and why, else "".
     """
 
     namespace: str
@@ -41,6 +42,8 @@ class Service:
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     policy: Policy | None = None
+    version: str = ""
+    unread: str = ""
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +94,8 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
             endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
             policy=policies.of(key, obj),
+            version=obj["metadata"].get("resourceVersion", ""),
+            unread=policies.unread(key),
         )
         for key, obj in ((_key(obj), obj) for obj in live)
     }

@@ -4,14 +4,15 @@ Problem: the gateway must serve whatever objects the API server has, also one th
 one whole costs a hundred times a pick.
 
 Idea: one place reads an object, and only when it is another one than before. What cannot be read makes a service
-without a gate, as it was before admission, and is said once.
+without a gate, as it was before admission, and is said: once in the log, and to the operator for as long as it lasts.
+Where only the operator's own word cannot be read, what the user promised is known all the same.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -63,18 +64,22 @@ class Policy:
 
 
 def read(obj: Object) -> Policy | None:
-    """The policy of a service; None where nothing is promised. Raises InvalidSpec and ValueError."""
+    """The policy of a service before the operator's first word; None where nothing is promised. Raises InvalidSpec."""
     service = parse({**obj, "status": {}})
     if not service.classes:
         return None
-    told = (obj.get("status") or {}).get("admission")
     return Policy(
         classes=service.classes,
         tenants=service.tenants,
         fallback=None if service.fallback is None else "/".join(service.fallback),
         max_held=0 if service.when_full == "Shed" else service.max_held,
-        published=None if told is None else from_dict(told),
     )
+
+
+def read_published(obj: Object) -> Published | None:
+    """The operator's word; None before the first. Raises ValueError."""
+    told = (obj.get("status") or {}).get("admission")
+    return None if told is None else from_dict(told)
 
 
 class Policies:
@@ -95,6 +100,10 @@ class Policies:
         self._read[key] = obj, policy
         return policy
 
+    def unread(self, key: str) -> str:
+        """What of the object of that name cannot be read, and why; "" where all of it was."""
+        return self._said.get(key, "")
+
     def keep(self, keys: set[str]) -> None:
         """Forget all others."""
         for gone in self._read.keys() - keys:
@@ -102,12 +111,16 @@ class Policies:
             self._said.pop(gone, None)
 
     def _try(self, key: str, obj: Object) -> Policy | None:
+        policy, part = None, "spec"
         try:
-            policy = read(obj)
+            policy, part = read(obj), "status.admission"
+            if policy is not None:
+                policy = replace(policy, published=read_published(obj))
         except (InvalidSpec, ValueError, TypeError, AttributeError) as error:
-            if self._said.get(key) != str(error):
-                log.warning("no admission for %s, its object cannot be read: %s", key, error)
-            self._said[key] = str(error)
-            return None
-        self._said.pop(key, None)
+            words = f"{part}: {error}"
+            if self._said.get(key) != words:
+                log.warning("no admission for %s, its object cannot be read: %s", key, words)
+            self._said[key] = words
+        else:
+            self._said.pop(key, None)
         return policy

@@ -17,6 +17,7 @@ from plimsoll.gateway.picker import Picker
 from plimsoll.telemetry import metrics
 
 VERSION = 3
+MOST_WORDS = 300  # of why an object cannot be read
 _NOTHING = Load()
 
 
@@ -25,9 +26,12 @@ def signals(picker: Picker, gateway: str, *, synced: bool, clock: Callable[[], f
 
     `ttft` and `e2e` (to an answer's last byte) are histograms over `LATENCY_EDGES_S`: indices of the buckets that are
     not empty, and the counts in these. `promise`: answers held against the targets of their class, each by the length
-    of its prompt, and those of them that missed any, the TTFT, the e2e.
+    of its prompt, and those of them that missed any, the TTFT, the e2e; `tpot`: how many of them were promised which
+    pace, which only engines see.
     `admission`: requests held now and their GPU-seconds; GPU-seconds of those told to come back, until they are due;
-    most sequences at one engine, and how many this gateway takes itself to have; outcomes of admission.
+    most sequences at one engine, and how many this gateway takes itself to have; outcomes of admission. `object`: what
+    of the service's object is gone by: its version, whether requests are let in by the model in it, what of it cannot
+    be read, and why.
     """
     services = {key: _service(picker, service) for key, service in sorted(picker.fleet.services.items())}
     return {
@@ -59,6 +63,11 @@ def _service(picker: Picker, service: Service) -> dict[str, Any]:
         "admission": {
             **picker.admission.signals(service.key),
             "outcomes": {outcome.value: count for outcome, count in tally.decided.items()},
+        },
+        "object": {
+            "version": service.version,
+            "gated": service.key in picker.admission.guards,
+            "unread": service.unread[:MOST_WORDS],
         },
     }
 

@@ -5,6 +5,7 @@ Counters of `/metrics` cost more than what they count, so they are brought in li
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ class Tally:
         self.e2e: Counter[int] = Counter()
         self.e2e_s = 0.0
         self.judged = self.missed = self.missed_ttft = self.missed_e2e = 0  # answers of which something was promised
+        self.paced: Counter[float] = Counter()  # of these, those that were promised a pace, by that target in seconds
         self.remote = 0
         self.local = 0
         self._first = metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -81,6 +83,8 @@ class Tally:
             self.e2e_s += e2e_s
         if deadlines is not None and ttft_s is not None and e2e_s is not None:
             self._judge(ttft_s > deadlines.first_s, e2e_s > deadlines.last_s)
+            if deadlines.pace_s < math.inf:
+                self.paced[deadlines.pace_s] += 1
         if record.duration_us is not None:
             self._duration.observe(record.duration_us / 1e6)
 
@@ -132,6 +136,7 @@ class Tally:
                 "missed": self.missed,
                 "missed_ttft": self.missed_ttft,
                 "missed_e2e": self.missed_e2e,
+                "tpot": {"targets_s": list(self.paced), "answers": list(self.paced.values())},
             },
             "prefill": {"remote": self.remote, "local": self.local},
         }

@@ -13,7 +13,10 @@ class MetStatus(Observed):
     ttft: Number | None = Field(
         default=None, description="Whose first token was in time for the length of their prompt, such as 98%."
     )
-    tpot: Number | None = Field(default=None, description="Whose time per output token was within the target.")
+    tpot: Number | None = Field(
+        default=None,
+        description="Whose time per output token was within the target; at least, where classes have different ones.",
+    )
     e2e: Number | None = Field(default=None, alias="e2e", description="Whose last token was in time.")
 
 

@@ -51,6 +51,11 @@ class PhaseStatus(StartupStatus):
 class ColdStartStatus(Observed):
     """Where the time of a start goes."""
 
+    variant: str = Field(
+        default="",
+        max_length=1024,
+        description="What these starts were of: model, image, GPUs, nodes asked for. Each has its own times.",
+    )
     phases: Annotated[tuple[PhaseStatus, ...], Field(max_length=16, strict=False), Keyed()] = Field(
         default=(), description="The phases, in their order."
     )

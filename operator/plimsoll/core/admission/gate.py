@@ -312,11 +312,12 @@ class Gate:
 
     def _kept_free_s(self, held: Held, now: float) -> float:
         """How much sooner than due its first token must be predicted while others want the place: by the error of
-        predictions, and, where all are promised the same, by what it is shorter than a mean request. Else the short
-        ones slip into what each moment leaves, past the longer ones, and what is refused is the work of these."""
+        predictions, and at the line of prefill replicas, where all are promised the same, by what it is shorter than a
+        mean request. Else the short ones slip into what each moment leaves there, past the longer ones, and what is
+        refused is the work of these."""
         margin, slo = self._margins[held.klass], self._classes[held.klass].slo
         shorter_s = 0.0
-        if not slo.ttft_per_1k_tokens_s:
+        if self.fleet.prefills and not slo.ttft_per_1k_tokens_s:
             shorter_s = min(max(0.0, self.fleet.limits.alone_s - held.need.alone_s), margin.widest_s)
         return math.exp((self._full_s - now) / PRESSED_S) * (margin.margin_s + shorter_s)
 

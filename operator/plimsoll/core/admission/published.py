@@ -91,8 +91,10 @@ def to_dict(published: Published) -> dict[str, Any]:
 
 def from_dict(stored: Any) -> Published:
     """What `to_dict` gave. Raises ValueError for anything else: it lies where hands can reach it."""
-    if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
-        raise ValueError("not an admission model of this version")
+    if not isinstance(stored, Mapping):
+        raise ValueError("no admission model")
+    if stored.get("version") != VERSION:
+        raise ValueError(f"a model of version {stored.get('version')!r:.40}, not of version {VERSION}")
     try:
         told = stored["limits"]
         return Published(

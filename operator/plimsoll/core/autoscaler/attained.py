@@ -6,12 +6,15 @@ times first and last bytes of each, but no tokens; the engines count paces, but 
 Idea: a bound that holds whatever requests miss which target. Those late at the gateway are counted one by one; those
 too slow are a share of the same minute's requests; at most both together miss (Bonferroni), so at least the rest keep
 all. What one of the targets is kept by is told beside it. Of a target that nobody measures nothing is claimed.
+
+Classes may be promised paces of their own, while engines do not know classes: gateways tell how many answers were
+promised which pace, engines how many were slower than each. Who of them was slow is not known, so that is a bound too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,9 +35,10 @@ _ENGINES_SILENT: Final = Unknown("the engines do not tell")
 class Attained:
     """Of the last minute's answers.
 
-    met: share that kept a target, by the name that it has in `Slo.targets`; those promised of a request alone. least,
-    most: the share that kept all is between these, `most` by what is known; None where nothing is. offered: `least` of
-    all that arrived. missed: of all that arrived, refused or known to have missed a target, at most; None likewise.
+    met: share that kept a target, by the name that it has in `Slo.targets`; those promised of a request alone; of
+    several paces at least so many. least, most: the share that kept all is between these, `most` by what is known; None
+    where nothing is. offered: `least` of all that arrived. missed: of all that arrived, refused or known to have missed
+    a target, at most; None likewise.
     """
 
     met: Mapping[str, float | Unknown]
@@ -49,20 +53,21 @@ class Attained:
         return next(((name, share) for name, share in self.met.items() if isinstance(share, Unknown)), None)
 
 
-def attained(heard: Heard, slo: Slo) -> Attained:
-    """What is known of the promise now."""
-    (late, *by_target), slow = _late(heard), _slow(heard, slo)
-    missed = zip(slo.targets, (by_target[0], slow, by_target[1]), strict=False)  # but for gaps, which no request has
-    met = {name: _others(share) for (name, target_s), share in missed if target_s is not None}
-    misses = [late] if slo.tpot_s is None else [late, slow]
-    known = [share for share in misses if not isinstance(share, Unknown)]
+def attained(heard: Heard, *promised: Slo) -> Attained:
+    """What is known of the promise now. promised: of each class of requests, or the one of all."""
+    (late, *by_target), (fewest, most) = _late(heard), _slow(heard, promised)
+    missed = {"TTFT": by_target[0], "TPOT": most, "e2e": by_target[1]}  # gaps are no target of a request
+    named = {name for slo in promised for name, target_s in slo.targets if target_s is not None}
+    met = {name: _others(share) for name, share in missed.items() if name in named}
+    misses, surely = ([late, most], [late, fewest]) if "TPOT" in named else ([late], [late])
+    known, sure = ([share for share in shares if not isinstance(share, Unknown)] for shares in (misses, surely))
     unknown = next((share for share in met.values() if isinstance(share, Unknown)), None)
     least = unknown or max(0.0, 1.0 - math.fsum(known))
     shed = heard.shed_share
     return Attained(
         met,
         least,
-        1.0 - max(known) if known else None,
+        1.0 - max(sure) if sure else None,
         least if isinstance(least, Unknown) else least * (1.0 - (0.0 if isinstance(shed, Unknown) else shed)),
         _missed(shed, min(1.0, math.fsum(known)) if known else None),
     )
@@ -92,18 +97,50 @@ def _late(heard: Heard) -> tuple[float | Unknown, float | Unknown, float | Unkno
     return in_any, first, last
 
 
-def _slow(heard: Heard, slo: Slo) -> float | Unknown:
-    """Share of the answers with a pace beyond the target; a request of one token has none."""
+def _slow(heard: Heard, promised: Sequence[Slo]) -> tuple[float | Unknown, float | Unknown]:
+    """Share of the answers with a pace beyond what was promised of them: at least and at most.
+
+    Of all that are slower than a target, those with a looser one need not have missed theirs; and whoever missed a
+    target that is no tighter is slower than it. Nothing more can be said of who was slow.
+    """
+    mix = _mix(heard, promised)
+    if isinstance(mix, Unknown):
+        return mix, mix
+    fewest, most, tighter = 0.0, 1.0, 0.0
+    for target_s, part in sorted(mix.items()):
+        slower = _slower(heard, target_s)
+        if isinstance(slower, Unknown):
+            return slower, slower
+        most = min(most, tighter + slower)
+        tighter += part
+        fewest = max(fewest, slower - (1.0 - tighter))
+    return fewest, min(most, tighter)
+
+
+def _mix(heard: Heard, promised: Sequence[Slo]) -> Mapping[float, float] | Unknown:
+    """What share of the answers was promised which pace, s."""
+    targets = {slo.tpot_s for slo in promised}
+    if len(targets) == 1:
+        return {target_s: 1.0 for target_s in targets if target_s is not None}
+    if heard.judged is None or heard.paced is None:
+        return heard.ttft_s if isinstance(heard.ttft_s, Unknown) else _GATEWAYS_SILENT
+    if heard.judged.answers <= 0.0:
+        return _NOBODY
+    return {target_s: count / heard.judged.answers for target_s, count in heard.paced.items() if count > 0.0}
+
+
+def _slower(heard: Heard, target_s: float) -> float | Unknown:
+    """Share of the answers with a pace beyond a target; a request of one token has none."""
     told = next((told for role, told in heard.tiers.items() if role is not Role.PREFILL), None)
-    if slo.tpot_s is None or told is None:
+    if told is None:
         return _ENGINES_SILENT
     paces, why = told.paces, told.measured.tpot_s
     if paces is None:
         return why if isinstance(why, Unknown) else _ENGINES_SILENT
-    within, paced = share_within(paces, slo.tpot_s), count(paces)
+    within, paced = share_within(paces, target_s), count(paces)
     if within is None:
         return 0.0 if told.ended > 0.0 else _NOBODY
-    if paces.counts[-1] > 0.0 and not _is_told_apart(paces, slo.tpot_s):
+    if paces.counts[-1] > 0.0 and not _is_told_apart(paces, target_s):
         return Unknown(f"some paces lie beyond the engines' last bucket, {paces.edges[-2:][0]:g} s, and the target too")
     return (1.0 - within) * paced / max(paced, told.ended)
 

@@ -138,7 +138,7 @@ def _expecting(
     served = 0.0 if wish.slo is None else wish.slo.share
     each = tier.line.replica_work * served if isinstance(tier.line, Line) else 0.0
     found = replace(found, ready_work=coming * each, starting=acts or bool(there.starting))
-    if not tier.ledger.whole.starts:  # nobody is sent away for a time that was never measured
+    if not tier.starts.measured:  # nobody is sent away for a time that was never measured
         return found
     if not decided.etas_s:
         etas_s = [one.etas_s[0] for one in decision.tiers.values() if one.etas_s]  # what is short may be prefill

@@ -11,16 +11,19 @@ from plimsoll.core.ports import About
 from plimsoll.core.scaling import Policy
 from plimsoll.core.signals import Heard
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import UNKNOWN, Variant
 
 
 @dataclass(frozen=True, slots=True)
 class TierSeen:
-    """One tier as the cluster shows it. replicas: ordered. about: of an engine that has told, None before any has."""
+    """One tier as the cluster shows it. replicas: ordered. about: of an engine that has told, None before any has.
+    variant: what is ordered now."""
 
     replicas: int
     ready: int
     starting: tuple[Starting, ...] = ()
     about: About | None = None
+    variant: Variant = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,9 @@ class Wish:
     headroom: float = 0.0
     horizon_s: float | None = None
     classes: tuple[ClassPolicy, ...] = ()
+
+    @property
+    def promised(self) -> tuple[Slo, ...]:
+        """Of each class of requests, or the one of all; none where nothing is promised."""
+        whole = () if self.slo is None else (self.slo,)
+        return tuple(one.slo for one in self.classes) or whole

@@ -18,7 +18,9 @@ from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.risk import begin, feed
-from plimsoll.core.lifecycle import Eta, eta, record
+from plimsoll.core.knee import HIGHEST_RATE
+from plimsoll.core.knee import Tier as Sized
+from plimsoll.core.lifecycle import Eta, eta
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
     Ask,
@@ -35,6 +37,7 @@ from plimsoll.core.scaling import (
 from plimsoll.core.scaling.observation import MEASURED_S
 from plimsoll.core.signals import Heard, TierHeard
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import UNKNOWN, Variant, becomes, started
 from plimsoll.core.workload import Workload
 
 TICK_S: Final = 1.0
@@ -44,6 +47,14 @@ _USED: Final = 0.9  # of a load line: that more of it serves who comes back woul
 NO_REQUEST: Final = Unknown("no request has ended yet")
 NO_PAUSES: Final = Pauses()
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
+
+
+class Draft(NamedTuple):
+    """A line that is to be made. replicas: ordered."""
+
+    tier: Tier
+    sized: Sized
+    replicas: int
 
 
 class Told(NamedTuple):
@@ -90,10 +101,10 @@ class Service:
         """Is it time to look at a tier?"""
         return any([tier.due(now_s) for tier in self.tiers.values()])
 
-    def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
+    def started(self, tier: str, took_s: Sequence[tuple[str, float]], variant: Variant = UNKNOWN) -> None:
         """An engine has become ready; its phases in order with their seconds. Nonsense is not recorded."""
         if took_s and all(0.0 <= seconds < 86400.0 for _, seconds in took_s):
-            self.tiers[tier].ledger = record(self.tiers[tier].ledger, took_s)
+            self.tiers[tier].starts = started(self.tiers[tier].starts, variant, took_s)
 
     def hear(self, seen: Seen, wish: Wish, now_s: float) -> None:
         """Take in one tick's news: engines, lengths, speeds, arrivals, misses."""
@@ -101,6 +112,8 @@ class Service:
             self.workload = seen.heard.workload
         for name, tier in self.tiers.items():
             there = seen.tiers.get(name)
+            if there is not None:
+                tier.starts = becomes(tier.starts, there.variant)
             if there is not None and there.about is not None and self.watch.news(name, there.about):
                 tier.meet(there.about)
                 self.watch.met(name, there.about)
@@ -115,7 +128,7 @@ class Service:
 
     def _pause(self, seen: Seen, wish: Wish, start_s: float, now_s: float) -> None:
         """Take in whether requests come, and let no decision stand of a service that may sleep, or wake, by that."""
-        rate, arrived = seen.heard.rate_per_s, 0.0
+        rate, arrived = believed(seen.heard), 0.0
         if seen.heard.fresh and not isinstance(rate, Unknown):
             passed_s = 0.0 if self._sampled_s is None else max(0.0, now_s - self._sampled_s)
             arrived, self._sampled_s = rate * passed_s, now_s
@@ -131,14 +144,15 @@ class Service:
             for kept in self.watch.tiers.values():
                 kept.line = None
 
-    def draw(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, int]:
-        """Bring at most so many of the tiers' lines up to date; returns how many were looked at, and made."""
+    def drafts(self, seen: Seen, wish: Wish, now_s: float, most: int) -> tuple[int, list[Draft]]:
+        """Look at the tiers that are due, until so many lines are to be made; how many were looked at, and those."""
+        found: list[Draft] = []
         if wish.slo is None or isinstance(self.workload, Unknown):
-            return 0, 0
-        looked = made = 0
+            return 0, found
+        looked = 0
         tiers = list(self.tiers.values())
         for name, tier in self.tiers.items():
-            if made >= most or not tier.due(now_s) or name not in seen.tiers:
+            if len(found) >= most or not tier.due(now_s) or name not in seen.tiers:
                 continue
             scale = self.state.tiers[name].tail_scale if name in self.state.tiers else 1.0
             if not self.watch.moved(
@@ -148,19 +162,20 @@ class Service:
                 continue
             looked += 1
             elsewhere_s = spent_elsewhere_s(tiers, tier, self.workload)
-            there, gateways = seen.tiers[name].replicas, seen.heard.gateways
-            made += tier.draw(now_s, wish.slo, self.workload, there, scale, elsewhere_s, gateways)
-        return looked, made
+            sized = tier.draft(now_s, wish.slo, self.workload, scale, elsewhere_s, seen.heard.gateways)
+            if sized is not None:
+                found.append(Draft(tier, sized, seen.tiers[name].replicas))
+        return looked, found
 
     def samples(self, seen: Seen, wish: Wish, now_s: float) -> Iterator[tuple[Tier, float, float]]:
         """Tiers that have a new sample, with its work (GPU-seconds per second) and rate (1/s), NaN where not known."""
-        rate = seen.heard.rate_per_s
+        rate = believed(seen.heard)
         if wish.slo is None:
             return
         for tier in self.tiers.values():
             if isinstance(tier.line, Unknown):
                 continue
-            if tier.demand.at_s is None:
+            if tier.demand.at_s is None or now_s < tier.watched_s:  # or a clock was set back
                 tier.watched_s = now_s
             if isinstance(rate, Unknown):
                 yield tier, math.nan, math.nan
@@ -330,7 +345,7 @@ class Service:
         elif now_s - self._judged_s >= start_s:
             self._judged_s = now_s
             missed = missed_share(heard, slo)
-            waited = now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
+            waited = 0.0 <= now_s - self._absent_s < 2.0 * MEASURED_S  # for a start: no forecast could have helped
             if missed is not None and not waited:
                 self.risk = feed(self.risk, missed)
 
@@ -347,8 +362,8 @@ def _running(heard: Heard) -> float:
 def is_idle(seen: Seen) -> bool | Unknown:
     """Whether no request comes, waits, runs or has been told to come back. One that is seen is proof; that there is
     none is known only from all gateways and engines."""
-    heard, missing = seen.heard, None
-    for amount in (heard.rate_per_s if heard.fresh else 0.0, heard.held, heard.returning_s, heard.in_flight):
+    heard, rate, missing = seen.heard, believed(seen.heard), None
+    for amount in (rate if heard.fresh else 0.0, heard.held, heard.returning_s, heard.in_flight):
         if isinstance(amount, Unknown):
             missing = amount
         elif amount > 0.0:
@@ -359,11 +374,19 @@ def is_idle(seen: Seen) -> bool | Unknown:
             return False
         if coverage(heard, told, there.ready) < 1.0:
             missing = missing or Unknown(f"{told.coverage:.0%} of the {name} engines answer")
-    if isinstance(heard.rate_per_s, Unknown):
-        return heard.rate_per_s
+    if isinstance(rate, Unknown):
+        return rate
     if heard.coverage < 1.0:
         return Unknown(f"{heard.coverage:.0%} of the gateways answer")
     return missing or True
+
+
+def believed(heard: Heard) -> float | Unknown:
+    """First attempts per second, as far as a fleet can have so many: what is beyond is a counter gone wrong."""
+    rate = heard.rate_per_s
+    if isinstance(rate, Unknown) or rate <= HIGHEST_RATE:
+        return rate
+    return Unknown(f"{rate:.3g} req/s is no load that comes to a fleet but a wrong count")
 
 
 def coverage(heard: Heard, told: TierHeard, ready: int) -> float:
@@ -381,10 +404,19 @@ def missed_share(heard: Heard, slo: Slo) -> float | None:
     if heard.ttft is None or slo.ttft_s is None:
         return shed if shed else None
     tokens = 0.0 if isinstance(heard.prompt_tokens, Unknown) else heard.prompt_tokens
-    met = buckets.share_below(heard.ttft, slo.deadlines(tokens).first_s)
+    met = _in_time(heard, slo.deadlines(tokens).first_s)
     if met is None:  # nobody was answered
         return shed or None
     return min(1.0, max(0.0, shed + (1.0 - shed) * (1.0 - met)))
+
+
+def _in_time(heard: Heard, first_s: float) -> float | None:
+    """Share of the answers whose first token was in time: each by its own class and prompt, as gateways tell it; by
+    first_s, that of a mean prompt, where they do not. None of no answers."""
+    assert heard.ttft is not None
+    if heard.judged is None or heard.judged.answers <= 0.0:
+        return buckets.share_below(heard.ttft, first_s)
+    return 1.0 - min(1.0, heard.judged.ttft / heard.judged.answers)
 
 
 def _fraction(need: Need, replicas: int) -> float:

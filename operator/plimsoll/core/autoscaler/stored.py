@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any, Final
 
-from plimsoll.core import forecast, lifecycle, scaling
+from plimsoll.core import forecast, scaling, variants
 from plimsoll.core.autoscaler.service import Service
-from plimsoll.core.autoscaler.tier import Tier
+from plimsoll.core.autoscaler.tier import FIRST_LEDGER, Tier
 from plimsoll.core.calibration import state as calibration
 from plimsoll.core.forecast import RiskControl, pauses
 from plimsoll.core.latency import StepModel
@@ -61,12 +61,12 @@ def _tier(tier: Tier) -> dict[str, Any]:
             "floor": list(astuple(tier.posterior.floor)),
             "learned": calibration.to_dict(tier.posterior, tier.key),
         }
-    return {"starts": lifecycle.to_dict(tier.ledger), "demand": forecast.to_dict(tier.demand), "speed": speed}
+    return {"starts": variants.to_dict(tier.starts), "demand": forecast.to_dict(tier.demand), "speed": speed}
 
 
 def _restore(tier: Tier, stored: Mapping[str, Any]) -> None:
     with contextlib.suppress(ValueError, KeyError):
-        tier.ledger = lifecycle.from_dict(stored["starts"])
+        tier.starts = variants.from_dict(stored["starts"], FIRST_LEDGER)
     with contextlib.suppress(ValueError, KeyError):
         tier.demand = forecast.from_dict(stored["demand"])
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -26,9 +26,10 @@ from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork,
 from plimsoll.core.lifecycle import Ledger, prior
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About
-from plimsoll.core.scaling import Line, line
+from plimsoll.core.scaling import Line
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
+from plimsoll.core.variants import Ledgers
 from plimsoll.core.workload import Workload
 
 PESSIMISM: Final = 0.75  # quantile of the posterior to size on: of the models believed one in four is slower
@@ -48,6 +49,7 @@ LAYERS: Final = 32
 FIRST_LEDGER: Final = prior(10e9, 0.0, 16e9, 1e9, 2e9)
 
 _TELLING: Final = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+NO_STARTS: Final = Ledgers(FIRST_LEDGER)
 NO_DEMAND: Final = forecast.State()
 NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 
@@ -92,7 +94,7 @@ class Tier:
     """Lives as long as its service. line: what sizing uses; Unknown says what is missing."""
 
     role: Role
-    ledger: Ledger = FIRST_LEDGER
+    starts: Ledgers = NO_STARTS
     demand: forecast.State = NO_DEMAND
     key: EngineKey | None = None
     posterior: Posterior | None = None
@@ -108,14 +110,19 @@ class Tier:
     _arrival_cv2: float = field(default=1.0, repr=False)
     _basis: _Basis | None = field(default=None, repr=False)
     _model: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
-    _start: tuple[Ledger, float] | None = field(default=None, repr=False)
+    _start: tuple[Ledgers, float] | None = field(default=None, repr=False)
     _even: tuple[float, float, StepModel] | None = field(default=None, repr=False)  # since when, until, their mean
+
+    @property
+    def ledger(self) -> Ledger:
+        """Start-up times of what is ordered now."""
+        return self.starts.ledger
 
     @property
     def start_s(self) -> float:
         """The ledger's horizon, seconds."""
-        if self._start is None or self._start[0] is not self.ledger:
-            self._start = self.ledger, self.ledger.horizon_s
+        if self._start is None or self._start[0] is not self.starts:
+            self._start = self.starts, self.ledger.horizon_s
         return self._start[1]
 
     def meet(self, about: About) -> None:
@@ -163,24 +170,23 @@ class Tier:
         """Is it time to look whether the line still holds?"""
         return not 0.0 <= now_s - self.looked_s < LOOK_S
 
-    def draw(
+    def draft(
         self,
         now_s: float,
         slo: Slo,
         workload: Workload,
-        replicas: int,
         tail_scale: float,
         elsewhere_s: float,
         gateways: int,
-    ) -> bool:
-        """Make the line anew if its basis has moved; True if it was made."""
+    ) -> Sized | None:
+        """What the line is to be made from, for `redraw`; None where it holds, or where it cannot be made."""
         self.looked_s = now_s
         model, limits = self.model, self.limits
         if model is None or limits is None:
-            return False
+            return None
         if self.role is Role.PREFILL and slo.ttft_s is None:
             self.line = Unknown("slo.ttft is needed to size a prefill tier")
-            return False
+            return None
         sized = Sized(
             self.role,
             model,
@@ -194,28 +200,33 @@ class Tier:
             gap_model=None if slo.itl_s is None else self.averaged(model, now_s),
             gateways=gateways,
         )
-        work = self._work(model, workload)
-        basis = _Basis(
-            slo,
-            limits,
-            model.base_s,
-            work.work_s,
-            workload.mean(workload.output_tokens),
-            tail_scale,
-            elsewhere_s,
-            0.0 if slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
-            0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
-            sized.arrival_cv2,
-            gateways,
-        )
+        basis = self._based_on(sized)
         if self._basis is not None and self._basis.holds_for(basis):
-            return False
-        made = line(sized, max(replicas, 1))
+            return None
         self._basis, self.sized = basis, sized
+        return sized
+
+    def redraw(self, made: Line | Infeasible) -> None:
+        """The line has been made from the last draft."""
         if isinstance(made, Line) and isinstance(self.line, Line):  # the work of before, by what is known of it now
             self.demand = forecast.rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
         self.line = made if isinstance(made, Line) else _hopeless(made)
-        return True
+
+    def _based_on(self, sized: Sized) -> _Basis:
+        work, workload = self._work(sized.model, sized.workload), sized.workload
+        return _Basis(
+            sized.slo,
+            sized.limits,
+            sized.model.base_s,
+            work.work_s,
+            workload.mean(workload.output_tokens),
+            sized.tail_scale,
+            sized.elsewhere_s,
+            0.0 if sized.slo.e2e_s is None or math.isinf(pace(sized)[0]) else pace(sized)[0],
+            0.0 if sized.gap_model is None else _stall_s(self._work(sized.gap_model, workload)),
+            sized.arrival_cv2,
+            sized.gateways,
+        )
 
     def averaged(self, model: StepModel, now_s: float) -> StepModel:
         """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals

@@ -59,6 +59,8 @@ def from_dict(stored: Mapping[str, Any]) -> State:
         raise ValueError(f"not a forecast's state of version {VERSION}: {str(stored)[:80]}")
     try:
         at_s, seen_s, changed_s = (None if time is None else _number(time) for time in stored["times"])
+        if at_s is not None and (seen_s is None or at_s > seen_s):
+            raise ValueError(f"a sample of {at_s} that was not seen until {seen_s}")
         rate, tokens = (None if value is None else _number(value) for value in stored["explained"])
         slow, fast = (level.Line(*_amounts(line, 8)) for line in stored["lines"])
         mean, lines, heard = level.Mean(*_amounts(stored["mean"], 2)), (slow, fast), _noise(stored["noise"])

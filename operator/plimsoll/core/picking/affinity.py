@@ -97,15 +97,22 @@ class Recent:
         return self._of[block].address
 
     def _forget(self) -> None:
-        known, over = self._of, len(self._of) - self._capacity
-        while over > 0:
-            chain = self._chains[0]
+        """The oldest first. Where only the newest is left, all else is: what has no chain any more, of hashes that
+        collided, goes with it."""
+        known, chains, over = self._of, self._chains, len(self._of) - self._capacity
+        while over > 0 and len(chains) > 1:
+            chain = chains[0]
             while over > 0 and chain.left and known.get(chain.blocks[chain.left - 1]) is chain:
                 chain.left -= 1  # its end first, and no more than are over
                 del known[chain.blocks[chain.left]]
                 over -= 1
             if over:  # nothing is left of it but what was used since
-                self._chains.popleft()
+                chains.popleft()
+        if over > 0:
+            known.clear()
+            for chain in chains:
+                chain.left = min(chain.left, self._capacity)
+                known.update(dict.fromkeys(chain.blocks[: chain.left], chain))
 
 
 class Held:
@@ -142,11 +149,11 @@ class Held:
             recent.resize(max(1, sum(capacities.values())))
 
     def sent(self, address: str, blocks: Sequence[int]) -> None:
-        """A prompt went there. Raises KeyError for an unknown address."""
-        depth = self.depth(blocks)
+        """A prompt went there. Raises KeyError for an unknown address, and nothing has changed."""
+        there, depth = self._at[address], self.depth(blocks)
         if 0 < depth < len(blocks):
             self._part(address, blocks[:depth])
-        self._at[address].use(address, blocks)
+        there.use(address, blocks)
         self._anywhere.use(address, blocks)
         self._asked, self._depth = (), 0
 

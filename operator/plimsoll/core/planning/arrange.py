@@ -142,7 +142,7 @@ def arrange(
             return found
         counts.append(found.replicas)
     reduced = [profile(tier) for tier in tiers]
-    best = [_open(one, 0.0, 1) for one in reduced]
+    best = [_open(one.calm, 0.0, 1) for one in reduced]  # that arrivals bunch is no reason: see `sizing.infeasible`
     if math.prod(best) < tiers[0].slo.share:  # not even idle replicas
         worst = best.index(min(best))
         return Infeasible(constraint(reduced[worst], 0.0, 1)[0], None)

@@ -73,7 +73,7 @@ def busiest(arrivals_s: ArrayLike, window_s: float = WINDOW_S) -> Busiest:
     """Of ascending arrivals, at least two at different times: the window with most of them; the whole of a shorter
     trace. Raises ValueError."""
     at = np.asarray(arrivals_s, dtype=np.float64)
-    if at.ndim != 1 or at.size < 2 or not at[-1] > at[0] or np.any(np.diff(at) < 0):
+    if at.ndim != 1 or at.size < 2 or not np.all(np.isfinite(at)) or not at[-1] > at[0] or np.any(np.diff(at) < 0):
         raise ValueError("arrivals_s must ascend, with two different times at least: one moment has no rate")
     length = at[-1] - at[0]
     if length <= window_s:  # n arrivals have n - 1 gaps: the first one only opens the window
@@ -87,4 +87,4 @@ def busiest(arrivals_s: ArrayLike, window_s: float = WINDOW_S) -> Busiest:
 def _gap_cv2(at: FloatArray) -> float:
     gaps = np.diff(at)
     mean = float(gaps.mean()) if gaps.size else 0.0
-    return max(1.0, float(gaps.var()) / mean**2) if mean > 0 else 1.0
+    return max(1.0, float((gaps / mean).var())) if mean > 0 else 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import Tier, profile
+from plimsoll.core.knee import HIGHEST_RATE, Tier, profile
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning import settings
 from plimsoll.core.planning.arrange import (
@@ -30,6 +30,7 @@ from plimsoll.core.planning.expect import Expected, expected, mean_batch, share_
 from plimsoll.core.planning.machine import Machine
 from plimsoll.core.planning.settings import (
     ACCEPTED,
+    DRAFTED,
     Graphs,
     Speculation,
     graphs,
@@ -68,6 +69,14 @@ class Question:
         for name in ("rate_per_s", "bytes_per_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and above 0, not {getattr(self, name)}")
+        if self.rate_per_s > HIGHEST_RATE:
+            raise ValueError(f"rate_per_s must be at most {HIGHEST_RATE:g}, not {self.rate_per_s}")
+        if not 0 <= self.gap_cv2 < float("inf"):
+            raise ValueError(f"gap_cv2 must be finite and at least 0, not {self.gap_cv2}")
+        if not 0 <= self.headroom < 1:
+            raise ValueError(f"headroom must be at least 0 and below 1, not {self.headroom}")
+        if not 1 <= self.accepted <= DRAFTED + 1:
+            raise ValueError(f"accepted must lie between 1 and {DRAFTED + 1}, not {self.accepted}")
         if self.gap_s is not None and not 0 < self.gap_s < float("inf"):
             raise ValueError(f"gap_s must be finite and above 0, not {self.gap_s}")
         if not self.machines or not all(self.machines):

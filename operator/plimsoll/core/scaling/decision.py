@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from plimsoll.core.scaling.state import State
+
+DIRECTION: Final = "direction"  # the step that says from when on a smaller need is believed
 
 
 class Limit(StrEnum):
@@ -60,10 +62,12 @@ class TierDecision:
 
     @property
     def why(self) -> str:
-        """In one line: the steps that moved the count (the last one if none did), and the counterfactual."""
+        """In one line: the steps that moved the count (the last one if none did), how long a smaller need was waited
+        for, and the counterfactual."""
         count, telling = self.before, []
         for step in self.steps:
-            if step.replicas != count:
+            gives_back = step.name == DIRECTION and self.before is not None and step.replicas < self.before
+            if step.replicas != count or gives_back:
                 telling.append(step.why)
             count = step.replicas
         words = telling or [self.steps[-1].why]

@@ -23,6 +23,7 @@ from bisect import bisect_left
 from plimsoll.core.forecast import Odds, Unknown
 from plimsoll.core.scaling import returns
 from plimsoll.core.scaling.course import Course
+from plimsoll.core.scaling.decision import DIRECTION
 from plimsoll.core.scaling.observation import Demand, Need
 from plimsoll.core.scaling.state import MOST_KEPT, Mark, Returns
 
@@ -34,7 +35,7 @@ def direction(courses: list[Course], miss_cost: float, now_s: float) -> None:
     for course, (count, words) in zip(courses, counts, strict=True):
         if some and count == 0:
             count, words = 1, "the last one goes when the other tier's may go too"
-        course.say("direction", "{}", words, count=count)
+        course.say(DIRECTION, "{}", words, count=count)
 
 
 def _count(course: Course, miss_cost: float, now_s: float) -> tuple[int, str]:
@@ -52,13 +53,16 @@ def _count(course: Course, miss_cost: float, now_s: float) -> tuple[int, str]:
     counts = range(marks[-1].replicas, before)
     left = bisect_left(counts, 0.0, key=lambda count: lasted_s(marks, count, now_s) - _hold_s(course, miss_cost, count))
     if left == len(counts):
-        left_s = _hold_s(course, miss_cost, before - 1) - lasted_s(marks, before - 1, now_s)
-        words = f"{before - 1} would be enough; down in {left_s:.0f} s unless the need returns"
-        return before, words + _history(course, before - 1)
+        hold_s = _hold_s(course, miss_cost, before - 1)
+        left_s = hold_s - lasted_s(marks, before - 1, now_s)
+        words = f"{before - 1} would be enough; down in {left_s:.0f} s of {hold_s:.0f} s unless the need returns"
+        return before, words + _why_so_long(course, miss_cost, before - 1)
     reached = counts[left]
-    enough_s, held_s = lasted_s(marks, reached, now_s), _hold_s(course, miss_cost, reached)
-    words = f"{reached} have been enough for {enough_s:.0f} s, held for {held_s:.0f} s"
-    return reached, words + _history(course, reached)
+    if reached == 0 and course.asleep:
+        return 0, "at once, since the pause was waited for"
+    enough_s, hold_s = lasted_s(marks, reached, now_s), _hold_s(course, miss_cost, reached)
+    words = f"at most {reached} needed for {enough_s:.0f} s, the rest kept for {hold_s:.0f} s"
+    return reached, words + _why_so_long(course, miss_cost, reached)
 
 
 def _watch(course: Course, now_s: float) -> None:
@@ -71,16 +75,22 @@ def _watch(course: Course, now_s: float) -> None:
     course.keep("returns", returns.tried(known, *counts, course.bounds[0], seen.horizon_s, now_s))
 
 
-def _history(course: Course, replicas: int) -> str:
-    """What was learned of returns, in words, where the hold time is made of it."""
+def _why_so_long(course: Course, miss_cost: float, replicas: int) -> str:
+    """What the hold time is made of, in words."""
     demand, need, known = course.seen.demand, course.seen.need, course.state.returns
-    if not isinstance(demand, Demand) or isinstance(need, Unknown) or not replicas:
-        return ""
-    prior = _leaps(demand, need, replicas)
-    if not returns.chance(known, prior) > prior:
-        return ""
-    within_s = returns.STARTS * course.seen.horizon_s
-    return f" (of {known.trials:.0f} that were idle {known.again:.0f} were needed again within {within_s:.0f} s)"
+    if not isinstance(demand, Demand) or isinstance(need, Unknown):
+        return ": as long as a start takes, since what comes is not known"
+    start_s, prior = demand.forecast.horizon_s, _leaps(demand, need, replicas)
+    returning, missed = returns.chance(known, prior), miss_cost * need.replica_work * returns.seen(known)
+    words = f": a start takes {start_s:.0f} s, and more are needed within it with a chance of {returning:.0%}"
+    if missed:
+        words += f", and what is missed then is worth {start_s * missed:.0f} s more"
+    if returning + missed > returns.STARTS:
+        words += f"; {returns.STARTS:.0f} starts at most"
+    if replicas and returning > prior:
+        within_s = returns.STARTS * course.seen.horizon_s
+        words += f" (of {known.trials:.0f} that were idle {known.again:.0f} were needed again within {within_s:.0f} s)"
+    return words
 
 
 def lasted_s(marks: tuple[Mark, ...], replicas: int, now_s: float) -> float:

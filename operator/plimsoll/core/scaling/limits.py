@@ -97,18 +97,24 @@ def _fits(course: Course, count: int, now_s: float, told: list[str]) -> int:
 
 
 def _share(courses: list[Course], counts: dict[str, int], granted: int, words: dict[str, list[str]]) -> None:
-    """Take from whichever tier is left with most of what it wants, until the GPUs granted are enough."""
+    """Take from whichever tier is left with most of what it wants, until the GPUs granted are enough; what was taken in
+    vain, since a larger replica had to go after it, is given back."""
     wanted = dict(counts)
     gpus = {course.name: course.policy.gpus for course in courses}
     least = {course.name: course.bounds[0] for course in courses}
     one_each = {name: max(least[name], min(1, count)) for name, count in wanted.items()}
-    while sum(gpus[name] * counts[name] for name in counts) > granted:
+    used = sum(gpus[name] * counts[name] for name in counts)
+    while used > granted:
         able = [name for name in counts if gpus[name] and counts[name] > one_each[name]]
         if not able:
             counts.update(least)  # a tier alone serves nobody
             break
         taken = max(able, key=lambda name: (counts[name] - 1) / wanted[name])
-        counts[taken] -= 1
+        counts[taken], used = counts[taken] - 1, used - gpus[taken]
+    else:
+        for name in sorted(counts, key=lambda name: counts[name] / max(wanted[name], 1)):
+            more = min(wanted[name] - counts[name], (granted - used) // gpus[name] if gpus[name] else 0)
+            counts[name], used = counts[name] + more, used + gpus[name] * more
     for course in courses:
         if counts[course.name] < wanted[course.name]:
             course.limited_by(Limit.BUDGET)

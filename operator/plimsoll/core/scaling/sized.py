@@ -24,7 +24,7 @@ from plimsoll.core.knee import HIGHEST_RATE, Constraint, Profile, Tier, attainme
 from plimsoll.core.load_line import constraint, slo_rate
 from plimsoll.core.queueing import Floats
 from plimsoll.core.scaling.observation import Need
-from plimsoll.core.sizing import Infeasible, infeasible, size_many
+from plimsoll.core.sizing import Infeasible, infeasible, keepable, size_many
 
 _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
 RELEASE_MARGIN: Final = 0.025  # of the forecast: what a line moves by within the memory of the level, while the mix stays
@@ -116,23 +116,29 @@ class Ask:
     returning_gpu_s: float = 0.0
 
 
-def line(tier: Tier, replicas: int = 1) -> Line | Infeasible:
-    """The line of a tier that has or needs about `replicas`; Infeasible where no looser target helps either."""
-    broken = infeasible(tier)
-    if broken is not None:
-        if broken.feasible is None:
-            return broken
-        tier = replace(tier, slo=broken.feasible)
-    reduced = profile(tier)
-    at = slo_rate(reduced, max(replicas, 1))
-    request_gpu_s = float(reduced.rho(1.0, 1.0)[0])
-    return Line(
-        reduced,
-        request_gpu_s,
-        float(at[0]) * request_gpu_s / max(replicas, 1),
-        constraint(reduced, at, max(replicas, 1))[0],
-        broken,
-    )
+def lines(tiers: Sequence[Tier], replicas: Sequence[int]) -> list[Line | Infeasible]:
+    """The line of each tier that has or needs about so many replicas; Infeasible where no looser target helps either.
+
+    Each is the same to the last bit in any company, and in company it takes a third of the time.
+    """
+    if not tiers:
+        return []
+    reduced = [profile(tier) for tier in tiers]
+    kept = keepable(stack(reduced)).tolist()
+    broken = [None if keeps else infeasible(tier) for tier, keeps in zip(tiers, kept, strict=True)]
+    for n, none in enumerate(broken):
+        if none is not None and none.feasible is not None:
+            reduced[n] = profile(replace(tiers[n], slo=none.feasible))
+    every, counts = stack(reduced), np.maximum(np.array(replicas, dtype=np.float64), 1.0)
+    at, request_gpu_s = slo_rate(every, counts), every.rho(1.0, 1.0)
+    figures = request_gpu_s.tolist(), (at * request_gpu_s / counts).tolist(), constraint(every, at, counts)
+    found: list[Line | Infeasible] = []
+    for own, none, request, work, stops in zip(reduced, broken, *figures, strict=True):
+        if none is not None and none.feasible is None:
+            found.append(none)
+        else:
+            found.append(Line(own, request, work, stops, none))
+    return found
 
 
 def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:

@@ -20,7 +20,7 @@ from plimsoll.core.knee import Constraint
 from plimsoll.core.scaling.course import Course
 from plimsoll.core.scaling.decision import Limit
 from plimsoll.core.scaling.last import last
-from plimsoll.core.scaling.observation import MEASURED_S, Need
+from plimsoll.core.scaling.observation import MEASURED_S, Measured, Need
 from plimsoll.core.scaling.policy import Policy
 from plimsoll.core.scaling.reserve import Stock, reserve, reserves
 from plimsoll.core.scaling.state import LEAST_SCALE, MOST_SCALE
@@ -35,7 +35,7 @@ _DEMAND_WORDS: Final = (
     "up to {:.3g} GPU-s/s of work within {:.0f} s: "
     "level {:.3g}, trend {:.3g}, season {:.3g}, burst {:.3g}, doubt {:.3g}"
 )
-_NEED_WORDS: Final = "forecast {:.3g} req/s in {:.0f} s needs {} (knee {:.3g} req/s each{}, {} binds){}"
+_NEED_WORDS: Final = "forecast {:.3g} req/s in {:.0f} s needs {} (knee {:.3g} req/s each{}, {} binds{}){}"
 
 _PRESSED: Final = 1.05  # over a target by so much is beyond chance
 _MOST_PRESSED: Final = 2.0  # latency near saturation says that there is too little, not how much
@@ -126,12 +126,29 @@ def need(course: Course, policy: Policy, pause: Pause | Unknown) -> None:
         extra += f", {spare} more against a leap ({_worth(course.worth)})"
     elif warm:
         extra += f", {warm} more warm"
+    if (standing := min(seen.replicas, course.release) - max(course.up, sized.release + warm)) > 0:
+        extra += f"; {standing} more kept against a leap"
     if told := last(course, pause, policy.miss_cost):
         extra += f"; {told}"
     line = sized.replica_work / sized.request_gpu_s
     room = f" less {sized.headroom:.0%} headroom" if sized.headroom else ""
-    known = (sized.rate_per_s, demand.forecast.horizon_s, sized.replicas, line, room, sized.constraint, extra)
+    told = _measured(course, sized.constraint, policy.slo)
+    known = (sized.rate_per_s, demand.forecast.horizon_s, sized.replicas, line, room, sized.constraint, told, extra)
     course.say("need", _NEED_WORDS, *known)
+
+
+def _measured(course: Course, constraint: Constraint, slo: Slo | None) -> str:
+    """How near what binds is to its target by what is measured, in words to be added; of slots and caches none."""
+    value = _latencies(course.seen.measured).get(constraint)
+    target_s = None if slo is None else dict(slo.targets).get(constraint)
+    if slo is None or target_s is None or value is None or not _told(value):
+        return ""
+    return f": {slo.percentile(constraint)} {value * 1e3:.0f} ms now, target {target_s * 1e3:.0f} ms"
+
+
+def _latencies(measured: Measured) -> dict[str, float | Unknown]:
+    """By the names that targets have."""
+    return {"TPOT": measured.tpot_s, "TTFT": measured.ttft_s, "e2e": measured.e2e_s, "itl": measured.itl_s}
 
 
 def _exceptions(course: Course, need: Need) -> str:
@@ -185,7 +202,7 @@ def counterfactual(course: Course, slo: Slo | None) -> str | None:
 
 def _would_keep(replicas: int, kept: float, need: Need, slo: Slo | None) -> str:
     """The share in promise; where it is the promised one and yet too few, how that share would come and go."""
-    told = f"{replicas} would keep {kept:.1%} in promise"
+    told = f"{replicas} would keep {kept:.1%} in promise" + ("" if slo is None else f", target {100 * slo.share:g}%")
     if slo is None or kept < slo.share or need.headroom or need.short > 1.0:
         return told
     return f"{told}, but not {100 * slo.share:g}% in {KEPT:.0%} of all windows"
@@ -230,13 +247,9 @@ def _pressed(course: Course, slo: Slo | None, elsewhere: float, now_s: float) ->
     if same_s < 0.0:
         found = [(0.0, f"{course.seen.ready} are ready for {same_s + MEASURED_S:.0f} s, too short to be measured")]
     if slo is not None:
-        for name, value, target_s in (
-            ("TPOT", measured.tpot_s, slo.tpot_s),
-            ("TTFT", measured.ttft_s, slo.ttft_s),
-            ("e2e", measured.e2e_s, slo.e2e_s),
-            ("itl", measured.itl_s, slo.itl_s),
-        ):
-            here = name in ("TPOT", "itl")
+        targets = dict(slo.targets)
+        for name, value in _latencies(measured).items():
+            here, target_s = name in ("TPOT", "itl"), targets[name]
             if target_s is None or not _told(value) or (not here and elsewhere > _PRESSED):
                 continue
             if same_s < (0.0 if here else value):

@@ -50,7 +50,8 @@ class Heard:
     prompt_tokens: mean of an arrival, last minute. workload: requests of the last minutes, their prompts scaled to
     `prompt_tokens` where that differs by more than a tenth. ttft_s: promised percentile as clients saw it, last
     minute; ttft: the distribution that it comes from. e2e_s: the same percentile of whole answers. judged: the last
-    minute's answers against the promise; None where gateways do not tell. arrived: first attempts, last minute;
+    minute's answers against the promise; None where gateways do not tell; paced: how many of those were promised which
+    time per output token (s), the rest none. arrived: first attempts, last minute;
     shed_share: refused over these. held: requests that wait at the gateways now, and held_work_s their GPU-seconds
     in the tier that answers. returning_s: GPU-seconds there of those that were refused and told when to come back,
     until they are due; retries are no arrivals, so they are in no rate. in_flight: requests that gateways have sent
@@ -70,6 +71,7 @@ class Heard:
     ttft: Buckets | None = None
     e2e_s: float | Unknown = NOTHING_HEARD
     judged: Judged | None = None
+    paced: Mapping[float, float] | None = None
     arrived: float = 0.0
     shed_share: float | Unknown = NOTHING_HEARD
     held: float | Unknown = NOTHING_HEARD

@@ -10,6 +10,7 @@ reading is the base of the next. A figure that either reading lacks is absent fr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import lt, sub
 from typing import Any, Final, NamedTuple, TypeVar
@@ -60,7 +61,8 @@ class ServiceInterval(NamedTuple):
     """One service at one gateway over `seconds`; None is not known. refused: for want of room or
     time; a quota that was used up, or a request that no engine could hold, breaks no promise.
 
-    sized: those of `arrived` whose tokens are told. judged, missed, missed_ttft, missed_e2e: as in `Judged`.
+    sized: those of `arrived` whose tokens are told. judged, missed, missed_ttft, missed_e2e: as in `Judged`. paced: of
+    those judged, how many were promised which time per output token, s.
     """
 
     seconds: float
@@ -76,9 +78,11 @@ class ServiceInterval(NamedTuple):
     missed: float | None = None
     missed_ttft: float | None = None
     missed_e2e: float | None = None
+    paced: Mapping[float, float] | None = None
 
 
-Sums = TypeVar("Sums", bound=tuple[float | Buckets | None, ...])
+Part = float | Buckets | Mapping[float, float] | None
+Sums = TypeVar("Sums", bound=tuple[Part, ...])
 
 
 def together(a: Sums, b: Sums) -> Sums:
@@ -120,7 +124,7 @@ def is_answer(reading: ServiceReading) -> bool:
     """Whether all counts of a service are numbers that can be counts."""
     counts = (reading.arrived, reading.arrived_tokens, reading.answered, reading.failed)
     now = (reading.waiting, reading.held_work_s, reading.ticket_work_s, *reading.inflight.values())
-    judged = reading.judged or ()
+    judged = *(reading.judged or ()), *(reading.paced or {}).values()
     times = (reading.ttft_s, reading.e2e_s)
     return all(map(_is_number, (*counts, *now, *judged, *reading.refused.values()))) and all(map(_is_histogram, times))
 
@@ -157,25 +161,30 @@ def service_interval(
         _shed(after) - _shed(before),
     )
     tokens = _change(before.arrived_tokens, after.arrived_tokens)
-    judged = _judged(before.judged, after.judged)
-    if min(*changes, tokens or 0.0, *(judged or ())) < 0.0:
+    judged, paced = _judged(before.judged, after.judged), _paced(before.paced, after.paced)
+    if min(*changes, tokens or 0.0, *(judged or ()), *(paced or {}).values()) < 0.0:
         return None
     sized = None if tokens is None else changes[0]
     counts = (seconds, *changes, sized, tokens, *(_between(*pair) for pair in times))
-    return ServiceInterval._make((*counts, *(judged or (None,) * len(Judged._fields))))
+    return ServiceInterval._make((*counts, *(judged or (None,) * len(Judged._fields)), paced))
 
 
-def _added(a: float | Buckets | None, b: float | Buckets | None) -> float | Buckets | None:
+def _added(a: Part, b: Part) -> Part:
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, Buckets) or isinstance(b, Buckets):
         return merged(part for part in (a, b) if isinstance(part, Buckets))
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        parts = [part for part in (a, b) if isinstance(part, Mapping)]
+        return {key: math.fsum(part.get(key, 0.0) for part in parts) for part in parts for key in part}
     return a + b
 
 
-def _scaled(value: float | Buckets | None, factor: float) -> float | Buckets | None:
+def _scaled(value: Part, factor: float) -> Part:
     if isinstance(value, Buckets):
         return Buckets(value.edges, tuple(n * factor for n in value.counts), value.total * factor)
+    if isinstance(value, Mapping):
+        return {key: count * factor for key, count in value.items()}
     return None if value is None else value * factor
 
 
@@ -196,6 +205,12 @@ def _change(old: float | None, new: float | None) -> float | None:
 
 def _judged(old: Judged | None, new: Judged | None) -> Judged | None:
     return None if old is None or new is None else Judged._make(map(sub, new, old))
+
+
+def _paced(old: Mapping[float, float] | None, new: Mapping[float, float] | None) -> Mapping[float, float] | None:
+    if old is None or new is None:
+        return None
+    return {target_s: count - old.get(target_s, 0.0) for target_s, count in new.items()}
 
 
 def _fell(old: Buckets | None, new: Buckets | None) -> bool:

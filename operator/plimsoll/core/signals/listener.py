@@ -109,6 +109,7 @@ class Listener:
             ttft=None if minute is None else minute.ttft_s,
             e2e_s=_told(minute, None if minute is None else minute.e2e_s, share),
             judged=_judged(minute),
+            paced=None if minute is None else minute.paced,
             arrived=0.0 if minute is None else minute.arrived,
             shed_share=_shed(minute),
             held=present.held,

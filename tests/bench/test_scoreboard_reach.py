@@ -1,0 +1,161 @@
+"""How the scoreboard judges: means over seeds, and what a row asks of Plimsoll."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.scoreboard import judge, reach
+from bench.scoreboard.rows import RAISED, ROWS, Reach
+from tests.bench.scores import MANY, NO_TICKETS, a_board, a_run, a_score, reached, seeds_of, tickets
+
+STEP = ROWS["step-60"]
+CONSTANT = replace(STEP, reach=Reach(reversals=1, above_least=0.2))
+GOOD = {"windows": {"n": 100, "passed": 99}}
+
+
+def test_a_mean_has_the_interval_of_students_t() -> None:
+    found = judge.mean([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.half == pytest.approx(4.303 / 3**0.5)
+    assert judge.mean([0.5]) == (0.5, None)
+
+
+def test_a_row_asks_for_offered_and_admitted_and_gpu_hours() -> None:
+    good = a_score("plimsoll", 0.96, 1.2)
+    dear = a_score("follower", 1.0, 2.0)
+    assert all(reached(reach.checks(STEP, good, [good, dear, *MANY], nominal=True)).values())
+    worse = a_score("plimsoll", 0.94, 1.4, attainment_admitted=0.98)
+    found = reached(reach.checks(STEP, worse, [worse, dear, *MANY], nominal=True))
+    assert [name for name, passed in found.items() if not passed] == ["offered", "admitted", "GPU-hours"]
+
+
+def test_a_better_follower_at_our_cost_is_told_and_a_dearer_one_is_not() -> None:
+    own = a_score("plimsoll", 0.96, 1.2)
+    better, dearer = a_score("follower:margin=0.8", 0.975, 1.2), a_score("follower:margin=0.5", 1.0, 1.3)
+    assert reached(reach.checks(STEP, own, [own, dearer, *MANY], nominal=True))["followers"]
+    assert not reached(reach.checks(STEP, own, [own, better, dearer, *MANY], nominal=True))["followers"]
+
+
+def test_on_another_plant_followers_judge_and_absolute_figures_do_not() -> None:
+    own, better = a_score("plimsoll", 0.70, 1.6), a_score("follower:margin=0.8", 0.73, 1.5)
+    assert reached(reach.checks(STEP, own, [own], nominal=False)) == {"followers": False}, "nobody was played"
+    few = [own, *MANY[:5]]
+    assert reached(reach.checks(STEP, own, few, nominal=False)) == {"followers": False}, "too few to be a frontier"
+    assert reached(reach.checks(STEP, own, [own, *MANY], nominal=False)) == {"followers": True}
+    assert reached(reach.checks(STEP, own, [own, better, *MANY], nominal=False)) == {"followers": False}
+
+
+def test_cost_is_held_against_the_cheapest_reference_that_is_as_good() -> None:
+    row = replace(STEP, reach=Reach(times_best=1.10))
+    own, cheap = a_score("plimsoll", 0.96, 1.2), a_score("follower:spare=1", 0.96, 1.0)
+    bad, peer = a_score("follower:spare=0", 0.90, 0.8), a_score("hpa-queue", 0.99, 0.7)
+    assert not reached(reach.checks(row, own, [own, cheap, bad, peer, *MANY], nominal=True))["cost"]
+    assert reached(reach.checks(row, own, [own, bad, peer, *MANY], nominal=True))["cost"]
+
+
+def test_a_constant_rate_is_held_against_the_least_fleet_that_keeps_the_promise() -> None:
+    two, one = a_score("static:2", 0.97, 12.0, **GOOD), a_score("static:1", 0.5, 6.0)
+    for later, settled, asked in ((2.1, 2.0, (True, True)), (2.3, 2.0, (False, True)), (2.3, 2.3, (False, False))):
+        own = a_score("plimsoll", 0.97, 12.0, board=a_board(later, settled=settled))
+        found = reached(reach.checks(CONSTANT, own, [own, one, two], nominal=True))
+        assert found.pop("reversals")
+        assert tuple(found.values()) == asked
+        assert list(found) == ["mean replicas over 2 after an hour", "mean replicas over 2 after two"]
+
+
+def test_a_fleet_is_not_the_least_before_a_smaller_one_has_failed() -> None:
+    three, two, one = (a_score(f"static:{k}", 0.97, 6.0 * k, **GOOD) for k in (3, 2, 1))
+    behind_a_gate = a_score("static:2,gated=1", 0.97, 12.0, **GOOD)
+    bad = a_score("static:2", 0.5, 12.0)
+    assert reach.least_fleet([three, behind_a_gate]) is None
+    assert reach.least_fleet([three, bad, behind_a_gate]) == 3
+    assert reach.least_fleet([three, two]) is None
+    assert reach.least_fleet([three, two, one]) == 1
+    own = a_score("plimsoll", 0.97, 12.0, board=a_board(2.0))
+    nobody = reached(reach.checks(CONSTANT, own, [own, three], nominal=True))
+    assert nobody["mean replicas over the least fleet"] is False
+
+
+def test_just_below_what_the_least_fleet_carries_one_more_is_allowed() -> None:
+    two, one = a_score("static:2", 0.97, 12.0, **GOOD), a_score("static:1", 0.5, 6.0)
+    own = a_score("plimsoll", 0.97, 12.0, board=a_board(2.9))
+    found = {
+        boundary: reached(reach.checks(CONSTANT, own, [own, one, two], nominal=True, boundary=boundary))
+        for boundary in (False, True)
+    }
+    assert not found[False]["mean replicas over 2 after an hour"]
+    assert found[True]["mean replicas over 2 after an hour"]
+
+
+def test_a_raised_row_has_5_percent_more_load_and_is_no_row_of_the_board() -> None:
+    row, raised = ROWS["constant-4-poisson"], RAISED["constant-4-poisson"]
+    assert raised.load == replace(row.load, rate=4.2)
+    assert raised.name not in ROWS
+
+
+def test_a_follower_is_held_against_the_same_seeds() -> None:
+    """Plimsoll's first seed was a good one, in which the follower was less good, and all others cost more."""
+    own = seeds_of("plimsoll", (0.98, 1.0), (0.90, 1.4), (0.90, 1.4))
+    once = seeds_of("follower:margin=0.8", (0.96, 1.0))
+    found = reached(reach.checks(STEP, own, [own, once, *MANY], nominal=True))
+    assert found["followers"], "by the means of all seeds it would be 3 points better"
+    thrice = seeds_of("follower:margin=0.8", (0.96, 1.0), (0.96, 1.3), (0.96, 1.3))
+    assert not reached(reach.checks(STEP, own, [own, thrice, *MANY], nominal=True))["followers"]
+    elsewhere = judge.score("follower:margin=0.8", [a_run(1.0, 0.5, seed=9)])
+    assert reach.best_rival(own, [elsewhere], 1.0) is None, "no seed in common"
+
+
+def test_the_cheapest_reference_is_held_against_the_same_seeds() -> None:
+    own = seeds_of("plimsoll", (0.96, 1.0), (0.96, 1.6))
+    once = seeds_of("follower:spare=1", (0.97, 1.0))
+    best = reach.cheapest_rival(own, [once], by_windows=False)
+    assert best is not None
+    assert best.own.gpu_hours == best.its.gpu_hours
+
+
+def test_refusing_the_large_ones_is_told() -> None:
+    own = a_score("plimsoll", 0.96, 1.2, shed_work_ratio=1.3)
+    assert not reached(reach.checks(STEP, own, [own], nominal=True))["work of what was shed"]
+
+
+def test_tickets_are_counted_over_all_seeds() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    own = judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.9, 1.0)])
+    assert own.tickets == (20, 18, 16, 14, 8, 6)
+    found = reached(reach.checks(row, own, [own], nominal=True))
+    assert found == {
+        "refusals that carry a ticket": True,
+        "in at the first retry, to 60 s": False,
+        "in by the second, 60 to 120 s": False,
+    }
+
+
+def test_tickets_of_a_minute_more_may_take_two_retries() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=tickets(given=10, soon=(6, 6, 0), later=(4, 1, 3)))])
+    assert all(reached(reach.checks(row, own, [own], nominal=True)).values())
+
+
+def test_refusals_come_in_one_wave() -> None:
+    row = replace(STEP, reach=Reach(), clients="ignore")
+    for shed, waves in (((0, 0, 0), 0), ((0, 9, 4, 0), 1), ((9, 0, 4, 0), 2)):
+        own = judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.9, 1.0, board=a_board(shed=shed))])
+        assert own.waves == waves
+        assert reached(reach.checks(row, own, [own], nominal=True)) == {"waves of refusals": waves <= 1}
+        assert not reach.checks(replace(row, clients="none"), own, [own], nominal=True)
+
+
+def test_a_row_of_tickets_without_any_is_not_reached() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=NO_TICKETS)])
+    assert reached(reach.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": False}
+
+
+def test_where_nobody_honours_a_ticket_it_is_to_be_told_all_the_same() -> None:
+    row = replace(STEP, reach=Reach(tickets=0.95))
+    for given, refused, passed in ((9, 10, True), (8, 10, False), (0, 0, False)):
+        told = {**tickets(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
+        own = judge.score("plimsoll", [a_run(0.9, 1.0, tickets=told)])
+        assert reached(reach.checks(row, own, [own], nominal=True)) == {"refusals that carry a ticket": passed}

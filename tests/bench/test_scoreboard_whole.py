@@ -1,0 +1,334 @@
+"""The whole board: what its plan names, how rivals are chosen, how it stops and goes on, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scoreboard import page, report, search, whole
+from bench.scoreboard.plan import PLAN, Part
+from bench.scoreboard.play import Task
+from bench.scoreboard.player import Player, Spent
+from bench.scoreboard.rows import OTHERS, RAISED, ROWS
+from bench.scoreboard.store import Store
+from tests.bench.scores import a_board, a_run
+
+Made = Callable[[Task], dict[str, Any]]
+STEP, CONSTANT = ROWS["step-60"], "constant-1.4-poisson"
+FOLLOWERS = [f"follower:spare={n},cap=9" for n in range(30)]  # GPU-hours 0.5, 0.6 and so on
+
+
+def a_made(task: Task) -> dict[str, Any]:
+    return a_run(0.9, 1.0, policy=task.policy, seed=task.seed)
+
+
+class Field:
+    """Plays by a function, and remembers what was asked for."""
+
+    def __init__(self, made: Made) -> None:
+        self.made, self.tasks = made, list[Task]()
+
+    def __call__(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        self.tasks += tasks
+        return [{**self.made(one), "policy": one.policy, "seed": one.seed} for one in tasks]
+
+    def words(self, prefix: str) -> list[str]:
+        return list(dict.fromkeys(one.policy for one in self.tasks if one.policy.startswith(prefix)))
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_the_plan_has_every_row_and_every_kind_is_known() -> None:
+    assert {name for part in PLAN for name in part.rows} == set(ROWS)
+    own = {name for part in PLAN for name in part.rows if "plimsoll" in part.who and part.plants == (1.0,)}
+    assert own == set(ROWS), "Plimsoll on every row"
+    kinds = {who for part in PLAN for who in part.who}
+    words = {who for who in kinds if who.startswith(("plimsoll", "static:"))}
+    assert kinds - words == set(whole.KINDS)
+
+
+def test_every_row_that_asks_for_followers_has_them_in_the_plan() -> None:
+    asked = {name for name, row in ROWS.items() if row.reach.behind is not None or row.reach.times_best is not None}
+    followed = {
+        (name, plant) for part in PLAN if "followers" in part.who for name in part.rows for plant in part.plants
+    }
+    assert {(name, 1.0) for name in asked} <= followed
+    absolute = {name for name, row in ROWS.items() if row.reach.offered is not None}
+    assert {(name, plant) for name in absolute for plant in OTHERS} <= followed
+
+
+def test_a_part_of_the_plan_that_follows_plimsoll_comes_after_it() -> None:
+    played: set[tuple[str, float]] = set()
+    for part in PLAN:
+        here = {(name, plant) for name in part.rows for plant in part.plants}
+        if part.who[0] in ("followers", "fleets"):
+            assert here <= played, part.says
+        played |= here if "plimsoll" in part.who else set()
+
+
+# ---------------------------------------------------------------- followers
+
+
+@pytest.fixture
+def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty followers, each a little dearer than the last, and nothing found by a search."""
+    monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
+    (tmp_path / "found.json").write_text("{}")
+    monkeypatch.setattr(search, "screened", lambda row, plant, limit: FOLLOWERS[:limit])
+
+
+def followed(task: Task) -> dict[str, Any]:
+    """Plimsoll costs 0.9; attainment rises with cost, and behind the gate by two points."""
+    if task.policy == "plimsoll":
+        return a_run(0.90, 0.9)
+    spare = int(task.policy.partition("spare=")[2].partition(",")[0])
+    return a_run(0.85 + 0.01 * spare + 0.02 * ("gated=1" in task.policy), 0.5 + 0.1 * spare)
+
+
+@pytest.mark.usefixtures("screened")
+def test_followers_are_played_cheapest_first_until_there_are_enough_and_the_best_at_our_cost_behind_the_gate() -> None:
+    field = Field(followed)
+    whole.follow([Part("p", ("step-60",), ("followers",))], field)
+    assert [word for word in field.words("follower") if "cap" in word] == FOLLOWERS[:16]
+    assert field.words("follower")[16:] == [f"follower:spare={n},gated=1" for n in (4, 3, 2, 1)]
+    assert len(field.words("follower")) == 20
+
+
+@pytest.mark.usefixtures("screened")
+def test_where_few_cost_no_more_than_plimsoll_there_are_enough_followers_all_the_same(tmp_path: Path) -> None:
+    """Of those that a search had left one is what would be played behind the gate."""
+    (tmp_path / "found.json").write_text('{"step-60": {"follower-frontier": ["follower:spare=0,gated=1"]}}')
+    field = Field(lambda task: {**followed(task), **({"gpu_hours": 0.6} if task.policy == "plimsoll" else {})})
+    whole.follow([Part("p", ("step-60",), ("followers",))], field)
+    assert len(field.words("follower")) == 20
+    assert field.words("follower")[16:] == [f"follower:spare={n},gated=1" for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.usefixtures("screened")
+def test_where_many_cost_no_more_than_plimsoll_all_of_those_are_played() -> None:
+    field = Field(lambda task: {**followed(task), **({"gpu_hours": 2.95} if task.policy == "plimsoll" else {})})
+    whole.follow([Part("p", ("step-60",), ("followers",))], field)
+    assert len([word for word in field.words("follower") if "cap" in word]) == 26, "25 of them cost no more"
+
+
+@pytest.mark.usefixtures("screened")
+def test_on_another_machine_those_count_that_cost_five_percent_less() -> None:
+    field = Field(followed)
+    whole.follow([Part("p", ("step-60",), ("followers",), plants=(1.4,))], field)
+    assert next(word for word in field.words("follower") if "gated" in word) == "follower:spare=3,gated=1"
+    assert {one.plant for one in field.tasks} == {1.4}
+
+
+@pytest.mark.usefixtures("screened")
+def test_who_leads_is_played_with_all_seeds_and_then_the_next_one_that_does() -> None:
+    def made(task: Task) -> dict[str, Any]:
+        if "gated" not in task.policy:
+            return followed(task)
+        lucky = task.policy == "follower:spare=4,gated=1"
+        return {**followed(task), "attainment_offered": 0.905 if not lucky else 0.91 if task.seed == 1 else 0.8}
+
+    field = Field(made)
+    whole.follow([Part("p", ("step-60",), ("followers",), seeds=3)], field)
+    more = {one.policy for one in field.tasks if one.seed == 3}
+    assert "plimsoll" in more
+    assert "follower:spare=4,gated=1" in more
+    assert len(more) == 3, "it was luck, so that another one leads"
+
+
+# ---------------------------------------------------------------- constant fleets
+
+
+def kept(least: int, own: float = 2.0, limit: float = 1.0) -> Made:
+    """Constant fleets from `least` on keep the promise, up to `limit` times the row's rate; Plimsoll has `own`."""
+
+    def made(task: Task) -> dict[str, Any]:
+        if task.policy == "plimsoll":
+            return a_run(0.97, 12.0, board=a_board(own))
+        count = int(task.policy.removeprefix("static:"))
+        raised = task.row.name in {row.name for row in RAISED.values()}
+        good = count >= least and (not raised or limit >= 1.05)
+        return a_run(0.97, 6.0 * count, windows={"n": 100, "passed": 100 if good else 50}, board=a_board(float(count)))
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("least", "own", "fleets"),
+    [(2, 2.0, [2, 1]), (1, 3.1, [3, 2, 1]), (4, 2.0, [2, 3, 4]), (99, 9.0, [9, 10]), (1, 1.0, [1])],
+    ids=["below fails", "down to one", "up", "none keeps it", "there is none below one"],
+)
+def test_constant_fleets_are_tried_from_plimsolls_mean_to_the_least_that_keeps_the_promise(
+    least: int, own: float, fleets: list[int]
+) -> None:
+    field = Field(kept(least, own, limit=1.1))
+    whole.follow([Part("p", (CONSTANT,), ("fleets",))], field)
+    played = [one.policy for one in field.tasks if one.row.name == CONSTANT and one.policy != "plimsoll"]
+    assert list(dict.fromkeys(played)) == [f"static:{count}" for count in fleets]
+
+
+@pytest.mark.parametrize(("own", "limit", "boundary", "passed"), [
+    (2.0, 1.0, False, True), (2.9, 1.0, True, True), (2.9, 1.1, False, False),
+], ids=["it has no more", "just below the limit", "far below it"])  # fmt: skip
+def test_whether_a_rate_is_just_below_the_limit_is_played_where_it_matters(
+    own: float, limit: float, boundary: bool, passed: bool, tmp_path: Path
+) -> None:
+    player = a_player(tmp_path, kept(2, own, limit))
+    whole.follow([Part("p", (CONSTANT,), ("plimsoll", "fleets"))], player)
+    [found] = report.board(player.store, player.code, []).places
+    assert found.boundary is boundary
+    assert {check.name: check.passed for check in found.checks}["mean replicas over 2 after an hour"] is passed
+
+
+def test_pairs_of_a_size_are_all_tried() -> None:
+    field = Field(lambda task: a_run(0.9 if task.policy in ("plimsoll", "static:2,1") else 0.5, 1.0))
+    whole.follow([Part("p", ("step-60-pd",), ("fleets",))], field)
+    assert field.words("static") == ["static:1,1", "static:1,2", "static:2,1"]
+
+
+# ---------------------------------------------------------------- budget
+
+
+def a_player(folder: Path, made: Made, **more: Any) -> Player:
+    """Names policy and seed in what is made, as a run does."""
+    return Player(
+        Store(folder), "code", made=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
+    )
+
+
+class Clock:
+    """A second more at every look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_no_run_is_begun_when_the_time_is_up_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def remembered(task: Task) -> dict[str, Any]:
+        made.append(task.seed)
+        return a_made(task)
+
+    tasks = [Task(STEP, 1.0, "plimsoll", seed) for seed in range(1, 5)]
+    with pytest.raises(Spent):
+        a_player(tmp_path, remembered, budget_s=3.0, clock=Clock())(tasks)
+    assert made == [1, 2]
+    assert len(a_player(tmp_path, remembered)(tasks)) == 4
+    assert made == [1, 2, 3, 4]
+    assert len(a_player(tmp_path, remembered, budget_s=0.0)(tasks)) == 4, "all of it is kept"
+
+
+def test_processes_beside_this_one_make_all_runs(tmp_path: Path) -> None:
+    tasks = [Task(STEP, 1.0, "plimsoll", seed) for seed in range(1, 4)]
+    found = Player(Store(tmp_path), "code", processes=2, made=a_made)(tasks)
+    assert [run["seed"] for run in found] == [1, 2, 3]
+
+
+def test_what_of_the_plan_is_left_is_told_and_what_is_kept_is_not(tmp_path: Path) -> None:
+    plan = [
+        Part("first", ("step-0", "step-60"), ("plimsoll",)),
+        Part("then", ("step-0",), ("static:3",), plants=(0.7,)),
+    ]
+    a_player(tmp_path, a_made)([Task(STEP, 1.0, "plimsoll", 1)])
+    assert whole.follow(plan, a_player(tmp_path, a_made, budget_s=0.0)) == [
+        "first: step-0, plimsoll",
+        "then: step-0@0.7, static:3",
+    ]
+    assert whole.follow(plan, a_player(tmp_path, a_made)) == []
+
+
+# ---------------------------------------------------------------- what is made of it
+
+
+def test_runs_of_another_program_or_of_a_row_as_it_was_are_not_taken(tmp_path: Path) -> None:
+    a_player(tmp_path, a_made)([Task(STEP, 1.0, "plimsoll", 1), Task(replace(STEP, ttft="2s"), 1.0, "plimsoll", 2)])
+    other = Player(Store(tmp_path), "other code", made=a_made)
+    other([Task(STEP, 1.0, "plimsoll", 3)])
+    found = report.board(Store(tmp_path), "code", [])
+    assert (found.program, found.plays, found.cpu_s) == ("code", 1, 10)
+    assert [one.place for one in found.places] == ["step-60"]
+
+
+def a_whole_board(folder: Path, left: Sequence[str] = ()) -> report.Board:
+    """The step on two plants, with a dozen policies and twenty followers."""
+    peers = {"kpa": (0.99, 2.0), "kpa:target=4": (0.95, 1.8), "apa": (0.5, 0.9), "static:3": (0.97, 1.5)}
+    peers |= {"clairvoyant:plan=0@1": (0.991, 1.2), "static:2": (0.6, 1.0), "hpa-queue": (0.6, 2.2)}
+    followers = {f"follower:spare={n}": (0.9 - 0.01 * n, 1.0 + 0.1 * n) for n in range(20)}
+    figures = {"plimsoll": (0.94, 1.26), **peers, **followers}
+
+    def made(task: Task) -> dict[str, Any]:
+        return a_run(*figures[task.policy])
+
+    player = a_player(folder, made)
+    player([Task(STEP, plant, word, 1) for word in figures for plant in (1.0, 1.4)])
+    return report.board(player.store, "code", left)
+
+
+def test_a_board_is_read_as_it_was_written_but_for_single_seeds(tmp_path: Path) -> None:
+    found = a_whole_board(tmp_path, ["first: step-0, plimsoll"])
+    report.write(found, tmp_path / "board.json")
+    json.loads((tmp_path / "board.json").read_text(), parse_constant=pytest.fail)
+    bare = [replace(one, scores=[replace(score, each={}) for score in one.scores]) for one in found.places]
+    assert report.read(tmp_path / "board.json") == replace(found, places=bare)
+
+
+def test_followers_that_are_beaten_at_no_more_cost_are_counted_and_not_kept(tmp_path: Path) -> None:
+    nominal, other = a_whole_board(tmp_path).places
+    assert nominal.followers == other.followers == 20
+    assert [one.policy for one in nominal.scores if one.family == "follower"] == ["follower:spare=0"]
+
+
+def test_the_page_says_what_was_missed_and_who_does_as_well_at_which_cost(tmp_path: Path) -> None:
+    board = a_whole_board(tmp_path, ["first: step-0, plimsoll", "first: step-30, plimsoll"])
+    text = page.summary(board)
+    assert "2 items were left when its time was over" in text
+    assert "- first: step-0, plimsoll; step-30, plimsoll" in page.tables(board)
+    assert "| `step-60` | 1 | 94.00% | 100.00% | 1.260 | 3 of 4 | **offered** 94.00%, asked >= 95.0% |" in text
+    assert "| `step-60@1.4` | 1 | 94.00% | 100.00% | 1.260 | 1 of 1 |  |" in text
+    who = "| `step-60` | 94.0% at 1.26 | 97.0% at 1.50, `static:3` | 95.0% at 1.80, `kpa:target=4` |"
+    assert who + " 50.0% at 0.90, `apa` | 90.0% at 1.00, `follower:spare=0` | 99.1% at 1.20, `clairvoyant` |" in text
+
+
+def test_other_prices_of_a_miss_stand_beside_the_usual_one(tmp_path: Path) -> None:
+    player = a_player(tmp_path, lambda task: a_run(0.9 + 0.001 * len(task.policy), 1.0))
+    words = "plimsoll", "plimsoll:missCost=0", "plimsoll:missCost=80"
+    player([Task(STEP, 1.0, word, 1) for word in words] + [Task(ROWS["step-0"], 1.0, "plimsoll", 1)])
+    text = page.summary(report.board(player.store, "code", []))
+    assert "| row | 0 | 25 | 80 |\n" in text
+    assert "| `step-60` | 91.9% at 1.00 | 90.8% at 1.00 | 92.0% at 1.00 |\n" in text
+    assert text.count("`step-0`") == 1
+
+
+def test_pages_are_written_between_their_marks_and_old_pictures_go(tmp_path: Path) -> None:
+    board, docs = a_whole_board(tmp_path), tmp_path / "docs"
+    (docs / "reference" / "scoreboard").mkdir(parents=True)
+    (docs / "reference" / "scoreboard" / "gone.svg").write_text("")
+    (docs / "scoreboard.md").write_text(f"before\n\n{page.BEGIN}\nold\n{page.END}\n\nafter\n")
+    for _ in range(2):
+        page.write(board, docs)
+        text = (docs / "scoreboard.md").read_text()
+        assert text.startswith("before\n")
+        assert text.endswith("\n\nafter\n")
+        assert "old" not in text
+    assert [path.name for path in (docs / "reference" / "scoreboard").iterdir()] == ["step-60.svg"]
+    tables = (docs / "reference" / "scoreboard.md").read_text()
+    assert "19 more followers were played" in tables
+    assert "![attainment over GPU-hours](scoreboard/step-60.svg)" in tables
+
+
+def test_the_committed_pages_are_made_of_the_committed_board(tmp_path: Path) -> None:
+    board = report.read()
+    text = (page.DOCS / "scoreboard.md").read_text()
+    assert page.summary(board) in text, "run `make generate`"
+    assert (page.DOCS / "reference" / "scoreboard.md").read_text() == page.tables(board), "run `make generate`"
+    assert report.FILE.stat().st_size < 300_000

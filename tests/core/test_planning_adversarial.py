@@ -1,0 +1,157 @@
+"""Plans against questions without sense, workloads at the edge, arrivals in heaps, and every arrangement by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core.planning import mix
+from plimsoll.core.planning.arrange import MARGIN, aggregated, arrange, choose, pair
+from plimsoll.core.planning.expect import kept
+from plimsoll.core.planning.plan import NoPlan, Plan, Question, plan
+from plimsoll.core.sizing import Infeasible
+from plimsoll.core.slo import Slo
+from plimsoll.core.workload import Workload
+from tests.core.test_planning import CHAT, H200, SLO
+
+FEW = [H200[0], H200[3]]  # two chunk budgets
+
+
+def asked(**changes: object) -> Question:
+    return replace(Question(CHAT, SLO, 24.0, [FEW]), **changes)  # type: ignore[arg-type]
+
+
+@cache
+def planned(rate_per_s: float, ttft_s: float, tpot_s: float) -> Plan | NoPlan:
+    return plan(asked(rate_per_s=rate_per_s, slo=Slo(0.95, ttft_s, 0.0, tpot_s)))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rate_per_s", (0.0, -1.0, math.nan, math.inf, 1e7)),
+        ("gap_cv2", (-1.0, math.nan, math.inf)),
+        ("headroom", (-0.1, 1.0, 1.5, math.nan)),
+        ("gap_s", (0.0, -1.0, math.nan, math.inf)),
+        ("bytes_per_s", (0.0, -1.0, math.nan, math.inf)),
+        ("accepted", (0.0, 0.99, 4.1, math.nan)),
+        ("machines", ([], [[]])),
+    ],
+)
+def test_a_question_without_sense_is_refused_by_name_before_anything_is_reckoned(
+    name: str, values: tuple[object, ...]
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=name):
+            asked(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        mix.lognormal(1, 1),
+        mix.lognormal(1, 4000),
+        mix.lognormal(20_000, 1),
+        mix.lognormal(1e6, 10),
+        mix.lognormal(1000, 200, 3.0, 3.0),
+        mix.lognormal(1000, 200, cached_share=0.999),
+    ],
+    ids=["one token", "all answer", "all prompt", "longer than any cache", "of any length", "all cached"],
+)
+def test_workloads_at_the_edge_have_a_plan_that_keeps_its_promise_or_a_reason(workload: Workload) -> None:
+    found = plan(asked(workload=workload, slo=Slo(0.95, 2.0, 0.0, 0.05)))
+    if isinstance(found, NoPlan):
+        assert all(found.why)
+        return
+    feasible = math.prod(1.0 - one.infeasible_alone for one in found.chosen.sizings)
+    assert kept(found.chosen.tiers, 24.0, found.chosen.replicas) >= 0.95 * feasible * (1 - 1e-9)
+    assert all(0.0 <= time < math.inf for time in vars(found.expected).values() if time is not None)
+    assert found.chosen.load_line_per_s >= 24.0 * (1 - 1e-9)
+
+
+def test_less_is_never_dearer_and_a_tighter_promise_never_cheaper() -> None:
+    rates, targets = (0.01, 5.0, 21.0, 60.0), ((0.2, 0.012), (0.5, 0.012), (0.5, 0.05), (5.0, 0.5))
+    for ttft_s, tpot_s in targets:
+        gpus = [found.chosen.gpus for rate in rates if isinstance(found := planned(rate, ttft_s, tpot_s), Plan)]
+        assert len(gpus) == len(rates)
+        assert gpus == sorted(gpus)
+    for rate in rates:
+        one = [planned(rate, *target) for target in targets]
+        gpus = [found.chosen.gpus for found in one if isinstance(found, Plan)]
+        assert gpus == sorted(gpus, reverse=True)
+
+
+@pytest.mark.parametrize("gap_cv2", [4.0, 100.0, 2000.0])
+def test_arrivals_in_heaps_take_more_replicas_and_make_no_promise_infeasible(gap_cv2: float) -> None:
+    """Dealt out to enough replicas no heap is one; an idle replica that gets all of it is no reason."""
+    calm, heaped = plan(asked()), plan(asked(gap_cv2=gap_cv2))
+    assert isinstance(calm, Plan)
+    assert isinstance(heaped, Plan)
+    assert heaped.chosen.gpus >= calm.chosen.gpus
+    assert kept(heaped.chosen.tiers, 24.0, heaped.chosen.replicas) >= 0.95
+
+
+# By hand
+
+
+@pytest.mark.parametrize("rate", [7.0, 24.0, 55.0])
+def test_no_smaller_fleet_of_one_tier_keeps_the_promise(rate: float) -> None:
+    tier = aggregated(H200[3], CHAT, SLO)
+    found = arrange((tier,), (H200[3],), rate)
+    assert not isinstance(found, Infeasible)
+    by_hand = next(count for count in range(1, 100) if kept((tier,), rate, (count,)) >= 0.95)
+    assert found.replicas == (by_hand,)
+
+
+@pytest.mark.parametrize("rate", [10.0, 40.0])
+def test_a_pair_has_one_replica_more_than_the_best_split_by_hand_at_most(rate: float) -> None:
+    """It is grown from what each tier needs for itself, the weaker one first, so it may miss the best by one."""
+    tiers = pair(H200[-1], H200[0], CHAT, Slo(0.95, 0.3, 0.0, 0.012), 100e9)
+    found = arrange(tiers, (H200[-1], H200[0]), rate)
+    assert not isinstance(found, Infeasible)
+    assert kept(tiers, rate, found.replicas) >= 0.95
+    splits = product(range(1, 9), repeat=2)
+    by_hand = min(sum(counts) for counts in splits if kept(tiers, rate, counts) >= 0.95)
+    assert by_hand <= sum(found.replicas) <= by_hand + 1
+
+
+def test_the_pair_is_chosen_just_where_it_saves_a_clear_part() -> None:
+    tier = aggregated(H200[3], CHAT, SLO)
+    whole = arrange((tier,), (H200[3],), 400.0)
+    assert not isinstance(whole, Infeasible)
+    for spared in range(whole.gpus):
+        less = replace(whole, sizings=(replace(whole.sizings[0], replicas=whole.gpus - spared),))
+        assert (choose(whole, less) is less) == (less.gpus < MARGIN * whole.gpus)
+        assert choose(Infeasible(whole.binding, None), less) is less
+        assert choose(less, Infeasible(whole.binding, None)) is less
+
+
+@given(st.lists(st.floats(0, 5000), min_size=2, max_size=60), st.floats(1, 3000))
+def test_no_window_of_a_trace_has_more_arrivals_than_the_one_that_is_planned_for(
+    arrivals: list[float], window_s: float
+) -> None:
+    at = np.sort(arrivals)
+    if not at[-1] > at[0]:
+        return
+    found = mix.busiest(at, window_s)
+    if at[-1] - at[0] <= window_s:
+        assert (found.first, found.until) == (0, at.size)
+    else:
+        most = max(int(np.sum((at >= begun) & (at < begun + window_s))) for begun in at)
+        assert found.until - found.first == most
+        assert found.rate_per_s == pytest.approx(most / window_s)
+    assert found.rate_per_s > 0.0
+    assert 1.0 <= found.gap_cv2 < math.inf
+
+
+@pytest.mark.parametrize("arrivals", [[0.0, math.nan, 1.0], [0.0, math.inf], [math.nan, math.nan], [[0.0, 1.0]]])
+def test_a_trace_of_no_times_is_refused(arrivals: list[float]) -> None:
+    with pytest.raises(ValueError, match="arrivals_s"):
+        mix.busiest(arrivals)
