@@ -52,7 +52,7 @@ def document(
         "at": _time(now_s),
         "decisions": [_decision(told) for told in _told(service)],
         "heard": None if heard is None else _plain(_heard(*heard)),
-        "tiers": {name: _plain(_rests_on(service, tier, horizon_s)) for name, tier in service.tiers.items()},
+        "tiers": {name: _plain(_rests_on(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
     }
 
 
@@ -120,12 +120,12 @@ def _figure(value: float | Unknown) -> Any:
 # ---------------------------------------------------------------- what it rests on
 
 
-def _rests_on(service: Service, tier: Tier, horizon_s: float | None) -> Object:
+def _rests_on(service: Service, name: str, tier: Tier, horizon_s: float | None) -> Object:
     return {
         "engine": None if tier.key is None else asdict(tier.key),
         "model": _model(tier),
         "line": _line(tier.line),
-        "forecast": _forecast(service, tier, horizon_s),
+        "forecast": _forecast(service, name, tier, horizon_s),
         "starts": _starts(tier),
     }
 
@@ -166,14 +166,16 @@ def _others(nearest: Slo) -> Object:
     return {name: value for name in ("e2e_s", "itl_s") if (value := getattr(nearest, name)) is not None}
 
 
-def _forecast(service: Service, tier: Tier, horizon_s: float | None) -> Object:
+def _forecast(service: Service, name: str, tier: Tier, horizon_s: float | None) -> Object:
     """The forecast made again as the last tick made it: what it was made from has not moved since."""
     if isinstance(tier.line, Unknown):
         return _unknown(tier.line)
-    if service.risk is None or service.last is None:
+    policy = service.watch.policy
+    if service.risk is None or service.last is None or policy is None:
         return _unknown(Unknown("nothing is promised, so nothing is foretold"))
     reach_s = tier.ledger.horizon_s + TICK_S if horizon_s is None else horizon_s
-    found = forecast.forecast(tier.demand, service.last.at_s, reach_s, service.risk.quantile)
+    cost = service.miss_cost(name, policy)
+    found = forecast.forecast(tier.demand, service.last.at_s, reach_s, service.risk.quantile, cost)
     if isinstance(found, Unknown):
         return _unknown(found)
     return {

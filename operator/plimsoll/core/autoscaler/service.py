@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from plimsoll.core import buckets, forecast
 from plimsoll.core.autoscaler.allowance import allowed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
@@ -17,6 +19,7 @@ from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posti
 from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
+from plimsoll.core.forecast.doubt import miss_costs
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.knee import HIGHEST_RATE
 from plimsoll.core.knee import Tier as Sized
@@ -30,6 +33,7 @@ from plimsoll.core.scaling import (
     Measured,
     Need,
     Observation,
+    Policy,
     State,
     TierObservation,
     decide,
@@ -195,10 +199,16 @@ class Service:
             return Unknown(f"arrivals are watched for {now_s - tier.watched_s:.0f} s, {WATCH_S:.0f} s are needed")
         horizon_s = self.horizon_s(name, wish)
         assert self.risk is not None
-        found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile)
+        found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile, self.miss_cost(name, wish.policy))
         if isinstance(found, Unknown):
             return found
         return Demand(found, self.watch.of(name).chances.at(tier.demand, horizon_s))
+
+    def miss_cost(self, name: str, policy: Policy) -> float:
+        """What a missed GPU-second of a tier whose line is known costs in replicas of it; as `doubt.miss_costs`."""
+        of, gpus = self.tiers.items(), policy.tiers
+        takes = {n: t.line.request_gpu_s * max(gpus[n].gpus, 1) for n, t in of if not isinstance(t.line, Unknown)}
+        return float(miss_costs(np.array([policy.miss_cost]), np.array([[*takes.values()]]))[0, [*takes].index(name)])
 
     def horizon_s(self, tier: str, wish: Wish) -> float:
         """How far to look ahead for a tier."""

@@ -30,10 +30,10 @@ class Kept:
 
 @dataclass(slots=True)
 class Watch:
-    """Of one service. tiers: by name."""
+    """Of one service. tiers: by name. policy: of the last decision."""
 
     tiers: dict[str, Kept] = field(default_factory=dict)
-    _policy: Policy | None = None
+    policy: Policy | None = None
     _allowed: bool = False
     _rests_since: object = None
     _rests: Mapping[str, int] | None = None
@@ -67,8 +67,8 @@ class Watch:
 
     def decided(self, policy: Policy, lines: Mapping[str, Line | Unknown]) -> None:
         """A decision has been made with this."""
-        if policy is not self._policy:
-            self._policy, self._allowed = policy, allows(policy)
+        if policy is not self.policy:
+            self.policy, self._allowed = policy, allows(policy)
         for name, line in lines.items():
             self.of(name).line = line
 
@@ -80,8 +80,8 @@ class Watch:
 
     def is_quiet_under(self, policy: Policy) -> bool:
         """Whether the policy is that of the last decision, and one under which a service can be quiet."""
-        if policy is not self._policy:
-            if policy != self._policy:
+        if policy is not self.policy:
+            if policy != self.policy:
                 return False
-            self._policy = policy
+            self.policy = policy
         return self._allowed

@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from plimsoll.core.forecast import doubt as doubts
 from plimsoll.core.forecast import growth, level, season
 from plimsoll.core.forecast.fleet import Floats, of_same, packed
-from plimsoll.core.forecast.predict import DOUBT, STALE_S, SURELY_NONE
+from plimsoll.core.forecast.predict import STALE_S, SURELY_NONE
 from plimsoll.core.forecast.spare import Odds, odds
 from plimsoll.core.forecast.state import AT, GRAIN, MEAN, NOW, State
 
-_NORMAL: Final = NormalDist()
 _NOTHING: Final = growth.Growth()
 
 
@@ -72,6 +71,7 @@ def outlook(
     horizons_s: Sequence[float],
     quantiles: Sequence[float],
     chances: Sequence[Chances],
+    miss_costs: Floats,
 ) -> Outlook:
     """For each tier what `forecast` says; arguments as there, and one `Chances` of each tier for ever."""
     seen = packed(states)
@@ -86,7 +86,7 @@ def outlook(
     ]
     factor, lately = np.fromiter(chain.from_iterable(within), np.float64).reshape(-1, 2).T
     quantile = np.array(quantiles)
-    deviate = of_same(lambda share: max(0.0, _NORMAL.inv_cdf(share)), quantile)
+    deviates = of_same(doubts.deviate, quantile)
     none = of_same(lambda share: -math.log(max(share, SURELY_NONE)), quantile)
     damped = of_same(lambda reach: -math.expm1(-reach / level.DAMPING_S), reaches)
     trend = np.maximum(0.0, slope) * level.DAMPING_S * damped
@@ -95,7 +95,7 @@ def outlook(
     lowest, highest = np.array([(state.past.lowest, state.past.highest) for state in states]).T
     reached = np.maximum(foretold, np.maximum(highest, factor * np.minimum(level_, lowest)))
     burst = np.minimum(foretold * (factor - 1.0), reached - foretold)
-    doubt = np.minimum(DOUBT * level_, deviate * error)
+    doubt = doubts.counted(level_, error, deviates, miss_costs)
     silent = level_ * reach_s <= none * seen[:, GRAIN]
     work = np.where(silent, 0.0, foretold + burst + doubt)
     some = np.where(silent, 0.0, level_)

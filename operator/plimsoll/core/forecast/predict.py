@@ -4,7 +4,7 @@ Problem: a replica ordered now serves one start-up later, so what counts is the 
 that nobody can take apart is not believed.
 
 Idea: level + the larger of what trend and shape of the day foretell, times the factor by which own history has gone
-beyond what was foretold, but no further than its leaps have reached, + the doubt about the level. Work here is the rate
+beyond what was foretold, but no further than its leaps have reached, + what counts of the doubt about the level. Work here is the rate
 of work: the sizing already takes account of chance within a minute, so that is not paid for twice. The total never
 falls as quantile, horizon or load rise.
 """
@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
+import numpy as np
+
+from plimsoll.core.forecast import doubt as doubts
 from plimsoll.core.forecast import growth, level, season
-from plimsoll.core.forecast.spare import history
+from plimsoll.core.forecast.spare import MISS_COST, history
 from plimsoll.core.forecast.state import State, Unknown
 
 STALE_S: Final = 600.0  # the longest horizon that growth is counted for; beyond it nothing known is recent
 SURELY_NONE: Final = 0.99  # probability of no request at all in the horizon from which on the answer is 0
-DOUBT: Final = 0.1  # of the level at most: a level seconds old is known better before any replica ordered for it is up
-_NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,13 @@ class Forecast:
         return tuple((name, getattr(self, name)) for name in names)
 
 
-def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> Forecast | Unknown:
-    """The upper quantile of the largest work over [now, now + horizon].
+def forecast(
+    state: State, now_s: float, horizon_s: float, quantile: float, miss_cost: float = MISS_COST
+) -> Forecast | Unknown:
+    """The upper quantile of the largest work over [now, now + horizon], less doubt that no replica would pay for.
 
-    horizon_s: 0 or more; time since the last sample is added to it. quantile: in (0, 1). Unknown without a sample in
-    the last STALE_S. Raises ValueError for arguments out of range.
+    horizon_s: 0 or more; time since the last sample is added to it. quantile: in (0, 1). miss_cost: as in
+    `doubt.counted`. Unknown without a sample in the last STALE_S. Raises ValueError for arguments out of range.
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
@@ -76,7 +78,7 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
     if age_s > STALE_S:
         return Unknown(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
-    parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile)
+    parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile, miss_cost)
     level_, trend, shape, burst, doubt = parts
     return Forecast(
         level_ + trend + shape + burst + doubt,
@@ -95,7 +97,7 @@ def forecast(state: State, now_s: float, horizon_s: float, quantile: float) -> F
     )
 
 
-def _parts(state: State, reach_s: float, quantile: float) -> tuple[float, float, float, float, float]:
+def _parts(state: State, reach_s: float, quantile: float, miss_cost: float) -> tuple[float, float, float, float, float]:
     """Level, trend, season, burst, doubt."""
     now, at_s = state.now, state.at_s
     assert at_s is not None  # else there is no level
@@ -104,13 +106,8 @@ def _parts(state: State, reach_s: float, quantile: float) -> tuple[float, float,
     foretold, factor = now.level + trend + shape, growth.sure_factor(state.past, reach_s, quantile)
     reached = max(foretold, growth.reached(state.past, now.level, factor))
     burst = min(foretold * (factor - 1.0), reached - foretold)
-    return (
-        now.level,
-        trend,
-        shape,
-        burst,
-        min(DOUBT * now.level, max(0.0, _NORMAL.inv_cdf(quantile)) * now.error),
-    )
+    known = (now.level, now.error, doubts.deviate(quantile), miss_cost)
+    return now.level, trend, shape, burst, float(doubts.counted(*(np.array(one) for one in known)))
 
 
 def _silent(state: State, reach_s: float, quantile: float) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plimsoll.core.forecast import Odds, State, Unknown, spare_replicas
+from plimsoll.core.forecast.doubt import miss_costs
 from plimsoll.core.forecast.fleet import Flags, Floats
 from plimsoll.core.forecast.outlook import Chances, Outlook, outlook
 from plimsoll.core.forecast.table import Table
@@ -105,7 +106,6 @@ class _Fleet:
         self.shape = len(services), len(services[0].tiers)
         self.tiers = [tier for service in services for tier in service.tiers]
         self.odds = [tier.chances.at(tier.demand, tier.horizon_s) for tier in self.tiers]
-        self.seen = self._ahead(services, now_s)
         self.before = self._column(lambda tier: tier.replicas)
         self.least = self._column(lambda tier: tier.policy.min_replicas)
         self.most = self._column(lambda tier: tier.policy.max_replicas)
@@ -114,6 +114,7 @@ class _Fleet:
         self.replica_work = self._column(lambda tier: tier.line.replica_work)
         self.miss_cost = np.array([service.miss_cost for service in services])
         self.headroom = np.array([[service.headroom] for service in services])
+        self.seen = self._ahead(services, now_s)
         self.need = np.zeros(self.shape)
 
     def _column(self, of: Callable[[Quiet], float]) -> Floats:
@@ -128,6 +129,9 @@ class _Fleet:
             [tier.horizon_s for tier in tiers],
             quantiles,
             [tier.chances for tier in tiers],
+            miss_costs(
+                self.miss_cost, self._column(lambda tier: tier.line.request_gpu_s * max(tier.policy.gpus, 1))
+            ).ravel(),
         )
         return Outlook(*[column.reshape(self.shape) for column in seen])
 
@@ -138,7 +142,7 @@ class _Fleet:
         self.need = fewest
         most = np.maximum(self.most, fewest)
         table = Table(self.odds)
-        sure: Flags = np.asarray((self.seen.doubt <= UNSURE * self.seen.level).all(axis=1))
+        sure: Flags = np.asarray((self.seen.error <= UNSURE * self.seen.level).all(axis=1))
         if self.shape[1] == 1:
             up, release = self._alone(table, fewest, release, most, stays, sure)
         else:
@@ -152,7 +156,7 @@ class _Fleet:
         fewest = self._fewest(seen.work, np.isfinite(seen.work))
         known = (seen.age_s <= STALE_S) & (self.replica_work > 0.0) & (fewest + self.warm <= before)
         some = known & (before > fewest) & (seen.work > 0.0)
-        margin = margin_of(seen.work, seen.doubt, seen.error, seen.memory)
+        margin = margin_of(seen.work, seen.error, seen.memory)
         release = np.where(some, self._fewest(seen.work * margin, some), fewest)
         stays: Flags = np.asarray((known & ~np.isnan(release)).all(axis=1))
         return np.where(stays[:, None], fewest, 0.0), np.where(stays[:, None], release, 0.0), stays

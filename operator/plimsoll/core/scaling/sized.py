@@ -27,7 +27,10 @@ from plimsoll.core.scaling.observation import Need
 from plimsoll.core.sizing import Infeasible, infeasible, keepable, size_many
 
 _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
-RELEASE_MARGIN: Final = 0.025  # of the forecast: what a line moves by within the memory of the level, while the mix stays
+RELEASE_MARGIN: Final = (
+    0.025  # of the forecast: what a line moves by within the memory of the level, while the mix stays
+)
+MOVES: Final = 1.96  # standard errors that a level moves up by, at some time, in one case of twenty
 RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
 RUNGS_KEPT: Final = 64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
 
@@ -237,24 +240,21 @@ def _work(ask: Ask) -> float:
 
 
 def _margin(of: Forecast) -> float:
-    return float(margin_of(*(np.array(part) for part in (of.work, of.doubt, of.error, of.memory))))
+    return float(margin_of(*(np.array(part) for part in (of.work, of.error, of.memory))))
 
 
-def margin_of(work: Floats, doubt: Floats, error: Floats, memory: Floats) -> Floats:
+def margin_of(work: Floats, error: Floats, memory: Floats) -> Floats:
     """What forecasts are multiplied with before a step down, so that chance does not take it back; 1 without work.
 
-    memory: how full that of the level is, m. A level that is the mean of all that came since a leap moves by its own
-    error at most; once it forgets, by what it learns anew as well: by sqrt(1 + m) errors in the end, its doubt being
-    sqrt(m) of today's. On the way there both together are less than sqrt(3) doubts, if movement counts sqrt(2) times a
-    doubt's quantile. So the margin is 0.73 to 2 doubts, or errors where the doubt is held to less, just after a leap;
-    simulated, chance takes back fewer than one step in twenty then, one in a hundred at half a memory. The line drifts
-    with the load's mix, too, by RELEASE_MARGIN while a memory fills; a load that has stood for a time stands about as
-    long again (Gott 1993). So one that has stood for long goes on wandering: to no more than RELEASE_ERRORS of the
+    error: of the level. memory: how full that of the level is, m. A level that is the mean of all that came since a
+    leap moves by its own error at most; once it forgets, by what it learns anew as well: by sqrt(1 + m) errors in the
+    end. On its way there it has been MOVES of them up in one case of twenty: twice as often as it ends there, by the
+    reflection principle. A load that stands for hours goes on wandering: to no more than RELEASE_ERRORS of the
     difference between two memories, which is the error itself, since that is reckoned from a memory and a mean that
-    forgets is worth two.
+    forgets is worth two. The line moves, too, by RELEASE_MARGIN while a memory fills, and a load that has stood for a
+    time stands about as long again (Gott 1993).
     """
-    doubts = np.maximum(math.sqrt(3.0), np.sqrt(memory) + np.sqrt(2.0 * (1.0 + memory))) - 1.0
-    wanders = np.maximum(doubts * np.maximum(doubt, error), RELEASE_ERRORS * memory * error)
+    wanders = np.maximum(MOVES * np.sqrt(1.0 + memory), RELEASE_ERRORS * memory) * error
     with np.errstate(all="ignore"):  # where there is no work
         return np.where(work > 0.0, 1.0 + np.maximum(RELEASE_MARGIN * memory, wanders / work), 1.0)
 

@@ -30,7 +30,7 @@ from plimsoll.core.windows import KEPT
 STALE_S: Final = 30.0  # a sample older than this says nothing of the load of now
 
 RESERVE_MARGIN: Final = 1.25  # a spare replica that is there is kept until its worth has fallen so far below its price
-UNSURE: Final = 0.09  # of the level: while it is in such doubt (the first minute or so), no reserve is bought on it
+UNSURE: Final = 0.055  # of the level: while its error is more (the first minute or so), no reserve is bought on it
 _DEMAND_WORDS: Final = (
     "up to {:.3g} GPU-s/s of work within {:.0f} s: "
     "level {:.3g}, trend {:.3g}, season {:.3g}, burst {:.3g}, doubt {:.3g}"
@@ -88,7 +88,7 @@ def reserved(courses: list[Course], policy: Policy) -> None:
         if isinstance(demand, Unknown) or isinstance(sized, Unknown):
             continue
         found = demand.forecast
-        sure &= found.doubt <= UNSURE * found.level
+        sure &= found.error <= UNSURE * found.level
         most = max(course.policy.max_replicas, sized.replicas)
         stock = Stock(demand.odds, found.ordinary, sized.replica_work, sized.replicas, most, course.policy.gpus)
         needed.append((course, stock))
