@@ -98,13 +98,16 @@ def exceedance(series: list[Series], horizon_min: int) -> Series:
 
 def weight_s(shares: Series, horizon_min: int) -> Series:
     """Seconds of history that the prior is worth at each factor: mean / variance of the rate over the series, which is
-    a Gamma prior's rate.
+    a Gamma prior's rate. A factor that no series has grown past weighs what the one before it does.
 
     shares: each series' share of starts with growth above each factor; shape (series, factors). Shape (factors,).
     """
-    found = 60 * horizon_min * shares.mean(axis=0) / shares.var(axis=0, ddof=1)
+    mean, spread = shares.mean(axis=0), shares.var(axis=0, ddof=1)
+    found = 60 * horizon_min * mean / np.where(spread > 0.0, spread, np.inf)
     doubled = FACTORS.index(DOUBLED)
     found[:doubled] = found[doubled]
+    for place in range(doubled + 1, len(FACTORS)):
+        found[place] = found[place] if spread[place] > 0.0 else found[place - 1]
     return np.asarray(found)
 
 

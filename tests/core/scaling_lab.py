@@ -59,7 +59,6 @@ def coming(work: float, odds: Odds = NEVER, **differing: Any) -> Demand:
         "history": 0.5,
         "memory": 1.0,
         "ordinary": work,
-        "standing": work,
         "changed_s_ago": None,
         "rate_per_s": None,
         "tokens_per_s": None,
@@ -71,7 +70,7 @@ def needed(demand: Demand, ready: int, backlog_gpu_s: float = 0.0, replica_work:
     """What `needs` would say of a tier whose load line is straight."""
     work = demand.forecast.work + (0.0 if ready else backlog_gpu_s / demand.forecast.horizon_s)
     told = demand.forecast
-    margin = float(margin_of(*(np.array(part) for part in (work, told.doubt, told.error, told.memory))))
+    margin = float(margin_of(*(np.array(part) for part in (work, told.error, told.memory))))
     replicas, release = (math.ceil(work * share / replica_work - 1e-9) for share in (1.0, margin))
     return Need(
         replicas, release, work / REQUEST_GPU_S, REQUEST_GPU_S, replica_work, Constraint.TPOT, 0.8, 0.6, 0.071, None

@@ -73,14 +73,15 @@ def test_the_outlook_says_what_the_forecasts_say(seed: int) -> None:
     rng = np.random.default_rng(seed)
     means, chances = rng.uniform(0.2, 40.0, TIERS), [Chances() for _ in range(TIERS)]
     horizons, quantiles = rng.choice([5.0, 90.0, 1000.0], TIERS).tolist(), rng.choice([0.6, 0.95], TIERS).tolist()
+    costs, shares = rng.choice([0.0, 25.0, 300.0], TIERS), rng.choice([0.5, 0.95, 0.999], TIERS).tolist()
     states, now_s = [State()] * TIERS, 1.8e9
     for second in range(300):
         now_s += 0.9 if second < 290 else 100.0
         states = observe_all(states, now_s, *sampled(rng, means, second))
         asked_s = now_s + second % 3
-        found = outlook(states, asked_s, horizons, quantiles, chances)
+        found = outlook(states, asked_s, horizons, quantiles, chances, shares, costs)
         for n in range(second % 7, TIERS, 7):
-            expected = forecast(states[n], asked_s, horizons[n], quantiles[n])
+            expected = forecast(states[n], asked_s, horizons[n], quantiles[n], shares[n], float(costs[n]))
             if isinstance(expected, Forecast):
                 assert [column[n] for column in found] == [getattr(expected, name) for name in found._fields]
                 assert chances[n].at(states[n], horizons[n]) == odds(states[n], horizons[n])

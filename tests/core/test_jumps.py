@@ -13,6 +13,7 @@ import pytest
 from bench.forecast import jump_prior
 from plimsoll.core import jumps
 from plimsoll.core.forecast import State, odds
+from tests.core.test_forecast import demand, fed
 
 
 def test_the_table_is_the_shape_of_its_axes_and_what_the_script_uses() -> None:
@@ -28,8 +29,10 @@ def test_greater_growth_is_rarer_and_longer_horizons_see_more() -> None:
         assert 0.0 < row[-1] <= row[0] < 1.0
     for shorter, longer in pairwise(jumps.EXCEEDANCE):
         assert all(a <= b for a, b in zip(shorter, longer, strict=True))
-    assert list(jumps.WEIGHT_S) == sorted(jumps.WEIGHT_S)
-    assert all(60.0 < weight_s < 7200.0 for weight_s in jumps.WEIGHT_S)
+    for at_one_factor in zip(*jumps.WEIGHT_S, strict=True):
+        assert list(at_one_factor) == sorted(at_one_factor)
+    assert all(600.0 < weight_s < 8 * 3600.0 for row in jumps.WEIGHT_S for weight_s in row)
+    assert all(len(row) == len(jumps.FACTORS) for row in jumps.WEIGHT_S)
 
 
 def test_the_origin_is_told() -> None:
@@ -68,9 +71,24 @@ def test_quiet_minutes_are_no_start() -> None:
     assert math.isfinite(jump_prior.growth(series, 1).max())
 
 
-def test_series_that_agree_weigh_more() -> None:
-    alike, apart = np.array([0.10, 0.11, 0.09]), np.array([0.02, 0.25, 0.03])
-    assert jump_prior.weight_s(alike, 4) > 10 * jump_prior.weight_s(apart, 4)
+def test_series_that_agree_weigh_more_from_a_doubling_on() -> None:
+    at = jump_prior.FACTORS.index
+    shares = np.full((3, len(jump_prior.FACTORS)), 0.3)
+    shares[:, at(2.0)], shares[:, at(2.5)], shares[:, at(3.0)] = (0.09, 0.10, 0.11), (0.02, 0.25, 0.03), 0.0
+    shares[:, at(4.0) :] = 0.0
+    weights = jump_prior.weight_s(shares, 4)
+    assert weights[at(2.0)] > 10 * weights[at(2.5)] > 0.0
+    assert set(weights[: at(2.0)]) == {weights[at(2.0)]}
+    assert set(weights[at(3.0) :]) == {weights[at(2.5)]}, "where nothing was seen"
+
+
+def test_one_leap_makes_the_next_one_as_large_much_less_likely_than_a_smaller_one() -> None:
+    """Services differ in how often load doubles; that it grows tenfold is rare in all of them."""
+    leapt = fed(demand(np.concatenate([np.full(300, 6.0), np.full(900, 38.0)]), 1.0, seed=1))
+    at, prior, now = jump_prior.FACTORS.index, odds(State(), 120.0), odds(leapt, 120.0)
+    assert now.exceedance[at(4.0)] > 0.05
+    assert prior.exceedance[at(6.0)] < now.exceedance[at(6.0)] < 0.35 * now.exceedance[at(4.0)]
+    assert list(now.exceedance) == sorted(now.exceedance, reverse=True)
 
 
 def test_the_script_writes_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

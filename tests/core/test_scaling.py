@@ -164,9 +164,9 @@ def test_the_reserve_is_what_buying_one_by_one_would_end_at(work: float, miss_co
 
 
 def test_a_level_in_doubt_buys_no_reserve() -> None:
-    assert decided(tier(coming(0.8, OFTEN, doubt=0.08), 1), miss_cost=5.0).replicas == 1
+    assert decided(tier(coming(0.8, OFTEN, error=0.05), 1), miss_cost=5.0).replicas == 1
     old = State(0.0, {"serve": TierState(lower=(Mark(1, -1000.0),))})
-    assert decided(tier(coming(0.8, OFTEN, doubt=0.08), 2), state=old, miss_cost=5.0).replicas == 2
+    assert decided(tier(coming(0.8, OFTEN, error=0.05), 2), state=old, miss_cost=5.0).replicas == 2
 
 
 def test_a_reserve_that_is_there_stays_until_it_is_clearly_not_worth_its_price() -> None:

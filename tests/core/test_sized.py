@@ -90,7 +90,7 @@ def test_what_the_present_fleet_would_give_is_the_law_of_its_load() -> None:
 
 def test_a_step_down_asks_for_the_margin_and_for_the_doubt() -> None:
     knee = float(slo_rate(profile(SERVE), 2)[0])
-    near = one(ask(SERVE, 0.97 * knee, 3))
+    near = one(ask(SERVE, 0.985 * knee, 3))
     assert (near.replicas, near.release) == (2, 3)
     clear = ask(SERVE, 0.9 * knee, 3)
     assert (one(clear).replicas, one(clear).release) == (2, 2)
@@ -100,21 +100,27 @@ def test_a_step_down_asks_for_the_margin_and_for_the_doubt() -> None:
 
 def test_just_after_a_leap_the_margin_is_the_doubt_of_the_level_alone() -> None:
     knee = float(slo_rate(profile(SERVE), 2)[0])
-    settled = ask(SERVE, 0.97 * knee, 3)
+    settled = ask(SERVE, 0.985 * knee, 3)
     assert (one(settled).replicas, one(settled).release) == (2, 3)
-    fresh = replace(settled, forecast=replace(settled.forecast, memory=0.05, doubt=0.02 * settled.forecast.work))
+    fresh = replace(settled, forecast=replace(settled.forecast, memory=0.05, error=0.004 * settled.forecast.work))
     assert (one(fresh).replicas, one(fresh).release) == (2, 2)
-    doubtful = replace(fresh, forecast=replace(fresh.forecast, doubt=0.06 * fresh.forecast.work))
+    doubtful = replace(fresh, forecast=replace(fresh.forecast, error=0.02 * fresh.forecast.work))
     assert one(doubtful).release == 3
 
 
+@pytest.mark.parametrize("deviates", [0.0, 1.0])
 @pytest.mark.parametrize("memory", [0.02, 0.05, 0.1, 0.3, 1.0])
-def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed(memory: float) -> None:
-    """White noise of density 1 about an unknown level, whose discounted mean is watched for two memories."""
+def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed(
+    memory: float, deviates: float
+) -> None:
+    """White noise of density 1 about an unknown level, whose discounted mean is watched for two memories.
+
+    deviates: errors of the level that are sized for.
+    """
     rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory, 0.0, np.array(1.0)
     error = math.sqrt(1.0 / covered)
-    doubt, level = 1.645 * error, rng.normal(0.0, error if memory < 1.0 else error / math.sqrt(2.0), paths)
-    most = doubt + float(work * (margin_of(work, np.array(doubt), np.array(0.0), np.array(memory)) - 1.0))
+    level = rng.normal(0.0, error if memory < 1.0 else error / math.sqrt(2.0), paths)
+    most = deviates * error + float(work * (margin_of(work, np.array(error), np.array(memory)) - 1.0))
     gpu_s, back = np.zeros(paths), np.zeros(paths, dtype=bool)
     for now in memory * 0.01 * 1.05 ** np.arange(250):
         if now > 2.0:
@@ -122,7 +128,7 @@ def test_chance_takes_a_step_down_back_no_oftener_than_the_promise_may_be_missed
         keep, at = math.exp(at - now), now
         gpu_s = keep * gpu_s + level * (1.0 - keep) + rng.normal(0.0, math.sqrt(0.5 * (1.0 - keep**2)), paths)
         covered = keep * covered + 1.0 - keep
-        back |= gpu_s / covered + 1.645 / math.sqrt(covered) > most
+        back |= gpu_s / covered + deviates / math.sqrt(covered) > most
     assert back.mean() <= 0.05
 
 
@@ -130,7 +136,7 @@ def test_a_load_that_stands_for_hours_does_not_wander_back_over_its_margin() -> 
     """White noise about a level of 100, whose discounted mean has a whole memory, watched for a dozen more."""
 
     def margin(memory: float) -> float:
-        return float(margin_of(*(np.array(part) for part in (100.0, 0.0, error, memory))))
+        return float(margin_of(*(np.array(part) for part in (100.0, error, memory))))
 
     rng, paths, error = np.random.default_rng(2), 4000, 5.0
     at = rng.normal(0.0, error / math.sqrt(2.0), paths)
@@ -139,7 +145,7 @@ def test_a_load_that_stands_for_hours_does_not_wander_back_over_its_margin() -> 
         at = keep * at + rng.normal(0.0, error * math.sqrt(0.5 * (1.0 - keep**2)), paths)
         back |= at > most
     assert 0.0 < back.mean() < 0.1
-    assert margin(0.1) < 1.0 + 0.5 * (margin(1.0) - 1.0), "soon after a leap less is asked for"
+    assert margin(0.1) < 1.0 + 0.75 * (margin(1.0) - 1.0), "soon after a leap less is asked for"
     assert margin(0.001) > 1.03, "but at least what is not yet known of the level, however little the doubt is held to"
 
 

@@ -174,8 +174,8 @@ def _forecast(service: Service, name: str, tier: Tier, horizon_s: float | None) 
     if service.risk is None or service.last is None or policy is None:
         return _unknown(Unknown("nothing is promised, so nothing is foretold"))
     reach_s = tier.ledger.horizon_s + TICK_S if horizon_s is None else horizon_s
-    cost = service.miss_cost(name, policy)
-    found = forecast.forecast(tier.demand, service.last.at_s, reach_s, service.risk.quantile, cost)
+    risk, cost = service.risk, service.miss_cost(name, policy)
+    found = forecast.forecast(tier.demand, service.last.at_s, reach_s, risk.quantile, risk.promised, cost)
     if isinstance(found, Unknown):
         return _unknown(found)
     return {

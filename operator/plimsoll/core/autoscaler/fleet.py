@@ -130,7 +130,7 @@ def _still(entry: Entry, now_s: float) -> Asked | None:
             Quiet(name, policies[name], line, states[name], count, tier.demand, horizon_s, kept.chances, tpot_s)
         )
     passed_s = 0.0 if service.state.at_s is None else max(0.0, now_s - service.state.at_s)
-    return Asked(found, policy.miss_cost, wish.headroom, service.risk.quantile, passed_s)
+    return Asked(found, policy.miss_cost, wish.headroom, service.risk.quantile, service.risk.promised, passed_s)
 
 
 def _rests(service: Service) -> dict[str, int] | None:

@@ -199,7 +199,8 @@ class Service:
             return Unknown(f"arrivals are watched for {now_s - tier.watched_s:.0f} s, {WATCH_S:.0f} s are needed")
         horizon_s = self.horizon_s(name, wish)
         assert self.risk is not None
-        found = forecast.forecast(tier.demand, now_s, horizon_s, self.risk.quantile, self.miss_cost(name, wish.policy))
+        risk, cost = self.risk, self.miss_cost(name, wish.policy)
+        found = forecast.forecast(tier.demand, now_s, horizon_s, risk.quantile, risk.promised, cost)
         if isinstance(found, Unknown):
             return found
         return Demand(found, self.watch.of(name).chances.at(tier.demand, horizon_s))

@@ -23,13 +23,12 @@ from plimsoll.core.jumps import FACTORS, HORIZONS_S, WEIGHT_S
 
 MINUTE_S: Final = 60.0
 _MINUTES: Final = tuple(round(horizon / MINUTE_S) for horizon in HORIZONS_S)
+DOUBLED: Final = FACTORS.index(2.0)
 KEPT: Final = 60  # an hour, for `ordinary`; windows need the longest of _MINUTES and one more
 _COVERED: Final = 0.5  # of a minute, below which it is a gap
 _CHANCE: Final = 2.5  # standard deviations of a minute's noise that are not growth
 _KEEP: Final = 1.0 - 1.0 / (7 * 24 * 60)  # a week of memory
 _SURE: Final = 1.645  # one-sided 95 %
-_RECENT: Final = 2.0  # reaches: a rise is younger
-RISEN: Final = 1.25  # times the lowest level of late: no more a doubt of the level
 
 
 # A whole minute's mean work, and level and slope (a second) as known at its end; NaN for a gap.
@@ -84,11 +83,11 @@ def drawn_up(
     """Growth of these parts, with what follows from them: lowest and highest, and the shares that are sure.
 
     A share counts by the lower 95 % bound of its Poisson count (Wilson and Hilferty 1931), overlapping windows taken as
-    one, over the windows seen plus the prior's: one burst in half an hour says little.
+    one, over the windows seen plus the prior's for a doubling: one burst in half an hour says little.
     """
     lowest = _lowest(minutes)
     sure = tuple(
-        _sure_row(row, length, n, weights_s)
+        _sure_row(row, length, length / (n + weights_s[DOUBLED] / MINUTE_S))
         for length, n, row, weights_s in zip(_MINUTES, windows, exceeded, WEIGHT_S, strict=True)
     )
     highest = max([work for work in _lately(minutes, KEPT)[::3] if work == work], default=-math.inf)
@@ -142,22 +141,8 @@ def reached(growth: Growth, level: float, factor: float) -> float:
     return max(growth.highest, factor * ordinary(growth, level))
 
 
-def standing(growth: Growth, level: float, reach_s: float) -> float:
-    """What a reserve that is there is kept against a leap from.
-
-    The level itself while it has risen within the last two reaches, for leaps come in rows and who is let go must start
-    again; the ordinary level once it has stood for so long.
-    """
-    return min(level, growth.lowest)
-
-
-def lowest_lately(growth: Growth, reach_s: float) -> float:
-    """The lowest level of the last two reaches; infinite where none is known."""
-    return _lowest(growth.minutes, 1 + math.ceil(_RECENT * reach_s / MINUTE_S))
-
-
-def _lowest(minutes: bytes, lately: int = KEPT) -> float:
-    levels = _lately(minutes, lately)[1::3]
+def _lowest(minutes: bytes) -> float:
+    levels = _lately(minutes, KEPT)[1::3]
     return min([level for level in levels if level == level], default=math.inf)
 
 
@@ -195,14 +180,14 @@ def sure_factor(growth: Growth, horizon_s: float, quantile: float) -> float:
     return within[beyond] + part * (within[beyond + 1] - within[beyond])
 
 
-def _sure_row(row: tuple[float, ...], length: int, windows: float, weights_s: tuple[float, ...]) -> tuple[float, ...]:
+def _sure_row(row: tuple[float, ...], length: int, scale: float) -> tuple[float, ...]:
     found = []
-    for count, weight_s in zip(row, weights_s, strict=True):  # counts never rise, so after a 0 come only more
+    for count in row:  # counts never rise along the factors, so after a 0 come only more
         least = _at_least(count / length) if count else 0.0
         if not least:
             break
-        found.append(length * least / (windows + weight_s / MINUTE_S))
-    return (*falling(found), *_NONE[len(found) :])
+        found.append(scale * least)
+    return (*found, *_NONE[len(found) :])
 
 
 def falling(shares: Sequence[float]) -> tuple[float, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,18 +34,17 @@ class Outlook(NamedTuple):
     memory: Floats
     error: Floats
     ordinary: Floats
-    standing: Floats
     age_s: Floats
 
 
 class Chances:
     """What is kept of one tier between two passes. odds: for the horizon of the last pass."""
 
-    __slots__ = ("_factor", "_horizon_s", "_lately", "_of", "_past", "_reach", "odds")
+    __slots__ = ("_factor", "_horizon_s", "_of", "_past", "_reach", "odds")
 
     def __init__(self) -> None:
         self._past, self._horizon_s = _NOTHING, -1.0
-        self._of, self._reach, self._factor, self._lately = _NOTHING, (-1.0, -1.0), 1.0, math.inf
+        self._of, self._reach, self._factor = _NOTHING, (-1.0, -1.0), 1.0
         self.odds: Odds | None = None
 
     def at(self, state: State, horizon_s: float) -> Odds:
@@ -55,14 +53,13 @@ class Chances:
             self._past, self._horizon_s, self.odds = state.past, horizon_s, odds(state, horizon_s)
         return self.odds
 
-    def within(self, state: State, reach_s: float, quantile: float) -> tuple[float, float]:
-        """As `growth.sure_factor` and `growth.lowest_lately`."""
+    def within(self, state: State, reach_s: float, quantile: float) -> float:
+        """As `growth.sure_factor`."""
         reach = (reach_s, quantile)
         if self._of is not state.past or self._reach != reach:
             self._of, self._reach = state.past, reach
             self._factor = growth.sure_factor(state.past, reach_s, quantile)
-            self._lately = growth.lowest_lately(state.past, reach_s)
-        return self._factor, self._lately
+        return self._factor
 
 
 def outlook(
@@ -71,6 +68,7 @@ def outlook(
     horizons_s: Sequence[float],
     quantiles: Sequence[float],
     chances: Sequence[Chances],
+    promised: Sequence[float],
     miss_costs: Floats,
 ) -> Outlook:
     """For each tier what `forecast` says; arguments as there, and one `Chances` of each tier for ever."""
@@ -80,11 +78,12 @@ def outlook(
     reach_s = np.array(horizons_s) + age_s
     known = age_s <= STALE_S  # NaN is not
     reaches = np.where(known, reach_s, 0.0)
-    within = [
-        kept.within(state, reach, quantile)
-        for kept, state, reach, quantile in zip(chances, states, reaches.tolist(), quantiles, strict=True)
-    ]
-    factor, lately = np.fromiter(chain.from_iterable(within), np.float64).reshape(-1, 2).T
+    factor = np.array(
+        [
+            kept.within(state, reach, quantile)
+            for kept, state, reach, quantile in zip(chances, states, reaches.tolist(), quantiles, strict=True)
+        ]
+    )
     quantile = np.array(quantiles)
     deviates = of_same(doubts.deviate, quantile)
     none = of_same(lambda share: -math.log(max(share, SURELY_NONE)), quantile)
@@ -95,15 +94,15 @@ def outlook(
     lowest, highest = np.array([(state.past.lowest, state.past.highest) for state in states]).T
     reached = np.maximum(foretold, np.maximum(highest, factor * np.minimum(level_, lowest)))
     burst = np.minimum(foretold * (factor - 1.0), reached - foretold)
-    doubt = doubts.counted(level_, error, deviates, miss_costs)
+    kept = of_same(doubts.deviate, np.array(promised))
+    doubt = doubts.counted(level_, error, deviates, kept, miss_costs)
     silent = level_ * reach_s <= none * seen[:, GRAIN]
     work = np.where(silent, 0.0, foretold + burst + doubt)
     some = np.where(silent, 0.0, level_)
     ordinary = np.minimum(some, lowest)
-    standing = ordinary
     memory = np.minimum(1.0, seen[:, MEAN] / level.MEMORY_S)
     work, doubt, error = (np.where(some > 0.0, part, 0.0) for part in (work, doubt, error))
-    return Outlook(np.where(known, work, np.nan), some, doubt, memory, error, ordinary, standing, age_s)
+    return Outlook(np.where(known, work, np.nan), some, doubt, memory, error, ordinary, age_s)
 
 
 def _seasons(states: Sequence[State], at_s: Floats, reach_s: Floats) -> Floats:

@@ -4,9 +4,9 @@ Problem: a replica ordered now serves one start-up later, so what counts is the 
 that nobody can take apart is not believed.
 
 Idea: level + the larger of what trend and shape of the day foretell, times the factor by which own history has gone
-beyond what was foretold, but no further than its leaps have reached, + what counts of the doubt about the level. Work here is the rate
-of work: the sizing already takes account of chance within a minute, so that is not paid for twice. The total never
-falls as quantile, horizon or load rise.
+beyond what was foretold, but no further than its leaps have reached, + what counts of the doubt about the level. Work
+here is the rate of work: the sizing already takes account of chance within a minute, so that is not paid for twice. The
+total never falls as quantile, horizon or load rise.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Forecast:
     """Work in GPU-seconds per second: what to size for, and its parts, which sum to it.
 
     season: what the shape of day or week foretells beyond the trend. error: the level's standard error. age_s: of the
-    last sample. history: as in `spare.history`. changed_s_ago: since the level last leapt. memory: how full the level's memory is, 0 just after a leap to 1, where it forgets as
-    much as it learns. ordinary: the lowest level of the past hour, from which spare is reckoned. standing: what a
-    reserve that is there is kept against a leap from. rate_per_s, tokens_per_s: as told along; None if not.
+    last sample. history: as in `spare.history`. changed_s_ago: since the level last leapt. memory: how full the level's
+    memory is, 0 just after a leap to 1, where it forgets as much as it learns. ordinary: the lowest level of the past
+    hour, from which spare is reckoned. rate_per_s, tokens_per_s: as told along; None if not.
     """
 
     work: float
@@ -49,7 +49,6 @@ class Forecast:
     history: float
     memory: float
     ordinary: float
-    standing: float
     changed_s_ago: float | None
     rate_per_s: float | None
     tokens_per_s: float | None
@@ -62,12 +61,18 @@ class Forecast:
 
 
 def forecast(
-    state: State, now_s: float, horizon_s: float, quantile: float, miss_cost: float = MISS_COST
+    state: State,
+    now_s: float,
+    horizon_s: float,
+    quantile: float,
+    promised: float | None = None,
+    miss_cost: float = MISS_COST,
 ) -> Forecast | Unknown:
     """The upper quantile of the largest work over [now, now + horizon], less doubt that no replica would pay for.
 
-    horizon_s: 0 or more; time since the last sample is added to it. quantile: in (0, 1). miss_cost: as in
-    `doubt.counted`. Unknown without a sample in the last STALE_S. Raises ValueError for arguments out of range.
+    horizon_s: 0 or more; time since the last sample is added to it. quantile: in (0, 1). promised: share of requests,
+    the quantile itself for None; it and miss_cost as in `doubt.counted`. Unknown without a sample in the last STALE_S.
+    Raises ValueError for arguments out of range.
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
@@ -78,7 +83,7 @@ def forecast(
     if age_s > STALE_S:
         return Unknown(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
-    parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile, miss_cost)
+    parts = (0.0,) * 5 if _silent(state, reach_s, quantile) else _parts(state, reach_s, quantile, promised, miss_cost)
     level_, trend, shape, burst, doubt = parts
     return Forecast(
         level_ + trend + shape + burst + doubt,
@@ -90,14 +95,15 @@ def forecast(
         history=history(state, horizon_s),
         memory=min(1.0, state.mean.covered_s / level.MEMORY_S),
         ordinary=growth.ordinary(state.past, level_),
-        standing=growth.standing(state.past, level_, reach_s),
         changed_s_ago=None if changed_s is None else max(0.0, now_s - changed_s),
         rate_per_s=explained.rate_per_s,
         tokens_per_s=explained.tokens_per_s,
     )
 
 
-def _parts(state: State, reach_s: float, quantile: float, miss_cost: float) -> tuple[float, float, float, float, float]:
+def _parts(
+    state: State, reach_s: float, quantile: float, promised: float | None, miss_cost: float
+) -> tuple[float, float, float, float, float]:
     """Level, trend, season, burst, doubt."""
     now, at_s = state.now, state.at_s
     assert at_s is not None  # else there is no level
@@ -106,7 +112,8 @@ def _parts(state: State, reach_s: float, quantile: float, miss_cost: float) -> t
     foretold, factor = now.level + trend + shape, growth.sure_factor(state.past, reach_s, quantile)
     reached = max(foretold, growth.reached(state.past, now.level, factor))
     burst = min(foretold * (factor - 1.0), reached - foretold)
-    known = (now.level, now.error, doubts.deviate(quantile), miss_cost)
+    share = quantile if promised is None else promised
+    known = (now.level, now.error, doubts.deviate(quantile), doubts.deviate(share), miss_cost)
     return now.level, trend, shape, burst, float(doubts.counted(*(np.array(one) for one in known)))
 
 

@@ -43,6 +43,11 @@ class RiskControl:
         object.__setattr__(self, "quantile", min(MOST, max(LEAST, _NORMAL.cdf(self.score))))
 
     @property
+    def promised(self) -> float:
+        """Share of requests that may not miss."""
+        return 1.0 - self.budget
+
+    @property
     def exhausted(self) -> bool:
         """The upper clamp holds: more quantile would not help, so the budget is missed for another reason."""
         return self.score >= _RANGE[1]

@@ -32,7 +32,6 @@ from plimsoll.core.forecast.state import State
 from plimsoll.core.jumps import EXCEEDANCE, FACTORS, WEIGHT_S
 
 MISS_COST: Final = 25.0
-_DOUBLED: Final = FACTORS.index(2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,13 @@ def odds(state: State, horizon_s: float) -> Odds:
     own = growth.shares(state.past, horizon_s)
     parts = [own_s / (own_s + weight_s) for weight_s in weights_s]
     mixed = growth.falling([p + part * (o - p) for p, part, o in zip(prior, parts, own, strict=True)])
-    return Odds(horizon_s, FACTORS, mixed, parts[_DOUBLED])
+    return Odds(horizon_s, FACTORS, mixed, parts[growth.DOUBLED])
 
 
 def history(state: State, horizon_s: float) -> float:
     """Share of own history, against the prior, in what is known of a load that doubles within the horizon, 0 to 1."""
     own_s = growth.history_s(state.past, horizon_s)
-    return own_s / (own_s + _prior(horizon_s)[1][_DOUBLED])
+    return own_s / (own_s + _prior(horizon_s)[1][growth.DOUBLED])
 
 
 @lru_cache(256)  # the start-up times of a fleet

@@ -69,11 +69,20 @@ class Busiest:
     gap_cv2: float
 
 
+MOMENT_S: Final = 1e-6  # arrivals that all lie within less have no rate
+
+
 def busiest(arrivals_s: ArrayLike, window_s: float = WINDOW_S) -> Busiest:
     """Of ascending arrivals, at least two at different times: the window with most of them; the whole of a shorter
     trace. Raises ValueError."""
     at = np.asarray(arrivals_s, dtype=np.float64)
-    if at.ndim != 1 or at.size < 2 or not np.all(np.isfinite(at)) or not at[-1] > at[0] or np.any(np.diff(at) < 0):
+    if (
+        at.ndim != 1
+        or at.size < 2
+        or not np.all(np.isfinite(at))
+        or not at[-1] - at[0] > MOMENT_S
+        or np.any(np.diff(at) < 0)
+    ):
         raise ValueError("arrivals_s must ascend, with two different times at least: one moment has no rate")
     length = at[-1] - at[0]
     if length <= window_s:  # n arrivals have n - 1 gaps: the first one only opens the window

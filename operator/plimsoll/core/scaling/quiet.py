@@ -50,12 +50,13 @@ class Quiet(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One service, with a policy that `allows` it. passed_s: since its last tick."""
+    """One service, with a policy that `allows` it. promised: share of its requests. passed_s: since its last tick."""
 
     tiers: Sequence[Quiet]
     miss_cost: float
     headroom: float
     quantile: float
+    promised: float
     passed_s: float
 
 
@@ -123,15 +124,15 @@ class _Fleet:
     def _ahead(self, services: Sequence[Asked], now_s: float) -> Outlook:
         tiers = self.tiers
         quantiles = [service.quantile for service in services for _ in service.tiers]
+        takes = self._column(lambda tier: tier.line.request_gpu_s * max(tier.policy.gpus, 1))
         seen = outlook(
             [tier.demand for tier in tiers],
             now_s,
             [tier.horizon_s for tier in tiers],
             quantiles,
             [tier.chances for tier in tiers],
-            miss_costs(
-                self.miss_cost, self._column(lambda tier: tier.line.request_gpu_s * max(tier.policy.gpus, 1))
-            ).ravel(),
+            [service.promised for service in services for _ in service.tiers],
+            miss_costs(self.miss_cost, takes).ravel(),
         )
         return Outlook(*[column.reshape(self.shape) for column in seen])
 
@@ -176,7 +177,7 @@ class _Fleet:
 
         spare = worth(stays & sure, self.seen.ordinary, fewest, self.miss_cost)
         enough = (release + self.warm >= self.before).all(axis=1)  # none goes without what is kept either
-        kept = worth(stays & ~enough, self.seen.standing, release, self.miss_cost * RESERVE_MARGIN)
+        kept = worth(stays & ~enough, self.seen.ordinary, release, self.miss_cost * RESERVE_MARGIN)
         up = fewest + np.maximum(self.warm, spare)
         return up, np.maximum(up, release + np.maximum(self.warm, kept))
 
@@ -193,15 +194,15 @@ class _Fleet:
         grows = sure[:, None] & (before < most) & worth(seen.ordinary, before, self.miss_cost)
         standing = (fewest + self.warm == before) | (release + self.warm >= before)
         keeping = self.miss_cost * RESERVE_MARGIN
-        standing |= (before <= most) & worth(seen.standing, before - 1.0, keeping)
+        standing |= (before <= most) & worth(seen.ordinary, before - 1.0, keeping)
         up = np.where(grows, before + 1.0, fewest)
         down = np.where(standing, before, release)
         for n in np.flatnonzero(stays & ~(grows | standing)[:, 0]).tolist():
             tier, replica_work, cost = self.tiers[n], self.tiers[n].line.replica_work, float(self.miss_cost[n])
             need, left, top, warm = int(fewest[n, 0]), int(release[n, 0]), int(most[n, 0]), tier.policy.warm_replicas
-            ordinary, stood = float(seen.ordinary[n, 0]), float(seen.standing[n, 0])
+            ordinary = float(seen.ordinary[n, 0])
             bought = spare_replicas(self.odds[n], ordinary, replica_work, need, top, cost) if sure[n] else 0
-            kept = spare_replicas(self.odds[n], stood, replica_work, left, top, cost * RESERVE_MARGIN)
+            kept = spare_replicas(self.odds[n], ordinary, replica_work, left, top, cost * RESERVE_MARGIN)
             up[n] = need + max(warm, bought)
             down[n] = max(up[n, 0], left + max(warm, kept))
         return up, down

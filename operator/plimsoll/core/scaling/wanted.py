@@ -77,8 +77,7 @@ def _unknown(course: Course) -> str | None:
 def reserved(courses: list[Course], policy: Policy) -> None:
     """Before step 2: what is worth having in reserve, of all tiers together whose demand and need are known.
 
-    It is bought against a leap from the ordinary load, so that none is bought on top of a leap that has come; what is
-    there is kept against one from where the load has lately risen to: who was let go would have to start again.
+    It is bought and kept against a leap from the ordinary load, so that none is there on top of a leap that has come.
     """
     known = [(one, one.seen.demand, one.seen.need) for one in courses if one.held is None]
     sure = True
@@ -92,7 +91,7 @@ def reserved(courses: list[Course], policy: Policy) -> None:
         most = max(course.policy.max_replicas, sized.replicas)
         stock = Stock(demand.odds, found.ordinary, sized.replica_work, sized.replicas, most, course.policy.gpus)
         needed.append((course, stock))
-        released.append(replace(stock, replicas=sized.release, work=found.standing))
+        released.append(replace(stock, replicas=sized.release))
     if not needed:
         return
     if sure:
