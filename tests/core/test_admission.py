@@ -210,7 +210,7 @@ def test_max_tokens_caps_the_expected_output_and_sequences_multiply() -> None:
 
 def test_kv_is_filled_to_a_high_quantile_of_the_sum() -> None:
     door = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),))
-    assert fill(door, step_s=0.3, prompt_tokens=4000)[0] == 66
+    assert fill(door, step_s=0.3, prompt_tokens=4000)[0] == 66 + 1  # that one at the pace at which they will end
 
 
 def test_a_class_without_tpot_target_keeps_the_pace_of_those_that_have_one() -> None:

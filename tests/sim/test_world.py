@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.core.admission.fleet import SOON_S
+from plimsoll.core.admission.replica import SOON_S
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
 from plimsoll.sim.plant import quiet_s

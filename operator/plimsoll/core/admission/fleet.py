@@ -20,11 +20,10 @@ from typing import Final, NamedTuple
 from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
 from plimsoll.core.admission.line import Line
 from plimsoll.core.admission.outcome import Request
-from plimsoll.core.admission.replica import Replica, Resident
+from plimsoll.core.admission.replica import SOON_S, Replica, Resident
 from plimsoll.core.picking.affinity import Held
 
 LOOKS: Final = 4  # replicas with the least load that are looked at for one request
-SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
 PROBE: Final = 50  # requests after which a prompt is moved that could be: only transfers tell of a better fabric
 BEHIND: Final = 3.0  # seconds that a second of prefill costs those that come behind it; from replays, see bench.picking
 LEAST_ELSEWHERE: Final = 0.1  # a gateway alone spreads conversations so, and finds them after a restart
@@ -39,7 +38,8 @@ class Place(NamedTuple):
 
     first_token_s: predicted time from now to its first token; where replica is None, infinity if no replica has room,
     else that of the best of those which have. again_s: when a replica that only has too much prefill ahead of its
-    share may be asked again. need: what it costs there. prefill: where its prompt is computed, None: in the same place.
+    share, or whose KV is given on by and by, may be asked again. need: what it costs there. prefill: where its prompt
+    is computed, None: in the same place.
     """
 
     replica: Replica | None
@@ -171,7 +171,9 @@ class Fleet:
             behind = replica.tat_s - now > replica.ahead_s and replica.sequences
             if best is not None and not behind and (cost >= best_cost or first_s > within_s):
                 continue  # whether it has room does not matter any more
-            if not replica.has_room(there, budget_s, fill):
+            room_s = replica.room_s(there, budget_s, fill, now)
+            if room_s:
+                again_s = room_s if room_s < again_s else again_s
                 continue
             if behind:
                 again_s = min(again_s, max(replica.tat_s - replica.ahead_s, now + SOON_S))

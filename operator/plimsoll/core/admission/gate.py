@@ -197,7 +197,8 @@ class Gate:
         if replica is None or klass is None or request.id in self._queue or request.id in self.fleet:
             return False
         need = self.fleet.need(request)._replace(stall_s=0.0, prefill_s=0.0)
-        self.fleet.add(request, klass, Place(replica, 0.0, math.inf, need), now)
+        ran_s = max(0.0, now - request.arrived_s)
+        self.fleet.add(request, klass, Place(replica, -ran_s, math.inf, need), now)
         return True
 
     def end(self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None) -> bool:

@@ -201,7 +201,7 @@ def limits(
     even_s = _even_step_s(tier, work)
     budgets = tuple(min(step_budget_s(work, target, tier.tail_scale), even_s) for target in targets)
     widest = max(budgets)
-    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens
+    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens / 2)) / work.mean_output_tokens
     batch = max(1.0, min(work.batch(widest), tier.limits.max_sequences))
     room = max(1.0, min(batch, tier.limits.kv_tokens / max(held, 1.0)))
     return Limits(

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from plimsoll.core.admission.growth import Growth
 from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
 from plimsoll.core.admission.line import Leg
 
@@ -23,13 +24,15 @@ PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed aga
 PACE_RANGE: Final = (0.5, 4.0)
 BURST: Final = 0.03  # of a mean answer's time in full steps: how far prefills may run ahead of their share
 BURST_STALLS: Final = 3.0  # mean prefills that may at least
+TO_COME: Final = 1.0 / 3.0  # of an answer's variance, what is not known yet of one that is anywhere in its course
+SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
 _LEAST_PREFILL_SHARE: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """One request on a replica. predicted_s: from admission to its first token. leg: where its prompt is computed
-    elsewhere. The rest: the replica's then."""
+    """One request on a replica. predicted_s: from admission to its first token, negative for one that came to run there
+    so long ago. leg: where its prompt is computed elsewhere. The rest: the replica's then."""
 
     need: Need
     klass: int
@@ -39,6 +42,8 @@ class Resident:
     leg: Leg | None = None
     there: float = 1.0  # share of its stay, since its admission, in which it has a place in the batch
     step_s: float = 0.0  # what it adds to the mean step
+    began: float = 0.0  # the replica's step then
+    end: float = 0.0  # the step at which it is expected to end, where that is asked for
     stalled_s: float = 0.0
     area: float = 0.0
 
@@ -56,7 +61,10 @@ class Replica:
         "_asked_s",
         "_at_s",
         "_chunk_s",
+        "_growth",
+        "_steps",
         "_took_s",
+        "_turn",
         "address",
         "ahead_s",
         "area",
@@ -102,7 +110,11 @@ class Replica:
         self.stalled_s = 0.0  # all stalls ever let in
         self.area = 0.0  # integral of the decode step over time
         self._at_s = now
+        self._steps = 0.0  # that it has made
+        self._turn = 0.0  # the step from which on room of the KV that only others' ends will make is given again
+        self._growth: Growth | None = None  # while the KV would not hold all at their ends
         self.decode_s = 0.0
+        self.step_s = math.inf
         self.set_share(limits.batch, limits.batch)
 
     def set_share(self, cap: int, whole: int) -> None:
@@ -118,6 +130,7 @@ class Replica:
     def set_limits(self, limits: Limits) -> None:
         """A new model from now on; what residents have added stays as it was."""
         share = 1.0 / self.scale
+        self._growth = None
         self.limits = limits
         self.kv_tokens = limits.kv_tokens * share
         self._tighten()
@@ -139,14 +152,19 @@ class Replica:
         tokens = need.output_tokens / need.sequences
         if tokens < LEAST_SPREAD:
             tokens = LEAST_SPREAD
-        waited = resident.predicted_s / self.tightest_s
-        there = tokens / (tokens + waited)
+        waited_s = resident.predicted_s
+        there = tokens / (tokens + waited_s / self.tightest_s) if waited_s > 0 else 1.0
         resident.step_s = need.step_s * there
         if resident.leg is not None:
             resident.there = there
         self.present += need.sequences * resident.there
         self.sequence_tokens += need.sequence_tokens * resident.there
         self._amortised_s += resident.step_s
+        resident.began = self._steps
+        if self._growth is not None:
+            self._grow(self._growth, resident)
+            if self.kv_mean + KV_QUANTILE * math.sqrt(self.kv_variance) > self.kv_tokens:
+                self._turn = max(self._turn, self._steps) + self._takes(need)
         stall_s = need.stall_s * self.factor
         self.free_s = (self.free_s if self.free_s > now else now) + stall_s
         self.tat_s = (self.tat_s if self.tat_s > now else now) + stall_s / self.prefill_share
@@ -171,7 +189,10 @@ class Replica:
         if not self.counts[resident.klass]:
             self._tighten()
         self.sequences -= need.sequences
+        if self._growth is not None:
+            self._growth.remove(need, resident.end)
         if not self.residents:  # so that rounding never adds up
+            self._growth = None
             self.present = self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
         else:
             self.present = max(0.0, self.present - need.sequences * resident.there)
@@ -208,27 +229,63 @@ class Replica:
         self.pace = min(max(self._took_s / self._asked_s, low), high)
         self._rescale()
 
-    def has_room(self, need: Need, budget_s: float, fill: float) -> bool:
-        """Whether with this one more all stay within targets and KV holds all at their ends, at a quantile of the sum.
+    def room_s(self, need: Need, budget_s: float, fill: float, now: float) -> float:
+        """When there is room for this one more: 0 for now, infinity for not before one has ended.
 
-        budget_s: of its class. fill: how full, 0 to 1, the replica may be for it. Where nothing runs anything goes that
-        fits: waiting would find no better place.
+        With it all must stay within targets, and KV hold all until they end, at a quantile of the sum. budget_s: of its
+        class. fill: how full, 0 to 1, the replica may be for it. Where nothing runs anything goes that fits: waiting
+        would find no better place.
         """
         if not self.cap:
-            return False
+            return math.inf
         if not self.sequences:
             fill = 1.0
         else:
             if self.present + need.sequences > self.most * fill:
-                return False
+                return math.inf
             allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
             step_s = self.step_s + need.step_s * self.factor
             if fill < 1.0:
                 step_s += (1.0 - fill) * (allowed_s - self.idle_s)
             if step_s > allowed_s:
-                return False
-        tokens = self.kv_mean + need.kv_mean_tokens
-        return tokens + KV_QUANTILE * math.sqrt(self.kv_variance + need.kv_variance) <= self.kv_tokens * fill
+                return math.inf
+        held, variance = self.kv_mean + need.kv_mean_tokens, self.kv_variance + need.kv_variance
+        if held + KV_QUANTILE * math.sqrt(variance) <= self.kv_tokens * fill:
+            return 0.0
+        return self._kv_room_s(need, self.kv_tokens * fill - KV_QUANTILE * math.sqrt(TO_COME * variance), now)
+
+    def _kv_room_s(self, need: Need, room: float, now: float) -> float:
+        """The same for a KV of so many tokens that holds all until each has ended, if not all at their ends at once.
+
+        Such room is given at the pace at which residents in their mean give it back, a request's tokens times its
+        steps: those let in together end together, and until then there would be none.
+        """
+        if need.kv_mean_tokens > room:
+            return math.inf
+        growth = self._growth
+        if growth is None:
+            growth = self._growth = Growth(self.limits.output_mean)
+            for resident in self.residents.values():
+                self._grow(growth, resident)
+        step = self._steps + max(0.0, now - self._at_s) / self.step_s
+        steps = self._turn - step
+        if steps <= 0.0:
+            if growth.most(need, step) <= room:
+                return 0.0
+            steps = self._takes(need)
+        return max(now + steps * self.step_s, now + SOON_S)
+
+    def _grow(self, growth: Growth, resident: Resident) -> None:
+        """Count what it will hold until it ends."""
+        need = resident.need
+        output = need.output_tokens / need.sequences
+        waits = min(resident.predicted_s / self.step_s, need.kv_mean_tokens / need.sequences - output)
+        resident.end = max(0.0, resident.began + waits + output)
+        growth.add(need, resident.end)
+
+    def _takes(self, need: Need) -> float:
+        """Steps of the whole KV that a request takes up: what it holds in the mean, for as long as it does."""
+        return need.output_tokens / need.sequences * (need.kv_mean_tokens - need.output_tokens / 2) / self.kv_tokens
 
     def first_token_s(self, need: Need, now: float) -> float:
         """Predicted time from now to the first token of a request let in now.
@@ -244,6 +301,7 @@ class Replica:
     def _run(self, now: float) -> None:
         if now > self._at_s:
             self.area += (now - self._at_s) * self.decode_s / self.pace
+            self._steps += (now - self._at_s) / self.step_s
             self._at_s = now
 
     def _rescale(self) -> None:
@@ -253,8 +311,17 @@ class Replica:
         self.factor = pace * self._alike
         self.idle_s = pace * limits.base_s
         # The cap comes from the model: a replica that is faster than it holds more within the same step.
-        self.most = min(cap / min(pace, 1.0), limits.max_sequences / self._alike) if cap else 0.0
+        self.most = min(cap * self._more(), limits.max_sequences / self._alike) if cap else 0.0
         self._chunk_s = limits.chunk_s * pace
+
+    def _more(self) -> float:
+        """Times as many sequences as the model says within the same step, for a replica that is faster, at least 1."""
+        budget_s, base_s = max(self.limits.step_budget_s), self.limits.base_s
+        if self.pace >= 1.0:
+            return 1.0
+        if not base_s < budget_s < math.inf:
+            return 1.0 / self.pace
+        return (budget_s / self.pace - base_s) / (budget_s - base_s)
 
     def _settle(self) -> None:
         """What checks read, from what is held."""
