@@ -60,3 +60,19 @@ def test_the_gate_let_in_what_this_host_could_not_answer_in_time() -> None:
     for calls in told["from"].values():
         assert all(one["admitted_in_promise"] > 0.99 for one in calls["c"])
     assert round(rows["gate@2"]["goodput_rps"] / rows["cap160@2"]["goodput_rps"], 3) == 0.884
+
+
+def test_most_of_what_the_core_does_not_know_lies_outside_of_the_engine() -> None:
+    lines = (DATA / "h100-8b-gate" / "engine.metrics.txt").read_text().splitlines()
+    seen = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+    def mean_ms(name: str) -> float:
+        whole, count = (
+            next(float(value) for key, value in seen.items() if key.startswith(f"vllm:{name}_seconds_{end}"))
+            for end in ("sum", "count")
+        )
+        return whole / count * 1e3
+
+    names = ("time_to_first_token", "request_queue_time", "request_prefill_time")
+    first, queue, prefill = map(mean_ms, names)
+    assert [round(one) for one in (first, queue, prefill, first - queue - prefill)] == [271, 5, 159, 107]
