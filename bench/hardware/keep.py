@@ -22,7 +22,8 @@ from typing import Any, Final
 _TIMES: Final = ("at_s", "late_s", "first_s", "last_s", "gap_s")
 _COUNTS: Final = ("row", "prompt", "output", "ok")
 _METRICS: Final = re.compile(
-    r"vllm:(nixl_|prompt_tokens_by_source_total|num_preemptions_total|cache_config_info)|plimsoll_"
+    r"vllm:(nixl_|prompt_tokens_by_source_total|num_preemptions_total|cache_config_info"
+    r"|(time_to_first_token|request_queue_time|request_prefill_time)_seconds_(sum|count))|plimsoll_"
 )
 _FOLDER: Final = re.compile(r'[^\s"]+(?=/models/)')  # models lie in the folder that a run writes to
 _CLOCK_COLUMNS: Final = 4

@@ -1,6 +1,6 @@
 """What the project's own model says of an engine before it has run, written to a file that the run is held against.
 
-    python -m bench.hardware.predict 8b --out DIR
+    python -m bench.hardware.predict 8b --out DIR [--gpu H100-SXM]
 
 Problem: a prediction that is made when the measurement is known is none.
 Idea: DIR gets the traces that will be sent, at 60 to 110 % of the knee that the core computes from the data sheet and
@@ -40,21 +40,28 @@ SLO: Final = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
 SEQUENCES, BUDGET, BLOCK = 256, 8192, 16
 WARM_S, WINDOW_S = 6.0, 30.0
 _SAMPLES: Final = 20_000
-_GPU: Final = "H200"
-_NAMES: Final = ("base", "anypre", "pretok", "preattn", "dec", "ctx")
+NAMES: Final = ("base", "anypre", "pretok", "preattn", "dec", "ctx")
 
 
-def of_prior(name: str) -> tuple[StepModel, dict[str, Any]]:
-    """The data sheet's step model of a shape on one GPU, and the same as a simulator's profile."""
-    shape, gpu = roofline.model_shape(shapes.CONFIGS[name]), roofline.ACCELERATORS[_GPU]
+def of_prior(name: str, card: str = "H200") -> tuple[StepModel, dict[str, Any]]:
+    """The data sheet's step model of a shape on one GPU, and the same as a simulator's profile.
+
+    Raises KeyError for a name that is in no table, ValueError where the model does not fit.
+    """
+    shape, gpu = roofline.model_shape(shapes.CONFIGS[name]), roofline.ACCELERATORS[card]
     model = roofline.prior(shape, gpu)
     kv = roofline.kv_tokens(shape, gpu, token_budget=BUDGET)
     if kv is None:
-        raise ValueError(f"{name} does not fit on one {_GPU}")
-    limits = {"kv_tokens": kv, "layers": shape.layers, "kv_bytes_per_token": round(shape.kv_bytes_per_token)}
+        raise ValueError(f"{name} does not fit on one {card}")
+    limits = {
+        "accelerator": card,
+        "kv_tokens": kv,
+        "layers": shape.layers,
+        "kv_bytes_per_token": round(shape.kv_bytes_per_token),
+    }
     # The way to the engine core and back, as the core has it for each request.
     outside = {"frontend": knee.HTTP_S, "frontend_token": knee.HTTP_TOKEN_S}
-    return model, dict(zip(_NAMES, asdict(model).values(), strict=True)) | limits | outside
+    return model, dict(zip(NAMES, asdict(model).values(), strict=True)) | limits | outside | {"accelerator": card}
 
 
 def of_profile(path: str) -> tuple[StepModel, dict[str, Any]]:
@@ -123,15 +130,21 @@ def _service() -> dict[str, Any]:
     }
 
 
+def gpus(parser: argparse.ArgumentParser) -> None:
+    """Asks for the card whose data sheet is meant."""
+    parser.add_argument("--gpu", choices=sorted(roofline.ACCELERATORS), default="H200", help="whose data sheet")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware.predict", description=__doc__)
     parser.add_argument("model", choices=sorted(shapes.CONFIGS))
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    gpus(parser)
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="measured before; may repeat")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(words)
     given.out.mkdir(parents=True, exist_ok=True)
-    model, plant = of_prior(given.model)
+    model, plant = of_prior(given.model, given.gpu)
     line = predicted(model, plant, (), given.out)["line_rps"]
     runs = []
     for number, share in enumerate(SHARES):
@@ -142,7 +155,7 @@ def main(words: Sequence[str] | None = None) -> int:
         runs.append((rate, path))
     document = {
         "model": given.model,
-        "gpu": _GPU,
+        "gpu": given.gpu,
         "slo": asdict(SLO),
         "limits": {"max_num_seqs": SEQUENCES, "budget": BUDGET, "block_size": BLOCK},
         "warm_s": WARM_S,

@@ -18,7 +18,11 @@ PROFILES = Path(__file__).parents[2] / "engine-image" / "simulated" / "profiles"
 
 @pytest.mark.parametrize(
     ("model", "runs"),
-    [("8b", 6), ("30b-a3b", 5), *((name, 6) for name in ("30b-a3b-graphs", "8b-fp8", "8b-fp8-graphs"))],
+    [
+        ("30b-a3b", 5),
+        ("h100-30b-a3b", 4),
+        *((name, 6) for name in ("8b", "h100-8b", "30b-a3b-graphs", "8b-fp8", "8b-fp8-graphs")),
+    ],
 )
 def test_the_runs_were_of_the_traces_that_were_predicted(model: str, runs: int) -> None:
     found = compare.measured(DATA / model, DATA / model)
@@ -135,9 +139,16 @@ def test_how_far_the_steps_are_from_the_data_sheet_is_what_docs_say(run: str, sh
     assert round(ladders.over(DATA / run, 32, law), 2) == share
 
 
-@pytest.mark.parametrize(("model", "least", "name"), [("8b", 0, "h200-8b-launcher"), ("30b-a3b", 32, "h200-30b-a3b")])
-def test_the_profiles_are_the_fit_of_the_step_logs(model: str, least: int, name: str) -> None:
-    folder, config = DATA / model, shapes.CONFIGS[model]
+@pytest.mark.parametrize(
+    ("model", "run", "least", "name"),
+    [
+        ("8b", "8b", 0, "h200-8b-launcher"),
+        ("8b", "h100-8b", 0, "h100-8b"),
+        ("30b-a3b", "30b-a3b", 32, "h200-30b-a3b"),
+    ],
+)
+def test_the_profiles_are_the_fit_of_the_step_logs(model: str, run: str, least: int, name: str) -> None:
+    folder, config = DATA / run, shapes.CONFIGS[model]
     found = fit.fitted(folder, folder / "engine.steps.csv.gz", least)
     shape = roofline.model_shape(config)
     own = fit.profile(folder, found, round(shape.kv_bytes_per_token), shape.layers)

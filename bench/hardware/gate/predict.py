@@ -1,6 +1,6 @@
 """What the project's own simulator says of a gate before a real engine, written before it runs.
 
-    python -m bench.hardware.gate.predict 8b --out DIR [--profile FILE]
+    python -m bench.hardware.gate.predict 8b --out DIR [--gpu H100-SXM] [--profile FILE]
 
 Problem: "goodput stays at the load line" is easily found in a measurement that is known.
 Idea: DIR gets the traces, at factors of the load line that the core computes from the data sheet, and
@@ -100,7 +100,7 @@ def simulated(
 ) -> list[One]:
     """What `plimsoll simulate` says of each request: one replica, one gateway, no spread, no noise, no retries."""
     limits = {"max_num_seqs": sequences, "budget": predict.BUDGET, "block_size": predict.BLOCK}
-    (work / "plant.json").write_text(json.dumps({"accelerator": "NVIDIA H200"} | plant | limits))
+    (work / "plant.json").write_text(json.dumps(plant | limits))
     (work / "config.json").write_text(json.dumps(config))
     (work / "service.yaml").write_text(yaml.safe_dump(service(SLO)))
     traces.write(work / "sent.csv", requests)
@@ -196,12 +196,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware.gate.predict", description=__doc__)
     parser.add_argument("model", choices=sorted(shapes.CONFIGS))
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    predict.gpus(parser)
     parser.add_argument("--profile", metavar="FILE", help="measured before; chooses the caps")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(words)
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
-    model, plant = predict.of_prior(given.model)
+    model, plant = predict.of_prior(given.model, given.gpu)
     sources = {"data sheet": plant}
     if given.profile is not None:
         sources[Path(given.profile).stem] = predict.of_profile(given.profile)[1]
