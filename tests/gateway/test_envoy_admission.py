@@ -150,6 +150,9 @@ async def test_each_answer_is_held_against_the_targets_of_its_class(stack: Stack
         await stack.inflight(engine, 0)
     judged = (await stack.signals())["services"]["team/chat"]["promise"]
     assert judged == {
-        **{"judged": 3, "missed": 2, "missed_ttft": 2, "missed_e2e": 0},
+        "judged": 3,
+        "missed": 2,
+        "missed_ttft": 2,
+        "missed_e2e": 0,
         "tpot": {"targets_s": [0.05], "answers": [2]},  # the patient one is promised no pace
     }
