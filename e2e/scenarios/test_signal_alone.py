@@ -113,7 +113,8 @@ class Seen:
 
 
 def _counts(service: Service) -> tuple[int, ...]:
-    return tuple(light.desired(service, tier) for tier in TIERS)
+    tiers = service.status()["tiers"]
+    return tuple(int(tiers[tier]["desired"]) for tier in TIERS)
 
 
 def _told(service: Service) -> dict[str, set[str]]:
