@@ -93,8 +93,8 @@ SIGNALS = (
     Signal(
         *("kv", "kv_cache_usage_perc", "kv_used", "KV cache", "decode"),
         words=150,
-        tokens=500,  # of 37 ms: there are more than a dozen of them at a time, of up to six blocks
-        every_s=1.4,
+        tokens=500,  # of 37 ms: eleven or twelve of them at a time, each of two to six blocks
+        every_s=1.6,
         flags=LITTLE_CACHE,
     ),
 )
