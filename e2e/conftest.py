@@ -28,8 +28,8 @@ SOLO = manifest("solo", {"serve": {}})
 # What leaves the operator and the shared services alone comes before test_quiet, whose quiet time it is. What
 # changes or breaks things follows; what removes everything is the last.
 ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "light", "scaling", "one_tier", "drain", "quiet")
-ORDER_OF_THE_END = ("monitoring", "g_", "c_", "d_", "e_", "f_", "admission", "adversity", "gateways")
-ORDER_OF_THE_END += ("restarts", "upgrade", "h_")
+ORDER_OF_THE_END = ("monitoring", "g_", "c_", "d_", "e_", "f_", "admission", "adversity")
+ORDER_OF_THE_END += ("signal_alone", "gateways", "restarts", "upgrade", "h_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,60 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from simulated.core import Core
+from simulated.families import COUNTERS, GAUGES, HISTOGRAMS, NIXL_COUNTERS
 from simulated.meters import Histogram, Meters
 from simulated.options import Options
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
-_HISTOGRAMS: Final = {
-    "request_prompt_tokens": "Number of prefill tokens processed.",
-    "request_generation_tokens": "Number of generation tokens processed.",
-    "iteration_tokens_total": "Histogram of number of tokens per engine_step.",
-    "request_max_num_generation_tokens": "Histogram of maximum number of requested generation tokens.",
-    "request_params_n": "Histogram of the n request parameter.",
-    "request_params_max_tokens": "Histogram of the max_tokens request parameter.",
-    "time_to_first_token_seconds": "Histogram of time to first token in seconds.",
-    "inter_token_latency_seconds": "Histogram of inter-token latency in seconds.",
-    "request_time_per_output_token_seconds": "Histogram of time_per_output_token_seconds per request.",
-    "e2e_request_latency_seconds": "Histogram of e2e request latency in seconds.",
-    "request_queue_time_seconds": "Histogram of time spent in WAITING phase for request.",
-    "request_inference_time_seconds": "Histogram of time spent in RUNNING phase for request.",
-    "request_prefill_time_seconds": "Histogram of time spent in PREFILL phase for request.",
-    "request_decode_time_seconds": "Histogram of time spent in DECODE phase for request.",
-    "request_num_preemptions": "Histogram of the number of times a request was preempted.",
-    "request_prefill_kv_computed_tokens": (
-        "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
-    ),
-    "nixl_xfer_time_seconds": "Histogram of transfer duration for NIXL KV Cache transfers.",
-    "nixl_post_time_seconds": "Histogram of transfer post time for NIXL KV Cache transfers.",
-    "nixl_bytes_transferred": "Histogram of bytes transferred per NIXL KV Cache transfers.",
-    "nixl_num_descriptors": "Histogram of number of descriptors per NIXL  KV Cache transfers.",
-}
-_COUNTERS: Final = {
-    "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
-    "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
-    "external_prefix_cache_queries": (
-        "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of queried "
-        "tokens."
-    ),
-    "external_prefix_cache_hits": (
-        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached "
-        "tokens."
-    ),
-    "prompt_tokens": "Number of prefill tokens processed.",
-    "generation_tokens": "Number of generation tokens processed.",
-}
-_NIXL_COUNTERS: Final = {
-    "nixl_num_failed_transfers": "Number of failed NIXL KV Cache transfers.",
-    "nixl_num_failed_notifications": "Number of failed NIXL KV Cache notifications.",
-    "nixl_num_kv_expired_reqs": (
-        "Number of requests that had their KV expire. NOTE: This metric is tracked on the P instance."
-    ),
-    "nixl_num_notifications_after_expiry": (
-        "Number of completion notifications for requests that were no longer tracked, usually because their KV lease "
-        "expired."
-    ),
-}
 _SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _REJECTIONS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -87,6 +39,7 @@ class Exposition:
 
     def __init__(self, options: Options, core: Core, meters: Meters, since: float, deferred: Read) -> None:
         self._since = since
+        self._export = options.export
         self._own = {"engine": "0", "model_name": options.names[0]}
         self._parts: list[str | tuple[str, Read]] = []
         self._histograms: list[tuple[int, list[str], Histogram]] = []
@@ -116,12 +69,16 @@ class Exposition:
     def _head(self, name: str, kind: str, words: str) -> None:
         self._parts.append(f"# HELP vllm:{name} {words}\n# TYPE vllm:{name} {kind}")
 
-    def _gauge(self, name: str, words: str, samples: Iterable[tuple[dict[str, str], Read]]) -> None:
-        self._head(name, "gauge", words)
+    def _gauge(self, name: str, samples: Iterable[tuple[dict[str, str], Read]]) -> None:
+        if name not in self._export:
+            return
+        self._head(name, "gauge", GAUGES[name])
         self._parts += [(f"vllm:{name}{labels({**self._own, **extra})} ", read) for extra, read in samples]
 
     def _counter(self, name: str, words: str, samples: Iterable[tuple[dict[str, str], Read]]) -> None:
         """A counter of vLLM's naming, with the time since when it counts."""
+        if name not in self._export:
+            return
         self._head(f"{name}_total", "counter", words)
         made = [(labels(extra), read) for extra, read in samples]
         self._parts += [(f"vllm:{name}_total{braces} ", read) for braces, read in made]
@@ -129,7 +86,9 @@ class Exposition:
         self._parts += [f"vllm:{name}_created{braces} {number(self._since)}" for braces, _ in made]
 
     def _histogram(self, name: str, histogram: Histogram) -> None:
-        words, braces = _HISTOGRAMS[name], labels(self._own)
+        if name not in self._export:
+            return
+        words, braces = HISTOGRAMS[name], labels(self._own)
         self._head(name, "histogram", words)
         edges = [*(number(bound) for bound in histogram.bounds), "+Inf"]
         starts = [f"vllm:{name}_bucket{labels({**self._own, 'le': _edge(edge)})} " for edge in edges]
@@ -143,76 +102,41 @@ class Exposition:
         def aside() -> float:
             return core.loading + deferred()
 
-        self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", [({}, lambda: core.running)]
-        )
-        self._gauge(
-            "num_requests_waiting",
-            "Number of requests waiting to be processed.",
-            [({}, lambda: core.waiting + aside())],
-        )
+        self._gauge("num_requests_running", [({}, lambda: core.running)])
+        self._gauge("num_requests_waiting", [({}, lambda: core.waiting + aside())])
         self._gauge(
             "num_requests_waiting_by_reason",
-            "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; "
-            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all "
-            "reasons equals vllm:num_requests_waiting.",
             [({"reason": "capacity"}, lambda: core.waiting), ({"reason": "deferred"}, aside)],
         )
         self._gauge(
             "engine_sleep_state",
-            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
-            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
             [
                 ({"sleep_state": "awake"}, lambda: 1.0),
                 ({"sleep_state": "weights_offloaded"}, lambda: 0.0),
                 ({"sleep_state": "discard_all"}, lambda: 0.0),
             ],
         )
-        self._gauge(
-            "kv_cache_usage_perc",
-            "KV-cache usage. 1 means 100 percent usage.",
-            [({}, lambda: core.pool.used / core.pool.total)],
-        )
+        self._gauge("kv_cache_usage_perc", [({}, lambda: core.pool.used / core.pool.total)])
 
     def _counts(self, core: Core, meters: Meters) -> None:
         own, counters = self._own, meters.counters
-        for name, words in _COUNTERS.items():
-            self._counter(name, words, [(own, _count(counters, name))])
-        self._counter(
-            "num_preemptions", "Cumulative number of preemption from the engine.", [(own, lambda: core.preemptions)]
-        )
-        self._counter(
-            "prompt_tokens_by_source",
-            "Number of prompt tokens by source.",
-            [({**own, "source": source}, _count(counters, source)) for source in _SOURCES],
-        )
-        self._counter(
-            "prompt_tokens_cached",
-            "Number of cached prompt tokens (local + external).",
-            [(own, lambda: counters["local_cache_hit"] + counters["external_kv_transfer"])],
-        )
-        self._counter(
-            "prompt_tokens_cached_by_source",
-            "Prefix-cache hit tokens by the cache tier that supplied them.",
-            [
+        model = {"model_name": own["model_name"]}
+        samples: dict[str, Iterable[tuple[dict[str, str], Read]]] = {
+            "num_preemptions": [(own, lambda: core.preemptions)],
+            "prompt_tokens_by_source": [({**own, "source": source}, _count(counters, source)) for source in _SOURCES],
+            "prompt_tokens_cached": [(own, lambda: counters["local_cache_hit"] + counters["external_kv_transfer"])],
+            "prompt_tokens_cached_by_source": [
                 ({**own, "source": "device"}, lambda: counters["prefix_cache_hits"]),
                 ({**own, "source": "host"}, lambda: 0.0),
                 ({**own, "source": "p2p"}, lambda: counters["external_prefix_cache_hits"]),
                 ({**own, "source": "disk"}, lambda: 0.0),
                 ({**own, "source": "external_unspecified"}, lambda: 0.0),
             ],
-        )
-        self._counter(
-            "request_success",
-            "Count of successfully processed requests.",
-            [({**own, "finished_reason": why}, _count(meters.finished, why)) for why in _REASONS],
-        )
-        model = {"model_name": own["model_name"]}
-        self._counter(
-            "admission_rejections",
-            "Number of admission attempts rejected by a queue limit, by reason.",
-            [({**model, "reason": why}, _count(meters.rejected, why)) for why in _REJECTIONS],
-        )
+            "request_success": [({**own, "finished_reason": why}, _count(meters.finished, why)) for why in _REASONS],
+            "admission_rejections": [({**model, "reason": why}, _count(meters.rejected, why)) for why in _REJECTIONS],
+        }
+        for name, words in COUNTERS.items():
+            self._counter(name, words, samples.get(name, [(own, _count(counters, name))]))
 
     def _info(self, options: Options) -> None:
         profile = options.profile
@@ -236,11 +160,10 @@ class Exposition:
     def _transfers(self, core: Core, meters: Meters) -> None:
         for name, histogram in meters.nixl.items():
             self._histogram(name, histogram)
-        for name, words in _NIXL_COUNTERS.items():
+        for name, words in NIXL_COUNTERS.items():
             self._counter(name, words, [(self._own, _count(meters.counters, name))])
         self._gauge(
             "num_requests_kv_fetch_by_stage",
-            "Number of waiting requests by async KV load stage.",
             [
                 ({"stage": "waiting_to_start"}, lambda: 0.0),
                 ({"stage": "in_progress"}, lambda: core.loading),

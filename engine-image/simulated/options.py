@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from simulated.families import FAMILIES
 from simulated.profiles import Profile, ProfileError, load
 
 _SUFFIXES: Final = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
@@ -42,6 +43,7 @@ class Options:
     time_scale: float
     transfer_rate: float
     coalesce_s: float
+    export: frozenset[str]  # metric families, without `vllm:`
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
     prefix_caching: bool
@@ -99,6 +101,14 @@ def _duration(text: str) -> tuple[float, float]:
     return least, most
 
 
+def _families(text: str) -> frozenset[str]:
+    """Metric families, as vLLM names them and with commas between."""
+    found = frozenset(name.removeprefix("vllm:") for name in text.split(","))
+    if unknown := sorted(found - FAMILIES):
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} not among {', '.join(sorted(FAMILIES))}")
+    return found
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="simulated", allow_abbrev=False, description=__doc__)
     parser.add_argument("command", choices=["serve"])
@@ -131,6 +141,9 @@ def _parser() -> _Parser:
     own.add_argument("--time-scale", type=_positive, default=1.0, help="every time takes so many times as long")
     own.add_argument("--transfer-rate", type=_positive, default=1e11, help="bytes a second of KV transfers")
     own.add_argument("--coalesce-seconds", type=float, default=0.02, help="how long tokens may wait for the next")
+    own.add_argument(
+        "--export", type=_families, default=FAMILIES, help="metric families, all without: vllm:NAME,vllm:NAME"
+    )
     return parser
 
 
@@ -171,6 +184,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         time_scale=scale,
         transfer_rate=given.transfer_rate,
         coalesce_s=given.coalesce_seconds,
+        export=given.export,
         max_num_queued_reqs=given.max_num_queued_reqs,
         max_num_queued_tokens=given.max_num_queued_tokens,
         prefix_caching=given.enable_prefix_caching,

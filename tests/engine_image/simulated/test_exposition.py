@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from launcher.about import cache
+from plimsoll.adapters import scrape
 from simulated.exposition import labels
 from simulated.meters import Histogram, token_bounds
 from tests.engine_image.lab import CHAT
@@ -88,6 +92,32 @@ async def test_transfer_metrics_are_there_with_the_connector(tmp_path: Path) -> 
     async with bench(tmp_path, role="decode") as one:
         found = await families(one)
         assert {name: found[name].type for name in NIXL} == NIXL
+
+
+SIGNALS = [  # one of a gauge, a counter and a histogram, and what the operator reads of it
+    ("serve", "kv_cache_usage_perc", "kv_used"),
+    ("serve", "num_requests_waiting", "waiting"),
+    ("serve", "num_preemptions", "preemptions"),
+    ("prefill", "time_to_first_token_seconds", "ttft_s"),
+    ("decode", "request_time_per_output_token_seconds", "tpot_s"),
+]
+
+
+@pytest.mark.parametrize(("role", "name", "field"), SIGNALS)
+async def test_an_engine_that_exports_one_family_tells_the_operator_that_alone(
+    tmp_path: Path, role: str, name: str, field: str
+) -> None:
+    """What the engine is, and its process, are there all the same."""
+    async with bench(tmp_path, "--export", f"vllm:{name}", role=role) as one:
+        await one.send({"prompt": "word " * 40, "max_tokens": 20})
+        text = (await one.send(path="/metrics")).body
+        reading = scrape.read(text, "pod", 1.0)
+        told = {known.name for known in fields(reading) if getattr(reading, known.name) is not None}
+        assert told == {"pod", "at_s", "born", field}
+        assert cache(text) == (720_000, one.options.profile.block_size)
+        exported = {line.split("{")[0] for line in text.decode().splitlines() if line.startswith("vllm:")}
+        ends = "(_total|_created|_bucket|_sum|_count)?"
+        assert all(re.fullmatch(f"vllm:({name}{ends}|cache_config_info)", found) for found in exported)
 
 
 def test_buckets_are_vllms() -> None:

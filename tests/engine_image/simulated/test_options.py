@@ -90,6 +90,11 @@ def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> N
         assert all(expected in said for expected in ("Initializing a V1 LLM engine", "Loading weights took"))
 
 
+def test_metric_families_are_named_as_vllm_does_in_either_form() -> None:
+    few = given("--export", "vllm:num_requests_waiting,num_preemptions").export
+    assert few == {"num_requests_waiting", "num_preemptions"} < given().export
+
+
 WRONG = [
     (("--profile", "gpu-9000"), "h200-70b"),
     (("--profile", "/nowhere.json"), "/nowhere.json: No such file"),
@@ -99,6 +104,8 @@ WRONG = [
     (("--start-seconds", "normal:9,1"), "--start-seconds"),
     (("--start-seconds", "1,2"), "--start-seconds"),
     (("--start-seconds", "soon"), "--start-seconds"),
+    (("--export", "vllm:queue_depth,vllm:num_preemptions"), "--export: 'queue_depth' not among .*num_requests_waiting"),
+    (("--export", ""), "--export"),
     (("--max-num-seqs", "many"), "--max-num-seqs"),
     (("--max-model-len", "2000000"), "max_model_len"),
     (("--kv-transfer-config", "[]"), "--kv-transfer-config"),
