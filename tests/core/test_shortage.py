@@ -13,6 +13,7 @@ import pytest
 from plimsoll.core.autoscaler import Seen, TierSeen
 from plimsoll.core.autoscaler.shortage import MEMORY_S, MOST, WINDOW_S, Refusals, Shortage
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.doubt import deviate
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import Demand, Policy, TierPolicy
@@ -149,8 +150,19 @@ def asked(fleet: Fleet, said: Heard, starting: tuple[Starting, ...], more: int =
     """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
     count = fleet.replicas["serve"] + more
     seen = Seen(said, {"serve": TierSeen(count, count - len(starting), starting, fleet.about)})
-    demand: dict[str, Demand | Unknown] = fleet.service.demand(fleet.wish, fleet.now_s)
+    demand: dict[str, Demand | Unknown] = fleet.service.demand(seen, fleet.wish, fleet.now_s)
     return fleet.service.asks(seen, fleet.wish, demand, fleet.now_s)["serve"].returning_gpu_s
+
+
+def test_while_the_refused_are_to_come_back_all_of_the_doubt_is_sized_for() -> None:
+    fleet = settled()
+    nobody, some = (replace(STEADY, returning_s=gpu_s) for gpu_s in (0.0, 5.0))
+    tiers = {"serve": TierSeen(fleet.replicas["serve"], fleet.replicas["serve"], (), fleet.about)}
+    found = [fleet.service.demand(Seen(said, tiers), fleet.wish, fleet.now_s)["serve"] for said in (nobody, some)]
+    priced, whole = (one.forecast for one in found if isinstance(one, Demand))
+    assert fleet.service.risk is not None
+    assert whole.doubt == pytest.approx(deviate(fleet.service.risk.quantile) * whole.error)
+    assert priced.doubt < 0.5 * whole.doubt
 
 
 def test_who_comes_back_by_chance_is_no_load_to_a_fleet_that_is_there() -> None:

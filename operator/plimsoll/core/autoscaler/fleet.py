@@ -86,7 +86,7 @@ def _observe(services: Iterable[Entry], now_s: float) -> None:
 
 def _decide(services: Mapping[K, Entry], now_s: float, learn: bool) -> dict[K, Decision]:
     """learn: remember what rates need, for later ticks."""
-    demand = {key: service.demand(wish, now_s) for key, (service, _, wish) in services.items()}
+    demand = {key: service.demand(seen, wish, now_s) for key, (service, seen, wish) in services.items()}
     asks = {
         (key, tier): ask
         for key, (service, seen, wish) in services.items()
@@ -149,9 +149,10 @@ def _rests(service: Service) -> dict[str, int] | None:
 
 
 def _refuses(seen: Seen, slo: Slo) -> bool:
-    """Whether more is refused than the promise allows: the model may be wrong."""
-    shed = seen.heard.shed_share
-    return not isinstance(shed, Unknown) and shed > 1.0 - slo.share
+    """Whether more is refused than the promise allows: the model may be wrong; or some are to come back."""
+    shed, returning_s = seen.heard.shed_share, seen.heard.returning_s
+    owing = not isinstance(returning_s, Unknown) and returning_s > 0.0
+    return owing or (not isinstance(shed, Unknown) and shed > 1.0 - slo.share)
 
 
 def _quiet(services: Mapping[K, Entry], keys: Iterable[K], now_s: float) -> dict[K, Decision]:

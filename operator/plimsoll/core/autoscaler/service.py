@@ -83,6 +83,7 @@ class Service:
     watch: Watch = field(default_factory=Watch, repr=False)
     pauses: Pauses = NO_PAUSES
     idle: bool | Unknown = NO_REQUEST  # of requests, held or running ones included
+    owing: bool = False  # some were told when to come back, at the last forecast
     _judged_s: float | None = field(default=None, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)  # when arrivals were last counted
     _absent_s: float = field(default=-math.inf, repr=False)  # when a tier last had nobody ready
@@ -186,8 +187,9 @@ class Service:
             elif seen.heard.fresh:
                 yield tier, rate * tier.line.request_gpu_s, rate
 
-    def demand(self, wish: Wish, now_s: float) -> dict[str, Demand | Unknown]:
+    def demand(self, seen: Seen, wish: Wish, now_s: float) -> dict[str, Demand | Unknown]:
         """What is coming to each tier over its own start-up time, its last sample being in it."""
+        self.owing = self._returning_gpu_s(self.answering, seen.heard) > 0.0
         return {name: self._demand(name, tier, wish, now_s) for name, tier in self.tiers.items()}
 
     def _demand(self, name: str, tier: Tier, wish: Wish, now_s: float) -> Demand | Unknown:
@@ -206,7 +208,13 @@ class Service:
         return Demand(found, self.watch.of(name).chances.at(tier.demand, horizon_s))
 
     def miss_cost(self, name: str, policy: Policy) -> float:
-        """What a missed GPU-second of a tier whose line is known costs in replicas of it; as `doubt.miss_costs`."""
+        """What a missed GPU-second of a tier whose line is known costs in replicas of it; as `doubt.miss_costs`.
+
+        While the refused are to come back it has no price, and all of the doubt counts: they want what is beyond the
+        level, so that what a replica for the doubt serves is more than the uppermost bit of the load.
+        """
+        if self.owing:
+            return math.inf
         of, gpus = self.tiers.items(), policy.tiers
         takes = {n: t.line.request_gpu_s * max(gpus[n].gpus, 1) for n, t in of if not isinstance(t.line, Unknown)}
         return float(miss_costs(np.array([policy.miss_cost]), np.array([[*takes.values()]]))[0, [*takes].index(name)])
