@@ -43,6 +43,8 @@ def test_it_is_nothing_where_little_is_in_doubt_and_the_quantile_where_much_is()
     assert doubt(2.7, 1.5, 0.95, 0.95, 25.0) == pytest.approx(MOST * 2.7)
     assert doubt(2.7, 0.0, 0.95, 0.95, 25.0) == doubt(0.0, 0.0, 0.95, 0.95, 25.0) == 0.0
     assert doubt(2.7, 0.2, 0.95, 0.95, 0.0) == 0.0, "a miss that costs nothing"
+    assert doubt(100.0, 0.02, 0.95, 0.95, math.inf) == pytest.approx(0.02 * deviate(0.95)), "one without a price"
+    assert doubt(2.7, 0.0, 0.95, 0.95, math.inf) == 0.0
 
 
 def test_what_misses_have_steered_beyond_the_promise_counts_whatever_it_costs() -> None:

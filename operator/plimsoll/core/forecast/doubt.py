@@ -42,11 +42,12 @@ def counted(level: Floats, error: Floats, deviates: Floats, promised: Floats, mi
     """Doubt that is sized for, GPU-seconds per second.
 
     level, error: of the load and its standard error, same unit. deviates: of the quantile. promised: of the share that
-    is promised. miss_cost: GPU-seconds that one missed GPU-second of this tier costs in replicas of it. Arrays of one
-    shape.
+    is promised. miss_cost: GPU-seconds that one missed GPU-second of this tier costs in replicas of it; infinite where
+    it has no price. Arrays of one shape.
     """
+    worth = np.multiply(error, miss_cost, out=np.zeros_like(error, dtype=np.float64), where=error > 0.0)
     with np.errstate(divide="ignore"):  # without an error nothing is in doubt
-        pays = np.interp(1.0 / (error * miss_cost), _BEYOND, _DEVIATES)
+        pays = np.interp(1.0 / worth, _BEYOND, _DEVIATES)
     missed = np.clip((deviates - promised) / np.maximum(_ROOM * (_END - promised), _LEAST), 0.0, 1.0)
     counts = np.minimum(deviates, pays) + missed * np.maximum(0.0, deviates - pays)
     return np.asarray(np.minimum(MOST * level, counts * error))

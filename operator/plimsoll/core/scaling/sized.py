@@ -27,9 +27,7 @@ from plimsoll.core.scaling.observation import Need
 from plimsoll.core.sizing import Infeasible, infeasible, keepable, size_many
 
 _PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
-RELEASE_MARGIN: Final = (
-    0.025  # of the forecast: what a line moves by within the memory of the level, while the mix stays
-)
+RELEASE_MARGIN: Final = 0.025  # of the forecast: what a line moves by within the level's memory, at an even mix
 MOVES: Final = 1.96  # standard errors that a level moves up by, at some time, in one case of twenty
 RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
 RUNGS_KEPT: Final = 64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
