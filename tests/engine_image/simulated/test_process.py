@@ -69,6 +69,12 @@ async def stream(api: int, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
         yield answer.content
 
 
+async def held(folder: Path, requests: int) -> None:
+    """Returns once the engine holds so many."""
+    while State(folder / "state").held != requests:
+        await asyncio.sleep(0.01)
+
+
 def pid(launcher: int) -> int:
     """The engine's process: the launcher's only child."""
     return int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
@@ -95,9 +101,9 @@ async def test_a_drain_that_is_too_short_says_how_many_requests_it_cut_off(tmp_p
     async with engine(tmp_path, drain_s=1) as one:
         async with stream(one.api, 30_000) as long, stream(one.api, 40) as short:
             assert (await short.read()).endswith(b"data: [DONE]\n\n")
+            await held(tmp_path, 1)  # the short one is let go a moment after its last byte
             asked = asyncio.create_task(client.request(one.api, "/v1/completions", whole, 60.0))
-            while State(tmp_path / "state").held < 2:
-                await asyncio.sleep(0.01)
+            await held(tmp_path, 2)
             one.process.send_signal(signal.SIGTERM)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await long.read()
