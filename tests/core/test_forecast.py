@@ -129,6 +129,29 @@ def test_a_ramp_is_foretold() -> None:
         assert found.work == pytest.approx(due, rel=0.12)
 
 
+@pytest.mark.parametrize("top", ["round", "flat"])
+def test_load_that_stops_rising_is_not_drawn_on_by_its_past(top: str) -> None:
+    times = np.arange(1500)
+    rates = 5 + 31 * np.sin(np.pi * times / 1800) if top == "round" else np.minimum(36.0, 6 + times / 30)
+    off = []
+    for seed in range(6):
+        state = State()
+        for second, work in enumerate(demand(rates, 1.0, seed), start=1):
+            state = observe(state, float(second), float(work))
+            if second >= 600:
+                off.append(state.now.level / (rates[second - 1] * REQUEST_GPU_S) - 1)
+    spread = np.sqrt(np.mean(np.square(off)))
+    print(f"{top} top: the level is {min(off):+.3f} to {max(off):+.3f} off, {spread:.3f} r.m.s.")
+    assert max(off) < 0.12
+
+
+def test_a_slope_is_believed_for_no_longer_than_it_was_seen() -> None:
+    found = fed(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
+    soon, late, later = (told(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
+    assert soon == pytest.approx(10 * found.now.slope_per_s, rel=0.05)
+    assert 0.9 * 120 * found.now.slope_per_s < late < later < 120 * found.now.slope_per_s
+
+
 def test_a_falling_line_lowers_the_level_and_foretells_nothing() -> None:
     rates = np.linspace(40.0, 10.0, 900)
     found = told(fed(demand(rates, 1.0, seed=1)))

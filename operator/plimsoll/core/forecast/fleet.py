@@ -235,12 +235,16 @@ def _estimate(new: Floats) -> None:
 
 
 def _drawn(found: Floats, line: Floats, memory_s: float, scatter: Floats) -> Floats:
-    s0, s1, s2, y0, y1 = line[:5]
+    s0, s1, s2, y0, y1, z0, z1, z2 = line
     spread = s0 * s2 - s1 * s1
     some = (s0 > level.LEAST * memory_s) & (spread > level.ONE_SAMPLE * s0 * s2)
     slope = (s1 * y0 - s0 * y1) / spread
-    certain = slope * slope * spread * spread
-    chance = level.SURE * level.SURE * scatter * _weighted(line, s0, s1)
+    off, turned = y0 - s0 * found[0] + s1 * found[1], (slope - found[1]) * spread
+    both, of_slope = s1 * z0 - s0 * z1, _weighted(line, s0, s1)
+    certain = of_slope * off * off - 2 * both * off * turned + z0 * turned * turned
+    least = np.maximum(z0 * z2 - z1 * z1, level.ONE_SAMPLE * z0 * z2)
+    sure = np.where(found[3] > 0.0, level.MOVING, level.SURE)
+    chance = sure * sure * scatter * s0 * s0 * least
     some &= chance < certain
     chance = chance / certain
     share = 1.0 - chance * chance

@@ -4,9 +4,9 @@ Problem: a mean over a long time is quiet but late, one over a short time is ear
 decides between them (few requests of very different sizes) changes with the load.
 
 Idea: the mean since the last change (long, quiet) and two discounted straight lines, one for the hours' drift and one
-for the minutes' ramp, each blended in by how far its slope is beyond chance; and four CUSUM tests of the work, counted
-in grains of noise (`noise`), for a rate that has changed. A test that fires hands over the stretch in which the change
-has been running, and level and lines begin anew from there.
+for the minutes' ramp, each blended in by how far what it has seen is beyond chance if the longer ones are right; and
+four CUSUM tests of the work, counted in grains of noise (`noise`), for a rate that has changed. A test that fires hands
+over the stretch in which the change has been running, and level and lines begin anew from there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Final, NamedTuple
 
 MEMORY_S: Final = 1800.0  # of the mean since the last change, so that a slow drift is not averaged away
 LINES_S: Final = (900.0, 120.0)  # of the straight lines: half the mean's memory, and about one start-up
-DAMPING_S: Final = 600.0  # a slope is believed for some start-ups, fading (Gardner and McKenzie 1985)
+DAMPING_S: Final = LINES_S[
+    1
+]  # a slope is believed for as long as the ramp's line remembers (Gardner and McKenzie 1985)
 LEAST: Final = 0.5  # of a line's memory that must be covered for its slope to count
-SURE: Final = 4.0  # standard errors below which a slope is taken for chance
+SURE: Final = 4.4  # of the distance below which a line is taken for chance: one in 16,000 goes beyond it
+MOVING: Final = 2.45  # the same where the estimate rests on a line already, one in twenty: few loads drift straight on
 
 # Log-likelihood of grains under a changed against the present rate (Lucas 1985, counted data CUSUM): per grain, and per
 # grain expected. Up by a quarter, threefold up, down by a fifth, down to a third.
@@ -184,25 +187,29 @@ def estimate(mean: Mean, lines: Lines, grain_gpu_s: float) -> Estimate:
 
 
 def _drawn(found: Estimate, line: Line, memory_s: float, noise: float) -> Estimate:
-    """The estimate, drawn towards a line by how far its slope is beyond chance.
+    """The estimate, drawn towards a line by how far what the line has seen is beyond chance under the estimate.
 
-    The share is 1 - (SURE / t)^4, not below 0, t = slope / its error: the shrinking of a positive-part James-Stein
-    estimator, which has a square, made steeper, so that a slope that is real is soon believed.
+    The share is 1 - (SURE / d)^4, not below 0, where d is the Mahalanobis distance of the line's mean and slope from
+    what the estimate says of them: the shrinking of a positive-part James-Stein estimator, which has a square, made
+    steeper, so that a change that is real is soon believed.
     """
-    s0, s1, s2, y0, y1, _, _, _ = line
+    s0, s1, s2, y0, y1, z0, z1, z2 = line
     spread = s0 * s2 - s1 * s1
     if s0 <= LEAST * memory_s or spread <= ONE_SAMPLE * s0 * s2:
         return found
+    level, slope_before, error, line_s = found
     slope = (s1 * y0 - s0 * y1) / spread
-    certain = slope * slope * spread * spread
-    chance = SURE * SURE * noise * _weighted(line, s0, s1)
+    off, turned = y0 - s0 * level + s1 * slope_before, (slope - slope_before) * spread
+    both, of_slope = s1 * z0 - s0 * z1, _weighted(line, s0, s1)
+    certain = of_slope * off * off - 2 * both * off * turned + z0 * turned * turned
+    sure = MOVING if line_s else SURE
+    chance = sure * sure * noise * s0 * s0 * max(z0 * z2 - z1 * z1, ONE_SAMPLE * z0 * z2)
     if chance >= certain:
         return found
     chance /= certain
     share = 1.0 - chance * chance
     end = max(0.0, (s2 * y0 - s1 * y1) / spread)
     end_s = spread * spread / _weighted(line, s1, s2)
-    level, slope_before, error, line_s = found
     return Estimate(
         level + share * (end - level),
         slope_before + share * (slope - slope_before),
