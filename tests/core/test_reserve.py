@@ -27,7 +27,7 @@ stocks = st.builds(
     st.integers(5, 9),
     st.sampled_from([1, 2, 8]),
 )
-idle = st.just(Stock(PRIOR, 0.0, 0.3, 0, 5))
+idle = st.sampled_from([Stock(PRIOR, work, 0.3, 0, 5) for work in (0.0, 5e-324, 1e-300)])
 
 
 def net(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
@@ -101,6 +101,12 @@ def test_a_tier_with_room_enough_may_start_slowly() -> None:
     found = reserve([prefill, slow], MISS_COST)
     assert found.worth.cost_gpu_s == found.replicas[0] * PRIOR.horizon_s
     assert reserves([Stock(SLOWER, 1.1, 0.94, 2, 8), fast], MISS_COST)[0] > found.replicas[0]
+
+
+@pytest.mark.parametrize("work", [5e-324, 1e-300])
+def test_next_to_no_load_buys_nothing(work: float) -> None:
+    tiers = [Stock(PRIOR, work, 1.0, 0, 8), Stock(PRIOR, 1.0, 0.9, 1, 8)]
+    assert reserve(tiers, MISS_COST).replicas == reserves(tiers, MISS_COST) == [0, 0]
 
 
 def test_no_load_and_no_price_buy_nothing_and_the_worth_is_of_all() -> None:

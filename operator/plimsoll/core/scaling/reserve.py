@@ -16,12 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from plimsoll.core.forecast import Odds, SpareWorth, spare_replicas
 from plimsoll.core.forecast.fleet import Floats
 from plimsoll.core.forecast.table import Table
+
+LEAST_WORK: Final = 1e-9  # GPU-seconds per second; a second in thirty years leaps to nothing that a replica is kept for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def reserve(tiers: Sequence[Stock], miss_cost: float) -> Reserve:
 def reserves(tiers: Sequence[Stock], miss_cost: float) -> list[int]:
     """Replicas worth having beyond those needed, for each tier. miss_cost: of a missed request, in multiples of the
     GPU-seconds that it takes in all tiers."""
-    if any(tier.work <= 0.0 for tier in tiers):
+    if any(tier.work < LEAST_WORK for tier in tiers):
         return [0] * len(tiers)
     if len(tiers) == 1:
         (only,) = tiers
@@ -116,7 +119,7 @@ def reserves_all(stocks: Stocks, miss_cost: Floats) -> Floats:
     miss_cost: by service.
     """
     found = stocks.replicas.copy()
-    rows = np.flatnonzero((stocks.work > 0.0).all(axis=1))
+    rows = np.flatnonzero((stocks.work >= LEAST_WORK).all(axis=1))
     work, most, counts = stocks.work[rows], stocks.most[rows], stocks.replicas[rows]
     step, price = stocks.replica_work[rows] / work, np.maximum(stocks.gpus[rows], 1.0)
     value = miss_cost[rows] * (work * price).sum(axis=1)
