@@ -123,7 +123,6 @@ class Engine:
                 job.first_s = now + HTTP_S + HTTP_TOKEN_S * job.prompt + after_s
         done = self.current.done
         for job in done:
-            job.end_s = max(now, job.first_s or now)
             self._keep(job)
         self._begin(now)
         return done
@@ -393,7 +392,15 @@ class _Lab:
         if engine.ends_at is not None:  # else the next to begin there starts it
             self.push(engine.ends_at, "step", index)
         for job in done:
-            self.begin(self.policy.done(job, now), now)
+            if engine.front is None:
+                self.done(now, index, job)
+            else:
+                self.push(now + engine.front(now, len(engine.running))[1], "done", index, job)
+
+    def done(self, now: float, _: int, job: Job | None) -> None:
+        assert job is not None
+        job.end_s = max(now, job.first_s or now)
+        self.begin(self.policy.done(job, now), now)
 
     def offer(self, now: float, _: int, job: Job | None) -> None:
         assert job is not None
