@@ -56,7 +56,7 @@ class Replica:
     """One serve or decode replica; all times of the gate's clock.
 
     scale: one over this gateway's share of it: what the others send is taken as like ours. cap: sequences that this
-    gateway may have there.
+    gateway may have there. full: how full it is, 0 to 1. unseen_s: what the model does not say of a first token's time.
     """
 
     __slots__ = (
@@ -78,6 +78,7 @@ class Replica:
         "decode_s",
         "factor",
         "free_s",
+        "full",
         "idle_s",
         "kv_mean",
         "kv_tokens",
@@ -97,6 +98,7 @@ class Replica:
         "stretch",
         "tat_s",
         "tightest_s",
+        "unseen_s",
     )
 
     def __init__(self, address: str, limits: Limits, now: float) -> None:
@@ -147,8 +149,7 @@ class Replica:
         """The request goes there now."""
         self._run(now)
         need = resident.need
-        resident.full = self._full()
-        resident.unseen_s = self._unseen.seconds(resident.full)
+        resident.full, resident.unseen_s = self.full, self.unseen_s
         self.residents[id] = resident
         self.counts[resident.klass] += 1
         if self.counts[resident.klass] == 1:
@@ -306,12 +307,7 @@ class Replica:
         ahead_s = self.free_s - now
         wait_s = ahead_s * self.stretch if ahead_s > 0 else 0.0
         steps = 0.5 + need.chunks
-        said_s = wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s
-        return said_s + self._unseen.seconds(self._full())
-
-    def _full(self) -> float:
-        """How full it is, 0 to 1."""
-        return min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
+        return wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s + self.unseen_s
 
     def _run(self, now: float) -> None:
         if now > self._at_s:
@@ -348,6 +344,8 @@ class Replica:
         self.stretch = 1.0 + decode_s / self._chunk_s
         share = 1.0 - decode_s / self.tightest_s
         self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
+        self.full = min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
+        self.unseen_s = self._unseen.seconds(self.full)
 
     def _tighten(self) -> None:
         """The tightest targets of the classes that are there."""
