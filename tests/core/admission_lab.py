@@ -77,8 +77,15 @@ class PrefixCache:
             self.blocks.popitem(last=False)
 
 
+Front = Callable[[float, int], tuple[float, float]]
+
+
 class Engine:
-    """One replica, step by step; the work of a step is constant time, however large the batch."""
+    """One replica, step by step; the work of a step is constant time, however large the batch.
+
+    front: what a request that is sent now takes outside of the engine, before and after, while so many run, beside what
+    the core has for it.
+    """
 
     def __init__(
         self,
@@ -86,8 +93,10 @@ class Engine:
         limits: EngineLimits,
         rng: np.random.Generator | None = None,
         cache: PrefixCache | None = None,
+        front: Front | None = None,
     ) -> None:
         self.model, self.limits, self.rng, self.cache = model, limits, rng, cache
+        self.front = front
         self.waiting: deque[Job] = deque()
         self.running: dict[str, tuple[Job, int]] = {}  # with the step of its first token
         self.finish: list[tuple[int, int, str]] = []
@@ -110,10 +119,10 @@ class Engine:
         assert self.current is not None
         for job in self.current.first:
             if job.first_s is None:
-                job.first_s = now + HTTP_S + HTTP_TOKEN_S * job.prompt
+                after_s = self.front(now, len(self.running))[1] if self.front else 0.0
+                job.first_s = now + HTTP_S + HTTP_TOKEN_S * job.prompt + after_s
         done = self.current.done
         for job in done:
-            job.end_s = max(now, job.first_s or now)
             self._keep(job)
         self._begin(now)
         return done
@@ -363,10 +372,19 @@ class _Lab:
     def begin(self, let_in: list[tuple[Job, int]], now: float) -> None:
         for job, k in let_in:
             job.admitted_s = now
-            idle = self.engines[k].ends_at is None
-            self.engines[k].submit(job, now)
-            if idle:
-                self.push(self.engines[k].ends_at or now, "step", k)
+            front, running = self.engines[k].front, len(self.engines[k].running)
+            if front is None:
+                self.submit(now, k, job)
+            else:
+                self.push(now + front(now, running)[0], "submit", k, job)
+
+    def submit(self, now: float, index: int, job: Job | None) -> None:
+        assert job is not None
+        engine = self.engines[index]
+        idle = engine.ends_at is None
+        engine.submit(job, now)
+        if idle:
+            self.push(engine.ends_at or now, "step", index)
 
     def step(self, now: float, index: int, _: Job | None) -> None:
         engine = self.engines[index]
@@ -374,7 +392,15 @@ class _Lab:
         if engine.ends_at is not None:  # else the next to begin there starts it
             self.push(engine.ends_at, "step", index)
         for job in done:
-            self.begin(self.policy.done(job, now), now)
+            if engine.front is None:
+                self.done(now, index, job)
+            else:
+                self.push(now + engine.front(now, len(engine.running))[1], "done", index, job)
+
+    def done(self, now: float, _: int, job: Job | None) -> None:
+        assert job is not None
+        job.end_s = max(now, job.first_s or now)
+        self.begin(self.policy.done(job, now), now)
 
     def offer(self, now: float, _: int, job: Job | None) -> None:
         assert job is not None

@@ -18,6 +18,7 @@ from typing import Final
 from plimsoll.core.admission.growth import Growth
 from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
 from plimsoll.core.admission.line import Leg
+from plimsoll.core.admission.unseen import Unseen
 
 PACE_MEMORY: Final = 60.0  # seconds of streams' time, per running sequence, that the measured pace remembers
 PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed against the measurement
@@ -32,7 +33,8 @@ _LEAST_PREFILL_SHARE: Final = 0.05
 @dataclass(slots=True, eq=False)
 class Resident:
     """One request on a replica. predicted_s: from admission to its first token, negative for one that came to run there
-    so long ago. leg: where its prompt is computed elsewhere. The rest: the replica's then."""
+    so long ago. leg: where its prompt is computed elsewhere. full, unseen_s: how full the replica was, and what of
+    predicted_s the model does not say. The rest: the replica's then."""
 
     need: Need
     klass: int
@@ -40,6 +42,8 @@ class Resident:
     admitted_s: float
     predicted_s: float
     leg: Leg | None = None
+    full: float = 0.0
+    unseen_s: float = 0.0
     there: float = 1.0  # share of its stay, since its admission, in which it has a place in the batch
     step_s: float = 0.0  # what it adds to the mean step
     began: float = 0.0  # the replica's step then
@@ -52,7 +56,7 @@ class Replica:
     """One serve or decode replica; all times of the gate's clock.
 
     scale: one over this gateway's share of it: what the others send is taken as like ours. cap: sequences that this
-    gateway may have there.
+    gateway may have there. full: how full it is, 0 to 1. unseen_s: what the model does not say of a first token's time.
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class Replica:
         "_steps",
         "_took_s",
         "_turn",
+        "_unseen",
         "address",
         "ahead_s",
         "area",
@@ -73,6 +78,7 @@ class Replica:
         "decode_s",
         "factor",
         "free_s",
+        "full",
         "idle_s",
         "kv_mean",
         "kv_tokens",
@@ -92,6 +98,7 @@ class Replica:
         "stretch",
         "tat_s",
         "tightest_s",
+        "unseen_s",
     )
 
     def __init__(self, address: str, limits: Limits, now: float) -> None:
@@ -105,6 +112,7 @@ class Replica:
         self.kv_mean = self.kv_variance = 0.0
         self._amortised_s = 0.0
         self.pace = 1.0
+        self._unseen = Unseen()
         self._took_s = self._asked_s = PACE_PRIOR_S
         self.free_s = self.tat_s = now  # prefill work is done; its share of steps is paid back
         self.stalled_s = 0.0  # all stalls ever let in
@@ -141,6 +149,7 @@ class Replica:
         """The request goes there now."""
         self._run(now)
         need = resident.need
+        resident.full, resident.unseen_s = self.full, self.unseen_s
         self.residents[id] = resident
         self.counts[resident.klass] += 1
         if self.counts[resident.klass] == 1:
@@ -202,6 +211,8 @@ class Replica:
             self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
         if output_tokens is not None and ttft_s is not None:
             self._measure(resident, output_tokens, ttft_s, now)
+        if ttft_s is not None and resident.leg is None:  # what is late at a prefill replica its line follows
+            self._unseen.observe(ttft_s - resident.predicted_s + resident.unseen_s, resident.full, now)
         self._settle()
         return resident
 
@@ -296,7 +307,7 @@ class Replica:
         ahead_s = self.free_s - now
         wait_s = ahead_s * self.stretch if ahead_s > 0 else 0.0
         steps = 0.5 + need.chunks
-        return wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s
+        return wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s + self.unseen_s
 
     def _run(self, now: float) -> None:
         if now > self._at_s:
@@ -333,6 +344,8 @@ class Replica:
         self.stretch = 1.0 + decode_s / self._chunk_s
         share = 1.0 - decode_s / self.tightest_s
         self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
+        self.full = min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
+        self.unseen_s = self._unseen.seconds(self.full)
 
     def _tighten(self) -> None:
         """The tightest targets of the classes that are there."""
