@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 
 import pytest
 
 from e2e.lib import light, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
-from e2e.lib.load import Load, OpenLoop, poisson
+from e2e.lib.ledger import Record
+from e2e.lib.load import Arrival, Load, OpenLoop, poisson
 from e2e.lib.metrics import Gateway, prompt_sources
 from e2e.lib.node import unheard
 from e2e.lib.service import LAUNCHER_PORT, Service
 from e2e.lib.wait import until
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
+from plimsoll.core.admission.fleet import PROBE
 from plimsoll.core.transfer import BAND
 
 PICKER_PORT = 8081
@@ -35,9 +35,9 @@ LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
 HIGHER = 16.0  # more than two carry, also once the engines are known
 HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
 GROWS_S = 90.0
-TRANSFER_RATE = 2e8  # bytes/s between engines: a prompt token takes three times as long as computing it
+TRANSFER_RATE = 1e8  # bytes/s between engines: a prompt token takes five times as long as computing it
 KV_BYTES = 131_072  # of a token, by the light engine's profile
-FAR_RATE, FAR_S = 1.5, 15.0
+FAR_RATE, FAR_PROMPTS, FAR_TOKENS = 1.5, 30, 8  # fewer prompts than those after which a gateway tries the fabric again
 FIGURES = (
     r"moving a prompt token takes ([\d.e+]+) us \([\d.e+]+ us of it posting\), "
     r"computing it at the decode tier ([\d.e+]+) us: give both tiers an RDMA device$"
@@ -197,23 +197,46 @@ def _rolled_out(service: Service, slots: int) -> bool:
 
 
 def test_a_fabric_that_is_too_dear_is_told_and_gone_round(learned: dict[str, Service], gateway: Gateway) -> None:
-    """Since its first prompts were moved, minutes ago, hardly any was: what is known of the fabric holds."""
+    """One prompt after the other keeps nobody waiting, and is read in place but where a gateway tries the fabric.
+
+    Among others it may be moved all the same, by design: the more streams there are to stand still for it, the sooner,
+    and on a busy machine there are more.
+    """
     far = learned["far"]
-    told, before = far.condition("PrefillReady"), gateway.prefills(far.key)
-    ledger = Load(far.target, poisson(FAR_RATE, FAR_S, light.prompts("gone round", WORDS, TOKENS), seed=8)).run()
-    roads, in_all = gateway.prefills(far.key) - before, gateway.prefills(far.key)
+    with Load(far.target, _steady(FAR_RATE, "far", seed=9)) as load:
+        told = far.wait_told("PrefillReady", GROWS_S, status="True", reason="TransferSlow")
+        until("the gateways know what moving takes", lambda: _move_is_known(far, gateway), GROWS_S)
+    before = gateway.prefills(far.key)
+    records = load.ledger.records + _one_by_one(far, FAR_PROMPTS)
+    in_all = gateway.prefills(far.key)
+    roads, gateways = in_all - before, len(gateway.pods)
     sources = prompt_sources(far.metrics("decode"))
-    ago_s = time.time() - datetime.fromisoformat(told["lastTransitionTime"]).timestamp()
-    print(f"told {ago_s:.0f} s ago: {told['message']}")
-    print(f"{ledger.summary()}; {dict(roads)}, in all {dict(in_all)}; prompt tokens of the decode tier {sources}")
+    print(f"told: {told['message']}\n{len(records)} requests; one after the other {dict(roads)} by {gateways} gateways")
+    print(f"in all {dict(in_all)}; prompt tokens of the decode tier {sources}")
     figures = re.search(FIGURES, told["message"])
-    assert (told["status"], told["reason"]) == ("True", "TransferSlow")
     assert figures, told["message"]
     moving_us, computing_us = map(float, figures.groups())
     assert moving_us >= 1e6 * KV_BYTES / TRANSFER_RATE > BAND * computing_us
     assert [e["message"] for e in far.events() if e["reason"] == "TransferSlow"] == [told["message"]]
     assert far.condition("PrefillReady") == told
     assert far.condition("Ready")["status"] == "True"
-    assert not ledger.failures, ledger.explain()
-    assert in_all["remote"] > roads["remote"], "nothing was ever moved"
-    assert roads["local"] >= 0.9 * len(ledger.records)
+    failed = [r for r in records if not r.ok]
+    assert not failed, light.lines(failed)
+    assert before["remote"] > 0, "nothing was ever moved"
+    assert roads.total() == FAR_PROMPTS < PROBE
+    assert roads["remote"] <= gateways, "each tries the fabric once at most"
+
+
+def _move_is_known(service: Service, gateway: Gateway) -> bool:
+    """Whether every gateway goes by an object in which the operator tells how long KV is on its way."""
+    found = service.get() or {}
+    limits = (found["status"].get("admission") or {}).get("limits") or {}
+    versions = {told["object"]["version"] for told in gateway.services(service.key)}
+    return limits.get("move_token_s") is not None and versions == {found["metadata"]["resourceVersion"]}
+
+
+def _one_by_one(service: Service, requests: int) -> list[Record]:
+    """Each is sent when the one before it has ended, over a connection of its own, so that all gateways are asked."""
+    prompt = light.prompts("one by one", WORDS, FAR_TOKENS)
+    plans = (OpenLoop([Arrival(0.0, prompt(n))]) for n in range(requests))
+    return [record for plan in plans for record in Load(service.target, plan).run().records]

@@ -254,6 +254,11 @@ async def test_without_the_picker_engines_get_no_more_than_their_places(lone: St
     for engine in (first, second):
         engine.behaviour.pause.set()
     assert all(text.endswith("data: [DONE]\n\n") for text in await asyncio.gather(*streams))
+
+    async def is_idle() -> bool:
+        return (await lone.admin.stats()).active == 0
+
+    await until(is_idle, "Envoy has let the streams go")  # a moment after their last bytes
     assert (await lone.ask_fully())[0] == 200
 
 
