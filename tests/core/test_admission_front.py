@@ -1,12 +1,15 @@
 """The gate before engines on a slower host than the core believes: first tokens take long outside of the engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from plimsoll.core.admission import Gate, Outcome
 from plimsoll.core.admission.unseen import MEMORY_S, PRIOR, Unseen
+from plimsoll.core.workload import from_samples
 from tests.core.admission_lab import CapPolicy, Engine, Front, GatePolicy, Job, goodput, poisson, run
-from tests.core.test_admission import HOT, ROOMY, SLOW, ask, gate, scaled
+from tests.core.test_admission import HOT, ROOMY, SERVE, SLOW, ask, gate, scaled
 
 PLANT = scaled(HOT, SLOW)
 TPOT_S = 0.05
@@ -20,6 +23,11 @@ def constant(now: float, running: int) -> tuple[float, float]:
 def growing(now: float, running: int) -> tuple[float, float]:
     """A front end that has to do with each stream: 0.2 s in all with 180 of them."""
     return 0.0008 * running, 0.0003 * running
+
+
+def stuck(now: float, running: int) -> tuple[float, float]:
+    """A host that stands still for ten seconds."""
+    return (0.6, 0.0) if 30.0 <= now < 40.0 else (0.0, 0.0)
 
 
 def played(policy: GatePolicy | CapPolicy, front: Front | None, rate: float = 38.0) -> list[Job]:
@@ -40,16 +48,30 @@ def test_on_a_slow_host_those_let_in_are_in_promise_and_goodput_is_that_of_the_b
 
 
 def test_a_host_that_is_late_for_all_has_emptied_soon_and_is_tried_again() -> None:
-    """A host that stands still for a while makes no replica that is believed to be late for good."""
-
-    def stuck(now: float, running: int) -> tuple[float, float]:
-        return (0.6, 0.0) if 30.0 <= now < 40.0 else (0.0, 0.0)
-
+    """What was late for a while makes no replica that is believed to be late for good."""
     offered = played(GatePolicy(gate(replicas=0)), stuck)
     assert goodput(offered, TPOT_S, 30.0, 40.0)[1] < 0.5
     rate, share = goodput(offered, TPOT_S, 60.0, 85.0)
     assert share >= 0.95
     assert rate >= 18.0
+
+
+@pytest.mark.parametrize("front", [constant, stuck])
+def test_prompts_that_need_a_third_of_the_target_are_not_shut_out_for_good(front: Front) -> None:
+    """What is learned from first tokens must not keep all those away that could teach otherwise."""
+    tier = replace(SERVE, workload=from_samples([6000.0], [0.0], [100.0]))
+    offered = poisson(16.0, 180.0, np.random.default_rng(7))
+    for job in offered:
+        job.prompt, job.output = 6000, 100
+    run(
+        GatePolicy(gate(tier, replicas=0)),
+        [Engine(PLANT, ROOMY, np.random.default_rng(8), front=front)],
+        offered,
+        190.0,
+    )
+    rate, share = goodput(offered, TPOT_S, 60.0, 180.0)
+    assert rate >= 4.0
+    assert share >= 0.95
 
 
 def tried(door: Gate, now: float) -> bool:
