@@ -6,11 +6,12 @@ got how far at which cost; `docs/reference/scoreboard.md` has the tables of all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.scoreboard import picture, reach, table
+from bench.scoreboard import bound, picture, reach, table
 from bench.scoreboard.judge import Score
 from bench.scoreboard.report import OWN, Board, Judged
 from bench.scoreboard.rows import ROWS
@@ -72,7 +73,8 @@ _TABLES: Final = (
 _WHO: Final = (
     "Offered in promise, and GPU-hours, of what was played. As good: what attains at least as much as Plimsoll (fleets"
     " on traces and constant rates: what passes 99 % of windows), and of that the cheapest. At no more cost than"
-    " Plimsoll's: what attains most. All by means over the seeds that each was played with."
+    " Plimsoll's: what attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
+    " that whoever keeps the promise to as large a share of the first seed's requests as Plimsoll does needs at least."
 )
 
 _PRICES: Final = "By `spec.scaling.missCost`, what a missed request is worth: offered in promise, and GPU-hours."
@@ -114,8 +116,8 @@ def _who(places: Sequence[Judged]) -> list[str]:
         assert one.own is not None
         cells = [_cell(choose(one, one.own)) for choose in _COLUMNS.values()]
         if any(cells):
-            lines.append((f"`{one.place}`", _figures(one.own), *(cell or "-" for cell in cells)))
-    return table.markdown(("row", "plimsoll", *_COLUMNS), lines)
+            lines.append((f"`{one.place}`", _figures(one.own), *(cell or "-" for cell in cells), _least(one, one.own)))
+    return table.markdown(("row", "plimsoll", *_COLUMNS, "nobody below"), lines)
 
 
 def _prices(places: Sequence[Judged]) -> list[str]:
@@ -143,6 +145,12 @@ def _cell(score: Score | None) -> str:
 
 def _figures(score: Score) -> str:
     return f"{score.offered.value:.1%} at {score.gpu_hours.value:.2f}"
+
+
+def _least(place: Judged, own: Score) -> str:
+    """Rounded down, as it is a bound."""
+    hours = bound.least(ROWS[place.row], place.plant, own.offered.value)
+    return f"{math.floor(100 * hours) / 100:.2f}" if math.isfinite(hours) else "-"
 
 
 def _cheapest(scores: Sequence[Score]) -> Score | None:
