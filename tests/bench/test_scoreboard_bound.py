@@ -43,8 +43,8 @@ def test_no_run_is_below_the_bound(policy: str) -> None:
 
 def test_a_burst_costs_the_least_fleet_and_what_that_cannot_do_in_time() -> None:
     c = profile.load(STEP.hardware).coefficients
-    slowest_s = PROMPT * (c.pretok + c.preattn * PROMPT / 2)  # of a mean engine
-    work_s = BURST * slowest_s * 0.9 * (1.0 - 0.02 / 8)  # the fastest, its noise four deviations of its mean lower
+    mean_s = PROMPT * (c.pretok + c.preattn * PROMPT / 2)  # of a mean engine
+    work_s = BURST * mean_s * 0.9 * (1.0 - 0.02 / 8)  # the fastest, its noise four deviations of its mean lower
     found_s = 3600.0 * bound.least(ONCE, 1.0, 1.0)
     assert found_s == pytest.approx(100.0 + work_s - 1.0, rel=0.05)
     assert found_s <= 100.0 + work_s - 1.0 + 1e-6
