@@ -3,7 +3,8 @@
     python -m bench scoreboard --rows step-60 --policies plimsoll static:3 --seeds 2
     python -m bench scoreboard --whole --budget-s 4500
 
-Runs are kept in `--out` and made once; only a change of the program or of a row makes them anew.
+Runs are kept in `--out`, those of the whole board beside this file too, and made once; only a change of the program or
+of a row makes them anew.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.scoreboard import expect, page, picture, report, search, table, whole
+from bench.scoreboard import expect, page, picture, report, search, store, table, whole
 from bench.scoreboard.plan import PLAN
 from bench.scoreboard.play import Task, code
 from bench.scoreboard.player import Player, Spent
 from bench.scoreboard.rows import PLANTS, ROWS, SHORT, Row
-from bench.scoreboard.store import Store
 
 OUT: Final = Path("build/scoreboard")
 _SEARCHED: Final = 2  # seeds of a search
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
         page.write(report.read())
         return 0
     rows = [known[name] for name in arguments.rows or ROWS]
-    player = Player(Store(arguments.out), code(), arguments.processes, arguments.budget_s)
+    player = Player(store.Store(arguments.out), code(), arguments.processes, arguments.budget_s)
     try:
         _play(rows, arguments, player)
     except Spent:
@@ -55,6 +55,7 @@ def _play(rows: Sequence[Row], arguments: argparse.Namespace, player: Player) ->
     elif arguments.whole:
         left = whole.follow(PLAN, player)
         report.write(found := report.board(player.store, player.code, left), report.FILE)
+        store.commit(report.of_program(player.store, player.code))
         print(f"{found.plays} runs, {found.cpu_s} s of CPU; {len(left)} items of the plan are left", file=sys.stderr)
     else:
         _board(rows, arguments, player)

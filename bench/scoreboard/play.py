@@ -7,6 +7,7 @@ sets that field of the manifest, for the frontier over it.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import time
 from collections.abc import Sequence
@@ -65,15 +66,30 @@ def place(row: str, plant: float) -> str:
 
 
 def code() -> str:
-    """Hash of the program, as far as it has a say in a run."""
+    """Hash of the program, as far as it has a say in a run: comments and docstrings have none."""
     root, whole = Path(plimsoll.__file__).parent, hashlib.sha256()
     files = [_HERE / name for name in _PLAYING] + [path for folder in FOLDERS for path in folder.glob("*.gz")]
     files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
     for name in _DECIDING:
         files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
     for path in sorted(files):
-        whole.update(path.read_bytes())
+        read = path.read_bytes()
+        whole.update(_executed(read) if path.suffix == ".py" else read)
     return whole.hexdigest()[:12]
+
+
+def _executed(source: bytes) -> bytes:
+    """The syntax tree, without the strings that stand as statements."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_word(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree).encode()
+
+
+def _is_word(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Minutes:

@@ -61,8 +61,7 @@ class Board:
 
 def board(runs: Iterable[Run], code: str, left: Sequence[str]) -> Board:
     """Of all kept runs of this program."""
-    known = {**ROWS, **{row.name: row for row in RAISED.values()}}
-    mine = [run for run in runs if run.row in known and run.key == _task(run, known).key(code)]
+    mine = of_program(runs, code)
     by_place: dict[tuple[str, float], list[Run]] = {}
     for run in mine:
         by_place.setdefault((run.row, run.plant), []).append(run)
@@ -74,6 +73,12 @@ def board(runs: Iterable[Run], code: str, left: Sequence[str]) -> Board:
         if (name, plant) in scores
     ]
     return Board(code, len(mine), round(sum(run.figures["wall_s"] for run in mine)), left, places)
+
+
+def of_program(runs: Iterable[Run], code: str) -> list[Run]:
+    """Those that this program made, of rows as they are now."""
+    known = {**ROWS, **{row.name: row for row in RAISED.values()}}
+    return [run for run in runs if run.row in known and run.key == _task(run, known).key(code)]
 
 
 def _task(run: Run, known: Mapping[str, Row]) -> Task:

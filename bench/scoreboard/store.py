@@ -1,15 +1,21 @@
-"""Finished runs, one JSON line each, under the hash of all that they depend on: a board can be stopped and resumed."""
+"""Finished runs, one JSON line each, under the hash of all that they depend on: a board can be stopped and resumed.
+
+Those of the board that is committed lie beside it, so that another machine goes on from there and anybody can look at
+one of them, or make it again.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.scoreboard.play import Task
 
+COMMITTED: Final = Path(__file__).parent / "runs.jsonl.gz"
 _FILE: Final = "runs.jsonl"
 
 
@@ -24,24 +30,29 @@ class Run(NamedTuple):
 
 
 class Store:
-    """The runs in a folder. A line that was cut off by an end of the process is passed over."""
+    """The runs in a folder, and those that are committed. A line that was cut off by an end of the process is passed
+    over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, committed: Path = COMMITTED) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _FILE
         self._runs: dict[str, Run] = {}
+        if committed.exists():
+            self._take(gzip.decompress(committed.read_bytes()).decode())
         if not self._path.exists():
             return
-        text = self._path.read_text()
+        self._take(text := self._path.read_text())
+        if text and not text.endswith("\n"):
+            with self._path.open("a") as lines:
+                lines.write("\n")
+
+    def _take(self, text: str) -> None:
         for line in text.splitlines():
             try:
                 run = Run(**json.loads(line))
             except ValueError:
                 continue
             self._runs[run.key] = run
-        if text and not text.endswith("\n"):
-            with self._path.open("a") as lines:
-                lines.write("\n")
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -54,6 +65,16 @@ class Store:
     def put(self, key: str, code: str, task: Task, figures: Mapping[str, Any]) -> None:
         run = self._runs[key] = Run(key, code, task.row.name, task.plant, figures)
         with self._path.open("a") as lines:
-            lines.write(json.dumps(run._asdict()) + "\n")
+            lines.write(_line(run))
             lines.flush()
             os.fsync(lines.fileno())
+
+
+def commit(runs: Iterable[Run], path: Path = COMMITTED) -> None:
+    """Writes these in place of what was committed; the same runs, the same bytes."""
+    ordered = sorted(runs, key=lambda run: (run.row, run.plant, run.figures["policy"], run.figures["seed"]))
+    path.write_bytes(gzip.compress("".join(map(_line, ordered)).encode(), mtime=0))
+
+
+def _line(run: Run) -> str:
+    return json.dumps(run._asdict()) + "\n"

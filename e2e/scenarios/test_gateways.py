@@ -40,6 +40,7 @@ MINUTE_S, SLOT_S = 60.0, 5.0  # of what the operator calls the last minute, to t
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
 WATCHED_S = 25.0
 LOOKS = 10
+SIX_DIGITS = 1e-5  # `explain` tells its figures to six digits
 GONE_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
 
 
@@ -225,7 +226,7 @@ def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway
     assert refused == sent - len(ok)
     assert sum(one["arrived"] > 0 for one in counted) >= 2, "one gateway had it all"
     assert gateways["arrived"] == sent
-    assert gateways["shed_share"] == pytest.approx(refused / sent)
+    assert gateways["shed_share"] == pytest.approx(refused / sent, rel=SIX_DIGITS)
     assert whole == pytest.approx(sent, rel=0.1)
     assert gateways["ttft_s"] == pytest.approx(ttft_s, rel=0.25, abs=0.1)
     assert lengths["prompt_tokens"] == pytest.approx(prompt, rel=0.05)

@@ -103,6 +103,19 @@ def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.
     assert play.code() != before
 
 
+@pytest.mark.parametrize(
+    ("added", "another"),
+    [(b"\n# a word\n", False), (b'\n"""A word."""\n', False), (b"\n_MORE = 1\n", True)],
+    ids=["comment", "docstring", "statement"],
+)
+def test_another_program_is_one_that_does_something_else(
+    monkeypatch: pytest.MonkeyPatch, added: bytes, another: bool
+) -> None:
+    before, real = play.code(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (added if path.name == "level.py" else b""))
+    assert (play.code() != before) is another
+
+
 def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
     scores = [
         a_score("p:a", 0.999, 2.0),

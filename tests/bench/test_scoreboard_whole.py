@@ -16,7 +16,7 @@ from bench.scoreboard.plan import PLAN, Part
 from bench.scoreboard.play import Task
 from bench.scoreboard.player import Player, Spent
 from bench.scoreboard.rows import OTHERS, RAISED, ROWS
-from bench.scoreboard.store import Store
+from bench.scoreboard.store import Store, commit
 from tests.bench.scores import a_board, a_run
 
 Made = Callable[[Task], dict[str, Any]]
@@ -227,6 +227,19 @@ def test_no_run_is_begun_when_the_time_is_up_and_the_next_call_goes_on(tmp_path:
     assert len(a_player(tmp_path, remembered)(tasks)) == 4
     assert made == [1, 2, 3, 4]
     assert len(a_player(tmp_path, remembered, budget_s=0.0)(tasks)) == 4, "all of it is kept"
+
+
+def test_another_machine_goes_on_from_the_runs_that_are_committed(tmp_path: Path) -> None:
+    tasks = [Task(STEP, 1.0, "plimsoll", seed) for seed in (2, 1)]
+    here = a_player(tmp_path / "here", a_made)
+    made = here(tasks)
+    committed = tmp_path / "runs.jsonl.gz"
+    commit(here.store, committed)
+    there = Store(tmp_path / "there", committed)
+    assert Player(there, "code", budget_s=0.0)(tasks) == made
+    before = committed.read_bytes()
+    commit(reversed([*there]), committed)
+    assert committed.read_bytes() == before, "the same runs, the same bytes"
 
 
 def test_processes_beside_this_one_make_all_runs(tmp_path: Path) -> None:

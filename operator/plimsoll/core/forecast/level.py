@@ -16,9 +16,7 @@ from typing import Final, NamedTuple
 
 MEMORY_S: Final = 1800.0  # of the mean since the last change, so that a slow drift is not averaged away
 LINES_S: Final = (900.0, 120.0)  # of the straight lines: half the mean's memory, and about one start-up
-DAMPING_S: Final = LINES_S[
-    1
-]  # a slope is believed for as long as the ramp's line remembers (Gardner and McKenzie 1985)
+DAMPING_S: Final = LINES_S[1]  # a slope is believed for as long as the ramp's line remembers (Gardner, McKenzie 1985)
 LEAST: Final = 0.5  # of a line's memory that must be covered for its slope to count
 SURE: Final = 4.4  # of the distance below which a line is taken for chance: one in 16,000 goes beyond it
 MOVING: Final = 2.45  # the same where the estimate rests on a line already, one in twenty: few loads drift straight on
@@ -190,8 +188,9 @@ def _drawn(found: Estimate, line: Line, memory_s: float, noise: float) -> Estima
     """The estimate, drawn towards a line by how far what the line has seen is beyond chance under the estimate.
 
     The share is 1 - (SURE / d)^4, not below 0, where d is the Mahalanobis distance of the line's mean and slope from
-    what the estimate says of them: the shrinking of a positive-part James-Stein estimator, which has a square, made
-    steeper, so that a change that is real is soon believed.
+    what the estimate says of them, with MOVING in place of SURE where that rests on a line already: the shrinking of a
+    positive-part James-Stein estimator, which has a square, made steeper, so that a change that is real is soon
+    believed.
     """
     s0, s1, s2, y0, y1, z0, z1, z2 = line
     spread = s0 * s2 - s1 * s1
