@@ -30,7 +30,7 @@ LIMITS = Limits(
     post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.015, leg_token_s=5e-5, leg_pair_s=0.0,
     token_budget=8192, kv_tokens=330_000, max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40,
     step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
-    move_token_s=3e-6,
+    move_token_s=3e-6, answers=(50.0, 150.0, 250.0, 400.0),
 )  # fmt: skip
 TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
 IN_TURN = replace(TOLD, starts=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
@@ -54,6 +54,30 @@ def test_what_a_release_knows_that_tells_of_the_next_start_alone_is_told_and_rea
     assert older["version"] == 3
     assert from_dict(older) == TOLD
     assert TOLD.outlook("gw-a", 2.0, -1.8e9) == Outlook(0.0, 25 / 40 * 12.5 - 2.0)
+
+
+def test_how_long_answers_are_is_not_missed_where_an_older_operator_tells_their_mean_alone() -> None:
+    older = to_dict(TOLD)
+    del older["limits"]["answers"]
+    assert from_dict(older) == replace(TOLD, limits=replace(LIMITS, answers=()))
+
+
+def test_how_long_answers_are_is_told_anew_when_a_tenth_of_their_tokens_lies_elsewhere() -> None:
+    def told(*answers: float) -> Published:
+        return replace(TOLD, limits=replace(LIMITS, answers=answers))
+
+    assert not moved(TOLD, told(60.0, 150.0, 250.0, 420.0))
+    assert moved(TOLD, told(50.0, 150.0, 250.0, 500.0))
+    assert moved(TOLD, told())
+    assert moved(told(), TOLD)
+
+
+@pytest.mark.parametrize("answers", [[3.0, 2.0], [-1.0, 2.0], [1.0, None], ["x"], 7])
+def test_answers_that_cannot_be_are_refused(answers: object) -> None:
+    stored = to_dict(TOLD)
+    stored["limits"]["answers"] = answers
+    with pytest.raises(ValueError, match=r"answers|number|kind"):
+        from_dict(stored)
 
 
 def test_each_gateway_reckons_with_its_part_of_each_start_and_with_its_own_newcomers() -> None:

@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.batch import HOPELESS_STEPS, step_budget_s
 from plimsoll.core.gaps import rate_within
@@ -25,6 +27,7 @@ from plimsoll.core.workload import Workload
 
 KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
 LEAST_SPREAD: Final = 32.0  # tokens over which a stall is spread at least; below, the share of steps for prefill binds
+STRATA: Final = 32  # of equal weight, by which answers' lengths are told
 MOST_SPREAD: Final = 0.1  # of the room for work in a step, that one sequence's stalls may take: a giant's soon are over
 
 
@@ -62,7 +65,7 @@ class Need(NamedTuple):
     while it is there, its stalls spread over its tokens. kv_mean_tokens, kv_variance: of what it will hold at its end.
     work_s: GPU seconds in all. output_tokens: expected, of all its sequences. alone_s: time to first token on an idle
     replica. outside_s: of it, outside the engine. prefill_s: on a prefill replica, 0 where there is none. chunks: steps
-    that its own prefill takes.
+    that its own prefill takes. most_tokens: that one sequence's answer may have.
     """
 
     sequences: int
@@ -77,6 +80,7 @@ class Need(NamedTuple):
     outside_s: float
     prefill_s: float
     chunks: int
+    most_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ class Limits:
     tpot_s: of each class by its index, the step that a full batch may take and the target. rho: share of a full
     replica's time that work takes. most_spread_s: the most that one sequence's stalls count in a step. stall_s,
     alone_s: of a mean request, see `Need`. move_token_s: a prompt token's KV on its way from a prefill replica, beside
-    posting, as the engines counted it; None while nobody knows.
+    posting, as the engines counted it; None while nobody knows. answers: tokens of answers, ascending, of which each
+    stands for as many; none where only their mean and variance are known.
     """
 
     base_s: float
@@ -115,6 +120,7 @@ class Limits:
     stall_s: float
     alone_s: float
     move_token_s: float | None
+    answers: tuple[float, ...] = ()
 
     @property
     def chunk_s(self) -> float:
@@ -168,7 +174,7 @@ class Limits:
         return Need(  # by position: names would cost a microsecond
             n, n * read, stall_s, decode_s + spread_s, n * (prompt + output), n * variance,
             stall_s + decode_s * output, n * output, stall_s + (0.5 + chunks) * self.base_s + outside_s + leg_s,
-            outside_s, leg_s, chunks,
+            outside_s, leg_s, chunks, math.inf if most is None else max(1.0, most),
         )  # fmt: skip
 
     def leg_s(self, request: Request, cached: int) -> float:
@@ -220,6 +226,7 @@ def limits(
         stall_s=w.mean(work.stall_s),
         alone_s=_alone_s(m, leg, w, work, transfer is not None, move_token_s or 0.0),
         move_token_s=move_token_s,
+        answers=tuple(w.quantile(w.output_tokens, (np.arange(STRATA) + 0.5) / STRATA).tolist()),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Final
 
 from plimsoll.core.admission.gate import Outlook
@@ -19,6 +20,7 @@ from plimsoll.core.admission.limits import Limits
 
 VERSION: Final = 3
 MOVED: Final = 0.05  # a figure of the model that has moved by this share is worth a write
+MOVED_ANSWERS: Final = 0.1  # so are answers of which that share of their tokens lies elsewhere
 MOVED_S: Final = 3.0  # so is an expected time that has moved by so many seconds
 MOST_STARTS: Final = 8  # that are told one by one: what more of them would tell is within the doubt of their times
 
@@ -125,9 +127,11 @@ def moved(old: Published | None, new: Published) -> bool:
             return True
     if old.limits is None or new.limits is None:
         return False
+    if _elsewhere(old.limits.answers, new.limits.answers):
+        return True
     return any(
         _differs(one, other)
-        for name in (f.name for f in fields(Limits))
+        for name in (f.name for f in fields(Limits) if f.name != "answers")
         for one, other in zip(_each(getattr(old.limits, name)), _each(getattr(new.limits, name)), strict=True)
     )
 
@@ -135,6 +139,9 @@ def moved(old: Published | None, new: Published) -> bool:
 def _limits(told: Mapping[str, Any]) -> Limits:
     values: dict[str, Any] = {}
     for name in (f.name for f in fields(Limits)):
+        if name == "answers":  # which an older operator does not tell
+            values[name] = tuple(_number(v) for v in told.get(name) or ())
+            continue
         value = told[name]
         if name in _PER_CLASS:
             values[name] = tuple(math.inf if v is None else _number(v) for v in value)
@@ -145,6 +152,8 @@ def _limits(told: Mapping[str, Any]) -> Limits:
         else:
             values[name] = _count(value) if name in _WHOLE else _number(value)
     limits = Limits(**values)
+    if any(later < before for before, later in pairwise((0.0, *limits.answers))):
+        raise ValueError("answers have to ascend from 0")
     if limits.batch < 1 or limits.max_sequences < 1 or limits.kv_tokens < 1 or not limits.base_s > 0.0:
         raise ValueError("an engine holds at least one sequence and its steps take time")
     return limits
@@ -160,6 +169,13 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
+
+
+def _elsewhere(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
+    """Whether more than MOVED_ANSWERS of all tokens lie in other answers (Wasserstein's distance over the mean)."""
+    if len(old) != len(new):
+        return True
+    return sum(abs(one - other) for one, other in zip(old, new, strict=True)) > MOVED_ANSWERS * sum(old)
 
 
 def _each(value: float | tuple[float, ...] | None) -> tuple[float | None, ...]:

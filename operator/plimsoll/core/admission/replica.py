@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.core.admission.growth import Growth
-from plimsoll.core.admission.limits import KV_QUANTILE, LEAST_SPREAD, Limits, Need
+from plimsoll.core.admission.limits import LEAST_SPREAD, Limits, Need
 from plimsoll.core.admission.line import Leg
 from plimsoll.core.admission.unseen import Unseen
 
@@ -25,7 +25,6 @@ PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed aga
 PACE_RANGE: Final = (0.5, 4.0)
 BURST: Final = 0.03  # of a mean answer's time in full steps: how far prefills may run ahead of their share
 BURST_STALLS: Final = 3.0  # mean prefills that may at least
-TO_COME: Final = 1.0 / 3.0  # of an answer's variance, what is not known yet of one that is anywhere in its course
 SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
 _LEAST_PREFILL_SHARE: Final = 0.05
 
@@ -47,7 +46,6 @@ class Resident:
     there: float = 1.0  # share of its stay, since its admission, in which it has a place in the batch
     step_s: float = 0.0  # what it adds to the mean step
     began: float = 0.0  # the replica's step then
-    end: float = 0.0  # the step at which it is expected to end, where that is asked for
     stalled_s: float = 0.0
     area: float = 0.0
 
@@ -66,6 +64,7 @@ class Replica:
         "_at_s",
         "_chunk_s",
         "_growth",
+        "_lasting",
         "_steps",
         "_took_s",
         "_turn",
@@ -115,6 +114,7 @@ class Replica:
         self._unseen = Unseen()
         self._took_s = self._asked_s = PACE_PRIOR_S
         self.free_s = self.tat_s = now  # prefill work is done; its share of steps is paid back
+        self._lasting = self._last()
         self.stalled_s = 0.0  # all stalls ever let in
         self.area = 0.0  # integral of the decode step over time
         self._at_s = now
@@ -140,6 +140,7 @@ class Replica:
         share = 1.0 / self.scale
         self._growth = None
         self.limits = limits
+        self._lasting = self._last()
         self.kv_tokens = limits.kv_tokens * share
         self._tighten()
         self._rescale()
@@ -171,8 +172,8 @@ class Replica:
         self._amortised_s += resident.step_s
         resident.began = self._steps
         if self._growth is not None:
-            self._grow(self._growth, resident)
-            if self.kv_mean + KV_QUANTILE * math.sqrt(self.kv_variance) > self.kv_tokens:
+            self._grow(self._growth, id, resident)
+            if self._growth.ends() > self.kv_tokens:
                 self._turn = max(self._turn, self._steps) + self._takes(need)
         stall_s = need.stall_s * self.factor
         self.free_s = (self.free_s if self.free_s > now else now) + stall_s
@@ -199,7 +200,7 @@ class Replica:
             self._tighten()
         self.sequences -= need.sequences
         if self._growth is not None:
-            self._growth.remove(need, resident.end)
+            self._growth.remove(id)
         if not self.residents:  # so that rounding never adds up
             self._growth = None
             self.present = self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
@@ -260,39 +261,38 @@ class Replica:
                 step_s += (1.0 - fill) * (allowed_s - self.idle_s)
             if step_s > allowed_s:
                 return math.inf
-        held, variance = self.kv_mean + need.kv_mean_tokens, self.kv_variance + need.kv_variance
-        if held + KV_QUANTILE * math.sqrt(variance) <= self.kv_tokens * fill:
+        room = self.kv_tokens * fill
+        if self._growth is None and (self.kv_mean + need.kv_mean_tokens) * self._lasting <= room:
             return 0.0
-        return self._kv_room_s(need, self.kv_tokens * fill - KV_QUANTILE * math.sqrt(TO_COME * variance), now)
+        return self._kv_room_s(need, room, now)
 
     def _kv_room_s(self, need: Need, room: float, now: float) -> float:
-        """The same for a KV of so many tokens that holds all until each has ended, if not all at their ends at once.
+        """The same for a KV of so many tokens: room for all at their ends at once, or until each has ended.
 
-        Such room is given at the pace at which residents in their mean give it back, a request's tokens times its
-        steps: those let in together end together, and until then there would be none.
+        Room of the second kind is given at the pace at which residents in their mean give it back, a request's tokens
+        times its steps: those let in together end together, and until then there would be none.
         """
-        if need.kv_mean_tokens > room:
-            return math.inf
+        step = self._steps + max(0.0, now - self._at_s) / self.step_s
         growth = self._growth
         if growth is None:
-            growth = self._growth = Growth(self.limits.output_mean)
-            for resident in self.residents.values():
-                self._grow(growth, resident)
-        step = self._steps + max(0.0, now - self._at_s) / self.step_s
+            growth = self._growth = Growth(self.limits)
+            for id, resident in self.residents.items():
+                self._grow(growth, id, resident)
+        growth.pass_to(step)
+        if growth.ends(need) <= room:
+            return 0.0
+        if need.kv_mean_tokens > room:
+            return math.inf
         steps = self._turn - step
         if steps <= 0.0:
-            if growth.most(need, step) <= room:
+            if growth.most(need) <= room:
                 return 0.0
             steps = self._takes(need)
         return max(now + steps * self.step_s, now + SOON_S)
 
-    def _grow(self, growth: Growth, resident: Resident) -> None:
-        """Count what it will hold until it ends."""
-        need = resident.need
-        output = need.output_tokens / need.sequences
-        waits = min(resident.predicted_s / self.step_s, need.kv_mean_tokens / need.sequences - output)
-        resident.end = max(0.0, resident.began + waits + output)
-        growth.add(need, resident.end)
+    def _grow(self, growth: Growth, id: str, resident: Resident) -> None:
+        """Follow what it will hold until it ends."""
+        growth.add(id, resident.need, resident.began + resident.predicted_s / self.step_s, self._steps)
 
     def _takes(self, need: Need) -> float:
         """Steps of the whole KV that a request takes up: what it holds in the mean, for as long as it does."""
@@ -346,6 +346,11 @@ class Replica:
         self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
         self.full = min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
         self.unseen_s = self._unseen.seconds(self.full)
+
+    def _last(self) -> float:
+        """How much longer answers are that run than those that come, in equilibrium: the mean by their lengths."""
+        mean = self.limits.output_mean
+        return 1.0 + self.limits.output_variance / (mean * mean) if mean > 0 else 1.0
 
     def _tighten(self) -> None:
         """The tightest targets of the classes that are there."""
