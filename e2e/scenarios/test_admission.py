@@ -40,6 +40,7 @@ TTFT_S, TPOT_S = 2.0, 0.08
 SLO = {"ttft": "2s", "tpot": "80ms"}
 LOW, OVERLOAD = 1.5, 11.0  # requests/s; one replica carries about 6
 SETTLED_S = 20.0  # after a step in load: the gate has learned what comes
+SDK_OBEYS_S = 60  # of a Retry-After; whoever is told more tries again at a time of its own
 TELLS_S = 150.0  # a minute's figures, a tick, and a busy machine
 CLASS, TENANT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
 CLIENTS = Path(__file__).with_name("clients")
@@ -316,11 +317,11 @@ def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     users = json.loads(done.stdout.splitlines()[-1])
-    told = [user for user in users if user["waits"] and user["waits"][0] is not None]
+    told = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= SDK_OBEYS_S]
     came_back = [user for user in told if user["answered"]]
     first_time = sum(user["statuses"][1:2] == [200] for user in told)
     print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
     print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")
     assert told, "nobody was told to come back: that was no overload"
     assert all(status in (200, 429, 503) for user in users for status in user["statuses"])
-    assert len(came_back) >= 0.9 * len(told)
+    assert len(told) - len(came_back) <= max(1, len(told) // 10)

@@ -117,7 +117,7 @@ def test_a_fleet_that_is_not_heard_gives_nothing_back(silence: Silence, fleet: S
             seen = light.counts(fleet, HELD_S)
             active = fleet.condition("ScalingActive")
     fleet.wait_told("MetricsAvailable", status="True")
-    until("what is not needed is given back", lambda: light.desired(fleet) < before, GROWS_S)
+    until("what is not needed is given back", lambda: light.desired(fleet) < before, SHRINKS_S)
     new = [e for e in fleet.events() if e["metadata"]["name"] not in known]
     said = {e["reason"]: e["message"] for e in new}
     print(f"{before} replicas, then {seen}; {load.ledger.summary()}\n{told}\n{active}\n{said}")

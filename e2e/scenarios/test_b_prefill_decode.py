@@ -36,8 +36,8 @@ class Round:
 
 
 def _round(pd: Service, prober: Prober, gateway: Gateway) -> Round:
-    start = time.time()
     with prober.held():
+        start = time.time()  # what a beat before sent late is in `before`
         before, roads = pd.metrics("decode"), gateway.prefills(pd.key)
     ledger = Load(pd.target, _plan(_prompts(str(start)))).run()
     with prober.held():

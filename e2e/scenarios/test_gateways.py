@@ -20,7 +20,7 @@ from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.ledger import Outcome, Record, percentile
 from e2e.lib.load import Load, OpenLoop, poisson
 from e2e.lib.metrics import Gateway
-from e2e.lib.node import signal_container
+from e2e.lib.node import on_node, signal_container
 from e2e.lib.operator import Operator, figure, heard_at, read_at
 from e2e.lib.prober import Prober
 from e2e.lib.service import Service
@@ -41,7 +41,7 @@ SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
 WATCHED_S = 25.0
 LOOKS = 10
 SIX_DIGITS = 1e-5  # `explain` tells its figures to six digits
-GONE_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
+GONE_S = 30.0  # connections go to a gateway that is no more until the node has heard of it; at most
 
 
 def _pods(cluster: Cluster) -> list[Object]:
@@ -209,15 +209,17 @@ def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway
     counted = [told["requests"] for told in gateway.services(taught.service.key)]
     total = {name: sum(one[name] for one in counted) for name in ("arrived", "retried", "answered", "failed")}
     refused = sum(sum(one["refused"].values()) for one in counted)
-    rates = [(heard_at(told), figure(told, "rate_per_s")) for told in taught.told]
-    whole = sum(rate * (at - before) for (before, _), (at, rate) in pairwise(rates))
+    ticks = [(read_at(one), read_at(two), figure(two, "rate_per_s")) for one, two in pairwise(taught.told)]
+    ticks = [tick for tick in ticks if tick[1] - tick[0] < 1.6]  # one right after the other: none was missed
+    whole = sum(rate * (end - begin) for begin, end, rate in ticks)
+    came = sum(begin < r.sent_at <= end for r in records for begin, end, _ in ticks)
     ttft_s = percentile(sorted(r.ttft_s for r in ok if r.ttft_s is not None), 95)
     prompt, output = (sum(part) / len(ok) for part in zip(*map(_tokens, ok), strict=True))
     running = [_running(records, told) for told in taught.told[:-1]]
     off = sum(abs(believed - there) for believed, there in running) / len(running)
     gateways, lengths = last["heard"]["gateways"], last["heard"]["requests"]
     print(f"{sent} sent, {len(ok)} ok; gateways {[one['arrived'] for one in counted]}, {total}, {refused} refused")
-    print(f"operator: {gateways['arrived']:.0f} in the last minute, {whole:.1f} by {len(rates)} rates")
+    print(f"operator: {gateways['arrived']:.0f} in the last minute, {whole:.1f} of {came} by {len(ticks)} rates")
     print(f"TTFT p95 {gateways['ttft_s']} s, clients {ttft_s:.3f} s")
     print(f"lengths {lengths}, clients {prompt:.1f} and {output:.1f}")
     print(f"running by engine's word, and sent and not ended: {running}, off by {off:.2f} on average")
@@ -227,7 +229,8 @@ def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway
     assert sum(one["arrived"] > 0 for one in counted) >= 2, "one gateway had it all"
     assert gateways["arrived"] == sent
     assert gateways["shed_share"] == pytest.approx(refused / sent, rel=SIX_DIGITS)
-    assert whole == pytest.approx(sent, rel=0.1)
+    assert came >= sent / 3, "too few ticks were seen one after the other"
+    assert whole == pytest.approx(came, rel=0.1)
     assert gateways["ttft_s"] == pytest.approx(ttft_s, rel=0.25, abs=0.1)
     assert lengths["prompt_tokens"] == pytest.approx(prompt, rel=0.05)
     assert lengths["output_tokens"] == pytest.approx(output, rel=0.05)
@@ -307,19 +310,22 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(
         told, looks = operator.explain(gate.key), _looks(gateway, gate, before)
         counted, counted_at = looks[-1].counted, looks[-1].until
         struck_at = time.time()
-        gone = _pods(cluster)[0]["metadata"]["name"]
+        victim = _pods(cluster)[0]
+        gone, address = victim["metadata"]["name"], f"{victim['status']['podIP']}:"
         prober.excuse(struck_at, struck_at + GONE_S)
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--force", "--grace-period=0", "--wait=false")
+        until("the node sends it nothing", lambda: address not in on_node("iptables-save", "-t", "nat"), GONE_S)
+        gone_at = time.time()
         _whole(cluster, GATEWAYS)
         until("the shares are of those that are there", _shared(gate, cluster), 60)
         shared_s = time.time() - struck_at
         pause(WATCHED_S - min(WATCHED_S, shared_s))
     records = load.ledger.records
-    cut = [r for r in light.lost(records) if r.overlaps(struck_at, struck_at + GONE_S)]  # whoever was at the dead one
+    cut = [r for r in light.lost(records) if r.overlaps(struck_at, gone_at)]  # whoever was at the dead one
     rest = [r for r in records if r not in cut]
     lost = light.lost(rest)
     calm = [r for r in rest if begin <= r.sent_at < struck_at]
-    after = [r for r in rest if r.sent_at >= struck_at + GONE_S]
+    after = [r for r in rest if r.sent_at >= gone_at]
     print(f"{load.ledger.summary()}\nwhole, shares, units, most in use, running: {seen}")
     print(f"one of three gone: {len(cut)} cut, shared anew after {shared_s:.0f} s: {_shares(gate)}")
     for name, some in (("settled", calm), ("after", after)):
@@ -340,7 +346,8 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(
     assert counted["retried"] <= sum(seconds), "a header alone hides no demand"
     assert not lost, light.lines(lost)
     assert any(units == batch for batch, _, units, *_ in seen), "nobody has taken up what was told"
-    for batch, shares, units, _, running in seen:
-        assert shares <= batch
-        assert units <= batch
-        assert running <= batch / PACE_RANGE[0], "a replica faster than the model holds more, but not the whole thrice"
+    assert all(shares <= batch for batch, shares, *_ in seen)
+    for (before, *_), (batch, _, units, _, running), (after, *_) in zip(seen, seen[1:], seen[2:], strict=False):
+        most = max(before, batch, after)  # what is told may change between the status and a gateway's word
+        assert units <= most
+        assert running <= most / PACE_RANGE[0], "a replica faster than the model holds more, but not the whole thrice"

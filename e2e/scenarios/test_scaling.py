@@ -40,7 +40,7 @@ ENGINE = {
 SLO = {"ttft": "2s", "tpot": "80ms"}
 QUIET_S = 3.0  # whoever comes after it is known by it
 SETTLES_S = 30.0  # all engines of the step are there by then
-STREAM_TOKENS = 1500  # of about 40 ms: a stream outlasts the decision to give its engine back
+STREAM_TOKENS = 2000  # of about 40 ms: a stream outlasts the decision to give its engine back
 STREAMS = 5  # for each replica, so that also the slowest, to which fewest go, has one
 SHORT = 1.0  # requests/s while engines leave
 ON_ITS_WAY_S = 1.0  # for what was picked before an engine was unrouted
@@ -73,6 +73,11 @@ def fleet(cluster: Cluster, namespace: str) -> Service:
     return found
 
 
+def _orders(document: Object) -> bool:
+    tier = document["decisions"][0]["tiers"]["serve"]
+    return bool(tier["before"] < tier["replicas"])
+
+
 def _heard_until_ordered(operator: Operator, fleet: Service) -> list[Object]:
     """What each tick had heard and decided, up to the one that ordered more."""
     told: dict[str, Object] = {}
@@ -80,8 +85,7 @@ def _heard_until_ordered(operator: Operator, fleet: Service) -> list[Object]:
     def ordered() -> bool:
         document = operator.explain(fleet.key)
         told[document["heard"]["at"]] = document
-        tier = document["decisions"][0]["tiers"]["serve"]
-        return bool(tier["before"] < tier["replicas"]) or len(fleet.pods("serve")) > 1
+        return _orders(document) or len(fleet.pods("serve")) > 1
 
     until("more is ordered", ordered, GROWS_S, every_s=0.2)
     return list(told.values())
@@ -176,13 +180,16 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gatew
     saw = next(one for one in heard if figure(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
     written = [call.at for call in audit(started) if (call.resource, call.name) == ("deployments/scale", name)]
-    times = {"read": read_at(saw), "decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
+    times = {"decided by": heard_at(saw), "written": written[0]}
+    if _orders(heard[-1]):  # somebody looked at that tick
+        times = {"decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
     print("\n".join([*up, back.told]))
     looks = {pod: f"{len(seen)} looks, requests {set(seen)}" for pod, seen in back.counts.items()}
     print(f"open streams {dict(back.open)}; those that go {looks}; {back.streams.summary()}; {back.short.summary()}")
     assert most > before
+    assert read_at(saw) <= heard_at(saw)  # the oldest of the gateways' words: another one may tell of the request
     assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
     assert all("serve" in message and "->" in message and "knee" in message for message in up)
     assert not low.failures, low.explain()
@@ -219,8 +226,8 @@ def test_the_command_line_tells_the_same(cluster: Cluster, namespace: str, fleet
         began = time.monotonic()
         told[verb] = cluster.run(str(plimsoll), verb, "fleet", "-n", namespace)
         took_s[verb] = time.monotonic() - began
-    document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     last = fleet.status()["lastDecision"]["tiers"]["serve"]
+    document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
     assert "Serving" in told["status"]
     assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "load line", "start-up"))
