@@ -10,8 +10,8 @@ import pytest
 
 from plimsoll.core.admission import ClassPolicy, Outcome, limits
 from plimsoll.core.admission.growth import Growth
-from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
-from plimsoll.core.knee import Tier
+from plimsoll.core.admission.limits import Limits, Need
+from plimsoll.core.knee import KV_QUANTILE, Tier
 from plimsoll.core.latency import EngineLimits
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo

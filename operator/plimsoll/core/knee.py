@@ -43,6 +43,7 @@ from plimsoll.core.workload import FloatArray, Workload
 
 HTTP_S: Final = 4.0e-3  # outside the engine, of any request: parsing and queues, measured with vLLM 0.26
 HTTP_TOKEN_S: Final = 0.63e-6  # and per prompt token
+KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
 HIGHEST_RATE: Final = 1e6  # requests per second of one tier; more is an estimate gone wrong
 
 _WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica
@@ -120,8 +121,8 @@ class Profile:
     steps: Floats  # queue before the slots: see queueing.slot_queue
     slot_base_s: Floats
     slot_sequence_s: Floats
-    slots: Floats
-    batch: Floats  # of the slots those that admission fills, so that streams meet the TPOT target
+    slots: Floats  # without admission, all with room for what they hold at their ends
+    batch: Floats  # that admission fills, so that streams meet the TPOT target and KV holds all until they end
     held: Floats  # share of those let in that do
     gateways: Floats  # among which the slots are parted
     causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
@@ -257,15 +258,34 @@ def _work(tier: Tier) -> TierWork:
 
 
 def _slots(tier: Tier, work: TierWork) -> dict[Constraint, float]:
-    """Sequences that each limit but that of the gaps lets run at once on a replica."""
-    # Running sequences are met in proportion to their stay, and each is let in with room for all it will hold.
-    w, limits = tier.workload, tier.limits
-    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / work.mean_output_tokens
-    slots = {Constraint.SLOTS: float(limits.max_sequences), Constraint.KV: limits.kv_tokens / held}
+    """Sequences that each limit but that of the gaps lets run at once on a replica, as admission fills it."""
+    holds = kv_sequences(tier.workload, tier.limits.kv_tokens, tier.gateways)
+    slots = {Constraint.SLOTS: float(tier.limits.max_sequences), Constraint.KV: holds}
     if tier.role is Role.DECODE:  # its steps are even: a batch within the target keeps each stream within it
         target, paced = pace(tier)
         slots[paced] = min(work.batch(target), 1e9)
     return slots
+
+
+def kv_sequences(of: Workload, kv_tokens: int, gateways: int = 1) -> float:
+    """Sequences whose tokens the KV cache seldom fails to hold, each gateway's in its part of it.
+
+    Those that run are met in proportion to their stay and anywhere in it: in a length of L from its prompt P to P + L,
+    evenly. So many of them are independent of each other, and it is their mean and variance that has to fit. Where that
+    is less than what fits at its end, as with few of very unequal lengths, it is that.
+    """
+    prompt, output, room = of.prompt_tokens, of.output_tokens, kv_tokens / gateways
+    stay = of.mean(output)
+    held = of.mean(output * (prompt + output / 2)) / stay
+    square = of.mean(output * (prompt**2 + prompt * output + output**2 / 3)) / stay
+    spread = KV_QUANTILE * math.sqrt(max(0.0, square - held**2))
+    root = (math.sqrt(spread**2 + 4 * held * room) - spread) / (2 * held)
+    return max(gateways * root**2, _at_ends(of, kv_tokens))
+
+
+def _at_ends(of: Workload, kv_tokens: int) -> float:
+    """Sequences that KV holds with room for all that each will hold."""
+    return kv_tokens * of.mean(of.output_tokens) / of.mean(of.output_tokens * (of.prompt_tokens + of.output_tokens))
 
 
 def _shared_profile(tier: Tier) -> Profile:
@@ -284,8 +304,7 @@ def _shared_profile(tier: Tier) -> Profile:
     if tier.role is Role.DECODE and 0 < gap_limit < math.inf:  # its batch is held, by Little's law
         slots[Constraint.ITL], gap_limit = gap_limit * steps * float(work.tpot_s(gap_limit)), math.inf
     least = min(slots, key=lambda name: slots[name])
-    most, within = slots[least], 1.0
-    batch = max(1.0, most)
+    batch, within = max(1.0, slots[least]), 1.0
     if tier.role is Role.SERVE:  # which `core.admission` fills so far
         paces = work.batch(step_budget_s(work, target, tier.tail_scale))
         if even < min(batch, paces):
@@ -296,7 +315,8 @@ def _shared_profile(tier: Tier) -> Profile:
         **_columns(
             share=tier.slo.share, base_s=work.base_s, work_s=work.work_s, stall_s=w.mean(work.stall_s),
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
-            slot_sequence_s=work.work_s / steps, slots=max(1, math.floor(most)), gateways=tier.gateways,
+            slot_sequence_s=work.work_s / steps, gateways=tier.gateways,
+            slots=max(1, math.floor(min({**slots, Constraint.KV: _at_ends(w, tier.limits.kv_tokens)}.values()))),
             batch=math.floor(batch), held=within,
             arrival_cv2=cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
             peaked=arrival_peakedness(cv2, w.overlap(w.output_tokens)),

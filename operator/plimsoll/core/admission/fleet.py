@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from plimsoll.core.admission.limits import KV_QUANTILE, Limits, Need
+from plimsoll.core.admission.limits import Limits, Need
 from plimsoll.core.admission.line import Line
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.admission.replica import SOON_S, Replica, Resident
+from plimsoll.core.knee import KV_QUANTILE
 from plimsoll.core.picking.affinity import Held
 
 LOOKS: Final = 4  # replicas with the least load that are looked at for one request

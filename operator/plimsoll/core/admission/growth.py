@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plimsoll.core.admission.limits import KV_QUANTILE, STRATA, Limits, Need
+from plimsoll.core.admission.limits import STRATA, Limits, Need
+from plimsoll.core.knee import KV_QUANTILE
 
 FloatArray = npt.NDArray[np.float64]
 

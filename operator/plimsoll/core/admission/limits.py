@@ -25,7 +25,6 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload
 
-KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
 LEAST_SPREAD: Final = 32.0  # tokens over which a stall is spread at least; below, the share of steps for prefill binds
 STRATA: Final = 32  # of equal weight, by which answers' lengths are told
 MOST_SPREAD: Final = 0.1  # of the room for work in a step, that one sequence's stalls may take: a giant's soon are over

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+from plimsoll.core.knee import kv_sequences
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, serve_tier
 from plimsoll.core.roofline import Accelerator, ModelShape, kv_tokens, prior
 from plimsoll.core.workload import Workload
@@ -80,9 +81,7 @@ class Machine:
         return self._at_batch(workload, tpot_target_s, lambda _: self.cool)
 
     def _at_batch(self, workload: Workload, target_s: float, steps: Callable[[float], StepModel]) -> StepModel:
-        held = workload.mean(workload.output_tokens * (workload.prompt_tokens + workload.output_tokens))
-        held /= workload.mean(workload.output_tokens)
-        most = min(self.limits.max_sequences, self.limits.kv_tokens / max(held, 1.0))
+        most = min(self.limits.max_sequences, kv_sequences(workload, self.limits.kv_tokens))
         batch, share = most, 1.0
         for _ in range(_ROUNDS):  # the batch falls as the line rises: halfway each time, so that it settles
             line = steps(share)

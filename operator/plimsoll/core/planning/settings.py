@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from plimsoll.core.knee import Tier, pace, profile, stack
+from plimsoll.core.knee import Tier, kv_sequences, pace, profile, stack
 from plimsoll.core.latency import StepModel, pairs
 from plimsoll.core.load_line import slo_rate
 from plimsoll.core.picking.endpoint import Role
@@ -72,10 +72,8 @@ def max_sequences(tier: Tier) -> int:
     """Slots for a serve or decode tier's engine: what its target or its cache allows, and no more than it has."""
     if tier.role is Role.PREFILL:
         return tier.limits.max_sequences
-    w = tier.workload
-    held = w.mean(w.output_tokens * (w.prompt_tokens + w.output_tokens)) / w.mean(w.output_tokens)
     batch = min(work_of(tier).batch(pace(tier)[0]), float(tier.limits.max_sequences))
-    most = min(batch, tier.limits.kv_tokens / max(held, 1.0))
+    most = min(batch, kv_sequences(tier.workload, tier.limits.kv_tokens, tier.gateways))
     if tier.role is Role.DECODE and tier.slo.itl_s is not None:
         most = min(most, float(profile(tier).slots[0]))
     return min(tier.limits.max_sequences, GRAPH_SIZES * math.ceil(max(most, 1) / GRAPH_SIZES))
