@@ -68,19 +68,25 @@ def binding(tier: Tier, replicas: int = 1) -> Constraint:
 def test_a_32b_with_long_contexts_is_kv_bound_at_the_rate_the_guide_found() -> None:
     """66 sequences of cache; 1.4 to 1.5 requests/s a pod in a fleet. base / (1 - rho) alone would say 2.0.
 
-    A gate, which knows what each holds, lets a tenth more run: as many as seldom hold more than there is.
+    Nor does a gate, which knows what each holds, let more of them run, whose answers are short and all alike.
     """
     reduced = knee.profile(GUIDE)
-    assert (reduced.slots[0], reduced.batch[0]) == (66, 72)
+    assert (reduced.slots[0], reduced.batch[0]) == (66, 66)
     assert binding(GUIDE) is Constraint.KV
     for replicas in (3, 8):
         assert 1.4 <= line(GUIDE, replicas, admission=False) / replicas <= 1.5
-    full = 72 / (1000 * 0.0132 + 72 * 0.4490)  # with admission: all slots busy
+    full = 66 / (1000 * 0.0132 + 66 * 0.4490)  # with admission: all slots busy
     assert reduced.full_rate_per_s(1)[0] == pytest.approx(full, rel=1e-3)
     assert reduced.step_limit_per_s[0] > full
 
 
-# Share in promise of one pod of 66 slots, simulated step by step (one queue, refused when out of reach), 2,500 s.
+# Share in promise behind the gate, six times 2,500 s in `admission_lab`; by hand.
+@pytest.mark.parametrize(("rate", "simulated"), [(1.3, 0.9978), (1.4, 0.9886), (1.5, 0.968), (1.54, 0.9565)])
+def test_the_kv_bound_share_is_that_of_the_gate_before_an_engine_that_steps(rate: float, simulated: float) -> None:
+    assert attained(GUIDE, rate) == pytest.approx(simulated, abs=0.005)
+
+
+# One pod of 66 slots, one queue, refused when out of reach, 2,500 s.
 @pytest.mark.parametrize(
     ("rate", "admission", "simulated"),
     [(1.3, True, 0.9978), (1.4, True, 0.9879), (1.5, True, 0.966), (1.54, True, 0.9535), (1.3, False, 0.9921)],
@@ -104,7 +110,7 @@ def test_what_kv_seldom_fails_to_hold_is_what_draws_of_residents_find(sigma: flo
     held = w.prompt_tokens[drawn] + w.output_tokens[drawn] * rng.random(drawn.shape)
     fits = float(np.mean(held.sum(axis=1) <= 330_000 / gateways))
     assert fits >= 0.98 or sigma > 1.0, "few of very unequal lengths: what fits at their ends, which is more"
-    assert fits <= 0.999 or share < 10
+    assert fits <= 0.999 or sigma != 0.3
 
 
 def test_the_knee_of_an_8b_on_an_h200_is_the_recorded_one() -> None:

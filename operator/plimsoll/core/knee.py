@@ -44,6 +44,8 @@ from plimsoll.core.workload import FloatArray, Workload
 HTTP_S: Final = 4.0e-3  # outside the engine, of any request: parsing and queues, measured with vLLM 0.26
 HTTP_TOKEN_S: Final = 0.63e-6  # and per prompt token
 KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
+TOGETHER: Final = 0.08  # seen at the load line of two shapes, step by step (docs/design/0007-admission.md)
+APART: Final = 0.3  # coefficient of variation of answers from which on nothing of it was seen
 HIGHEST_RATE: Final = 1e6  # requests per second of one tier; more is an estimate gone wrong
 
 _WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica
@@ -271,8 +273,9 @@ def kv_sequences(of: Workload, kv_tokens: int, gateways: int = 1) -> float:
     """Sequences whose tokens the KV cache seldom fails to hold, each gateway's in its part of it.
 
     Those that run are met in proportion to their stay and anywhere in it: in a length of L from its prompt P to P + L,
-    evenly. So many of them are independent of each other, and it is their mean and variance that has to fit. Where that
-    is less than what fits at its end, as with few of very unequal lengths, it is that.
+    evenly. So many of them are independent of each other, and it is their mean and variance that has to fit. Answers
+    that are all alike are not: those that came together stay together, which costs TOGETHER of them. Where it is less
+    than what fits at their ends, as with few of very unequal lengths, it is that.
     """
     prompt, output, room = of.prompt_tokens, of.output_tokens, kv_tokens / gateways
     stay = of.mean(output)
@@ -280,7 +283,8 @@ def kv_sequences(of: Workload, kv_tokens: int, gateways: int = 1) -> float:
     square = of.mean(output * (prompt**2 + prompt * output + output**2 / 3)) / stay
     spread = KV_QUANTILE * math.sqrt(max(0.0, square - held**2))
     root = (math.sqrt(spread**2 + 4 * held * room) - spread) / (2 * held)
-    return max(gateways * root**2, _at_ends(of, kv_tokens))
+    alike = max(0.0, 1.0 - math.sqrt(of.scv(output) or 0.0) / APART)
+    return max((1.0 - TOGETHER * alike) * gateways * root**2, _at_ends(of, kv_tokens))
 
 
 def _at_ends(of: Workload, kv_tokens: int) -> float:
