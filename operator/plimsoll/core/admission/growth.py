@@ -16,6 +16,7 @@ counted in the engine's steps: how fast they are does not matter then.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -29,6 +30,7 @@ from plimsoll.core.knee import KV_QUANTILE
 FloatArray = npt.NDArray[np.float64]
 
 PARTS: Final = 32  # of a mean answer, in which time to come is looked at
+AGED: Final = 12.0  # steps, or a part if that is more, after which it is reckoned anew how far all have got
 # In those parts: close together while most residents are to end, further apart where only the longest are left.
 _LOOKS: Final = np.array([*range(0, 32, 2), *range(32, 64, 4), 64, 80, 96, 128, 192, 256])
 _FURTHEST: Final = 1024  # parts; who is beyond is as far as that
@@ -45,50 +47,69 @@ class Row(NamedTuple):
 
 
 class Lengths:
-    """How long answers get. tokens: of answers of which each is as likely as any other, ascending."""
+    """How long answers get. tokens: of answers of which each is as likely as any other, ascending.
+
+    Tables by the part in which an answer is, and the look: share is the chance that it is there still.
+    """
 
     def __init__(self, tokens: FloatArray) -> None:
         self.width = max(float(tokens.mean()) / PARTS, 1.0)
-        grid = self.width * np.arange(_FURTHEST + _LOOKS[-1] + 1)
-        beyond = tokens.size - np.searchsorted(tokens, grid)
-        self.still = beyond / tokens.size  # share of answers that get as far as each part
+        self.later = self.width * _LOOKS
+        parts = np.arange(_FURTHEST + 1)
+        beyond = tokens.size - np.searchsorted(tokens, self.width * np.arange(parts.size + _LOOKS[-1]))
+        here = beyond[: parts.size]
+        known = here > 0
+        count, first = np.maximum(here, 1), tokens.size - here
+        self.share = np.where(known[:, None], beyond[parts[:, None] + _LOOKS] / count[:, None], 1.0)
+        self.share[:, 0] = 1.0
+        self.chance = self.share * (1.0 - self.share)
+        # What is longer than any answer was is at its end until it ends.
+        self.more = np.where(known[:, None], self.later, 0.0)
         upwards = np.concatenate((np.cumsum(tokens[::-1])[::-1], [0.0]))
         squares = np.concatenate((np.cumsum(tokens[::-1] ** 2)[::-1], [0.0]))
-        first, count = tokens.size - beyond, np.maximum(beyond, 1)
-        # Of those that no answer is as long as nothing is known: they are at their ends until they end.
-        self.ends = np.where(beyond > 0, upwards[first] / count, grid)
-        self.spread = np.where(beyond > 0, np.maximum(squares[first] / count - self.ends**2, 0.0), 0.0)
+        self.ends = np.where(known, upwards[first] / count, 0.0)
+        self.spread = np.where(known, np.maximum(squares[first] / count - self.ends**2, 0.0), 0.0)
         self._asked: Need | None = None
         self._row: Row | None = None
 
     def newcomer(self, need: Need) -> Row:
         """Of a request that comes now; asked once for all replicas."""
         if need is not self._asked or self._row is None:
-            self._asked, self._row = need, self.rows([need], np.zeros(1))[0]
+            self._asked, self._row = need, self.row(need, 0.0)
         return self._row
 
-    def rows(self, needs: list[Need], got: FloatArray) -> list[Row]:
-        """Of each request, which has made so many tokens of each of its answers, one number a request."""
-        count = np.array([need.sequences for need in needs], dtype=float)
-        most = np.array([need.most_tokens for need in needs])
-        prompt = np.array([need.kv_mean_tokens - need.output_tokens for need in needs]) / count
+    def row(self, need: Need, got: float) -> Row:
+        """Of a request which has made so many tokens of each of its answers."""
+        n, most = need.sequences, need.most_tokens
+        got = min(got, most)
+        part = min(int(got / self.width), _FURTHEST)
+        prompt = (need.kv_mean_tokens - need.output_tokens) / n
+        held = self.more[part] + (prompt + got)
+        if most < math.inf:  # it has to have ended by the look after that
+            last = int(np.searchsorted(self.later, most - got)) + 1
+            held[last:] = 0.0
+            np.minimum(held, prompt + most, out=held)
+        mean, variance = self.share[part] * held, self.chance[part] * held * held
+        end = min(max(float(self.ends[part]), got), most)
+        # Between a and b the variance is at most a quarter of (b - a)^2 (Popoviciu 1935).
+        spread = min(float(self.spread[part]), (most - got) ** 2 / 4.0)
+        return Row(n * mean, n * variance, n * (prompt + end), n * spread)
+
+    def together(self, needs: Iterable[Need], got: FloatArray) -> Row:
+        """The sum of the rows of several requests. got: of each, as in `row`."""
+        told = np.array([(one.sequences, one.kv_mean_tokens, one.output_tokens, one.most_tokens) for one in needs])
+        n, most = told[:, 0], told[:, 3]
         got = np.minimum(got, most)
         part = np.minimum((got / self.width).astype(np.intp), _FURTHEST)
-        here = self.still[part]
-        known = here > 0.0
-        later = got[:, None] + self.width * _LOOKS
-        share = self.still[part[:, None] + _LOOKS] / np.where(known, here, 1.0)[:, None]
-        share[:, 0] = 1.0
-        share[~known] = 1.0
-        share[:, 1:][later[:, :-1] >= most[:, None]] = 0.0  # it has to have ended by the look before
-        held = prompt[:, None] + np.minimum(np.where(known[:, None], later, got[:, None]), most[:, None])
+        prompt = (told[:, 1] - told[:, 2]) / n
+        held = self.more[part] + (prompt + got)[:, None]
+        if np.any(most < math.inf):
+            held[:, 1:][self.later[:-1] >= (most - got)[:, None]] = 0.0
+            np.minimum(held, (prompt + most)[:, None], out=held)
         end = prompt + np.minimum(np.maximum(self.ends[part], got), most)
-        # Between a and b the variance is at most a quarter of (b - a)^2 (Popoviciu 1935).
         spread = np.minimum(self.spread[part], (most - got) ** 2 / 4.0)
-        mean = count[:, None] * share * held
-        variance = count[:, None] * share * (1.0 - share) * held * held
-        ends, spreads = (count * end).tolist(), (count * spread).tolist()
-        return [Row(*row) for row in zip(mean, variance, ends, spreads, strict=True)]
+        mean, variance = n @ (self.share[part] * held), n @ (self.chance[part] * held * held)
+        return Row(mean, variance, float(n @ end), float(n @ spread))
 
 
 @lru_cache(_KEPT)
@@ -105,61 +126,49 @@ def lengths(answers: tuple[float, ...], mean: float, variance: float) -> Lengths
 class Growth:
     """Of one replica. Steps are whatever its clock counts."""
 
-    __slots__ = ("_began", "_due", "_end", "_end_variance", "_lengths", "_mean", "_needs", "_rows", "_variance")
+    __slots__ = ("_aged", "_began", "_got", "_lengths", "_needs", "_sum")
 
     def __init__(self, limits: Limits) -> None:
         self._lengths = lengths(limits.answers, limits.output_mean, limits.output_variance)
         self._needs: dict[str, Need] = {}
         self._began: dict[str, float] = {}  # the step of the first token
-        self._rows: dict[str, Row] = {}
-        self._due = -math.inf
-        self._clear()
-
-    def _clear(self) -> None:
-        self._mean, self._variance = np.zeros(_LOOKS.size), np.zeros(_LOOKS.size)
-        self._end = self._end_variance = 0.0
+        self._got: dict[str, float] = {}  # tokens, as the sum has it
+        self._aged = -math.inf  # the step of the last look at all
+        self._sum = _nothing()
 
     def add(self, id: str, need: Need, began: float, step: float) -> None:
         """One more, whose first token was made at that step, or will be. step: that of now."""
-        self._needs[id], self._began[id] = need, began
-        fresh = began >= step
-        row = self._lengths.newcomer(need) if fresh else self._lengths.rows([need], np.array([step - began]))[0]
-        self._rows[id] = row
-        self._mean += row.mean
-        self._variance += row.variance
-        self._end += row.end
-        self._end_variance += row.end_variance
+        got = max(0.0, step - began)
+        self._needs[id], self._began[id], self._got[id] = need, began, got
+        self._take(self._lengths.newcomer(need) if got == 0.0 else self._lengths.row(need, got), 1.0)
 
     def remove(self, id: str) -> None:
         """It has ended."""
-        del self._needs[id], self._began[id]
-        row = self._rows.pop(id)
-        if not self._rows:  # so that rounding never adds up
-            self._clear()
-            return
-        self._mean -= row.mean
-        self._variance -= row.variance
-        self._end -= row.end
-        self._end_variance -= row.end_variance
+        need, got = self._needs.pop(id), self._got.pop(id)
+        del self._began[id]
+        if self._needs:
+            self._take(self._lengths.row(need, got), -1.0)
+        else:  # so that rounding never adds up
+            self._sum = _nothing()
+
+    def _take(self, row: Row, sign: float) -> None:
+        mean, variance, end, end_variance = self._sum
+        mean += sign * row.mean
+        variance += sign * row.variance
+        self._sum = Row(mean, variance, end + sign * row.end, end_variance + sign * row.end_variance)
 
     def pass_to(self, step: float) -> None:
         """Reckons anew with how far all have got, where that is worth it."""
-        if step < self._due:
+        if step - self._aged < max(AGED, self._lengths.width) or not self._needs:
             return
-        self._due = step + self._lengths.width
-        if not self._needs:
-            return
+        self._aged = step
         got = np.maximum(step - np.array([*self._began.values()]), 0.0)
-        rows = self._lengths.rows([*self._needs.values()], got)
-        self._rows = dict(zip(self._needs, rows, strict=True))
-        self._mean = np.sum([row.mean for row in rows], axis=0)
-        self._variance = np.sum([row.variance for row in rows], axis=0)
-        self._end = math.fsum(row.end for row in rows)
-        self._end_variance = math.fsum(row.end_variance for row in rows)
+        self._got = dict(zip(self._needs, got.tolist(), strict=True))
+        self._sum = self._lengths.together(self._needs.values(), got)
 
     def ends(self, need: Need | None = None) -> float:
         """What is held if all end at once, with one more that comes now: what is seldom exceeded."""
-        end, variance = self._end, self._end_variance
+        _, _, end, variance = self._sum
         if need is not None:
             row = self._lengths.newcomer(need)
             end, variance = end + row.end, variance + row.end_variance
@@ -167,6 +176,10 @@ class Growth:
 
     def most(self, need: Need) -> float:
         """The most that is held at once from now on if one more comes now: what is seldom exceeded at any time."""
-        row = self._lengths.newcomer(need)
-        variance = np.maximum(self._variance + row.variance, 0.0)
-        return float(np.max(self._mean + row.mean + KV_QUANTILE * np.sqrt(variance)))
+        row, found = self._lengths.newcomer(need), self._sum
+        variance = np.maximum(found.variance + row.variance, 0.0)
+        return float(np.max(found.mean + row.mean + KV_QUANTILE * np.sqrt(variance)))
+
+
+def _nothing() -> Row:
+    return Row(np.zeros(_LOOKS.size), np.zeros(_LOOKS.size), 0.0, 0.0)
