@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core.admission import ClassPolicy, Outcome, limits
-from plimsoll.core.admission.growth import Growth
+from plimsoll.core.admission.growth import Growth, lengths
 from plimsoll.core.admission.limits import Limits, Need
 from plimsoll.core.knee import KV_QUANTILE, Tier
 from plimsoll.core.latency import EngineLimits
@@ -84,6 +84,20 @@ def test_what_is_seldom_exceeded_is_what_draws_of_all_ends_find(draw: Draw) -> N
         assert 0.97 * drawn <= growth.most(newcomer) <= 1.06 * drawn, "max_tokens end at a look, and not before"
         drawn = seldom_exceeded(at_end[:, None])
         assert 0.97 * drawn <= growth.ends(newcomer) <= 1.1 * drawn, "the least of mean and max_tokens is a bound"
+
+
+def test_all_together_are_the_sum_of_each() -> None:
+    of, rng = limits(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
+    table = lengths(of.answers, of.output_mean, of.output_variance)
+    asked = [
+        ask("one", prompt_tokens=int(rng.integers(1, 4000)), sequences=int(rng.integers(1, 4)), max_tokens=most)
+        for most in (None, 1, 700, 5000, 100_000)
+        for _ in range(40)
+    ]
+    needs, got = [of.need(one) for one in asked], rng.uniform(0.0, 30_000.0, len(asked))
+    each = [table.row(need, float(tokens)) for need, tokens in zip(needs, got, strict=True)]
+    for found, parts in zip(table.together(needs, got), zip(*each, strict=True), strict=True):
+        assert found == pytest.approx(np.sum(parts, axis=0))
 
 
 def test_who_is_longer_than_any_answer_was_is_at_its_end_until_it_ends() -> None:
@@ -170,3 +184,15 @@ def test_in_overload_kv_is_used_as_the_best_constant_cap_uses_it(
     print(f"\n{mine_s}, {share:.1%} of those let in; best cap {best_s}")
     assert rate_of >= 0.97 * best
     assert share >= 0.97
+
+
+@pytest.mark.parametrize("most", [3001, 6000, None])
+def test_an_empty_replica_takes_whoever_it_can_hold(most: int | None) -> None:
+    """Waiting would find no better place: however much of the cache it may take, nobody is in its way."""
+    at = tier(lognormal(500, 3000, 1.0))
+    door = gate(replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),))
+    sure = door.fleet.limits.need(ask("one", prompt_tokens=1, max_tokens=most))
+    prompt = int(330_000 - sure.output_tokens - KV_QUANTILE * sure.kv_variance**0.5) - 2
+    asked = ask("one", prompt_tokens=prompt, max_tokens=most)
+    assert door.fleet.could_hold(door.fleet.limits.need(asked))
+    assert door.offer(asked, 0.0).outcome is Outcome.ADMITTED

@@ -33,8 +33,9 @@ PARTS: Final = 32  # of a mean answer, in which time to come is looked at
 AGED: Final = 12.0  # steps, or a part if that is more, after which it is reckoned anew how far all have got
 # In those parts: close together while most residents are to end, further apart where only the longest are left.
 _LOOKS: Final = np.array([*range(0, 32, 2), *range(32, 64, 4), 64, 80, 96, 128, 192, 256])
-_FURTHEST: Final = 1024  # parts; who is beyond is as far as that
-_KEPT: Final = 64  # answers' tables that are kept, of as many models
+_FURTHEST: Final = 512  # parts; who is beyond is as far as that
+_ENDLESS: Final = 1e12  # tokens
+_KEPT: Final = 16  # tables that are kept, of a third of a megabyte each
 
 
 class Row(NamedTuple):
@@ -91,8 +92,8 @@ class Lengths:
             np.minimum(held, prompt + most, out=held)
         mean, variance = self.share[part] * held, self.chance[part] * held * held
         end = min(max(float(self.ends[part]), got), most)
-        # Between a and b the variance is at most a quarter of (b - a)^2 (Popoviciu 1935).
-        spread = min(float(self.spread[part]), (most - got) ** 2 / 4.0)
+        # Between a and b the variance of a mean u is at most (b - u) (u - a) (Bhatia and Davis 2000).
+        spread = min(float(self.spread[part]), (min(most, _ENDLESS) - end) * (end - got))
         return Row(n * mean, n * variance, n * (prompt + end), n * spread)
 
     def together(self, needs: Iterable[Need], got: FloatArray) -> Row:
@@ -106,10 +107,10 @@ class Lengths:
         if np.any(most < math.inf):
             held[:, 1:][self.later[:-1] >= (most - got)[:, None]] = 0.0
             np.minimum(held, (prompt + most)[:, None], out=held)
-        end = prompt + np.minimum(np.maximum(self.ends[part], got), most)
-        spread = np.minimum(self.spread[part], (most - got) ** 2 / 4.0)
+        end = np.minimum(np.maximum(self.ends[part], got), most)
+        spread = np.minimum(self.spread[part], (np.minimum(most, _ENDLESS) - end) * (end - got))
         mean, variance = n @ (self.share[part] * held), n @ (self.chance[part] * held * held)
-        return Row(mean, variance, float(n @ end), float(n @ spread))
+        return Row(mean, variance, float(n @ (prompt + end)), float(n @ spread))
 
 
 @lru_cache(_KEPT)

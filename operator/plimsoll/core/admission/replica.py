@@ -251,16 +251,15 @@ class Replica:
         if not self.cap:
             return math.inf
         if not self.sequences:
-            fill = 1.0
-        else:
-            if self.present + need.sequences > self.most * fill:
-                return math.inf
-            allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
-            step_s = self.step_s + need.step_s * self.factor
-            if fill < 1.0:
-                step_s += (1.0 - fill) * (allowed_s - self.idle_s)
-            if step_s > allowed_s:
-                return math.inf
+            return 0.0 if need.kv_mean_tokens <= self.kv_tokens else math.inf
+        if self.present + need.sequences > self.most * fill:
+            return math.inf
+        allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
+        step_s = self.step_s + need.step_s * self.factor
+        if fill < 1.0:
+            step_s += (1.0 - fill) * (allowed_s - self.idle_s)
+        if step_s > allowed_s:
+            return math.inf
         room = self.kv_tokens * fill
         if self._growth is None and (self.kv_mean + need.kv_mean_tokens) * self._lasting <= room:
             return 0.0
