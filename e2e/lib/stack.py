@@ -65,10 +65,11 @@ def drop_namespace(cluster: Cluster, name: str) -> None:
 def install(cluster: Cluster, *extra: str, chart: Path = CHART) -> None:
     """Installs or upgrades the chart with the local values and waits until everything in it is available.
 
-    `extra`: further arguments of `helm upgrade --install`. Raises KubectlError with helm's words.
+    What was changed by hand meanwhile, such as a scale, is again as the chart has it. `extra`: further arguments of
+    `helm upgrade --install`. Raises KubectlError with helm's words.
     """
     make_namespace(cluster, SYSTEM)
-    values = ["--values", str(VALUES)]
+    values = ["--values", str(VALUES), "--force-conflicts"]
     cluster.helm(
         "upgrade", "--install", RELEASE, str(chart), "-n", SYSTEM, *values, "--wait", "--timeout", "240s", *extra
     )

@@ -344,7 +344,9 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(
     assert not lost, light.lines(lost)
     assert any(units == batch for batch, _, units, *_ in seen), "nobody has taken up what was told"
     assert all(shares <= batch for batch, shares, *_ in seen)
-    for (before, *_), (batch, _, units, _, running), (after, *_) in zip(seen, seen[1:], seen[2:], strict=False):
+    for (before, *_), (batch, _, units, _, running), (after, *_) in zip(
+        [seen[0], *seen], seen, [*seen[1:], seen[-1]], strict=False
+    ):
         most = max(before, batch, after)  # what is told may change between the status and a gateway's word
         assert units <= most
         assert running <= most / PACE_RANGE[0], "a replica faster than the model holds more, but not the whole thrice"

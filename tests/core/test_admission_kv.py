@@ -20,7 +20,8 @@ from tests.core.admission_lab import CapPolicy, Engine, GatePolicy, Job, goodput
 from tests.core.test_admission import LARGE, SLOW, ask, gate, scaled
 
 KV = EngineLimits(1024, 330_000, 8192)
-PROMISE = Slo(0.95, 3.0, 0.0, 0.1)
+TTFT_S = 3.0
+PROMISE = Slo(0.95, TTFT_S, 0.0, 0.1)
 
 
 Draw = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # of a count and a seed: prompts and answers, tokens
@@ -45,6 +46,14 @@ def some_think(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def tier(draw: Draw) -> Tier:
     prompts, outputs = draw(2000, 1)
     return Tier(Role.SERVE, LARGE, from_samples(prompts, np.zeros(2000), outputs), KV, PROMISE)
+
+
+def arrivals(draw: Draw, rate: float, seconds: float, seed: int) -> list[Job]:
+    """Poisson, so many a second for so long."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+    each = zip(times, *draw(times.size, seed + 100), strict=True)
+    return [Job(f"j{i}", float(t), int(p), int(o), target_s=TTFT_S, told=[]) for i, (t, p, o) in enumerate(each)]
 
 
 def a_need(of: Limits, prompt: int, output: int) -> Need:
@@ -166,13 +175,7 @@ def test_in_overload_kv_is_used_as_the_best_constant_cap_uses_it(
     plant = scaled(at.model, by)
 
     def played(policy: GatePolicy | CapPolicy, seed: int) -> tuple[float, float]:
-        rng = np.random.default_rng(seed)
-        times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
-        prompts, outputs = draw(times.size, seed + 100)
-        jobs = [
-            Job(f"j{i}", float(t), int(p), int(o), target_s=3.0, told=[])
-            for i, (t, p, o) in enumerate(zip(times, prompts, outputs, strict=True))
-        ]
+        jobs = arrivals(draw, rate, seconds, seed)
         run(policy, [Engine(plant, KV, np.random.default_rng(8))], jobs, 2 * seconds)  # all have ended by then
         return goodput(jobs, 0.1, *window)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from plimsoll.core import knee, load_line
 from plimsoll.core.admission import ClassPolicy
 from plimsoll.core.knee import Constraint
-from tests.core.admission_lab import Engine, GatePolicy, Job, run
+from plimsoll.core.latency import KvTransfer
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.planning import settings
+from plimsoll.core.planning.settings import GRAPH_SIZES
+from tests.core.admission_lab import Engine, GatePolicy, run
 from tests.core.test_admission import gate
-from tests.core.test_admission_kv import KV, PROMISE, Draw, lognormal, some_think, tier
+from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, some_think, tier
 
 WINDOW, LEAST = 500, 0.94  # requests, and the share of them that is to be in promise: a point less than promised
 WARM_S, LASTS_S = 400.0, 2500.0
@@ -37,13 +43,7 @@ def test_at_its_line_nearly_every_window_is_in_promise(draw: Draw, windows: floa
     assert line > 1.1 * float(load_line.slo_rate(reduced, replicas, admission=False)[0])
     passed: list[bool] = []
     for seed in (7, 17):
-        rng = np.random.default_rng(seed)
-        times = np.cumsum(rng.exponential(1 / line, int(line * LASTS_S)))
-        prompts, outputs = draw(times.size, seed + 100)
-        jobs = [
-            Job(f"j{i}", float(t), int(p), int(o), target_s=3.0, told=[])
-            for i, (t, p, o) in enumerate(zip(times, prompts, outputs, strict=True))
-        ]
+        jobs = arrivals(draw, line, LASTS_S, seed)
         engines = [Engine(at.model, KV, np.random.default_rng(8 + k)) for k in range(replicas)]
         run(GatePolicy(gate(at, (ClassPolicy("chat", 0, PROMISE),), 0)), engines, jobs, LASTS_S + 1500.0)
         kept = np.array([job.good(TPOT_S) for job in jobs if job.arrived_s > WARM_S])
@@ -52,3 +52,9 @@ def test_at_its_line_nearly_every_window_is_in_promise(draw: Draw, windows: floa
         assert kept.mean() >= PROMISE.share
     print(f"\n{line:.3f}/s on {replicas}: {sum(passed)} of {len(passed)} windows")
     assert sum(passed) >= windows * len(passed)
+
+
+def test_a_target_for_gaps_that_binds_nothing_leaves_a_decode_engine_all_that_its_cache_holds() -> None:
+    at = replace(tier(lognormal(500, 3000, 0.3)), role=Role.DECODE, transfer=KvTransfer(64, 128))
+    loose = replace(at, slo=replace(at.slo, itl_s=10.0))
+    assert settings.max_sequences(loose) == settings.max_sequences(at) > knee.profile(at).slots[0] + GRAPH_SIZES

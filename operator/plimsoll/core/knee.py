@@ -45,7 +45,7 @@ HTTP_S: Final = 4.0e-3  # outside the engine, of any request: parsing and queues
 HTTP_TOKEN_S: Final = 0.63e-6  # and per prompt token
 KV_QUANTILE: Final = 2.326  # normal quantile of 99 %: of what all residents of a replica will hold together
 TOGETHER: Final = 0.08  # seen at the load line of two shapes, step by step (docs/design/0007-admission.md)
-APART: Final = 0.3  # coefficient of variation of answers from which on nothing of it was seen
+APART: Final = 0.3  # coefficient of variation of answers from which on hardly anything of it was seen
 HIGHEST_RATE: Final = 1e6  # requests per second of one tier; more is an estimate gone wrong
 
 _WAITED_ALONE: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica

@@ -22,12 +22,10 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from plimsoll.core.admission.limits import STRATA, Limits, Need
 from plimsoll.core.knee import KV_QUANTILE
-
-FloatArray = npt.NDArray[np.float64]
+from plimsoll.core.workload import FloatArray
 
 PARTS: Final = 32  # of a mean answer, in which time to come is looked at
 AGED: Final = 12.0  # steps, or a part if that is more, after which it is reckoned anew how far all have got
@@ -117,7 +115,7 @@ class Lengths:
 def lengths(answers: tuple[float, ...], mean: float, variance: float) -> Lengths:
     """Of `Limits.answers`; where they are not told, of lognormal answers of that mean and variance."""
     if answers:
-        return Lengths(np.sort(np.array(answers)))
+        return Lengths(np.array(answers))
     sigma = math.sqrt(math.log1p(variance / (mean * mean))) if mean > 0 else 0.0
     normal = [NormalDist().inv_cdf((k + 0.5) / STRATA) for k in range(STRATA)]
     spread = np.exp(sigma * np.array(normal))

@@ -81,7 +81,6 @@ class Replica:
         "idle_s",
         "kv_mean",
         "kv_tokens",
-        "kv_variance",
         "limits",
         "load",
         "most",
@@ -108,13 +107,12 @@ class Replica:
         self.sequences = 0
         self.present = 0.0  # of them, those in the batch, in the mean: the others' prompts are computed elsewhere
         self.sequence_tokens = 0.0
-        self.kv_mean = self.kv_variance = 0.0
+        self.kv_mean = 0.0
         self._amortised_s = 0.0
         self.pace = 1.0
         self._unseen = Unseen()
         self._took_s = self._asked_s = PACE_PRIOR_S
         self.free_s = self.tat_s = now  # prefill work is done; its share of steps is paid back
-        self._lasting = self._last()
         self.stalled_s = 0.0  # all stalls ever let in
         self.area = 0.0  # integral of the decode step over time
         self._at_s = now
@@ -140,7 +138,6 @@ class Replica:
         share = 1.0 / self.scale
         self._growth = None
         self.limits = limits
-        self._lasting = self._last()
         self.kv_tokens = limits.kv_tokens * share
         self._tighten()
         self._rescale()
@@ -157,7 +154,6 @@ class Replica:
             self._tighten()
         self.sequences += need.sequences
         self.kv_mean += need.kv_mean_tokens
-        self.kv_variance += need.kv_variance
         # It is there from its admission on, and decodes only after its first token.
         tokens = need.output_tokens / need.sequences
         if tokens < LEAST_SPREAD:
@@ -203,12 +199,11 @@ class Replica:
             self._growth.remove(id)
         if not self.residents:  # so that rounding never adds up
             self._growth = None
-            self.present = self.sequence_tokens = self.kv_mean = self.kv_variance = self._amortised_s = 0.0
+            self.present = self.sequence_tokens = self.kv_mean = self._amortised_s = 0.0
         else:
             self.present = max(0.0, self.present - need.sequences * resident.there)
             self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens * resident.there)
             self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
-            self.kv_variance = max(0.0, self.kv_variance - need.kv_variance)
             self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
         if output_tokens is not None and ttft_s is not None:
             self._measure(resident, output_tokens, ttft_s, now)
@@ -323,6 +318,8 @@ class Replica:
         # The cap comes from the model: a replica that is faster than it holds more within the same step.
         self.most = min(cap * self._more(), limits.max_sequences / self._alike) if cap else 0.0
         self._chunk_s = limits.chunk_s * pace
+        # In equilibrium those that run are met in proportion to their lengths, and so are longer than those that come.
+        self._lasting = 1.0 + limits.output_variance / limits.output_mean**2 if limits.output_mean > 0.0 else 1.0
 
     def _more(self) -> float:
         """Times as many sequences as the model says within the same step, for a replica that is faster, at least 1."""
@@ -345,11 +342,6 @@ class Replica:
         self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
         self.full = min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
         self.unseen_s = self._unseen.seconds(self.full)
-
-    def _last(self) -> float:
-        """How much longer answers are that run than those that come, in equilibrium: the mean by their lengths."""
-        mean = self.limits.output_mean
-        return 1.0 + self.limits.output_variance / (mean * mean) if mean > 0 else 1.0
 
     def _tighten(self) -> None:
         """The tightest targets of the classes that are there."""

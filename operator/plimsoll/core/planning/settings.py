@@ -75,7 +75,7 @@ def max_sequences(tier: Tier) -> int:
     batch = min(work_of(tier).batch(pace(tier)[0]), float(tier.limits.max_sequences))
     most = min(batch, kv_sequences(tier.workload, tier.limits.kv_tokens, tier.gateways))
     if tier.role is Role.DECODE and tier.slo.itl_s is not None:
-        most = min(most, float(profile(tier).slots[0]))
+        most = min(most, float(profile(tier).batch[0]))
     return min(tier.limits.max_sequences, GRAPH_SIZES * math.ceil(max(most, 1) / GRAPH_SIZES))
 
 
