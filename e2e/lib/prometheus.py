@@ -67,6 +67,11 @@ class Prometheus:
         found = self._data(f"/api/v1/query?{urlencode({'query': expr})}")["result"]
         return [sample for sample in found if sample["value"][1] != "NaN"]
 
+    def samples(self, selector: str) -> list[float]:
+        """The values of a range selector as they were scraped, all series together."""
+        found = self._data(f"/api/v1/query?{urlencode({'query': selector})}")["result"]
+        return [float(value) for series in found for _, value in series["values"]]
+
     def targets(self) -> list[Object]:
         """What is scraped: `labels`, `health`, `lastError`."""
         return list(self._data("/api/v1/targets?state=active")["activeTargets"])

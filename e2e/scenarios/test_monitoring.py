@@ -1,8 +1,9 @@
 """A real Prometheus scrapes operator, gateway and engines, by the configuration of the documentation and our rules.
 
 It sees every part, every rule can be evaluated, every query of the dashboard is answered, and promtool finds the rules'
-unit tests true. What an alert says when is those tests' matter; here no alert is waited for. And it may hang and die
-in the midst of a burst: the operator that was told to ask it for the past decides without.
+unit tests true. What an alert says when is those tests' matter; here no alert is waited for. It may hang and die in the
+midst of a burst: the operator that was told to ask it for the past decides without. And it tells of engines that the
+operator cannot reach.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from e2e.lib import light, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Load, poisson, unique_text
-from e2e.lib.node import signal_container
+from e2e.lib.node import signal_container, unheard
 from e2e.lib.operator import Operator
 from e2e.lib.prometheus import Prometheus, discovered, queries
-from e2e.lib.service import Service, manifest
+from e2e.lib.service import LAUNCHER_PORT, Service, manifest
 from e2e.lib.wait import until
 from plimsoll.api import labels
 
@@ -47,6 +48,7 @@ RATE, SECONDS = 3.0, 140.0
 BURST = 11.0  # requests/s; one replica carries about 6
 ASKED_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
 HELD_S = 15.0
+SECOND_HAND_S = 40.0  # more than twice as long as a word is trusted
 CONTEXT = {
     "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -178,12 +180,42 @@ def test_policies_admit_whoever_is_named_in_metrics_from(watched: Service, clust
 
 @pytest.fixture
 def asking(cluster: Cluster, namespace: str, watched: Service, prometheus: Prometheus) -> Iterator[Operator]:
-    """An operator that asks this Prometheus for the past."""
+    """An operator that asks this Prometheus; it leads when it is given."""
     operator = Operator(cluster, stack.SYSTEM)
+    before = operator.leader
     stack.install(cluster, "--set", f"monitoring.prometheus.url=http://prometheus.{namespace}:9090")
+    until("the new operator leads", lambda: operator.leader not in ("", before), 60)
     yield operator
     stack.install(cluster)
     until("the operator of the others decides", lambda: _decides(operator, watched), 60)
+
+
+def test_engines_that_only_prometheus_reaches_are_known_by_it(
+    asking: Operator, prometheus: Prometheus, watched: Service, cluster: Cluster
+) -> None:
+    """The operator's way to the engines' port is cut: what they do is known all the same, and so is which way."""
+    with Load(watched.target, poisson(RATE, 240, light.prompts("second hand", 100, 200), seed=7)) as load:
+        until("the operator knows its engines", lambda: _engines(asking, watched).get("coverage") == 1.0, ASKED_S)
+        before = {event["metadata"]["name"] for event in watched.events()}
+        operator = cluster.get("pods", asking.leader, stack.SYSTEM)
+        assert operator
+        with unheard(operator["status"]["podIP"], LAUNCHER_PORT):
+            said = until("that it is so is told", lambda: _second_hand(watched), ASKED_S)
+            began, heard = time.time(), []
+            while time.time() < began + SECOND_HAND_S:
+                heard.append(_engines(asking, watched) | {"told": watched.condition("MetricsAvailable")["status"]})
+                time.sleep(0.5)
+        scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
+        until("it hears them itself", lambda: not _second_hand(watched), ASKED_S)
+    reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}
+    ages, running = [one["age_s"] for one in heard], {one["running"] for one in heard}
+    print(f"{said}\nages {min(ages):.1f} to {max(ages):.1f} s, running {sorted(running)}; {load.ledger.summary()}")
+    assert {(one["coverage"], one["told"]) for one in heard} == {(1.0, "True")}
+    assert len(running) > 2, "it hears nothing new"
+    assert running <= set(scraped)
+    assert watched.condition("MetricsAvailable")["message"] == "gateways and engines answer"
+    assert "MetricsLost" not in reasons
+    assert not load.ledger.failures, load.ledger.explain()
 
 
 def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
@@ -205,7 +237,7 @@ def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
         known = {kind: burst.condition(kind)["status"] for kind in ("MetricsAvailable", "ScalingActive")}
     until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
     until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
-    print(f"{said}\n{len(ticks)} ticks in {HELD_S:.0f} s without it, replicas {desired}, {known}")
+    print(f"{said}\n{len(ticks)} ticks in {HELD_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
     print(load.ledger.summary())
     lost = light.lost(load.ledger.records)
     assert not lost, light.lines(lost)
@@ -214,6 +246,20 @@ def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
     assert set(known.values()) == {"True"}
     assert [line["message"] for line in said] == ["the past is not known"], "asked once, told once"
     cluster.kubectl("delete", "plim", "burst", "-n", namespace)
+
+
+def _engines(operator: Operator, service: Service) -> Object:
+    """What was heard of the engines by the last tick; empty before the first one."""
+    try:
+        return dict(operator.explain(service.key)["heard"]["tiers"]["serve"])
+    except (httpx.HTTPError, KeyError, TypeError):
+        return {}
+
+
+def _second_hand(service: Service) -> str:
+    """The words for it, "" where it is not so."""
+    message = str(service.condition("MetricsAvailable").get("message", ""))
+    return message if "engines of serve do not answer the operator" in message else ""
 
 
 def _decides(operator: Operator, service: Service) -> bool:

@@ -1,17 +1,22 @@
-"""The past as a Prometheus tells it: whole, in gaps, wrong, or not at all."""
+"""The past, and engines by now, as a Prometheus tells them: whole, in gaps, wrong, or not at all."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
+from prometheus_client.parser import text_string_to_metric_families
 
+from plimsoll.adapters import scrape
 from plimsoll.adapters.prometheus import STEP_S, Prometheus
 from plimsoll.core.errors import Unavailable
+from plimsoll.core.ports import EngineReading
+from tests.adapters.test_scrape import PAGE
 
 DAY_S = 86400.0
 END_S = 20_000 * DAY_S
@@ -113,3 +118,103 @@ async def test_one_that_is_not_there(store: Store) -> None:
     store.url = f"http://127.0.0.1:{unused_port()}"
     with pytest.raises(Unavailable, match="refused"):
         await store.rate()
+
+
+# ---------------------------------------------------------------- engines by now
+
+SCRAPED_S = 1_795_000_000.5
+
+
+def scraped(page: str, pod: str, at_s: float, **target: str) -> list[Any]:
+    """What Prometheus makes of a page: every sample with the labels of its target, after an older one of it."""
+    mine = {"namespace": "team", "pod": pod, "job": "engines", "instance": f"{pod}:8001", **target}
+    return [
+        {
+            "metric": {"__name__": sample.name, **sample.labels, **mine},
+            "values": [[at_s - 5.0, "0"], [at_s, str(sample.value)]],
+        }
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+class Now:
+    """A Prometheus that answers instant queries."""
+
+    def __init__(self) -> None:
+        self.series: Any = []
+        self.asked: list[str] = []
+        self.status = 200
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append(request.query["query"])
+        data = {"status": "success", "data": {"resultType": "matrix", "result": self.series}}
+        return web.json_response(data, status=self.status)
+
+    async def engines(self, *pods: str) -> dict[str, EngineReading]:
+        found = await asyncio.to_thread(Prometheus(self.url).engines, "team", pods)
+        return {reading.pod: reading for reading in found}
+
+
+@pytest.fixture
+async def now() -> AsyncIterator[Now]:
+    found = Now()
+    app = web.Application()
+    app.router.add_get("/api/v1/query", found.handle)
+    async with TestServer(app) as server:
+        found.url = str(server.make_url(""))
+        yield found
+
+
+async def test_an_engine_as_scraped_is_the_engine_as_it_says_itself(now: Now) -> None:
+    """Figures, histograms and the process's start, whichever way they came."""
+    now.series = scraped(PAGE, "a", SCRAPED_S)
+    assert await now.engines("a") == {"a": scrape.read(PAGE.encode(), "a", SCRAPED_S)}
+    assert re.fullmatch(r'\{namespace="team",pod=~"a",__name__=~"[a-z:_|]+"\}\[30s\]', now.asked[0])
+
+
+async def test_a_pod_that_two_jobs_scrape_is_counted_once_by_the_later_one(now: Now) -> None:
+    page = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 1\n'
+    now.series = scraped(page, "a", SCRAPED_S) + scraped(page, "a", SCRAPED_S + 2.0, job="annotated")
+    found = (await now.engines("a"))["a"]
+    assert (found.running, found.at_s) == (4.0, SCRAPED_S + 2.0)
+
+
+async def test_what_the_last_scrape_did_not_find_any_more_does_not_count(now: Now) -> None:
+    now.series = [
+        *scraped('vllm:num_requests_running{engine="0"} 3\n', "a", SCRAPED_S),
+        *scraped('vllm:num_requests_running{engine="1"} 9\n', "a", SCRAPED_S - 5.0),
+    ]
+    assert (await now.engines("a"))["a"].running == 3.0
+
+
+async def test_samples_that_are_none_are_left_out_and_an_engine_without_any_is_absent(now: Now) -> None:
+    good = scraped("vllm:num_requests_running 3\n", "a", SCRAPED_S)
+    other = scraped("up 1\n", "b", SCRAPED_S)
+    now.series = [
+        *good,
+        *other,
+        None,
+        {},
+        {"metric": {"pod": "a"}},
+        {"metric": {"__name__": "x"}, "values": [[1, "2"]]},
+    ]
+    now.series += [
+        {"metric": {**good[0]["metric"], "engine": "1"}, "values": values} for values in ([], [["soon", "1"]])
+    ]
+    assert {pod: found.running for pod, found in (await now.engines("a", "b", "c")).items()} == {"a": 3.0}
+
+
+async def test_many_pods_are_asked_for_in_questions_that_fit_into_a_url(now: Now) -> None:
+    pods = [f"some-service-with-a-long-name-serve-{n:010d}-abcde" for n in range(100)]
+    await now.engines(*pods)
+    assert len(now.asked) == 3
+    assert max(map(len, now.asked)) < 4000
+    assert [pod for pod in pods if not any(pod in query for query in now.asked)] == []
+
+
+async def test_engines_of_a_store_that_refuses_are_unavailable_in_its_words(now: Now) -> None:
+    now.status = 503
+    with pytest.raises(Unavailable, match=r"Prometheus at http://127\.0\.0\.1:\d+: HTTP Status Code 503"):
+        await now.engines("a")

@@ -70,7 +70,7 @@ def without(page: str, *words: str) -> bytes:
 
 def test_every_figure_of_a_recent_engine_is_read() -> None:
     reading = scrape.read(PAGE.encode(), "a", AT_S)
-    assert (reading.pod, reading.at_s, reading.born) == ("a", AT_S, "1.79517047515e+09")
+    assert (reading.pod, reading.at_s, reading.born) == ("a", AT_S, "1795170475.15")
     assert (reading.running, reading.waiting, reading.kv_used, reading.preemptions) == (3.0, 2.0, 0.25, 1.0)
     assert (reading.steps, reading.computed_tokens, reading.generated_tokens) == (120.0, 1300.0, 500.0)
     assert reading.local_prompt_tokens == 800.0
@@ -95,12 +95,12 @@ def test_ranks_of_one_engine_are_summed_and_the_fullest_cache_counts() -> None:
     assert (reading.running, reading.waiting, reading.kv_used, reading.steps) == (6.0, 4.0, 0.75, 240.0)
     assert reading.local_prompt_tokens == 1600.0
     assert reading.ttft_s == ((0.1, math.inf), (4.0, 6.0), 3.0)
-    assert reading.born == "1.79517047515e+09"
+    assert reading.born == "1795170475.15"
 
 
 def test_two_processes_in_one_text_are_born_together() -> None:
     other = "process_start_time_seconds 1.7e+09\n"
-    assert scrape.read((PAGE + other).encode(), "a", AT_S).born == "1.79517047515e+09,1.7e+09"
+    assert scrape.read((PAGE + other).encode(), "a", AT_S).born == "1700000000.0,1795170475.15"
 
 
 def test_without_the_processs_start_the_oldest_metric_tells_it() -> None:

@@ -40,8 +40,14 @@ class World:
             self.store.put(parent)
         self.readings: tuple[GatewayReading, ...] = ()
         self.gateways = ("gw-1",)
+        self.second_hand: tuple[str, ...] = ()  # tiers
         self.heard: list[Key] = []
-        sources = Sources(lambda: (self.readings, self.gateways), lambda pod: ABOUT, lambda pod: None)
+        sources = Sources(
+            lambda: (self.readings, self.gateways),
+            lambda pod: ABOUT,
+            lambda pod: None,
+            second_hand=lambda key: self.second_hand,
+        )
         self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, self.heard.append)
 
     def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[Change]:

@@ -80,6 +80,21 @@ def test_engines_that_fall_silent_are_told_though_nothing_else_changes_and_so_is
     assert seen == [True, True]
 
 
+def test_engines_that_only_prometheus_hears_are_told_at_once_with_where_to_look() -> None:
+    world, _ = serving()
+    for at in range(60):
+        second(world, at)
+    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+    world.second_hand = ("serve",)
+    second(world, 60)
+    found = told(world, Type.METRICS_AVAILABLE)
+    assert (found.holds, found.reason) == (True, Reason.METRICS_FRESH)
+    assert found.message.startswith("gateways answer; engines of serve do not answer the operator, Prometheus tells")
+    world.second_hand = ()
+    second(world, 61)
+    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+
+
 def test_gateways_that_fall_silent_leave_scaling_inactive_in_the_same_words_as_the_decision() -> None:
     world, _ = serving()
     for at in range(120):

@@ -1,28 +1,39 @@
-"""The past of services, as a Prometheus that scraped the gateways knows it.
+"""What a Prometheus knows that scraped the gateways and the engines: the past of services, and engines by now.
 
-Problem: it may be away, slow, of another cluster, or full of gaps, and one answer has at most 11,000 points.
+Problem: it may be away, slow, of another cluster, or full of gaps; one answer has at most 11,000 points, and a pod that
+two jobs scrape is there twice.
 
-Idea: a question a week, at steps of a minute, with a time limit and no retry; whatever is wrong is one error in words,
+Idea: of the past a question a week, at steps of a minute; of engines the samples of the last scrape, with its own time,
+written down again as the page that they came from. A time limit and no retry; whatever is wrong is one error in words,
 and a sample that cannot be is left out, like one that was never taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 
+from plimsoll.adapters import scrape
 from plimsoll.core.errors import Unavailable
+from plimsoll.core.ports import EngineReading
 
 STEP_S: Final = 60
 AT_ONCE_S: Final = 7 * 86400.0  # 10,081 points
 TIMEOUT_S: Final = 5.0
 MOST_PER_S: Final = 1e9  # requests; more is a number gone wrong
+PODS_AT_ONCE: Final = 40  # in one question, which is a URL
+SCRAPED_S: Final = 30  # a scrape longer ago is of no use
 _RATE: Final = 'sum(rate(plimsoll_gateway_requests_arrived_total{{service="{service}",attempt="first"}}[1m]))'
+_ENGINES: Final = '{{namespace="{namespace}",pod=~"{pods}",__name__=~"{names}"}}[{seconds}s]'
+_TARGET: Final = ("job", "instance")  # together they name what was scraped
+_KEPT: Final = ("le", "source")  # labels that tell what a sample counts
+_Series = Mapping[str, Any]
 
 
 class Prometheus:
@@ -42,6 +53,24 @@ class Prometheus:
             found += _samples(self._ask(_RATE.format(service=service), first_s, last_s), first_s, last_s)
             first_s = last_s + STEP_S
         return found
+
+    def engines(self, namespace: str, pods: Sequence[str]) -> list[EngineReading]:
+        """Engines in these pods at their last scrape, dated by it; one of which nothing is known is absent.
+
+        Raises Unavailable.
+        """
+        found: list[EngineReading] = []
+        for first in range(0, len(pods), PODS_AT_ONCE):
+            some = "|".join(pods[first : first + PODS_AT_ONCE])  # DNS labels: nothing to escape but dots, which match
+            query = _ENGINES.format(namespace=namespace, pods=some, names=scrape.NAMES, seconds=SCRAPED_S)
+            found += _readings(self._now(query))
+        return found
+
+    def _now(self, query: str) -> Any:
+        try:
+            return self._client.custom_query(query)
+        except (PrometheusApiClientException, OSError, ValueError, KeyError, TypeError) as error:
+            raise Unavailable(f"Prometheus at {self._url}: {error or type(error).__name__}") from error
 
     def _ask(self, query: str, start_s: float, end_s: float) -> Any:
         first, last = datetime.fromtimestamp(start_s, UTC), datetime.fromtimestamp(end_s, UTC)
@@ -63,3 +92,30 @@ def _samples(values: Any, start_s: float, end_s: float) -> Iterator[tuple[float,
         if start_s - 1.0 <= at_s <= end_s + 1.0 and at_s > before_s and 0.0 <= rate <= MOST_PER_S:
             before_s = at_s
             yield at_s, rate
+
+
+def _readings(series: Any) -> Iterator[EngineReading]:
+    """One for each pod that has any: of what was scraped last there, by one job."""
+    pods: defaultdict[str, defaultdict[tuple[str, ...], list[tuple[float, str]]]]
+    pods = defaultdict(lambda: defaultdict(list))
+    for one in series if isinstance(series, list) else ():
+        try:
+            labels: Mapping[str, str] = one["metric"]
+            at_s, value = one["values"][-1]
+            target = tuple(labels.get(name, "") for name in _TARGET)
+            pods[labels["pod"]][target].append((float(at_s), _line(labels, value)))
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+            continue
+    for pod, targets in pods.items():
+        last_s, _, target = max((max(line[0] for line in lines), len(lines), name) for name, lines in targets.items())
+        page = "\n".join(line for at_s, line in targets[target] if at_s == last_s)
+        try:
+            yield scrape.read(page.encode(), pod, last_s)
+        except ValueError:
+            continue
+
+
+def _line(labels: Mapping[str, str], value: str) -> str:
+    """The sample as the engine wrote it, without what was put there by who scraped it."""
+    kept = ",".join(f'{name}="{labels[name]}"' for name in _KEPT if name in labels)
+    return f"{labels['__name__']}{{{kept}}} {float(value)!r}"

@@ -59,6 +59,9 @@ _TOTALS: Final = {name + b"_sum": name for name in _HISTOGRAMS}
 _BUCKETS: Final = {name + b"_bucket": name for name in _HISTOGRAMS}
 _STARTED: Final = b"process_start_time_seconds"
 _PREFIXES: Final = (b"vllm:", _STARTED)
+NAMES: Final = "|".join(
+    name.decode() for name in sorted({*_SUMS, *_MAXIMA, _SOURCES, *_TOTALS, *_BUCKETS, _STARTED})
+)  # all that is read, as a regular expression of Prometheus' kind
 
 _EDGE: Final = re.compile(rb'[{,]le="([^"]*)"')
 _SOURCE: Final = re.compile(rb'[{,]source="([^"]*)"')
@@ -70,7 +73,7 @@ class _Text:
     def __init__(self) -> None:
         self.sums: dict[bytes, float] = {}  # of plain figures; sources are named by their label
         self.buckets: dict[bytes, dict[float, float]] = {name: {} for name in _HISTOGRAMS}
-        self.started: set[bytes] = set()
+        self.started: set[float] = set()
         self.created: float | None = None
 
     def line(self, line: bytes) -> None:
@@ -95,7 +98,7 @@ class _Text:
             source = found.group(1) if found else b""
             self.sums[source] = self.sums.get(source, 0.0) + _number(rest)
         elif name == _STARTED:
-            self.started.add(rest.strip())
+            self.started.add(_number(rest))
         elif name.endswith(b"_created"):
             at_s = _number(rest)
             self.created = at_s if self.created is None else min(self.created, at_s)
@@ -112,7 +115,7 @@ class _Text:
     def born(self) -> str:
         """The process's start, else that of the oldest metric; label sets that appear later do not change either."""
         if self.started:
-            return b",".join(sorted(self.started)).decode(errors="replace")
+            return ",".join(map(str, sorted(self.started)))
         return "" if self.created is None else str(self.created)
 
     def computed_tokens(self) -> float | None:

@@ -177,7 +177,8 @@ class Sources:
     """Where the tick hears from. gateways: fresh readings, and names of all there are. about, start: by pod.
 
     running: requests that a pod's engine last told of. stir: told of a service to which requests come, so that its
-    engines are asked more often. history: None where no store of metrics is named.
+    engines are asked more often. history: None where no store of metrics is named. second_hand: tiers of a service some
+    engine of which is known by such a store alone.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
@@ -186,6 +187,7 @@ class Sources:
     running: Callable[[str], float | None] = lambda pod: None
     stir: Callable[[Key], None] = lambda key: None
     history: History | None = None
+    second_hand: Callable[[Key], tuple[str, ...]] = lambda key: ()
 
 
 class Autoscaler:
@@ -396,6 +398,7 @@ class Autoscaler:
         old = known.report
         told = known.gatekeeper.told
         silent = known.hearing.silence(seen, told is not None and told.limits is not None, gateways, now_s)
+        silent = silent._replace(second_hand=self._sources.second_hand(key))
         shedding = report.sheds(seen, old)
         known.judge_transfer(seen.heard.moved, now_s)
         slow = known.slow_transfer

@@ -52,6 +52,7 @@ _ROLES: Final = frozenset(Role)
 class _Pod:
     """One engine pod. metrics_s, about_s: when it is asked for them next, by the monotonic clock; never, if inf."""
 
+    uid: str
     name: str
     key: Key
     role: Role
@@ -62,6 +63,7 @@ class _Pod:
     steps: float | None = None
     running: float | None = None  # and waiting, when it last told
     failures: int = 0  # in a row, of its metrics
+    scraped_s: float = -math.inf  # of the last word of it that came from somebody else
     silences: int = 0  # in a row, of what it is
     about: About | None = None
     start: Start | None = None
@@ -110,6 +112,19 @@ class Engines:
         known = self._names.get(pod)
         return None if known is None else known.running
 
+    def unheard(self) -> dict[str, tuple[Key, Role]]:
+        """Ready engines that have not answered twice, by their pods' names: their service and tier."""
+        return {pod.name: (pod.key, pod.role) for pod in self._pods.values() if pod.ready and pod.failures > 1}
+
+    def take(self, reading: EngineReading) -> None:
+        """Somebody else's word of an engine that is not heard: as good as its own, where it is news."""
+        pod = self._names.get(reading.pod)
+        if pod is None or not pod.ready or pod.failures < 2 or reading.at_s <= pod.scraped_s:
+            return
+        pod.scraped_s = reading.at_s
+        self._note(pod, reading, self._monotonic())
+        self._heard(pod.key, pod.role, reading)
+
     def stir(self, service: Key) -> None:
         """Requests arrive for a service: its engines are soon busy, even if none was when last asked."""
         now_s = self._monotonic()
@@ -131,10 +146,10 @@ class Engines:
         if now_s - self._looked_s >= _LOOK_S:
             self._look(now_s)
         jobs = []
-        for uid, pod in self._pods.items():
+        for pod in self._pods.values():
             if pod.metrics_s <= now_s:
                 pod.metrics_s = math.inf
-                jobs.append(self._ask_metrics(uid, pod))
+                jobs.append(self._ask_metrics(pod))
             if pod.about_s <= now_s:
                 pod.about_s = math.inf
                 jobs.append(self._ask_about(pod))
@@ -150,16 +165,16 @@ class Engines:
         present = {obj["metadata"]["uid"]: pod for obj in self._store.all("Pod") if (pod := _pod(obj)) is not None}
         for uid in self._pods.keys() - present.keys():
             gone = self._pods.pop(uid)
-            self._calm(uid, gone)
+            self._calm(gone)
         for uid, pod in present.items():
-            self._follow(uid, self._pods.setdefault(uid, pod), pod, now_s)
+            self._follow(self._pods.setdefault(uid, pod), pod, now_s)
         self._names = {pod.name: pod for pod in self._pods.values()}
         self._stirred = {key: until_s for key, until_s in self._stirred.items() if until_s > now_s}
 
-    def _follow(self, uid: str, known: _Pod, seen: _Pod, now_s: float) -> None:
+    def _follow(self, known: _Pod, seen: _Pod, now_s: float) -> None:
         known.address = seen.address
         if known is seen:  # new: not all new pods at once, as after a restart of ours
-            spread = zlib.crc32(uid.encode()) / 2**32
+            spread = zlib.crc32(known.uid.encode()) / 2**32
             known.about_s = now_s + ABOUT_S * spread
             known.metrics_s = now_s + BUSY_S * spread if known.ready else math.inf
         elif seen.ready and not known.ready:  # its start is over, so that what it says of itself is now whole
@@ -168,10 +183,10 @@ class Engines:
         elif known.ready and not seen.ready:
             known.metrics_s, known.about_s = math.inf, now_s + ABOUT_S
             known.start = known.running = None  # those of a container which may have ended
-            self._calm(uid, known)
+            self._calm(known)
         known.ready = seen.ready
 
-    async def _ask_metrics(self, uid: str, pod: _Pod) -> None:
+    async def _ask_metrics(self, pod: _Pod) -> None:
         async with self._slots:
             asked_s = self._monotonic()
             try:
@@ -182,32 +197,32 @@ class Engines:
                 pod.failures += 1
                 log.debug("engine does not answer", extra={"pod": pod.name, "error": str(error)})
                 reading = None
-        if self._pods.get(uid) is not pod or not pod.ready:
+        if self._pods.get(pod.uid) is not pod or not pod.ready:
             return
         if reading is None:
             pod.metrics_s = asked_s + (RETRY_S if pod.failures == 1 else self._interval_s(pod, asked_s))
             return
         pod.failures = 0
-        self._note(uid, pod, reading, asked_s)
+        self._note(pod, reading, asked_s)
         pod.metrics_s = asked_s + self._interval_s(pod, asked_s)
         self._heard(pod.key, pod.role, reading)
 
-    def _note(self, uid: str, pod: _Pod, reading: EngineReading, now_s: float) -> None:
+    def _note(self, pod: _Pod, reading: EngineReading, now_s: float) -> None:
         """Whether the engine has had something to do since it was last asked."""
         stepped = pod.steps is not None and reading.steps is not None and reading.steps != pod.steps
         pod.steps = reading.steps
         pod.running = None if reading.running is None else reading.running + (reading.waiting or 0.0)
         if not (reading.running or reading.waiting or stepped):
-            self._calm(uid, pod)
+            self._calm(pod)
             return
         tier = self._busy[pod.key, pod.role]
         if not tier:
             self._hurry(now_s, [p for p in self._pods.values() if (p.key, p.role) == (pod.key, pod.role)])
-        tier.add(uid)
+        tier.add(pod.uid)
 
-    def _calm(self, uid: str, pod: _Pod) -> None:
+    def _calm(self, pod: _Pod) -> None:
         tier = self._busy.get((pod.key, pod.role), set())
-        tier.discard(uid)
+        tier.discard(pod.uid)
         if not tier:
             self._busy.pop((pod.key, pod.role), None)
 
@@ -249,4 +264,4 @@ def _pod(obj: Object) -> _Pod | None:
     role, address = (meta.get("labels") or {}).get(labels.ROLE), obj.get("status", {}).get("podIP")
     if key is None or role not in _ROLES or not address or starts.is_leaving(obj):
         return None
-    return _Pod(meta["name"], key, Role(role), address, starts.is_ready(obj))
+    return _Pod(meta["uid"], meta["name"], key, Role(role), address, starts.is_ready(obj))

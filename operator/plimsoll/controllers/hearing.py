@@ -36,11 +36,13 @@ _UNREAD: Final = (
 
 class Silence(NamedTuple):
     """Who has told nothing for a while: all gateways; tiers of which no ready engine does, in their order. behind:
-    which gateways do not go by what they are told, and the remedy, in words; None where all do."""
+    which gateways do not go by what they are told, and the remedy, in words; None where all do. second_hand: tiers of
+    which some engine does not answer, but a store that scrapes it does."""
 
     gateways: bool = False
     tiers: tuple[str, ...] = ()
     behind: str | None = None
+    second_hand: tuple[str, ...] = ()
 
 
 class _Gateway(NamedTuple):

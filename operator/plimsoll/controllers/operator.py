@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -41,13 +41,17 @@ from plimsoll.controllers.gateways import Gateways
 from plimsoll.controllers.observe import rivals
 from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.report import Report
+from plimsoll.controllers.secondhand import SecondHand
 from plimsoll.controllers.settings import Settings
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import EngineReading, History
+from plimsoll.core.ports import EngineReading
 from plimsoll.telemetry import metrics
+
+if TYPE_CHECKING:
+    from plimsoll.adapters.prometheus import Prometheus
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +96,16 @@ class Operator:
             self.endings,
             settings.identity,
         )
+        store = _prometheus(settings.prometheus_url)
+        self.second_hand = SecondHand(store, self.engines.unheard, self.engines.take)
         sources = Sources(
             self.gateways.readings,
             self.engines.about,
             self.engines.start,
             self.engines.running,
             self.engines.stir,
-            _history(settings.prometheus_url),
+            store,
+            self.second_hand.tiers,
         )
         self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add)
 
@@ -114,6 +121,7 @@ class Operator:
                 group.create_task(self._forget_gone_for_ever())
                 group.create_task(self.gateways.run())
                 group.create_task(self.engines.run())
+                group.create_task(self.second_hand.run())
                 group.create_task(self.queue.run())
                 group.create_task(self._tick_for_ever())
         except* _Stopped:
@@ -206,7 +214,7 @@ class Operator:
             self.queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
 
 
-def _history(url: str) -> History | None:
+def _prometheus(url: str) -> Prometheus | None:
     """Its library takes memory that most installations need not have: it is loaded where it is used."""
     if not url:
         return None

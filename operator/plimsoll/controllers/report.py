@@ -32,6 +32,10 @@ SHED: Final = 0.01  # share of requests refused from which on it is called shedd
 MOST_VARIANT: Final = 1024  # characters
 LEARNED_SECONDS: Final = 900.0  # how much of what was learned a restart may lose where nothing else is written
 
+_SECOND_HAND: Final = (
+    "gateways answer; engines of {} do not answer the operator, Prometheus tells of them, later: whether the operator"
+    " may reach port 8001 of their pods (NetworkPolicy, mesh)"
+)
 _LIMITS: Final = {
     Limit.MAX: Reason.AT_MAXIMUM,
     Limit.RATE: Reason.RATE_LIMITED,
@@ -190,6 +194,9 @@ def _metrics(seen: Seen, silent: Silence) -> Condition:
     if min(least, seen.heard.coverage or 1.0) < 1.0:
         message = "some gateways or engines do not answer: what is known is scaled up, and nothing goes down"
         return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_PARTIAL, message)
+    if silent.second_hand:
+        message = _SECOND_HAND.format(", ".join(silent.second_hand))
+        return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_FRESH, message)
     return Condition(Type.METRICS_AVAILABLE, True, Reason.METRICS_FRESH, "gateways and engines answer")
 
 
