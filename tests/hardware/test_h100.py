@@ -76,3 +76,15 @@ def test_most_of_what_the_core_does_not_know_lies_outside_of_the_engine() -> Non
     names = ("time_to_first_token", "request_queue_time", "request_prefill_time")
     first, queue, prefill = map(mean_ms, names)
     assert [round(one) for one in (first, queue, prefill, first - queue - prefill)] == [271, 5, 159, 107]
+
+
+def test_the_gate_that_learns_how_late_first_tokens_are_kept_its_promise_under_overload() -> None:
+    folder = DATA / "h100-8b-mended"
+    told = json.loads((folder / "prediction.json").read_text())
+    rows = gate.measured(folder, [folder], told)["d"]
+    kept = [round(one["admitted_in_promise"], 3) for one in rows if one["run"] == "gate@2"]
+    assert kept == [0.977, 0.981]
+    runs = ("gate@2", "cap176@2", "cap208@2")
+    goodput = {run: fmean(one["goodput_rps"] for one in rows if one["run"] == run) for run in runs}
+    assert goodput["cap208@2"] < goodput["cap176@2"]
+    assert round(goodput["gate@2"] / goodput["cap176@2"], 3) == 0.977
