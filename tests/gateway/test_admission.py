@@ -405,6 +405,29 @@ def test_metrics_count_what_signals_count_however_often_they_are_read() -> None:
     assert read("plimsoll_gateway_requests_arrived_total", attempt="first") == 0.0
 
 
+def test_what_a_gateway_has_learned_of_its_engines_is_told_as_long_as_there_are_any() -> None:
+    def read(name: str) -> float | None:
+        show_metrics(world.picker)
+        return metrics.GATEWAY.get_sample_value(f"plimsoll_gateway_{name}", {"service": "team/learned"})
+
+    world = World(promised("learned", batch=50), pods=engines(1, service="learned"))
+    assert (read("engine_pace_ratio"), read("unseen_first_token_seconds")) == (1.0, 0.0)
+    for at_s in range(1, 9):
+        replies = [world.ask("learned") for _ in range(20)]
+        world.clock.pass_to(float(at_s))
+        for reply in replies:
+            assert isinstance(reply, bytes)
+            world.end(reply, ttft_us=at_s * 1_000_000 - 100_000, received_us=(at_s - 1) * 1_000_000)
+    assert read("unseen_first_token_seconds") == 0.0  # an empty engine owes nothing
+    for _ in range(20):
+        world.ask("learned")
+    late_s = read("unseen_first_token_seconds")
+    assert late_s is not None
+    assert late_s > 0.0
+    world.have()
+    assert read("engine_pace_ratio") is None
+
+
 async def test_an_envoy_record_of_a_client_that_left_ends_its_wait() -> None:
     world = World(promised())
     held = world.hold()

@@ -169,6 +169,13 @@ class Admission:
             "units": guard.units,
         }
 
+    def learned(self, key: str) -> tuple[float, float]:
+        """Of the engine where it is the most: its steps' time over the model's, and seconds that first tokens are later
+        than the model says; 1 and 0 where nothing is known."""
+        guard = self.guards.get(key)
+        replicas = () if guard is None else guard.gate.fleet.replicas.values()
+        return max((r.pace for r in replicas), default=1.0), max((r.unseen_s for r in replicas), default=0.0)
+
     def _follow(self, service: Service, now: float, unix: float) -> None:
         """Give the service the guard that its policy wants."""
         policy, guard = service.policy, self.guards.get(service.key)

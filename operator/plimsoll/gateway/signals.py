@@ -83,6 +83,9 @@ def show_metrics(picker: Picker) -> None:
         tally.show()
     for key, service in picker.fleet.services.items():
         metrics.GATEWAY_HELD.labels(key).set(picker.admission.signals(key)["held"])
+        pace, unseen_s = picker.admission.learned(key)
+        metrics.GATEWAY_PACE.labels(key).set(pace)
+        metrics.GATEWAY_UNSEEN.labels(key).set(unseen_s)
         roles = {e.role for e in service.endpoints}
         held: Counter[Role] = Counter()
         able: Counter[tuple[Role, bool]] = Counter()

@@ -45,6 +45,19 @@ GATEWAY_HELD = Gauge(
     ["service"],
     registry=GATEWAY,
 )
+GATEWAY_PACE = Gauge(
+    "plimsoll_gateway_engine_pace_ratio",
+    "How many times as long as the model says the slowest engine's steps take, as learned from answers that ended.",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_UNSEEN = Gauge(
+    "plimsoll_gateway_unseen_first_token_seconds",
+    "How much later than the model says first tokens are expected where that is the most, as learned from those that"
+    " came: the engines' host and front end, the network.",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_PREFILLS = Counter(
     "plimsoll_gateway_prefills",
     "Requests to a decode tier, by where their prompt was to be computed (where: remote, local).",
@@ -109,6 +122,8 @@ _OF_SERVICE = (
     GATEWAY_REFUSED,
     GATEWAY_OUTCOMES,
     GATEWAY_HELD,
+    GATEWAY_PACE,
+    GATEWAY_UNSEEN,
     GATEWAY_PREFILLS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,
