@@ -33,7 +33,6 @@ _RATE: Final = 'sum(rate(plimsoll_gateway_requests_arrived_total{{service="{serv
 _ENGINES: Final = '{{namespace="{namespace}",pod=~"{pods}",__name__=~"{names}"}}[{seconds}s]'
 _TARGET: Final = ("job", "instance")  # together they name what was scraped
 _KEPT: Final = ("le", "source")  # labels that tell what a sample counts
-_Series = Mapping[str, Any]
 
 
 class Prometheus:
