@@ -176,6 +176,28 @@ def test_the_pairs_legs_are_judged_by_what_was_counted(capsys: pytest.CaptureFix
     assert "5288 preemptions" in said.err
 
 
+@pytest.mark.parametrize(
+    ("folder", "said", "gb_per_s", "share"),
+    [
+        ("pair-shared", "00.pd.chat2: pays: moving a prompt token takes 2.4 us", 56.0, 1.0),
+        ("pair-own", "00.pd.chat2: does not pay: moving a prompt token takes 673 us", 0.2, 0.225),
+    ],
+)
+def test_engines_in_one_process_namespace_keep_nvlink_and_in_two_lose_it(
+    folder: str, said: str, gb_per_s: float, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sides.main([str(DATA / folder), "--profile", "h100-8b"]) == 0
+    assert said in capsys.readouterr().err
+    counted = (DATA / folder / "00.pd.chat2.requests.d.metrics.txt").read_text()
+    moved, took_s = (
+        sum(float(line.split()[-1]) for line in counted.splitlines() if line.startswith(f"vllm:nixl_{name}_sum"))
+        for name in ("bytes_transferred", "xfer_time_seconds")
+    )
+    assert moved / took_s / 1e9 == pytest.approx(gb_per_s, rel=0.01)
+    first, *_ = keep.runs(DATA / folder)
+    assert round(sides.figures(keep.complete(first))["0.5/0.05"], 3) == share
+
+
 def test_a_smaller_budget_bought_the_gap_and_the_pair_did_not() -> None:
     runs = keep.runs(DATA / "pair-alone")
     shares = {path.name.split(".requests")[0]: sides.figures(keep.complete(path))["gap"] for path in runs}
