@@ -129,9 +129,10 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add(
         "--fabric-gb-per-s",
         type=float,
-        default=100.0,
+        default=50.0,
         metavar="X",
-        help="between engines; NVLink has 100 (%(default)s)",
+        help="between engines: an RDMA device of 400 Gb/s has 50, NVLink 100, which pods do not get, and TCP 0.2"
+        " (%(default)s)",
     )
     add("--accepted-tokens", type=float, default=2.5, metavar="X", help="tokens a step, with drafts (%(default)s)")
     add("--gpu-hour-cost", type=float, metavar="X", help="price of a GPU's hour, in any currency")
