@@ -72,7 +72,7 @@ class Store:
 
 def commit(runs: Iterable[Run], path: Path = COMMITTED) -> None:
     """Writes these in place of what was committed; the same runs, the same bytes."""
-    ordered = sorted(runs, key=lambda run: (run.row, run.plant, run.figures["policy"], run.figures["seed"]))
+    ordered = sorted(runs, key=lambda run: (run.row, run.plant, run.figures["policy"], run.figures["seed"], run.key))
     path.write_bytes(gzip.compress("".join(map(_line, ordered)).encode(), mtime=0))
 
 

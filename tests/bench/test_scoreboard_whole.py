@@ -195,10 +195,15 @@ def test_pairs_of_a_size_are_all_tried() -> None:
 # ---------------------------------------------------------------- budget
 
 
+def a_store(folder: Path) -> Store:
+    """Beside which nothing is committed."""
+    return Store(folder, folder / "nothing")
+
+
 def a_player(folder: Path, made: Made, **more: Any) -> Player:
     """Names policy and seed in what is made, as a run does."""
     return Player(
-        Store(folder), "code", made=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
+        a_store(folder), "code", made=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
     )
 
 
@@ -244,7 +249,7 @@ def test_another_machine_goes_on_from_the_runs_that_are_committed(tmp_path: Path
 
 def test_processes_beside_this_one_make_all_runs(tmp_path: Path) -> None:
     tasks = [Task(STEP, 1.0, "plimsoll", seed) for seed in range(1, 4)]
-    found = Player(Store(tmp_path), "code", processes=2, made=a_made)(tasks)
+    found = Player(a_store(tmp_path), "code", processes=2, made=a_made)(tasks)
     assert [run["seed"] for run in found] == [1, 2, 3]
 
 
@@ -266,9 +271,9 @@ def test_what_of_the_plan_is_left_is_told_and_what_is_kept_is_not(tmp_path: Path
 
 def test_runs_of_another_program_or_of_a_row_as_it_was_are_not_taken(tmp_path: Path) -> None:
     a_player(tmp_path, a_made)([Task(STEP, 1.0, "plimsoll", 1), Task(replace(STEP, ttft="2s"), 1.0, "plimsoll", 2)])
-    other = Player(Store(tmp_path), "other code", made=a_made)
+    other = Player(a_store(tmp_path), "other code", made=a_made)
     other([Task(STEP, 1.0, "plimsoll", 3)])
-    found = report.board(Store(tmp_path), "code", [])
+    found = report.board(a_store(tmp_path), "code", [])
     assert (found.program, found.plays, found.cpu_s) == ("code", 1, 10)
     assert [one.place for one in found.places] == ["step-60"]
 
