@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -44,12 +44,17 @@ class Store:
         return await asyncio.to_thread(past.request_rate, "team/chat", END_S - days * DAY_S, END_S)
 
 
+def serving(path: str, handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> TestServer:
+    """A server that answers there."""
+    app = web.Application()
+    app.router.add_get(path, handle)
+    return TestServer(app)
+
+
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
     found = Store()
-    app = web.Application()
-    app.router.add_get("/prefix/api/v1/query_range", found.handle)
-    async with TestServer(app) as server:
+    async with serving("/prefix/api/v1/query_range", found.handle) as server:
         found.url = str(server.make_url("/prefix/"))
         yield found
         found.hang.set()
@@ -160,9 +165,7 @@ class Now:
 @pytest.fixture
 async def now() -> AsyncIterator[Now]:
     found = Now()
-    app = web.Application()
-    app.router.add_get("/api/v1/query", found.handle)
-    async with TestServer(app) as server:
+    async with serving("/api/v1/query", found.handle) as server:
         found.url = str(server.make_url(""))
         yield found
 

@@ -130,5 +130,10 @@ async def test_a_store_that_is_away_is_told_once_until_it_is_back(
     assert [record.getMessage() for record in caplog.records] == ["engines that do not answer are not known"] * 2
 
 
-async def test_without_a_store_it_ends_at_once() -> None:
-    await SecondHand(None, dict, lambda reading: None).run()
+async def test_without_a_store_nobody_is_ever_asked_for(fleet: Fleet) -> None:
+    fleet.down.add("10.0.0.1")
+    await fleet.until(LOST_S)
+    before, alone = len(fleet.heard), SecondHand(None, fleet.engines.unheard, fleet.engines.take)
+    await alone.run()
+    assert fleet.engines.unheard()
+    assert (len(fleet.heard), alone.tiers(KEY)) == (before, ())

@@ -10,6 +10,7 @@ and a sample that cannot be is left out, like one that was never taken.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,20 +63,22 @@ class Prometheus:
         for first in range(0, len(pods), PODS_AT_ONCE):
             some = "|".join(pods[first : first + PODS_AT_ONCE])  # DNS labels: nothing to escape but dots, which match
             query = _ENGINES.format(namespace=namespace, pods=some, names=scrape.NAMES, seconds=SCRAPED_S)
-            found += _readings(self._now(query))
+            with self._in_words():
+                series = self._client.custom_query(query)
+            found += _readings(series)
         return found
-
-    def _now(self, query: str) -> Any:
-        try:
-            return self._client.custom_query(query)
-        except (PrometheusApiClientException, OSError, ValueError, KeyError, TypeError) as error:
-            raise Unavailable(f"Prometheus at {self._url}: {error or type(error).__name__}") from error
 
     def _ask(self, query: str, start_s: float, end_s: float) -> Any:
         first, last = datetime.fromtimestamp(start_s, UTC), datetime.fromtimestamp(end_s, UTC)
-        try:
+        with self._in_words():
             series = self._client.custom_query_range(query, first, last, str(STEP_S))
             return series[0]["values"] if series else []
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Whatever is wrong with an answer, as Unavailable."""
+        try:
+            yield
         except (PrometheusApiClientException, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise Unavailable(f"Prometheus at {self._url}: {error or type(error).__name__}") from error
 

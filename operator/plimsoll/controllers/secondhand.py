@@ -1,7 +1,7 @@
 """Engines that do not answer the operator, as a store of metrics tells of them that scrapes them.
 
-Problem: where a policy or a mesh lets nobody but Prometheus at the engines' ports, their work is known, but not here:
-replicas are held, and nothing is given back.
+Problem: where a policy or a mesh lets nobody but Prometheus at the engines' ports, their work is known, but not here,
+and nothing is given back.
 
 Idea: the store is asked for those engines alone that are ready and have not answered twice, for all of a namespace at
 once and no sooner than after the last answer. What it says is a reading like any other, as old as its scrape. Who
