@@ -188,3 +188,19 @@ def test_replicas_on_their_way_serve_who_comes_back_before_one_ordered_now_is_th
     assert sooner < more <= one <= far
     assert sooner == pytest.approx(far - 0.9 * found.replica_work * 8 * 0.9 * horizon_s, rel=0.3)
     assert asked(fleet, replace(told, returning_s=1.0), (Starting("x", fleet.now_s),), more=8) == 0.0
+
+
+@pytest.mark.parametrize("many", [3.0, 6.0, 10.0])
+def test_what_starts_for_those_who_come_back_is_not_given_back_for_what_it_will_serve(many: float) -> None:
+    """Else it goes, is missed at the next tick, and is ordered anew: its start begins again each time."""
+    fleet = Fleet(replace(wish(), policy=replace(wish().policy, miss_cost=0.0)))  # nothing in reserve
+    fleet.run(STEADY, 300)
+    before, horizon_s = fleet.replicas["serve"], fleet.service.horizon_s("serve", fleet.wish)
+    told = replace(STEADY, returning_s=many * need(fleet).replica_work * horizon_s)
+    pods: tuple[Starting, ...] = ()
+    counts = []
+    for second in range(int(0.9 * horizon_s)):
+        counts.append(fleet.tick(told, serve=pods).tiers["serve"].replicas)
+        pods += tuple(Starting(f"{second}-{n}", fleet.now_s) for n in range(counts[-1] - before - len(pods)))
+    assert set(counts) == {before + many}
+    assert fleet.run(STEADY, 300).tiers["serve"].replicas == before, "once nobody is left to come back"

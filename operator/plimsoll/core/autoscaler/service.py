@@ -231,13 +231,20 @@ class Service:
         for name, coming in demand.items():
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
-                backlog, returning = self._backlog_gpu_s(name, seen.heard), self._returning_gpu_s(name, seen.heard)
-                if returning > 0.0 and _is_whole(there) and wish.slo is not None:
-                    chance = self._chance_gpu_s(name, coming.forecast, line, wish.slo, seen.heard)
-                    returning = beyond(returning, chance)
-                elif returning > 0.0:
-                    returning = max(0.0, returning - self._served_meanwhile_gpu_s(name, there, coming.forecast, now_s))
-                found[name] = Ask(line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning)
+                backlog, returning, relied = self._backlog_gpu_s(name, seen.heard), 0.0, 0.0
+                if (
+                    (told := self._returning_gpu_s(name, seen.heard)) > 0.0
+                    and _is_whole(there)
+                    and wish.slo is not None
+                ):
+                    returning = beyond(told, self._chance_gpu_s(name, coming.forecast, line, wish.slo, seen.heard))
+                elif told > 0.0:
+                    etas_s = self._etas_s(name, there, now_s)
+                    returning = max(0.0, told - self._served_gpu_s(name, there, coming.forecast, etas_s))
+                    relied = max(0.0, told - self._served_gpu_s(name, there, coming.forecast, [])) - returning
+                found[name] = Ask(
+                    line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning, relied
+                )
         return found
 
     def _chance_gpu_s(self, name: str, coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
@@ -248,16 +255,20 @@ class Service:
         requests = coming.work * coming.horizon_s / line.request_gpu_s
         return allowed(1.0 - slo.share, requests, _running(heard), self.tiers[name].arrival_cv2) * line.request_gpu_s
 
-    def _served_meanwhile_gpu_s(self, name: str, there: TierSeen, coming: Forecast, now_s: float) -> float:
-        """Work beyond the forecast that replicas which start serve before one that is ordered now is ready.
+    def _etas_s(self, name: str, there: TierSeen, now_s: float) -> list[float]:
+        """Seconds until each of those that start and can be counted on will likely be ready."""
+        found = [eta(self.tiers[name].ledger, pod, now_s) for pod in there.starting if pod.refused is None]
+        return sorted(one.likely_s for one in found if isinstance(one, Eta))
+
+    def _served_gpu_s(self, name: str, there: TierSeen, coming: Forecast, etas_s: Sequence[float]) -> float:
+        """Work beyond the forecast that ready replicas, and others from these times on, serve before one that is
+        ordered now is ready.
 
         Who is told to come back is told a time by these; a replica that is ready after them serves only what is left.
         """
-        need, tier = self.needs.get(name), self.tiers[name]
+        need = self.needs.get(name)
         if not isinstance(need, Need):
             return 0.0
-        found = [eta(tier.ledger, pod, now_s) for pod in there.starting if pod.refused is None]
-        etas_s = sorted(one.likely_s for one in found if isinstance(one, Eta))
         served, horizon_s = 0.0, coming.horizon_s
         for ready, (from_s, to_s) in enumerate(pairwise([0.0, *etas_s, horizon_s]), start=there.ready):
             spare = _USED * need.replica_work * ready - coming.work

@@ -105,7 +105,8 @@ class Ask:
 
     backlog_gpu_s: work that waits, where nothing is ready yet. returning_gpu_s: of requests that were refused and told
     when to come back; arrivals are first attempts, so that these are in no forecast. Both are to be cleared within one
-    horizon, beside the load: sooner is no new replica there.
+    horizon, beside the load: sooner is no new replica there. relied_gpu_s: more of the latter, which replicas on their
+    way will serve: no reason to order others, but one to keep these.
     """
 
     line: Line
@@ -115,6 +116,7 @@ class Ask:
     headroom: float = 0.0
     backlog_gpu_s: float = 0.0
     returning_gpu_s: float = 0.0
+    relied_gpu_s: float = 0.0
 
 
 def lines(tiers: Sequence[Tier], replicas: Sequence[int]) -> list[Line | Infeasible]:
@@ -150,14 +152,13 @@ def needs(asks: Sequence[Ask]) -> list[Need | Unknown]:
     request = np.array([ask.line.request_gpu_s for ask in asks])
     asked = np.array([_work(ask) for ask in asks]) / request
     rate = np.where(asked <= HIGHEST_RATE / 2, asked, 0.0)
-    margin = np.array([_margin(ask.forecast) for ask in asks])
     headroom = np.array([ask.headroom for ask in asks])
     ordered = np.array([float(max(ask.replicas, 1)) for ask in asks])
     ready = np.array([float(max(ask.ready, 1)) for ask in asks])
     level = np.array([ask.forecast.level for ask in asks]) / request
     before = _remembered(asks, rate / (1.0 - headroom))
     sizes = size_many(tiers, rate, headroom, start=np.where(np.isnan(before), ordered, before))
-    kept, lower = sizes.attained.copy(), rate * margin
+    kept, lower = sizes.attained.copy(), np.array([_kept_for(ask, one) for ask, one in zip(asks, rate, strict=True)])
     down = (ordered > sizes.replicas) & (rate > 0)
     release = np.where(down, _remembered(asks, lower / (1.0 - headroom)), sizes.replicas)
     new = np.flatnonzero(np.isnan(release))
@@ -197,7 +198,8 @@ def remember(asks: Sequence[Ask], found: Sequence[Need | Unknown]) -> None:
             rate = need.rate_per_s / (1.0 - ask.headroom)
             known.append((ask.line, rate, need.replicas))
             if ask.replicas > need.replicas:
-                known.append((ask.line, rate * _margin(ask.forecast), need.release))
+                kept_for = _kept_for(ask, need.rate_per_s) / (1.0 - ask.headroom)
+                known.append((ask.line, kept_for, need.release))
     new = [(line, rate, replicas) for line, rate, replicas in known if line.rungs.at(rate) != replicas]
     if not new:
         return
@@ -235,6 +237,12 @@ def _remembered(asks: Sequence[Ask], rate: Floats) -> Floats:
 def _work(ask: Ask) -> float:
     waiting = ask.returning_gpu_s if ask.ready else ask.returning_gpu_s + ask.backlog_gpu_s
     return ask.forecast.work + waiting / max(ask.forecast.horizon_s, 1.0)
+
+
+def _kept_for(ask: Ask, rate_per_s: float) -> float:
+    """Requests/s for which replicas that are ordered already are kept."""
+    relied = ask.relied_gpu_s / max(ask.forecast.horizon_s, 1.0) / ask.line.request_gpu_s
+    return (rate_per_s + relied) * _margin(ask.forecast)
 
 
 def _margin(of: Forecast) -> float:
