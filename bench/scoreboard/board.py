@@ -54,8 +54,8 @@ def _play(rows: Sequence[Row], arguments: argparse.Namespace, player: Player) ->
             search.search(name, row, arguments.seeds or _SEARCHED, player)
     elif arguments.whole:
         left = whole.follow(PLAN, player)
-        report.write(found := report.board(player.store, player.code, left), report.FILE)
-        store.commit(report.of_program(player.store, player.code))
+        report.write(found := report.board(player.store, player.program, left), report.FILE)
+        store.commit(report.of_program(player.store, player.program))
         print(f"{found.plays} runs, {found.cpu_s} s of CPU; {len(left)} items of the plan are left", file=sys.stderr)
     else:
         _board(rows, arguments, player)
@@ -75,7 +75,7 @@ def _board(rows: Sequence[Row], arguments: argparse.Namespace, player: Player) -
         print(pages[-1], flush=True)
         picture.write(arguments.out / f"{one.place}.svg", f"{one.place}: {row.says}", scores)
     (arguments.out / "board.md").write_text("\n".join(pages))
-    report.write(report.Board(player.code, 0, 0, [], places), arguments.out / "board.json")
+    report.write(report.Board(player.program.whole, 0, 0, [], places), arguments.out / "board.json")
 
 
 def _parser() -> argparse.ArgumentParser:

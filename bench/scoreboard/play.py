@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import plimsoll
 from bench.scoreboard.rows import Reach, Row
@@ -37,8 +37,17 @@ _MINUTE_S: Final = 60.0
 _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK: Final = 512  # prompt tokens that one of a trace's blocks stands for
 _DECIDING: Final = ("core", "api", "sim")
+OPERATORS: Final = ("core/autoscaler", "core/calibration", "core/forecast", "core/scaling", "core/signals")
+SHARED: Final = "core/scaling/leaving.py"  # which pod goes, whoever decided that one does
 _PLAYING: Final = ("loads.py", "play.py", "slices.py")
 _HERE: Final = Path(__file__).parent
+
+
+class Program(NamedTuple):
+    """Hashes of what has a say in a run: in one that the operator has a part in, and in one without it."""
+
+    whole: str
+    bare: str
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,17 @@ class Task:
     def place(self) -> str:
         return place(self.row.name, self.plant)
 
-    def key(self, code: str) -> str:
-        """Hash of all that the run depends on. code: that of the program."""
+    @property
+    def operated(self) -> bool:
+        """Whether the operator has a part in it: it decides, or its model lets in."""
+        if self.policy.partition(":")[0] in ("plimsoll", "follower"):
+            return "cap=" not in self.policy and "gated=0" not in self.policy
+        return "gated=1" in self.policy
+
+    def key(self, program: Program) -> str:
+        """Hash of all that the run depends on."""
         bare = replace(self.row, name="", says="", reach=Reach(), seeds=0)
+        code = program.whole if self.operated else program.bare
         return hashlib.sha256(repr((bare, self.plant, self.policy, self.seed, code)).encode()).hexdigest()[:24]
 
 
@@ -65,17 +82,22 @@ def place(row: str, plant: float) -> str:
     return row if plant == 1.0 else f"{row}@{plant:g}"
 
 
-def code() -> str:
-    """Hash of the program, as far as it has a say in a run: comments and docstrings have none."""
-    root, whole = Path(plimsoll.__file__).parent, hashlib.sha256()
+def code() -> Program:
+    """The program, as far as it has a say in a run: comments and docstrings have none."""
+    root = Path(plimsoll.__file__).parent
     files = [_HERE / name for name in _PLAYING] + [path for folder in FOLDERS for path in folder.glob("*.gz")]
     files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
     for name in _DECIDING:
         files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
+    operators = {path for name in OPERATORS for path in (root / name).rglob("*")} - {root / SHARED}
+    whole, bare = hashlib.sha256(), hashlib.sha256()
     for path in sorted(files):
         read = path.read_bytes()
-        whole.update(_executed(read) if path.suffix == ".py" else read)
-    return whole.hexdigest()[:12]
+        said = _executed(read) if path.suffix == ".py" else read
+        whole.update(said)
+        if path not in operators:
+            bare.update(said)
+    return Program(whole.hexdigest()[:12], bare.hexdigest()[:12])
 
 
 def _executed(source: bytes) -> bytes:
@@ -114,6 +136,7 @@ def play(task: Task) -> dict[str, Any]:
     known = ground(row, task.plant, asked)
     plant, slo = known.scene.plant, known.scene.slo
     policy = registry.parse(task.policy.partition(":")[0] if _ours(task.policy) else task.policy, known.scene)
+    assert policy.operator is task.operated, task.policy
     setting = Setting(policy.initial or known.initial, row.load.length_s, seed=task.seed, clients=Manner(row.clients))
     result = Result(plant, setting.initial, slo, classes=service.classes)
     minutes = Minutes(row.load.length_s)

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.scoreboard.play import Task, play
+from bench.scoreboard.play import Program, Task, play
 from bench.scoreboard.store import Store
 
 Made = Callable[[Task], dict[str, Any]]
@@ -28,7 +28,7 @@ class Player:
     those that were are kept."""
 
     store: Store
-    code: str
+    program: Program
     processes: int = 1
     budget_s: float = float("inf")
     made: Made = play
@@ -39,11 +39,11 @@ class Player:
         self._began_s = self.clock()
 
     def __call__(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        keys = [task.key(self.code) for task in tasks]
+        keys = [task.key(self.program) for task in tasks]
         todo = {key: task for key, task in zip(keys, tasks, strict=True) if self.store.get(key) is None}
         for key, figures in self._make(todo) if todo else ():
             task = todo[key]
-            self.store.put(key, self.code, task, figures)
+            self.store.put(key, task, figures)
             print(
                 f"{task.place} {task.policy} seed {task.seed}: {figures['attainment_offered']:.2%} of offered, "
                 f"{figures['gpu_hours']:.3f} GPU-hours, {figures['wall_s']:.0f} s of CPU",

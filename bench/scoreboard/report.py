@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bench.scoreboard import judge, reach
 from bench.scoreboard.judge import Mean, Score, Tickets
-from bench.scoreboard.play import Task, place
+from bench.scoreboard.play import Program, Task, place
 from bench.scoreboard.reach import Check
 from bench.scoreboard.rows import PLANTS, RAISED, ROWS, Row
 from bench.scoreboard.store import Run
@@ -59,9 +59,9 @@ class Board:
     places: Sequence[Judged]
 
 
-def board(runs: Iterable[Run], code: str, left: Sequence[str]) -> Board:
+def board(runs: Iterable[Run], program: Program, left: Sequence[str]) -> Board:
     """Of all kept runs of this program."""
-    mine = of_program(runs, code)
+    mine = of_program(runs, program)
     by_place: dict[tuple[str, float], list[Run]] = {}
     for run in mine:
         by_place.setdefault((run.row, run.plant), []).append(run)
@@ -72,13 +72,13 @@ def board(runs: Iterable[Run], code: str, left: Sequence[str]) -> Board:
         for name, row in ROWS.items()
         if (name, plant) in scores
     ]
-    return Board(code, len(mine), round(sum(run.figures["wall_s"] for run in mine)), left, places)
+    return Board(program.whole, len(mine), round(sum(run.figures["wall_s"] for run in mine)), left, places)
 
 
-def of_program(runs: Iterable[Run], code: str) -> list[Run]:
+def of_program(runs: Iterable[Run], program: Program) -> list[Run]:
     """Those that this program made, of rows as they are now."""
     known = {**ROWS, **{row.name: row for row in RAISED.values()}}
-    return [run for run in runs if run.row in known and run.key == _task(run, known).key(code)]
+    return [run for run in runs if run.row in known and run.key == _task(run, known).key(program)]
 
 
 def _task(run: Run, known: Mapping[str, Row]) -> Task:

@@ -20,10 +20,9 @@ _FILE: Final = "runs.jsonl"
 
 
 class Run(NamedTuple):
-    """A kept run. code: hash of the program that made it; row: the row's name."""
+    """A kept run. key: of all that it depends on; row: the row's name."""
 
     key: str
-    code: str
     row: str
     plant: float
     figures: Mapping[str, Any]
@@ -62,8 +61,8 @@ class Store:
         run = self._runs.get(key)
         return None if run is None else run.figures
 
-    def put(self, key: str, code: str, task: Task, figures: Mapping[str, Any]) -> None:
-        run = self._runs[key] = Run(key, code, task.row.name, task.plant, figures)
+    def put(self, key: str, task: Task, figures: Mapping[str, Any]) -> None:
+        run = self._runs[key] = Run(key, task.row.name, task.plant, figures)
         with self._path.open("a") as lines:
             lines.write(_line(run))
             lines.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import plimsoll
 from bench.scoreboard import expect, judge, picture, play, report, search, table
 from bench.scoreboard.loads import Lengths, Phase, Phases, Renewal, Sine
-from bench.scoreboard.play import Task, replicas
+from bench.scoreboard.play import Program, Task, replicas
 from bench.scoreboard.rows import ROWS, SHORT, Reach
 from bench.scoreboard.slices import Slice
 from bench.scoreboard.store import Store
@@ -25,6 +27,7 @@ from plimsoll.sim.log import Log
 from tests.bench.scores import a_run, a_score
 
 TALK = Lengths(2048.0, 256.0)
+CODE = Program("whole", "bare")
 STEP = ROWS["step-60"]
 FAR = 0.2  # of a mean: several standard errors for the sizes below
 
@@ -112,8 +115,45 @@ def test_another_program_is_one_that_does_something_else(
     monkeypatch: pytest.MonkeyPatch, added: bytes, another: bool
 ) -> None:
     before, real = play.code(), Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (added if path.name == "level.py" else b""))
-    assert (play.code() != before) is another
+    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (added if path.name == "knee.py" else b""))
+    assert [one != other for one, other in zip(before, play.code(), strict=True)] == [another, another]
+
+
+def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, real = play.code(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: real(path) + (b"\n_MORE = 1\n" if path.name == "level.py" else b"")
+    )
+    after = play.code()
+    assert after.whole != before.whole
+    assert after.bare == before.bare
+    for word, same in {
+        "static:3": True,
+        "follower:cap=9": True,
+        "follower": False,
+        "plimsoll": False,
+        "hpa-queue:gated=1": False,
+    }.items():
+        task = Task(STEP, 1.0, word, 1)
+        assert (task.key(before) == task.key(after)) is same, word
+
+
+@pytest.mark.parametrize("word", ["static:2", "follower:cap=64", "hpa-queue", "wva-queueing", "keda-ttft"])
+def test_who_does_without_the_operator_runs_none_of_its_code(word: str) -> None:
+    """Else a kept run would be taken for one of a program that plays otherwise."""
+    called: set[str] = set()
+    minute = replace(STEP, load=Phases((Phase(45.0, 6.0, TALK), Phase(45.0, 20.0, TALK), Phase(45.0, 2.0, TALK))))
+    try:
+        sys.setprofile(lambda frame, *_: called.add(frame.f_code.co_filename))
+        play.play(Task(minute, 1.0, word, 1))
+    finally:
+        sys.setprofile(None)
+    root = Path(plimsoll.__file__).parent
+    own = {str(Path(name).relative_to(root)) for name in called if Path(name).is_relative_to(root)}
+    assert "sim/world.py" in own
+    assert not [name for name in own - {play.SHARED} if name.startswith(play.OPERATORS)]
 
 
 def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
@@ -216,25 +256,25 @@ def test_mean_replicas_count_starting_and_draining_ones() -> None:
 
 def test_the_key_is_that_of_what_is_played() -> None:
     task = Task(STEP, 1.0, "plimsoll", 1)
-    assert task.key("a") == Task(replace(STEP, reach=Reach(), says="other", seeds=3), 1.0, "plimsoll", 1).key("a")
+    assert task.key(CODE) == Task(replace(STEP, reach=Reach(), says="other", seeds=3), 1.0, "plimsoll", 1).key(CODE)
     others = [
         Task(replace(STEP, start_up="61"), 1.0, "plimsoll", 1),
         replace(task, plant=0.7),
         replace(task, policy="static:3"),
         replace(task, seed=2),
     ]
-    assert len({task.key("a"), task.key("b"), *(one.key("a") for one in others)}) == 6
+    assert len({task.key(CODE), task.key(Program("other", "bare")), *(one.key(CODE) for one in others)}) == 6
 
 
 def test_runs_are_found_again_and_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     task = Task(STEP, 1.0, "plimsoll", 1)
-    Store(tmp_path).put("one", "code", task, {"attainment_offered": 0.5})
+    Store(tmp_path).put("one", task, {"attainment_offered": 0.5})
     with (tmp_path / "runs.jsonl").open("a") as lines:
         lines.write('{"key": "two", "figu')
     store = Store(tmp_path)
     assert store.get("one") == {"attainment_offered": 0.5}
     assert store.get("two") is None
-    store.put("three", "code", task, {})
+    store.put("three", task, {})
     assert Store(tmp_path).get("three") == {}
 
 

@@ -13,13 +13,14 @@ import pytest
 
 from bench.scoreboard import bound, page, report, search, whole
 from bench.scoreboard.plan import PLAN, Part
-from bench.scoreboard.play import Task
+from bench.scoreboard.play import Program, Task
 from bench.scoreboard.player import Player, Spent
 from bench.scoreboard.rows import OTHERS, RAISED, ROWS
 from bench.scoreboard.store import Store, commit
 from tests.bench.scores import a_board, a_run
 
 Made = Callable[[Task], dict[str, Any]]
+CODE = Program("whole", "bare")
 STEP, CONSTANT = ROWS["step-60"], "constant-1.4-poisson"
 FOLLOWERS = [f"follower:spare={n},cap=9" for n in range(30)]  # GPU-hours 0.5, 0.6 and so on
 
@@ -181,7 +182,7 @@ def test_whether_a_rate_is_just_below_the_limit_is_played_where_it_matters(
 ) -> None:
     player = a_player(tmp_path, kept(2, own, limit))
     whole.follow([Part("p", (CONSTANT,), ("plimsoll", "fleets"))], player)
-    [found] = report.board(player.store, player.code, []).places
+    [found] = report.board(player.store, player.program, []).places
     assert found.boundary is boundary
     assert {check.name: check.passed for check in found.checks}["mean replicas over 2 after an hour"] is passed
 
@@ -203,7 +204,7 @@ def a_store(folder: Path) -> Store:
 def a_player(folder: Path, made: Made, **more: Any) -> Player:
     """Names policy and seed in what is made, as a run does."""
     return Player(
-        a_store(folder), "code", made=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
+        a_store(folder), CODE, made=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
     )
 
 
@@ -241,7 +242,7 @@ def test_another_machine_goes_on_from_the_runs_that_are_committed(tmp_path: Path
     committed = tmp_path / "runs.jsonl.gz"
     commit(here.store, committed)
     there = Store(tmp_path / "there", committed)
-    assert Player(there, "code", budget_s=0.0)(tasks) == made
+    assert Player(there, CODE, budget_s=0.0)(tasks) == made
     before = committed.read_bytes()
     commit(reversed([*there]), committed)
     assert committed.read_bytes() == before, "the same runs, the same bytes"
@@ -249,7 +250,7 @@ def test_another_machine_goes_on_from_the_runs_that_are_committed(tmp_path: Path
 
 def test_processes_beside_this_one_make_all_runs(tmp_path: Path) -> None:
     tasks = [Task(STEP, 1.0, "plimsoll", seed) for seed in range(1, 4)]
-    found = Player(a_store(tmp_path), "code", processes=2, made=a_made)(tasks)
+    found = Player(a_store(tmp_path), CODE, processes=2, made=a_made)(tasks)
     assert [run["seed"] for run in found] == [1, 2, 3]
 
 
@@ -271,10 +272,10 @@ def test_what_of_the_plan_is_left_is_told_and_what_is_kept_is_not(tmp_path: Path
 
 def test_runs_of_another_program_or_of_a_row_as_it_was_are_not_taken(tmp_path: Path) -> None:
     a_player(tmp_path, a_made)([Task(STEP, 1.0, "plimsoll", 1), Task(replace(STEP, ttft="2s"), 1.0, "plimsoll", 2)])
-    other = Player(a_store(tmp_path), "other code", made=a_made)
+    other = Player(a_store(tmp_path), Program("other", "other"), made=a_made)
     other([Task(STEP, 1.0, "plimsoll", 3)])
-    found = report.board(a_store(tmp_path), "code", [])
-    assert (found.program, found.plays, found.cpu_s) == ("code", 1, 10)
+    found = report.board(a_store(tmp_path), CODE, [])
+    assert (found.program, found.plays, found.cpu_s) == ("whole", 1, 10)
     assert [one.place for one in found.places] == ["step-60"]
 
 
@@ -290,7 +291,7 @@ def a_whole_board(folder: Path, left: Sequence[str] = ()) -> report.Board:
 
     player = a_player(folder, made)
     player([Task(STEP, plant, word, 1) for word in figures for plant in (1.0, 1.4)])
-    return report.board(player.store, "code", left)
+    return report.board(player.store, CODE, left)
 
 
 def test_a_board_is_read_as_it_was_written_but_for_single_seeds(tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ def test_other_prices_of_a_miss_stand_beside_the_usual_one(tmp_path: Path) -> No
     player = a_player(tmp_path, lambda task: a_run(0.9 + 0.001 * len(task.policy), 1.0))
     words = "plimsoll", "plimsoll:missCost=0", "plimsoll:missCost=80"
     player([Task(STEP, 1.0, word, 1) for word in words] + [Task(ROWS["step-0"], 1.0, "plimsoll", 1)])
-    text = page.summary(report.board(player.store, "code", []))
+    text = page.summary(report.board(player.store, CODE, []))
     assert "| row | 0 | 25 | 80 |\n" in text
     assert "| `step-60` | 91.9% at 1.00 | 90.8% at 1.00 | 92.0% at 1.00 |\n" in text
     assert text.count("`step-0`") == 1
