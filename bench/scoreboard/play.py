@@ -38,6 +38,7 @@ _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode
 _CHUNK: Final = 512  # prompt tokens that one of a trace's blocks stands for
 _DECIDING: Final = ("core", "api", "sim")
 OPERATORS: Final = ("core/autoscaler", "core/calibration", "core/forecast", "core/scaling", "core/signals")
+_ASIDE: Final = "core/planning"  # of it nothing runs in a fleet
 SHARED: Final = "core/scaling/leaving.py"  # which pod goes, whoever decided that one does
 _PLAYING: Final = ("loads.py", "play.py", "slices.py")
 _HERE: Final = Path(__file__).parent
@@ -89,6 +90,7 @@ def code() -> Program:
     files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
     for name in _DECIDING:
         files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
+    files = [path for path in files if not path.is_relative_to(root / _ASIDE)]
     operators = {path for name in OPERATORS for path in (root / name).rglob("*")} - {root / SHARED}
     whole, bare = hashlib.sha256(), hashlib.sha256()
     for path in sorted(files):

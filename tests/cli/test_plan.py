@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from plimsoll.cli import curve, plan_shown
-from plimsoll.cli.main import main
+from plimsoll.cli.main import _parser, main
 from plimsoll.cli.picture import nice
 from plimsoll.cli.plan import measured
 from plimsoll.core.planning import mix
@@ -238,3 +238,7 @@ def test_a_picture_escapes_names_and_leaves_out_marks_off_its_axis() -> None:
     assert "<b>" in texts
     assert "knee 4" in texts
     assert not any("far" in (text or "") for text in texts)
+
+
+def test_the_fabric_without_a_word_is_that_of_the_question() -> None:
+    assert _parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == Question.bytes_per_s

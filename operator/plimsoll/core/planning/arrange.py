@@ -28,7 +28,8 @@ from plimsoll.core.transfer import Moved, Verdict, computing_s, judge
 from plimsoll.core.workload import FloatArray, Workload
 
 MARGIN: Final = 0.9  # of the aggregated engines' GPUs: a pair must do with fewer than that
-NVLINK_BYTES_PER_S: Final = 100e9  # between two H200s of one host, blocks of 128 tokens, measured
+NVLINK_BYTES_PER_S: Final = 100e9  # between two H200s of one host, blocks of 128 tokens, measured; no pod has it
+RDMA_BYTES_PER_S: Final = 50e9  # a device of 400 Gb/s
 _HALVINGS: Final = 20
 _LATENCY_S: Final = 1.9e-3  # of a transfer, beside its bytes and its posting
 _STEPS: Final = (

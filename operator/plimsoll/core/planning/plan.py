@@ -18,7 +18,7 @@ from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning import settings
 from plimsoll.core.planning.arrange import (
     MARGIN,
-    NVLINK_BYTES_PER_S,
+    RDMA_BYTES_PER_S,
     Arrangement,
     aggregated,
     arrange,
@@ -62,7 +62,7 @@ class Question:
     gap_cv2: float = 1.0
     headroom: float = 0.0
     gap_s: float | None = None
-    bytes_per_s: float = NVLINK_BYTES_PER_S
+    bytes_per_s: float = RDMA_BYTES_PER_S
     accepted: float = ACCEPTED
 
     def __post_init__(self) -> None:
