@@ -54,6 +54,9 @@ PLAN: Final = (
     Part("peers on traces", _TRACES, ("peers",)),
     Part("the step, ten seeds", _STEPS, ("plimsoll", "static:3"), seeds=10),
     Part("pairs on other machines", _PAIRS, ("plimsoll", "followers"), plants=OTHERS),
+    Part("clients that come back, on other machines", _RETURNING, ("plimsoll",), plants=OTHERS),
     Part("rows of which nothing is asked", ("mooncake", "ragpulse-week"), ("plimsoll", "fleets")),
     Part("schedules that know the future, on traces", _TRACES, ("schedules",)),
+    Part("traces on other machines", _TRACES, ("plimsoll", "followers"), plants=OTHERS),
+    Part("each constant rate once, on other machines", _CONSTANT_FIRST, ("plimsoll", "fleets"), plants=OTHERS),
 )

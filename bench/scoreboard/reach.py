@@ -42,8 +42,9 @@ class Rival(NamedTuple):
 
 
 def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool, boundary: bool = False) -> list[Check]:
-    """Each figure that the row asks for. nominal: whether absolute figures bind on this plant. boundary: whether the
-    least constant fleet would not carry a rate of 5 % more."""
+    """Each figure that the row asks for. nominal: whether absolute figures bind on this plant; elsewhere followers on it
+    are what attainment and cost are judged by. boundary: whether the least constant fleet would not carry a rate of 5 %
+    more."""
     reach, found = row.reach, []
     if nominal:
         found += _least("offered", reach.offered, own.offered.value)
@@ -53,8 +54,10 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool, boundar
     followed = allowance(row, nominal)
     if followed is not None:
         found += _behind(*followed, own, others)
-    if reach.times_best is not None:
+    if nominal and reach.times_best is not None:
         found += _times_best(reach.times_best, own, others, by_windows=reach.windows is not None)
+    if nominal and reach.windows is not None and own.windows is not None:
+        found += _least("windows", reach.windows, own.windows)
     found += _course(reach, own, others, boundary)
     if row.clients != "none":
         found.append(Check("waves of refusals", f"<= {_WAVES}", str(own.waves), own.waves <= _WAVES))
@@ -65,9 +68,10 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool, boundar
 
 def allowance(row: Row, nominal: bool) -> tuple[float, float] | None:
     """By how much the best follower may be better, at which share of our cost; None where that is not asked."""
+    reach = row.reach
     if nominal:
-        return None if row.reach.behind is None else (row.reach.behind, row.reach.at_cost)
-    return None if row.reach.offered is None else ELSEWHERE
+        return None if reach.behind is None else (reach.behind, reach.at_cost)
+    return None if reach.behind is None and reach.times_best is None else ELSEWHERE
 
 
 def rivals(own: Score, others: Sequence[Score]) -> Iterator[Rival]:
@@ -114,8 +118,6 @@ def _course(reach: Reach, own: Score, others: Sequence[Score], boundary: bool) -
     found: list[Check] = []
     if reach.reversals is not None:
         found.append(Check("reversals", f"<= {reach.reversals}", str(own.reversals), own.reversals <= reach.reversals))
-    if reach.windows is not None and own.windows is not None:
-        found += _least("windows", reach.windows, own.windows)
     if reach.above_least is not None:
         found += _above_least(_BOUNDARY if boundary else reach.above_least, own, others)
     if reach.tickets is not None:

@@ -45,6 +45,9 @@ def test_on_another_plant_followers_judge_and_absolute_figures_do_not() -> None:
     assert reached(reach.checks(STEP, own, few, nominal=False)) == {"followers": False}, "too few to be a frontier"
     assert reached(reach.checks(STEP, own, [own, *MANY], nominal=False)) == {"followers": True}
     assert reached(reach.checks(STEP, own, [own, better, *MANY], nominal=False)) == {"followers": False}
+    trace = replace(STEP, reach=Reach(windows=0.99, times_best=1.10))
+    assert reached(reach.checks(trace, own, [own, *MANY], nominal=False)) == {"followers": True}
+    assert reached(reach.checks(CONSTANT, own, [own], nominal=False))["reversals"]
 
 
 def test_cost_is_held_against_the_cheapest_reference_that_is_as_good() -> None:

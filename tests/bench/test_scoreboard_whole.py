@@ -60,9 +60,7 @@ def test_every_row_that_asks_for_followers_has_them_in_the_plan() -> None:
     followed = {
         (name, plant) for part in PLAN if "followers" in part.who for name in part.rows for plant in part.plants
     }
-    assert {(name, 1.0) for name in asked} <= followed
-    absolute = {name for name, row in ROWS.items() if row.reach.offered is not None}
-    assert {(name, plant) for name in absolute for plant in OTHERS} <= followed
+    assert {(name, plant) for name in asked for plant in (1.0, *OTHERS)} <= followed
 
 
 def test_a_part_of_the_plan_that_follows_plimsoll_comes_after_it() -> None:

@@ -6,24 +6,22 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from plimsoll.core import buckets, forecast
-from plimsoll.core.autoscaler.allowance import allowed
+from plimsoll.core.autoscaler import owed
+from plimsoll.core.autoscaler.owed import Owed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.shortage import Refusals, Shortage
 from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posting
 from plimsoll.core.autoscaler.watch import Watch
-from plimsoll.core.chance import beyond
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.doubt import miss_costs
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.knee import HIGHEST_RATE
 from plimsoll.core.knee import Tier as Sized
-from plimsoll.core.lifecycle import Eta, eta
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.scaling import (
     Ask,
@@ -47,7 +45,6 @@ from plimsoll.core.workload import Workload
 TICK_S: Final = 1.0
 WATCH_S: Final = 10.0  # of arrivals before anything is made of them: the first two of a service may come together
 KEPT: Final = 6  # decisions that changed something, the last one and a few before it
-_USED: Final = 0.9  # of a load line: that more of it serves who comes back would leave no room for chance
 NO_REQUEST: Final = Unknown("no request has ended yet")
 NO_PAUSES: Final = Pauses()
 NOT_HEARD: Final = TierHeard(Measured(), 0.0, None, ())
@@ -231,49 +228,23 @@ class Service:
         for name, coming in demand.items():
             line, there = self.tiers[name].line, seen.tiers.get(name)
             if isinstance(coming, Demand) and isinstance(line, Line) and there is not None:
-                backlog, returning, relied = self._backlog_gpu_s(name, seen.heard), 0.0, 0.0
-                if (
-                    (told := self._returning_gpu_s(name, seen.heard)) > 0.0
-                    and _is_whole(there)
-                    and wish.slo is not None
-                ):
-                    returning = beyond(told, self._chance_gpu_s(name, coming.forecast, line, wish.slo, seen.heard))
-                elif told > 0.0:
-                    etas_s = self._etas_s(name, there, now_s)
-                    returning = max(0.0, told - self._served_gpu_s(name, there, coming.forecast, etas_s))
-                    relied = max(0.0, told - self._served_gpu_s(name, there, coming.forecast, [])) - returning
-                found[name] = Ask(
-                    line, coming.forecast, there.replicas, there.ready, wish.headroom, backlog, returning, relied
-                )
+                counts, backlog = (there.replicas, there.ready), self._backlog_gpu_s(name, seen.heard)
+                told = self._owed(name, there, line, coming.forecast, seen, wish, now_s)
+                found[name] = Ask(line, coming.forecast, *counts, wish.headroom, backlog, *told)
         return found
 
-    def _chance_gpu_s(self, name: str, coming: Forecast, line: Line, slo: Slo, heard: Heard) -> float:
-        """Work of those that may be refused by chance of what comes within a start-up.
-
-        They say nothing of a tier whose replicas are all there.
-        """
-        requests = coming.work * coming.horizon_s / line.request_gpu_s
-        return allowed(1.0 - slo.share, requests, _running(heard), self.tiers[name].arrival_cv2) * line.request_gpu_s
-
-    def _etas_s(self, name: str, there: TierSeen, now_s: float) -> list[float]:
-        """Seconds until each of those that start and can be counted on will likely be ready."""
-        found = [eta(self.tiers[name].ledger, pod, now_s) for pod in there.starting if pod.refused is None]
-        return sorted(one.likely_s for one in found if isinstance(one, Eta))
-
-    def _served_gpu_s(self, name: str, there: TierSeen, coming: Forecast, etas_s: Sequence[float]) -> float:
-        """Work beyond the forecast that ready replicas, and others from these times on, serve before one that is
-        ordered now is ready.
-
-        Who is told to come back is told a time by these; a replica that is ready after them serves only what is left.
-        """
-        need = self.needs.get(name)
-        if not isinstance(need, Need):
-            return 0.0
-        served, horizon_s = 0.0, coming.horizon_s
-        for ready, (from_s, to_s) in enumerate(pairwise([0.0, *etas_s, horizon_s]), start=there.ready):
-            spare = _USED * need.replica_work * ready - coming.work
-            served += max(0.0, spare) * max(0.0, min(to_s, horizon_s) - from_s)
-        return served
+    def _owed(
+        self, name: str, there: TierSeen, line: Line, coming: Forecast, seen: Seen, wish: Wish, now_s: float
+    ) -> Owed:
+        """Work of those told when to come back, as far as replicas of this tier are for it."""
+        told_gpu_s, tier, need = self._returning_gpu_s(name, seen.heard), self.tiers[name], self.needs.get(name)
+        if told_gpu_s <= 0.0:
+            return owed.NOTHING
+        if _is_whole(there) and wish.slo is not None:
+            missed, running = 1.0 - wish.slo.share, _running(seen.heard)
+            return owed.by_chance(told_gpu_s, coming, line.request_gpu_s, missed, running, tier.arrival_cv2)
+        work = need.replica_work if isinstance(need, Need) else 0.0
+        return owed.while_some_start(told_gpu_s, tier, there, coming, work, now_s)
 
     def decide(
         self,
