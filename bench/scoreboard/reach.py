@@ -42,9 +42,8 @@ class Rival(NamedTuple):
 
 
 def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool, boundary: bool = False) -> list[Check]:
-    """Each figure that the row asks for. nominal: whether absolute figures bind on this plant; elsewhere followers on it
-    are what attainment and cost are judged by. boundary: whether the least constant fleet would not carry a rate of 5 %
-    more."""
+    """Each figure that the row asks for. nominal: whether absolute figures bind on this plant; on others followers
+    are what attainment and cost are judged by. boundary: whether the least fleet would not carry 5 % more."""
     reach, found = row.reach, []
     if nominal:
         found += _least("offered", reach.offered, own.offered.value)
