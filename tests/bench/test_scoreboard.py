@@ -24,6 +24,7 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import profile, startup
 from plimsoll.sim.log import Log
+from plimsoll.sim.policies import registry
 from tests.bench.scores import a_run, a_score
 
 TALK = Lengths(2048.0, 256.0)
@@ -140,7 +141,12 @@ def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
         assert (task.key(before) == task.key(after)) is same, word
 
 
-@pytest.mark.parametrize("word", ["static:2", "follower:cap=64", "hpa-queue", "wva-queueing", "keda-ttft"])
+WITHOUT = {name: name for name in registry.names() if name != "plimsoll" and not name.startswith("dynamo-")} | {
+    "static": "static:2", "follower": "follower:cap=64", "clairvoyant": "clairvoyant:plan=0@1;40@2;90@1,cap=64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WITHOUT.values(), ids=WITHOUT)
 def test_who_does_without_the_operator_runs_none_of_its_code(word: str) -> None:
     """Else a kept run would be taken for one of a program that plays otherwise."""
     called: set[str] = set()
