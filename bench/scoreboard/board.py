@@ -19,8 +19,9 @@ from typing import Final
 
 from bench.scoreboard import expect, page, picture, report, search, store, table, whole
 from bench.scoreboard.plan import PLAN
-from bench.scoreboard.play import Task, code
+from bench.scoreboard.play import Task
 from bench.scoreboard.player import Player, Spent
+from bench.scoreboard.program import code
 from bench.scoreboard.rows import PLANTS, ROWS, SHORT, Row
 
 OUT: Final = Path("build/scoreboard")

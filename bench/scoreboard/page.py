@@ -14,15 +14,14 @@ from typing import Final
 from bench.scoreboard import bound, picture, reach, table
 from bench.scoreboard.judge import Score
 from bench.scoreboard.report import OWN, Board, Judged
-from bench.scoreboard.rows import ROWS
+from bench.scoreboard.rows import ROWS, Row
 from plimsoll.core.forecast.spare import MISS_COST
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 BEGIN: Final = "<!-- made by `python -m bench scoreboard --page` from here -->"
 END: Final = "<!-- to here -->"
 _DRAWN: Final = 8  # policies that make a picture worth having
-_KNOWING: Final = frozenset({"clairvoyant"})
-_YARDSTICKS: Final = frozenset({"plimsoll", "static", "follower", *_KNOWING})
+_YARDSTICKS: Final = frozenset({"plimsoll", "static", "follower", *reach.KNOWING})
 
 
 def write(board: Board, docs: Path = DOCS) -> None:
@@ -71,9 +70,10 @@ _TABLES: Final = (
     " counted. A column in which nobody has anything is left out."
 )
 _WHO: Final = (
-    "Offered in promise, and GPU-hours, of what was played. As good: what attains at least as much as Plimsoll (fleets"
-    " on traces and constant rates: what passes 99 % of windows), and of that the cheapest. At no more cost than"
-    " Plimsoll's: what attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
+    "What was played: offered in promise at how many GPU-hours, on traces and constant rates the windows that pass. As"
+    " good: what attains at least as much as Plimsoll, or passes 99 % of windows, and of that the cheapest. At no more"
+    " cost than Plimsoll's: what attains most. Knows the future: the cheapest that attains or passes 99 %, else what"
+    " attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
     " that whoever keeps the promise to as large a share of the first seed's requests as Plimsoll does needs at least."
 )
 
@@ -114,9 +114,10 @@ def _who(places: Sequence[Judged]) -> list[str]:
     lines = []
     for one in places:
         assert one.own is not None
-        cells = [_cell(choose(one, one.own)) for choose in _COLUMNS.values()]
+        cells = [_cell(ROWS[one.row], choose(one, one.own)) for choose in _COLUMNS.values()]
         if any(cells):
-            lines.append((f"`{one.place}`", _figures(one.own), *(cell or "-" for cell in cells), _least(one, one.own)))
+            own, least = _figures(ROWS[one.row], one.own), _least(one, one.own)
+            lines.append((f"`{one.place}`", own, *(cell or "-" for cell in cells), least))
     return table.markdown(("row", "plimsoll", *_COLUMNS, "nobody below"), lines)
 
 
@@ -126,7 +127,7 @@ def _prices(places: Sequence[Judged]) -> list[str]:
     priced = {place: scores for place, scores in each.items() if len(scores) > 1}
     costs = sorted({cost for scores in priced.values() for cost in scores})
     lines = [
-        (f"`{place}`", *(_figures(scores[cost]) if cost in scores else "-" for cost in costs))
+        (f"`{place}`", *(_figures(ROWS[place], scores[cost]) if cost in scores else "-" for cost in costs))
         for place, scores in priced.items()
     ]
     return table.markdown(("row", *map(str, costs)), lines) if lines else []
@@ -136,15 +137,16 @@ def _price(score: Score) -> int:
     return int(score.policy.partition("missCost=")[2] or MISS_COST)
 
 
-def _cell(score: Score | None) -> str:
+def _cell(row: Row, score: Score | None) -> str:
     """A schedule is told by its family alone: it is long, and of this trace."""
     if score is None:
         return ""
-    return f"{_figures(score)}, `{score.family if score.family in _KNOWING else score.policy}`"
+    return f"{_figures(row, score)}, `{score.family if score.family in reach.KNOWING else score.policy}`"
 
 
-def _figures(score: Score) -> str:
-    return f"{score.offered.value:.1%} at {score.gpu_hours.value:.2f}"
+def _figures(row: Row, score: Score) -> str:
+    found = f"{score.windows:.1%} of windows" if row.by_windows and score.windows is not None else None
+    return f"{found or f'{score.offered.value:.1%}'} at {score.gpu_hours.value:.2f}"
 
 
 def _least(place: Judged, own: Score) -> str:
@@ -157,37 +159,40 @@ def _cheapest(scores: Sequence[Score]) -> Score | None:
     return min(scores, key=lambda one: (one.gpu_hours.value, -one.offered.value), default=None)
 
 
-def _best(scores: Sequence[Score], most_hours: float) -> Score | None:
-    within = [one for one in scores if one.gpu_hours.value <= most_hours]
-    return max(within, key=lambda one: one.offered.value, default=None)
+def _best(place: Judged, scores: Sequence[Score], most_hours: float = math.inf) -> Score | None:
+    def attains(one: Score) -> tuple[float, float]:
+        return (one.windows or 0.0 if ROWS[place.row].by_windows else 0.0), one.offered.value
+
+    return max([one for one in scores if one.gpu_hours.value <= most_hours], key=attains, default=None)
+
+
+def _as_good(place: Judged, own: Score, scores: Sequence[Score]) -> Score | None:
+    row = ROWS[place.row]
+    return _cheapest([one for one in scores if reach.as_good(row, own.point, one.point)])
 
 
 def _fleet(place: Judged, own: Score) -> Score | None:
-    asked = ROWS[place.row].reach
-    by_windows = asked.windows is not None or asked.above_least is not None
-    fleets = [one for one in place.scores if one.family == "static"]
-    good = [one for one in fleets if (reach.keeps(one) if by_windows else one.offered.value >= own.offered.value)]
-    return _cheapest(good)
+    return _as_good(place, own, [one for one in place.scores if one.family == "static"])
 
 
 def _peer(place: Judged, own: Score) -> Score | None:
-    return _cheapest([one for one in _peers(place) if one.offered.value >= own.offered.value])
+    return _as_good(place, own, _peers(place))
 
 
 def _affordable(place: Judged, own: Score) -> Score | None:
-    return _best(_peers(place), own.gpu_hours.value)
+    return _best(place, _peers(place), own.gpu_hours.value)
 
 
 def _follower(place: Judged, own: Score) -> Score | None:
     followers = [one for one in place.scores if one.family == "follower"]
-    return _best(followers, own.gpu_hours.value)
+    return _best(place, followers, own.gpu_hours.value)
 
 
 def _knowing(place: Judged, own: Score) -> Score | None:
-    """The cheapest schedule that attains 99 %, else the one that attains most."""
-    schedules = [one for one in place.scores if one.family in _KNOWING]
-    good = [one for one in schedules if one.offered.value >= reach.KEEPS]
-    return _cheapest(good) or max(schedules, key=lambda one: one.offered.value, default=None)
+    by_windows = ROWS[place.row].by_windows
+    schedules = [one for one in place.scores if one.family in reach.KNOWING]
+    good = [one for one in schedules if (reach.keeps(one) if by_windows else one.offered.value >= reach.KEEPS)]
+    return _cheapest(good) or _best(place, schedules)
 
 
 def _peers(place: Judged) -> list[Score]:

@@ -7,17 +7,12 @@ sets that field of the manifest, for the frontier over it.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import plimsoll
-from bench.scoreboard.rows import Reach, Row
-from bench.scoreboard.slices import FOLDERS
+from bench.scoreboard.rows import Row
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim import profile, startup
@@ -36,19 +31,6 @@ HOUR_S: Final = 3600.0
 _MINUTE_S: Final = 60.0
 _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK: Final = 512  # prompt tokens that one of a trace's blocks stands for
-_DECIDING: Final = ("core", "api", "sim")
-OPERATORS: Final = ("core/autoscaler", "core/calibration", "core/forecast", "core/scaling", "core/signals")
-_ASIDE: Final = "core/planning"  # of it nothing runs in a fleet
-SHARED: Final = "core/scaling/leaving.py"  # which pod goes, whoever decided that one does
-_PLAYING: Final = ("loads.py", "play.py", "slices.py")
-_HERE: Final = Path(__file__).parent
-
-
-class Program(NamedTuple):
-    """Hashes of what has a say in a run: in one that the operator has a part in, and in one without it."""
-
-    whole: str
-    bare: str
 
 
 @dataclass(frozen=True)
@@ -71,49 +53,10 @@ class Task:
             return "cap=" not in self.policy and "gated=0" not in self.policy
         return "gated=1" in self.policy
 
-    def key(self, program: Program) -> str:
-        """Hash of all that the run depends on."""
-        bare = replace(self.row, name="", says="", reach=Reach(), seeds=0)
-        code = program.whole if self.operated else program.bare
-        return hashlib.sha256(repr((bare, self.plant, self.policy, self.seed, code)).encode()).hexdigest()[:24]
-
 
 def place(row: str, plant: float) -> str:
     """The row's name and its plant."""
     return row if plant == 1.0 else f"{row}@{plant:g}"
-
-
-def code() -> Program:
-    """The program, as far as it has a say in a run: comments and docstrings have none."""
-    root = Path(plimsoll.__file__).parent
-    files = [_HERE / name for name in _PLAYING] + [path for folder in FOLDERS for path in folder.glob("*.gz")]
-    files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
-    for name in _DECIDING:
-        files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
-    files = [path for path in files if not path.is_relative_to(root / _ASIDE)]
-    operators = {path for name in OPERATORS for path in (root / name).rglob("*")} - {root / SHARED}
-    whole, bare = hashlib.sha256(), hashlib.sha256()
-    for path in sorted(files):
-        read = path.read_bytes()
-        said = _executed(read) if path.suffix == ".py" else read
-        whole.update(said)
-        if path not in operators:
-            bare.update(said)
-    return Program(whole.hexdigest()[:12], bare.hexdigest()[:12])
-
-
-def _executed(source: bytes) -> bytes:
-    """The syntax tree, without the strings that stand as statements."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [one for one in body if not _is_word(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree).encode()
-
-
-def _is_word(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Minutes:

@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.scoreboard.play import Program, Task, play
+from bench.scoreboard.play import Task, play
+from bench.scoreboard.program import Program, key_of
 from bench.scoreboard.store import Store
 
 Made = Callable[[Task], dict[str, Any]]
@@ -39,7 +40,7 @@ class Player:
         self._began_s = self.clock()
 
     def __call__(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        keys = [task.key(self.program) for task in tasks]
+        keys = [key_of(task, self.program) for task in tasks]
         todo = {key: task for key, task in zip(keys, tasks, strict=True) if self.store.get(key) is None}
         for key, figures in self._make(todo) if todo else ():
             task = todo[key]

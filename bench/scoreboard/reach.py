@@ -13,7 +13,8 @@ from bench.scoreboard.judge import Score, Tickets
 from bench.scoreboard.rows import Reach, Row
 from plimsoll.sim.frontier import Point
 
-KEEPS: Final = 0.99  # of windows: what a constant fleet has to pass to keep a promise
+KEEPS: Final = 0.99  # of windows: what has to pass for a promise to be kept
+KNOWING: Final = frozenset({"clairvoyant"})  # who knows the future
 ELSEWHERE: Final = (0.02, 1 / 1.05)  # on other plants: how far behind followers at which share of our cost
 _ENOUGH: Final = 20  # followers on a frontier
 _TOLD: Final = 0.9
@@ -31,7 +32,7 @@ class Check(NamedTuple):
 
 
 class Rival(NamedTuple):
-    """A follower, and Plimsoll over the same seeds."""
+    """Another policy, and Plimsoll over the same seeds."""
 
     own: Point
     its: Point
@@ -54,7 +55,7 @@ def checks(row: Row, own: Score, others: Sequence[Score], nominal: bool, boundar
     if followed is not None:
         found += _behind(*followed, own, others)
     if nominal and reach.times_best is not None:
-        found += _times_best(reach.times_best, own, others, by_windows=reach.windows is not None)
+        found += _times_best(reach.times_best, row, own, others)
     if nominal and reach.windows is not None and own.windows is not None:
         found += _least("windows", reach.windows, own.windows)
     found += _course(reach, own, others, boundary)
@@ -74,33 +75,43 @@ def allowance(row: Row, nominal: bool) -> tuple[float, float] | None:
 
 
 def rivals(own: Score, others: Sequence[Score]) -> Iterator[Rival]:
-    """Followers that were played with a seed that Plimsoll was played with."""
+    """All but Plimsoll that were played with a seed that it was played with."""
     for one in others:
         seeds = own.each.keys() & one.each.keys()
-        if one.family == "follower" and seeds:
+        if one.family != own.family and seeds:
             yield Rival(own.over(seeds), one.over(seeds))
 
 
+def followers(own: Score, others: Sequence[Score]) -> list[Rival]:
+    return list(rivals(own, [one for one in others if one.family == "follower"]))
+
+
 def best_rival(own: Score, others: Sequence[Score], at_cost: float) -> Rival | None:
-    """The one that is better by most at no more than a share of our GPU-hours."""
-    affordable = [one for one in rivals(own, others) if one.its.gpu_hours <= one.own.gpu_hours * at_cost]
+    """The follower that is better by most at no more than a share of our GPU-hours."""
+    affordable = [one for one in followers(own, others) if one.its.gpu_hours <= one.own.gpu_hours * at_cost]
     return max(affordable, key=lambda one: (one.better, -one.its.gpu_hours), default=None)
 
 
-def cheapest_rival(own: Score, others: Sequence[Score], by_windows: bool) -> Rival | None:
-    """The cheapest, relative to ours, of those that attain as much, in windows or in all."""
-
-    def as_good(one: Rival) -> bool:
-        if by_windows and one.own.windows is not None:
-            return (one.its.windows or 0.0) >= one.own.windows
-        return one.better >= 0.0
-
-    good = [one for one in rivals(own, others) if as_good(one)]
+def cheapest_rival(row: Row, own: Score, others: Sequence[Score]) -> Rival | None:
+    """The cheapest, relative to ours, of those that attain as much, whoever they are but for those that know the
+    future."""
+    good = [
+        one
+        for one in rivals(own, [each for each in others if each.family not in KNOWING])
+        if as_good(row, one.own, one.its)
+    ]
     return min(good, key=lambda one: one.its.gpu_hours / one.own.gpu_hours, default=None)
 
 
+def as_good(row: Row, own: Point, its: Point) -> bool:
+    """Whether it attains as much: by windows as many as Plimsoll, or as have to pass."""
+    if row.by_windows:
+        return (its.windows or 0.0) >= min(KEEPS, own.windows or 0.0)
+    return its.attainment >= own.attainment
+
+
 def keeps(one: Score) -> bool:
-    """Whether a constant fleet keeps the promise in 99 % of windows."""
+    """Whether it keeps the promise in 99 % of windows."""
     return (one.windows or 0.0) >= KEEPS
 
 
@@ -161,7 +172,7 @@ def _most(name: str, asked: float | None, found: float) -> list[Check]:
 def _behind(most: float, at_cost: float, own: Score, others: Sequence[Score]) -> list[Check]:
     """How much better the best follower is that costs no more."""
     asked = f"<= {most:.0%} behind followers" + ("" if at_cost == 1.0 else " at 5 % less")
-    if few := _too_few("followers", asked, len(list(rivals(own, others)))):
+    if few := _too_few("followers", asked, len(followers(own, others))):
         return few
     best = best_rival(own, others, at_cost)
     if best is None:
@@ -169,12 +180,12 @@ def _behind(most: float, at_cost: float, own: Score, others: Sequence[Score]) ->
     return [Check("followers", asked, f"{best.better:+.2%} ({best.its.word})", best.better <= most)]
 
 
-def _times_best(most: float, own: Score, others: Sequence[Score], by_windows: bool) -> list[Check]:
-    """GPU-hours over those of the cheapest reference that attains as much, in windows or in all."""
-    asked = f"<= {most:.2f} times the cheapest reference as good"
-    if few := _too_few("cost", asked, len(list(rivals(own, others)))):
+def _times_best(most: float, row: Row, own: Score, others: Sequence[Score]) -> list[Check]:
+    """GPU-hours over those of the cheapest that attains as much."""
+    asked = f"<= {most:.2f} times the cheapest as good"
+    if few := _too_few("cost", asked, len(followers(own, others))):
         return few
-    best = cheapest_rival(own, others, by_windows)
+    best = cheapest_rival(row, own, others)
     if best is None:
         return [Check("cost", asked, "none is as good", True)]
     times = best.own.gpu_hours / best.its.gpu_hours

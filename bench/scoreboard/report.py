@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from bench.scoreboard import judge, reach
 from bench.scoreboard.judge import Mean, Score, Tickets
-from bench.scoreboard.play import Program, Task, place
+from bench.scoreboard.play import Task, place
+from bench.scoreboard.program import Program, key_of
 from bench.scoreboard.reach import Check
 from bench.scoreboard.rows import PLANTS, RAISED, ROWS, Row
 from bench.scoreboard.store import Run
@@ -78,7 +79,7 @@ def board(runs: Iterable[Run], program: Program, left: Sequence[str]) -> Board:
 def of_program(runs: Iterable[Run], program: Program) -> list[Run]:
     """Those that this program made, of rows as they are now."""
     known = {**ROWS, **{row.name: row for row in RAISED.values()}}
-    return [run for run in runs if run.row in known and run.key == _task(run, known).key(program)]
+    return [run for run in runs if run.row in known and run.key == key_of(_task(run, known), program)]
 
 
 def _task(run: Run, known: Mapping[str, Row]) -> Task:
@@ -99,7 +100,10 @@ def judged(row: Row, plant: float, scores: Sequence[Score], boundary: bool) -> J
     own = next((one for one in scores if one.policy == OWN), None)
     checks = [] if own is None else reach.checks(row, own, scores, plant == 1.0, boundary)
     followers = [one for one in scores if one.family == "follower"]
-    told = {one.word for one in frontier.front([follower.point for follower in followers])}
+    points = [one.point for one in followers]
+    told = {one.word for one in frontier.front(points)}
+    if row.by_windows:
+        told |= {one.word for one in frontier.front(replace(one, attainment=one.windows or 0.0) for one in points)}
     told |= {one.policy for one in followers if any(f"({one.policy})" in check.found for check in checks)}
     kept = [one for one in scores if one.family != "follower" or one.policy in told]
     return Judged(row.name, plant, len(followers), boundary, kept, checks)

@@ -23,10 +23,11 @@ class Reach:
     """What Plimsoll has to reach, as means over the seeds; None where a row does not ask for it.
 
     offered, admitted: least attainment. gpu_hours, mean_replicas: most. behind: by how much the best follower at
-    `at_cost` times our GPU-hours may be better. times_best: most GPU-hours over those of the cheapest reference that
-    attains as much. windows: least share of windows that pass. reversals: most in a phase. above_least: most replicas,
-    in the mean after the first hour, above the smallest constant fleet that keeps the promise. tickets: least share of
-    the tickets of up to 60 s whose holders get in at their first retry, and of those of 60 to 120 s by their second.
+    `at_cost` times our GPU-hours may be better. times_best: most GPU-hours over those of the cheapest that attains as
+    much and does not know the future. windows: least share of windows that pass. reversals: most in a phase.
+    above_least: most replicas, in the mean after the first hour, above the smallest constant fleet that keeps the
+    promise. tickets: least share of the tickets of up to 60 s whose holders get in at their first retry, and of those
+    of 60 to 120 s by their second.
     """
 
     offered: float | None = None
@@ -66,6 +67,11 @@ class Row:
     ttft_per_k_token: str | None = None
     percentile: int = 95
     clients: str = "none"
+
+    @property
+    def by_windows(self) -> bool:
+        """Whether who does as well is judged by the windows that pass, not by attainment."""
+        return self.reach.windows is not None or self.reach.above_least is not None
 
     def manifest(self) -> dict[str, Any]:
         """The row's InferenceService."""

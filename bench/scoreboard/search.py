@@ -133,14 +133,14 @@ def policies(row: Row) -> list[str]:
 
 
 def peers(row: Row) -> list[str]:
-    """Each at the settings that were found on the row; where it was not searched for there, at those that were found on
-    another row, of the same engines if there is one, and at its defaults."""
+    """Each at its defaults and at the settings that were found on the row, or, where it was not searched for there, on
+    another one, of the same engines if there is one."""
     found = _found()
     alike = sorted(found, key=lambda name: ROWS[name].hardware != row.hardware)
     wanted: dict[str, None] = {}
     for name in _PEERS:
         elsewhere = next((found[other][name] for other in alike if name in found[other]), [])
-        wanted |= dict.fromkeys(found.get(row.name, {}).get(name) or [*elsewhere, name])
+        wanted |= dict.fromkeys([*(found.get(row.name, {}).get(name) or elsewhere), name])
     scene = ground(row, 1.0, row.load.make(1)).scene
     return [word for word in wanted if _possible(word, scene)]
 

@@ -17,7 +17,7 @@ from typing import Final
 from plimsoll.sim import trace
 from plimsoll.sim.visit import Asked
 
-FOLDERS: Final = (Path(__file__).parent / "traces", Path(__file__).parents[1] / "picking" / "data")
+_FOLDERS: Final = (Path(__file__).parent / "traces", Path(__file__).parents[1] / "picking" / "data")
 _BLOCKS: Final = 1_000_000_000  # more than any trace has
 
 
@@ -33,21 +33,21 @@ class Slice:
     factor: float = 1.0
     blocks: bool = False
 
+    @property
+    def path(self) -> Path:
+        return next(folder / self.file for folder in _FOLDERS if (folder / self.file).exists())
+
     def make(self, seed: int) -> list[Asked]:
         random = Random(seed)
         if not self.blocks:
-            return trace.scaled(trace.read(_path(self.file)), self.factor, random)
-        asked = _with_blocks(_path(self.file))
+            return trace.scaled(trace.read(self.path), self.factor, random)
+        asked = _with_blocks(self.path)
         laid: list[Asked] = []
         for copy in range(math.ceil(self.factor)):
             shift_s = random.uniform(0.0, self.length_s) if copy else 0.0
             kept = [one for one in asked if random.random() < self.factor - copy]
             laid += [_moved(one, (one.at_s + shift_s) % self.length_s, copy * _BLOCKS) for one in kept]
         return sorted(laid, key=lambda one: one.at_s)
-
-
-def _path(file: str) -> Path:
-    return next(folder / file for folder in FOLDERS if (folder / file).exists())
 
 
 def _moved(one: Asked, at_s: float, by: int) -> Asked:

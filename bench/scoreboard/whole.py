@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from bench.scoreboard import judge, play, reach, search
 from bench.scoreboard.judge import Score
+from bench.scoreboard.loads import Phases
 from bench.scoreboard.plan import Part
 from bench.scoreboard.play import Task, ground
 from bench.scoreboard.player import Spent
@@ -33,6 +34,7 @@ _FOLLOWERS: Final = 20  # at least, with those that a search had left
 _GATED: Final = 4
 _LEADERS: Final = 2
 _SCHEDULES: Final = 20
+_TOLD_MARGINS: Final = (0.65, 0.85)
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,20 @@ def _followers(place: Place, _: str) -> None:
     scores += (capped := list(_up_to(place, most_hours, _FOLLOWERS - _GATED - len(scores))))
     ordered = sorted(capped, key=lambda one: _too_dear_last(one, most_hours))
     gated = [word for one in ordered if (word := f"{one.policy.rpartition(',')[0]},gated=1") not in known]
-    scores += [place.score(word) for word in gated[:_GATED]]
+    scores += [place.score(word) for word in (*gated[:_GATED], *_told(place.row))]
     if place.seeds > 1:
         _leading(place, at_cost, scores)
+
+
+def _told(row: Row) -> Iterator[str]:
+    """Some that are told the rate of each moment, where a request of one moment is like that of any other."""
+    phases = row.load.phases if isinstance(row.load, Phases) else ()
+    if len(row.tiers) > 1 or len({phase.lengths for phase in phases}) != 1:
+        return
+    begins = itertools.accumulate((phase.seconds for phase in phases[:-1]), initial=0.0)
+    rates = ";".join(f"{at_s:g}@{phase.rate:g}" for at_s, phase in zip(begins, phases, strict=True))
+    for margin, spare in itertools.product(_TOLD_MARGINS, (0, 1)):
+        yield f"follower:margin={margin},spare={spare},hold=0,rates={rates},gated=1"
 
 
 def _too_dear_last(one: Score, most_hours: float) -> tuple[float, float]:
@@ -131,9 +144,10 @@ def _fleets(place: Place, _: str) -> None:
 
 def _any_good(place: Place, own: Score, replicas: int) -> bool:
     """Whether one of the fleets with so many replicas does as well; all of them are played."""
-    by_windows = place.row.reach.windows is not None or place.row.reach.above_least is not None
     scores = [place.score(word, place.seeds) for word in _constant(place.row, replicas)]
-    return any(reach.keeps(one) if by_windows else one.offered.value >= own.offered.value for one in scores)
+    if place.row.by_windows:
+        return any(reach.keeps(one) for one in scores)
+    return any(one.offered.value >= own.offered.value for one in scores)
 
 
 def _constant(row: Row, replicas: int) -> list[str]:

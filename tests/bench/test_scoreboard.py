@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import plimsoll
-from bench.scoreboard import expect, judge, picture, play, report, search, table
+from bench.scoreboard import expect, judge, picture, play, program, report, search, slices, table
 from bench.scoreboard.loads import Lengths, Phase, Phases, Renewal, Sine
-from bench.scoreboard.play import Program, Task, replicas
+from bench.scoreboard.play import Task, replicas
+from bench.scoreboard.program import Program, key_of
 from bench.scoreboard.rows import ROWS, SHORT, Reach
 from bench.scoreboard.slices import Slice
 from bench.scoreboard.store import Store
@@ -99,12 +100,12 @@ def test_copies_of_prompts_that_share_beginnings_are_other_prompts() -> None:
 
 
 def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = play.code()
+    before = program.code()
     real = Path.read_bytes
     monkeypatch.setattr(
         Path, "read_bytes", lambda path: real(path) + (b" " if path.name == "h200-8b-hot.json" else b"")
     )
-    assert play.code() != before
+    assert program.code() != before
 
 
 @pytest.mark.parametrize(
@@ -115,19 +116,29 @@ def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.
 def test_another_program_is_one_that_does_something_else(
     monkeypatch: pytest.MonkeyPatch, added: bytes, another: bool
 ) -> None:
-    before, real = play.code(), Path.read_bytes
+    before, real = program.code(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (added if path.name == "knee.py" else b""))
-    assert [one != other for one, other in zip(before, play.code(), strict=True)] == [another, another]
+    assert [one != other for one, other in zip(before, program.code(), strict=True)] == [another, another]
+
+
+def test_a_run_depends_on_its_own_trace_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = "azure-code-2023.csv.gz"
+    rows = [ROWS["azure-code"], ROWS["servegen-r1"], STEP]
+    before = [key_of(Task(row, 1.0, "plimsoll", 1), CODE) for row in rows]
+    (tmp_path / file).write_bytes(b"another")
+    monkeypatch.setattr(slices, "_FOLDERS", (tmp_path, *slices._FOLDERS))
+    after = [key_of(Task(row, 1.0, "plimsoll", 1), CODE) for row in rows]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, False, False]
 
 
 def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, real = play.code(), Path.read_bytes
+    before, real = program.code(), Path.read_bytes
     monkeypatch.setattr(
         Path, "read_bytes", lambda path: real(path) + (b"\n_MORE = 1\n" if path.name == "level.py" else b"")
     )
-    after = play.code()
+    after = program.code()
     assert after.whole != before.whole
     assert after.bare == before.bare
     for word, same in {
@@ -138,7 +149,7 @@ def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
         "hpa-queue:gated=1": False,
     }.items():
         task = Task(STEP, 1.0, word, 1)
-        assert (task.key(before) == task.key(after)) is same, word
+        assert (key_of(task, before) == key_of(task, after)) is same, word
 
 
 WITHOUT = {name: name for name in registry.names() if name != "plimsoll" and not name.startswith("dynamo-")} | {
@@ -159,7 +170,7 @@ def test_who_does_without_the_operator_runs_none_of_its_code(word: str) -> None:
     root = Path(plimsoll.__file__).parent
     own = {str(Path(name).relative_to(root)) for name in called if Path(name).is_relative_to(root)}
     assert "sim/world.py" in own
-    assert not [name for name in own - {play.SHARED} if name.startswith(play.OPERATORS)]
+    assert not [name for name in own - {program.SHARED} if name.startswith(program.OPERATORS)]
 
 
 def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
@@ -214,7 +225,7 @@ def test_static_fleets_of_all_sizes_are_tried() -> None:
     assert len(search.words("static", ROWS["step-60-pd"])) == 16
 
 
-def test_who_was_not_searched_for_on_a_row_is_played_as_found_elsewhere_and_at_its_defaults(
+def test_peers_are_played_at_their_defaults_and_as_found_on_the_row_or_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
@@ -223,7 +234,7 @@ def test_who_was_not_searched_for_on_a_row_is_played_as_found_elsewhere_and_at_i
         "guide": {"kpa": ["kpa:target=24"]},
     }
     (tmp_path / "found.json").write_text(json.dumps(found))
-    assert [word for word in search.peers(STEP) if "apa" in word] == ["apa:target=8"]
+    assert [word for word in search.peers(STEP) if "apa" in word] == ["apa:target=8", "apa"]
     assert [word for word in search.peers(ROWS["ramp-120"]) if "apa" in word] == ["apa:target=8", "apa"]
     same = {"apa:target=8", "apa", "kpa:target=24", "kpa", "wva"}
     assert same <= set(search.peers(ROWS["constant-4-poisson"])), "of other engines where these have none"
@@ -262,14 +273,17 @@ def test_mean_replicas_count_starting_and_draining_ones() -> None:
 
 def test_the_key_is_that_of_what_is_played() -> None:
     task = Task(STEP, 1.0, "plimsoll", 1)
-    assert task.key(CODE) == Task(replace(STEP, reach=Reach(), says="other", seeds=3), 1.0, "plimsoll", 1).key(CODE)
+    same = replace(task, row=replace(STEP, reach=Reach(), says="other", seeds=3))
+    assert key_of(task, CODE) == key_of(same, CODE)
     others = [
         Task(replace(STEP, start_up="61"), 1.0, "plimsoll", 1),
         replace(task, plant=0.7),
         replace(task, policy="static:3"),
         replace(task, seed=2),
     ]
-    assert len({task.key(CODE), task.key(Program("other", "bare")), *(one.key(CODE) for one in others)}) == 6
+    assert (
+        len({key_of(task, CODE), key_of(task, Program("other", "bare")), *(key_of(one, CODE) for one in others)}) == 6
+    )
 
 
 def test_runs_are_found_again_and_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

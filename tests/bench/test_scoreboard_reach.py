@@ -50,12 +50,23 @@ def test_on_another_plant_followers_judge_and_absolute_figures_do_not() -> None:
     assert reached(reach.checks(CONSTANT, own, [own], nominal=False))["reversals"]
 
 
-def test_cost_is_held_against_the_cheapest_reference_that_is_as_good() -> None:
+def test_cost_is_held_against_the_cheapest_as_good_that_does_not_know_the_future() -> None:
     row = replace(STEP, reach=Reach(times_best=1.10))
-    own, cheap = a_score("plimsoll", 0.96, 1.2), a_score("follower:spare=1", 0.96, 1.0)
-    bad, peer = a_score("follower:spare=0", 0.90, 0.8), a_score("hpa-queue", 0.99, 0.7)
-    assert not reached(reach.checks(row, own, [own, cheap, bad, peer, *MANY], nominal=True))["cost"]
-    assert reached(reach.checks(row, own, [own, bad, peer, *MANY], nominal=True))["cost"]
+    own, bad = a_score("plimsoll", 0.96, 1.2), a_score("follower:spare=0", 0.90, 0.8)
+    knowing = a_score("clairvoyant:plan=0@1", 1.0, 0.7)
+    others = [own, bad, knowing, a_score("plimsoll:missCost=80", 0.99, 0.9), *MANY]
+    assert reached(reach.checks(row, own, others, nominal=True))["cost"]
+    for word in ("follower:spare=1", "static:1", "hpa-queue"):
+        assert not reached(reach.checks(row, own, [*others, a_score(word, 0.96, 1.0)], nominal=True))["cost"], word
+
+
+def test_on_a_trace_who_passes_as_many_windows_as_have_to_is_as_good() -> None:
+    row = replace(STEP, reach=Reach(windows=0.99, times_best=1.10))
+    own = a_score("plimsoll", 0.96, 1.2, windows={"n": 100, "passed": 100})
+    bad = a_score("hpa-queue", 0.99, 0.7, windows={"n": 100, "passed": 98})
+    assert reached(reach.checks(row, own, [own, bad, *MANY], nominal=True))["cost"]
+    good = a_score("static:2", 0.94, 1.0, **GOOD)
+    assert not reached(reach.checks(row, own, [own, bad, good, *MANY], nominal=True))["cost"]
 
 
 def test_a_constant_rate_is_held_against_the_least_fleet_that_keeps_the_promise() -> None:
@@ -110,10 +121,10 @@ def test_a_follower_is_held_against_the_same_seeds() -> None:
     assert reach.best_rival(own, [elsewhere], 1.0) is None, "no seed in common"
 
 
-def test_the_cheapest_reference_is_held_against_the_same_seeds() -> None:
+def test_the_cheapest_is_held_against_the_same_seeds() -> None:
     own = seeds_of("plimsoll", (0.96, 1.0), (0.96, 1.6))
     once = seeds_of("follower:spare=1", (0.97, 1.0))
-    best = reach.cheapest_rival(own, [once], by_windows=False)
+    best = reach.cheapest_rival(STEP, own, [once])
     assert best is not None
     assert best.own.gpu_hours == best.its.gpu_hours
 

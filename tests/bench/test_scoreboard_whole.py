@@ -13,10 +13,12 @@ import pytest
 
 from bench.scoreboard import bound, page, report, search, whole
 from bench.scoreboard.plan import PLAN, Part
-from bench.scoreboard.play import Program, Task
+from bench.scoreboard.play import Task, ground
 from bench.scoreboard.player import Player, Spent
+from bench.scoreboard.program import Program
 from bench.scoreboard.rows import OTHERS, RAISED, ROWS
 from bench.scoreboard.store import Store, commit
+from plimsoll.sim.policies import registry
 from tests.bench.scores import a_board, a_run
 
 Made = Callable[[Task], dict[str, Any]]
@@ -41,6 +43,10 @@ class Field:
 
     def words(self, prefix: str) -> list[str]:
         return list(dict.fromkeys(one.policy for one in self.tasks if one.policy.startswith(prefix)))
+
+    def untold(self) -> list[str]:
+        """Followers that measure the rate."""
+        return [word for word in self.words("follower") if "rates=" not in word]
 
 
 # ---------------------------------------------------------------- the plan
@@ -95,9 +101,9 @@ def followed(task: Task) -> dict[str, Any]:
 def test_followers_are_played_cheapest_first_until_there_are_enough_and_the_best_at_our_cost_behind_the_gate() -> None:
     field = Field(followed)
     whole.follow([Part("p", ("step-60",), ("followers",))], field)
-    assert [word for word in field.words("follower") if "cap" in word] == FOLLOWERS[:16]
-    assert field.words("follower")[16:] == [f"follower:spare={n},gated=1" for n in (4, 3, 2, 1)]
-    assert len(field.words("follower")) == 20
+    assert [word for word in field.untold() if "cap" in word] == FOLLOWERS[:16]
+    assert field.untold()[16:] == [f"follower:spare={n},gated=1" for n in (4, 3, 2, 1)]
+    assert len(field.untold()) == 20
 
 
 @pytest.mark.usefixtures("screened")
@@ -106,22 +112,22 @@ def test_where_few_cost_no_more_than_plimsoll_there_are_enough_followers_all_the
     (tmp_path / "found.json").write_text('{"step-60": {"follower-frontier": ["follower:spare=0,gated=1"]}}')
     field = Field(lambda task: {**followed(task), **({"gpu_hours": 0.6} if task.policy == "plimsoll" else {})})
     whole.follow([Part("p", ("step-60",), ("followers",))], field)
-    assert len(field.words("follower")) == 20
-    assert field.words("follower")[16:] == [f"follower:spare={n},gated=1" for n in (1, 2, 3, 4)]
+    assert len(field.untold()) == 20
+    assert field.untold()[16:] == [f"follower:spare={n},gated=1" for n in (1, 2, 3, 4)]
 
 
 @pytest.mark.usefixtures("screened")
 def test_where_many_cost_no_more_than_plimsoll_all_of_those_are_played() -> None:
     field = Field(lambda task: {**followed(task), **({"gpu_hours": 2.95} if task.policy == "plimsoll" else {})})
     whole.follow([Part("p", ("step-60",), ("followers",))], field)
-    assert len([word for word in field.words("follower") if "cap" in word]) == 26, "25 of them cost no more"
+    assert len([word for word in field.untold() if "cap" in word]) == 26, "25 of them cost no more"
 
 
 @pytest.mark.usefixtures("screened")
 def test_on_another_machine_those_count_that_cost_five_percent_less() -> None:
     field = Field(followed)
     whole.follow([Part("p", ("step-60",), ("followers",), plants=(1.4,))], field)
-    assert next(word for word in field.words("follower") if "gated" in word) == "follower:spare=3,gated=1"
+    assert next(word for word in field.untold() if "gated" in word) == "follower:spare=3,gated=1"
     assert {one.plant for one in field.tasks} == {1.4}
 
 
@@ -139,6 +145,18 @@ def test_who_leads_is_played_with_all_seeds_and_then_the_next_one_that_does() ->
     assert "plimsoll" in more
     assert "follower:spare=4,gated=1" in more
     assert len(more) == 3, "it was luck, so that another one leads"
+
+
+@pytest.mark.usefixtures("screened")
+def test_followers_are_told_the_rate_where_all_requests_are_alike() -> None:
+    field = Field(followed)
+    whole.follow([Part("p", ("step-60", "ramp-120", "shift-60-pd", "azure-code"), ("followers",))], field)
+    told = [one for one in field.tasks if "rates=" in one.policy]
+    assert {one.row.name for one in told} == {"step-60"}
+    assert {one.policy.partition("rates=")[2] for one in told} == {"0@6;300@36;1200@6,gated=1"}
+    assert len(told) == 4
+    scene = ground(STEP, 1.0, STEP.load.make(1)).scene
+    assert all(registry.parse(one.policy, scene).operator for one in told)
 
 
 # ---------------------------------------------------------------- constant fleets
@@ -316,6 +334,25 @@ def test_the_page_says_what_was_missed_and_who_does_as_well_at_which_cost(tmp_pa
     who = "| `step-60` | 94.0% at 1.26 | 97.0% at 1.50, `static:3` | 95.0% at 1.80, `kpa:target=4` |"
     who += " 50.0% at 0.90, `apa` | 90.0% at 1.00, `follower:spare=0` | 99.1% at 1.20, `clairvoyant` |"
     assert f"{who} {math.floor(100 * bound.least(STEP, 1.0, 0.94)) / 100} |" in text
+
+
+def test_on_a_trace_windows_say_who_does_as_well(tmp_path: Path) -> None:
+    """Attainment in all would name the dearer peer, and a schedule of which windows fail."""
+    row, good, bad = ROWS["azure-code"], {"n": 100, "passed": 99}, {"n": 100, "passed": 98}
+    made = {
+        "plimsoll": a_run(0.995, 9.0, windows={"n": 100, "passed": 100}),
+        "kpa": a_run(0.996, 9.9, windows=good),
+        "apa": a_run(0.990, 9.5, windows=good),
+        "clairvoyant:plan=0@8": a_run(0.991, 7.0, windows=bad),
+        "clairvoyant:plan=0@9": a_run(0.985, 8.0, windows=good),
+        "follower:spare=1": a_run(0.980, 8.9, windows=good),
+        "follower:spare=0": a_run(0.994, 8.8, windows=bad),
+    }
+    player = a_player(tmp_path, lambda task: made[task.policy])
+    player([Task(row, 1.0, word, 1) for word in made])
+    text = page.summary(report.board(player.store, CODE, []))
+    assert "| `azure-code` | 100.0% of windows at 9.00 | - | 99.0% of windows at 9.50, `apa` | - |" in text
+    assert " 99.0% of windows at 8.90, `follower:spare=1` | 99.0% of windows at 8.00, `clairvoyant` |" in text
 
 
 def test_other_prices_of_a_miss_stand_beside_the_usual_one(tmp_path: Path) -> None:
