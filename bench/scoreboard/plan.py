@@ -30,6 +30,7 @@ _FOLLOWED: Final = (*_STEPS, "ramp-120", "guide")
 _PAIRS: Final = ("step-60-pd", "shift-60-pd")
 _RETURNING: Final = ("retry-honour", "retry-ignore", "retry-mixed")
 _TRACES: Final = ("azure-code", "servegen-large", "servegen-r1")
+_HALF_DAY: Final = ("servegen-r1-half-day",)
 _CONSTANT: Final = tuple(name for name in ROWS if name.startswith("constant-"))
 _CONSTANT_FIRST: Final = _CONSTANT[::4] + _CONSTANT[3::4]  # each rate once, every second one with bursts
 _PRICED: Final = ("step-60", "step-120", "step-240")
@@ -57,6 +58,8 @@ PLAN: Final = (
     Part("clients that come back, on other machines", _RETURNING, ("plimsoll",), plants=OTHERS),
     Part("rows of which nothing is asked", ("mooncake", "ragpulse-week"), ("plimsoll", "fleets")),
     Part("schedules that know the future, on traces", _TRACES, ("schedules",)),
+    Part("half a day", _HALF_DAY, ("plimsoll", "fleets", "followers", "peers", "schedules")),
+    Part("half a day on other machines", _HALF_DAY, ("plimsoll", "followers"), plants=OTHERS),
     Part("traces on other machines", _TRACES, ("plimsoll", "followers"), plants=OTHERS),
     Part("each constant rate once, on other machines", _CONSTANT_FIRST, ("plimsoll", "fleets"), plants=OTHERS),
 )

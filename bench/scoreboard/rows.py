@@ -216,6 +216,18 @@ def _traces() -> Iterable[Row]:
         **fixed,
     )
     yield Row(
+        "servegen-r1-half-day",
+        "ServeGen DeepSeek-R1, noon to midnight: 1 to 6 requests/s with long answers on a 70B; engines start in 60 to 120 s",
+        Slice("servegen-deepseek-r1-half-day.csv.gz", 43_200.0),
+        ttft="2s",
+        tpot="80ms",
+        ttft_per_k_token="400ms",
+        tiers=(("serve", 1, 12),),
+        initial=(7,),
+        hardware="h200-70b",
+        **fixed,
+    )
+    yield Row(
         "mooncake",
         "Mooncake's synthetic trace with its shared beginnings, 8 copies; engines start in 60 to 120 s",
         Slice("synthetic.csv.gz", 1030.0, 8.0, blocks=True),
