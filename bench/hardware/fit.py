@@ -1,6 +1,6 @@
 """The law of a step from an engine's step log: six coefficients, of all steps and of a cool and a hot card apart.
 
-    python -m bench.hardware.fit DIR --profile FILE [--name NAME]
+    python -m bench.hardware.fit DIR [--profile FILE]
 
 Problem: a single step's end is stamped late while the next one is being launched, so that neighbours lend each other
 time; and a card at its power limit is slower than a cool one.

@@ -10,8 +10,11 @@ from plimsoll.core.planning.plan import NoPlan
 from plimsoll.core.slo import Slo
 
 
-def main(_: list[str]) -> int:
-    """Prints all of it; a minute or two."""
+def main(words: list[str]) -> int:
+    """Prints all of it; a minute or two. It takes no words."""
+    if words:
+        print(__doc__)
+        return 0 if {"-h", "--help"} & set(words) else 2
     print("DistServe: OPT-13B on A100, share within 200 ms and 100 ms\n")
     _table(("engine (GPUs)", "req/s", "real runs", "law", "p50 TPOT real, ms", "law, ms"), _distserve())
     theirs, ours, vllm = cases.searched()

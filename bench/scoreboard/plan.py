@@ -51,7 +51,7 @@ PLAN: Final = (
     Part("the other constant rates", _CONSTANT, ("plimsoll", "fleets")),
     Part("three seeds", _KNOWN, ("plimsoll", "fleets"), seeds=3),
     Part("the price of a miss", _PRICED, _PRICES),
-    Part("leading followers, three seeds", _FOLLOWED, ("followers",), seeds=3),
+    Part("leading followers, three seeds", (*_FOLLOWED, *_PAIRS), ("followers",), seeds=3),
     Part("peers on traces", _TRACES, ("peers",)),
     Part("the step, ten seeds", _STEPS, ("plimsoll", "fleets"), seeds=10),
     Part("pairs on other machines", _PAIRS, ("plimsoll", "followers"), plants=OTHERS),

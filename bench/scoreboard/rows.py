@@ -217,7 +217,7 @@ def _traces() -> Iterable[Row]:
     )
     yield Row(
         "servegen-r1-half-day",
-        "ServeGen DeepSeek-R1, noon to midnight: 1 to 6 requests/s with long answers on a 70B; engines start in 60 to 120 s",
+        "ServeGen DeepSeek-R1, noon to midnight: 1 to 6 requests/s, long answers, a 70B; engines start in 60 to 120 s",
         Slice("servegen-deepseek-r1-half-day.csv.gz", 43_200.0),
         ttft="2s",
         tpot="80ms",

@@ -32,7 +32,7 @@ OWN: Final = "plimsoll"
 _SCREENED: Final = 40
 _FOLLOWERS: Final = 20  # at least, with those that a search had left
 _GATED: Final = 4
-_LEADERS: Final = 2
+_LEADERS: Final = 4
 _SCHEDULES: Final = 20
 _TOLD_MARGINS: Final = (0.65, 0.85)
 
@@ -114,10 +114,12 @@ def _up_to(place: Place, most_hours: float, least: int) -> Iterator[Score]:
 
 
 def _leading(place: Place, at_cost: float, scores: Sequence[Score]) -> None:
-    """Who is better than Plimsoll by most, again and again, with all seeds; twice at most."""
+    """Whom Plimsoll is judged by, again and again, with all seeds: who is better by most, or the cheapest as good."""
     own, by_word = place.score(OWN, place.seeds), {one.policy: one for one in scores}
+    by_cost = place.plant == 1.0 and place.row.reach.times_best is not None
     for _ in range(_LEADERS):
-        lead = reach.best_rival(own, list(by_word.values()), at_cost)
+        played = list(by_word.values())
+        lead = reach.cheapest_rival(place.row, own, played) if by_cost else reach.best_rival(own, played, at_cost)
         if lead is None or by_word[lead.its.word].seeds == place.seeds:
             return
         by_word[lead.its.word] = place.score(lead.its.word, place.seeds)

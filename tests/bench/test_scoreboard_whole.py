@@ -133,11 +133,16 @@ def test_on_another_machine_those_count_that_cost_five_percent_less() -> None:
 
 @pytest.mark.usefixtures("screened")
 def test_who_leads_is_played_with_all_seeds_and_then_the_next_one_that_does() -> None:
+    attained = {f"follower:spare={n},gated=1": 0.90 + 0.001 * n for n in range(4)}
+
     def made(task: Task) -> dict[str, Any]:
         if "gated" not in task.policy:
             return followed(task)
-        lucky = task.policy == "follower:spare=4,gated=1"
-        return {**followed(task), "attainment_offered": 0.905 if not lucky else 0.91 if task.seed == 1 else 0.8}
+        lucky = 0.91 if task.seed == 1 else 0.8
+        return {
+            **followed(task),
+            "attainment_offered": attained.get(task.policy, 0.5 if "rates" in task.policy else lucky),
+        }
 
     field = Field(made)
     whole.follow([Part("p", ("step-60",), ("followers",), seeds=3)], field)
@@ -145,6 +150,21 @@ def test_who_leads_is_played_with_all_seeds_and_then_the_next_one_that_does() ->
     assert "plimsoll" in more
     assert "follower:spare=4,gated=1" in more
     assert len(more) == 3, "it was luck, so that another one leads"
+
+
+@pytest.mark.usefixtures("screened")
+def test_where_cost_is_judged_the_cheapest_as_good_leads() -> None:
+    """The better ones cost more; and with more seeds the cheapest is less good."""
+
+    def made(task: Task) -> dict[str, Any]:
+        unlucky = task.policy == "follower:spare=3,gated=1" and task.seed > 1
+        return {**followed(task), **({"attainment_offered": 0.8} if unlucky else {})}
+
+    field = Field(made)
+    whole.follow([Part("p", ("step-60-pd",), ("followers",), seeds=2)], field)
+    assert [one.policy for one in field.tasks if one.seed == 2 and one.policy != "plimsoll"] == [
+        "follower:spare=3,gated=1", "follower:spare=4,gated=1",
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("screened")
