@@ -204,7 +204,8 @@ class Gate:
     def end(self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None) -> bool:
         """A running request has ended; False if it is not known. `release` is to be called next.
 
-        output_tokens: of all its sequences, and ttft_s: from its admission to its first token, where known.
+        output_tokens: of all its sequences, and ttft_s: from its admission to its first token, where known. Without a
+        first token what is left of its prompt is taken as not read: the engine refused it, or its client left.
         """
         now = self._advance(now)
         resident = self.fleet.remove(id, now, output_tokens, ttft_s)
@@ -219,6 +220,8 @@ class Gate:
             if resident.leg is not None:
                 done_s = min(resident.admitted_s + ttft_s - resident.leg.rest_s, now)
                 resident.leg.line.ended(resident.leg, done_s, self.fleet.limits.leg_step_s)
+        elif resident.leg is not None:
+            resident.leg.line.withdrawn(resident.leg, now)
         return True
 
     def cancel(self, id: str, now: float) -> Decision | None:

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
+
+_NOTHING_S: Final = 1e-9
 
 
-class Leg(NamedTuple):
-    """One request in a line. work_s: of all that was sent before and of it. rest_s: from its end to the first token."""
+@dataclass(slots=True, eq=False)
+class Leg:
+    """One request in a line. own_s: its work; work_s: that of all before it and its own. rest_s: from its end to the
+    first token."""
 
     line: Line
     number: int
+    sent_s: float
+    own_s: float
     work_s: float
     rest_s: float
 
@@ -32,21 +39,19 @@ class Line:
     def __init__(self, address: str, now: float) -> None:
         self.address = address
         self.free_s = now
-        self._work_s = 0.0  # of all that was ever sent
+        self._work_s = 0.0  # of all that was ever sent, but for what was withdrawn
         self._number = self._known = 0  # legs sent; the newest whose end is known
         self._end_s = -math.inf  # of that one, less the work up to it
+        self._legs: dict[int, Leg] = {}  # those since, in order
         self._begins: deque[tuple[int, float]] = deque()  # of busy times since, each less the work before it
 
     def send(self, work_s: float, rest_s: float, now: float) -> Leg:
         """A request goes there now; it and what others send meanwhile take so long."""
-        begins, begin_s = self._begins, now - self._work_s
-        while begins and begins[-1][1] <= begin_s:
-            begins.pop()
         self._number += 1
-        begins.append((self._number, begin_s))
-        self._work_s += work_s
+        leg = self._legs[self._number] = Leg(self, self._number, now, work_s, 0.0, rest_s)
+        self._append(leg)
         self._reckon()
-        return Leg(self, self._number, self._work_s, rest_s)
+        return leg
 
     def ended(self, leg: Leg, end_s: float, step_s: float) -> None:
         """The leg was done then. step_s: of the longest step, in which others behind it may have been done as well."""
@@ -60,7 +65,37 @@ class Line:
         self._known, self._end_s = leg.number, min(max(known_s, earliest_s), latest_s)
         while begins and begins[0][0] <= leg.number:
             begins.popleft()
+        while self._legs and (first := next(iter(self._legs))) <= leg.number:
+            del self._legs[first]
         self._reckon()
+
+    def withdrawn(self, leg: Leg, now: float) -> None:
+        """What is left of the leg by now will not be done, and who is behind it comes sooner."""
+        if leg.number not in self._legs:  # a later one has told more
+            return
+        begin_s = self._begins[0][1] if self._begins[0][0] <= leg.number else -math.inf
+        done_s = now - (leg.work_s - leg.own_s) - max(self._end_s, begin_s)
+        if done_s >= leg.own_s:
+            return
+        first = next(iter(self._legs.values()))
+        self._work_s = first.work_s - first.own_s
+        leg.own_s = done_s
+        if done_s <= _NOTHING_S:
+            del self._legs[leg.number]
+        self._begins.clear()
+        for one in self._legs.values():
+            self._append(one)
+        self._reckon()
+        self.free_s = max(self.free_s, now)  # it may never have had another
+
+    def _append(self, leg: Leg) -> None:
+        """The last one; busy times before it that end sooner than it was sent do not matter to those behind it."""
+        begins, begin_s = self._begins, leg.sent_s - self._work_s
+        while begins and begins[-1][1] <= begin_s:
+            begins.pop()
+        begins.append((leg.number, begin_s))
+        self._work_s += leg.own_s
+        leg.work_s = self._work_s
 
     def _reckon(self) -> None:
         begin_s = self._begins[0][1] if self._begins else -math.inf

@@ -33,7 +33,8 @@ _LEAST_PREFILL_SHARE: Final = 0.05
 class Resident:
     """One request on a replica. predicted_s: from admission to its first token, negative for one that came to run there
     so long ago. leg: where its prompt is computed elsewhere. full, unseen_s: how full the replica was, and what of
-    predicted_s the model does not say. The rest: the replica's then."""
+    predicted_s the model does not say. read_s: when its prompt will have been read. stall_s, turn_s, share_s: what it
+    added to free_s, tat_s and stalled_s. The rest: the replica's then."""
 
     need: Need
     klass: int
@@ -48,6 +49,10 @@ class Resident:
     began: float = 0.0  # the replica's step then
     stalled_s: float = 0.0
     area: float = 0.0
+    read_s: float = -math.inf
+    stall_s: float = 0.0
+    turn_s: float = 0.0
+    share_s: float = 0.0
 
 
 class Replica:
@@ -171,10 +176,12 @@ class Replica:
             self._grow(self._growth, id, resident)
             if self._growth.ends() > self.kv_tokens:
                 self._turn = max(self._turn, self._steps) + self._takes(need)
-        stall_s = need.stall_s * self.factor
-        self.free_s = (self.free_s if self.free_s > now else now) + stall_s
-        self.tat_s = (self.tat_s if self.tat_s > now else now) + stall_s / self.prefill_share
-        self.stalled_s += need.stall_s * self.scale
+        resident.stall_s = stall_s = need.stall_s * self.factor
+        resident.turn_s = turn_s = stall_s / self.prefill_share
+        resident.share_s = share_s = need.stall_s * self.scale
+        resident.read_s = self.free_s = (self.free_s if self.free_s > now else now) + stall_s
+        self.tat_s = (self.tat_s if self.tat_s > now else now) + turn_s
+        self.stalled_s += share_s
         resident.stalled_s = self.stalled_s
         resident.area = self.area
         self._settle()
@@ -184,7 +191,8 @@ class Replica:
     ) -> Resident | None:
         """The request has ended or was withdrawn; None if it is not there.
 
-        output_tokens: of all its sequences, and ttft_s: from its admission. Where both are known the pace is learned.
+        output_tokens: of all its sequences, and ttft_s: from its admission. Where both are known the pace is learned;
+        without a first token what is left of its prompt is not read.
         """
         resident = self.residents.pop(id, None)
         if resident is None:
@@ -205,12 +213,28 @@ class Replica:
             self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens * resident.there)
             self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
             self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
-        if output_tokens is not None and ttft_s is not None:
+        if ttft_s is None:
+            self._spare(resident, now)
+        elif output_tokens is not None:
             self._measure(resident, output_tokens, ttft_s, now)
         if ttft_s is not None and resident.leg is None:  # what is late at a prefill replica its line follows
             self._unseen.observe(ttft_s - resident.predicted_s + resident.unseen_s, resident.full, now)
         self._settle()
         return resident
+
+    def _spare(self, gone: Resident, now: float) -> None:
+        """What the model has left of its prompt is not read, and who is behind it comes sooner."""
+        left_s = min(gone.stall_s, gone.read_s - now)
+        if left_s <= 0.0:
+            return
+        part = left_s / gone.stall_s
+        self.free_s -= left_s
+        self.tat_s -= part * gone.turn_s
+        self.stalled_s -= part * gone.share_s
+        for one in self.residents.values():
+            if one.stalled_s >= gone.stalled_s:  # behind it
+                one.read_s -= left_s
+                one.stalled_s -= part * gone.share_s
 
     def _measure(self, resident: Resident, output_tokens: int, ttft_s: float, now: float) -> None:
         """Learn the pace from a request that has just ended and is no resident any more.
