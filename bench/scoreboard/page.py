@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.scoreboard import bound, picture, reach, table
+from bench.scoreboard import picture, reach, table
 from bench.scoreboard.judge import Score
 from bench.scoreboard.report import OWN, Board, Judged
 from bench.scoreboard.rows import ROWS, Row
@@ -116,7 +116,7 @@ def _who(places: Sequence[Judged]) -> list[str]:
         assert one.own is not None
         cells = [_cell(ROWS[one.row], choose(one, one.own)) for choose in _COLUMNS.values()]
         if any(cells):
-            own, least = _figures(ROWS[one.row], one.own), _least(one, one.own)
+            own, least = _figures(ROWS[one.row], one.own), _least(one)
             lines.append((f"`{one.place}`", own, *(cell or "-" for cell in cells), least))
     return table.markdown(("row", "plimsoll", *_COLUMNS, "nobody below"), lines)
 
@@ -149,10 +149,9 @@ def _figures(row: Row, score: Score) -> str:
     return f"{found or f'{score.offered.value:.1%}'} at {score.gpu_hours.value:.2f}"
 
 
-def _least(place: Judged, own: Score) -> str:
+def _least(place: Judged) -> str:
     """Rounded down, as it is a bound."""
-    hours = bound.least(ROWS[place.row], place.plant, own.offered.value)
-    return f"{math.floor(100 * hours) / 100:.2f}" if math.isfinite(hours) else "-"
+    return "-" if place.least is None else f"{math.floor(100 * place.least) / 100:.2f}"
 
 
 def _cheapest(scores: Sequence[Score]) -> Score | None:

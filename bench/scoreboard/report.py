@@ -8,12 +8,13 @@ played is told.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.scoreboard import judge, reach
+from bench.scoreboard import bound, judge, reach
 from bench.scoreboard.judge import Mean, Score, Tickets
 from bench.scoreboard.play import Task, place
 from bench.scoreboard.program import Program, key_of
@@ -25,13 +26,14 @@ from plimsoll.sim import frontier
 OWN: Final = "plimsoll"
 FILE: Final = Path(__file__).parent / "board.json"
 _DIGITS: Final = 5
+_HEAD: Final = ("row", "plant", "followers", "boundary", "least")
 _MEANS: Final = frozenset({"offered", "admitted", "tokens", "gpu_hours", "replicas", "shed"})
 
 
 @dataclass(frozen=True)
 class Judged:
     """A row on a plant. followers: how many were played. boundary: whether the least constant fleet is just below its
-    limit."""
+    limit. least: GPU-hours that nobody is below who attains what Plimsoll does; None where that is not known."""
 
     row: str
     plant: float
@@ -39,6 +41,7 @@ class Judged:
     boundary: bool
     scores: Sequence[Score]
     checks: Sequence[Check]
+    least: float | None = None
 
     @property
     def place(self) -> str:
@@ -68,12 +71,20 @@ def board(runs: Iterable[Run], program: Program, left: Sequence[str]) -> Board:
         by_place.setdefault((run.row, run.plant), []).append(run)
     scores = {key: scored([run.figures for run in some]) for key, some in by_place.items()}
     places = [
-        judged(row, plant, scores[name, plant], _at_boundary(row, plant, scores))
+        _bounded(row, judged(row, plant, scores[name, plant], _at_boundary(row, plant, scores)))
         for plant in PLANTS
         for name, row in ROWS.items()
         if (name, plant) in scores
     ]
     return Board(program.whole, len(mine), round(sum(run.figures["wall_s"] for run in mine)), left, places)
+
+
+def _bounded(row: Row, found: Judged) -> Judged:
+    """With the bound, where the page shows it."""
+    if found.own is None or found.plant != 1.0:
+        return found
+    hours = bound.least(row, found.plant, found.own.offered.value)
+    return replace(found, least=round(hours, _DIGITS) if math.isfinite(hours) else None)
 
 
 def of_program(runs: Iterable[Run], program: Program) -> list[Run]:
@@ -130,7 +141,7 @@ def write(found: Board, path: Path) -> None:
 
 
 def _place(one: Judged) -> str:
-    head = {"row": one.row, "plant": one.plant, "followers": one.followers, "boundary": one.boundary}
+    head = {name: getattr(one, name) for name in _HEAD}
     scores = ",\n  ".join(json.dumps(_as_dict(score), separators=(",", ":")) for score in one.scores)
     checks = ",\n  ".join(json.dumps(list(check), separators=(",", ":")) for check in one.checks)
     return f' {json.dumps(head)[:-1]}, "scores": [\n  {scores}],\n "checks": [\n  {checks}]}}'
@@ -154,7 +165,7 @@ def read(path: Path = FILE) -> Board:
     told = json.loads(path.read_text())
     places = [
         Judged(
-            **{name: one[name] for name in ("row", "plant", "followers", "boundary")},
+            **{name: one[name] for name in _HEAD},
             scores=[_score(each) for each in one["scores"]],
             checks=[Check(*each) for each in one["checks"]],
         )
