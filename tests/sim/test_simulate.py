@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,13 @@ from plimsoll.cli import simulate
 from plimsoll.cli.main import main
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.sim import profiles
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.result import Result
 from tests import builders
 from tests.sim import lab
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "operator")}
 
 
 @pytest.fixture
@@ -109,7 +115,9 @@ def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["policy", "static:1", "static:2"]
     [replicas] = [line.split() for line in lines if line.startswith("mean_replicas")]
-    assert replicas[1:] == ["serve", "1", "serve", "2"]
+    assert replicas == ["mean_replicas.serve", "1", "2"]
+    assert [line.split()[1:] for line in lines if line.startswith("tickets.honoured.to_60_s.given")] == [["0", "0"]]
+    assert max(map(len, lines)) <= 100
 
 
 def test_engine_arguments_of_the_manifest_hold(
@@ -142,7 +150,16 @@ def test_engine_arguments_of_the_manifest_hold(
         (["--initial", "1001"], "--initial: must be SERVE as 1 whole number up to 1,000"),
         (["--initial", "9" * 5000], "--initial: must be SERVE as 1 whole number up to 1,000"),
         (["--max-gpus", "0"], "--max-gpus: at least 1"),
-        (["--max-gpus", "1", "--initial", "2"], "--max-gpus: too few for the 2 serve replicas"),
+        (
+            ["--max-gpus", "1", "--initial", "2"],
+            "--max-gpus: 1 are too few for the 2 serve replicas of 1 GPU each that --policy plimsoll begins with",
+        ),
+        (["--initial", "4"], "--initial: 4 serve replicas are more than the manifest's maxReplicas, 3"),
+        (["--from", "-5"], "--from: -5 is below 0"),
+        (["--seed", "-1"], "--seed: -1 is below 0"),
+        (["--requests-out", "-"], "--requests-out -: must be a file"),
+        (["--policy", "static:1", "--requests-out", "/dev/full"], "plimsoll: /dev/full: No space left on device"),
+        (["--policy", "static:1", "--replicas-out", "/dev/full"], "plimsoll: /dev/full: No space left on device"),
         (["--service", "/nowhere"], "/nowhere: No such file"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
         (["--model-config", "/nowhere"], "/nowhere: No such file"),
@@ -210,17 +227,86 @@ def test_files_for_several_policies_are_refused_before_anything_runs(
 def test_rows_overwrite_no_input_and_not_each_other(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = (tmp_path / "t.csv").read_bytes()
+    """By whatever name."""
+    inputs = {
+        "--trace": tmp_path / "t.csv",
+        "--service": tmp_path / "s.yaml",
+        "--hardware": tmp_path / "hw.json",
+        "--start-up": tmp_path / "su.json",
+        "--model-config": tmp_path / "mc.json",
+    }
+    inputs["--hardware"].write_bytes((profiles.FOLDER / "h200-8b.json").read_bytes())
+    inputs["--start-up"].write_text("[5, 9]")
+    inputs["--model-config"].write_text("{}")
+    (tmp_path / "symbolic").symlink_to(tmp_path / "hw.json")
+    (tmp_path / "hard").hardlink_to(tmp_path / "t.csv")
+    before = {path: path.read_bytes() for path in inputs.values()}
+    words = ["simulate", *(word for option, path in inputs.items() for word in (option, str(path)))]
+    clashes = [("--windows-out", str(path.parent / "." / path.name), option) for option, path in inputs.items()]
+    clashes += [("--requests-out", str(tmp_path / "hard"), "--trace")]
+    clashes += [("--decisions-out", str(tmp_path / "symbolic"), "--hardware")]
+    for out, name, of in clashes:
+        assert main([*words, out, name]) == 1
+        assert f"{out} {name}: is the file of {of} too" in capsys.readouterr().err
     same = str(tmp_path / "rows.jsonl")
-    for out in (
-        ["--requests-out", str(tmp_path / "t.csv")],
-        ["--windows-out", str(tmp_path / "." / "s.yaml")],
-        ["--requests-out", same, "--replicas-out", same],
+    for _ in ("new", "there already"):
+        assert main([*words, "--requests-out", same, "--replicas-out", str(tmp_path / "." / "rows.jsonl")]) == 1
+        assert "is the file of --requests-out too" in capsys.readouterr().err
+        Path(same).touch()
+    assert {path: path.read_bytes() for path in inputs.values()} == before
+    assert main([*words, "--policy", "static:1", "--requests-out", "/dev/null", "--replicas-out", "/dev/null"]) == 0
+
+
+def test_a_run_that_is_refused_leaves_what_was_there(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("kept\n")
+    out = ["--start-up", "5", "--requests-out", str(rows)]
+    for words in (
+        ["--max-gpus", "1", "--initial", "3"],
+        ["--policy", "static:1", "--replicas-out", "/nowhere/r"],
+        ["--policy", "hindsight:runs=1,gpu-hours=0.000001"],  # which only its runs can tell
     ):
-        assert main([*typed, *out]) == 1
-        assert "is read or written already" in capsys.readouterr().err
-    assert (tmp_path / "t.csv").read_bytes() == before
-    assert main([*typed, "--policy", "static:1", "--requests-out", "/dev/null", "--replicas-out", "/dev/null"]) == 0
+        assert main([*typed, *out, *words]) == 1
+        assert capsys.readouterr().err.startswith("plimsoll: ")
+        assert rows.read_text() == "kept\n"
+    assert main([*typed, *out, "--policy", "static:1"]) == 0
+    assert len(rows.read_text().splitlines()) == 200
+
+
+def test_every_policy_is_looked_at_before_the_first_runs(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(simulate, "World")
+    manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
+    manifest["spec"]["tiers"]["serve"]["gpus"] = 2
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
+    for policy, said in (
+        ("static:2", "3 are too few for the 2 serve replicas of 2 GPUs each that --policy static:2 begins with"),
+        ("clairvoyant:foo=1", "--policy clairvoyant:foo=1: unknown foo"),
+        ("clairvoyant:cap=1", "cap is at least 2, one request for each gateway"),
+        ("hindsight:windows=2", "--policy hindsight:windows=2: windows is a number"),
+        ("follower-frontier:runs=0", "--policy follower-frontier:runs=0: runs is a whole number"),
+    ):
+        assert main([*typed, "--policy", "hindsight:runs=2", "--policy", policy, "--max-gpus", "3"]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_start_that_a_policy_does_not_take_is_told(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*typed, "--policy", "static:1", "--initial", "2"]) == 0
+    assert "--initial is not for --policy static:1" in capsys.readouterr().err
+    assert main([*typed, "--policy", "static:2", "--initial", "2"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_behind_standard_output_is_a_line_and_a_status(typed: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", "import sys; from plimsoll.cli.main import main; sys.exit(main())"]
+        done = subprocess.run(
+            [*command, *typed, "--policy", "static:1"], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+    assert (done.returncode, done.stderr) == (1, "plimsoll: standard output: No space left on device\n")
 
 
 def test_a_long_run_tells_how_far_it_is(
@@ -232,7 +318,17 @@ def test_a_long_run_tells_how_far_it_is(
     assert [one["policy"] for one in json.loads(told.out)] == ["static:1", "static:2"]
     lines = told.err.splitlines()
     assert lines[0].startswith("run 1, static:1: 0 of 200 requests, 0% of the time")
-    assert lines[-1].startswith("run 2, static:2: 199 of 200 requests, 100% of the time")
+    assert lines[-1].startswith("run 2, static:2: 200 of 200 requests, 100% of the time")
+
+
+def test_hours_without_a_request_are_told_of(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n200,9,2\n")
+    for policy in ("static:1", "plimsoll"):
+        assert main([*typed, "--policy", policy]) == 0
+        assert f"run 1, {policy}: 1 of 2 requests, 50% of the time\n" in capsys.readouterr().err
 
 
 def test_a_search_writes_rows_of_what_it_found_alone_and_runs_nothing_twice(

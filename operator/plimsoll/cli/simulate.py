@@ -22,16 +22,18 @@ from typing import Any, Final, NamedTuple, TextIO, cast
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.cli import simulated
+from plimsoll.cli.files import apart, empty, opened, say
 from plimsoll.cli.manifests import documents
 from plimsoll.cli.output import Screen
 from plimsoll.cli.simulated import Run
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.slo import Slo
 from plimsoll.sim import frontier, profile, startup, trace
 from plimsoll.sim.clients import Manner
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import registry
-from plimsoll.sim.policies.base import Policy, Scene
+from plimsoll.sim.policies.base import Bounds, Look, Policy, Scene
 from plimsoll.sim.policies.options import replicas, whole
 from plimsoll.sim.result import Result, decision_rows, replica_rows
 from plimsoll.sim.screen import Ground
@@ -60,24 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
     _say_strange(asked, [klass.name for klass in service.classes], sys.stderr)
     plant = _plant(arguments, service, asked)
     bounds = {Role(name): tier.bounds for name, tier in service.spec.tiers.items()}
-    initial: Mapping[Role, int] = {role: least for role, (least, _) in bounds.items()}
-    if arguments.initial is not None:
-        initial = replicas(arguments.initial.split(","), bounds, "--initial")
     words = arguments.policy or ["plimsoll"]
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     scene = Scene(bounds, plant, slo, plant.gpus, asked, arguments.gateways)
-    for text in words:
-        if not frontier.compares(text):
-            registry.parse(text, scene)
-    outs = _outs(arguments, words)
     setting = Setting(
-        initial,
+        _initial(arguments.initial, bounds),
         asked[-1].at_s,
         arguments.gateways,
         arguments.seed,
         clients=Manner(arguments.clients),
         max_gpus=arguments.max_gpus,
     )
+    ground = Ground(scene, setting.initial, setting.end_s)
+    for text in words:
+        own = _understood(text, ground)
+        _placed(text, own, plant.gpus, setting.max_gpus)
+        if arguments.initial is not None and own != setting.initial:
+            print(f"--initial is not for --policy {text}, whose replicas are its own", file=sys.stderr)
+    outs = _outs(arguments, words, plant)
 
     made: dict[str, Run] = {}
     progress = _Progress(sys.stderr)
@@ -85,25 +87,76 @@ def run(arguments: argparse.Namespace) -> int:
     def one(text: str, files: _Files = _NOWHERE) -> Run:
         policy = registry.parse(text, scene)
         own = setting if policy.initial is None else replace(setting, initial=policy.initial)
-        coming = progress.of(asked, text)
+        coming = progress.of(asked, text, policy)
         made[text] = _one(service, plant, text, policy, own, coming, files, arguments.output == "html")
         return made[text]
 
     play = frontier.playing(lambda text, seed: one(text).summary)
-    ground = Ground(scene, initial, setting.end_s)
     with contextlib.ExitStack() as open_files:
-        files = _Files(*(None if path is None else open_files.enter_context(_opened(path)) for path in outs))
+        files = _Files(*(None if path is None else open_files.enter_context(opened(path)) for path in outs))
         chosen = [each for text in words for each in frontier.words(text, ground, play, (setting.seed,))]
+        for file in files:
+            if file is not None:
+                empty(file)
         runs = [made[text] if text in made and files == _NOWHERE else one(text, files) for text in chosen]
+    say(_told(runs, slo, arguments))
+    return 0
+
+
+def _told(runs: Sequence[Run], slo: Slo | None, arguments: argparse.Namespace) -> str:
+    """What is printed of runs."""
     found = [run.summary for run in runs]
     if arguments.output == "json":
-        print(json.dumps(found if len(found) > 1 else found[0], indent=2))
-    elif arguments.output == "html":
+        return json.dumps(found if len(found) > 1 else found[0], indent=2) + "\n"
+    if arguments.output == "html":
         title = f"{Path(arguments.trace).name} against {Path(arguments.service).name} on {arguments.hardware}"
-        print(simulated.report(runs, slo, title), end="")
-    else:
-        print("\n".join(simulated.shown(found, Screen.of(sys.stdout))))
-    return 0
+        return simulated.report(runs, slo, title)
+    return "\n".join([*simulated.shown(found, Screen.of(sys.stdout)), ""])
+
+
+def _initial(text: str | None, bounds: Bounds) -> Mapping[Role, int]:
+    """Replicas that are ready at the start: each tier's least where nothing is said. Raises BadInput."""
+    if text is None:
+        return {role: least for role, (least, _) in bounds.items()}
+    found = replicas(text.split(","), bounds, "--initial")
+    for role, count in found.items():
+        if count > (most := bounds[role][1]):
+            raise BadInput(f"--initial: {count} {role} replicas are more than the manifest's maxReplicas, {most}")
+    return found
+
+
+class _Understood(Exception):
+    """A comparison has come to its first runs."""
+
+
+def _understood(text: str, ground: Ground) -> Mapping[Role, int]:
+    """The replicas that a policy begins with. Raises BadInput where its word is none.
+
+    A comparison is asked which runs it would begin with were there but one request, which takes no time.
+    """
+    if not frontier.compares(text):
+        return registry.parse(text, ground.scene).initial or ground.initial
+    asked = [replace(one, at_s=0.0) for one in (ground.scene.asked or ())[:1]]
+    brief = Ground(replace(ground.scene, asked=asked), ground.initial, 0.0)
+
+    def play(runs: Sequence[tuple[str, int]]) -> Sequence[frontier.Summary]:
+        for word, _ in runs:
+            registry.parse(word, brief.scene)
+        raise _Understood
+
+    with contextlib.suppress(_Understood):
+        frontier.words(text, brief, play)
+    return ground.initial
+
+
+def _placed(text: str, initial: Mapping[Role, int], gpus: Mapping[Role, int], most: int | None) -> None:
+    """Raises BadInput where so many GPUs are too few for the replicas that a policy begins with."""
+    if most is None or sum(count * gpus[role] for role, count in initial.items()) <= most:
+        return
+    parts = (
+        f"{n} {role} replicas of {gpus[role]} GPU{'' if gpus[role] == 1 else 's'} each" for role, n in initial.items()
+    )
+    raise BadInput(f"--max-gpus: {most} are too few for the {' and '.join(parts)} that --policy {text} begins with")
 
 
 class _Files(NamedTuple):
@@ -118,18 +171,20 @@ class _Files(NamedTuple):
 _NOWHERE: Final = _Files()
 
 
-def _outs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str | None]:
-    """The files of `_Files`. Raises BadInput where they would be of several policies."""
-    outs = (arguments.requests_out, arguments.replicas_out, arguments.windows_out, arguments.decisions_out)
-    if any(path is not None for path in outs) and (len(words) > 1 or frontier.several(words[0])):
+def _outs(arguments: argparse.Namespace, words: Sequence[str], plant: Plant) -> Sequence[str | None]:
+    """The files of `_Files`. Raises BadInput where they would be of several policies, and Unwritable."""
+    outs = [getattr(arguments, f"{name}_out") for name in _Files._fields]
+    writes = [(f"--{name}-out", path) for name, path in zip(_Files._fields, outs, strict=True) if path is not None]
+    if writes and (len(words) > 1 or frontier.several(words[0])):
         raise BadInput("--requests-out, --replicas-out, --windows-out and --decisions-out are for one policy at a time")
-    taken = {Path(path).resolve(): path for path in (arguments.trace, arguments.service)}
-    for path in outs:
-        if path is None or (Path(path).exists() and not Path(path).is_file()):  # such as /dev/null
-            continue
-        if (where := Path(path).resolve()) in taken:
-            raise BadInput(f"{path}: is read or written already, so that rows need a file of their own")
-        taken[where] = path
+    reads = [("--trace", arguments.trace), ("--service", arguments.service)]
+    if arguments.hardware.endswith(".json"):  # no built-in name
+        reads.append(("--hardware", arguments.hardware))
+    if plant.start.listed_s:
+        reads.append(("--start-up", arguments.start_up))
+    if arguments.model_config is not None:
+        reads.append(("--model-config", arguments.model_config))
+    apart(reads, writes)
     return outs
 
 
@@ -176,24 +231,32 @@ class _Progress:
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._runs, self._told_s = stream, 0, time.monotonic()
 
-    def of(self, asked: Sequence[Asked], text: str) -> Iterator[Asked]:
-        """The requests of a run, as they are taken."""
+    def of(self, asked: Sequence[Asked], text: str, policy: Policy) -> Iterator[Asked]:
+        """The requests of a run, as they are taken. The policy, made for this run, is overheard: it is asked at each
+        tick, and there may be hours without a request."""
         self._runs += 1
-        length_s = max(asked[-1].at_s, 1e-9)
-        for number, one in enumerate(asked):
+        run, taken, length_s = f"run {self._runs}, {text}", 0, max(asked[-1].at_s, 1e-9)
+        wanted = policy.wanted
+
+        def tell(now_s: float) -> None:
             if time.monotonic() - self._told_s > _TOLD_S:
                 self._told_s = time.monotonic()
-                done = f"{number:,} of {len(asked):,} requests, {one.at_s / length_s:.0%} of the time"
-                print(f"run {self._runs}, {text}: {done}", file=self._stream, flush=True)
-            yield one
+                done = f"{taken:,} of {len(asked):,} requests, {min(1.0, now_s / length_s):.0%} of the time"
+                print(f"{run}: {done}", file=self._stream, flush=True)
 
+        def overheard(look: Look) -> Mapping[Role, int]:
+            tell(look.now_s)
+            return wanted(look)
 
-def _opened(path: str) -> TextIO:
-    """A file to write to."""
-    try:
-        return Path(path).open("w")
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
+        def coming() -> Iterator[Asked]:
+            nonlocal taken
+            for one in asked:
+                tell(one.at_s)
+                yield one
+                taken += 1
+
+        policy.wanted = overheard  # type: ignore[method-assign]
+        return coming()
 
 
 def _service(path: str) -> InferenceService:
@@ -225,6 +288,9 @@ def _asked_first(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _asked(arguments: argparse.Namespace) -> list[Asked]:
+    for name, value in (("--from", arguments.from_s), ("--seed", arguments.seed)):
+        if value < 0:
+            raise BadInput(f"{name}: {value:g} is below 0")
     if not 0.0 < arguments.rate_scale < 1000.0:
         raise BadInput(f"--rate-scale: {arguments.rate_scale:g} is not above 0 and below 1000")
     read = trace.read(Path(arguments.trace))

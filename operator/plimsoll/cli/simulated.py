@@ -30,12 +30,21 @@ class Run:
 
 
 def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Summaries side by side, a column each."""
-    whole = [["policy", *(str(one["policy"]) for one in found)]]
-    for key in found[0]:
-        if key not in _APART:
-            whole.append([key, *(_cell(key, one[key]) for one in found)])
-    return whole
+    """Summaries side by side, a column each; every figure has a row, however deep it lies."""
+    columns = [dict(_figures(one)) for one in found]
+    figures = [[key, *(_cell(key, one[key]) for one in columns)] for key in columns[0]]
+    return [["policy", *(str(one["policy"]) for one in found)], *figures]
+
+
+def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each figure with all the keys that lead to it."""
+    for key, value in summary.items():
+        if key in _APART:
+            continue
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", figure) for inner, figure in _figures(value))
+        else:
+            yield key, value
 
 
 def shown(found: Sequence[Mapping[str, Any]], screen: Screen) -> list[str]:
@@ -74,19 +83,11 @@ def _cell(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if key in _SHARES:
         return f"{value:.2%}"
-    if isinstance(value, Mapping):
-        return ", ".join(_part(name, part) for name, part in value.items())
+    if isinstance(value, list):  # of each phase
+        return f"{sum(value)} in {len(value)} phase{'' if len(value) == 1 else 's'}"
     if key.endswith(("ttft_s", "tpot_s", "e2e_s", "itl_p99_s")):
         return duration(value)
     return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
-
-
-def _part(name: str, part: Any) -> str:
-    if isinstance(part, Mapping):
-        return f"{name} ({_cell('', part)})"
-    if isinstance(part, list):  # of each phase
-        return f"{name} {sum(part)} in {len(part)} phase{'' if len(part) == 1 else 's'}"
-    return f"{name} {NONE if part is None else format(part, 'g')}"
 
 
 def _panels(runs: Sequence[Run], slo: Slo | None) -> Iterator[Panel]:
