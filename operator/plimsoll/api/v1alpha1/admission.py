@@ -133,11 +133,13 @@ class Tenant(Model):
         | None
     ) = Field(
         default=None,
-        description='Requests a second that it may send, such as "0.5": above 0, below a million; absent: any number.',
+        description='Requests a second that it may send through each gateway, such as "0.5": above 0, below a million; '
+        "absent: any number.",
     )
     tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
         default=None,
-        description=f"Tokens a minute, of prompts and answers, that it may use: 1 to {MAX_TOKENS}; absent: any number.",
+        description=f"Tokens a minute, of prompts and answers, that it may use through each gateway: 1 to "
+        f"{MAX_TOKENS}; absent: any number.",
     )
 
     def to_core(self) -> TenantPolicy:
