@@ -13,11 +13,13 @@ from plimsoll.cli import curve, plan_shown
 from plimsoll.cli.main import _parser, main
 from plimsoll.cli.picture import nice
 from plimsoll.cli.plan import measured
-from plimsoll.core.planning import mix
+from plimsoll.core.knee import Constraint
+from plimsoll.core.planning import mix, shapes
 from plimsoll.core.planning.arrange import Arrangement
-from plimsoll.core.planning.plan import Plan, Point, Question, plan
+from plimsoll.core.planning.plan import NoPlan, Plan, Point, Question, plan
+from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
-from plimsoll.sim import profile
+from plimsoll.sim import profile, profiles
 
 MEASURED = ["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
 MEANS = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
@@ -180,10 +182,123 @@ def test_a_plan_for_gaps_takes_more_and_says_what_binds(capsys: pytest.CaptureFi
     assert "it would keep --ttft 500ms --tpot 50ms --itl " in said
 
 
+def test_a_promise_that_too_many_miss_alone_is_refused_and_the_one_told_is_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = ["--rate", "24", "--prompt-tokens", "16000", "--output-tokens", "220"]
+    assert main([*MEASURED, *long]) == 1
+    *reasons, told = capsys.readouterr().err.splitlines()
+    names = ("one aggregated tier", "a prefill and a decode tier")
+    for name, reason in zip(names, reasons, strict=True):
+        assert reason.startswith(f"plimsoll: {name} is out: no number of replicas keeps the promise, TTFT breaks it: ")
+        assert reason.endswith("% of the requests miss alone on an idle replica, and 5% may")
+    assert main(["plan", "--hardware", "h200-8b", *told.removeprefix("it would keep ").split(), *long, "--json"]) == 0
+    plan_told = json.loads(capsys.readouterr().out)
+    assert plan_told["infeasible_alone"] <= 0.05
+    assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
+
+
+def test_requests_longer_than_max_model_len_miss_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--ttft", "500ms", "--tpot", "50ms", *MEANS]
+    name = str(_changed(tmp_path, max_model_len=1))
+    assert main(["plan", "--hardware", name, *asked]) == 1
+    told = capsys.readouterr().err
+    assert "100.0% of the requests, prompt and answer together, are longer than the engine's max_model_len of 1" in told
+    name = str(_changed(tmp_path, max_model_len=3000))
+    assert main(["plan", "--hardware", name, *asked, "--percentile", "99"]) == 1
+    told = capsys.readouterr().err
+    assert "4.3% of the requests, prompt" in told
+    assert "--percentile 95 or less may" in told
+    assert main(["plan", "--hardware", name, *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["longer_than_max_model_len"] == found["infeasible_alone"] == pytest.approx(11 / 256, abs=1e-6)
+    assert 0.95 <= found["tiers"]["serve"]["attained"] <= 1 - found["longer_than_max_model_len"]
+    assert all(opened <= 0.97 * rate for rate, opened, _ in found["curve"])
+    assert main(["plan", "--hardware", name, *asked]) == 0
+    assert "longer than its max_model_len of 3000 tokens" in capsys.readouterr().out
+
+
+def _changed(folder: Path, **values: float) -> Path:
+    """The profile of an 8B with other values."""
+    path = folder / "profile.json"
+    path.write_text(json.dumps(json.loads((profiles.FOLDER / "h200-8b.json").read_text()) | values))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("base", 1e-300, "a base of 1e-300 s is no step"),
+        ("base", 1e308, "a base of 1e+308 s is no step"),
+        ("pretok", 1e308, "pretok of 1e+308 s is above 3600"),
+    ],
+)
+def test_steps_that_no_engine_has_are_refused(
+    tmp_path: Path, key: str, value: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _changed(tmp_path, anypre=0, **{key: value})
+    assert main(["plan", "--hardware", str(path), "--tpot", "50ms", *MEANS]) == 1
+    assert f"--hardware: {path}: {said}" in capsys.readouterr().err
+
+
+def test_the_gpus_of_a_profile_are_those_that_were_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which a profile knows nothing, nor whether its steps were measured: that of h100x2-32b is a roofline."""
+    asked = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEANS[2:]]
+    assert main(asked) == 0
+    assert "GPUs a replica: 1, by --gpus-per-replica (1 if not given)" in capsys.readouterr().out
+    assert main([*asked, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("aggregated: 1 x 2 GPU serve, 2 GPUs")
+    assert "6.00 an hour" in shown
+    assert "GPUs a replica: 2," in shown
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tiers"]["serve"]["steps"] == "profile"
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "named"), [("--itl", "40ms", "itl of 40 ms"), ("--e2e", "5s", "e2e of 5000 ms")]
+)
+def test_a_pair_is_told_by_the_target_that_binds_aggregated_engines(
+    option: str, target: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MEASURED, *MEANS, option, target]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("disaggregated")
+    assert f"which its {named} leaves little room for" in shown
+
+
+def test_weights_that_a_config_has_itself_are_not_overridden(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**shapes.SHAPES["Llama-3.1-8B"], "quantization_config": {"quant_method": "fp8"}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert main([*BY_NAME, "--model", str(path)]) == 0
+    capsys.readouterr()
+    assert main([*BY_NAME, "--model", str(path), "--weights", "bf16"]) == 1
+    assert f"--weights: {path} has its own in quantization_config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rows", [["0,100,50"], ["3,100,50", "3,100,50"]])
+def test_a_trace_without_a_rate_is_refused(tmp_path: Path, rows: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    assert main([*MEASURED, "--trace", str(path)]) == 1
+    assert f"--trace: {path}: has no rate: two requests at different times" in capsys.readouterr().err
+
+
+def test_a_promise_is_told_in_options_and_no_tighter_than_it_is() -> None:
+    found = NoPlan(Infeasible(Constraint.TTFT, Slo(0.95, 0.0885, 0.0501, tpot_s=0.05, e2e_s=10.41)), ("",))
+    assert plan_shown.refused(found)[-1] == ("it would keep --ttft 89ms --ttft-per-k-token 51ms --tpot 50ms --e2e 11s")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["plan", "--tpot", "50ms", *MEANS], "--model is needed"),
+        ([*MEASURED, *MEANS, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 is not from 1 to 64"),
+        ([*MEASURED, *MEANS, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 is not from 1"),
+        ([*MEASURED, *MEANS, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 is not above 0 and at most"),
         (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEANS], "--gpu is needed"),
         ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
         ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),

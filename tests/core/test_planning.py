@@ -150,6 +150,56 @@ def test_no_fleet_keeps_what_one_step_breaks() -> None:
     assert (found.found.feasible.tpot_s or 0) > 0.003
 
 
+@pytest.mark.parametrize("prompt", [500, 6000, 6500, 20000])
+@pytest.mark.parametrize("slo", [SLO, Slo(0.9, 0.3, 0.05, 0.02), Slo(0.95, 0.01)])
+def test_a_plan_keeps_its_share_of_all_requests_or_names_a_promise_that_is_kept(prompt: int, slo: Slo) -> None:
+    """Who misses alone counts as missed, and no fleet is the answer where too many do."""
+    asked_for = asked(slo, workload=mix.lognormal(prompt, 220))
+    found = plan(asked_for)
+    if isinstance(found, NoPlan):
+        assert found.found is not None
+        assert found.found.feasible is not None
+        assert found.found.feasible != slo
+        found = plan(replace(asked_for, slo=found.found.feasible))
+    assert isinstance(found, Plan)
+    chosen = found.chosen
+    assert kept(chosen.tiers, 24.0, chosen.replicas) >= slo.share
+    assert math.prod(sizing.attained for sizing in chosen.sizings) >= slo.share
+    assert all(sizing.attained <= 1 - sizing.infeasible_alone + 1e-12 for sizing in chosen.sizings)
+    assert chosen.load_line_per_s >= 24.0 * (1 - 1e-9)
+
+
+def test_what_the_engine_refuses_for_its_length_is_planned_for_no_more_and_counts_as_missed() -> None:
+    w = asked().workload
+    longest = float(w.quantile(w.prompt_tokens + w.output_tokens, 0.97))
+    found = plan(asked(max_model_len=longest))
+    assert isinstance(found, Plan)
+    [tier], [sizing] = found.chosen.tiers, found.chosen.sizings
+    assert float((tier.workload.prompt_tokens + tier.workload.output_tokens).max()) <= longest
+    assert found.question.too_long == pytest.approx(7 / 256)
+    assert sizing.infeasible_alone == pytest.approx(7 / 256)
+    assert 0.95 <= sizing.attained <= 1 - 7 / 256 + 1e-12
+    refused = plan(asked(Slo(0.98, 0.5, 0.0, 0.05), max_model_len=longest))
+    assert isinstance(refused, NoPlan)
+    assert "max_model_len" in refused.why[0]
+
+
+def test_nobody_is_told_of_a_device_that_is_planned_with() -> None:
+    small = [replace(machine, kv_bytes_per_token=1e7) for machine in H200]
+    for bytes_per_s, advised in ((50e9, False), (25e9, True)):
+        found = plan(asked(machines=[small], bytes_per_s=bytes_per_s))
+        assert isinstance(found, Plan)
+        assert "moving a prompt token takes" in found.why[0]
+        assert ("RDMA" in found.why[0]) is advised
+
+
+def test_steps_between_cool_and_hot_are_steps_beyond_them_too() -> None:
+    """A base that heat brings to nothing takes with it what a prefill takes off it."""
+    machine = H200[2]
+    odd = replace(machine, cool=replace(machine.hot, base_s=1.0), hot_share=0.1, cool_share=0.05)
+    assert plan(asked(machines=[[odd]]))
+
+
 def test_more_load_never_takes_fewer_gpus() -> None:
     tier = aggregated(H200[2], CHAT, SLO)
     counts = []

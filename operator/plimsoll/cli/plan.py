@@ -29,13 +29,17 @@ from plimsoll.sim.errors import BadInput
 from plimsoll.sim.profile import Coefficients
 
 _GPUS: Final = (1, 2, 4, 8)
+_MOST_GPUS: Final = 64  # of an engine, as in the API
+_SHORTEST_STEP_S: Final = 1e-6  # less is no step of an engine
+_LONGEST_S: Final = 3600.0
+_HIGHEST_COST: Final = 1e6
 T = TypeVar("T")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 with a plan, 1 where no number of replicas keeps the promise."""
-    cost, machines = _cost(arguments.gpu_hour_cost), _machines(arguments)
-    found = plan(_question(arguments, machines))
+    cost = _cost(arguments.gpu_hour_cost)
+    found = plan(_question(arguments, *_machines(arguments)))
     if isinstance(found, NoPlan):
         print("\n".join(plan_shown.refused(found)), file=sys.stderr)
         return 1
@@ -58,7 +62,7 @@ def _title(arguments: argparse.Namespace, gpus: int) -> str:
     return f"{what}, {gpus} GPUs"
 
 
-def _question(arguments: argparse.Namespace, machines: list[list[Machine]]) -> Question:
+def _question(arguments: argparse.Namespace, machines: list[list[Machine]], max_model_len: float) -> Question:
     workload, rate, gap_cv2 = _workload(arguments)
     if not 0 <= arguments.headroom < 1:
         raise BadInput(f"--headroom: {arguments.headroom:g} is not 0 or more and below 1")
@@ -76,6 +80,7 @@ def _question(arguments: argparse.Namespace, machines: list[list[Machine]]) -> Q
         _seconds("--gap", arguments.gap),
         arguments.fabric_gb_per_s * 1e9,
         arguments.accepted_tokens,
+        max_model_len,
     )
 
 
@@ -101,7 +106,7 @@ def _seconds(option: str, text: str | None) -> float | None:
         seconds = units.parse_duration(text)
     except ValueError as error:
         raise BadInput(f"{option}: {error}") from None
-    if not 0 < seconds <= 3600:
+    if not 0 < seconds <= _LONGEST_S:
         raise BadInput(f"{option}: {text} is not above 0 and at most an hour")
     return seconds
 
@@ -138,8 +143,8 @@ def _traced(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
     asked = trace.read(Path(arguments.trace))
     try:
         busy = mix.busiest([one.at_s for one in asked])
-    except ValueError as error:
-        raise BadInput(f"{arguments.trace}: {error}") from None
+    except ValueError:
+        raise BadInput(f"--trace: {arguments.trace}: has no rate: two requests at different times are needed") from None
     inside = asked[busy.first : busy.until]
     prompts = [float(one.prompt_tokens) for one in inside]
     share = arguments.cached_share
@@ -155,21 +160,33 @@ def _rate(rate: float) -> float:
     return rate
 
 
-def _machines(arguments: argparse.Namespace) -> list[list[Machine]]:
+def _machines(arguments: argparse.Namespace) -> tuple[list[list[Machine]], float]:
+    """What replicas there may be, and the longest request that they take."""
+    only = arguments.gpus_per_replica
+    if only is not None and not 1 <= only <= _MOST_GPUS:
+        raise BadInput(f"--gpus-per-replica: {only} is not from 1 to {_MOST_GPUS}")
     if arguments.hardware is not None:
         shape_words = ("model", "gpu", "weights", "kv_cache")
         for option in shape_words:
             if getattr(arguments, option) is not None:
                 flag = f"--{option.replace('_', '-')}"
                 raise BadInput(f"{flag} and --hardware: a measured profile takes the place of model and GPU")
-        gpus = arguments.gpus_per_replica or 1
-        if gpus < 1:
-            raise BadInput(f"--gpus-per-replica: {gpus} is not at least 1")
-        return [measured(profile.load(arguments.hardware), gpus)]
+        own = profile.load(arguments.hardware)
+        _check_steps(arguments.hardware, own)
+        return [measured(own, only or 1)], own.max_model_len
     for option in ("model", "gpu"):
         if getattr(arguments, option) is None:
             raise BadInput(f"--{option} is needed, or --hardware in the place of both")
-    return _shaped(_shape(arguments), _gpu(arguments.gpu), arguments.gpus_per_replica, arguments.model)
+    return _shaped(_shape(arguments), _gpu(arguments.gpu), only, arguments.model), math.inf
+
+
+def _check_steps(name: str, own: profile.Profile) -> None:
+    for steps in (own.coefficients, own.hot or own.coefficients):
+        if not _SHORTEST_STEP_S <= steps.base <= _LONGEST_S:
+            raise BadInput(f"--hardware: {name}: a base of {steps.base:g} s is no step: give 1e-6 to 3600")
+        for key in ("anypre", "pretok", "preattn", "dec", "ctx"):
+            if getattr(steps, key) > _LONGEST_S:
+                raise BadInput(f"--hardware: {name}: {key} of {getattr(steps, key):g} s is above {_LONGEST_S:g}")
 
 
 def _gpu(name: str) -> Accelerator:
@@ -190,6 +207,8 @@ def _shape(arguments: argparse.Namespace) -> ModelShape:
         raise BadInput(f"--model: {error}") from None
     if not isinstance(read, dict):
         raise BadInput(f"--model: {name}: is no JSON object")
+    if arguments.weights is not None and read.get("quantization_config") is not None:
+        raise BadInput(f"--weights: {name} has its own in quantization_config, leave --weights out")
     return _named(
         {}, lambda: shapes.with_weights(roofline.model_shape(read, kv_bytes), arguments.weights), f"--model: {name}"
     )
@@ -197,7 +216,7 @@ def _shape(arguments: argparse.Namespace) -> ModelShape:
 
 def _shaped(shape: ModelShape, gpu: Accelerator, only: int | None, name: str) -> list[list[Machine]]:
     """By the roofline, on each number of GPUs that the model can be shared out to, at each chunk budget."""
-    if only is not None and (only < 1 or shape.heads % only):
+    if only is not None and shape.heads % only:
         raise BadInput(f"--gpus-per-replica: {only} does not divide the {shape.heads} attention heads of {name}")
     found = []
     for gpus in (only,) if only else (one for one in _GPUS if shape.heads % one == 0):
@@ -249,8 +268,8 @@ def _named(options: dict[str, str], make: Callable[[], T], always: str = "") -> 
 
 
 def _cost(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise BadInput(f"--gpu-hour-cost: {value:g} is not above 0")
+    if value is not None and not 0 < value <= _HIGHEST_COST:
+        raise BadInput(f"--gpu-hour-cost: {value:g} is not above 0 and at most a million")
     return value
 
 

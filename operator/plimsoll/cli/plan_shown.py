@@ -19,7 +19,8 @@ _DIGITS: Final = 6
 def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
     """What `--json` prints; times in seconds, rates in requests a second, None for what is unbounded or unknown.
 
-    infeasible_alone: of a pair, as if whom prefill fails were no likelier to be failed by decode.
+    attained: of all requests, those that miss alone included. infeasible_alone: of a pair, as if whom prefill fails
+    were no likelier to be failed by decode.
     """
     chosen, asked = found.chosen, found.question
     prompt, output = found.mean_tokens
@@ -44,6 +45,7 @@ def document(found: Plan, gpu_hour_cost: float | None) -> dict[str, Any]:
         "load_line_per_s": _number(chosen.load_line_per_s),
         "knee_per_s": _number(chosen.knee_per_s),
         "infeasible_alone": _number(1 - math.prod(1 - sizing.infeasible_alone for sizing in chosen.sizings)),
+        "longer_than_max_model_len": _number(chosen.too_long),
         "expected": _expected(found.expected),
         "expected_at_load_line": _expected(found.expected_at_line),
         "tiers": {str(role): tier for role, tier in _tiers(found).items()},
@@ -68,7 +70,7 @@ def _tiers(found: Plan) -> dict[str, dict[str, Any]]:
             "load_line_per_s": _number(sizing.slo_rate_per_s),
             "binding": str(sizing.constraint),
             "kv_tokens": machine.limits.kv_tokens,
-            "steps": "measured" if machine.measured else "roofline",
+            "steps": "profile" if machine.measured else "roofline",
             **_settings(settings),
         }
         for tier, machine, sizing, settings in rows
@@ -145,9 +147,17 @@ def lines(found: Plan, gpu_hour_cost: float | None, screen: Screen) -> list[str]
             "",
             f"{told['infeasible_alone']:.1%} of the requests miss alone on an idle replica: no size helps them",
         ]
+    if told["longer_than_max_model_len"]:
+        shown.append(
+            f"{told['longer_than_max_model_len']:.1%} are among them that the engine refuses: longer than its "
+            f"max_model_len of {found.question.max_model_len:g} tokens, prompt and answer together"
+        )
     if told["cost"] is not None:
         shown += ["", *_money(told["cost"])]
-    if any(tier["steps"] == "roofline" for tier in told["tiers"].values()):
+    if found.chosen.machines[0].measured:
+        gpus = found.chosen.machines[0].gpus
+        shown += ["", f"GPUs a replica: {gpus}, by --gpus-per-replica (1 if not given), since a profile does not say."]
+    else:
         shown += ["", "Steps are from the roofline, not measured: see docs/tasks/plan.md for how far it has been off."]
     return shown
 
@@ -197,7 +207,7 @@ def _money(cost: Mapping[str, Any]) -> list[str]:
 
 def refused(found: NoPlan) -> list[str]:
     """Where no plan keeps the promise: what breaks it, and the nearest promise that holds."""
-    said = [f"plimsoll: {reason}" for reason in found.why if reason]
+    said = [f"plimsoll: {reason}" for reason in found.why]
     if found.found is not None:
         nearest = found.found.feasible
         said.append("nothing looser would hold either" if nearest is None else f"it would keep {_promise(nearest)}")
@@ -205,14 +215,17 @@ def refused(found: NoPlan) -> list[str]:
 
 
 def _promise(slo: Slo) -> str:
-    targets = []
-    if slo.ttft_s is not None:
-        more = f" and {duration(slo.ttft_per_1k_tokens_s)} per 1,000 tokens" if slo.ttft_per_1k_tokens_s else ""
-        targets.append(f"--ttft {duration(slo.ttft_s)}{more}")
-    if slo.tpot_s is not None:
-        targets.append(f"--tpot {duration(slo.tpot_s)}")
-    if slo.e2e_s is not None:
-        targets.append(f"--e2e {duration(slo.e2e_s)}")
-    if slo.itl_s is not None:
-        targets.append(f"--itl {duration(slo.itl_s)}")
-    return " ".join(targets)
+    targets = {
+        "--ttft": slo.ttft_s,
+        "--ttft-per-k-token": slo.ttft_per_1k_tokens_s or None,
+        "--tpot": slo.tpot_s,
+        "--e2e": slo.e2e_s,
+        "--itl": slo.itl_s,
+    }
+    return " ".join(f"{option} {duration(_up(s))}" for option, s in targets.items() if s is not None)
+
+
+def _up(seconds: float) -> float:
+    """Rounded up to the two digits that `duration` shows: a tighter promise might not be kept."""
+    step = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return math.ceil(seconds / step - 1e-6) * step

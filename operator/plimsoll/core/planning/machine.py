@@ -99,8 +99,9 @@ class Machine:
         heat = min(_HOTTEST, max(0.0, (share - self.cool_share) / (self.hot_share - self.cool_share)))
         pairs = {f.name: (getattr(self.cool, f.name), getattr(self.hot, f.name)) for f in fields(StepModel)}
         between = {name: cool + heat * (hot - cool) for name, (cool, hot) in pairs.items()}
-        least = {name: value if name == "any_prefill_s" else max(value, 0.0) for name, value in between.items()}
-        return StepModel(**least)
+        base_s = max(between["base_s"], min(pairs["base_s"]) / 2)  # heat beyond what was measured takes no more off it
+        least = dict.fromkeys(between, 0.0) | {"base_s": base_s, "any_prefill_s": -base_s}
+        return StepModel(**{name: max(value, least[name]) for name, value in between.items()})
 
 
 def of_shape(shape: ModelShape, gpu: Accelerator, gpus: int, token_budget: int) -> Machine | None:

@@ -8,21 +8,24 @@ then the smaller replicas. Everything said about the answer is read off the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import HIGHEST_RATE, Tier, profile
+from plimsoll.core.knee import HIGHEST_RATE, Constraint, Tier, profile
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.planning import settings
 from plimsoll.core.planning.arrange import (
     MARGIN,
     RDMA_BYTES_PER_S,
     Arrangement,
+    Unkept,
     aggregated,
     arrange,
     choose,
+    nearest,
     pair,
     pays,
 )
@@ -40,7 +43,8 @@ from plimsoll.core.planning.settings import (
 )
 from plimsoll.core.sizing import Infeasible
 from plimsoll.core.slo import Slo
-from plimsoll.core.workload import Workload
+from plimsoll.core.transfer import RDMA
+from plimsoll.core.workload import Workload, from_samples
 
 CURVE_POINTS = 61
 CURVE_END = 1.6  # times the load line
@@ -52,7 +56,9 @@ class Question:
 
     rate_per_s: of the whole service, above 0. gap_cv2: of arrivals, see `knee.Tier`. headroom: share of the load line
     kept free. gap_s: no usual gap between two tokens longer than this. bytes_per_s: of the fabric between engines.
-    accepted: tokens a step with drafts. Raises ValueError that names the argument.
+    accepted: tokens a step with drafts. max_model_len: tokens of prompt and answer together; the engine refuses longer
+    requests, and the others are planned for as if they came at the whole rate. Raises ValueError that names the
+    argument.
     """
 
     workload: Workload
@@ -64,6 +70,7 @@ class Question:
     gap_s: float | None = None
     bytes_per_s: float = RDMA_BYTES_PER_S
     accepted: float = ACCEPTED
+    max_model_len: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("rate_per_s", "bytes_per_s"):
@@ -81,6 +88,21 @@ class Question:
             raise ValueError(f"gap_s must be finite and above 0, not {self.gap_s}")
         if not self.machines or not all(self.machines):
             raise ValueError("machines are needed: no replica has room for the weights")
+
+    @cached_property
+    def too_long(self) -> float:
+        """Share of the requests that the engine refuses for their length."""
+        w = self.workload
+        return w.mean((w.prompt_tokens + w.output_tokens > self.max_model_len).astype(float))
+
+    @cached_property
+    def served(self) -> Workload:
+        """The others; not where all are too long."""
+        w = self.workload
+        fits = w.prompt_tokens + w.output_tokens <= self.max_model_len
+        if fits.all():
+            return w
+        return from_samples(w.uncached_tokens[fits], w.cached_tokens[fits], w.output_tokens[fits], w.weights[fits])
 
 
 @dataclass(frozen=True)
@@ -114,7 +136,7 @@ class Plan:
 
     question: Question
     chosen: Arrangement
-    other: Arrangement | Infeasible | None
+    other: Arrangement | Unkept | None
     why: tuple[str, ...]
 
     @cached_property
@@ -140,8 +162,8 @@ class Plan:
 
     @property
     def mean_tokens(self) -> tuple[float, float]:
-        """Prompt and output tokens of a mean request."""
-        w = self.question.workload
+        """Prompt and output tokens of a mean request that is served."""
+        w = self.question.served
         return w.mean(w.prompt_tokens), w.mean(w.output_tokens)
 
     def cost_per_million(self, gpu_hour: float, rate_per_s: float, output_only: bool) -> float:
@@ -154,7 +176,7 @@ class Plan:
 @dataclass(frozen=True)
 class NoPlan:
     """No number of replicas keeps the promise. found: what sizing says of the aggregated engines, the nearest promise
-    in it; None where no chunk budget keeps the gap."""
+    in it; None where no chunk budget keeps the gap, or where no looser target helps."""
 
     found: Infeasible | None
     why: tuple[str, ...]
@@ -162,6 +184,8 @@ class NoPlan:
 
 def plan(question: Question) -> Plan | NoPlan:
     """The answer, in about a second."""
+    if question.too_long > 1 - question.slo.share:
+        return NoPlan(None, (_cut_off(question),))
     together, budgets_fail = _together(question)
     apart, no_pair = _apart(question)
     best = choose(together, apart) if together is not None and apart is not None else None
@@ -169,22 +193,21 @@ def plan(question: Question) -> Plan | NoPlan:
         found = [one for one in (together, apart) if isinstance(one, Arrangement)]
         best = found[0] if found else None
     if best is None:
-        why = (budgets_fail or _broken(together), no_pair or _broken(apart))
-        return NoPlan(together if isinstance(together, Infeasible) else None, why)
+        reasons = budgets_fail or _broken(question, together), no_pair or _broken(question, apart)
+        why = tuple(f"{_name(number == 1)} is out: {reason}" for number, reason in enumerate(reasons))
+        return NoPlan(replace(together, feasible=_nearest(question)) if isinstance(together, Unkept) else None, why)
     other = apart if not best.disaggregated else together
     return Plan(question, best, other, _reasons(question, best, other, budgets_fail, no_pair))
 
 
-def _together(question: Question) -> tuple[Arrangement | Infeasible | None, str]:
+def _together(question: Question) -> tuple[Arrangement | Unkept | None, str]:
     """The best aggregated arrangement, or why no chunk budget will do."""
-    found: list[Arrangement | Infeasible] = []
+    found: list[Arrangement | Unkept] = []
     for machines in question.machines:
-        tiers = [aggregated(m, question.workload, question.slo, question.gap_cv2) for m in machines]
-        chosen = settings.budget(tiers, question.gap_s)
-        if chosen is None:
-            continue
-        machine = machines[tiers.index(chosen)]
-        found.append(arrange((chosen,), (machine,), question.rate_per_s, question.headroom))
+        chosen = _budgeted(question, machines)
+        if chosen is not None:
+            tier, machine = chosen
+            found.append(arrange((tier,), (machine,), question.rate_per_s, question.headroom, question.too_long))
     if found:
         return _cheapest(found), ""
     return None, (
@@ -193,34 +216,49 @@ def _together(question: Question) -> tuple[Arrangement | Infeasible | None, str]
     )
 
 
-def _apart(question: Question) -> tuple[Arrangement | Infeasible | None, str]:
+def _budgeted(question: Question, machines: Sequence[Machine]) -> tuple[Tier, Machine] | None:
+    """Aggregated engines at the chunk budget to take, if any keeps the gap."""
+    tiers = [aggregated(m, question.served, question.slo, question.gap_cv2) for m in machines]
+    chosen = settings.budget(tiers, question.gap_s)
+    return None if chosen is None else (chosen, machines[tiers.index(chosen)])
+
+
+def _nearest(question: Question) -> Slo | None:
+    """The nearest promise that aggregated engines keep, of the largest replicas that keep the gap."""
+    found = [one for machines in question.machines if (one := _budgeted(question, machines)) is not None]
+    machine = found[-1][1]
+    return nearest(lambda slo: aggregated(machine, question.served, slo), question.slo, question.too_long)
+
+
+def _apart(question: Question) -> tuple[Arrangement | Unkept | None, str]:
     """The best pair, or why there is none. Prefill engines keep the largest budget: nobody decodes beside them.
 
     A decode engine has at least its prefill engine's GPUs: KV is read from fewer ranks by more.
     """
     if question.slo.ttft_s is None:
         return None, "a prefill tier is sized for a TTFT target, and there is none"
-    verdict = pays(question.machines[0][-1], question.workload, question.bytes_per_s)
+    verdict = pays(question.machines[0][-1], question.served, question.bytes_per_s)
     if isinstance(verdict, Unknown):
         return None, verdict.why
     if not verdict.pays:
-        return None, verdict.words
-    found: list[Arrangement | Infeasible] = []
+        there = question.bytes_per_s >= RDMA_BYTES_PER_S
+        return None, verdict.words.removesuffix(f": {RDMA}") if there else verdict.words
+    found: list[Arrangement | Unkept] = []
     for first in question.machines:
         for last in question.machines:
             prefill, decode = first[-1], last[0]
             if prefill.gpus > decode.gpus:
                 continue
-            tiers = pair(prefill, decode, question.workload, question.slo, question.bytes_per_s, question.gap_cv2)
+            tiers = pair(prefill, decode, question.served, question.slo, question.bytes_per_s, question.gap_cv2)
             if question.gap_s is not None and longest_gap_s(tiers[1]) > question.gap_s:
                 continue
-            found.append(arrange(tiers, (prefill, decode), question.rate_per_s, question.headroom))
+            found.append(arrange(tiers, (prefill, decode), question.rate_per_s, question.headroom, question.too_long))
     if not found:
         return None, f"a decode engine's step at its full batch takes longer than the gap of {question.gap_s:g} s"
     return _cheapest(found), ""
 
 
-def _cheapest(found: Sequence[Arrangement | Infeasible]) -> Arrangement | Infeasible:
+def _cheapest(found: Sequence[Arrangement | Unkept]) -> Arrangement | Unkept:
     feasible = [one for one in found if isinstance(one, Arrangement)]
     if not feasible:
         return found[-1]  # of the largest replicas: they come nearest
@@ -247,7 +285,8 @@ def curve(best: Arrangement, points: int = CURVE_POINTS) -> tuple[Point, ...]:
     found, most = [Point(0.0, 0.0, 0.0)], 0.0
     for number in range(1, points):
         rate = best.load_line_per_s * CURVE_END * number / (points - 1)
-        gated, alone = (rate * share_kept(reduced, rate, best.replicas, admission=gate) for gate in (True, False))
+        served = rate * (1 - best.too_long)
+        gated, alone = (served * share_kept(reduced, rate, best.replicas, admission=gate) for gate in (True, False))
         most = max(most, gated, alone)
         found.append(Point(rate, alone, most))
     return tuple(found)
@@ -256,7 +295,7 @@ def curve(best: Arrangement, points: int = CURVE_POINTS) -> tuple[Point, ...]:
 def _reasons(
     question: Question,
     best: Arrangement,
-    other: Arrangement | Infeasible | None,
+    other: Arrangement | Unkept | None,
     budgets_fail: str,
     no_pair: str,
 ) -> tuple[str, ...]:
@@ -264,17 +303,19 @@ def _reasons(
     if other is None:
         missing = budgets_fail if best.disaggregated else no_pair
         return (f"{_name(not best.disaggregated)} is out: {missing}",)
-    if isinstance(other, Infeasible):
-        return (f"{_name(not best.disaggregated)} is out: {_broken(other)}",)
+    if isinstance(other, Unkept):
+        return (f"{_name(not best.disaggregated)} is out: {_broken(question, other)}",)
     reasons = [f"{_name(other.disaggregated)} would take {_gpus(other)} for the same rate, this takes {_gpus(best)}"]
     if not best.disaggregated and other.gpus < best.gpus:
         reasons.append(f"the pair would have to do with less than {MARGIN:.0%} of the GPUs to be worth its parts")
-    if best.disaggregated and question.slo.tpot_s is not None:
+    binds = other.binding
+    target_s = {name: target for name, target in question.slo.targets if name != Constraint.TTFT}.get(binds)
+    if best.disaggregated and target_s is not None:
         work = work_of(other.tiers[0])
         stall_s = work.workload.mean(work.stall_s)
         reasons.append(
-            f"an aggregated engine stands still for {stall_s * 1e3:.1f} ms at each prompt, which its TPOT of "
-            f"{question.slo.tpot_s * 1e3:g} ms leaves little room for; a decode engine only posts reads"
+            f"an aggregated engine stands still for {stall_s * 1e3:.1f} ms at each prompt, which its {binds} of "
+            f"{target_s * 1e3:g} ms leaves little room for; a decode engine only posts reads"
         )
     return tuple(reasons)
 
@@ -288,9 +329,21 @@ def _gpus(found: Arrangement) -> str:
     return f"{found.gpus} GPUs ({' + '.join(parts)})"
 
 
-def _broken(found: Arrangement | Infeasible | None) -> str:
+def _broken(question: Question, found: Arrangement | Unkept | None) -> str:
+    if not isinstance(found, Unkept):
+        return ""
+    words = f"no number of replicas keeps the promise, {found.constraint} breaks it"
+    may = 1 - question.slo.share
+    if found.alone > may:
+        words += f": {found.alone:.1%} of the requests miss alone on an idle replica, and {may:.0%} may"
+    return f"{words}{found.hint}"
+
+
+def _cut_off(question: Question) -> str:
+    most = math.floor(100 * (1 - question.too_long))
+    fewer = f", --percentile {most} or less may" if most else ""
     return (
-        f"no number of replicas keeps the promise, {found.constraint} breaks it{found.hint}"
-        if isinstance(found, Infeasible)
-        else ""
+        f"{question.too_long:.1%} of the requests, prompt and answer together, are longer than the engine's "
+        f"max_model_len of {question.max_model_len:g} tokens, and {1 - question.slo.share:.0%} may miss: no "
+        f"looser target helps, an engine with a longer one does{fewer}"
     )
