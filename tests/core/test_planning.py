@@ -169,6 +169,15 @@ def test_a_plan_keeps_its_share_of_all_requests_or_names_a_promise_that_is_kept(
     assert chosen.load_line_per_s >= 24.0 * (1 - 1e-9)
 
 
+def test_a_pair_grows_where_it_helps_and_is_found_at_once() -> None:
+    """A prefill tier that hardly keeps its share when idle leaves the decode tier next to nothing to miss."""
+    found = plan(asked(Slo(0.95, 12.342263485964853), workload=mix.lognormal(50_000, 220)))
+    assert isinstance(found, Plan)
+    assert found.chosen.disaggregated
+    assert found.chosen.gpus < 100
+    assert math.prod(sizing.attained for sizing in found.chosen.sizings) >= 0.95
+
+
 def test_what_the_engine_refuses_for_its_length_is_planned_for_no_more_and_counts_as_missed() -> None:
     w = asked().workload
     longest = float(w.quantile(w.prompt_tokens + w.output_tokens, 0.97))

@@ -19,6 +19,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -156,8 +157,8 @@ def arrange(
     too_long: share of the requests that the engine refuses for their length; the tiers' workload is of the others.
 
     Sizing counts on a gate that refuses who would be late, and looks at one tier. So from its answer on, the tier that
-    keeps less gets one replica more until the product of the shares is enough: a gate is then a reserve, and what users
-    should expect is within the promise. Tiers' misses are taken as independent.
+    gains most by it gets one replica more until the product of the shares is enough: a gate is then a reserve, and what
+    users should expect is within the promise. Tiers' misses are taken as independent.
     """
     need = rate_per_s / (1 - headroom)
     reduced = [of_all(profile(tier), 0.0 if number else too_long) for number, tier in enumerate(tiers)]
@@ -177,16 +178,16 @@ def arrange(
     if math.prod(kept) < tiers[0].slo.share:
         worst = kept.index(min(kept))
         return Unkept(constraint(reduced[worst], need, MAX_REPLICAS)[0], None, alone=alone)
-    for at in range(len(tiers)):  # no fewer would do if the other tier were as large as can be
-        others = many[:at], many[at + 1 :]
-        tried = range(counts[at], MAX_REPLICAS)
-        counts[at] += bisect_left(
-            tried,
-            True,
-            key=lambda n: math.prod(_each(reduced, need, [*others[0], n, *others[1]])) >= tiers[0].slo.share,
-        )
-    while math.prod(kept := _each(reduced, need, counts)) < tiers[0].slo.share:
-        counts[kept.index(min(kept))] += 1
+
+    def share_with(others: Sequence[int], at: int, count: int) -> float:
+        return math.prod(_each(reduced, need, [*others[:at], count, *others[at + 1 :]]))
+
+    for at, least in enumerate(tuple(counts)):  # no fewer would do if the other tier were as large as can be
+        tried = range(least, MAX_REPLICAS)
+        counts[at] += bisect_left(tried, tiers[0].slo.share, key=partial(share_with, many, at))
+    while math.prod(_each(reduced, need, counts)) < tiers[0].slo.share:
+        open_ = [at for at, count in enumerate(counts) if count < MAX_REPLICAS]
+        counts[max(open_, key=lambda at: share_with(counts, at, counts[at] + 1))] += 1
     pairs = list(zip(reduced, counts, strict=True))
     sizings = tuple(_sizing(one, rate_per_s, count) for one, count in pairs)
     return Arrangement(tiers, machines, sizings, _line(pairs, tiers[0].slo.share), too_long)
