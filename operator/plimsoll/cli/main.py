@@ -107,7 +107,7 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add = parser.add_argument
     add("--model", metavar="NAME|FILE", help="a name such as Llama-3.1-8B, or the path of a config.json")
     add("--gpu", metavar="NAME", help="such as H200")
-    add("--hardware", metavar="PROFILE", help="measured, in place of model and GPU: a built-in name or a .json file")
+    add("--hardware", metavar="PROFILE", help="a profile, in place of model and GPU: a built-in name or a .json file")
     add("--weights", choices=("bf16", "fp8"), help="type of the layers' weights, if the model's own do not say")
     add("--kv-cache", choices=("bf16", "fp8"), help="type of keys and values (bf16)")
     add("--gpus-per-replica", type=int, metavar="N", help="only so many GPUs; 1, 2, 4 and 8 are compared if not given")
