@@ -299,6 +299,16 @@ def test_the_load_line_is_found_in_few_looks(tier: Tier, replicas: int) -> None:
     assert found == pytest.approx(load_line.slo_rate(reduced, replicas), rel=1e-9)
 
 
+@pytest.mark.parametrize("root", [1e-3, 0.3, 0.97])
+def test_a_load_line_is_found_where_all_miss_at_once(root: float) -> None:
+    """Requests all alike and a promise for half of them: nobody misses, and a little later everybody does."""
+
+    def excess(rate: np.ndarray) -> np.ndarray:
+        return np.where(rate <= root, np.log(1e-300), np.log(2.0))
+
+    assert load_line.highest(excess, np.array([1.0])) == pytest.approx(root, rel=1e-8)
+
+
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
 def test_pooling_never_lowers_the_rate_of_a_replica(tier: Tier) -> None:
     rates = [line(tier, c, admission=False) / c for c in (1, 2, 4, 16, 64)]

@@ -19,7 +19,8 @@ from plimsoll.core.knee import HIGHEST_RATE, NAMES, Attainment, Constraint, Prof
 from plimsoll.core.queueing import Floats, checked
 from plimsoll.core.windows import dispersion, weight
 
-_SECANTS: Final = 60  # at most, for the root that is the load line; about ten are needed, seldom 16
+_SECANTS: Final = 24  # at most, for the root that is the load line; about ten are needed, seldom 16
+_HALVINGS: Final = 40  # after them, where the excess is flat but for a step: there a secant gains nothing
 _CLOSE: Final = 1e-11  # of the rate: how near the root is found
 _JUST_BEYOND: Final = 1.02
 
@@ -59,20 +60,21 @@ def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
     """The highest rate of each tier, (n,), up to `most` at which its excess is not above 0; 0 where it always is.
 
     excess: rising with the rate. An end that stays a second time counts less, so that the next secant goes past the
-    root (Anderson and Bjoerck 1973). Who has a root stays there while the others go on: it is the same in any company.
+    root (Anderson and Bjoerck 1973), and what they have not found is halved. Who has a root stays there while the others
+    go on: it is the same in any company.
     """
     low = 1e-9 * most
     at_low, at_most = excess(low), excess(most)
     line = np.where(at_low > 0, 0.0, np.where(at_most > 0, low, most))
     end, at_end, newest, at_newest = low, at_low, most, at_most
-    for _ in range(_SECANTS):
+    for look in range(_SECANTS + _HALVINGS):
         close = _CLOSE * np.maximum(end, newest)
         open_ = (np.abs(newest - end) > 2 * close) & (at_low <= 0) & (at_most > 0)
         if not np.any(open_):
             break
         with np.errstate(divide="ignore", invalid="ignore"):
             guess = (end * at_newest - newest * at_end) / (at_newest - at_end)
-        guess = np.where(np.isfinite(guess), guess, (end + newest) / 2)
+        guess = np.where(np.isfinite(guess) & (look < _SECANTS), guess, (end + newest) / 2)
         rate = np.clip(guess, np.minimum(end, newest) + close, np.maximum(end, newest) - close)
         found = excess(rate)
         stays = (found <= 0) == (at_newest <= 0)
