@@ -60,8 +60,8 @@ def highest(excess: Callable[[Floats], Floats], most: Floats) -> Floats:
     """The highest rate of each tier, (n,), up to `most` at which its excess is not above 0; 0 where it always is.
 
     excess: rising with the rate. An end that stays a second time counts less, so that the next secant goes past the
-    root (Anderson and Bjoerck 1973), and what they have not found is halved. Who has a root stays there while the others
-    go on: it is the same in any company.
+    root (Anderson and Bjoerck 1973), and what they have not found is halved. Who has a root stays there while the
+    others go on: it is the same in any company.
     """
     low = 1e-9 * most
     at_low, at_most = excess(low), excess(most)
