@@ -1,8 +1,8 @@
 """What the kept runs of one program come to: every row with its scores and checks, small enough to be committed.
 
 Only runs whose key is that of a row as it is now are taken, so that nothing of an older program or row is among them.
-Of the followers those are kept that nobody beats at their cost, and those that are named by a check; how many were
-played is told.
+Of the followers those are kept that nobody beats at their cost (in windows, too, where the row is judged by them), and
+those that are named by a check; how many were played is told.
 """
 
 from __future__ import annotations

@@ -121,3 +121,13 @@ def test_a_leg_is_withdrawn_once_and_what_was_done_of_it_stays() -> None:
     line.withdrawn(later, 11.5)
     assert line.free_s == pytest.approx(11.5, abs=0.06)
     assert math.isfinite(line.free_s)
+
+
+def test_a_line_of_which_nobody_ever_tells_an_end_does_not_grow() -> None:
+    """An outage: each leg is withdrawn half way, or its client leaves after its first token."""
+    line = Line("p", 0.0)
+    for k in range(1000):
+        leg = line.send(0.05, 0.0, 0.1 * k)
+        line.withdrawn(leg, 0.1 * k + (0.02 if k % 2 else 0.09))
+        assert len(line._legs) <= 2
+    assert line.free_s == pytest.approx(0.1 * 999 + 0.02)

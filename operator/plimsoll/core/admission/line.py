@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-_NOTHING_S: Final = 1e-9
+_NOTHING_S: Final = 1e-9  # what rounding leaves of no work
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +42,12 @@ class Line:
         self._work_s = 0.0  # of all that was ever sent, but for what was withdrawn
         self._number = self._known = 0  # legs sent; the newest whose end is known
         self._end_s = -math.inf  # of that one, less the work up to it
-        self._legs: dict[int, Leg] = {}  # those since, in order
+        self._legs: dict[int, Leg] = {}  # those since, in order, that may not be done yet
         self._begins: deque[tuple[int, float]] = deque()  # of busy times since, each less the work before it
 
     def send(self, work_s: float, rest_s: float, now: float) -> Leg:
         """A request goes there now; it and what others send meanwhile take so long."""
+        self._forget(now)
         self._number += 1
         leg = self._legs[self._number] = Leg(self, self._number, now, work_s, 0.0, rest_s)
         self._append(leg)
@@ -73,8 +74,7 @@ class Line:
         """What is left of the leg by now will not be done, and who is behind it comes sooner."""
         if leg.number not in self._legs:  # a later one has told more
             return
-        begin_s = self._begins[0][1] if self._begins[0][0] <= leg.number else -math.inf
-        done_s = now - (leg.work_s - leg.own_s) - max(self._end_s, begin_s)
+        done_s = leg.own_s - (self._done_s(leg) - now)
         if done_s >= leg.own_s:
             return
         first = next(iter(self._legs.values()))
@@ -82,11 +82,21 @@ class Line:
         leg.own_s = done_s
         if done_s <= _NOTHING_S:
             del self._legs[leg.number]
-        self._begins.clear()
+        self._begins = deque(begin for begin in self._begins if begin[0] < first.number)
         for one in self._legs.values():
             self._append(one)
         self._reckon()
         self.free_s = max(self.free_s, now)  # it may never have had another
+
+    def _done_s(self, leg: Leg) -> float:
+        """When it will be, or was, done."""
+        begin_s = self._begins[0][1] if self._begins[0][0] <= leg.number else -math.inf
+        return leg.work_s + max(self._end_s, begin_s)
+
+    def _forget(self, now: float) -> None:
+        """Those that are done by now: nobody may ever tell that they have ended."""
+        while self._legs and self._done_s(first := next(iter(self._legs.values()))) <= now:
+            del self._legs[first.number]
 
     def _append(self, leg: Leg) -> None:
         """The last one; busy times before it that end sooner than it was sent do not matter to those behind it."""
