@@ -120,14 +120,34 @@ def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFix
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize("args", [["--max-num-seqs=1"], ["--max-num-seqs=8", "--max_num_seqs", "1"]])
 def test_engine_arguments_of_the_manifest_hold(
-    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    args: list[str], typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
-    manifest["spec"]["engine"] = {"args": ["--max-num-seqs=1"]}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
+    _start_engines_with(tmp_path, args)
     assert main([*typed, "--policy", "static:1", "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["p95_ttft_s"] > 10.0
+
+
+@pytest.mark.parametrize("args", [["--max-num-seqs=many"], ["--max-num-batched-tokens", "1.5K"], ["--block_size=0"]])
+def test_engine_arguments_that_no_engine_starts_with_are_refused(
+    args: list[str], typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _start_engines_with(tmp_path, args)
+    assert main([*typed, "--policy", "static:1"]) == 1
+    flag = args[0].partition("=")[0].replace("_", "-")
+    assert f"spec.engine.args: {flag} " in capsys.readouterr().err
+
+
+def test_a_length_that_the_engine_looks_for_itself_is_that_of_the_profile(typed: list[str], tmp_path: Path) -> None:
+    _start_engines_with(tmp_path, ["--max-model-len=auto", "--max-num-batched-tokens=2k"])
+    assert main([*typed, "--policy", "static:1"]) == 0
+
+
+def _start_engines_with(path: Path, args: list[str]) -> None:
+    manifest = yaml.safe_load((path / "s.yaml").read_text())
+    manifest["spec"]["engine"] = {"args": args}
+    (path / "s.yaml").write_text(yaml.safe_dump(manifest))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import sys
 import time
@@ -28,13 +27,14 @@ from plimsoll.cli.output import Screen
 from plimsoll.cli.simulated import Run
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.resources import arguments as engine_arguments
 from plimsoll.sim import frontier, profile, startup, trace
 from plimsoll.sim.clients import Manner
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Bounds, Look, Policy, Scene
-from plimsoll.sim.policies.options import replicas, whole
+from plimsoll.sim.policies.options import replicas
 from plimsoll.sim.result import Result, decision_rows, replica_rows
 from plimsoll.sim.screen import Ground
 from plimsoll.sim.setting import Setting
@@ -51,6 +51,7 @@ _FLAGS: Final = {
 _DISAGGREGATED_BLOCK: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK: Final = 512  # prompt tokens that one of a trace's hash_ids stands for
 _STRANGE: Final = 10  # unknown priorities that are named
+_AUTO: Final = ("auto", "-1")  # vLLM looks for itself what fits
 _MOST_TOKENS: Final = 10**12  # of an engine's limits
 _MOST_GATEWAYS: Final = 1000
 _TOLD_S: Final = 5.0  # between two lines about a long run
@@ -343,9 +344,16 @@ def _plant(arguments: argparse.Namespace, service: InferenceService, asked: Sequ
 
 def _limits(args: Sequence[object]) -> dict[str, int]:
     """Limits that the user's engine arguments set."""
-    words = [word for arg in args for word in str(arg).split("=", 1)]
-    pairs = itertools.pairwise(words)
-    return {_FLAGS[flag]: count for flag, value in pairs if flag in _FLAGS and (count := whole(value, _MOST_TOKENS))}
+    stated = engine_arguments.stated(args)
+    found: dict[str, int] = {}
+    for flag, limit in _FLAGS.items():
+        if (value := stated.get(flag, "auto")) in _AUTO:
+            continue
+        count = engine_arguments.count(value)
+        if not count or count > _MOST_TOKENS:
+            raise BadInput(f"spec.engine.args: {flag} {value} is no count of 1 or more")
+        found[limit] = count
+    return found
 
 
 def _config(path: str | None) -> Mapping[str, Any] | None:

@@ -9,7 +9,6 @@ Envoy reports as healthy is laid over it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,6 +19,7 @@ from plimsoll.api.contract import contract
 from plimsoll.core.picking.endpoint import Endpoint, Role
 from plimsoll.core.picking.names import Claim, names_of, owners
 from plimsoll.gateway.policy import Policies, Policy
+from plimsoll.resources import arguments
 
 Object = Mapping[str, Any]
 
@@ -131,12 +131,8 @@ def _unix(created: str) -> int:
 
 def _max_sequences(obj: Object) -> int:
     """`--max-num-seqs` of the user's engine arguments, if it is there."""
-    args = [str(arg) for arg in obj.get("spec", {}).get("engine", {}).get("args") or ()]
-    words = [word for arg in args for word in arg.split("=", 1)]
-    for flag, value in itertools.pairwise(words):
-        if flag == "--max-num-seqs" and value.isdigit():
-            return max(1, int(value))
-    return DEFAULT_MAX_SEQUENCES
+    stated = arguments.stated(obj.get("spec", {}).get("engine", {}).get("args") or ())
+    return arguments.count(stated.get("--max-num-seqs", "")) or DEFAULT_MAX_SEQUENCES
 
 
 def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
