@@ -1,7 +1,8 @@
-"""What short rows come to today, and how much of it is chance: `python -m bench scoreboard --expect` writes it down.
+"""What short rows come to today, seed by seed: `python -m bench scoreboard --expect` writes it down.
 
-A test plays them again with fewer seeds, and fails where attainment is lower or GPU time higher than chance allows: by
-three standard errors of such a mean, from the scatter of as many seeds as the row says.
+A test plays them again with the same seeds, and fails where attainment is lower or GPU time higher by more than three
+standard errors of the differences' mean. What a seed draws, engines' speeds above all, is the same on both sides, so
+that only what a change does differently is left as chance.
 """
 
 from __future__ import annotations
@@ -14,43 +15,41 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.scoreboard.play import Task
-from bench.scoreboard.rows import SHORT
+from bench.scoreboard.rows import SHORT, Row
 from bench.scoreboard.search import Played
 
 POLICIES: Final = ("plimsoll", "static:4")
 DEVIATIONS: Final = 3.0
 _FIGURES: Final = ("attainment_offered", "attainment_admitted", "gpu_hours")
+_ROUNDING: Final = 1e-5
 _FILE: Final = Path(__file__).parent / "expected.json"
 
-Expected = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+Expected = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
 
 def write(played: Played) -> None:
     """Plays all short rows with all their seeds."""
-    found: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
-    for name, row in SHORT.items():
-        for policy in POLICIES:
-            runs = played([Task(row, 1.0, policy, seed) for seed in range(1, row.seeds + 1)])
-            figures = {key: [run[key] for run in runs] for key in _FIGURES}
-            found.setdefault(name, {})[policy] = {
-                key: (round(statistics.fmean(each), 5), round(statistics.stdev(each), 5))
-                for key, each in figures.items()
-            }
+    found = {name: {policy: _figures(row, policy, played) for policy in POLICIES} for name, row in SHORT.items()}
     _FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def _figures(row: Row, policy: str, played: Played) -> dict[str, list[float]]:
+    runs = played([Task(row, 1.0, policy, seed) for seed in range(1, row.seeds + 1)])
+    return {key: [round(run[key], 5) for run in runs] for key in _FIGURES}
+
+
 def read() -> Expected:
-    """Mean and standard deviation of each figure, by row and policy."""
+    """Each figure of seeds 1, 2 and so on, by row and policy."""
     return dict(json.loads(_FILE.read_text()))
 
 
-def worse(runs: Sequence[Mapping[str, Any]], expected: Mapping[str, tuple[float, float]]) -> list[str]:
-    """What is worse in the mean of these runs than chance allows, in words."""
+def worse(runs: Sequence[Mapping[str, Any]], expected: Mapping[str, Sequence[float]]) -> list[str]:
+    """What is worse in these runs, of seeds 1, 2 and so on, than chance allows, in words."""
     found = []
-    for key, (mean, deviation) in expected.items():
-        value = statistics.fmean(run[key] for run in runs)
+    for key, known in expected.items():
         sign = 1.0 if key == "gpu_hours" else -1.0  # the way that is worse
-        allowed = DEVIATIONS * deviation / math.sqrt(len(runs)) + 1e-5  # figures are rounded
-        if sign * (value - mean) > allowed:
-            found.append(f"{key} is {value:.5f}, was {mean}, and chance explains {allowed:.5f}")
+        by = [sign * (run[key] - was) for run, was in zip(runs, known, strict=True)]
+        allowed = DEVIATIONS * statistics.stdev(by) / math.sqrt(len(by)) + _ROUNDING
+        if (mean := statistics.fmean(by)) > allowed:
+            found.append(f"{key} is worse by {mean:.5f}, and chance explains {allowed:.5f}")
     return found
