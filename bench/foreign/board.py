@@ -1,9 +1,9 @@
-"""`python -m bench foreign`: the scoreboard's step on the replay engine of NVIDIA Dynamo, which others wrote.
+"""`python -m bench foreign`: rows of the scoreboard on the replay engine of NVIDIA Dynamo, which others wrote.
 
-    python -m bench foreign --start-up 60 --policies plimsoll static:3 dynamo-load:latency --seeds 3
+    python -m bench foreign --rows step-60 ramp-120 --policies plimsoll static:3 dynamo-load:latency --seeds 3
 
-Prints a line for each policy and start-up time, and writes every run to `--out`. `--beside` plays Plimsoll and constant
-fleets in Plimsoll's own simulator too, with the same law and requests. Their replay has no admission: it judges sizing.
+Prints a line for each row and policy, and writes every run to `--out`. `--beside` plays all but Dynamo's in Plimsoll's
+own simulator too, with the same law and requests. Their replay has no admission: it judges sizing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.foreign.judge import Run, judged
 from bench.foreign.law import Law
-from bench.foreign.pilots import Nobody, Plimsoll, planner
-from bench.foreign.replay import ROUTERS, Run, Seen, load, play
-from bench.scoreboard.play import HOUR_S, ground
-from bench.scoreboard.rows import ROWS
+from bench.foreign.pilots import Following, Nobody, Plimsoll, planner
+from bench.foreign.replay import ROUTERS, load, play
+from bench.scoreboard.play import ground
+from bench.scoreboard.rows import ROWS, Row
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.slo import Slo
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.operator import Operator
 from plimsoll.sim.policies import registry
@@ -42,11 +42,10 @@ POLICIES: Final = (
     "plimsoll", "static:3", "static:4", "dynamo-throughput", "dynamo-load:throughput", "dynamo-load:latency",
     "dynamo-load:sla",
 )  # fmt: skip
-_ROW: Final = "step-60"
 
 
 def main(words: Sequence[str]) -> int:
-    """Play and print; 2 without the package. No figure passes or fails."""
+    """Play and print; 2 without the package, or for a row that cannot be played. No figure passes or fails."""
     arguments = _parser().parse_args(words)
     try:
         _board(arguments, load())
@@ -56,65 +55,81 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Place:
+    """A row with one seed's requests, the first at 0, on engines without noise, spread or front end that all start in
+    the mean of the row's times, seconds."""
+
+    row: Row
+    scene: Scene
+    asked: Sequence[Asked]
+    start_s: float
+
+    @classmethod
+    def of(cls, row: Row, seed: int) -> Place:
+        """Raises BadInput for a row that their replay, or the pilot that shows it to Plimsoll, cannot hold."""
+        if len(row.tiers) > 1 or not row.initial[0] or row.clients != "none":
+            raise BadInput(f"{row.name}: one tier that is never empty, and clients that do not come back, are played")
+        asked = row.load.make(seed)
+        if asked[0].ids:
+            raise BadInput(f"{row.name}: prompts that share beginnings are not played")
+        asked = [replace(one, at_s=one.at_s - asked[0].at_s) for one in asked]
+        known = ground(row, 1.0, asked).scene
+        own, start_s = replace(known.plant.profile, frontend=0.0, frontend_token=0.0), known.plant.start.mean_s
+        start = replace(known.plant.start, low_s=start_s, high_s=start_s, listed_s=())
+        plant = replace(known.plant, profile=own, start=start, spread=0.0, noise=0.0)
+        return cls(row, replace(known, plant=plant), asked, start_s)
+
+    def judged(self, run: Run) -> dict[str, Any]:
+        """A run's figures."""
+        return judged(run, self.scene, self.row.load.length_s)
+
+
 def _board(arguments: argparse.Namespace, package: SimpleNamespace) -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a") as out:
-        for start_s in arguments.start_up:
+        for name in arguments.rows:
             for policy in arguments.policies:
                 runs = []
-                for found in _runs(policy, start_s, arguments, package):
+                for found in _runs(policy, ROWS[name], arguments, package):
                     out.write(json.dumps(found) + "\n")
                     runs.append(found)
-                print(line(policy, start_s, runs), flush=True)
+                print(line(name, policy, runs), flush=True)
 
 
-def _runs(
-    policy: str, start_s: float, arguments: argparse.Namespace, package: SimpleNamespace
-) -> Iterator[dict[str, Any]]:
+def _runs(policy: str, row: Row, arguments: argparse.Namespace, package: SimpleNamespace) -> Iterator[dict[str, Any]]:
     for seed in range(1, arguments.seeds + 1):
-        about = {"policy": policy, "start_up_s": start_s, "seed": seed, "router": arguments.router}
+        about = {"row": row.name, "policy": policy, "seed": seed, "router": arguments.router}
         began_s = time.monotonic()
-        scene, asked, end_s = scenery(start_s, seed)
-        assert scene.slo is not None
-        run = _theirs(policy, scene, asked, (start_s, end_s, arguments.router), package)
-        figures = judged(run, len(asked), scene.slo)
-        yield {**about, **figures, "orders": run.orders, "wall_s": round(time.monotonic() - began_s, 1)}
+        place = Place.of(row, seed)
+        run = theirs(policy, place, arguments.router, package)
+        yield {**about, **place.judged(run), "wanted": run.wanted, "wall_s": round(time.monotonic() - began_s, 1)}
         if arguments.beside and not policy.startswith("dynamo"):
             for router in ("own", "own, no gate") if policy == "plimsoll" else ("own",):
-                ours = _ours(policy, scene, asked, end_s, gate=router == "own")
-                yield {**about, "router": router, **judged(ours, len(asked), scene.slo)}
+                yield {**about, "router": router, **place.judged(ours(policy, place, gate=router == "own"))}
 
 
-def scenery(start_s: float, seed: int) -> tuple[Scene, list[Asked], float]:
-    """The row's machine, mean, without noise or front end, its requests, and its length."""
-    row = replace(ROWS[_ROW], start_up=f"{start_s:g}")
-    asked = row.load.make(seed)
-    known = ground(row, 1.0, asked)
-    own = replace(known.scene.plant.profile, frontend=0.0, frontend_token=0.0)
-    plant = replace(known.scene.plant, profile=own, spread=0.0, noise=0.0)
-    return replace(known.scene, plant=plant), asked, row.load.length_s
-
-
-def _theirs(
-    policy: str, scene: Scene, asked: Sequence[Asked], how: tuple[float, float, str], package: SimpleNamespace
-) -> Run:
-    plant, row = scene.plant, ROWS[_ROW]
-    law = Law.of(plant.profile, asked)
+def theirs(policy: str, place: Place, router: str, package: SimpleNamespace) -> Run:
+    """The policy on their simulator. Raises BadInput for one that cannot be there."""
+    scene, asked, workers = place.scene, place.asked, place.row.initial[0]
+    law = Law.of(scene.plant.profile, asked)
     name, _, word = policy.partition(":")
 
-    def run(pilot: Any, workers: int) -> Run:
-        return play(asked, law, pilot, workers, *how)
+    def run(pilot: Any, workers: int = workers) -> Run:
+        return play(asked, law, pilot, workers, place.start_s, place.row.load.length_s, router)
 
     if name == "static":
         return run(Nobody(), int(word))
+    if name == "follower":
+        return run(Following(registry.parse(policy, scene), asked, workers))
     if name == "plimsoll":
-        phases = plant.start.draw(Random(0))
-        return run(Plimsoll(parse(row.manifest()), plant, phases, asked, row.initial[0]), row.initial[0])
+        phases = scene.plant.start.draw(Random(0))
+        return run(Plimsoll(parse(place.row.manifest()), scene.plant, phases, asked, workers))
     modes = {"dynamo-throughput": "slow", "dynamo-load": word}
     if name not in modes:
-        raise BadInput(f"no policy {policy!r}: there are {', '.join(POLICIES)}")
-    with planner(modes[name], scene, law.benchmark(plant), package) as pilot:
-        return run(pilot, row.initial[0])
+        raise BadInput(f"no policy {policy!r}: there are {', '.join(POLICIES)}, and followers")
+    with planner(modes[name], scene, law.benchmark(scene.plant), package) as pilot:
+        return run(pilot)
 
 
 class Ungated(Operator):
@@ -125,60 +140,47 @@ class Ungated(Operator):
         return None
 
 
-def _ours(policy: str, scene: Scene, asked: Sequence[Asked], end_s: float, gate: bool) -> Run:
+def ours(policy: str, place: Place, gate: bool) -> Run:
     """The same in Plimsoll's own simulator. gate: whether `plimsoll` has its own; no other policy has one."""
-    row, made = ROWS[_ROW], registry.parse(policy, scene)
-    setting = Setting(made.initial or {Role.SERVE: row.initial[0]}, end_s)
-    seen: list[Seen] = []
-
-    def take(visit: Visit) -> None:
-        if visit.ttft_s is not None:
-            seen.append(Seen(visit.ttft_s, visit.tpot_s or 0.0))
-
-    world = World(parse(row.manifest()), scene.plant, made, setting, take)
+    service, scene, end_s = parse(place.row.manifest()), place.scene, place.row.load.length_s
+    made = registry.parse(policy, scene)
+    setting = Setting(made.initial or {Role.SERVE: place.row.initial[0]}, end_s)
+    seen: list[Visit] = []
+    world = World(service, scene.plant, made, setting, seen.append)
     if not gate and world.operator is not None:
-        world.operator = Ungated(parse(row.manifest()))
-    world.run(asked)
-    peak = max(sum(counts[3:]) for counts in world.log.replicas)
-    return Run(tuple(seen), world.tiers[Role.SERVE].paid_s(end_s), peak)
+        world.operator = Ungated(service)
+    world.run(place.asked)
+    log = [(at_s, sum(counts[1:]), counts[0]) for at_s, _, *counts in world.log.replicas]
+    there, wanted = ([(at_s, counts[which]) for at_s, *counts in log] for which in (0, 1))
+    return Run(seen, world.tiers[Role.SERVE].paid_s(end_s), there, wanted)
 
 
-def judged(run: Run, offered: int, slo: Slo) -> dict[str, Any]:
-    """A run's figures; requests that did not end are missed."""
-    first = np.array([one.ttft_s for one in run.requests])
-    token = np.array([one.tpot_s for one in run.requests])
-    met = (first <= (slo.ttft_s or np.inf)) & (token <= (slo.tpot_s or np.inf))
-    shown = {"ttft": first, "tpot": token} if len(first) else {}
-    return {
-        "offered": offered,
-        "attainment": float(met.sum()) / offered,
-        "gpu_hours": run.gpu_s / HOUR_S,
-        "peak": run.peak,
-        **{f"{name}_p{q}_s": float(np.percentile(times, q)) for name, times in shown.items() for q in (50, 95)},
-    }
-
-
-def line(policy: str, start_s: float, runs: Sequence[dict[str, Any]]) -> str:
+def line(row: str, policy: str, runs: Sequence[dict[str, Any]]) -> str:
     """Means over the seeds, apart for each simulator."""
     found = []
     for router in dict.fromkeys(run["router"] for run in runs):
         some = [run for run in runs if run["router"] == router]
-        mean = {key: float(np.mean([run[key] for run in some])) for key, value in some[0].items() if key in _SHOWN}
+        mean = {key: float(np.mean([run[key] for run in some])) for key in _SHOWN if some[0][key] is not None}
         shares = " ".join(f"{100 * run['attainment']:.1f}" for run in some)
-        times = " ".join(f"{key[:-2]} {1000 * mean[key]:.1f} ms" for key in _SHOWN[3:])
+        times = " ".join(f"{key[:-2]} {1000 * mean[key]:.1f} ms" for key in _SHOWN[-4:])
+        later = f", {mean['later']:.2f} after an hour" if "later" in mean else ""
         found.append(
-            f"{start_s:g} s {policy} {router}: {100 * mean['attainment']:.1f} % ({shares}), "
-            f"{mean['gpu_hours']:.3f} GPU-hours, at most {mean['peak']:g}; {times}"
+            f"{row} {policy} {router}: {100 * mean['attainment']:.1f} % ({shares}), {mean['gpu_hours']:.3f} GPU-hours, "
+            f"at most {mean['peak']:g}{later}, turned {mean['turns']:g} times, "
+            f"{mean['passed']:g} of {mean['windows']:g} windows; {times}"
         )
     return "\n".join(found)
 
 
-_SHOWN: Final = ("attainment", "gpu_hours", "peak", "ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s")
+_SHOWN: Final = (
+    "attainment", "gpu_hours", "peak", "later", "turns", "passed", "windows",
+    "ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s",
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench foreign", description=__doc__)
-    parser.add_argument("--start-up", nargs="+", type=float, default=[60.0], metavar="S")
+    parser.add_argument("--rows", nargs="+", default=["step-60"], choices=ROWS, metavar="ROW")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--router", choices=ROUTERS, default=ROUTERS[0])

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.errors import BadInput
 from plimsoll.sim.iteration import Did
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import dynamo_profile
@@ -25,7 +26,9 @@ from plimsoll.sim.policies.dynamo_profile import Sample
 from plimsoll.sim.profile import Profile
 from plimsoll.sim.visit import Asked
 
-_CONTEXTS: Final = (64, 128, 256, 512, 1024, 1536, 2048, 2560, 3072, 4096, 8192)
+_CONTEXTS: Final = (
+    64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4608, 5120, 6144, 7168, 8192, 12288, 16384, 32768,
+)  # fmt: skip
 _KV_POINTS: Final = 31
 _PROMPTS: Final = 33
 _MIXED: Final = 4  # batches of decoding sequences beside each prompt of a benchmark
@@ -40,7 +43,9 @@ class Law:
 
     @classmethod
     def of(cls, profile: Profile, asked: Sequence[Asked]) -> Law:
-        """The law under this load."""
+        """The law under this load. Raises BadInput where their tables cannot hold it."""
+        if profile.hot is not None or profile.hinge_sequences:
+            raise BadInput("engines that heat up, or take longer steps from some batch on: their tables hold neither")
         tokens = np.array([one.prompt_tokens for one in asked], float)
         return cls(profile, float((tokens**2).sum() / tokens.sum()))
 
@@ -61,7 +66,7 @@ class Law:
     def tables(self) -> dict[str, NDArray[np.float64]]:
         """The arrays of their profile file, milliseconds: (tokens,) and (KV tokens, mean context)."""
         c = self.profile.coefficients
-        tokens = np.unique(np.linspace(0, self.profile.budget, _PROMPTS).astype(int))
+        tokens = np.unique(np.append(1, np.linspace(0, self.profile.budget, _PROMPTS).astype(int)))
         kv, contexts = np.linspace(0.0, self.profile.kv_tokens, _KV_POINTS), np.array(_CONTEXTS, float)
         decodes = [[c.base + c.dec * all_kv / each + c.ctx * all_kv for each in contexts] for all_kv in kv]
         return {

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.foreign.judge import Run
 from bench.foreign.law import Law
 from bench.foreign.pilots import Pilot
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.visit import Asked, End, Visit
 
 VERSION: Final = "1.4.2"
 _MODULES: Final = (
@@ -43,56 +44,41 @@ def load() -> SimpleNamespace:
     return SimpleNamespace(**{name: value for one in modules for name, value in vars(one).items()})
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Of one request. Seconds; tpot_s: 0 with a single token."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """requests: those that ended. gpu_s: replica-seconds until the load's end, starting and draining included. peak:
-    most replicas. orders: wanted counts, with the moment of each in seconds."""
-
-    requests: tuple[Seen, ...]
-    gpu_s: float
-    peak: int
-    orders: tuple[tuple[float, int], ...] = ()
-
-
 @dataclass
 class Until:
-    """Asks a pilot until the load's end, and remembers what it ordered and what there was then."""
+    """Asks a pilot until the load's end, and remembers what it ordered and what there was."""
 
     pilot: Pilot
     end_s: float
-    there: int
-    peak: int = field(init=False)
-    orders: list[tuple[float, int]] = field(default_factory=list)
+    workers: int  # at first
+    there: list[tuple[float, int]] = field(init=False)
+    wanted: list[tuple[float, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.peak = self.there
+        self.there, self.wanted = [(0.0, self.workers)], [(0.0, self.workers)]
 
     def initial_tick_ms(self) -> float:
         return self.pilot.initial_tick_ms()
 
     def on_tick(self, shown: dict[str, Any]) -> dict[str, Any]:
-        self.there = shown["total_decode_count"]
-        self.peak = max(self.peak, self.there)
-        if shown["now_ms"] >= 1000.0 * self.end_s:
+        now_s, there = shown["now_ms"] / 1000.0, shown["total_decode_count"]
+        if there != self.there[-1][1]:
+            self.there.append((now_s, there))
+        if now_s >= self.end_s:
             return {"target_prefill": None, "target_decode": None, "next_tick_ms": None}
         told = self.pilot.on_tick(shown)
         if told["target_decode"] is not None:
-            self.orders.append((shown["now_ms"] / 1000.0, told["target_decode"]))
+            self.wanted.append((now_s, told["target_decode"]))
         return told
 
 
 def play(
     asked: Sequence[Asked], law: Law, pilot: Pilot, workers: int, start_s: float, end_s: float, router: str
 ) -> Run:
-    """Their engines with this law under this load. end_s: of the load; what is under way then still ends."""
+    """Their engines with this law under this load, whose first request comes at 0: their clock begins with it.
+
+    end_s: of the load; what is under way then still ends.
+    """
     package, until, own = load(), Until(pilot, end_s, workers), law.profile
     with TemporaryDirectory() as folder:
         there, tables = Path(folder), dict[str, Any](law.tables())
@@ -118,8 +104,8 @@ def play(
             report_jsonl_path=there / "ended.jsonl",
             scaling_policy=until,
         )
-        requests = tuple(ended((there / "ended.jsonl").read_text().splitlines()))
-    return Run(requests, paid_s(report, until.there, end_s), until.peak, tuple(until.orders))
+        visits = ended(asked, (there / "ended.jsonl").read_text().splitlines())
+    return Run(visits, paid_s(report, until.there[-1][1], end_s), until.there, until.wanted)
 
 
 def trace(asked: Iterable[Asked]) -> Iterable[str]:
@@ -138,12 +124,29 @@ def trace(asked: Iterable[Asked]) -> Iterable[str]:
         name += blocks
 
 
-def ended(lines: Iterable[str]) -> Iterable[Seen]:
-    """Requests of their report that were answered."""
+def ended(asked: Sequence[Asked], lines: Iterable[str]) -> list[Visit]:
+    """Each request of the load, with what their report says of it: a line each for those that ended, in any order."""
+    waiting: dict[tuple[int, int, int], list[int]] = {}
+    for number, one in reversed(list(enumerate(asked))):
+        mark = _mark(1000.0 * one.at_s, one.prompt_tokens, one.output_tokens)
+        waiting.setdefault(mark, []).append(number)
+    visits = [Visit(number, one, None, end=End.UNFINISHED) for number, one in enumerate(asked, 1)]
     for line in lines:
-        one = json.loads(line)
-        if one["terminal_status"] == "completed":
-            yield Seen(one["ttft_ms"] / 1000.0, (one["itl_ms"] or 0.0) / 1000.0)
+        told = json.loads(line)
+        mark = _mark(told["arrival_time_ms"], told["input_length"], told["requested_output_length"])
+        visit = visits[waiting[mark].pop()]
+        if told["terminal_status"] != "completed":
+            visit.end = End.REFUSED
+            continue
+        visit.end = End.OK
+        visit.first_s = visit.asked.at_s + told["ttft_ms"] / 1000.0
+        visit.end_s = visit.first_s + (told["itl_ms"] or 0.0) / 1000.0 * (visit.asked.output_tokens - 1)
+    return visits
+
+
+def _mark(at_ms: float, prompt_tokens: int, output_tokens: int) -> tuple[int, int, int]:
+    """What tells a request: their replay gives it a name of its own."""
+    return round(1000.0 * at_ms), prompt_tokens, output_tokens
 
 
 def paid_s(report: dict[str, Any], there: int, end_s: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from random import Random
 from types import SimpleNamespace
@@ -13,29 +15,41 @@ import numpy as np
 import pytest
 
 from bench.foreign import board, pilots, replay
+from bench.foreign.board import Place
+from bench.foreign.judge import Run, judged
 from bench.foreign.law import Law
-from bench.foreign.replay import Run, Seen, Until
+from bench.foreign.replay import Until
 from bench.foreign.watch import Watch, pod
+from bench.scoreboard.loads import Lengths, Phase
 from bench.scoreboard.rows import ROWS
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core import buckets
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.slo import Slo
+from plimsoll.sim import profile
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.iteration import Did
 from plimsoll.sim.pace import Pace
+from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Scene
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.visit import Asked, End
+from plimsoll.sim.work import Work
 
 needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
-SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.04)
+TALK = Lengths(2048.0, 256.0)
 PROMPT = 2048
 ALIKE = [Asked(0.05 * n, PROMPT, 256) for n in range(1200)]
 
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    return board.scenery(60.0, 1)[0]
+    return Place.of(ROWS["step-60"], 1).scene
+
+
+@pytest.fixture(scope="module")
+def place(scene: Scene) -> Place:
+    """A minute of requests alike on the row's engines."""
+    row = ROWS["step-60"]
+    return Place(replace(row, load=replace(row.load, phases=(Phase(60.0, 20.0, TALK),))), scene, ALIKE, 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +98,16 @@ def test_the_tables_are_the_law(law: Law) -> None:
     assert np.interp(at_most / 3, tables["prefill_isl"], tables["prefill_ttft_ms"]) == pytest.approx(
         1000.0 * law.prompts_s(at_most / 3), rel=1e-3
     )
-    assert all(np.diff(tables["prefill_ttft_ms"]) > 0.0)
+    assert all(np.diff(tables["prefill_ttft_ms"]) >= 0.0)
+
+
+def test_what_any_prompt_adds_to_a_step_is_in_its_first_token() -> None:
+    law = Law.of(profile.load("h200-70b"), ALIKE)
+    tables = law.tables()
+    assert law.profile.coefficients.anypre > 0.0
+    for tokens in (0, 1, 100):
+        told_ms = np.interp(tokens, tables["prefill_isl"], tables["prefill_ttft_ms"])
+        assert told_ms == pytest.approx(1000.0 * law.prompts_s(tokens), rel=1e-6)
 
 
 def test_long_prompts_weigh_in_the_attention_of_a_mean_token(scene: Scene) -> None:
@@ -103,21 +126,54 @@ def test_prompts_of_the_trace_have_nothing_in_common() -> None:
     assert not set(first["hash_ids"]) & set(second["hash_ids"])
 
 
-def test_only_what_was_answered_is_in_time() -> None:
+def test_their_lines_are_told_apart_by_moment_and_lengths() -> None:
+    asked = [Asked(0.0, 10, 3), Asked(0.5, 10, 3), Asked(0.5, 20, 3), Asked(0.5, 20, 1)]
+    first, second, third, last = replay.ended(
+        asked, [_a_line(asked[3], ttft=70.0), _a_line(asked[1], ttft=90.0, itl=20.0), _a_line(asked[2], "rejected")]
+    )
+    assert [one.id for one in (first, second, third, last)] == [1, 2, 3, 4]
+    assert (first.end, third.end, third.ttft_s) == (End.UNFINISHED, End.REFUSED, None)
+    assert (second.ttft_s, second.tpot_s) == (pytest.approx(0.09), pytest.approx(0.02))
+    assert (last.ttft_s, last.tpot_s) == (pytest.approx(0.07), None)
+
+
+def test_only_what_was_answered_is_in_time(scene: Scene) -> None:
+    asked = [Asked(0.1 * n, PROMPT, 256) for n in range(5)]
     lines = [
-        json.dumps({"terminal_status": status, "ttft_ms": ttft, "itl_ms": itl})
-        for status, ttft, itl in (
-            ("completed", 900.0, 39.0),
-            ("completed", 1100.0, 5.0),
-            ("completed", 90.0, 41.0),
-            ("completed", 90.0, None),
-            ("rejected", 1.0, 1.0),
-        )
+        _a_line(asked[0], ttft=900.0, itl=39.0),
+        _a_line(asked[1], ttft=1100.0, itl=5.0),
+        _a_line(asked[2], ttft=90.0, itl=41.0),
+        _a_line(asked[3], ttft=90.0, itl=1.0),
+        _a_line(asked[4], "rejected", ttft=1.0, itl=1.0),
     ]
-    requests = tuple(replay.ended(lines))
-    assert requests[0] == Seen(0.9, 0.039)
-    figures = board.judged(Run(requests, 3600.0, 2), len(lines), SLO)
-    assert (figures["attainment"], figures["gpu_hours"]) == (2 / 5, 1.0)
+    figures = judged(Run(replay.ended(asked, lines), 3600.0, [(0.0, 2)]), scene, 60.0)
+    assert (figures["attainment"], figures["gpu_hours"], figures["offered"]) == (2 / 5, 1.0, 5)
+
+
+def test_windows_turns_and_hours_are_told(scene: Scene) -> None:
+    """Two windows of which one is late, three turns, and one replica in the first hour and two in the second."""
+    asked = [Asked(7.0 * n, PROMPT, 256) for n in range(1000)]
+    lines = [_a_line(one, ttft=90.0 if number < 500 else 2000.0, itl=5.0) for number, one in enumerate(asked)]
+    wanted = [(0.0, 1), (10.0, 2), (20.0, 1), (30.0, 2), (40.0, 1)]
+    run = Run(replay.ended(asked, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
+    figures = judged(run, scene, 7200.0)
+    assert (figures["windows"], figures["passed"], figures["turns"]) == (2, 1, 3)
+    assert (figures["later"], figures["peak"]) == (2.0, 2)
+    assert judged(run, scene, 7000.0)["later"] is None
+
+
+def _a_line(asked: Asked, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:
+    """Of their report."""
+    return json.dumps(
+        {
+            "arrival_time_ms": 1000.0 * asked.at_s,
+            "input_length": asked.prompt_tokens,
+            "requested_output_length": asked.output_tokens,
+            "terminal_status": status,
+            "ttft_ms": ttft,
+            "itl_ms": itl,
+        }
+    )
 
 
 def test_what_runs_after_the_loads_end_is_not_paid() -> None:
@@ -134,7 +190,8 @@ def test_a_pilot_is_asked_until_the_loads_end() -> None:
     until = Until(Two(), 10.0, 1)
     assert until.on_tick(a_look(9.0, total_decode_count=4))["next_tick_ms"] == 10_000.0
     assert until.on_tick(a_look(10.0, total_decode_count=3))["next_tick_ms"] is None
-    assert (until.orders, until.peak, until.there) == ([(9.0, 2)], 4, 3)
+    assert until.wanted == [(0.0, 1), (9.0, 2)]
+    assert until.there == [(0.0, 1), (9.0, 4), (10.0, 3)]
 
 
 def test_steps_sum_up_to_what_an_engine_exports(scene: Scene) -> None:
@@ -191,15 +248,50 @@ def test_each_start_but_the_first_engines_is_learned_once(
     assert learned == [("serve", phases)]
 
 
-def test_without_its_gate_the_own_simulator_lets_everybody_in(scene: Scene) -> None:
-    gated, ungated = (board._ours("plimsoll", scene, ALIKE, 60.0, gate) for gate in (True, False))
-    assert len(ungated.requests) == len(ALIKE) > len(gated.requests)
-    assert max(one.ttft_s for one in ungated.requests) > max(one.ttft_s for one in gated.requests)
+def test_without_its_gate_the_own_simulator_lets_everybody_in(place: Place) -> None:
+    gated, ungated = (board.ours("plimsoll", place, gate) for gate in (True, False))
+    assert [sum(one.end is End.SHED for one in run.visits) > 0 for run in (gated, ungated)] == [True, False]
+    latest = [max(one.ttft_s for one in run.visits if one.ttft_s is not None) for run in (gated, ungated)]
+    assert latest[1] > latest[0]
 
 
-def test_an_unknown_policy_is_named(scene: Scene) -> None:
+def test_a_follower_orders_what_the_arrivals_need(place: Place) -> None:
+    policy = registry.parse("follower:margin=0.2,hold=0,window=10", place.scene)
+    need = math.ceil(20.0 * Work(place.scene.plant, [Role.SERVE]).whole_s(ALIKE[0]) / 0.2)
+    pilot, targets = pilots.Following(policy, ALIKE, 1), []
+    for now_s in range(1, 100):
+        targets.append(pilot.on_tick(a_look(float(now_s)))["target_decode"])
+    orders = [one for one in targets if one is not None]
+    assert (max(orders), orders[-1]) == (need, 1)
+
+
+def test_an_unknown_policy_is_named(place: Place) -> None:
     with pytest.raises(BadInput, match="nonsense"):
-        board._theirs("nonsense", scene, ALIKE[:1], (60.0, 60.0, "round_robin"), SimpleNamespace())
+        board.theirs("nonsense", place, "round_robin", SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("step-60-pd", "one tier that is never empty"),
+        ("ragpulse-week", "one tier that is never empty"),
+        ("retry-mixed", "do not come back"),
+        ("mooncake", "share beginnings"),
+    ],
+)
+def test_a_row_that_cannot_be_played_there_says_why(row: str, said: str) -> None:
+    with pytest.raises(BadInput, match=f"{row}: .*{said}"):
+        Place.of(ROWS[row], 1)
+
+
+def test_engines_that_their_tables_cannot_hold_are_refused() -> None:
+    with pytest.raises(BadInput, match="heat up"):
+        Law.of(profile.load("h200-70b-capped"), ALIKE)
+
+
+def test_a_load_begins_with_its_first_request_and_starts_take_their_mean() -> None:
+    place = Place.of(ROWS["guide"], 1)
+    assert (place.asked[0].at_s, place.start_s, place.scene.plant.start.longest_s) == (0.0, 117.5, 117.5)
 
 
 def test_without_the_package_it_says_what_to_install(
@@ -214,6 +306,6 @@ def test_without_the_package_it_says_what_to_install(
 def test_their_engine_takes_the_steps_that_it_is_told(law: Law) -> None:
     asked = [Asked(0.0, PROMPT, 101)]
     run = replay.play(asked, law, pilots.Nobody(), 1, 60.0, 10.0, "round_robin")
-    (seen,) = run.requests
+    (seen,) = run.visits
     assert seen.ttft_s == pytest.approx(law.step_s(Did(prefills=1, tokens=PROMPT)), rel=0.01)
     assert seen.tpot_s == pytest.approx(law.decodes_s(1, PROMPT + 50), rel=0.01)

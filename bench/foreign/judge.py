@@ -1,0 +1,75 @@
+"""What a run came to, on their simulator or on ours: counted by the same code, that of `plimsoll simulate`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from bench.scoreboard.play import HOUR_S
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.phases import Offered, reversals
+from plimsoll.sim.policies.base import Scene
+from plimsoll.sim.result import Result
+from plimsoll.sim.visit import Visit
+from plimsoll.sim.work import Work
+
+_SHOWN: Final = (50, 95)  # percentiles
+
+
+@dataclass(frozen=True)
+class Run:
+    """visits: each request of the load, with what became of it. paid_s: replica-seconds until the load's end, starting
+    and draining included. there, wanted: replicas that cost something, and that were ordered, each from its moment on,
+    seconds."""
+
+    visits: Sequence[Visit]
+    paid_s: float
+    there: Sequence[tuple[float, int]]
+    wanted: Sequence[tuple[float, int]] = ()
+
+
+def judged(run: Run, scene: Scene, end_s: float) -> dict[str, Any]:
+    """A run's figures. turns: changes of the wanted replicas against the last one's direction, the most in a stretch of
+    constant load. later: mean replicas after the first hour, None without a second one."""
+    windows = io.StringIO()
+    result = Result(scene.plant, [Role.SERVE], scene.slo, windows=windows)
+    for visit in run.visits:
+        result.take(visit)
+    passed = [json.loads(line)["passed"] for line in windows.getvalue().splitlines()]
+    return {
+        "offered": len(run.visits),
+        "attainment": sum(map(result.met, run.visits)) / len(run.visits),
+        "gpu_hours": run.paid_s * scene.gpus[Role.SERVE] / HOUR_S,
+        "peak": max(count for _, count in run.there),
+        "windows": len(passed),
+        "passed": sum(passed),
+        "turns": max(reversals(run.wanted, _phases(run, scene), end_s)),
+        "later": _mean(run.there, HOUR_S, end_s) if end_s >= 2 * HOUR_S else None,
+        **dict(_times(run.visits)),
+    }
+
+
+def _phases(run: Run, scene: Scene) -> list[float]:
+    work, offered = Work(scene.plant, [Role.SERVE]), Offered()
+    for visit in run.visits:
+        offered.add(visit.asked.at_s, work.seconds(Role.SERVE, visit.asked))
+    return offered.phases()
+
+
+def _mean(there: Sequence[tuple[float, int]], from_s: float, to_s: float) -> float:
+    """Mean replicas between two moments."""
+    spans = pairwise([*there, (to_s, 0)])
+    whole = sum(count * max(0.0, min(until_s, to_s) - max(at_s, from_s)) for (at_s, count), (until_s, _) in spans)
+    return whole / (to_s - from_s)
+
+
+def _times(visits: Sequence[Visit]) -> Iterator[tuple[str, float]]:
+    for name in ("ttft", "tpot"):
+        took_s = [took for one in visits if (took := getattr(one, f"{name}_s")) is not None]
+        yield from ((f"{name}_p{q}_s", float(np.percentile(took_s, q)) if took_s else 0.0) for q in _SHOWN)
