@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -55,10 +55,16 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+_PLAIN: Final[Mapping[str, Any]] = {
+    "frontend": 0.0, "frontend_token": 0.0, "hot": None, "hinge_sequences": 0, "producer_factor": 1.0,
+    "consumer_factor": 1.0,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Place:
-    """A row with one seed's requests, the first at 0, on engines without noise, spread or front end that all start in
-    the mean of the row's times, seconds."""
+    """A row with one seed's requests, the first at 0, on engines that both simulators can have: all alike, never hot,
+    without noise or front end, each start as long as the mean of the row's, seconds."""
 
     row: Row
     scene: Scene
@@ -68,17 +74,23 @@ class Place:
     @classmethod
     def of(cls, row: Row, seed: int) -> Place:
         """Raises BadInput for a row that their replay, or the pilot that shows it to Plimsoll, cannot hold."""
-        if len(row.tiers) > 1 or not row.initial[0] or row.clients != "none":
-            raise BadInput(f"{row.name}: one tier that is never empty, and clients that do not come back, are played")
+        if not all(row.initial) or row.clients != "none":
+            raise BadInput(f"{row.name}: tiers that are never empty, and clients that do not come back, are played")
         asked = row.load.make(seed)
         if asked[0].ids:
             raise BadInput(f"{row.name}: prompts that share beginnings are not played")
         asked = [replace(one, at_s=one.at_s - asked[0].at_s) for one in asked]
         known = ground(row, 1.0, asked).scene
-        own, start_s = replace(known.plant.profile, frontend=0.0, frontend_token=0.0), known.plant.start.mean_s
+        start_s = known.plant.start.mean_s
+        own = replace(known.plant.profile, **_PLAIN)
         start = replace(known.plant.start, low_s=start_s, high_s=start_s, listed_s=())
         plant = replace(known.plant, profile=own, start=start, spread=0.0, noise=0.0)
         return cls(row, replace(known, plant=plant), asked, start_s)
+
+    @property
+    def initial(self) -> dict[Role, int]:
+        """Replicas of each tier at first."""
+        return dict(zip(self.scene.bounds, self.row.initial, strict=True))
 
     def judged(self, run: Run) -> dict[str, Any]:
         """A run's figures."""
@@ -111,15 +123,15 @@ def _runs(policy: str, row: Row, arguments: argparse.Namespace, package: SimpleN
 
 def theirs(policy: str, place: Place, router: str, package: SimpleNamespace) -> Run:
     """The policy on their simulator. Raises BadInput for one that cannot be there."""
-    scene, asked, workers = place.scene, place.asked, place.row.initial[0]
+    scene, asked, workers = place.scene, place.asked, place.initial
     law = Law.of(scene.plant.profile, asked)
     name, _, word = policy.partition(":")
 
-    def run(pilot: Any, workers: int = workers) -> Run:
+    def run(pilot: Any, workers: dict[Role, int] = workers) -> Run:
         return play(asked, law, pilot, workers, place.start_s, place.row.load.length_s, router)
 
     if name == "static":
-        return run(Nobody(), int(word))
+        return run(Nobody(), dict(registry.parse(policy, scene).initial or workers))
     if name == "follower":
         return run(Following(registry.parse(policy, scene), asked, workers))
     if name == "plimsoll":
@@ -128,7 +140,8 @@ def theirs(policy: str, place: Place, router: str, package: SimpleNamespace) -> 
     modes = {"dynamo-throughput": "slow", "dynamo-load": word}
     if name not in modes:
         raise BadInput(f"no policy {policy!r}: there are {', '.join(POLICIES)}, and followers")
-    with planner(modes[name], scene, law.benchmark(scene.plant), package) as pilot:
+    benchmark = {role: law.benchmark(scene.plant, role) for role in workers}
+    with planner(modes[name], scene, benchmark, package) as pilot:
         return run(pilot)
 
 
@@ -144,15 +157,18 @@ def ours(policy: str, place: Place, gate: bool) -> Run:
     """The same in Plimsoll's own simulator. gate: whether `plimsoll` has its own; no other policy has one."""
     service, scene, end_s = parse(place.row.manifest()), place.scene, place.row.load.length_s
     made = registry.parse(policy, scene)
-    setting = Setting(made.initial or {Role.SERVE: place.row.initial[0]}, end_s)
+    setting = Setting(made.initial or place.initial, end_s)
     seen: list[Visit] = []
     world = World(service, scene.plant, made, setting, seen.append)
     if not gate and world.operator is not None:
         world.operator = Ungated(service)
     world.run(place.asked)
-    log = [(at_s, sum(counts[1:]), counts[0]) for at_s, _, *counts in world.log.replicas]
-    there, wanted = ([(at_s, counts[which]) for at_s, *counts in log] for which in (0, 1))
-    return Run(seen, world.tiers[Role.SERVE].paid_s(end_s), there, wanted)
+    there: dict[Role, list[tuple[float, int]]] = {role: [] for role in setting.initial}
+    wanted: dict[Role, list[tuple[float, int]]] = {role: [] for role in setting.initial}
+    for at_s, role, desired, *counts in world.log.replicas:
+        there[role].append((at_s, sum(counts)))
+        wanted[role].append((at_s, desired))
+    return Run(seen, {role: tier.paid_s(end_s) for role, tier in world.tiers.items()}, there, wanted)
 
 
 def line(row: str, policy: str, runs: Sequence[dict[str, Any]]) -> str:
@@ -160,20 +176,20 @@ def line(row: str, policy: str, runs: Sequence[dict[str, Any]]) -> str:
     found = []
     for router in dict.fromkeys(run["router"] for run in runs):
         some = [run for run in runs if run["router"] == router]
-        mean = {key: float(np.mean([run[key] for run in some])) for key in _SHOWN if some[0][key] is not None}
+        mean = {key: np.mean([run[key] for run in some], axis=0) for key in _SHOWN if some[0][key] is not None}
         shares = " ".join(f"{100 * run['attainment']:.1f}" for run in some)
         times = " ".join(f"{key[:-2]} {1000 * mean[key]:.1f} ms" for key in _SHOWN[-4:])
-        later = f", {mean['later']:.2f} after an hour" if "later" in mean else ""
+        peak, turns, later = ("/".join(f"{one:.4g}" for one in mean.get(key, ())) for key in _SHOWN[2:5])
         found.append(
             f"{row} {policy} {router}: {100 * mean['attainment']:.1f} % ({shares}), {mean['gpu_hours']:.3f} GPU-hours, "
-            f"at most {mean['peak']:g}{later}, turned {mean['turns']:g} times, "
+            f"at most {peak}{f', {later} after an hour' if later else ''}, turned {turns} times, "
             f"{mean['passed']:g} of {mean['windows']:g} windows; {times}"
         )
     return "\n".join(found)
 
 
 _SHOWN: Final = (
-    "attainment", "gpu_hours", "peak", "later", "turns", "passed", "windows",
+    "attainment", "gpu_hours", "peak", "turns", "later", "passed", "windows",
     "ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -22,47 +22,50 @@ from plimsoll.sim.work import Work
 _SHOWN: Final = (50, 95)  # percentiles
 
 
+Counts = Sequence[tuple[float, int]]  # each from its moment on, seconds
+
+
 @dataclass(frozen=True)
 class Run:
-    """visits: each request of the load, with what became of it. paid_s: replica-seconds until the load's end, starting
-    and draining included. there, wanted: replicas that cost something, and that were ordered, each from its moment on,
-    seconds."""
+    """visits: each request of the load, with what became of it. Of each tier, paid_s: replica-seconds until the load's
+    end, starting and draining included; there, wanted: replicas that cost something, and that were ordered."""
 
     visits: Sequence[Visit]
-    paid_s: float
-    there: Sequence[tuple[float, int]]
-    wanted: Sequence[tuple[float, int]] = ()
+    paid_s: Mapping[Role, float]
+    there: Mapping[Role, Counts]
+    wanted: Mapping[Role, Counts]
 
 
 def judged(run: Run, scene: Scene, end_s: float) -> dict[str, Any]:
-    """A run's figures. turns: changes of the wanted replicas against the last one's direction, the most in a stretch of
-    constant load. later: mean replicas after the first hour, None without a second one."""
+    """A run's figures. Of each tier, peak: most replicas; turns: changes of the wanted ones against the last change's
+    direction, the most in a stretch of constant load; later: mean replicas after the first hour, None without a second
+    one."""
     windows = io.StringIO()
-    result = Result(scene.plant, [Role.SERVE], scene.slo, windows=windows)
+    result = Result(scene.plant, run.there, scene.slo, windows=windows)
     for visit in run.visits:
         result.take(visit)
     passed = [json.loads(line)["passed"] for line in windows.getvalue().splitlines()]
     return {
         "offered": len(run.visits),
         "attainment": sum(map(result.met, run.visits)) / len(run.visits),
-        "gpu_hours": run.paid_s * scene.gpus[Role.SERVE] / HOUR_S,
-        "peak": max(count for _, count in run.there),
+        "gpu_hours": sum(paid_s * scene.gpus[role] for role, paid_s in run.paid_s.items()) / HOUR_S,
+        "peak": [max(count for _, count in there) for there in run.there.values()],
         "windows": len(passed),
         "passed": sum(passed),
-        "turns": max(reversals(run.wanted, _phases(run, scene), end_s)),
-        "later": _mean(run.there, HOUR_S, end_s) if end_s >= 2 * HOUR_S else None,
+        "turns": [max(reversals(run.wanted[role], _phases(run, role, scene), end_s)) for role in run.there],
+        "later": [_mean(there, HOUR_S, end_s) for there in run.there.values()] if end_s >= 2 * HOUR_S else None,
         **dict(_times(run.visits)),
     }
 
 
-def _phases(run: Run, scene: Scene) -> list[float]:
-    work, offered = Work(scene.plant, [Role.SERVE]), Offered()
+def _phases(run: Run, role: Role, scene: Scene) -> list[float]:
+    work, offered = Work(scene.plant, run.there), Offered()
     for visit in run.visits:
-        offered.add(visit.asked.at_s, work.seconds(Role.SERVE, visit.asked))
+        offered.add(visit.asked.at_s, work.seconds(role, visit.asked))
     return offered.phases()
 
 
-def _mean(there: Sequence[tuple[float, int]], from_s: float, to_s: float) -> float:
+def _mean(there: Counts, from_s: float, to_s: float) -> float:
     """Mean replicas between two moments."""
     spans = pairwise([*there, (to_s, 0)])
     whole = sum(count * max(0.0, min(until_s, to_s) - max(at_s, from_s)) for (at_s, count), (until_s, _) in spans)

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim.errors import BadInput
 from plimsoll.sim.iteration import Did
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import dynamo_profile
@@ -43,9 +42,7 @@ class Law:
 
     @classmethod
     def of(cls, profile: Profile, asked: Sequence[Asked]) -> Law:
-        """The law under this load. Raises BadInput where their tables cannot hold it."""
-        if profile.hot is not None or profile.hinge_sequences:
-            raise BadInput("engines that heat up, or take longer steps from some batch on: their tables hold neither")
+        """The law under this load."""
         tokens = np.array([one.prompt_tokens for one in asked], float)
         return cls(profile, float((tokens**2).sum() / tokens.sum()))
 
@@ -77,9 +74,11 @@ class Law:
             "decode_itl": 1000.0 * np.array(decodes),
         }
 
-    def benchmark(self, plant: Plant) -> list[Sample]:
-        """An engine's benchmark of itself for Dynamo's planner: prompts, batches, and prompts beside batches."""
-        prompts, batches = dynamo_profile.prefill(plant, Role.SERVE), dynamo_profile.decode(plant, Role.SERVE)
+    def benchmark(self, plant: Plant, role: Role) -> list[Sample]:
+        """A tier's engine's benchmark of itself for Dynamo's planner: its prompts, its batches, and where it does both
+        prompts beside batches."""
+        prompts = [] if role is Role.DECODE else dynamo_profile.prefill(plant, role)
+        batches = [] if role is Role.PREFILL else dynamo_profile.decode(plant, role)
         did = [one for _, one in (*prompts, *batches)]
         some = [one for _, one in batches[:: max(1, len(batches) // _MIXED)]]
         did += [one._replace(decodes=b.decodes, context=b.context) for _, one in prompts for b in some]

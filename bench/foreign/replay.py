@@ -6,7 +6,7 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +18,11 @@ import numpy as np
 from bench.foreign.judge import Run
 from bench.foreign.law import Law
 from bench.foreign.pilots import Pilot
+from bench.foreign.watch import GROUPS
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.visit import Asked, End, Visit
+from plimsoll.sim.wire import FABRIC
 
 VERSION: Final = "1.4.2"
 _MODULES: Final = (
@@ -30,6 +33,7 @@ _MODULES: Final = (
     "dynamo.planner.offline.replay_adapter",
 )
 _BLOCK: Final = 512  # tokens that a name in the trace stands for
+_GB: Final = 1e9
 ROUTERS: Final = ("kv_router", "round_robin")
 
 
@@ -46,66 +50,90 @@ def load() -> SimpleNamespace:
 
 @dataclass
 class Until:
-    """Asks a pilot until the load's end, and remembers what it ordered and what there was."""
+    """Asks a pilot until the load's end, and remembers what it ordered and what there was. workers: at first."""
 
     pilot: Pilot
     end_s: float
-    workers: int  # at first
-    there: list[tuple[float, int]] = field(init=False)
-    wanted: list[tuple[float, int]] = field(init=False)
+    workers: Mapping[Role, int]
+    there: dict[Role, list[tuple[float, int]]] = field(init=False)
+    wanted: dict[Role, list[tuple[float, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.there, self.wanted = [(0.0, self.workers)], [(0.0, self.workers)]
+        self.there, self.wanted = (
+            {role: [(0.0, count)] for role, count in self.workers.items()} for _ in ("there", "wanted")
+        )
 
     def initial_tick_ms(self) -> float:
         return self.pilot.initial_tick_ms()
 
     def on_tick(self, shown: dict[str, Any]) -> dict[str, Any]:
-        now_s, there = shown["now_ms"] / 1000.0, shown["total_decode_count"]
-        if there != self.there[-1][1]:
-            self.there.append((now_s, there))
+        now_s = shown["now_ms"] / 1000.0
+        for role, known in self.there.items():
+            if (count := shown[f"total_{GROUPS[role]}_count"]) != known[-1][1]:
+                known.append((now_s, count))
         if now_s >= self.end_s:
             return {"target_prefill": None, "target_decode": None, "next_tick_ms": None}
         told = self.pilot.on_tick(shown)
-        if told["target_decode"] is not None:
-            self.wanted.append((now_s, told["target_decode"]))
+        for role, known in self.wanted.items():
+            if (target := told[f"target_{GROUPS[role]}"]) is not None:
+                known.append((now_s, target))
         return told
 
 
 def play(
-    asked: Sequence[Asked], law: Law, pilot: Pilot, workers: int, start_s: float, end_s: float, router: str
+    asked: Sequence[Asked], law: Law, pilot: Pilot, workers: Mapping[Role, int], start_s: float, end_s: float, how: str
 ) -> Run:
     """Their engines with this law under this load, whose first request comes at 0: their clock begins with it.
 
-    end_s: of the load; what is under way then still ends.
+    workers: of each tier at first. end_s: of the load; what is under way then still ends. how: of `ROUTERS`.
     """
-    package, until, own = load(), Until(pilot, end_s, workers), law.profile
+    package, until = load(), Until(pilot, end_s, workers)
     with TemporaryDirectory() as folder:
         there, tables = Path(folder), dict[str, Any](law.tables())
         np.savez(there / "steps.npz", **tables)
         (there / "asked.jsonl").write_text("\n".join(trace(asked)) + "\n")
-        engine = {
-            "engine_type": "vllm",
-            "block_size": own.block_size,
-            "num_gpu_blocks": own.kv_tokens // own.block_size,
-            "max_num_seqs": own.max_num_seqs,
-            "max_num_batched_tokens": own.budget,
-            "max_model_len": own.max_model_len,
-            "enable_prefix_caching": False,
-            "startup_time": start_s,
-            "planner_profile_data": str(there / "steps.npz"),
-        }
         report = package.run_mocker_trace_replay(
             [there / "asked.jsonl"],
-            extra_engine_args=package.MockEngineArgs.from_json(json.dumps(engine)),
-            num_workers=workers,
-            router_mode=router,
+            **_engines(law, workers, start_s, there / "steps.npz", package),
+            router_mode=how,
             trace_block_size=_BLOCK,
             report_jsonl_path=there / "ended.jsonl",
             scaling_policy=until,
         )
         visits = ended(asked, (there / "ended.jsonl").read_text().splitlines())
-    return Run(visits, paid_s(report, until.there[-1][1], end_s), until.there, until.wanted)
+    paid = {role: paid_s(report, GROUPS[role], counts[-1][1], end_s) for role, counts in until.there.items()}
+    return Run(visits, paid, until.there, until.wanted)
+
+
+def _engines(
+    law: Law, workers: Mapping[Role, int], start_s: float, steps: Path, package: SimpleNamespace
+) -> dict[str, Any]:
+    """The arguments that say which engines there are."""
+    own = law.profile
+    engine = {
+        "engine_type": "vllm",
+        "block_size": own.block_size,
+        "num_gpu_blocks": own.kv_tokens // own.block_size,
+        "max_num_seqs": own.max_num_seqs,
+        "max_num_batched_tokens": own.budget,
+        "max_model_len": own.max_model_len,
+        "enable_prefix_caching": False,
+        "startup_time": start_s,
+        "planner_profile_data": str(steps),
+    }
+
+    def made(**more: Any) -> Any:
+        return package.MockEngineArgs.from_json(json.dumps({**engine, **more}))
+
+    if Role.SERVE in workers:
+        return {"extra_engine_args": made(), "num_workers": workers[Role.SERVE]}
+    wire = {"kv_bytes_per_token": own.kv_bytes_per_token, "kv_transfer_bandwidth": FABRIC / _GB}
+    return {
+        "prefill_engine_args": made(worker_type="prefill", **wire),
+        "decode_engine_args": made(worker_type="decode", **wire),
+        "num_prefill_workers": workers[Role.PREFILL],
+        "num_decode_workers": workers[Role.DECODE],
+    }
 
 
 def trace(asked: Iterable[Asked]) -> Iterable[str]:
@@ -149,8 +177,9 @@ def _mark(at_ms: float, prompt_tokens: int, output_tokens: int) -> tuple[int, in
     return round(1000.0 * at_ms), prompt_tokens, output_tokens
 
 
-def paid_s(report: dict[str, Any], there: int, end_s: float) -> float:
-    """Replica-seconds until the load's end. there: replicas at that time, which stay until the last request's end."""
-    over_s: float = max(0.0, report["duration_ms"] / 1000.0 - end_s)
-    whole_s: float = report["decode_worker_seconds"]
+def paid_s(report: dict[str, Any], group: str, there: int, end_s: float) -> float:
+    """A tier's replica-seconds until the load's end. there: replicas at that time; a run ends with its last request,
+    later than that or sooner."""
+    over_s: float = report["duration_ms"] / 1000.0 - end_s
+    whole_s: float = report[f"{group}_worker_seconds"]
     return whole_s - there * over_s

@@ -4,40 +4,43 @@ Problem: the operator's core reads counters of gateways and engines; their repla
 sums over all requests that ended since the last look.
 
 Idea: whoever looks more often than the shortest step takes sees every step. Requests that ended between two such looks
-are few, nearly always one, so that their means are theirs. Which engine answered is not shown: the first one whose step
-ended then is taken for it. What came is known from the trace.
+are few, nearly always one, so that their means are theirs. Which engine answered is not shown, nor which one read the
+prompt: the first one whose step ended then is taken for it. What came is known from the trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 from plimsoll.core import buckets
+from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import Buckets, EngineReading, ServiceReading
 from plimsoll.sim.meters import Meters
-from plimsoll.sim.profile import Profile
+from plimsoll.sim.plant import Plant
 from plimsoll.sim.visit import Asked
 
+GROUPS: Final = {Role.SERVE: "decode", Role.PREFILL: "prefill", Role.DECODE: "decode"}  # what their replay calls them
 _IDLE_S: Final = 1.0  # without a step, longer than any takes
 
 
-def pod(worker: int) -> str:
+def pod(role: Role, worker: int) -> str:
     """An engine's name by its number in their replay."""
-    return f"serve-{worker}"
+    return f"{role}-{worker}"
 
 
 class Watch:
     """Of one run. Times in seconds after its start."""
 
-    def __init__(self, asked: Sequence[Asked], profile: Profile) -> None:
-        self._profile = profile
+    def __init__(self, roles: Collection[Role], asked: Sequence[Asked], plant: Plant) -> None:
+        self._roles, self._profile, self._wire = tuple(roles), plant.profile, plant.wire()
         self._at_s = [one.at_s for one in asked]
         self._tokens = [0, *accumulate(one.prompt_tokens for one in asked)]
         self._came = self._ended = 0
         self._meters: dict[str, Meters] = {}
         self._newest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._last: dict[Role, str] = {}  # whose step ended last
         self._ttft, self._ttft_s = [0.0] * len(buckets.LATENCY_EDGES_S), 0.0
 
     def take(self, shown: Mapping[str, Any]) -> None:
@@ -45,29 +48,26 @@ class Watch:
         now_s = shown["now_ms"] / 1000.0
         while self._came < len(self._at_s) and self._at_s[self._came] <= now_s:
             self._came += 1
-        names = []
-        for step in shown["decode_fpm_snapshots"]:
-            names.append(pod(step["worker_id"]))
-            meters = self._meters.setdefault(names[-1], Meters(self._profile.max_model_len))
-            meters.steps += 1
-            meters.local += step["sum_prefill_tokens"]
-            meters.generated += step["num_decode_requests"]
-            self._newest[names[-1]] = now_s, step
-        ended = shown["traffic"]
-        if ended["shape_count"] and self._meters:
-            self._end(self._meters[names[0] if names else next(iter(self._meters))], ended)
+        for role in self._roles:
+            for step in reversed(shown[f"{GROUPS[role]}_fpm_snapshots"]):
+                name = self._last[role] = pod(role, step["worker_id"])
+                meters = self._of(name)
+                meters.steps += 1
+                meters.local += step["sum_prefill_tokens"]
+                meters.generated += step["num_decode_requests"]
+                self._newest[name] = now_s, step
+        self._end(shown["traffic"])
 
     def engine(self, name: str, now_s: float, epoch_s: float) -> EngineReading:
         """As it would be scraped now."""
         seen_s, step = self._newest.get(name, (now_s, None))
-        meters = self._meters.setdefault(name, Meters(self._profile.max_model_len))
         if step is None or now_s - seen_s > _IDLE_S:
-            return meters.reading(name, epoch_s + now_s, 0, 0, 0.0)
+            return self._of(name).reading(name, epoch_s + now_s, 0, 0, 0.0)
         used = step["sum_decode_kv_tokens"] + step["sum_prefill_tokens"] + step["sum_prefill_kv_tokens"]
         share = min(1.0, used / self._profile.kv_tokens)
-        return meters.reading(name, epoch_s + now_s, _running(step), _waiting(step), share)
+        return self._of(name).reading(name, epoch_s + now_s, _running(step), _waiting(step), share)
 
-    def gateway(self, ready: Sequence[str], now_s: float) -> ServiceReading:
+    def gateway(self, ready: Collection[str], now_s: float) -> ServiceReading:
         """As a gateway without a gate would tell it."""
         newest = {name: self._newest[name] for name in ready if name in self._newest}
         return ServiceReading(
@@ -85,15 +85,27 @@ class Watch:
             },
         )
 
-    def _end(self, meters: Meters, ended: Mapping[str, Any]) -> None:
-        ttft_s, output = ended["avg_ttft_ms"] / 1000.0, round(ended["avg_osl"])
+    def _of(self, name: str) -> Meters:
+        return self._meters.setdefault(name, Meters(self._profile.max_model_len))
+
+    def _end(self, ended: Mapping[str, Any]) -> None:
+        if not ended["shape_count"] or len(self._last) < len(self._roles):
+            return
+        ttft_s, prompt, output = ended["avg_ttft_ms"] / 1000.0, round(ended["avg_isl"]), round(ended["avg_osl"])
         for _ in range(ended["shape_count"]):
             self._ended += 1
             self._ttft[buckets.index(buckets.LATENCY_EDGES_S, ttft_s)] += 1
             self._ttft_s += ttft_s
-            meters.first(0, 0, 0, ttft_s)
-            meters.generated += 1  # the first token, which no step shows
-            meters.ended(round(ended["avg_isl"]), output, ended["avg_itl_ms"] / 1000.0 * (output - 1))
+            for role, name in self._last.items():
+                meters, moved = self._of(name), prompt if role is Role.DECODE else 0
+                meters.first(moved, 0, moved, ttft_s)  # what was computed, steps have shown
+                meters.generated += 1  # the first token, which no step shows
+                if moved:
+                    meters.transfer_s += self._wire.travel_s(moved)
+                if role is Role.PREFILL:
+                    meters.ended(prompt, 1, 0.0)
+                else:
+                    meters.ended(prompt, output, ended["avg_itl_ms"] / 1000.0 * (output - 1))
 
 
 def _running(step: Mapping[str, Any]) -> int:
