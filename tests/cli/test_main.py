@@ -49,6 +49,33 @@ def test_a_file_that_holds_no_manifest_is_one_line_and_a_status(
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["render", "-f", str(EXAMPLES[0])],
+        [
+            "plan",
+            "--hardware",
+            "h200-8b",
+            "--tpot",
+            "50ms",
+            "--rate",
+            "9",
+            "--prompt-tokens",
+            "99",
+            "--output-tokens",
+            "9",
+        ],
+    ],
+    ids=["render", "plan"],
+)
+def test_a_full_disk_behind_standard_output_is_one_line_and_a_status(words: list[str]) -> None:
+    command = [sys.executable, "-c", "import sys; from plimsoll.cli.main import main; sys.exit(main())", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (1, "plimsoll: standard output: No space left on device\n")
+
+
 def test_a_missing_file_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "-f", "/nowhere.yaml"]) == 1
     assert "/nowhere.yaml" in capsys.readouterr().err

@@ -332,12 +332,34 @@ def test_a_promise_is_told_in_options_and_no_tighter_than_it_is() -> None:
         ([*MEASURED, *MEANS, "--fabric-gb-per-s", "0"], "--fabric-gb-per-s: 0"),
         ([*MEASURED, *MEANS, "--accepted-tokens", "9"], "--accepted-tokens: 9"),
         ([*MEASURED, *MEANS, "--gpu-hour-cost", "0"], "--gpu-hour-cost: 0"),
-        ([*MEASURED, *MEANS, "--picture", "/nowhere/c.svg"], "--picture: /nowhere/c.svg: No such file"),
+        ([*MEASURED, *MEANS, "--picture", "-"], "--picture -: must be a file"),
+        ([*MEASURED, *MEANS, "--picture", "/nowhere/c.svg"], "/nowhere/c.svg: No such file"),
     ],
 )
 def test_what_cannot_be_planned_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_picture_is_never_written_over_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.json"
+    own.write_text((Path(profiles.__file__).parent / "profiles" / "h200-8b.json").read_text())
+    before = own.read_text()
+    words = [
+        "plan",
+        "--hardware",
+        str(own),
+        "--ttft",
+        "500ms",
+        "--tpot",
+        "50ms",
+        *MEANS,
+        "--picture",
+        str(tmp_path / "." / "own.json"),
+    ]
+    assert main(words) == 1
+    assert "is the file of --hardware too" in capsys.readouterr().err
+    assert own.read_text() == before
 
 
 def test_the_axes_of_the_curve_end_as_those_of_other_pictures() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.files import say
 from plimsoll.cli.output import NONE, Screen, cut, duration, hanging, listed, plain, table
 from plimsoll.cli.reading import entries, items, number, part, text, whole
 
@@ -33,9 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     namespace = arguments.namespace or kubeconfig.namespace(arguments.kubeconfig)
     document = asyncio.run(_ask(arguments, namespace))
     if arguments.json:
-        print(json.dumps(document, indent=2))
+        say(json.dumps(document, indent=2) + "\n")
     else:
-        print("\n".join(render(document, Screen.of(sys.stdout))))
+        say("\n".join([*render(document, Screen.of(sys.stdout)), ""]))
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plimsoll.cli import curve, plan_shown
+from plimsoll.cli import curve, files, plan_shown
 from plimsoll.cli.output import Screen
 from plimsoll.core import roofline, units
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
@@ -39,6 +39,8 @@ T = TypeVar("T")
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 with a plan, 1 where no number of replicas keeps the promise."""
     cost = _cost(arguments.gpu_hour_cost)
+    read = (("--model", arguments.model), ("--hardware", arguments.hardware), ("--trace", arguments.trace))
+    files.apart([one for one in read if one[1]], [("--picture", arguments.picture)] if arguments.picture else [])
     found = plan(_question(arguments, *_machines(arguments)))
     if isinstance(found, NoPlan):
         print("\n".join(plan_shown.refused(found)), file=sys.stderr)
@@ -51,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         _write(arguments.picture, curve.draw(_title(arguments, found.chosen.gpus), found.curve, marks))
     if arguments.json:
-        print(json.dumps(plan_shown.document(found, cost), indent=2))
+        files.say(json.dumps(plan_shown.document(found, cost), indent=2) + "\n")
     else:
-        print("\n".join(plan_shown.lines(found, cost, Screen.of(sys.stdout))))
+        files.say("\n".join([*plan_shown.lines(found, cost, Screen.of(sys.stdout)), ""]))
     return 0
 
 
@@ -274,7 +276,6 @@ def _cost(value: float | None) -> float | None:
 
 
 def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise BadInput(f"--picture: {path}: {error.strerror}") from None
+    with files.opened(path) as file:
+        files.empty(file)
+        file.write(text)

@@ -6,7 +6,6 @@ For review before a change, and for people who want to know what a service is ma
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import yaml
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.v1alpha1.problems import sentences
+from plimsoll.cli.files import say
 from plimsoll.cli.manifests import documents
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import objects
@@ -31,7 +31,7 @@ DEFAULTS = Platform(
 def run(arguments: argparse.Namespace) -> int:
     platform = DEFAULTS if not arguments.config else _platform(arguments.config)
     rendered = [obj for document in documents(arguments.filename) for obj in render(document, platform)]
-    yaml.safe_dump_all(rendered, sys.stdout, sort_keys=False)
+    say(yaml.safe_dump_all(rendered, sort_keys=False))
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from plimsoll.adapters.kube import Kube
 from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.files import say
 from plimsoll.cli.output import NONE, Screen, age, hanging, listed, table
 from plimsoll.cli.reading import entries, items, part, text, whole
 
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     here = None
     if not arguments.all_namespaces:
         here = arguments.namespace or kubeconfig.namespace(arguments.kubeconfig)
-    print("\n".join(asyncio.run(_ask(arguments, here))))
+    say("\n".join([*asyncio.run(_ask(arguments, here)), ""]))
     return 0
 
 
