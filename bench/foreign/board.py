@@ -154,7 +154,7 @@ class Ungated(Operator):
 
 
 def ours(policy: str, place: Place, gate: bool) -> Run:
-    """The same in Plimsoll's own simulator. gate: whether `plimsoll` has its own; no other policy has one."""
+    """The same in Plimsoll's own simulator. gate: whether `plimsoll` has its own; others have what their words say."""
     service, scene, end_s = parse(place.row.manifest()), place.scene, place.row.load.length_s
     made = registry.parse(policy, scene)
     setting = Setting(made.initial or place.initial, end_s)
