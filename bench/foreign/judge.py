@@ -6,13 +6,13 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from bench.scoreboard.play import HOUR_S
+from bench.scoreboard.play import HOUR_S, replicas
 from plimsoll.core.picking.endpoint import Role
+from plimsoll.sim.log import Log
 from plimsoll.sim.phases import Offered, reversals
 from plimsoll.sim.policies.base import Scene
 from plimsoll.sim.result import Result
@@ -20,8 +20,6 @@ from plimsoll.sim.visit import Visit
 from plimsoll.sim.work import Work
 
 _SHOWN: Final = (50, 95)  # percentiles
-
-
 Counts = Sequence[tuple[float, int]]  # each from its moment on, seconds
 
 
@@ -53,7 +51,7 @@ def judged(run: Run, scene: Scene, end_s: float) -> dict[str, Any]:
         "windows": len(passed),
         "passed": sum(passed),
         "turns": [max(reversals(run.wanted[role], _phases(run, role, scene), end_s)) for role in run.there],
-        "later": [_mean(there, HOUR_S, end_s) for there in run.there.values()] if end_s >= 2 * HOUR_S else None,
+        "later": [_later(*tier, end_s) for tier in run.there.items()] if end_s >= 2 * HOUR_S else None,
         **dict(_times(run.visits)),
     }
 
@@ -65,11 +63,8 @@ def _phases(run: Run, role: Role, scene: Scene) -> list[float]:
     return offered.phases()
 
 
-def _mean(there: Counts, from_s: float, to_s: float) -> float:
-    """Mean replicas between two moments."""
-    spans = pairwise([*there, (to_s, 0)])
-    whole = sum(count * max(0.0, min(until_s, to_s) - max(at_s, from_s)) for (at_s, count), (until_s, _) in spans)
-    return whole / (to_s - from_s)
+def _later(role: Role, there: Counts, end_s: float) -> float | None:
+    return replicas(Log([(at_s, role, 0, count, 0, 0) for at_s, count in there]), role, HOUR_S, end_s)
 
 
 def _times(visits: Sequence[Visit]) -> Iterator[tuple[str, float]]:

@@ -139,7 +139,7 @@ def test_engine_arguments_that_no_engine_starts_with_are_refused(
     assert f"spec.engine.args: {flag} " in capsys.readouterr().err
 
 
-def test_a_length_that_the_engine_looks_for_itself_is_that_of_the_profile(typed: list[str], tmp_path: Path) -> None:
+def test_a_length_that_the_engine_looks_for_itself_is_no_bad_one(typed: list[str], tmp_path: Path) -> None:
     _start_engines_with(tmp_path, ["--max-model-len=auto", "--max-num-batched-tokens=2k"])
     assert main([*typed, "--policy", "static:1"]) == 0
 

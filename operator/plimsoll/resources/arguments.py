@@ -1,7 +1,8 @@
 """Counts among an engine's arguments, as `vllm serve` reads them.
 
 `_` is `-` in a flag, its value is the next word or follows `=`, of a flag that is there twice the last one counts, and
-of a count thousands are `k` and 1,024 are `K` (vLLM's `FlexibleArgumentParser` and `human_readable_int`).
+of a count thousands are `k` and 1,024 are `K` (vLLM's `FlexibleArgumentParser` and `human_readable_int`). Which
+flags take units is not known here: with one where none is taken the engine does not start.
 """
 
 from __future__ import annotations
