@@ -25,10 +25,11 @@ from plimsoll.controllers.hearing import SILENT_SECONDS, Hearing
 from plimsoll.controllers.past import Past
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.store import Key, Store, key_of, version_of
-from plimsoll.core import autoscaler
 from plimsoll.core.admission.published import Published, from_dict
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.fleet import decide_all
 from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
+from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
@@ -43,7 +44,7 @@ from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
 Tell = Callable[[Object, Event], Awaitable[None]]
-Asked = tuple[autoscaler.Service, Seen, Wish]
+Asked = tuple[Service, Seen, Wish]
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Change:
 class _Known:
     """One service in this process. starting: pods that were seen before they were ready, so that their start counts."""
 
-    service: autoscaler.Service
+    service: Service
     listener: Listener
     gatekeeper: Gatekeeper
     uid: str  # of the object: another one of the same name begins anew
@@ -276,7 +277,7 @@ class Autoscaler:
     def _decided(self, asked: dict[Key, Asked], now_s: float) -> dict[Key, Asked]:
         """Those for which a decision was made: all in one pass or, where that fails, each by itself."""
         try:
-            autoscaler.decide_all(asked, now_s)
+            decide_all(asked, now_s)
         except Exception:  # of one of them, which is found below
             log.exception("the pass over all services failed, each is decided by itself")
         else:
@@ -284,7 +285,7 @@ class Autoscaler:
         found = {}
         for key, one in asked.items():
             with self._apart(key, now_s):
-                autoscaler.decide_all({key: one}, now_s)
+                decide_all({key: one}, now_s)
                 found[key] = one
         return found
 
@@ -313,7 +314,7 @@ class Autoscaler:
         status = raw.get("status") or {}
         kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
         keeper, uid = Gatekeeper.after(_told(status)), raw["metadata"]["uid"]
-        known = _Known(autoscaler.Service.of(roles), listener, keeper, uid, kept, now_s)
+        known = _Known(Service.of(roles), listener, keeper, uid, kept, now_s)
         self._known[key] = known
         memory.recall(known.service, kept)
         memory.retell(known.service, status)
@@ -380,7 +381,7 @@ class Autoscaler:
         live = self._store.get("Deployment", (namespace, meta.tier_name(name, tier)))
         return live if live is not None and meta.owner_uid(live) == raw["metadata"]["uid"] else None
 
-    def _changes(self, raw: Object, service: autoscaler.Service, wanted: Wish) -> Iterable[Change]:
+    def _changes(self, raw: Object, service: Service, wanted: Wish) -> Iterable[Change]:
         if wanted.policy.mode is not Mode.AUTO or wanted.policy.paused or service.last is None:
             return
         for tier, decision in service.last.decision.tiers.items():
