@@ -42,7 +42,7 @@ Path = tuple[str | int, ...]
 
 KEY = ("team", "chat")
 # What a stored object always has: the API server refuses one without them, or sets them itself.
-ALWAYS = {("metadata",), ("kind",), ("apiVersion",), ("spec", "replicas")} | {
+ALWAYS = {("metadata",), ("kind",), ("apiVersion",)} | {
     ("metadata", name) for name in ("name", "namespace", "uid", "creationTimestamp")
 }
 # What a later version of a definition may do to the status of a custom resource: nothing holds its types.
@@ -59,7 +59,8 @@ def a_service() -> Object:
         admission={"whenFull": "Downgrade", "fallback": {"name": "other"}},
     )
     found["metadata"] |= {"labels": {"team": "a"}, "annotations": {"note": "b"}, "managedFields": [{"manager": "x"}]}
-    decision = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 2, "why": "w"}}, "binding": "serve"}
+    moves = {"serve": {"from": 1, "to": 2, "why": "w"}}
+    decision = {"time": "2026-01-01T00:00:00Z", "tiers": moves, "binding": "serve"}
     found["status"] = {
         "observedGeneration": 1,
         "conditions": [
@@ -92,7 +93,7 @@ def a_pod() -> Object:
             {
                 "name": "engine",
                 "image": "example.com/engine:1",
-                "env": [{"name": "MODEL", "value": "m"}, {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"key": "k"}}}],
+                "env": [{"name": "MODEL", "value": "m"}, {"name": "T", "valueFrom": {"secretKeyRef": {"key": "k"}}}],
                 "resources": {"limits": {"nvidia.com/gpu": "1"}},
                 "ports": [{"name": "api", "containerPort": 8000}],
             }

@@ -1,9 +1,9 @@
 """Conditions and their reasons: the contract that people, `kubectl wait`, Flux and Argo CD read.
 
 Closed lists, so that a reason can be documented, alerted on and tested. All but `InternalError`, `ScalingLimited`,
-`Reconciling` and `Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A condition that does not
-apply is absent. The transition time moves only when the status flips; `observedGeneration` is that of the object
-judged.
+`Reconciling` and `Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A
+condition that does not apply is absent. The transition time moves only when the status flips; `observedGeneration` is
+that of the object judged.
 """
 
 from __future__ import annotations

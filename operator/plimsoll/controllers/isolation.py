@@ -142,19 +142,26 @@ async def supervise(
 
     A cancellation that nobody asked for, as by a task of the part's own that was cancelled, is a failure too.
     """
-    pause_s = first_pause_s
+    clock, pause_s = asyncio.get_running_loop().time, first_pause_s
     while True:
+        began_s = clock()
         try:
-            await work()
+            await _uncancelled(work)
             return
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            error: Exception = RuntimeError("cancelled from within")
-        except Exception as failure:
-            error = failure
-        log.error("a part of the operator failed and is started again", extra={"part": part}, exc_info=error)
-        errors.record(Stage.PART, None, part, error)
+        except Exception as error:
+            log.exception("a part of the operator failed and is started again", extra={"part": part})
+            errors.record(Stage.PART, None, part, error)
+        if clock() - began_s > LONGEST_PAUSE_S:
+            pause_s = first_pause_s
         await asyncio.sleep(pause_s)
         pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
+
+
+async def _uncancelled(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("cancelled from within") from error

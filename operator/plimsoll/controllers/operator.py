@@ -112,7 +112,8 @@ class Operator:
             store,
             self.second_hand.tiers,
         )
-        self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add, errors=self.errors)
+        tell = self.reconciler.tell
+        self.autoscaler = Autoscaler(self.store, kube, sources, tell, self.queue.add, errors=self.errors)
 
     async def run(self) -> None:
         """Until SIGTERM or cancellation. A part that fails is started again; the others go on meanwhile."""

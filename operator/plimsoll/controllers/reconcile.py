@@ -145,7 +145,8 @@ class Reconciler:
         owners = live["metadata"].get("ownerReferences", [])
         if any(owner.get("uid") == parent["metadata"]["uid"] for owner in owners):
             return
-        if any(owner.get("kind") == labels.KIND and owner.get("name") == parent["metadata"]["name"] for owner in owners):
+        former = (labels.KIND, parent["metadata"]["name"])
+        if any((owner.get("kind"), owner.get("name")) == former for owner in owners):
             raise Conflict(f"{kind} {wish_meta['name']} of an earlier service of this name is still being deleted")
         raise Rejected(f"{kind} {wish_meta['name']} exists and is not this service's; rename one of the two")
 

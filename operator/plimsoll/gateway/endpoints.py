@@ -91,8 +91,10 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
         found = _read(_endpoint, "Pod", pod)
         if found and found[0] in engines:
             engines[found[0]].append(found[1])
-    services = {
-        key: Service(
+
+    def service(obj: Object) -> Service:
+        key = _key(obj)
+        return Service(
             namespace=claims[key].namespace,
             name=claims[key].name,
             names=names_of(claims[key], owned),
@@ -103,10 +105,10 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
             version=obj["metadata"].get("resourceVersion", ""),
             unread=policies.unread(key),
         )
-        for key, obj in ((_key(obj), obj) for obj in live)
-    }
+
+    services = {one.key: one for obj in live if (one := _read(service, labels.KIND, obj)) is not None}
     policies.keep(set(services))
-    by_name = {name: services[claim.long_name] for name, claim in owned.items()}
+    by_name = {name: services[claim.long_name] for name, claim in owned.items() if claim.long_name in services}
     return Fleet(services, by_name)
 
 
@@ -138,7 +140,8 @@ def _claim(obj: Object) -> Claim | None:
     if meta.get("deletionTimestamp"):
         return None
     model = value_at(obj, "spec", "model", "name") or meta["name"]
-    return Claim(meta["namespace"], meta["name"], str(model), meta.get("creationTimestamp") or "", meta.get("uid") or "")
+    created, uid = meta.get("creationTimestamp") or "", meta.get("uid") or ""
+    return Claim(meta["namespace"], meta["name"], str(model), created, uid)
 
 
 def _unix(created: str) -> int:
