@@ -22,9 +22,10 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import explain, memory, report, starts, victims
 from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.hearing import SILENT_SECONDS, Hearing
+from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.past import Past
 from plimsoll.controllers.report import Report
-from plimsoll.controllers.store import Key, Store, key_of, version_of
+from plimsoll.controllers.store import Key, Store, key_of, role_of, version_of
 from plimsoll.core.admission.published import Published, from_dict
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
 from plimsoll.core.autoscaler.fleet import decide_all
@@ -202,8 +203,10 @@ class Autoscaler:
         tell: Tell,
         changed: Callable[[Key], None],
         monotonic: Callable[[], float] = time.monotonic,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """changed: called with a service whose report says something new."""
+        self._errors = errors or ObjectErrors()
         self._store = store
         self._kube = kube
         self._sources = sources
@@ -239,13 +242,17 @@ class Autoscaler:
         due = self.decide(now_s)
         took_s = self._monotonic() - began_s
         for change in due:
-            await self._set(change)
+            with self._apart(key_of(change.raw), now_s):
+                await self._set(change)
+        for key, known in self._known.items():
+            if not known.is_failed(now_s):
+                self._errors.clear(Stage.SCALING, key, _subject(key))
         self._past.look({key: known.service for key, known in self._known.items()}, now_s)
         return took_s
 
     def decide(self, now_s: float) -> list[Change]:
         """Every tier that must be scaled; reads the caches alone."""
-        typed = {key_of(raw): (raw, service) for raw, service in self._services()}
+        typed = {key_of(raw): (raw, service) for raw, service in self._services(now_s)}
         for gone in self._known.keys() - typed.keys():
             del self._known[gone]
             self._gauges.forget(gone)
@@ -296,18 +303,21 @@ class Autoscaler:
             yield
         except Exception as error:  # uncaught it would end the operator, now and after each restart
             log.exception("not decided, its replicas stay", extra={"service": "/".join(key)})
+            self._errors.record(Stage.SCALING, key, _subject(key), error)
             known = self._known.get(key)
             if known is not None:
                 known.failed_s = now_s
                 known.report = report.failed(known.report or self._nothing(known, now_s), error)
                 self._changed(key)
 
-    def _services(self) -> Iterable[tuple[Object, InferenceService]]:
+    def _services(self, now_s: float) -> Iterable[tuple[Object, InferenceService]]:
         for raw in self._store.all(labels.KIND):
+            service: InferenceService | InvalidSpec | None = None
             if not raw["metadata"].get("deletionTimestamp"):
-                service = self._store.typed(raw)
-                if not isinstance(service, InvalidSpec):
-                    yield raw, service
+                with self._apart(key_of(raw), now_s):
+                    service = self._store.typed(raw)
+            if isinstance(service, InferenceService):
+                yield raw, service
 
     def _meet(self, key: Key, raw: Object, service: InferenceService, now_s: float) -> _Known:
         roles = [kind for kind, _ in service.spec.tiers.items()]
@@ -432,7 +442,10 @@ class Autoscaler:
             return
         direction = "up" if change.decision.replicas > change.before else "down"
         metrics.OPERATOR_SCALED.labels(change.tier, direction).inc()
-        await self._tell(change.raw, change.event(going))
+        try:
+            await self._tell(change.raw, change.event(going))
+        except ClusterError as error:
+            log.warning("scaled without an Event", extra={"deployment": target["name"], "error": str(error)})
 
     async def _mark(self, change: Change) -> str:
         """Name those that are to go; returns who, in words. A failure leaves the choice to Kubernetes."""
@@ -452,5 +465,9 @@ class Autoscaler:
         return going.words
 
 
+def _subject(key: Key) -> str:
+    return f"{labels.KIND} {'/'.join(key)}"
+
+
 def _of_tier(pod: Object, tier: str) -> bool:
-    return pod["metadata"]["labels"].get(labels.ROLE) == tier and not starts.is_leaving(pod)
+    return role_of(pod) == tier and not starts.is_leaving(pod)

@@ -63,6 +63,9 @@ async def seed(history: History, name: str, service: Service, now_s: float) -> N
     except Unavailable as error:
         log.warning("the past is not known", extra={"service": name, "error": str(error)})
         return
+    except Exception:  # of a task that nobody awaits
+        log.exception("the past cannot be read", extra={"service": name})
+        return
     for role, (minutes, past) in pasts.items():
         tier = service.tiers[role]
         tier.demand = with_past(tier.demand, past)

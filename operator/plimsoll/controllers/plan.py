@@ -42,7 +42,7 @@ def plan(seen: Observed, service: InferenceService, replicas: Mapping[str, int],
     for kind, _ in service.spec.tiers.items():
         name = revisions[kind] = objects.revision_name(service, kind)
         kept = seen.revisions.get(name)
-        if kept is None:
+        if kept is None or not kept.get("data"):
             kept = objects.revision(service, seen.raw, kind, platform)
             keep.append(kept)
         live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
