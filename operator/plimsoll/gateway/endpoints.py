@@ -17,7 +17,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.core.picking.endpoint import Endpoint, Role
-from plimsoll.core.picking.names import Claim, names_of, owners
+from plimsoll.core.picking.names import Claim, names_of, owners, published
 from plimsoll.gateway.policy import Policies, Policy
 from plimsoll.resources import arguments
 
@@ -119,7 +119,8 @@ def _key(obj: Object) -> str:
 def _claim(obj: Object) -> Claim:
     meta = obj["metadata"]
     model = obj.get("spec", {}).get("model", {}).get("name") or meta["name"]
-    return Claim(meta["namespace"], meta["name"], model, meta.get("creationTimestamp") or "", meta.get("uid") or "")
+    created, uid = meta.get("creationTimestamp") or "", meta.get("uid") or ""
+    return Claim(meta["namespace"], meta["name"], model, created, uid, published(obj))
 
 
 def _unix(created: str) -> int:
