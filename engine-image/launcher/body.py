@@ -100,7 +100,7 @@ def _strip_deep(document: Any) -> bool:
 def asking(body: bytes, model: str) -> tuple[bytes, str]:
     """The body with `model` as its model, and the name that it had; the same body for an empty `model`.
 
-    What asks for no model by a string stays as it is, so that the engine refuses it in its own words; its name is empty.
+    What asks for no model by a string stays as it is, so that the engine refuses it in its own words; the name is "".
     """
     document = parse(body)
     asked = document.get("model") if isinstance(document, dict) else None

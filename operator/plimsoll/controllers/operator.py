@@ -95,6 +95,7 @@ class Operator:
             self._report,
             self.endings,
             settings.identity,
+            self.queue.add_later,
         )
         store = _prometheus(settings.prometheus_url)
         self.second_hand = SecondHand(store, self.engines.unheard, self.engines.take)
