@@ -24,7 +24,7 @@ import pytest
 
 from e2e.lib import sdks, stack
 from e2e.lib.client import Prompt
-from e2e.lib.kube import Cluster, Object, is_true
+from e2e.lib.kube import Cluster, Object, is_true, uids
 from e2e.lib.ledger import Ledger, Outcome, Record
 from e2e.lib.load import Load, OpenLoop, poisson, unique_text
 from e2e.lib.metrics import Gateway
@@ -188,6 +188,32 @@ def test_what_has_no_room_goes_to_the_fallback(learned: dict[str, Service], gate
     assert taken == outcomes["Downgraded"]
     assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
     assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
+
+
+def test_fallback_renamed_under_load_loses_no_request(learned: dict[str, Service], cluster: Cluster) -> None:
+    """While requests go to the fallback its name is changed, then removed; its answers say the name of the time."""
+    main, spare = learned["main"], learned["spare"]
+    engines = uids(spare.pods())
+    with Load(main.target, _steady(OVERLOAD, 140, "fallback renamed", seed=6)) as load:
+        pause(SETTLED_S)
+        _rename(cluster, spare, "spare-renamed")
+        renamed = Counter(_model_of(main, n) for n in range(20))
+        _rename(cluster, spare, None)
+        removed = Counter(_model_of(main, n) for n in range(20, 40))
+    print(f"{load.ledger.summary()}; models of answers {dict(renamed)}, then {dict(removed)}")
+    assert not load.ledger.failures, load.ledger.explain()
+    assert "spare-renamed" in renamed, "no answer was the fallback's"
+    assert renamed.keys() <= {main.name, "spare-renamed"}
+    assert spare.name in removed, "no answer was the fallback's"
+    assert removed.keys() <= {main.name, spare.name}
+    assert uids(spare.pods()) == engines, "a change of its name replaced the fallback's engine"
+
+
+def _rename(cluster: Cluster, service: Service, name: str | None) -> None:
+    """Sets or removes the model's name, and waits until every gateway answers to it."""
+    cluster.patch("inferenceservices", service.name, service.namespace, {"spec": {"model": {"name": name}}})
+    public = name or service.name
+    until(f"{public} is answered", lambda: service.status()["modelNames"][0] == public)
 
 
 def _model_of(service: Service, n: int) -> str:

@@ -8,7 +8,7 @@ from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
 from e2e.lib.load import Arrival, Load, OpenLoop
 from e2e.lib.service import Service, manifest
-from e2e.lib.wait import pause
+from e2e.lib.wait import pause, until
 
 NOWHERE = {"serve": {"pod": {"nodeSelector": {"example.com/nowhere": "yes"}}}}
 QUESTION = Prompt("Who owns the name?", max_tokens=8)
@@ -45,5 +45,5 @@ def test_the_name_is_inherited(service: Callable[[str], Service], cluster: Clust
     second.wait_told("ModelNameOwned", status="True")
     events = second.wait_events("ModelNameOwned")
     print(f"second: {second.status()['modelNames']}, {events[0]['message']}")
-    assert second.status()["modelNames"] == ["heirloom", second.key]
+    until("every gateway answers to it", lambda: second.status()["modelNames"] == ["heirloom", second.key])
     cluster.delete("inferenceservices", "second", namespace=second.namespace)

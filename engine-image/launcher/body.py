@@ -97,16 +97,16 @@ def _strip_deep(document: Any) -> bool:
     return changed
 
 
-def asking(body: bytes, model: str) -> bytes:
-    """The body with another `model`; the same object where none is named, or where it asks for none by a string.
+def asking(body: bytes, model: str) -> tuple[bytes, str]:
+    """The body with `model` as its model, and the name that it had; the same body for an empty `model`.
 
-    What is no request stays as it is, so that the engine refuses it in its own words.
+    What asks for no model by a string stays as it is, so that the engine refuses it in its own words; the name is "".
     """
-    if not model:
-        return body
     document = parse(body)
     asked = document.get("model") if isinstance(document, dict) else None
-    return extend(body, {"model": model}) if isinstance(asked, str) else body
+    if not isinstance(asked, str):
+        return body, ""
+    return (extend(body, {"model": model}) if model and model != asked else body), asked
 
 
 def extend(body: bytes, fields: dict[str, Any]) -> bytes:

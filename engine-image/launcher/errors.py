@@ -22,6 +22,7 @@ class Reason(StrEnum):
     DRAINING = "draining"
     ENGINE_FAILED = "engine_failed"
     QUEUE_FULL = "queue_full"
+    WRONG_ENGINE = "wrong_engine"
     ABORTED = "aborted"
     UNAVAILABLE = "engine_unavailable"  # whatever else vLLM says 503 for
     BODY_TOO_LARGE = "body_too_large"

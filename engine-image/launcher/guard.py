@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
 from launcher.errors import Reason
+from launcher.modelname import Rename, unchanged
 from launcher.stream import ABORT, EVENT_END, FIRST_ERROR, StreamWatch, before_done
 
 ABORTED = "The engine stopped before the answer was complete."
@@ -28,6 +29,7 @@ class AnswerGuard:
     """One request's way back.
 
     `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
+    `rename` puts the client's name of the model into answers.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class AnswerGuard:
         count: Callable[[str], None],
         dead: Callable[[], bool],
         generation: bool,
+        rename: Rename = unchanged,
     ) -> None:
         self._send = send
         self._names = names
         self._count = count
         self._dead = dead
         self._generation = generation
+        self._rename = rename
         self._gone = False
         self._start: Message | None = None
         self._held: list[bytes] | None = None
@@ -133,6 +137,10 @@ class AnswerGuard:
             headers = replaced(
                 headers, {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
             )
+        elif status < 400:
+            body = self._rename(body)
+            if any(key.lower() == b"content-length" for key, _ in headers):
+                headers = replaced(headers, {b"content-length": str(len(body)).encode()})
         await self._pass(start, headers, body)
 
     async def _pass(self, start: Message, headers: Headers, body: bytes) -> None:
@@ -171,7 +179,8 @@ class AnswerGuard:
         await self._send(start)
 
     async def _streamed(self, message: Message, watch: StreamWatch) -> None:
-        chunk = message.get("body", b"")
+        chunk = self._rename(message.get("body", b""))
+        message = {**message, "body": chunk}
         if self._start is not None and (chunk or not message.get("more_body", False)):
             await self._begin(chunk)
         if self._cut or self._start is not None:

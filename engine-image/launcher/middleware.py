@@ -5,8 +5,8 @@ What it decides, in this order, for each request with a body:
    another engine (vLLM itself would say 500);
 2. transfer parameters that the sender had no right to set are dropped: only a prefill engine takes them, and only from
    a decode engine's leg;
-3. a request that was sent here in place of another service's engine asks for a model that this one has: the gateway,
-   which lets no client set that header, names it;
+3. the gateway, which lets no client set its headers, names this engine's model: a request that was meant for another
+   service's engine is refused with the same mark, any other asks for that model, and its answer has the client's name;
 4. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
 What comes back is watched by `guard`.
 """
@@ -24,18 +24,23 @@ from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, 
 from launcher.errors import Reason
 from launcher.guard import AnswerGuard
 from launcher.meters import Meters
+from launcher.modelname import Rename, renaming, unchanged
 from launcher.state import State
 
 CHAT = "/v1/chat/completions"
 GENERATION = ("/v1/completions", CHAT)
 LEAVING = "This engine is shutting down. Please try again on a different instance."
 DEAD = "This engine has failed. Please try again on a different instance."
+STRAYED = "This engine does not serve the model that was asked for. Please try again."
 TOO_LARGE = "The request body is longer than {} bytes."
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the middleware needs to know; `from_environment` is the real one."""
+    """What the middleware needs to know; `from_environment` is the real one.
+
+    `served_names`: what the engine answers to, the one that it writes into its answers first; empty if not known.
+    """
 
     role: str
     address: str  # host:port by which the gateway knows this engine; empty outside a pod
@@ -44,6 +49,7 @@ class Config:
     contract: contracts.Contract
     state: State
     meters: Meters
+    served_names: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls) -> Config:
@@ -53,7 +59,8 @@ class Config:
         state = State(contract.paths["state"])
         host = f"[{own.pod_ip}]" if ":" in own.pod_ip else own.pod_ip
         address = f"{host}:{contract.ports['api']}" if host else ""
-        return cls(own.role, address, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract))
+        limits = own.leg_deadline, own.max_body_bytes
+        return cls(own.role, address, *limits, contract, state, Meters(contract), own.served_names)
 
 
 def engine_dead(scope: Scope) -> bool:
@@ -72,7 +79,7 @@ class Plimsoll:
         self._headers = headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
         self._leg_header = headers["leg"]
-        self._model_header = headers["model"]
+        self._model_header, self._response_model_header = headers["model"], headers["response_model"]
         self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,12 +113,21 @@ class Plimsoll:
         self._config.state.mark_request()
         if not self._is_leg(scope):
             body = bodies.strip(body, deep=scope["path"] not in GENERATION)
-        body = bodies.asking(body, header(scope, self._model_header))
+        await self._named(scope, receive, send, body)
+
+    async def _named(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+        """Serves a request under the name that the gateway gives it, and answers under the client's."""
+        model, own = header(scope, self._model_header), self._config.served_names
+        if model and own and model not in own:
+            await self._elsewhere(send, STRAYED, Reason.WRONG_ENGINE)
+            return
+        body, asked = bodies.asking(body, model)
+        rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in GENERATION:
-            await self._decode(scope, receive, send, body, address)
+            await self._decode(scope, receive, send, body, address, rename)
         else:
-            await self._engine(scope, bodies.replay(body, receive), send, len(body))
+            await self._engine(scope, bodies.replay(body, receive), send, len(body), rename)
 
     def _is_leg(self, scope: Scope) -> bool:
         return self._config.role == "prefill" and header(scope, self._leg_header) == "prefill"
@@ -119,10 +135,16 @@ class Plimsoll:
     async def _refuse(self, scope: Scope, send: Send) -> None:
         """A 503 that the gateway may take to another engine; the connection is not used again."""
         words, reason = (DEAD, Reason.ENGINE_FAILED) if engine_dead(scope) else (LEAVING, Reason.DRAINING)
+        await self._elsewhere(send, words, reason)
+
+    async def _elsewhere(self, send: Send, words: str, reason: Reason) -> None:
+        """Refuses with the mark that lets the gateway try another engine."""
         marks = errors.marks(self._headers, reason, elsewhere=True) | {b"connection": b"close"}
         await respond(send, 503, errors.dump(errors.error(words, 503, code=reason)), marks)
 
-    async def _decode(self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str) -> None:
+    async def _decode(
+        self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str, rename: Rename
+    ) -> None:
         """Runs the prefill leg, then the engine with or without its result."""
         end = asyncio.ensure_future(receive())  # the body is in: what comes next is the client's end
         leg = await self._leg(scope, body, address, end)
@@ -140,7 +162,7 @@ class Plimsoll:
             return await asyncio.shield(end)
 
         try:
-            await self._engine(scope, bodies.replay(body, ending), send, len(body))
+            await self._engine(scope, bodies.replay(body, ending), send, len(body), rename)
         finally:
             end.cancel()
 
@@ -168,7 +190,9 @@ class Plimsoll:
         finally:
             leg.cancel()  # closes its connection; nothing where it is done
 
-    async def _engine(self, scope: Scope, receive: Receive, send: Send, length: int | None = None) -> None:
+    async def _engine(
+        self, scope: Scope, receive: Receive, send: Send, length: int | None = None, rename: Rename = unchanged
+    ) -> None:
         """Passes a request on to vLLM and watches the answer."""
         if length is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
@@ -179,6 +203,7 @@ class Plimsoll:
             self._config.meters.stream_error,
             lambda: engine_dead(scope),
             scope["path"] in GENERATION,
+            rename,
         )
         state = self._config.state
         state.hold()

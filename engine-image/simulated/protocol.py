@@ -80,7 +80,7 @@ def read(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) ->
     transfer = document.get("kv_transfer_params")
     return Asked(
         chat=chat,
-        model=str(model),
+        model=names[0],  # as vLLM: its first name, whichever it was asked by
         prompts=prompts,
         n=_n(document),
         max_tokens=_max_tokens(document, chat, max(map(words.count, prompts)), max_model_len),

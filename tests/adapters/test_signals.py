@@ -162,7 +162,12 @@ def test_a_document(document: bytes | Json) -> None:
             },
         ),
         {("team", "chat"): 1},
+        {("team", "chat"): frozenset({"chat"})},
     )
+
+
+def test_parse_gateway_without_names_has_no_models() -> None:
+    assert parse(changed("services.team/chat.models", None), "gw-0", 5.0).models == {}
 
 
 def test_what_a_picker_writes_is_what_it_counted() -> None:

@@ -8,6 +8,7 @@ from plimsoll.api.v1alpha1 import (
     ConditionStatus,
     CostStatus,
     DecisionStatus,
+    FormerNameStatus,
     LatencyStatus,
     MetStatus,
     PhaseStatus,
@@ -42,7 +43,8 @@ DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", tiers=CHANGES, binding="d
 STATUS = Status(
     observed_generation=2,
     url="http://gateway/v1",
-    model_names=("chat",),
+    model_names=("chat", "old"),
+    former_model_names=(FormerNameStatus(name="old", until="2026-01-01T00:00:00Z"),),
     conditions=(
         ConditionStatus(
             type="Ready",

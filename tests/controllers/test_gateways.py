@@ -323,3 +323,28 @@ async def test_a_pod_is_asked_where_it_is_now() -> None:
     assert (await fleet.ask()).answering == 0
     fleet.gateways.saw(WatchEvent("MODIFIED", pod("10.0.0.9", uid="10.0.0.1")))
     assert await fleet.ask() == View(1, 1, {CHAT: 1})
+
+
+def names(*models: str) -> dict[str, Any]:
+    """A replica's document that tells the names of a service."""
+    document = signals(1)
+    document["services"]["team/chat"]["models"] = list(models)
+    return document
+
+
+async def test_view_lists_names_that_all_replicas_answer() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": names("new", "old"), "10.0.0.2": names("old")}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    assert (await fleet.ask()).models == {CHAT: {"old"}}
+    fleet.told.clear()
+    fleet.answers["10.0.0.2"] = names("new", "old")
+    assert (await fleet.ask()).models == {CHAT: {"new", "old"}}
+    assert fleet.told == [CHAT]
+
+
+async def test_view_silent_release_does_not_hide_names() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": names("new"), "10.0.0.2": signals(1)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    assert (await fleet.ask()).models == {CHAT: {"new"}}

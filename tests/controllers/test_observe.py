@@ -87,3 +87,12 @@ def test_whoever_falls_back_to_somebody_is_told_when_services_come_and_go() -> N
     store.put(new)
     assert rivals(store, None, new) == [("team", "a"), ("team", "b")]
     assert rivals(store, new, new) == []
+
+
+def test_rivals_former_name_claimed_wakes_its_service() -> None:
+    store = Store()
+    renamed, claims = builders.service("renamed"), builders.service("claims", model=MODEL)
+    renamed["status"] = {"modelNames": ["renamed", "team/renamed", "shared"]}
+    for raw in (renamed, claims):
+        store.put(raw)
+    assert rivals(store, None, claims) == [("team", "renamed"), ("team", "claims")]

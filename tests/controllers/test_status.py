@@ -12,6 +12,7 @@ from plimsoll.api.conditions import MEANING, Condition, Reason, Type
 from plimsoll.api.events import MEANING as EVENT_MEANING
 from plimsoll.api.events import EventReason
 from plimsoll.controllers import status
+from plimsoll.controllers.modelnames import Former
 from plimsoll.controllers.report import nothing
 from plimsoll.controllers.status import Sight, TierSight
 from plimsoll.core.admission.published import Published
@@ -145,6 +146,17 @@ def test_the_loser_of_a_model_name_says_who_has_it_and_how_to_reach_it() -> None
     assert owned.holds is False
     assert "other/chat" in owned.message
     assert "team/chat" in owned.message
+
+
+def test_name_owned_changing_names_are_in_the_message() -> None:
+    former = (Former("old", "2026-01-01T13:00:00Z"),)
+    changing = sight(model_names=("team/chat", "old"), former=former, name_pending="new")
+    owned = by_type(status.conditions(changing))[Type.MODEL_NAME_OWNED]
+    assert owned.holds
+    assert owned.message == (
+        "clients may say team/chat, old; new follows when every gateway answers to it;"
+        " old is answered until 2026-01-01T13:00:00Z"
+    )
 
 
 def test_the_transition_time_moves_only_when_the_status_flips() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from plimsoll.core.picking.drift import correction
-from plimsoll.core.picking.names import Claim, names_of, owners
+from plimsoll.core.picking.names import Claim, names_of, owners, published
 
 OLD = Claim("a", "old", "tiny", "2026-01-01T00:00:00Z", "u9")
 NEW = Claim("b", "new", "tiny", "2026-01-02T00:00:00Z", "u1")
@@ -54,3 +55,28 @@ def test_a_bare_name_that_is_the_own_long_name_is_told_once() -> None:
 )
 def test_only_a_difference_that_stays_is_corrected(before: int | None, now: int, expected: int) -> None:
     assert correction(before, now) == expected
+
+
+def test_owners_dropped_name_stays_with_its_service() -> None:
+    renamed = replace(OLD, model="big", published=("tiny", "a/old"))
+    owned = owners([renamed])
+    assert owned["tiny"] is owned["big"] is renamed
+    assert names_of(renamed, owned) == ("big", "a/old", "tiny")
+
+
+@pytest.mark.parametrize("created", ["2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z"])
+def test_owners_claim_wins_over_a_dropped_name(created: str) -> None:
+    renamed, claims = replace(OLD, model="big", published=("tiny",)), replace(NEW, created=created)
+    owned = owners([renamed, claims])
+    assert owned["tiny"] is claims
+    assert names_of(renamed, owned) == ("big", "a/old")
+
+
+def test_owners_published_name_takes_no_long_name() -> None:
+    thief = replace(OLD, published=("b/new",))
+    assert owners([thief, NEW])["b/new"] is NEW
+
+
+@pytest.mark.parametrize("status", [None, {}, {"modelNames": "chat"}, {"modelNames": [1, None, ""]}])
+def test_published_unreadable_status_has_no_names(status: object) -> None:
+    assert published({"status": status}) == ()

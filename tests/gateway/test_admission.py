@@ -290,7 +290,7 @@ async def test_a_downgrade_goes_to_the_fallbacks_gate_and_cluster() -> None:
     world = busy(small(batch=1), pods=(SMALL,))
     sent = headers(world.ask())
     assert (sent["x-plimsoll-cluster"], sent["x-plimsoll-endpoint"]) == ("pick/team/small", "10.0.1.1:8000")
-    assert sent["x-plimsoll-model"] == "small"
+    assert sent["x-plimsoll-response-model"] == "small"
     assert world.outcomes() == {"Admitted": 1, "Downgraded": 1}
     assert world.outcomes("team/small") == {"Admitted": 1}
     assert world.service()["requests"]["arrived"] == 2
@@ -311,7 +311,7 @@ async def test_a_downgrade_goes_to_the_fallbacks_gate_and_cluster() -> None:
 
 async def test_a_fallback_without_a_gate_takes_what_comes() -> None:
     world = busy(service("small"), pods=(SMALL,))
-    assert headers(world.ask())["x-plimsoll-model"] == "small"
+    assert headers(world.ask())["x-plimsoll-response-model"] == "small"
     assert world.outcomes() == {"Admitted": 1, "Downgraded": 1}
     assert world.service("team/small")["requests"]["arrived"] == 1
 

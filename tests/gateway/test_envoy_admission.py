@@ -108,10 +108,10 @@ async def test_a_downgraded_request_goes_to_the_other_model_under_its_name(stack
     await stack.inflight(big, 1)
     status, _, headers = await stack.ask_fully()
     assert (status, headers["x-engine"]) == (200, small.address)
-    assert small.header("x-plimsoll-model") == "small"
+    assert (small.header("x-plimsoll-model"), small.header("x-plimsoll-response-model")) == ("team/small", "small")
     hold.set()
     assert (await running)[0] == 200
-    assert big.header("x-plimsoll-model") is None
+    assert (big.header("x-plimsoll-model"), big.header("x-plimsoll-response-model")) == ("team/chat", None)
     assert (await stack.admission())["outcomes"] == {"Admitted": 1, "Downgraded": 1}
 
 

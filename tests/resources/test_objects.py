@@ -98,4 +98,6 @@ def test_the_kept_template_changes_with_what_the_user_wrote_and_with_nothing_els
     assert name() != name(tiers=gpus)
     assert name() == name(engine={"runtime": "vllm"}) == name(scaling={"headroom": "10%"}, cost={"gpuHour": 2})
     assert name() != name(engine={"args": ["--x"]})
+    assert name() == name(model={"uri": "file:///models/tiny", "name": "public"})
+    assert name() != name(model={"uri": "file:///models/other"})
     assert name() != name(engine={"runtime": "simulated"})

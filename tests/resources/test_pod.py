@@ -243,3 +243,13 @@ def test_users_cannot_take_the_names_of_our_volumes_and_mounts() -> None:
         made = rendered(model={"uri": uri})
         assert {v["name"] for v in made["spec"]["volumes"]} <= set(OWN_VOLUMES)
         assert {m["mountPath"] for m in container(made)["volumeMounts"]} <= set(OWN_MOUNTS)
+
+
+def test_engine_serves_under_its_long_name_first() -> None:
+    made = rendered(model={"uri": "file:///models/tiny", "name": "public"})
+    assert json.loads(environment(made)["PLIMSOLL_SERVED_NAMES"]) == ["team/chat", "public"]
+
+
+def test_engine_serves_one_name_where_both_are_equal() -> None:
+    made = rendered(model={"uri": "file:///models/tiny", "name": "team/chat"})
+    assert json.loads(environment(made)["PLIMSOLL_SERVED_NAMES"]) == ["team/chat"]

@@ -10,6 +10,7 @@ exactly. What a release does not tell yet is None. A document is taken whole or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -27,11 +28,13 @@ class Heard(NamedTuple):
     """What one gateway said. synced: it knows what the API server has; before that, what it lacks is not known.
 
     routable: engines that answer clients and that it can reach, by namespace and name of their service.
+    models: the names that it answers to for a service; a service is missing where the gateway's release does not tell.
     """
 
     synced: bool
     reading: GatewayReading
     routable: Mapping[tuple[str, str], int]
+    models: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType({})
 
 
 class _Endpoint(msgspec.Struct):
@@ -91,6 +94,7 @@ class _Object(msgspec.Struct):
 class _Service(msgspec.Struct):
     endpoints: list[_Endpoint]
     requests: _Requests
+    models: list[str] | None = None
     ttft: _Histogram | None = None  # from version 2 on
     admission: _Admission | None = None  # from version 3 on
     e2e: _Histogram | None = None  # of version 3, but not of its first gateways; readers before that pass over it
@@ -119,7 +123,8 @@ def parse(document: bytes | Mapping[str, Any], gateway: str, at_s: float) -> Hea
         raise ValueError(f"it is that of {read.gateway!r}, not that of {gateway!r}")
     services = {name: _service(name, service) for name, service in read.services.items()}
     routable = {_key(name): _routable(service) for name, service in read.services.items()}
-    return Heard(read.synced, GatewayReading(gateway, at_s, read.born, services), routable)
+    models = {_key(name): frozenset(s.models) for name, s in read.services.items() if s.models is not None}
+    return Heard(read.synced, GatewayReading(gateway, at_s, read.born, services), routable, models)
 
 
 def _typed(document: bytes | Mapping[str, Any]) -> _Document:

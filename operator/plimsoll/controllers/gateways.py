@@ -42,12 +42,14 @@ Ask = Callable[[str, int, str], Awaitable[bytes]]  # a pod's address, port and p
 @dataclass(frozen=True)
 class View:
     """The gateway's replicas together. present: replicas that exist; answering: those whose word is fresh; why: what is
-    wrong with what they say where none of them counts, "" where they say nothing."""
+    wrong with what they say where none of them counts, "" where they say nothing. models: the names of a service that
+    each of them answers to; a service is missing where none of them tells."""
 
     present: int = 0
     answering: int = 0
     routable: Mapping[Key, int] = field(default_factory=dict)  # service -> endpoints that a replica can route to
     why: str = ""
+    models: Mapping[Key, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -173,7 +175,7 @@ class Gateways:
             for key, count in said.routable.items():
                 together[key] = max(count, together.get(key, 0))
         why = "" if fresh else next((r.why for r in self._replicas.values() if r.why), "")
-        self._tell(View(len(self._replicas), len(fresh), together, why))
+        self._tell(View(len(self._replicas), len(fresh), together, why, _common([said.models for said in fresh])))
         over, self._round = self._round, asyncio.Event()
         over.set()
 
@@ -184,7 +186,8 @@ class Gateways:
             self._changed(None)
             return
         for key in before.routable.keys() | view.routable.keys():
-            if bool(before.routable.get(key)) != bool(view.routable.get(key)):
+            was, is_now = (bool(one.routable.get(key)) for one in (before, view))
+            if was != is_now or before.models.get(key) != view.models.get(key):
                 self._changed(key)
 
     async def _ask_contained(self, replica: _Replica) -> None:
@@ -211,3 +214,10 @@ class Gateways:
         replica.why = "" if said.synced else _UNSYNCED
         if said.synced:
             replica.said, replica.heard = said, self._monotonic()
+
+
+def _common(told: list[Mapping[Key, frozenset[str]]]) -> dict[Key, frozenset[str]]:
+    """The names of each service that all replicas answer to which tell of it; one that lacks the service has none."""
+    tells = [models for models in told if models]
+    keys = {key for models in tells for key in models}
+    return {key: frozenset.intersection(*(models.get(key, frozenset()) for models in tells)) for key in keys}

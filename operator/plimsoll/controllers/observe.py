@@ -11,7 +11,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.store import Key, Store, key_of
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.picking.names import Claim, owners
+from plimsoll.core.picking.names import Claim, owners, published
 
 Object = dict[str, Any]
 
@@ -88,7 +88,8 @@ def claims(store: Store) -> list[Claim]:
     for raw in store.all(labels.KIND):
         meta = raw["metadata"]
         namespace, name = key_of(raw)
-        found.append(Claim(namespace, name, claimed(raw), meta.get("creationTimestamp", ""), meta["uid"]))
+        created, uid = meta.get("creationTimestamp", ""), meta["uid"]
+        found.append(Claim(namespace, name, claimed(raw), created, uid, published(raw)))
     return found
 
 
@@ -97,18 +98,24 @@ def claimed(raw: Object) -> str:
     return str(value_at(raw, "spec", "model", "name") or raw["metadata"]["name"])
 
 
+def _names(raw: Object) -> frozenset[str]:
+    """The names that a service claims, or has claimed and still answers to."""
+    return frozenset((claimed(raw), *published(raw)))
+
+
 def rivals(store: Store, before: Object | None, after: Object | None) -> list[Key]:
     """The services for which something changes when a service comes, goes, claims another name or another fallback:
-    those that claim the same name, and those that fall back to anybody."""
+    those that claim or still answer to the same name, and those that fall back to anybody."""
     changed = [raw for raw in (before, after) if raw is not None]
-    names, ways = {claimed(raw) for raw in changed}, {_falls_back_to(raw) for raw in changed}
+    names, ways = {_names(raw) for raw in changed}, {_falls_back_to(raw) for raw in changed}
     same_name, same_way = len(changed) == 2 and len(names) == 1, len(changed) == 2 and len(ways) == 1
+    shared = frozenset[str]().union(*names)
     if same_name and same_way:
         return []
     return [
         key_of(raw)
         for raw in store.all(labels.KIND)
-        if (not same_name and claimed(raw) in names) or _falls_back_to(raw) is not None
+        if (not same_name and _names(raw) & shared) or _falls_back_to(raw) is not None
     ]
 
 

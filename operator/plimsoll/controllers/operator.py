@@ -100,6 +100,7 @@ class Operator:
             self.endings,
             settings.identity,
             self.errors,
+            self.queue.add_later,
         )
         store = _prometheus(settings.prometheus_url)
         self.second_hand = SecondHand(store, self.engines.unheard, self.engines.take)

@@ -43,7 +43,8 @@ def plan(seen: Observed, service: InferenceService, replicas: Mapping[str, int],
         name = revisions[kind] = objects.revision_name(service, kind)
         kept = seen.revisions.get(name)
         if kept is None or not kept.get("data"):
-            kept = objects.revision(service, seen.raw, kind, platform)
+            earlier = seen.revisions.get(objects.earlier_revision_name(service, kind), {})
+            kept = objects.revision(service, seen.raw, kind, platform, earlier.get("data"))
             keep.append(kept)
         live = seen.children.get(("Deployment", meta.tier_name(service.metadata.name, kind)))
         wish += objects.tier(service, seen.raw, kind, KeptTemplate(name, kept["data"]), _replicas(live, replicas[kind]))

@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from plimsoll.adapters.kube import BY_KIND, CONTROLLERREVISIONS, Kube
@@ -25,7 +25,8 @@ from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.gauges import Conditions
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
-from plimsoll.controllers.observe import Observed, observe
+from plimsoll.controllers.modelnames import ModelNames, model_names
+from plimsoll.controllers.observe import Observed, claimed, observe
 from plimsoll.controllers.plan import Plan, plan
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.status import Sight, TierSight
@@ -57,8 +58,10 @@ class Reconciler:
         endings: Endings,
         identity: str,
         errors: ObjectErrors | None = None,
+        later: Callable[[Key, float], None] = lambda key, seconds: None,
     ) -> None:
-        """report: what the autoscaler says of a service, None before it has looked at it."""
+        """report: what the autoscaler says of a service, None before it has looked at it. later: has a service
+        reconciled after some seconds."""
         self._errors = errors or ObjectErrors()
         self._kube = kube
         self._store = store
@@ -67,6 +70,7 @@ class Reconciler:
         self._report = report
         self._endings = endings
         self._identity = identity
+        self._later = later
         self._memory = Memory()
         self._shown = Conditions()
 
@@ -103,8 +107,11 @@ class Reconciler:
             except (Rejected, Forbidden) as error:
                 rejected = str(error)
         seen = observe(self._store, self._gateways(), key) or seen
-        sight = sight_of(seen, todo, rejected, self._report(key), self._platform)
+        names = names_of(seen, datetime.datetime.now(datetime.UTC))
+        sight = sight_of(seen, todo, rejected, self._report(key), self._platform, names)
         await self._publish(seen.raw, replace(sight, internal_error=self._errors.condition(key)))
+        if names.next_s is not None:
+            self._later(key, names.next_s)
         if todo is not None:
             await self._sweep(seen, sight, todo)
         if rejected is not None:
@@ -164,6 +171,7 @@ class Reconciler:
             "observedGeneration": generation,
             "url": sight.url,
             "modelNames": list(sight.model_names),
+            **({"formerModelNames": [asdict(one) for one in sight.former]} if sight.former else {}),
             "tiers": status.tiers(sight),
             "conditions": conditions.merge(old.get("conditions", []), stated, generation, now()),
             **status.scaling(sight, old),
@@ -225,17 +233,28 @@ def desired(seen: Observed, service: InferenceService, report: Report | None) ->
     return found
 
 
+def names_of(seen: Observed, at: datetime.datetime) -> ModelNames:
+    """The model names of a service at a time."""
+    view = seen.gateways
+    answered = view.models.get(key_of(seen.raw))
+    complete = view.answering == view.present
+    return model_names(seen.raw, claimed(seen.raw), seen.owned_by, answered, complete, at)
+
+
 def sight_of(
-    seen: Observed, todo: Plan | None, rejected: str | None, report: Report | None, platform: Platform
+    seen: Observed,
+    todo: Plan | None,
+    rejected: str | None,
+    report: Report | None,
+    platform: Platform,
+    names: ModelNames,
 ) -> Sight:
     """What the status is made from."""
     raw_meta = seen.raw["metadata"]
     key = (raw_meta["namespace"], raw_meta["name"])
     long_name = "/".join(key)
     service = seen.service
-    model_name = service.model_name if service else raw_meta["name"]
-    owner = seen.owned_by.get(model_name, long_name)
-    names = (model_name, long_name) if owner == long_name else (long_name,)
+    owner = seen.owned_by.get(claimed(seen.raw), long_name)
     view = seen.gateways
     return Sight(
         service=seen.raw,
@@ -244,7 +263,9 @@ def sight_of(
         gateways_present=view.present,
         gateways_say=view.why,
         routable=view.routable.get(key, 0) if view.answering else None,
-        model_names=tuple(dict.fromkeys(names)),
+        model_names=names.listed,
+        former=names.former,
+        name_pending=names.pending,
         name_taken_by=None if owner == long_name else owner,
         invalid=seen.problems,
         rejected=rejected,

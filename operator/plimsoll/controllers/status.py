@@ -12,6 +12,7 @@ from typing import Any
 from plimsoll.api.conditions import TIER_READY, Condition, Reason, Type
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import troubles
+from plimsoll.controllers.modelnames import Former
 from plimsoll.controllers.report import Report
 from plimsoll.core.admission.published import to_dict
 from plimsoll.resources import meta
@@ -51,6 +52,8 @@ class Sight:
     gateways_say: str = ""  # what is wrong with what they say, where none can be asked
     routable: int | None = None
     model_names: tuple[str, ...] = ()
+    former: tuple[Former, ...] = ()  # names that the spec has no more
+    name_pending: str = ""  # our name, where some gateway does not answer to it yet
     name_taken_by: str | None = None  # namespace/name of the service that owns our model name
     invalid: tuple[str, ...] = ()
     rejected: str | None = None
@@ -179,12 +182,19 @@ def _stalled(sight: Sight) -> Condition:
 
 def _name_owned(sight: Sight) -> Condition:
     if sight.name_taken_by is None:
-        names = ", ".join(sight.model_names)
-        return Condition(Type.MODEL_NAME_OWNED, True, Reason.OWNED, f"clients may say {names}")
+        message = f"clients may say {', '.join(sight.model_names)}{_passing(sight)}"
+        return Condition(Type.MODEL_NAME_OWNED, True, Reason.OWNED, message)
     meta = sight.service["metadata"]
     long_name = f"{meta['namespace']}/{meta['name']}"
     message = f"{sight.name_taken_by} is older and owns this model name; clients reach this service as {long_name}"
+    message += _passing(sight)
     return Condition(Type.MODEL_NAME_OWNED, False, Reason.MODEL_NAME_TAKEN, message)
+
+
+def _passing(sight: Sight) -> str:
+    """What of the names is about to change."""
+    pending = f"; {sight.name_pending} follows when every gateway answers to it" if sight.name_pending else ""
+    return pending + "".join(f"; {one.name} is answered until {one.until}" for one in sight.former)
 
 
 def _fallback(sight: Sight) -> tuple[Condition, ...]:

@@ -18,7 +18,7 @@ from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.core.picking.endpoint import Endpoint, Role
-from plimsoll.core.picking.names import Claim, names_of, owners
+from plimsoll.core.picking.names import Claim, names_of, owners, published
 from plimsoll.gateway.policy import Policies, Policy
 from plimsoll.resources import arguments
 from plimsoll.telemetry import metrics
@@ -141,7 +141,7 @@ def _claim(obj: Object) -> Claim | None:
         return None
     model = value_at(obj, "spec", "model", "name") or meta["name"]
     created, uid = meta.get("creationTimestamp") or "", meta.get("uid") or ""
-    return Claim(meta["namespace"], meta["name"], str(model), created, uid)
+    return Claim(meta["namespace"], meta["name"], str(model), created, uid, published(obj))
 
 
 def _unix(created: str) -> int:

@@ -24,6 +24,7 @@ MODELS = "/v1/models"
 STAT_PREFIX = "gateway"
 CHECK_PREFIX = "/check"  # before the client's path in what the picker is asked
 ATTEMPTS = 3
+METADATA = "plimsoll"  # namespace of what a cluster says of its service
 
 # What the picker sees of a request besides method, path, host and body.
 CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-ticket")
@@ -160,6 +161,7 @@ def _reply(path: str) -> Json:
 def _engines(path: str) -> Json:
     return {
         "match": {"path": path, "headers": [_method("POST")]},
+        "request_headers_to_add": [_own_model()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
             "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
@@ -187,6 +189,12 @@ def _engines(path: str) -> Json:
             }
         },
     }
+
+
+def _own_model() -> Json:
+    """The name by which the engines of a cluster know their model, whatever clients call it."""
+    header = {"key": "x-plimsoll-model", "value": f"%CLUSTER_METADATA({METADATA}:service)%"}
+    return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
 def _ask_picker(settings: Settings) -> Json:

@@ -341,5 +341,5 @@ def _sent(service: Service, chosen: Pick, came: Visit) -> bytes:
     if chosen.prefill is not None:
         headers, count = f"{headers}x-plimsoll-prefill: {chosen.prefill.address}\r\n", count + 1
     if came.downgraded:
-        headers, count = f"{headers}x-plimsoll-model: {service.names[0]}\r\n", count + 1
+        headers, count = f"{headers}x-plimsoll-response-model: {service.names[0]}\r\n", count + 1
     return go(headers, count)

@@ -5,6 +5,9 @@ when the picker does not answer; and a `pick/NAMESPACE/NAME` cluster, whose endp
 read the same file, so what is picked and what is failed open to are the same pods. Prefill engines are in none:
 clients never reach them.
 
+A cluster's metadata has the service's key, by which engines know the model: the route sends it with each request,
+whether the picker answers or not.
+
 While the picker does not answer there is no gate, so a `model/NAME` cluster takes no more requests at once than the
 gate would let this gateway have at all engines; where there never is one it takes all. That number moves with engines
 and shares, and a cluster that is made anew would no longer tell of the streams that it has: so it is a runtime value,
@@ -27,7 +30,7 @@ from plimsoll.core.picking.endpoint import Endpoint
 from plimsoll.gateway.bootstrap import HEALTH_AT_ONCE, RUNTIME_FILE, runtime, unbounded
 from plimsoll.gateway.endpoints import Fleet, Service
 from plimsoll.gateway.files import write
-from plimsoll.gateway.listener import TYPE
+from plimsoll.gateway.listener import METADATA, TYPE
 
 Json = dict[str, Any]
 
@@ -112,6 +115,7 @@ def _cluster(name: str, service: Service, path: Path) -> Json:
     return {
         "@type": f"{TYPE}.config.cluster.v3.Cluster",
         "name": name,
+        "metadata": {"filter_metadata": {METADATA: {"service": service.key}}},
         "type": "EDS",
         "connect_timeout": "1s",
         "eds_cluster_config": {

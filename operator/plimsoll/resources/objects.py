@@ -30,11 +30,21 @@ class KeptTemplate:
 def revision_name(service: InferenceService, kind: Role) -> str:
     """Name of the ControllerRevision for the user's present spec of a tier.
 
-    Only what the user wrote counts: another operator, chart or default image must not restart an engine.
+    Only what the user wrote counts: another operator, chart or default image must not restart an engine. The model's
+    name does not count: engines serve under another one.
     """
+    return _revision_name(service, kind, without={"name"})
+
+
+def earlier_revision_name(service: InferenceService, kind: Role) -> str:
+    """The name in releases where the model's name restarted engines; what is kept under it is still of use."""
+    return _revision_name(service, kind, without=set())
+
+
+def _revision_name(service: InferenceService, kind: Role, without: set[str]) -> str:
     tier = dict(service.spec.tiers.items())[kind]
     written = {
-        "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=without),
         "engine": service.spec.engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "tier": tier.model_dump(
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
@@ -43,14 +53,16 @@ def revision_name(service: InferenceService, kind: Role) -> str:
     return f"{meta.tier_name(service.metadata.name, kind)}-{meta.digest(written)}"
 
 
-def revision(service: InferenceService, parent: Object, kind: Role, platform: Platform) -> Object:
-    """The ControllerRevision that keeps a tier's rendered pod template."""
+def revision(
+    service: InferenceService, parent: Object, kind: Role, platform: Platform, template: Object | None = None
+) -> Object:
+    """The ControllerRevision that keeps a tier's pod template. template: one to keep on; None: one is rendered."""
     name = revision_name(service, kind)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": meta.metadata(parent, name, meta.tier_labels(service.metadata.name, kind)),
-        "data": pod.template(service, kind, platform),
+        "data": pod.template(service, kind, platform) if template is None else template,
         "revision": service.metadata.generation,
     }
 

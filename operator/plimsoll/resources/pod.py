@@ -133,7 +133,7 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
         _value(c.env["role"], kind),
         _value(c.env["model"], model_path(service)),
         _value(c.env["model_revision"], model.revision or ""),
-        _value(c.env["served_names"], json.dumps([service.model_name, service.key])),
+        _value(c.env["served_names"], json.dumps(served_names(service))),
         _value(c.env["default_args"], json.dumps(default_args(service, kind, tier, platform))),
         _value(c.env["args"], json.dumps(list(service.spec.engine.args))),
         _value(c.env["shutdown_timeout"], str(service.spec.engine.drain_seconds)),
@@ -154,6 +154,14 @@ def _environment(service: InferenceService, kind: Role, tier: Tier, platform: Pl
     taken = {entry["name"] for entry in theirs}
     given = [dict(e) for e in defaults(service, platform).env if e["name"] not in taken]
     return _last_wins([*ours, *given, *theirs])
+
+
+def served_names(service: InferenceService) -> list[str]:
+    """What an engine answers to: first the name that the gateway uses, which never changes.
+
+    The other is the public name when the template is rendered. Only what asks past this release's gateway needs it.
+    """
+    return list(dict.fromkeys((service.key, service.model_name)))
 
 
 def _value(name: str, value: str) -> Object:

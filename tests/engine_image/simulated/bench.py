@@ -111,7 +111,7 @@ async def bench(folder: Path, *flags: str, role: str = "serve") -> AsyncIterator
     api, driver, engine_id = make_api(options, 1.0)
     registry, state = CollectorRegistry(), State(folder / role)
     state.reset()
-    app = Plimsoll(api, Config(role, "", 5.0, 1 << 20, CONTRACT, state, Meters(CONTRACT, registry)))
+    app = Plimsoll(api, Config(role, "", 5.0, 1 << 20, CONTRACT, state, Meters(CONTRACT, registry), options.names))
     leases = driver.core.leases
     lender = Lender(engine_id, leases.claim, lambda name: leases.leave(name, driver.now()), driver.freed)
     side = await lender.listen("127.0.0.1", port)

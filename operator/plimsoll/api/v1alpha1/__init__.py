@@ -17,7 +17,7 @@ from plimsoll.api.v1alpha1.scaling_status import (
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, Meta, Spec, parse
 from plimsoll.api.v1alpha1.slo import Slo, Targets
-from plimsoll.api.v1alpha1.status import KEPT_DECISIONS, ConditionStatus, Status
+from plimsoll.api.v1alpha1.status import KEPT_DECISIONS, ConditionStatus, FormerNameStatus, Status
 from plimsoll.api.v1alpha1.tier_status import (
     ColdStartsStatus,
     ColdStartStatus,
@@ -44,6 +44,7 @@ __all__ = [
     "EnvSource",
     "EnvVar",
     "Fallback",
+    "FormerNameStatus",
     "InferenceService",
     "KeyRef",
     "LatencyStatus",

@@ -148,7 +148,7 @@ class ModelSource(Model):
     ) = Field(
         default=None,
         description="Name that clients send as `model`; absent: the object's name. The oldest service owns a name; "
-        "every service also answers to NAMESPACE/NAME.",
+        "every service also answers to NAMESPACE/NAME. A change restarts no engine.",
     )
     revision: (
         Annotated[

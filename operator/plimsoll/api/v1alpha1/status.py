@@ -31,6 +31,16 @@ class ConditionStatus(Observed):
     )
 
 
+class FormerNameStatus(Observed):
+    """A model name that the spec has no more, and that is still answered."""
+
+    name: str = Field(max_length=320, description="The name.")
+    until: str = Field(
+        json_schema_extra={"format": "date-time"},
+        description="It is answered until then, unless a service claims it before.",
+    )
+
+
 class Status(Observed):
     """What was last observed."""
 
@@ -46,7 +56,14 @@ class Status(Observed):
         max_length=8,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Names that clients may send as `model`.",
+        description="Names that clients may send as `model`, those in formerModelNames among them.",
+    )
+    former_model_names: tuple[FormerNameStatus, ...] = Field(
+        default=(),
+        max_length=6,
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="Names that the spec has no more, and that are still answered.",
     )
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), Keyed(("type",))] = Field(
         default=(), description="Statements about the service."

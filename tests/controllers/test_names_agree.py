@@ -1,0 +1,123 @@
+"""What the status lists and what gateways answer agree while names change, however late a gateway learns of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+
+from plimsoll.controllers.gateways import View
+from plimsoll.controllers.modelnames import FORMER_SECONDS
+from plimsoll.controllers.observe import observe
+from plimsoll.controllers.reconcile import names_of
+from plimsoll.controllers.store import Store
+from plimsoll.gateway.doors import models
+from plimsoll.gateway.endpoints import Fleet, fleet
+from plimsoll.gateway.picker import Picker
+from tests import builders
+
+Object = dict[str, Any]
+
+SERVICES = ("one", "two", "three")
+NAMES = ("chat", "big", "small", None)
+GATEWAYS = 2
+
+
+class World:
+    """An operator and gateways that see the same services; each gateway as late as the test wants."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.at = datetime(2026, 1, 1, tzinfo=UTC)
+        self.gateways: list[Fleet] = []
+        for number, name in enumerate(SERVICES):
+            raw = builders.service(name)
+            raw["metadata"]["creationTimestamp"] = f"2026-01-0{number + 1}T00:00:00Z"
+            self.store.put(raw)
+        self.gateways = [fleet([], [])] * GATEWAYS
+
+    @property
+    def objects(self) -> list[Object]:
+        return self.store.all("InferenceService")
+
+    def claim(self, service: str, name: str | None) -> None:
+        """A user sets or removes the name of a service."""
+        raw = copy.deepcopy(next(o for o in self.objects if o["metadata"]["name"] == service))
+        raw["spec"]["model"] = {"uri": "file:///models/tiny", **({"name": name} if name else {})}
+        self.store.put(raw)
+
+    def follow(self, gateway: int) -> None:
+        """A gateway sees all objects as they are now."""
+        self.gateways[gateway] = fleet(copy.deepcopy(self.objects), [])
+
+    def reconcile(self) -> None:
+        """The operator brings the status of every service up to date."""
+        told = [{tuple(key.split("/")): set(s.names) for key, s in g.services.items()} for g in self.gateways]
+        keys = set().union(*told)
+        common = {key: frozenset(set.intersection(*(one.get(key, set()) for one in told))) for key in keys}
+        view = View(GATEWAYS, GATEWAYS, models=common)  # type: ignore[arg-type]
+        for raw in self.objects:
+            seen = observe(self.store, view, (raw["metadata"]["namespace"], raw["metadata"]["name"]))
+            assert seen is not None
+            found = names_of(seen, self.at)
+            status = {"modelNames": list(found.listed), "formerModelNames": [asdict(one) for one in found.former]}
+            self.store.put({**copy.deepcopy(raw), "status": status})
+
+    def settle(self) -> None:
+        """Everybody sees everything."""
+        for _ in range(4):
+            for gateway in range(GATEWAYS):
+                self.follow(gateway)
+            self.reconcile()
+
+    def listed(self) -> dict[str, list[str]]:
+        """The names in the status of each service."""
+        return {o["metadata"]["name"]: list((o.get("status") or {}).get("modelNames", ())) for o in self.objects}
+
+
+def ids(known: Fleet) -> set[str]:
+    """The names in a gateway's list of models."""
+    picker = Picker(Random(1))
+    picker.set_fleet(known)
+    return {model["id"] for model in json.loads(models(picker))["data"]}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_names_listed_in_a_status_are_always_answered(seed: int) -> None:
+    draw, world = Random(seed), World()
+    world.settle()
+    for _ in range(120):
+        act = draw.choice(("claim", "follow", "follow", "reconcile", "wait"))
+        if act == "claim":
+            world.claim(draw.choice(SERVICES), draw.choice(NAMES))
+        elif act == "follow":
+            world.follow(draw.randrange(GATEWAYS))
+        elif act == "reconcile":
+            world.reconcile()
+        else:
+            world.at += timedelta(seconds=draw.choice((1.0, FORMER_SECONDS)))
+        wanted = {name for names in world.listed().values() for name in names}
+        missing = [wanted - set(known.by_name) for known in world.gateways]
+        assert missing == [set()] * GATEWAYS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_names_settled_status_equals_what_gateways_list(seed: int) -> None:
+    draw, world = Random(seed), World()
+    for _ in range(10):
+        world.claim(draw.choice(SERVICES), draw.choice(NAMES))
+        world.settle()
+        for known in world.gateways:
+            answered = {service.name: list(service.names) for service in known.services.values()}
+            assert {name: set(names) for name, names in answered.items()} == {
+                name: set(names) for name, names in world.listed().items()
+            }
+            assert ids(known) == {names[0] for names in world.listed().values()}
+    world.at += timedelta(seconds=FORMER_SECONDS)
+    world.settle()
+    assert all(len(names) <= 2 for names in world.listed().values())
