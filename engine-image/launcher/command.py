@@ -65,7 +65,7 @@ def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
         return []
     sequences = value_of(arguments, MAX_SEQUENCES)
     limit = contract.limits["queued_requests"]
-    if sequences is not None and sequences.isdigit():
+    if sequences is not None and sequences.isdecimal():
         limit = max(64, int(sequences) * contract.limits["queued_per_sequence"])
     return [QUEUE_GUARD, str(limit)]
 

@@ -158,10 +158,10 @@ def test_who_may_go_elsewhere_goes_while_there_is_time_for_it_there() -> None:
 def test_more_sequences_than_the_batch_wait_for_an_empty_replica() -> None:
     door = gate()
     assert door.offer(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome is Outcome.ADMITTED
-    assert door.offer(ask("b", sequences=2000, prompt_tokens=10), 0.0).outcome is Outcome.HELD
+    assert door.offer(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is Outcome.HELD
     check(door)
-    door.end("a", 1.0)
-    assert [decision.outcome for decision in door.release(1.0)] == [Outcome.ADMITTED]
+    door.end("a", 0.1)
+    assert [decision.outcome for decision in door.release(0.1)] == [Outcome.ADMITTED]
     check(door)
 
 

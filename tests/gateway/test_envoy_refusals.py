@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ ARGS = ["--max-num-seqs", "16"]
 
 
 async def exchange(
-    stack: Stack, method: str, path: str, headers: dict[str, str] | None = None, data: bytes | None = None
+    stack: Stack, method: str, path: str, headers: dict[str, str] | None = None, data: bytes | io.BytesIO | None = None
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, error object (empty without one) and headers."""
     async with stack.http.request(method, stack.url + path, headers=headers, data=data) as answer:
@@ -131,7 +132,7 @@ async def test_identity_content_encoding_passes(stack: Stack) -> None:
 
 
 async def test_body_above_the_limit_names_the_limit(stack: Stack) -> None:
-    status, error, _ = await exchange(stack, "POST", CHAT, None, b" " * ((8 << 20) + 1))
+    status, error, _ = await exchange(stack, "POST", CHAT, None, io.BytesIO(b" " * ((8 << 20) + 1)))
     assert (status, error["code"]) == (413, "body_too_large")
     assert "8388608 bytes" in error["message"]
     assert "gateway.maxBodyBytes" in error["message"]
@@ -166,7 +167,7 @@ async def test_preflight_without_origins_says_how_to_allow(stack: Stack, path: s
 
 async def test_preflight_of_an_allowed_origin_is_answered(open_to_browsers: Stack) -> None:
     status, _, headers = await exchange(open_to_browsers, "OPTIONS", CHAT, {"origin": ORIGIN, **PREFLIGHT})
-    assert (status, headers["access-control-allow-origin"]) == (200, ORIGIN)
+    assert (status, headers.get("access-control-allow-origin")) == (200, ORIGIN), headers
     assert {"authorization", "*"} <= set(headers["access-control-allow-headers"].replace(" ", "").split(","))
     assert "POST" in headers["access-control-allow-methods"]
     assert "access-control-allow-credentials" not in headers
