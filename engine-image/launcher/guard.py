@@ -12,6 +12,7 @@ the answer becomes a 503 that the gateway may take to another engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
@@ -28,6 +29,7 @@ class AnswerGuard:
     """One request's way back.
 
     `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
+    `impossible`: the error of a request that the engine's queue never has room for, None for others.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class AnswerGuard:
         count: Callable[[str], None],
         dead: Callable[[], bool],
         generation: bool,
+        impossible: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         self._send = send
         self._names = names
         self._count = count
         self._dead = dead
         self._generation = generation
+        self._impossible = impossible
         self._gone = False
         self._start: Message | None = None
         self._held: list[bytes] | None = None
@@ -126,6 +130,8 @@ class AnswerGuard:
             document = errors.reshape(body, status)
             if status == 503:
                 full = errors.queue_full(document["error"]["message"])
+                if full and await self._final():
+                    return
                 reason = Reason.QUEUE_FULL if full else Reason.UNAVAILABLE
                 headers = replaced(headers, errors.marks(self._names, reason, elsewhere=full))
                 document["error"]["code"] = reason
@@ -147,6 +153,17 @@ class AnswerGuard:
         told = {} if reason is None else errors.marks(self._names, reason)
         await respond(self._send, status, errors.dump(errors.error(words, status, code=reason)), told)
 
+    async def _final(self) -> bool:
+        """Refuses with 400 a request that a full queue is no reason to send again; False for others."""
+        document = self._impossible()
+        if document is None:
+            return False
+        self._sent = self._finished = True
+        reason = Reason.REQUEST_TOO_LARGE.value.encode()
+        headers = {b"x-should-retry": b"false", self._names["reason"].encode(): reason}
+        await respond(self._send, 400, errors.dump(document), headers)
+        return True
+
     async def _elsewhere(self, words: str, reason: Reason, counted: str) -> None:
         """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
         self._count(counted)
@@ -165,6 +182,9 @@ class AnswerGuard:
                 await self._elsewhere(words, Reason.ENGINE_FAILED, "engine_dead")
                 return
             if errors.queue_full(words):
+                if await self._final():
+                    self._cut = True
+                    return
                 await self._elsewhere(words, Reason.QUEUE_FULL, "engine_error")
                 return
         self._sent = True

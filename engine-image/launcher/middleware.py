@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from launcher import body as bodies
 from launcher import contract as contracts
-from launcher import errors, pd, settings
+from launcher import command, errors, pd, settings
 from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
 from launcher.errors import Reason
 from launcher.guard import AnswerGuard
@@ -44,6 +45,7 @@ class Config:
     contract: contracts.Contract
     state: State
     meters: Meters
+    queue_limit: int | None = None  # sequences that the engine accepts at once
 
     @classmethod
     def from_environment(cls) -> Config:
@@ -53,7 +55,8 @@ class Config:
         state = State(contract.paths["state"])
         host = f"[{own.pod_ip}]" if ":" in own.pod_ip else own.pod_ip
         address = f"{host}:{contract.ports['api']}" if host else ""
-        return cls(own.role, address, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract))
+        limit = command.queue_limit((*own.default_args, *own.args), contract)
+        return cls(own.role, address, own.leg_deadline, own.max_body_bytes, contract, state, Meters(contract), limit)
 
 
 def engine_dead(scope: Scope) -> bool:
@@ -111,7 +114,7 @@ class Plimsoll:
         if address and self._config.role == "decode" and scope["path"] in GENERATION:
             await self._decode(scope, receive, send, body, address)
         else:
-            await self._engine(scope, bodies.replay(body, receive), send, len(body))
+            await self._engine(scope, bodies.replay(body, receive), send, body)
 
     def _is_leg(self, scope: Scope) -> bool:
         return self._config.role == "prefill" and header(scope, self._leg_header) == "prefill"
@@ -140,7 +143,7 @@ class Plimsoll:
             return await asyncio.shield(end)
 
         try:
-            await self._engine(scope, bodies.replay(body, ending), send, len(body))
+            await self._engine(scope, bodies.replay(body, ending), send, body)
         finally:
             end.cancel()
 
@@ -168,17 +171,24 @@ class Plimsoll:
         finally:
             leg.cancel()  # closes its connection; nothing where it is done
 
-    async def _engine(self, scope: Scope, receive: Receive, send: Send, length: int | None = None) -> None:
+    def _impossible(self, body: bytes) -> dict[str, Any] | None:
+        """The error of a request for more sequences than the engine ever accepts; None for others."""
+        n, prompts = bodies.sequences(body)
+        limit = self._config.queue_limit
+        return errors.too_many(n, prompts, limit) if limit is not None and n * prompts > limit else None
+
+    async def _engine(self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None) -> None:
         """Passes a request on to vLLM and watches the answer."""
-        if length is not None:
+        if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
-            scope = {**scope, "headers": replaced(headers, {b"content-length": str(length).encode()})}
+            scope = {**scope, "headers": replaced(headers, {b"content-length": str(len(body)).encode()})}
         guard = AnswerGuard(
             send,
             self._headers,
             self._config.meters.stream_error,
             lambda: engine_dead(scope),
             scope["path"] in GENERATION,
+            lambda: None if body is None else self._impossible(body),
         )
         state = self._config.state
         state.hold()

@@ -170,7 +170,9 @@ def _max_queued(pod: Object) -> int:
     if "--max-num-queued-reqs" in stated:
         return arguments.count(stated["--max-num-queued-reqs"]) or MOST_SEQUENCES
     sequences = stated.get("--max-num-seqs", "")
-    return max(64, int(sequences) * limits["queued_per_sequence"]) if sequences.isdecimal() else limits["queued_requests"]
+    if not sequences.isdecimal():
+        return limits["queued_requests"]
+    return max(64, int(sequences) * limits["queued_per_sequence"])
 
 
 def _pod_args(pod: Object) -> tuple[object, ...]:

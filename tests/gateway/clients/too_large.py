@@ -35,6 +35,6 @@ for call in (with_openai, with_langchain, with_litellm):
     try:
         call()
         raised[call.__name__] = ["answered"]
-    except Exception as error:
+    except (openai.OpenAIError, ValueError) as error:
         raised[call.__name__] = [kind.__name__ for kind in type(error).__mro__]
 print(json.dumps(raised))
