@@ -71,8 +71,8 @@ def sequences(body: bytes) -> tuple[int, int]:
     n, prompt = document.get("n"), document.get("prompt")
     if isinstance(n, float) and n.is_integer():  # vLLM reads 2.0 as 2
         n = int(n)
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return n if type(n) is int and n > 0 else 1, len(prompt) if several else 1
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return n if type(n) is int and n > 0 else 1, prompts
 
 
 def strip(body: bytes, deep: bool) -> bytes:

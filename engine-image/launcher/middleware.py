@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import body as bodies
-from launcher import contract as contracts
 from launcher import command, errors, pd, settings
+from launcher import contract as contracts
 from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
 from launcher.errors import Reason
 from launcher.guard import AnswerGuard
