@@ -11,6 +11,7 @@ import copy
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -28,7 +29,7 @@ from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways, View
 from plimsoll.controllers.observe import observe, rivals
 from plimsoll.controllers.plan import plan
-from plimsoll.controllers.reconcile import desired, sight_of
+from plimsoll.controllers.reconcile import desired, names_of, sight_of
 from plimsoll.controllers.status import TierSight
 from plimsoll.controllers.store import Store
 from plimsoll.core.scaling.leaving import Load
@@ -205,7 +206,8 @@ def round_of(store: Store) -> None:
     if seen is not None and seen.service is not None:
         todo = plan(seen, seen.service, desired(seen, seen.service, None), builders.PLATFORM)
     if seen is not None:
-        sight = sight_of(seen, todo, None, None, builders.PLATFORM)
+        names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
+        sight = sight_of(seen, todo, None, None, builders.PLATFORM, names)
         old = seen.raw.get("status") or {}
         status.events(old.get("conditions", []), status.conditions(sight))
         status.tiers(sight)
