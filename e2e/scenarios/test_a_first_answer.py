@@ -12,7 +12,7 @@ from e2e.lib.service import Service
 QUESTION = Prompt("What does the line on the hull of a ship show?", max_tokens=32)
 
 
-def test_the_gateway_streams_what_the_engine_says(solo: Service) -> None:
+def test_gateway_stream_equals_engine_response(solo: Service) -> None:
     ledger = Load(solo.target, OpenLoop([Arrival(0, QUESTION)])).run()
     assert not ledger.failures, ledger.explain()
     [answer] = ledger.records
@@ -25,7 +25,7 @@ def test_the_gateway_streams_what_the_engine_says(solo: Service) -> None:
     assert answer.text == direct["choices"][0]["message"]["content"]
 
 
-def test_status_and_model_list_tell_the_names(solo: Service) -> None:
+def test_status_and_models_endpoint_list_model_names(solo: Service) -> None:
     listed = [m["id"] for m in httpx.get(f"{stack.GATEWAY_URL}/v1/models", trust_env=False).json()["data"]]
     status = solo.status()
     print(f"models {listed}; status {status['modelNames']} {status['tiers']['serve']['summary']} at {status['url']}")
@@ -34,7 +34,7 @@ def test_status_and_model_list_tell_the_names(solo: Service) -> None:
     assert status["tiers"]["serve"]["summary"] == "1/1"
 
 
-def test_the_long_name_answers_too(solo: Service) -> None:
+def test_long_model_name_is_served(solo: Service) -> None:
     body = {**QUESTION.body(solo.key), "stream": False, "stream_options": None}
     answer = httpx.post(
         solo.url + QUESTION.path, json=body, headers={"x-request-id": "e2e-long-name"}, timeout=60, trust_env=False
@@ -45,7 +45,7 @@ def test_the_long_name_answers_too(solo: Service) -> None:
     assert answer.headers["x-request-id"] == "e2e-long-name"
 
 
-def test_an_unknown_model_is_404_in_the_shape_sdks_read(solo: Service) -> None:
+def test_unknown_model_returns_openai_404(solo: Service) -> None:
     answer = httpx.post(solo.url + QUESTION.path, json=QUESTION.body("nobody"), timeout=30, trust_env=False)
     print(f"{answer.status_code} {answer.text}")
     assert answer.status_code == 404

@@ -40,8 +40,8 @@ TTFT_S, TPOT_S = 2.0, 0.08
 SLO = {"ttft": "2s", "tpot": "80ms"}
 LOW, OVERLOAD = 1.5, 11.0  # requests/s; one replica carries about 6
 SETTLED_S = 20.0  # after a step in load: the gate has learned what comes
-SDK_OBEYS_S = 60  # of a Retry-After; whoever is told more tries again at a time of its own
-TELLS_S = 150.0  # a minute's figures, a tick, and a busy machine
+MAX_SDK_RETRY_AFTER_S = 60  # of a Retry-After; whoever is told more tries again at a time of its own
+CONDITION_TIMEOUT_S = 150.0  # a minute's figures, a tick, and a busy machine
 CLASS, TENANT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
 CLIENTS = Path(__file__).with_name("clients")
 URGENT: Object = {"name": "urgent", "priority": 10}
@@ -70,17 +70,17 @@ def _steady(rate: float, seconds: float, name: str, seed: int) -> OpenLoop:
     return poisson(rate, seconds, _prompts(name), seed)
 
 
-def _kept(record: Record) -> bool:
+def _is_within_slo(record: Record) -> bool:
     """Whether the promise to this request was kept."""
     on_time = record.ttft_s is not None and record.ttft_s <= TTFT_S
     return record.ok and on_time and (record.tpot_s is None or record.tpot_s <= TPOT_S)
 
 
-def _within(ledger: Ledger, begin: float, end: float) -> list[Record]:
+def _records_between(ledger: Ledger, begin: float, end: float) -> list[Record]:
     return [record for record in ledger.records if begin <= record.sent_at < end]
 
 
-def _unfair(records: list[Record]) -> list[Record]:
+def _unexpected_failures(records: list[Record]) -> list[Record]:
     """Failures of any other kind than a refusal that says whether and when to come back."""
     told = {429, 503}
     return [
@@ -90,12 +90,12 @@ def _unfair(records: list[Record]) -> list[Record]:
     ]
 
 
-def _lines(records: list[Record]) -> str:
+def _describe(records: list[Record]) -> str:
     origin = min((r.sent_at for r in records), default=0.0)
     return "\n".join(r.line(origin) for r in records[:20])
 
 
-def _knee(service: Service) -> float:
+def _replica_capacity(service: Service) -> float:
     """What one replica carries by the status, requests a second."""
     return float(service.status()["tiers"]["serve"]["knee"].removesuffix(" req/s"))
 
@@ -104,11 +104,17 @@ def _desired(service: Service) -> int:
     return int(service.status()["tiers"]["serve"]["desired"])
 
 
-def _learned(service: Service) -> None:
+def _learn_capacity(service: Service) -> None:
     """Lets a service see a light load until its gateways have been told what its engines can do."""
     with Load(service.target, _steady(LOW, 200, f"learn {service.name}", seed=1)) as load:
-        until(f"{service.key} has a load line", lambda: "knee" in service.status()["tiers"]["serve"], TELLS_S)
-        until(f"{service.key} tells it", lambda: (service.status().get("admission") or {}).get("limits"), TELLS_S)
+        until(
+            f"{service.key} has a load line", lambda: "knee" in service.status()["tiers"]["serve"], CONDITION_TIMEOUT_S
+        )
+        until(
+            f"{service.key} tells it",
+            lambda: (service.status().get("admission") or {}).get("limits"),
+            CONDITION_TIMEOUT_S,
+        )
         pause(SETTLED_S)
     assert not load.ledger.failures, load.ledger.explain()
 
@@ -136,7 +142,7 @@ def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
     for service in found.values():
         service.wait_ready()
     with ThreadPoolExecutor(len(found)) as pool:
-        list(pool.map(_learned, found.values()))
+        list(pool.map(_learn_capacity, found.values()))
     return found
 
 
@@ -146,39 +152,39 @@ def gate(learned: dict[str, Service]) -> Service:
     return learned["gate"]
 
 
-def test_an_overload_is_cut_to_what_can_be_kept(gate: Service, gateway: Gateway) -> None:
+def test_overload_admits_95_percent_within_slo(gate: Service, gateway: Gateway) -> None:
     """Those let in have the promise, the others are told when to come back, and nothing is left lying idle."""
     seconds, before = 70.0, _outcomes(gateway, gate)
     started = time.time()
     with Load(gate.target, _steady(OVERLOAD, seconds, "overload", seed=2)) as load:
-        gate.wait_told("Admitting", TELLS_S, status="False", reason="Shedding")
+        gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="False", reason="Shedding")
         told_s = time.time() - started
         events = [e["message"] for e in gate.wait_events("SheddingStarted")]
         pause(max(0.0, started + seconds - time.time()))
-        knee = _knee(gate)
+        knee = _replica_capacity(gate)
     begin, end = started + SETTLED_S, started + seconds
-    records = _within(load.ledger, begin, end)
+    records = _records_between(load.ledger, begin, end)
     admitted = [r for r in records if r.outcome is not Outcome.REFUSED]
     refused = [r for r in records if r.outcome is Outcome.REFUSED]
-    kept = sum(map(_kept, admitted))
+    kept = sum(map(_is_within_slo, admitted))
     goodput = kept / (end - begin)
     print(f"{load.ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}; told {told_s:.0f} s after")
     print(f"settled: {len(records)} offered, {len(refused)} refused {dict(Counter(r.reason for r in refused))}")
     print(f"kept {kept} of {len(admitted)} let in; goodput {goodput:.2f} req/s, knee {knee} req/s\n{events}")
     assert {r.status for r in refused} == {429}
-    assert not _unfair(load.ledger.records), _lines(_unfair(load.ledger.records))
+    assert not _unexpected_failures(load.ledger.records), _describe(_unexpected_failures(load.ledger.records))
     assert kept >= 0.95 * len(admitted)
     assert goodput >= 0.8 * knee
 
 
-def test_what_has_no_room_goes_to_the_fallback(learned: dict[str, Service], gateway: Gateway) -> None:
+def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway: Gateway) -> None:
     """While the fallback has room nothing is refused, and its answers say whose they are."""
     main, spare = learned["main"], learned["spare"]
     before, served = _outcomes(gateway, main), spare.metrics("serve")
     started = time.time()
     with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
         pause(SETTLED_S)
-        answers = Counter(_model_of(main, n) for n in range(20))
+        answers = Counter(_responding_model(main, n) for n in range(20))
     outcomes = _outcomes(gateway, main) - before
     taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
     print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
@@ -197,9 +203,9 @@ def test_fallback_renamed_under_load_loses_no_request(learned: dict[str, Service
     with Load(main.target, _steady(OVERLOAD, 140, "fallback renamed", seed=6)) as load:
         pause(SETTLED_S)
         _rename(cluster, spare, "spare-renamed")
-        renamed = Counter(_model_of(main, n) for n in range(20))
+        renamed = Counter(_responding_model(main, n) for n in range(20))
         _rename(cluster, spare, None)
-        removed = Counter(_model_of(main, n) for n in range(20, 40))
+        removed = Counter(_responding_model(main, n) for n in range(20, 40))
     print(f"{load.ledger.summary()}; models of answers {dict(renamed)}, then {dict(removed)}")
     assert not load.ledger.failures, load.ledger.explain()
     assert "spare-renamed" in renamed, "no answer was the fallback's"
@@ -216,7 +222,7 @@ def _rename(cluster: Cluster, service: Service, name: str | None) -> None:
     until(f"{public} is answered", lambda: service.status()["modelNames"][0] == public)
 
 
-def _model_of(service: Service, n: int) -> str:
+def _responding_model(service: Service, n: int) -> str:
     """Whose answer one more request gets, by its own word."""
     words = unique_text(WORDS, f"whose {time.time()} {n}")
     asked = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
@@ -228,7 +234,7 @@ def _model_of(service: Service, n: int) -> str:
 MIX = (("urgent", "ops", 2.0), ("default", "large", 5.5), ("default", "small", 5.5))  # class, tenant, requests/s
 
 
-def _mixed(n: int) -> Prompt:
+def _mixed_prompt(n: int) -> Prompt:
     """The n-th request of the mix: each class and tenant by its rate."""
     draw = random.Random(n)
     klass, tenant, _ = draw.choices(MIX, [rate for *_, rate in MIX])[0]
@@ -237,33 +243,33 @@ def _mixed(n: int) -> Prompt:
     return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, klass), (TENANT, tenant)), labels=labels)
 
 
-def test_the_urgent_get_in_and_tenants_have_their_shares(gate: Service, gateway: Gateway) -> None:
+def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: Gateway) -> None:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
     seconds, before = 70.0, _outcomes(gateway, gate)
-    gate.wait_told("Admitting", TELLS_S, status="True")
+    gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="True")
     assert gate.wait_events("SheddingStopped"), "of the overload before"
-    _let_leave_room(gate, "80%")
+    _set_fill(gate, "80%")
     started = time.time()
-    ledger = Load(gate.target, poisson(sum(rate for *_, rate in MIX), seconds, _mixed, seed=3)).run()
-    _let_leave_room(gate, "100%")
-    records = _within(ledger, started + SETTLED_S, started + seconds)
+    ledger = Load(gate.target, poisson(sum(rate for *_, rate in MIX), seconds, _mixed_prompt, seed=3)).run()
+    _set_fill(gate, "100%")
+    records = _records_between(ledger, started + SETTLED_S, started + seconds)
     urgent = [r for r in records if dict(r.labels)["class"] == "urgent"]
     others = [r for r in records if dict(r.labels)["class"] == "default"]
     let_in = Counter(dict(r.labels)["tenant"] for r in others if r.ok)
     share, fair = let_in["large"] / let_in.total(), TENANTS["large"] / sum(TENANTS.values())
     print(f"{ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}")
     print(
-        f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, {sum(map(_kept, urgent))} within the promise"
+        f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, {sum(map(_is_within_slo, urgent))} within the promise"
     )
     print(f"others: {let_in.total()} of {len(others)} answered, by tenant {dict(let_in)}: {share:.0%}, fair {fair:.0%}")
-    print(_lines([r for r in urgent if not r.ok]))
-    assert not _unfair(ledger.records), _lines(_unfair(ledger.records))
+    print(_describe([r for r in urgent if not r.ok]))
+    assert not _unexpected_failures(ledger.records), _describe(_unexpected_failures(ledger.records))
     assert let_in.total() < len(others), "that was no overload"
     assert sum(r.ok for r in urgent) >= 0.95 * len(urgent)
     assert abs(share - fair) <= 0.15
 
 
-def _let_leave_room(service: Service, fill: str) -> None:
+def _set_fill(service: Service, fill: str) -> None:
     """How full the engine may be for those who are not urgent."""
     admission = {"classes": [URGENT, {**DEFAULT, "fill": fill}]}
     service.cluster.patch(labels.PLURAL, service.name, service.namespace, {"spec": {"admission": admission}})
@@ -275,7 +281,7 @@ def fleet(learned: dict[str, Service]) -> Service:
     return learned["crew"]
 
 
-def _settled(service: Service, seconds: float = 40.0) -> int:
+def _settled_replicas(service: Service, seconds: float = 40.0) -> int:
     """The replicas that are wanted, once that has not changed for so long and all of them serve."""
     last, since = _desired(service), time.time()
 
@@ -306,14 +312,14 @@ def _scaled_down(service: Service) -> list[float]:
     return [float(re.findall(r"forecast ([0-9.e+-]+) req/s", event["message"])[0]) for event in told]
 
 
-def test_a_gateway_that_begins_anew_is_no_fall_in_demand(fleet: Service, cluster: Cluster) -> None:
+def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster) -> None:
     """What the gateways knew is gone with them, the demand is not, and nobody is turned away for it.
 
     The fleet may still become smaller as its engines become better known: for the load that is there.
     """
     with Load(fleet.target, _steady(OVERLOAD, 600, "anew", seed=8)) as load:
-        until("the fleet has grown", lambda: _desired(fleet) >= 2, TELLS_S)
-        before = _settled(fleet)
+        until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
+        before = _settled_replicas(fleet)
         struck_at, seen, told = time.time(), [], len(_scaled_down(fleet))
         _kill_pickers(cluster)
         until("the gateways are whole", lambda: all(is_true(pod, "Ready") for pod in _gateway_pods(cluster)), 120)
@@ -327,15 +333,15 @@ def test_a_gateway_that_begins_anew_is_no_fall_in_demand(fleet: Service, cluster
     print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(seen))}")
     print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
     assert all(rate >= 0.8 * OVERLOAD for rate in down), down
-    assert min(seen) * _knee(fleet) >= OVERLOAD
-    assert not _unfair(after), _lines(_unfair(after))
+    assert min(seen) * _replica_capacity(fleet) >= OVERLOAD
+    assert not _unexpected_failures(after), _describe(_unexpected_failures(after))
     assert len(failed) <= 0.02 * len(after)
 
 
-def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
+def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
     sdks.need("openai")
-    gate.wait_told("Admitting", TELLS_S, status="True")
+    gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="True")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
     with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
         pause(SETTLED_S)
@@ -343,7 +349,7 @@ def test_the_sdk_comes_back_and_gets_in(gate: Service) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     users = json.loads(done.stdout.splitlines()[-1])
-    told = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= SDK_OBEYS_S]
+    told = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= MAX_SDK_RETRY_AFTER_S]
     came_back = [user for user in told if user["answered"]]
     first_time = sum(user["statuses"][1:2] == [200] for user in told)
     print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")

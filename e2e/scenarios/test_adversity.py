@@ -28,40 +28,47 @@ from plimsoll.core.admission.fleet import PROBE
 from plimsoll.core.transfer import BAND
 
 PICKER_PORT = 8081
-ABOUT = contract().paths["about"]
+ENGINE_INFO_PATH = contract().paths["about"]
 OPERATOR = "app.kubernetes.io/component=operator"
 WORDS, TOKENS = 300, 48
 LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
 HIGHER = 16.0  # more than two carry, also once the engines are known
-HELD_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
-GROWS_S = 90.0
+OBSERVED_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
+SCALE_UP_TIMEOUT_S = 90.0
 TRANSFER_RATE = 1e8  # bytes/s between engines: a prompt token takes five times as long as computing it
 KV_BYTES = 131_072  # of a token, by the light engine's profile
-FAR_RATE, FAR_PROMPTS, FAR_TOKENS = 1.5, 30, 8  # fewer prompts than those after which a gateway tries the fabric again
+SLOW_FABRIC_RATE, SLOW_FABRIC_PROMPTS, SLOW_FABRIC_TOKENS = (
+    1.5,
+    30,
+    8,
+)  # fewer prompts than those after which a gateway tries the fabric again
 FIGURES = (
     r"moving a prompt token takes ([\d.e+]+) us \([\d.e+]+ us of it posting\), "
     r"computing it at the decode tier ([\d.e+]+) us: give both tiers an RDMA device$"
 )
-SHRINKS_S = 180.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
+SCALE_DOWN_TIMEOUT_S = 180.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
 
 
 def _steady(rate: float, name: str, seed: int) -> OpenLoop:
     return poisson(rate, 300, light.prompts(name, WORDS, TOKENS), seed)
 
 
-def _serves(service: Service, tier: str, replicas: int) -> None:
+def _wait_for_replicas(service: Service, tier: str, replicas: int) -> None:
     """Waits until a tier wants so many replicas or more, and has all that it wants."""
     until(
         f"{replicas} replicas or more of {tier} serve",
         lambda: len(service.ready_pods(tier)) == light.desired(service, tier) >= replicas,
-        GROWS_S,
+        SCALE_UP_TIMEOUT_S,
     )
 
 
 @pytest.fixture(scope="module")
 def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
     """All services of these scenarios, of which is known what has to be; at the same time, to save it."""
-    crowded = {"prefill": light.bounds(1, 3, pod=_alone("crowded", "prefill")), "decode": light.bounds(1, 3)}
+    crowded = {
+        "prefill": light.bounds(1, 3, pod=_with_anti_affinity("crowded", "prefill")),
+        "decode": light.bounds(1, 3),
+    }
     one_each = {"prefill": light.bounds(1, 1), "decode": light.bounds(1, 1)}
     made = (
         light.fleet("silenced", {"serve": light.bounds(1, 6)}),
@@ -71,9 +78,9 @@ def learned(cluster: Cluster, namespace: str) -> dict[str, Service]:
     )
     plans = {
         "silenced": _steady(LOW, "learn", seed=1),
-        "crowded": poisson(0.5, 200, _crowding(), seed=3),
+        "crowded": poisson(0.5, 200, _long_prompts(), seed=3),
         "changing": _steady(LOW, "changing", seed=5),
-        "far": _steady(FAR_RATE, "far", seed=7),
+        "far": _steady(SLOW_FABRIC_RATE, "far", seed=7),
     }
     cluster.apply(*made, namespace=namespace)
     found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in plans}
@@ -91,7 +98,7 @@ def fleet(learned: dict[str, Service]) -> Service:
 
 
 @dataclass(frozen=True)
-class Silence:
+class MetricsLoss:
     """Who is not heard, and what is said of it."""
 
     port: int
@@ -99,25 +106,25 @@ class Silence:
     active: tuple[str, str]
 
 
-ENGINES = Silence(LAUNCHER_PORT, "no ready engine of serve answers", ("True", "ScalingOnForecast"))
-GATEWAYS = Silence(PICKER_PORT, "no gateway replica tells", ("False", "DemandUnknown"))
+ENGINES = MetricsLoss(LAUNCHER_PORT, "no ready engine of serve answers", ("True", "ScalingOnForecast"))
+GATEWAYS = MetricsLoss(PICKER_PORT, "no gateway replica tells", ("False", "DemandUnknown"))
 
 
 @pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])
-def test_a_fleet_that_is_not_heard_gives_nothing_back(silence: Silence, fleet: Service, cluster: Cluster) -> None:
+def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fleet: Service, cluster: Cluster) -> None:
     """The burst ends in a silence that is known: heard, the fleet would shrink. Before, what was heard last counts."""
     (operator,) = cluster.list("pods", stack.SYSTEM, OPERATOR)
     known = {e["metadata"]["name"] for e in fleet.events()}
     with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
-        _serves(fleet, "serve", 2)
+        _wait_for_replicas(fleet, "serve", 2)
         with unheard(operator["status"]["podIP"], silence.port):
             told = fleet.wait_told("MetricsAvailable", status="False", reason="MetricsMissing")
             before = light.desired(fleet)
             load.stop()
-            seen = light.counts(fleet, HELD_S)
+            seen = light.counts(fleet, OBSERVED_S)
             active = fleet.condition("ScalingActive")
     fleet.wait_told("MetricsAvailable", status="True")
-    until("what is not needed is given back", lambda: light.desired(fleet) < before, SHRINKS_S)
+    until("what is not needed is given back", lambda: light.desired(fleet) < before, SCALE_DOWN_TIMEOUT_S)
     new = [e for e in fleet.events() if e["metadata"]["name"] not in known]
     said = {e["reason"]: e["message"] for e in new}
     print(f"{before} replicas, then {seen}; {load.ledger.summary()}\n{told}\n{active}\n{said}")
@@ -130,27 +137,27 @@ def test_a_fleet_that_is_not_heard_gives_nothing_back(silence: Silence, fleet: S
     assert "MetricsRecovered" in said
 
 
-def _alone(name: str, tier: str) -> Object:
+def _with_anti_affinity(name: str, tier: str) -> Object:
     """No node has two engines of the tier."""
     own = {"matchLabels": {labels.SERVICE: name, labels.ROLE: tier}}
     apart = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
     return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}}
 
 
-def _crowding() -> Callable[[int], Prompt]:
+def _long_prompts() -> Callable[[int], Prompt]:
     return light.prompts("crowded", 2000, 60)
 
 
-def test_a_pod_that_fits_nowhere_stops_no_other_tier(learned: dict[str, Service]) -> None:
+def test_unschedulable_pod_does_not_block_other_tier(learned: dict[str, Service]) -> None:
     """Prefill needs more and cannot have it; decode gets what it needs meanwhile."""
     crowded = learned["crowded"]
-    with Load(crowded.target, poisson(6.0, 200, _crowding(), seed=4)) as load:
-        limited = crowded.wait_told("ScalingLimited", GROWS_S, status="True", reason="Unschedulable")
-        _serves(crowded, "decode", 2)
+    with Load(crowded.target, poisson(6.0, 200, _long_prompts(), seed=4)) as load:
+        limited = crowded.wait_told("ScalingLimited", SCALE_UP_TIMEOUT_S, status="True", reason="Unschedulable")
+        _wait_for_replicas(crowded, "decode", 2)
         prefill = light.desired(crowded, "prefill"), len(crowded.ready_pods("prefill"))
         decode = light.desired(crowded, "decode")
     event = [e["message"] for e in crowded.wait_events("ScalingLimited")]
-    crowded.wait_told("ScalingLimited", SHRINKS_S, status="False")
+    crowded.wait_told("ScalingLimited", SCALE_DOWN_TIMEOUT_S, status="False")
     print(f"prefill wanted and had {prefill}, decode {decode}; {load.ledger.summary()}\n{limited}\n{event}")
     lost = light.lost(load.ledger.records)
     assert not lost, light.lines(lost)
@@ -160,18 +167,22 @@ def test_a_pod_that_fits_nowhere_stops_no_other_tier(learned: dict[str, Service]
     assert limited["message"] in event
 
 
-def test_a_spec_that_changes_while_scaling_is_taken_up(learned: dict[str, Service]) -> None:
+def test_spec_change_during_scaling_is_applied(learned: dict[str, Service]) -> None:
     """Bounds, promise and engine arguments, one after the other, under a load that wants more than there is."""
     changing = learned["changing"]
     with Load(changing.target, _steady(HIGHER, "changing", seed=6)) as load:
-        changing.wait_told("ScalingLimited", GROWS_S, status="True", reason="AtMaximum")
+        changing.wait_told("ScalingLimited", SCALE_UP_TIMEOUT_S, status="True", reason="AtMaximum")
         _change(changing, {"tiers": {"serve": light.bounds(1, 6)}})
-        _serves(changing, "serve", 3)
+        _wait_for_replicas(changing, "serve", 3)
         _change(changing, {"slo": {"tpot": "30ms"}})  # a step alone takes 40
         hopeless = changing.wait_told("SLOFeasible", status="False", reason="Infeasible")["message"]
         _change(changing, {"slo": {"tpot": "60ms"}})
         changing.wait_told("SLOFeasible", status="True")
-        until("the new promise is judged", lambda: "within 60ms" in changing.condition("SLOMet")["message"], GROWS_S)
+        until(
+            "the new promise is judged",
+            lambda: "within 60ms" in changing.condition("SLOMet")["message"],
+            SCALE_UP_TIMEOUT_S,
+        )
         before = light.desired(changing)
         _change(changing, {"engine": {"args": light.args(max_num_seqs=100)}})
         until("all engines are of the new spec", lambda: _rolled_out(changing, 100), light.TELLS_S)
@@ -191,23 +202,24 @@ def _change(service: Service, spec: Object) -> None:
 def _rolled_out(service: Service, slots: int) -> bool:
     """Whether every engine that serves says that it has so many slots."""
     told = [
-        json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ABOUT)) for pod in service.ready_pods()
+        json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ENGINE_INFO_PATH))
+        for pod in service.ready_pods()
     ]
     return bool(told) and all(about["limits"]["max_sequences"] == slots for about in told)
 
 
-def test_a_fabric_that_is_too_dear_is_told_and_gone_round(learned: dict[str, Service], gateway: Gateway) -> None:
+def test_slow_kv_fabric_disables_remote_prefill(learned: dict[str, Service], gateway: Gateway) -> None:
     """One prompt after the other keeps nobody waiting, and is read in place but where a gateway tries the fabric.
 
     Among others it may be moved all the same, by design: the more streams there are to stand still for it, the sooner,
     and on a busy machine there are more.
     """
     far = learned["far"]
-    with Load(far.target, _steady(FAR_RATE, "far", seed=9)) as load:
-        told = far.wait_told("PrefillReady", GROWS_S, status="True", reason="TransferSlow")
-        until("the gateways know what moving takes", lambda: _move_is_known(far, gateway), GROWS_S)
+    with Load(far.target, _steady(SLOW_FABRIC_RATE, "far", seed=9)) as load:
+        told = far.wait_told("PrefillReady", SCALE_UP_TIMEOUT_S, status="True", reason="TransferSlow")
+        until("the gateways know what moving takes", lambda: _transfer_time_known(far, gateway), SCALE_UP_TIMEOUT_S)
     before = gateway.prefills(far.key)
-    records = load.ledger.records + _one_by_one(far, FAR_PROMPTS)
+    records = load.ledger.records + _send_sequentially(far, SLOW_FABRIC_PROMPTS)
     in_all = gateway.prefills(far.key)
     roads, gateways = in_all - before, len(gateway.pods)
     sources = prompt_sources(far.metrics("decode"))
@@ -223,11 +235,11 @@ def test_a_fabric_that_is_too_dear_is_told_and_gone_round(learned: dict[str, Ser
     failed = [r for r in records if not r.ok]
     assert not failed, light.lines(failed)
     assert before["remote"] > 0, "nothing was ever moved"
-    assert roads.total() == FAR_PROMPTS < PROBE
+    assert roads.total() == SLOW_FABRIC_PROMPTS < PROBE
     assert roads["remote"] <= gateways, "each tries the fabric once at most"
 
 
-def _move_is_known(service: Service, gateway: Gateway) -> bool:
+def _transfer_time_known(service: Service, gateway: Gateway) -> bool:
     """Whether every gateway goes by an object in which the operator tells how long KV is on its way."""
     found = service.get() or {}
     limits = (found["status"].get("admission") or {}).get("limits") or {}
@@ -235,8 +247,8 @@ def _move_is_known(service: Service, gateway: Gateway) -> bool:
     return limits.get("move_token_s") is not None and versions == {found["metadata"]["resourceVersion"]}
 
 
-def _one_by_one(service: Service, requests: int) -> list[Record]:
+def _send_sequentially(service: Service, requests: int) -> list[Record]:
     """Each is sent when the one before it has ended, over a connection of its own, so that all gateways are asked."""
-    prompt = light.prompts("one by one", WORDS, FAR_TOKENS)
+    prompt = light.prompts("one by one", WORDS, SLOW_FABRIC_TOKENS)
     plans = (OpenLoop([Arrival(0.0, prompt(n))]) for n in range(requests))
     return [record for plan in plans for record in Load(service.target, plan).run().records]

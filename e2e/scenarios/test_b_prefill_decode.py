@@ -52,7 +52,7 @@ def _round(pd: Service, prober: Prober, gateway: Gateway) -> Round:
     return Round(requests, sent, prompt_sources(grown), roads, slow)
 
 
-def test_every_prompt_token_moves_and_none_is_computed_again(pd: Service, prober: Prober, gateway: Gateway) -> None:
+def test_pd_transfers_all_prompt_kv_without_recompute(pd: Service, prober: Prober, gateway: Gateway) -> None:
     """On a starved machine a leg may miss its deadline, and is done locally by design: such a round proves nothing."""
     rounds = (_round(pd, prober, gateway) for _ in range(ROUNDS))
     found = next((r for r in rounds if not r.slow_legs), None)
@@ -62,7 +62,7 @@ def test_every_prompt_token_moves_and_none_is_computed_again(pd: Service, prober
     assert found.roads == {"remote": found.requests}
 
 
-def test_the_words_equal_those_of_an_aggregated_engine(pd: Service, solo: Service) -> None:
+def test_pd_output_equals_aggregated_engine(pd: Service, solo: Service) -> None:
     plan = _plan(_prompts(str(time.time())))
     by_two, by_one = Load(pd.target, plan).run(), Load(solo.target, plan).run()
     assert not by_two.failures, by_two.explain()
@@ -73,7 +73,7 @@ def test_the_words_equal_those_of_an_aggregated_engine(pd: Service, solo: Servic
     assert same == len(WORDS)
 
 
-def test_a_client_cannot_name_a_prefill_host(pd: Service, prober: Prober) -> None:
+def test_client_kv_transfer_params_are_dropped(pd: Service, prober: Prober) -> None:
     """Transfer parameters can point at any host and at other tenants' blocks: they are dropped."""
     prompt = _prompts("host")[1]
     engine = pd.ready_pods("decode")[0]

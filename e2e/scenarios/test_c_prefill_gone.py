@@ -15,7 +15,7 @@ USERS = 3
 ENOUGH = 10  # requests on a road, to say that it is taken
 
 
-def test_no_request_fails_and_the_tier_comes_back(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
+def test_prefill_tier_deletion_fails_no_request_and_recovers(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
     def prompts(n: int) -> Prompt:
         return Prompt(unique_text(250, f"c {start} {n}"), max_tokens=24)
 

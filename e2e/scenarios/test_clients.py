@@ -38,7 +38,9 @@ def _run(*argv: str, service: Service, cwd: Path | None = None) -> dict[str, Any
     ("script", "package"), [("openai_python", "openai"), ("langchain", "langchain_openai"), ("lite_llm", "litellm")]
 )
 @pytest.mark.parametrize("name", ["pd", "solo"])
-def test_a_python_client(script: str, package: str, name: str, shared: dict[str, Service]) -> None:
+def test_python_client_stream_equals_full_response(
+    script: str, package: str, name: str, shared: dict[str, Service]
+) -> None:
     sdks.need(package)
     found = _run(sys.executable, str(CLIENTS / f"{script}.py"), service=shared[name])
     assert found["same"], "the stream and the whole answer differ"
@@ -54,7 +56,7 @@ def node_modules() -> Path:
 
 
 @pytest.mark.parametrize("name", ["pd", "solo"])
-def test_the_node_sdk(name: str, shared: dict[str, Service], node_modules: Path) -> None:
+def test_node_sdk_stream_equals_full_response(name: str, shared: dict[str, Service], node_modules: Path) -> None:
     script = shutil.copy2(CLIENTS / "openai_node.mjs", node_modules)  # Node looks for packages beside the script
     found = _run("node", str(script), service=shared[name], cwd=node_modules)
     assert found["same"], "the stream and the whole answer differ"
@@ -103,16 +105,16 @@ def _bench(url: str, model: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bench"}, "spec": spec}
 
 
-def _ended(pod: Object | None) -> str | None:
+def _final_phase(pod: Object | None) -> str | None:
     phase = ((pod or {}).get("status") or {}).get("phase")
     return str(phase) if phase in ("Succeeded", "Failed") else None
 
 
-def test_vllm_bench_serve(pd: Service, cluster: Cluster, namespace: str) -> None:
+def test_vllm_bench_serve_gets_exact_token_count(pd: Service, cluster: Cluster, namespace: str) -> None:
     """Held to the exact token count: by its own word, cut streams are completed ones."""
     url = f"http://plimsoll-gateway.{stack.SYSTEM}.svc"
     cluster.apply(_bench(url, pd.name), namespace=namespace)
-    phase = until("the bench ends", lambda: _ended(cluster.get("pods", "bench", namespace)), 300)
+    phase = until("the bench ends", lambda: _final_phase(cluster.get("pods", "bench", namespace)), 300)
     said = cluster.logs(namespace, "bench", "bench", tail=60)
     assert phase == "Succeeded", said
     found = json.loads(said.splitlines()[-1])

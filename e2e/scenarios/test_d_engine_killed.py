@@ -22,7 +22,7 @@ from e2e.lib.service import START_S, Service
 from e2e.lib.wait import pause, until
 
 CONCURRENCY = 6
-GONE_WITH_THE_ENGINE = {Outcome.CUT, Outcome.ERROR_EVENT, Outcome.REFUSED, Outcome.UNREACHABLE}
+ENGINE_LOSS_OUTCOMES = {Outcome.CUT, Outcome.ERROR_EVENT, Outcome.REFUSED, Outcome.UNREACHABLE}
 SETTLE_S = 5.0
 
 _KILL_CORE = """
@@ -52,7 +52,7 @@ def _kill_container(cluster: Cluster, service: Service, pod: str) -> None:
     signal_container(found, "engine", "KILL")
 
 
-def _tear_away(cluster: Cluster, service: Service, pod: str) -> None:
+def _force_delete_pod(cluster: Cluster, service: Service, pod: str) -> None:
     cluster.kubectl("delete", "pod", "-n", service.namespace, pod, "--force", "--grace-period=0", "--wait=false")
 
 
@@ -61,8 +61,8 @@ def _busiest(in_flight: Counter[str], pods: list[str]) -> str | None:
     return pod if streams else None
 
 
-@pytest.mark.parametrize("kill", [_kill_core, _kill_container, _tear_away])
-def test_only_its_own_streams_end(
+@pytest.mark.parametrize("kill", [_kill_core, _kill_container, _force_delete_pod])
+def test_engine_kill_ends_only_its_own_streams(
     kill: Callable[[Cluster, Service, str], None], pd: Service, cluster: Cluster, gateway: Gateway, prober: Prober
 ) -> None:
     def prompts(n: int) -> Prompt:
@@ -92,6 +92,6 @@ def test_only_its_own_streams_end(
     print(f"sent later: {later.summary()}; {len(pd.events()) - events} new Events")
     print(f"{told['reason']}: {told['message']}; Ready {pd.condition('Ready')['status']}")
     assert not later.failures, later.explain()
-    strangers = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in GONE_WITH_THE_ENGINE)]
+    strangers = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in ENGINE_LOSS_OUTCOMES)]
     assert not strangers, load.ledger.explain()
     assert len(failures) < CONCURRENCY, f"the other engine's streams ended too:\n{load.ledger.explain()}"

@@ -18,10 +18,10 @@ from e2e.lib.wait import until
 DRAIN_S = 5
 LONG, SHORT = 3000, 50  # tokens of about 40 ms: two minutes, and done before the drain begins
 METRICS_PORT = 8081
-BROKEN = {Outcome.CUT, Outcome.ERROR_EVENT}
+CUT_OUTCOMES = {Outcome.CUT, Outcome.ERROR_EVENT}
 
 
-def _cut_off(cluster: Cluster, key: str) -> tuple[float, float]:
+def _drain_timeout_counts(cluster: Cluster, key: str) -> tuple[float, float]:
     """Drains that timed out and requests that they cut off, as the operator counts them."""
     found = cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=operator")
     pages = Samples.sum(
@@ -65,18 +65,18 @@ def _delete(cluster: Cluster, service: Service, *flags: str) -> str:
     ],
     ids=["in time", "killed"],
 )
-def test_what_a_drain_has_no_time_for_is_cut_off_and_told(
+def test_drain_timeout_cuts_streams_and_reports_them(
     leaving: Service, cluster: Cluster, grace: tuple[str, ...], words: str, counted: int
 ) -> None:
     leaving.wait_ready()
-    drains, requests = _cut_off(cluster, leaving.key)
+    drains, requests = _drain_timeout_counts(cluster, leaving.key)
     with Load(leaving.target, _plan(LONG, LONG, SHORT)) as load:
         until("the engine answers", lambda: len(load.ledger.records) == 1 or None, 60)
         pod = _delete(cluster, leaving, *grace)
     told = until("it is told", lambda: [e for e in leaving.wait_events("DrainTimedOut") if pod in e["message"]], 60)
     print(load.ledger.explain(), told[0]["message"], sep="\n")
     assert words.format(pod) in told[0]["message"]
-    assert sorted(r.outcome in BROKEN for r in load.ledger.records) == [False, True, True]
+    assert sorted(r.outcome in CUT_OUTCOMES for r in load.ledger.records) == [False, True, True]
     assert sum(r.ok for r in load.ledger.records) == 1
-    now = _cut_off(cluster, leaving.key)
+    now = _drain_timeout_counts(cluster, leaving.key)
     assert (now[0] - drains, now[1] - requests) == (1, counted)

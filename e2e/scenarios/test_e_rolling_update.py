@@ -15,7 +15,7 @@ from e2e.lib.wait import until
 USERS = 3
 
 
-def test_no_request_fails_while_every_engine_is_replaced(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
+def test_rolling_update_fails_no_request(pd: Service, cluster: Cluster, gateway: Gateway) -> None:
     def prompts(n: int) -> Prompt:
         return Prompt(unique_text(200, f"e {start} {n}"), max_tokens=64)
 

@@ -16,7 +16,7 @@ from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
 
 USERS = 2
-QUIET_S = 5.0
+SETTLE_S = 5.0
 
 
 def _gateway_pods(cluster: Cluster) -> list[Object]:
@@ -27,14 +27,14 @@ def _restarts(pods: list[Object]) -> int:
     return sum(s["restartCount"] for p in pods for s in p["status"]["containerStatuses"] if s["name"] == "picker")
 
 
-def test_without_a_fault_no_request_passes_unseen(gateway: Gateway) -> None:
+def test_failure_mode_allowed_is_zero_without_fault(gateway: Gateway) -> None:
     allowed = gateway.failures_allowed()
     print(f"failure_mode_allowed after all scenarios so far: {allowed}")
     assert allowed == 0
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_no_request_fails_without_the_picker(
+def test_picker_outage_fails_no_request(
     signal: str, solo: Service, pd: Service, cluster: Cluster, gateway: Gateway
 ) -> None:
     def prompts(n: int) -> Prompt:
@@ -50,7 +50,7 @@ def test_no_request_fails_without_the_picker(
         Load(solo.target, ClosedLoop(USERS, prompts, think_s=0.3)) as one,
         Load(pd.target, ClosedLoop(USERS, more, think_s=0.3)) as two,
     ):
-        pause(QUIET_S)
+        pause(SETTLE_S)
         pods = _gateway_pods(cluster)
         for pod in pods:
             signal_container(pod, "picker", signal)
@@ -60,7 +60,7 @@ def test_no_request_fails_without_the_picker(
         )
         until("the gateway is whole", lambda: all(is_true(p, "Ready") for p in _gateway_pods(cluster)), 120)
         whole_after = time.time() - struck_at
-        pause(QUIET_S)
+        pause(SETTLE_S)
     allowed = gateway.failures_allowed() - before
     print(f"SIG{signal}: failure_mode_allowed {allowed}, whole again after {whole_after:.0f} s")
     print(f"solo: {one.ledger.summary()}\npd: {two.ledger.summary()}")

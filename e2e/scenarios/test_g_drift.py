@@ -8,7 +8,7 @@ from e2e.lib.kube import Cluster, Object, uids
 from e2e.lib.service import Service
 from e2e.lib.wait import until
 
-PUT_BACK_S = 30.0
+REVERT_TIMEOUT_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ PUT_BACK_S = 30.0
     ],
     ids=["deployment", "label", "service", "budget", "policy"],
 )
-def test_an_edit_is_put_back(
+def test_edited_owned_field_is_reverted(
     plural: str, suffix: str, path: tuple[str, ...], edit: object, solo: Service, cluster: Cluster
 ) -> None:
     name, engines = solo.name + suffix, uids(solo.pods())
@@ -33,7 +33,7 @@ def test_an_edit_is_put_back(
     until(
         f"{plural} {where} is {right} again",
         lambda: _at(cluster.get(plural, name, solo.namespace), path) == right,
-        PUT_BACK_S,
+        REVERT_TIMEOUT_S,
     )
     solo.wait_ready()
     assert uids(solo.pods()) == engines
@@ -49,19 +49,19 @@ def test_an_edit_is_put_back(
         ("serviceaccounts", "-engine"),
     ],
 )
-def test_a_deleted_object_is_made_again(plural: str, suffix: str, solo: Service, cluster: Cluster) -> None:
+def test_deleted_owned_object_is_recreated(plural: str, suffix: str, solo: Service, cluster: Cluster) -> None:
     name, engines = solo.name + suffix, uids(solo.pods())
     before = cluster.get(plural, name, solo.namespace)
     assert before
     cluster.delete(plural, name, namespace=solo.namespace)
-    after = until(f"{plural}/{name} is back", lambda: cluster.get(plural, name, solo.namespace), PUT_BACK_S)
+    after = until(f"{plural}/{name} is back", lambda: cluster.get(plural, name, solo.namespace), REVERT_TIMEOUT_S)
     print(f"{plural}/{name}: {before['metadata']['uid']} -> {after['metadata']['uid']}")
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     solo.wait_ready()
     assert uids(solo.pods()) == engines
 
 
-def test_foreign_fields_and_annotations_stay(solo: Service, cluster: Cluster) -> None:
+def test_foreign_fields_and_annotations_are_kept(solo: Service, cluster: Cluster) -> None:
     name = f"{solo.name}-serve"
     foreign = {
         "metadata": {"annotations": {"example.com/note": "kept"}, "labels": {"example.com/team": "a"}},
@@ -75,7 +75,7 @@ def test_foreign_fields_and_annotations_stay(solo: Service, cluster: Cluster) ->
     until(
         "the owned field is put back",
         lambda: _at(cluster.get("deployments", name, solo.namespace), budget) == right,
-        PUT_BACK_S,
+        REVERT_TIMEOUT_S,
     )
     found = cluster.get("deployments", name, solo.namespace) or {}
     kept = [

@@ -32,16 +32,16 @@ DEPLOYMENT = "plimsoll-gateway"
 SELECTOR = "app.kubernetes.io/component=gateway"
 LIGHT, OVERLOAD = 2.0, 11.0  # requests/s; the replica carries about 6
 LIGHT_S = 36.0  # all of it within the operator's last minute when it is compared
-CLAIM = (("x-stainless-retry-count", "1"),)  # what SDKs send with a second attempt
-AGAIN, SOONER = 5, 4  # of five requests one is sent again that came four before
+RETRY_HEADER = (("x-stainless-retry-count", "1"),)  # what SDKs send with a second attempt
+RETRY_EVERY, RETRY_OFFSET = 5, 4  # of five requests one is sent again that came four before
 FIRST, SECOND = "first", "second of"  # labels of these, with a number
 KILLED_S = 22.0
 MINUTE_S, SLOT_S = 60.0, 5.0  # of what the operator calls the last minute, to the nearest slot
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
-WATCHED_S = 25.0
-LOOKS = 10
-SIX_DIGITS = 1e-5  # `explain` tells its figures to six digits
-GONE_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
+SAMPLED_S = 25.0
+SAMPLES = 10
+DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
+ENDPOINT_REMOVAL_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
 
 
 def _pods(cluster: Cluster) -> list[Object]:
@@ -51,10 +51,10 @@ def _pods(cluster: Cluster) -> list[Object]:
 
 def _scale(cluster: Cluster, replicas: int) -> None:
     cluster.kubectl("scale", f"deployment/{DEPLOYMENT}", "-n", stack.SYSTEM, f"--replicas={replicas}")
-    _whole(cluster, replicas)
+    _wait_for_gateways(cluster, replicas)
 
 
-def _whole(cluster: Cluster, replicas: int) -> None:
+def _wait_for_gateways(cluster: Cluster, replicas: int) -> None:
     def whole() -> bool:
         pods = _pods(cluster)
         return len(pods) == replicas and all(is_true(pod, "Ready") for pod in pods)
@@ -76,7 +76,7 @@ def operator(cluster: Cluster) -> Operator:
 
 
 @dataclass(frozen=True)
-class Taught:
+class LearnedService:
     """A service that has had one load since it was made. told: what the operator knew meanwhile and in the end."""
 
     service: Service
@@ -85,60 +85,60 @@ class Taught:
 
 
 @pytest.fixture(scope="module")
-def taught(cluster: Cluster, namespace: str, operator: Operator, three: None) -> Iterator[Taught]:
+def taught(cluster: Cluster, namespace: str, operator: Operator, three: None) -> Iterator[LearnedService]:
     """One replica behind three gateways, all of which know what it carries."""
     cluster.apply(light.fleet("trio", {"serve": light.bounds(1, 1)}), namespace=namespace)
     found = Service(cluster, namespace, "trio", stack.GATEWAY_URL)
     found.wait_ready()
-    until("all that gateways and engines tell is heard", lambda: _heard_whole(operator, found))
-    with Load(found.target, poisson(LIGHT, LIGHT_S, _mixed, seed=1)) as load:
-        told = _listen(operator, found, LIGHT_S)
+    until("all that gateways and engines tell is heard", lambda: _has_full_coverage(operator, found))
+    with Load(found.target, poisson(LIGHT, LIGHT_S, _mixed_prompts, seed=1)) as load:
+        told = _collect_documents(operator, found, LIGHT_S)
         load.wait()
-        told.append(until("the operator has heard the end of it", lambda: _heard_end(operator, found), 20))
+        told.append(until("the operator has heard the end of it", lambda: _final_metrics(operator, found), 20))
     light.knows(found)
-    yield Taught(found, load.ledger.records, told)
+    yield LearnedService(found, load.ledger.records, told)
     cluster.kubectl("delete", "plim", "trio", "-n", namespace)
 
 
 @pytest.fixture(scope="module")
-def gate(taught: Taught) -> Service:
+def gate(taught: LearnedService) -> Service:
     return taught.service
 
 
-def _mixed(n: int) -> Prompt:
+def _mixed_prompts(n: int) -> Prompt:
     """Short and long ones, some of which say that they are second attempts, and are not."""
     words, tokens = ((200, 24), (400, 72))[n % 2]
-    return replace(light.prompts("mixed", words, tokens)(n), headers=() if n % AGAIN else CLAIM)
+    return replace(light.prompts("mixed", words, tokens)(n), headers=() if n % RETRY_EVERY else RETRY_HEADER)
 
 
-def _coming_back(rate: float, name: str, seed: int) -> OpenLoop:
+def _with_retries(rate: float, name: str, seed: int) -> OpenLoop:
     """Poisson arrivals, some of whom are second attempts of requests that came shortly before."""
     first = light.prompts(name, 300, 48)
 
     def prompt(n: int) -> Prompt:
-        again = n >= SOONER and n % AGAIN == 0
+        again = n >= RETRY_OFFSET and n % RETRY_EVERY == 0
         if again:
-            return replace(first(n - SOONER), headers=CLAIM, labels=((SECOND, str(n - SOONER)),))
+            return replace(first(n - RETRY_OFFSET), headers=RETRY_HEADER, labels=((SECOND, str(n - RETRY_OFFSET)),))
         return replace(first(n), labels=((FIRST, str(n)),))
 
     return poisson(rate, 300, prompt, seed)
 
 
-def _heard_whole(operator: Operator, service: Service) -> bool:
+def _has_full_coverage(operator: Operator, service: Service) -> bool:
     """Whether there is a first reading of everybody, from which on all is counted."""
     told = operator.explain(service.key)["heard"]
     parts = (told["gateways"], *told["tiers"].values()) if told else ()
     return bool(parts) and all(part["coverage"] == 1.0 for part in parts)
 
 
-def _heard_end(operator: Operator, service: Service) -> Object | None:
+def _final_metrics(operator: Operator, service: Service) -> Object | None:
     """What the operator knows once its engine has told that nothing runs any more."""
     told = operator.explain(service.key)
     nothing = figure(told, "in_flight") == 0.0 and told["heard"]["tiers"]["serve"]["running"] == 0.0
     return told if nothing else None
 
 
-def _listen(operator: Operator, service: Service, seconds: float) -> list[Object]:
+def _collect_documents(operator: Operator, service: Service, seconds: float) -> list[Object]:
     """What every tick of this time had heard."""
     told: dict[str, Object] = {}
     end = time.time() + seconds
@@ -149,14 +149,14 @@ def _listen(operator: Operator, service: Service, seconds: float) -> list[Object
     return list(told.values())
 
 
-def _firsts(records: list[Record]) -> list[Record]:
+def _first_attempts(records: list[Record]) -> list[Record]:
     return [r for r in records if SECOND not in dict(r.labels)]
 
 
 def _minute(records: list[Record], told: Object) -> tuple[int, int]:
     """First attempts that must be, and that can be, in what the operator calls the last minute."""
     begin = SLOT_S * math.floor((heard_at(told) - MINUTE_S) / SLOT_S)
-    surely = [r for r in _firsts(records) if begin + 0.2 <= r.sent_at <= read_at(told) - 0.5]
+    surely = [r for r in _first_attempts(records) if begin + 0.2 <= r.sent_at <= read_at(told) - 0.5]
     return len(surely), sum(begin - 1.5 <= r.sent_at <= heard_at(told) for r in records)
 
 
@@ -166,7 +166,7 @@ def _shares(service: Service) -> tuple[int, dict[str, int]]:
     return told["limits"]["batch"], told["shares"]
 
 
-def _held(gateway: Gateway, service: Service) -> tuple[int, int, int]:
+def _capacity_in_use(gateway: Gateway, service: Service) -> tuple[int, int, int]:
     """What the gateways take themselves to have, the most that each had at the replica, and what is there now."""
     try:
         told = [found["admission"] for found in gateway.services(service.key)]
@@ -176,23 +176,23 @@ def _held(gateway: Gateway, service: Service) -> tuple[int, int, int]:
     return sum(one["units"] for one in told), sum(one["in_use"] for one in told), running
 
 
-def _watch(gateway: Gateway, service: Service, seconds: float) -> list[tuple[int, int, int, int, int]]:
+def _sample_shares(gateway: Gateway, service: Service, seconds: float) -> list[tuple[int, int, int, int, int]]:
     """Once a second: the whole, the sum of the shares in the status, and what the gateways hold."""
     seen = []
     for _ in range(round(seconds)):
         batch, shares = _shares(service)
-        seen.append((batch, sum(shares.values()), *_held(gateway, service)))
+        seen.append((batch, sum(shares.values()), *_capacity_in_use(gateway, service)))
         pause(1.0)
     return seen
 
 
-def _judged(records: list[Record]) -> tuple[list[Record], int]:
+def _admitted_within_slo(records: list[Record]) -> tuple[list[Record], int]:
     """Those that were let in, and how many of them had the promise."""
     admitted = [r for r in records if r.outcome is not Outcome.REFUSED]
     return admitted, sum(map(light.kept, admitted))
 
 
-def _shared(service: Service, cluster: Cluster) -> Callable[[], bool]:
+def _shares_assigned(service: Service, cluster: Cluster) -> Callable[[], bool]:
     """Whether the shares are those of the gateways that exist, and sum to the whole."""
 
     def shared() -> bool:
@@ -202,7 +202,7 @@ def _shared(service: Service, cluster: Cluster) -> Callable[[], bool]:
     return shared
 
 
-def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway) -> None:
+def test_operator_metrics_match_client_records(taught: LearnedService, gateway: Gateway) -> None:
     """From the gateways' counts and the engine's page alone: arrivals, outcomes, lengths, latency, what runs."""
     records, last = taught.records, taught.told[-1]
     sent, ok = len(records), [r for r in records if r.ok]
@@ -228,7 +228,7 @@ def test_the_operator_believes_what_clients_saw(taught: Taught, gateway: Gateway
     assert refused == sent - len(ok)
     assert sum(one["arrived"] > 0 for one in counted) >= 2, "one gateway had it all"
     assert gateways["arrived"] == sent
-    assert gateways["shed_share"] == pytest.approx(refused / sent, rel=SIX_DIGITS)
+    assert gateways["shed_share"] == pytest.approx(refused / sent, rel=DOCUMENT_PRECISION)
     assert came >= sent / 3, "too few ticks were seen one after the other"
     assert whole == pytest.approx(came, rel=0.1)
     assert gateways["ttft_s"] == pytest.approx(ttft_s, rel=0.25, abs=0.1)
@@ -248,19 +248,19 @@ def _running(records: list[Record], told: Object) -> tuple[float, int]:
     return tier["running"], sum(r.sent_at <= at <= r.ended_at for r in records)
 
 
-def test_what_a_gateway_counts_anew_is_counted_once(
-    taught: Taught, cluster: Cluster, gateway: Gateway, operator: Operator
+def test_gateway_counter_reset_is_counted_once(
+    taught: LearnedService, cluster: Cluster, gateway: Gateway, operator: Operator
 ) -> None:
     """Its counts begin at nought again, in the same pod: that is neither a fall in demand nor a leap."""
     allowed = gateway.failures_allowed()
-    with Load(taught.service.target, poisson(LIGHT, 300, _mixed, seed=3)) as load:
-        told = _listen(operator, taught.service, KILLED_S / 3)
+    with Load(taught.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
+        told = _collect_documents(operator, taught.service, KILLED_S / 3)
         struck_at = time.time()
         signal_container(_pods(cluster)[0], "picker", "KILL")
-        told += _listen(operator, taught.service, KILLED_S * 2 / 3)
-        _whole(cluster, GATEWAYS)
+        told += _collect_documents(operator, taught.service, KILLED_S * 2 / 3)
+        _wait_for_gateways(cluster, GATEWAYS)
         whole_at = time.time()
-        told += _listen(operator, taught.service, 4.0)
+        told += _collect_documents(operator, taught.service, 4.0)
     allowed = gateway.failures_allowed() - allowed
     taught.records.extend(load.ledger.records)
     records, last = taught.records, told[-1]
@@ -284,7 +284,7 @@ def _counted(gateway: Gateway, service: Service) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Look:
+class ArrivalInterval:
     """Arrivals, as `_counted`, that were read between two times."""
 
     since: float
@@ -292,41 +292,43 @@ class Look:
     until: float
 
 
-def _looks(gateway: Gateway, service: Service, before: Counter[str]) -> list[Look]:
+def _arrival_intervals(gateway: Gateway, service: Service, before: Counter[str]) -> list[ArrivalInterval]:
     """What has arrived since `before`, looked at again and again: at one time or another nothing is on its way."""
-    return [Look(time.time(), _counted(gateway, service) - before, time.time()) for _ in range(LOOKS)]
+    return [ArrivalInterval(time.time(), _counted(gateway, service) - before, time.time()) for _ in range(SAMPLES)]
 
 
-def test_shares_sum_to_the_whole_and_an_overload_is_cut(
-    taught: Taught, gate: Service, cluster: Cluster, gateway: Gateway, operator: Operator, prober: Prober
+def test_capacity_shares_sum_to_total_and_limit_overload(
+    taught: LearnedService, gate: Service, cluster: Cluster, gateway: Gateway, operator: Operator, prober: Prober
 ) -> None:
     """Under three, and under those that are left when one dies: what it carried is cut, and the others take over."""
-    until("each gateway has its share", _shared(gate, cluster), 60)
+    until("each gateway has its share", _shares_assigned(gate, cluster), 60)
     before = _counted(gateway, gate)
-    with Load(gate.target, _coming_back(OVERLOAD, "overload", seed=2)) as load:
+    with Load(gate.target, _with_retries(OVERLOAD, "overload", seed=2)) as load:
         pause(SETTLED_S)
         begin = time.time()
-        seen = _watch(gateway, gate, WATCHED_S)
-        told, looks = operator.explain(gate.key), _looks(gateway, gate, before)
+        seen = _sample_shares(gateway, gate, SAMPLED_S)
+        told, looks = operator.explain(gate.key), _arrival_intervals(gateway, gate, before)
         counted, counted_at = looks[-1].counted, looks[-1].until
         struck_at = time.time()
         gone = _pods(cluster)[0]["metadata"]["name"]
-        prober.excuse(struck_at, struck_at + GONE_S)
+        prober.excuse(struck_at, struck_at + ENDPOINT_REMOVAL_S)
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--force", "--grace-period=0", "--wait=false")
-        _whole(cluster, GATEWAYS)
-        until("the shares are of those that are there", _shared(gate, cluster), 60)
+        _wait_for_gateways(cluster, GATEWAYS)
+        until("the shares are of those that are there", _shares_assigned(gate, cluster), 60)
         shared_s = time.time() - struck_at
-        pause(WATCHED_S - min(WATCHED_S, shared_s))
+        pause(SAMPLED_S - min(SAMPLED_S, shared_s))
     records = load.ledger.records
-    cut = [r for r in light.lost(records) if r.overlaps(struck_at, struck_at + GONE_S)]  # whoever was at the dead one
+    cut = [
+        r for r in light.lost(records) if r.overlaps(struck_at, struck_at + ENDPOINT_REMOVAL_S)
+    ]  # whoever was at the dead one
     rest = [r for r in records if r not in cut]
     lost = light.lost(rest)
     calm = [r for r in rest if begin <= r.sent_at < struck_at]
-    after = [r for r in rest if r.sent_at >= struck_at + GONE_S]
+    after = [r for r in rest if r.sent_at >= struck_at + ENDPOINT_REMOVAL_S]
     print(f"{load.ledger.summary()}\nwhole, shares, units, most in use, running: {seen}")
     print(f"one of three gone: {len(cut)} cut, shared anew after {shared_s:.0f} s: {_shares(gate)}")
     for name, some in (("settled", calm), ("after", after)):
-        admitted, kept = _judged(some)
+        admitted, kept = _admitted_within_slo(some)
         print(f"{name}: {len(some)} offered, {len(admitted)} let in, {kept} of these within the promise")
         assert 0 < len(admitted) < len(some), "that was no overload"
         assert kept >= 0.95 * len(admitted), name
@@ -335,7 +337,7 @@ def test_shares_sum_to_the_whole_and_an_overload_is_cut(
     sent = [r for r in records if r.sent_at < counted_at]
     print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['heard']}")
     refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is Outcome.REFUSED}
-    seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _firsts(sent)]
+    seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _first_attempts(sent)]
     print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")
     assert surely <= arrived <= at_most, "what is refused arrives, too"
     assert any(look.counted.total() >= sum(r.sent_at < look.since for r in records) for look in looks), looks

@@ -27,7 +27,7 @@ def unprobed(shared: dict[str, Service], prober: Prober) -> dict[str, Service]:
     return shared
 
 
-def test_uninstalling_keeps_services_and_engines(unprobed: dict[str, Service], cluster: Cluster) -> None:
+def test_uninstall_keeps_services_and_engines(unprobed: dict[str, Service], cluster: Cluster) -> None:
     solo = unprobed["solo"]
     engines = {s.key: uids(s.pods()) for s in unprobed.values()}
     stack.uninstall(cluster)
@@ -44,7 +44,9 @@ def test_uninstalling_keeps_services_and_engines(unprobed: dict[str, Service], c
     assert not ledger.failures, ledger.explain()
 
 
-def test_nothing_is_left(unprobed: dict[str, Service], cluster: Cluster, namespace: str) -> None:
+def test_deletion_and_uninstall_leave_no_objects(
+    unprobed: dict[str, Service], cluster: Cluster, namespace: str
+) -> None:
     for service in unprobed.values():
         cluster.delete("inferenceservices", service.name, namespace=service.namespace)
     until("the engines are gone", lambda: not any(s.pods() for s in unprobed.values()), 120)

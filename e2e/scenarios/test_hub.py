@@ -71,7 +71,7 @@ def _from_hub(name: str, url: str, secret: str | None) -> Object:
     return manifest(name, {"serve": {}}, model=model, engine={"env": [{"name": "HF_ENDPOINT", "value": url}]})
 
 
-def test_with_the_secret_the_model_is_served(
+def test_gated_model_with_secret_is_served(
     hub: str, service: Callable[[str], Service], cluster: Cluster, prober: Prober
 ) -> None:
     gated = service("gated")
@@ -92,7 +92,7 @@ def test_with_the_secret_the_model_is_served(
     assert any(".safetensors" in line and "with token" in line for line in asked)
 
 
-def test_without_it_the_engines_last_words_are_in_the_condition(
+def test_gated_model_without_secret_reports_engine_failing(
     hub: str, service: Callable[[str], Service], cluster: Cluster
 ) -> None:
     open_handed = service("tokenless")

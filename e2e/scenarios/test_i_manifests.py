@@ -22,7 +22,7 @@ GOOD = manifest("good", {"prefill": {}, "decode": {"minReplicas": 2}}, slo={"ttf
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_taken(path: Path, cluster: Cluster, namespace: str) -> None:
+def test_example_manifest_is_accepted(path: Path, cluster: Cluster, namespace: str) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         said = cluster.apply_dry(document, namespace)
         assert said.strip().endswith("created (server dry run)")
@@ -54,7 +54,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_manifest_is_refused_with_its_field(case: str, cluster: Cluster, namespace: str) -> None:
+def test_invalid_manifest_is_rejected_with_field(case: str, cluster: Cluster, namespace: str) -> None:
     change, field, words = BAD[case]
     bad = copy.deepcopy(GOOD)
     change(bad)
@@ -66,14 +66,14 @@ def test_a_bad_manifest_is_refused_with_its_field(case: str, cluster: Cluster, n
     assert words in said
 
 
-def test_a_mistyped_field_is_named(cluster: Cluster, namespace: str) -> None:
+def test_unknown_field_is_named(cluster: Cluster, namespace: str) -> None:
     bad = copy.deepcopy(GOOD)
     bad["spec"]["tiers"]["decode"]["replicas"] = 3
     with pytest.raises(KubectlError, match=r'unknown field "spec\.tiers\.decode\.replicas"'):
         cluster.apply_dry(bad, namespace)
 
 
-def test_the_shape_of_a_service_cannot_change(cluster: Cluster, namespace: str) -> None:
+def test_tier_shape_is_immutable(cluster: Cluster, namespace: str) -> None:
     """On an object whose pods fit nowhere, so that no engine starts."""
     nowhere = {"pod": {"nodeSelector": {"example.com/nowhere": "yes"}}}
     cluster.apply(manifest("shape", {"serve": nowhere}), namespace=namespace)

@@ -39,7 +39,7 @@ VOCABULARY = 4096  # of the tiny model
 RUN = time.time_ns()  # prompts of an earlier run may lie in a cache
 
 # Batches of requests, one batch after the other; those of a batch at once.
-ASK = """
+CLIENT_SCRIPT = """
 import http.client, json, sys, time
 from concurrent.futures import ThreadPoolExecutor
 port, batches = int(sys.argv[1]), json.load(sys.stdin)
@@ -58,7 +58,7 @@ with ThreadPoolExecutor(max(map(len, batches))) as pool:
 
 
 @dataclass(frozen=True)
-class Got:
+class EngineResponse:
     """One answer; `seconds` until its last byte."""
 
     status: int
@@ -87,18 +87,18 @@ class Engine:
     def pod(self) -> str:
         return self.service.ready_pods(self.role)[0]
 
-    def send(self, *batches: list[Request]) -> list[list[Got]]:
+    def send(self, *batches: list[Request]) -> list[list[EngineResponse]]:
         """Batches of requests, one after another, each all at once."""
         run = ["exec", "-i", "-n", self.service.namespace, self.pod, "-c", "engine", "--"]
-        argv = [*run, "python3", "-c", ASK, str(API_PORT)]
+        argv = [*run, "python3", "-c", CLIENT_SCRIPT, str(API_PORT)]
         said = self.service.cluster.kubectl(*argv, stdin=json.dumps(batches), timeout_s=120)
-        return [[Got(*one) for one in batch] for batch in json.loads(said)]
+        return [[EngineResponse(*one) for one in batch] for batch in json.loads(said)]
 
     def request(self, body: Object, path: str = COMPLETIONS, headers: Object | None = None) -> Request:
         """A body for this engine's model, unless it names one."""
         return "POST", path, headers or {}, json.dumps({"model": self.service.name, **body})
 
-    def post(self, *bodies: Object, path: str = COMPLETIONS, headers: Object | None = None) -> list[Got]:
+    def post(self, *bodies: Object, path: str = COMPLETIONS, headers: Object | None = None) -> list[EngineResponse]:
         """One after another."""
         return [got for (got,) in self.send(*([self.request(body, path, headers)] for body in bodies))]
 
@@ -123,7 +123,7 @@ class Twins:
     real: Engine
     light: Engine
 
-    def both(self, *bodies: Object, path: str = COMPLETIONS) -> tuple[list[Got], list[Got]]:
+    def both(self, *bodies: Object, path: str = COMPLETIONS) -> tuple[list[EngineResponse], list[EngineResponse]]:
         """The same requests to both, one engine after the other."""
         return self.real.post(*bodies, path=path), self.light.post(*bodies, path=path)
 
@@ -177,14 +177,14 @@ def twins(cluster: Cluster, namespace: str) -> Twins:
     return Twins(real, Engine(_apply_light(real, "light", {"serve": {}})))
 
 
-def _ask(seed: int, tokens: int, outputs: int, **more: Any) -> Object:
+def _completion(seed: int, tokens: int, outputs: int, **more: Any) -> Object:
     """A completion of exactly `outputs` tokens; prompts of one seed begin alike, those of others share nothing."""
     draw = random.Random(f"{RUN} {seed}")
     prompt = [draw.randrange(5, VOCABULARY) for _ in range(tokens)]
     return {"prompt": prompt, "max_tokens": outputs, "ignore_eos": True, "temperature": 0, **more}
 
 
-COUNTED = (
+COUNTERS = (
     "prompt_tokens_total",
     "generation_tokens_total",
     "prefix_cache_queries_total",
@@ -204,7 +204,7 @@ COUNTED = (
     "request_prefill_time_seconds_count",
     "request_decode_time_seconds_count",
 )
-LABELLED = (
+LABELLED_COUNTERS = (
     ("prompt_tokens_by_source_total", "source"),
     ("request_success_total", "finished_reason"),
     ("request_prompt_tokens_bucket", "le"),
@@ -214,11 +214,11 @@ LABELLED = (
 
 
 def _counts(grown: Samples) -> Object:
-    found: Object = {name: grown.total(f"vllm:{name}") for name in COUNTED}
-    return found | {name: grown.by(f"vllm:{name}", label) for name, label in LABELLED}
+    found: Object = {name: grown.total(f"vllm:{name}") for name in COUNTERS}
+    return found | {name: grown.by(f"vllm:{name}", label) for name, label in LABELLED_COUNTERS}
 
 
-def _counted(engine: Engine, requests: int, before: Samples) -> Object:
+def _counts_since(engine: Engine, requests: int, before: Samples) -> Object:
     """What the engine counted since `before`, once it has counted so many requests."""
 
     def ended() -> Samples | None:
@@ -228,26 +228,33 @@ def _counted(engine: Engine, requests: int, before: Samples) -> Object:
     return _counts(until(f"{engine.service.name} has counted {requests} requests", ended, 20))
 
 
-def test_the_same_requests_are_counted_alike(twins: Twins) -> None:
+def test_simulated_engine_counters_match_vllm(twins: Twins) -> None:
     """Prompts that are new, that are in the cache, in part and whole, and several at once."""
-    again, longer = _ask(1, 300, 7), _ask(1, 420, 5)
-    alone = [_ask(1, 300, 9), again, longer, _ask(2, 16, 1), _ask(3, 700, 16, stream=True), _ask(4, 1, 3)]
-    at_once = [_ask(10 + n, 60 + 50 * n, 8 + n) for n in range(5)]
+    again, longer = _completion(1, 300, 7), _completion(1, 420, 5)
+    alone = [
+        _completion(1, 300, 9),
+        again,
+        longer,
+        _completion(2, 16, 1),
+        _completion(3, 700, 16, stream=True),
+        _completion(4, 1, 3),
+    ]
+    at_once = [_completion(10 + n, 60 + 50 * n, 8 + n) for n in range(5)]
     counts = []
     for engine in (twins.real, twins.light):
         before = engine.metrics()
         batches = [*([engine.request(body)] for body in alone), [engine.request(body) for body in at_once]]
         got = [one for batch in engine.send(*batches) for one in batch]
         assert [one.status for one in got] == [200] * len(got), [one.said for one in got]
-        counts.append(_counted(engine, len(got), before))
+        counts.append(_counts_since(engine, len(got), before))
     real, light = counts
-    print({name: value for name, value in real.items() if name in COUNTED})
+    print({name: value for name, value in real.items() if name in COUNTERS})
     assert real["generation_tokens_total"] == sum(body["max_tokens"] for body in (*alone, *at_once))
     assert real["prompt_tokens_by_source_total"]["local_cache_hit"] > 0
     assert light == real
 
 
-def test_the_operator_reads_the_same_of_both(twins: Twins) -> None:
+def test_simulated_engine_reading_matches_vllm(twins: Twins) -> None:
     real, light = twins.real.reading(), twins.light.reading()
     absent = [{field.name for field in fields(one) if getattr(one, field.name) is None} for one in (real, light)]
     strange = twins.light.metrics().names("vllm:") - twins.real.metrics().names("vllm:")
@@ -271,7 +278,7 @@ def _distinct(shapes: Iterable[Any]) -> list[Any]:
     return [json.loads(one) for one in dict.fromkeys(json.dumps(one) for one in shapes)]
 
 
-def _stream_shape(got: Got) -> Any:
+def _stream_shape(got: EngineResponse) -> Any:
     *events, done = got.events
     return [got.status, got.kind, _distinct(shape(json.loads(event)) for event in events), done]
 
@@ -279,8 +286,8 @@ def _stream_shape(got: Got) -> Any:
 TALK: Object = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6, "ignore_eos": True}
 
 
-def test_answers_have_the_same_shape(twins: Twins) -> None:
-    for path, body in ((COMPLETIONS, _ask(20, 40, 6)), (CHAT, TALK)):
+def test_simulated_engine_response_shapes_match_vllm(twins: Twins) -> None:
+    for path, body in ((COMPLETIONS, _completion(20, 40, 6)), (CHAT, TALK)):
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         (real, real_stream, real_usage), (light, light_stream, light_usage) = twins.both(
             body, {**body, "stream": True}, {**body, **usage}, path=path
@@ -293,15 +300,15 @@ def test_answers_have_the_same_shape(twins: Twins) -> None:
         assert numbers == [6, 6]
 
 
-def test_an_answer_ends_where_the_context_does(twins: Twins) -> None:
+def test_simulated_engine_truncates_at_context_length(twins: Twins) -> None:
     """More tokens than there is room for are no error, as long as the context could hold them."""
     context = twins.real.about()["limits"]["max_model_len"]
-    (real,), (light,) = twins.both(_ask(30, context - 3, 8))
+    (real,), (light,) = twins.both(_completion(30, context - 3, 8))
     assert (real.status, light.status) == (200, 200), light.said
     assert real.json["usage"]["completion_tokens"] == light.json["usage"]["completion_tokens"] == 3
 
 
-def test_the_models_are_told_alike(twins: Twins) -> None:
+def test_simulated_engine_models_list_matches_vllm(twins: Twins) -> None:
     ((real,),), ((light,),) = (one.send([("GET", "/v1/models", {}, None)]) for one in (twins.real, twins.light))
     told = [
         [(m["id"].split("/")[-1], m["object"], m["max_model_len"]) for m in one.json["data"]] for one in (real, light)
@@ -328,20 +335,20 @@ BAD: tuple[Object, ...] = (
 )
 
 
-FRAMEWORKS = "validation error"  # words of vLLM's web framework, which nobody matches on
+VALIDATION_ERROR = "validation error"  # words of vLLM's web framework, which nobody matches on
 
 
-def _error(engine: Engine, got: Got) -> Any:
+def _error(engine: Engine, got: EngineResponse) -> Any:
     """The error object, with the engine's own name taken out."""
     said = got.said.replace(engine.service.key, "NAMESPACE/NAME").replace(engine.service.name, "NAME")
     return json.loads(said)["error"]
 
 
-def test_what_makes_no_sense_is_refused_alike(twins: Twins) -> None:
+def test_simulated_engine_rejects_same_requests_as_vllm(twins: Twins) -> None:
     for body, *answers in zip(BAD, *twins.both(*BAD), strict=True):
         assert answers[0].status == answers[1].status >= 400, body
         real, light = (_error(*one) for one in zip((twins.real, twins.light), answers, strict=True))
-        if FRAMEWORKS in real["message"]:
+        if VALIDATION_ERROR in real["message"]:
             assert (light["type"], light["code"], light.keys()) == (real["type"], real["code"], real.keys()), body
         else:
             assert light == real, body
@@ -354,14 +361,14 @@ def test_what_makes_no_sense_is_refused_alike(twins: Twins) -> None:
     assert statuses[0] == statuses[1]
 
 
-MOVED = (
+TRANSFER_COUNTERS = (
     "external_prefix_cache_queries_total",
     "external_prefix_cache_hits_total",
     "nixl_xfer_time_seconds_count",
     "nixl_post_time_seconds_count",
     "nixl_num_failed_transfers_total",
 )
-PRODUCE = {"do_remote_decode": True, "do_remote_prefill": False}
+PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @dataclass(frozen=True)
@@ -378,30 +385,34 @@ class Pair:
         before = decode.metrics()
         got = decode.post(*bodies, headers={contract().headers["prefill"]: address})
         assert [one.status for one in got] == [200] * len(got), [one.said for one in got]
-        counted = _counted(decode, len(got), before)
+        counted = _counts_since(decode, len(got), before)
         grown = decode.metrics() - before
-        counted |= {name: grown.total(f"vllm:{name}") for name in MOVED}
+        counted |= {name: grown.total(f"vllm:{name}") for name in TRANSFER_COUNTERS}
         return counted | {"legs": grown.by(contract().metrics["legs"], "outcome")}
 
     def leg(self, body: Object) -> Any:
         """What a prefill engine tells the decode engine that asked for a prompt."""
-        asked, headers = {**body, "kv_transfer_params": PRODUCE}, {contract().headers["leg"]: "prefill"}
+        asked, headers = {**body, "kv_transfer_params": PREFILL_PARAMS}, {contract().headers["leg"]: "prefill"}
         (got,) = Engine(self.service, "prefill").post(asked, headers=headers)
         return got.json["kv_transfer_params"]
 
 
-def test_prompts_move_alike(twins: Twins, pd: Service, prober: Prober) -> None:
+def test_simulated_engine_kv_transfer_matches_vllm(twins: Twins, pd: Service, prober: Prober) -> None:
     """A pair of light engines and one of real ones pass prompts on, and say the same of it."""
     light = Pair(_apply_light(twins.real, "light-pd", {"prefill": {}, "decode": {}}))
     real = Pair(pd)
     with prober.held():
-        seed = next(NEW)
-        prompts = [_ask(seed, 300, 6), _ask(seed + 1, 700, 4), _ask(seed, 420, 5)]
+        seed = next(NEXT_SEED)
+        prompts = [_completion(seed, 300, 6), _completion(seed + 1, 700, 4), _completion(seed, 420, 5)]
         counts = [pair.move(*prompts) for pair in (real, light)]
-        told = [shape(pair.leg(_ask(next(NEW), 200, 1))) for pair in (real, light)]
+        told = [shape(pair.leg(_completion(next(NEXT_SEED), 200, 1))) for pair in (real, light)]
         names = [Engine(pair.service, "decode").metrics().names("vllm:nixl") for pair in (real, light)]
     print(
-        {name: value for name, value in counts[0].items() if name in (*MOVED, "legs", "prompt_tokens_by_source_total")}
+        {
+            name: value
+            for name, value in counts[0].items()
+            if name in (*TRANSFER_COUNTERS, "legs", "prompt_tokens_by_source_total")
+        }
     )
     assert counts[0]["legs"]["remote"] == len(prompts)
     assert counts[1] == counts[0]
@@ -409,20 +420,23 @@ def test_prompts_move_alike(twins: Twins, pd: Service, prober: Prober) -> None:
     assert names[1] == names[0]
 
 
-NEW = itertools.count(1000)  # seeds that no other scenario uses
+NEXT_SEED = itertools.count(1000)  # seeds that no other scenario uses
 
 
 # What is timed: requests at once, prompt tokens, output tokens.
 ONE_SHORT, ONE_LONG, ONE_MORE = (1, SHORT, 1), (1, LONG, 1), (1, SHORT, OUTPUTS)
 FEW_SHORT, FEW_MORE = (BATCH, SHORT, 1), (BATCH, SHORT, OUTPUTS)
-KINDS = (ONE_SHORT, ONE_LONG, ONE_MORE, FEW_SHORT, FEW_MORE)
+BATCH_SHAPES = (ONE_SHORT, ONE_LONG, ONE_MORE, FEW_SHORT, FEW_MORE)
 Fastest = dict[tuple[int, int, int], float]  # seconds until all of a kind are answered
 
 
 def _time(engine: Engine, fastest: Fastest) -> None:
     """Some rounds of all kinds, so that a bad moment strikes each alike."""
-    kinds = KINDS * ROUNDS
-    batches = [[engine.request(_ask(next(NEW), tokens, outputs)) for _ in range(n)] for n, tokens, outputs in kinds]
+    kinds = BATCH_SHAPES * ROUNDS
+    batches = [
+        [engine.request(_completion(next(NEXT_SEED), tokens, outputs)) for _ in range(n)]
+        for n, tokens, outputs in kinds
+    ]
     for kind, answers in zip(kinds, engine.send(*batches), strict=True):
         took = max(got.seconds for got in answers)
         fastest[kind] = min(took, fastest.get(kind, took))
@@ -434,20 +448,20 @@ def _ratios(fastest: Fastest) -> tuple[float, float]:
     return fastest[ONE_LONG] / fastest[ONE_SHORT], batched / alone
 
 
-def _alike(real: Fastest, light: Fastest) -> bool:
+def _is_similar(real: Fastest, light: Fastest) -> bool:
     pairs = zip(_ratios(real), _ratios(light), strict=True)
     return all(0 < wanted / FACTOR <= found <= wanted * FACTOR for wanted, found in pairs)
 
 
-def test_long_prompts_and_full_batches_cost_alike(twins: Twins) -> None:
+def test_simulated_engine_relative_latency_matches_vllm(twins: Twins) -> None:
     """On a starved machine more rounds are needed: the fastest of all of them counts."""
     real: Fastest = {}
     light: Fastest = {}
     for _ in range(TRIES):
         _time(twins.real, real)
         _time(twins.light, light)
-        if _alike(real, light):
+        if _is_similar(real, light):
             break
     for engine, fastest in ((twins.real, real), (twins.light, light)):
         print(f"{engine.service.name}: ratios {_ratios(fastest)} of {fastest}; {engine.about()['ladder']}")
-    assert _alike(real, light), f"real {_ratios(real)}, light {_ratios(light)}"
+    assert _is_similar(real, light), f"real {_ratios(real)}, light {_ratios(light)}"

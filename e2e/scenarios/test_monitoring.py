@@ -46,9 +46,9 @@ CORE = (
 FOLDER = "/etc/prometheus"
 RATE, SECONDS = 3.0, 140.0
 BURST = 11.0  # requests/s; one replica carries about 6
-ASKED_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
-HELD_S = 15.0
-SECOND_HAND_S = 40.0  # more than twice as long as a word is trusted
+POLL_TIMEOUT_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
+OBSERVED_S = 15.0
+FALLBACK_S = 40.0  # more than twice as long as a word is trusted
 CONTEXT = {
     "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -137,7 +137,7 @@ def _parts(cluster: Cluster) -> list[Object]:
     return [pod for pod in found if is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
 
 
-def test_prometheus_sees_all_parts_and_answers_every_query(
+def test_prometheus_scrapes_all_parts_and_answers_all_queries(
     prometheus: Prometheus, watched: Service, cluster: Cluster, namespace: str
 ) -> None:
     start = time.time()
@@ -160,7 +160,7 @@ def test_prometheus_sees_all_parts_and_answers_every_query(
     assert not load.ledger.failures, load.ledger.explain()
 
 
-def test_policies_admit_whoever_is_named_in_metrics_from(watched: Service, cluster: Cluster, namespace: str) -> None:
+def test_network_policies_admit_metrics_from_peers(watched: Service, cluster: Cluster, namespace: str) -> None:
     """The local network does not enforce them: that they are there, for every part that is scraped."""
     peer = yaml.safe_load(stack.VALUES.read_text())["metrics"]["from"][0]
     pod = cluster.get("pods", "prometheus", namespace)
@@ -187,27 +187,29 @@ def asking(cluster: Cluster, namespace: str, watched: Service, prometheus: Prome
     until("the new operator leads", lambda: operator.leader not in ("", before), 60)
     yield operator
     stack.install(cluster)
-    until("the operator of the others decides", lambda: _decides(operator, watched), 60)
+    until("the operator of the others decides", lambda: _is_deciding(operator, watched), 60)
 
 
-def test_engines_that_only_prometheus_reaches_are_known_by_it(
+def test_unreachable_engines_are_read_through_prometheus(
     asking: Operator, prometheus: Prometheus, watched: Service, cluster: Cluster
 ) -> None:
     """The operator's way to the engines' port is cut: what they do is known all the same, and so is which way."""
     with Load(watched.target, poisson(RATE, 240, light.prompts("second hand", 100, 200), seed=7)) as load:
-        until("the operator knows its engines", lambda: _engines(asking, watched).get("coverage") == 1.0, ASKED_S)
+        until(
+            "the operator knows its engines", lambda: _engines(asking, watched).get("coverage") == 1.0, POLL_TIMEOUT_S
+        )
         before = {event["metadata"]["name"] for event in watched.events()}
         operator = cluster.get("pods", asking.leader, stack.SYSTEM)
         assert operator
         with unheard(operator["status"]["podIP"], LAUNCHER_PORT):
-            said = until("that it is so is told", lambda: _second_hand(watched), ASKED_S)
+            said = until("that it is so is told", lambda: _fallback_message(watched), POLL_TIMEOUT_S)
             began, heard = time.time(), []
-            while time.time() < began + SECOND_HAND_S:
+            while time.time() < began + FALLBACK_S:
                 if one := _engines(asking, watched):
                     heard.append(one | {"told": watched.condition("MetricsAvailable")["status"]})
                 time.sleep(0.5)
         scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
-        until("it hears them itself", lambda: not _second_hand(watched), ASKED_S)
+        until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
     reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}
     ages, running = [one["age_s"] for one in heard], {one["running"] for one in heard}
     print(f"{said}\nages {min(ages):.1f} to {max(ages):.1f} s, running {sorted(running)}; {load.ledger.summary()}")
@@ -219,7 +221,7 @@ def test_engines_that_only_prometheus_reaches_are_known_by_it(
     assert not load.ledger.failures, load.ledger.explain()
 
 
-def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
+def test_prometheus_outage_in_burst_changes_no_decision(
     asking: Operator, prometheus: Prometheus, cluster: Cluster, namespace: str
 ) -> None:
     """It hangs when it is asked, then it is gone: ticks go on, the fleet grows, nothing goes back, the log tells it."""
@@ -228,22 +230,22 @@ def test_a_prometheus_that_dies_in_a_burst_changes_no_decision(
     burst.wait_ready()
     signal_container(_prometheus(cluster, namespace), "prometheus", "STOP")
     with Load(burst.target, poisson(BURST, 300, light.prompts("burst", 300, 48), seed=5)) as load:
-        said = until("that the past is not known is told", lambda: _unknown_past(asking, burst), ASKED_S)
-        until("the fleet grows", lambda: light.desired(burst) > 1, ASKED_S)
+        said = until("that the past is not known is told", lambda: _backfill_failures(asking, burst), POLL_TIMEOUT_S)
+        until("the fleet grows", lambda: light.desired(burst) > 1, POLL_TIMEOUT_S)
         signal_container(_prometheus(cluster, namespace), "prometheus", "KILL")
         began, ticks, desired = time.time(), set(), []
-        while time.time() < began + HELD_S:
+        while time.time() < began + OBSERVED_S:
             ticks.add(asking.explain(burst.key)["heard"]["at"])
             desired.append(light.desired(burst))
         known = {kind: burst.condition(kind)["status"] for kind in ("MetricsAvailable", "ScalingActive")}
     until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
     until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
-    print(f"{said}\n{len(ticks)} ticks in {HELD_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
+    print(f"{said}\n{len(ticks)} ticks in {OBSERVED_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
     print(load.ledger.summary())
     lost = light.lost(load.ledger.records)
     assert not lost, light.lines(lost)
     assert desired == sorted(desired)
-    assert len(ticks) >= HELD_S / 5, "it decides no more"
+    assert len(ticks) >= OBSERVED_S / 5, "it decides no more"
     assert set(known.values()) == {"True"}
     assert [line["message"] for line in said] == ["the past is not known"], "asked once, told once"
     cluster.kubectl("delete", "plim", "burst", "-n", namespace)
@@ -257,13 +259,13 @@ def _engines(operator: Operator, service: Service) -> Object:
         return {}
 
 
-def _second_hand(service: Service) -> str:
+def _fallback_message(service: Service) -> str:
     """The words for it, "" where it is not so."""
     message = str(service.condition("MetricsAvailable").get("message", ""))
     return message if "engines of serve do not answer the operator" in message else ""
 
 
-def _decides(operator: Operator, service: Service) -> bool:
+def _is_deciding(operator: Operator, service: Service) -> bool:
     try:
         return bool(operator.explain(service.key)["decisions"])
     except httpx.HTTPError:
@@ -276,7 +278,7 @@ def _prometheus(cluster: Cluster, namespace: str) -> Object:
     return found
 
 
-def _unknown_past(operator: Operator, service: Service) -> list[Object]:
+def _backfill_failures(operator: Operator, service: Service) -> list[Object]:
     return [line for line in operator.log() if line.get("service") == service.key and "past" in line["message"]]
 
 

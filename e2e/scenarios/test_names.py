@@ -14,9 +14,7 @@ NOWHERE = {"serve": {"pod": {"nodeSelector": {"example.com/nowhere": "yes"}}}}
 QUESTION = Prompt("Who owns the name?", max_tokens=8)
 
 
-def test_the_service_that_was_there_first_goes_on(
-    solo: Service, service: Callable[[str], Service], cluster: Cluster
-) -> None:
+def test_older_service_keeps_model_name(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     names = solo.status()["modelNames"]
     cluster.apply(manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
@@ -34,7 +32,7 @@ def test_the_service_that_was_there_first_goes_on(
     cluster.delete("inferenceservices", "late", namespace=late.namespace)
 
 
-def test_the_name_is_inherited(service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_model_name_passes_on_when_owner_is_deleted(service: Callable[[str], Service], cluster: Cluster) -> None:
     first, second = service("first"), service("second")
     cluster.apply(manifest("first", NOWHERE, model={"name": "heirloom"}), namespace=first.namespace)
     first.wait_told("ModelNameOwned", status="True")

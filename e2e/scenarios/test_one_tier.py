@@ -17,14 +17,14 @@ from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
 from e2e.lib.wait import pause, until
 
-MOST = 4
+MAX_REPLICAS = 4
 SLOTS = 8  # of an engine: two or three long answers a second fill it
-GIVES_BACK_S = 180.0  # twice a start on a busy machine, and begun anew whenever somebody is not heard
+SCALE_DOWN_TIMEOUT_S = 180.0  # twice a start on a busy machine, and begun anew whenever somebody is not heard
 AT_THE_TOP_S = 15.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class Workload:
     """Requests that are work for one tier; so many a second are few, and so many are several replicas' work."""
 
     tier: str
@@ -42,19 +42,19 @@ class Kind:
         return {"prefill": "decode", "decode": "prefill"}[self.tier]
 
 
-PROMPTS = Kind("prefill", 2500, 4, 0.3, 4.0)  # half a second of prefill each
-ANSWERS = Kind("decode", 20, 60, 0.5, 7.0)  # two and a half seconds in a slot each
+PROMPTS = Workload("prefill", 2500, 4, 0.3, 4.0)  # half a second of prefill each
+ANSWERS = Workload("decode", 20, 60, 0.5, 7.0)  # two and a half seconds in a slot each
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunResult:
     """What became of the requests, and what the service said of every move."""
 
     ledger: Ledger
     moves: list[str]
 
 
-def _run(pair: Service, kind: Kind) -> Seen:
+def _run(pair: Service, kind: Workload) -> RunResult:
     """Few requests, then many, then none."""
     prompts = light.prompts(kind.name, kind.words, kind.tokens)
     pair.wait_ready()
@@ -63,14 +63,14 @@ def _run(pair: Service, kind: Kind) -> Seen:
         until(f"{kind.tier} grows", lambda: light.desired(pair, kind.tier) > 1, light.TELLS_S)
         until("its new engines serve", lambda: len(pair.ready_pods(kind.tier)) > 1, light.TELLS_S)
         pause(AT_THE_TOP_S)
-    until("they are given back", lambda: light.desired(pair, kind.tier) == 1, GIVES_BACK_S)
-    return Seen(load.ledger, [e["message"] for e in pair.events() if e["reason"] in ("ScaledUp", "ScaledDown")])
+    until("they are given back", lambda: light.desired(pair, kind.tier) == 1, SCALE_DOWN_TIMEOUT_S)
+    return RunResult(load.ledger, [e["message"] for e in pair.events() if e["reason"] in ("ScaledUp", "ScaledDown")])
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, namespace: str) -> dict[str, Future[Seen]]:
+def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
     """By the tier that is asked for more; both are over."""
-    tiers = {tier: light.bounds(1, MOST) for tier in ("prefill", "decode")}
+    tiers = {tier: light.bounds(1, MAX_REPLICAS) for tier in ("prefill", "decode")}
     kinds = (PROMPTS, ANSWERS)
     cluster.apply(*(light.fleet(kind.name, tiers, max_num_seqs=SLOTS) for kind in kinds), namespace=namespace)
     pairs = [Service(cluster, namespace, kind.name, stack.GATEWAY_URL) for kind in kinds]
@@ -82,7 +82,7 @@ def seen(cluster: Cluster, namespace: str) -> dict[str, Future[Seen]]:
 
 
 @pytest.mark.parametrize("kind", [PROMPTS, ANSWERS], ids=["prompts", "answers"])
-def test_only_the_tier_that_is_asked_for_more_moves(kind: Kind, seen: dict[str, Future[Seen]]) -> None:
+def test_load_on_one_tier_scales_only_that_tier(kind: Workload, seen: dict[str, Future[RunResult]]) -> None:
     found = seen[kind.tier].result()
     ledger, moves = found.ledger, found.moves
     print(ledger.summary() + "\n" + "\n".join(moves))

@@ -19,7 +19,7 @@ from e2e.lib.service import Service
 from e2e.lib.wait import pause
 
 SETTLE_S = 15.0  # the last status writes after a change
-OURS = frozenset({"inferenceservices", "deployments", "services", "poddisruptionbudgets", "networkpolicies"})
+OWNED_RESOURCES = frozenset({"inferenceservices", "deployments", "services", "poddisruptionbudgets", "networkpolicies"})
 
 
 def _last_change(services: dict[str, Service], operator: list[Object], writes: list[ApiCall]) -> float:
@@ -28,11 +28,17 @@ def _last_change(services: dict[str, Service], operator: list[Object], writes: l
     conditions = [c for status in told for c in status["conditions"]]
     changed = [datetime.fromisoformat(c["lastTransitionTime"]).timestamp() for c in conditions]
     mine = {s.namespace for s in services.values()}
-    edits = [c.at for c in writes if not c.user.startswith("system:") and c.resource in OURS and c.namespace in mine]
+    edits = [
+        c.at
+        for c in writes
+        if not c.user.startswith("system:") and c.resource in OWNED_RESOURCES and c.namespace in mine
+    ]
     return max(changed + edits)
 
 
-def test_no_write_but_leases(shared: dict[str, Service], cluster: Cluster, request: pytest.FixtureRequest) -> None:
+def test_converged_fleet_writes_only_leases(
+    shared: dict[str, Service], cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
     seconds = request.config.getoption("--quiet-seconds")
     operator = cluster.list("pods", stack.SYSTEM, selector="app.kubernetes.io/component=operator")
     assert operator

@@ -21,16 +21,16 @@ def _holder(cluster: Cluster) -> str:
     return Operator(cluster, stack.SYSTEM).leader
 
 
-def _another(cluster: Cluster, old: str) -> Callable[[], bool]:
+def _other_holder(cluster: Cluster, old: str) -> Callable[[], bool]:
     return lambda: _holder(cluster) not in ("", old)
 
 
-def _told(services: dict[str, Service]) -> set[tuple[str, int]]:
+def _event_counts(services: dict[str, Service]) -> set[tuple[str, int]]:
     """Every Event about the services: its name and how often it was counted."""
     return {(e["metadata"]["name"], e.get("count") or 1) for s in services.values() for e in s.events()}
 
 
-def _work_done(cluster: Cluster) -> float:
+def _reconciliations(cluster: Cluster) -> float:
     """How many reconciliations the leading operator has ended; 0 while it cannot be asked."""
     try:
         return Operator(cluster, stack.SYSTEM).metrics().total("plimsoll_operator_reconciles_total", outcome="done")
@@ -38,25 +38,25 @@ def _work_done(cluster: Cluster) -> float:
         return 0.0
 
 
-def test_five_restarts_add_no_event(shared: dict[str, Service], cluster: Cluster) -> None:
+def test_five_operator_restarts_add_no_event(shared: dict[str, Service], cluster: Cluster) -> None:
     for service in shared.values():
         service.wait_ready()
-    before = _told(shared)
+    before = _event_counts(shared)
     engines = [uids(s.pods()) for s in shared.values()]
     statuses = [s.status() for s in shared.values()]
     for _ in range(RESTARTS):
         old = _holder(cluster)
         cluster.kubectl("delete", "pod", "-n", stack.SYSTEM, "-l", SELECTOR, "--wait=false")
-        until("another operator leads", _another(cluster, old), 90)
-        until("it has looked at every service", lambda: _work_done(cluster) >= len(shared), 60)
-    added = _told(shared) - before
+        until("another operator leads", _other_holder(cluster, old), 90)
+        until("it has looked at every service", lambda: _reconciliations(cluster) >= len(shared), 60)
+    added = _event_counts(shared) - before
     print(f"{RESTARTS} restarts: {len(before)} Events before, {len(added)} added; engines and statuses as they were")
     assert not added
     assert [uids(s.pods()) for s in shared.values()] == engines
     assert [s.status() for s in shared.values()] == statuses
 
 
-def test_a_killed_operator_leaves_no_work_undone(solo: Service, cluster: Cluster) -> None:
+def test_killed_operator_work_is_finished_by_next(solo: Service, cluster: Cluster) -> None:
     """Killed right after an edit that it must put back; the next one does."""
     name = f"{solo.name}-serve"
     right = _unavailable(cluster, solo, name)

@@ -38,14 +38,14 @@ ENGINE = {
     "args": ["--profile", "h200-8b", "--profile-scale", str(SCALE), "--start-seconds", str(START_UP_S)],
 }
 SLO = {"ttft": "2s", "tpot": "80ms"}
-QUIET_S = 3.0  # whoever comes after it is known by it
+IDLE_S = 3.0  # whoever comes after it is known by it
 SETTLES_S = 30.0  # all engines of the step are there by then
 STREAM_TOKENS = 2000  # of about 40 ms: a stream outlasts the decision to give its engine back
 STREAMS = 5  # for each replica, so that also the slowest, to which fewest go, has one
 SHORT = 1.0  # requests/s while engines leave
-ON_ITS_WAY_S = 1.0  # for what was picked before an engine was unrouted
-DRAINS_S = 180.0
-GROWS_S = 120.0  # horizon, a tick, and a busy machine
+IN_TRANSIT_S = 1.0  # for what was picked before an engine was unrouted
+DRAIN_TIMEOUT_S = 180.0
+SCALE_UP_TIMEOUT_S = 120.0  # horizon, a tick, and a busy machine
 
 
 def _fleet(name: str, most: int, **scaling: object) -> Object:
@@ -73,26 +73,26 @@ def fleet(cluster: Cluster, namespace: str) -> Service:
     return found
 
 
-def _orders(document: Object) -> bool:
+def _scales_up(document: Object) -> bool:
     tier = document["decisions"][0]["tiers"]["serve"]
     return bool(tier["before"] < tier["replicas"])
 
 
-def _heard_until_ordered(operator: Operator, fleet: Service) -> list[Object]:
+def _documents_until_scale_up(operator: Operator, fleet: Service) -> list[Object]:
     """What each tick had heard and decided, up to the one that ordered more."""
     told: dict[str, Object] = {}
 
     def ordered() -> bool:
         document = operator.explain(fleet.key)
         told[document["heard"]["at"]] = document
-        return _orders(document) or len(fleet.pods("serve")) > 1
+        return _scales_up(document) or len(fleet.pods("serve")) > 1
 
-    until("more is ordered", ordered, GROWS_S, every_s=0.2)
+    until("more is ordered", ordered, SCALE_UP_TIMEOUT_S, every_s=0.2)
     return list(told.values())
 
 
 @dataclass(frozen=True)
-class Back:
+class ScaleDownResult:
     """What became of the streams that were open when a fleet gave back replicas.
 
     told: the Event. open: streams by pod when it was decided. counts: of each pod that went, the requests that it had
@@ -106,7 +106,7 @@ class Back:
     short: Ledger
 
 
-def _given_back(fleet: Service, gateway: Gateway, most: int) -> Back:
+def _scale_down(fleet: Service, gateway: Gateway, most: int) -> ScaleDownResult:
     """No load but long streams, on all replicas and not alike on all; once replicas are given back, short ones."""
     known = {e["metadata"]["name"] for e in fleet.events()}
     long, begin = light.prompts("long", 50, STREAM_TOKENS), Counter[str]()
@@ -123,26 +123,32 @@ def _given_back(fleet: Service, gateway: Gateway, most: int) -> Back:
     with streams:
         until("the fleet gives back what it does not need", given_back, 300)
         with Load(fleet.target, poisson(SHORT, 300, light.prompts("short", 50, OUTPUT_TOKENS), seed=4)) as short:
-            new = until("it is told", lambda: [e for e in _downs(fleet) if e["metadata"]["name"] not in known])
+            new = until(
+                "it is told", lambda: [e for e in _scale_down_events(fleet) if e["metadata"]["name"] not in known]
+            )
             told = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
             going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", told)
-            until("those that go are unrouted", lambda: not _routed(gateway, fleet) & set(going))
-            pause(ON_ITS_WAY_S)
+            until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
+            pause(IN_TRANSIT_S)
             counts: dict[str, list[int]] = {pod: [] for pod in going}
-            until("they are gone", lambda: not [pod for pod in going if _count(fleet, pod, counts[pod])], DRAINS_S)
-    return Back(told, begin, counts, streams.ledger, short.ledger)
+            until(
+                "they are gone",
+                lambda: not [pod for pod in going if _sample_requests(fleet, pod, counts[pod])],
+                DRAIN_TIMEOUT_S,
+            )
+    return ScaleDownResult(told, begin, counts, streams.ledger, short.ledger)
 
 
-def _downs(fleet: Service) -> list[Object]:
+def _scale_down_events(fleet: Service) -> list[Object]:
     return [e for e in fleet.events() if e["reason"] == "ScaledDown"]
 
 
-def _routed(gateway: Gateway, fleet: Service) -> set[str]:
+def _routable_pods(gateway: Gateway, fleet: Service) -> set[str]:
     """The pods that some gateway would pick."""
     return {e["pod"] for told in gateway.services(fleet.key) for e in told["endpoints"] if e["routable"]}
 
 
-def _count(fleet: Service, pod: str, counts: list[int]) -> bool:
+def _sample_requests(fleet: Service, pod: str, counts: list[int]) -> bool:
     """Whether a pod is there still; adds the requests that it has had, as long as it tells."""
     try:
         page = fleet.engine_metrics(pod)
@@ -154,7 +160,7 @@ def _count(fleet: Service, pod: str, counts: list[int]) -> bool:
     return True
 
 
-def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gateway: Gateway) -> None:
+def test_load_step_scales_up_then_down_without_lost_streams(fleet: Service, cluster: Cluster, gateway: Gateway) -> None:
     """Up in one go while the load lasts, down after it; what is refused is refused while engines start, and told so.
 
     The emptiest replicas go. They end their streams, to the last token, and get no other request.
@@ -163,25 +169,29 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gatew
     prompts = _prompts("step")
     low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
     before = _desired(fleet)
-    pause(QUIET_S)
+    pause(IDLE_S)
     assert figure(operator.explain(fleet.key), "rate_per_s") == 0.0
     started = time.time()
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
-        heard = _heard_until_ordered(operator, fleet)
-        until("the fleet is told to grow", lambda: _desired(fleet) > before, GROWS_S)
+        heard = _documents_until_scale_up(operator, fleet)
+        until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
         told_s = time.time() - started
-        until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, GROWS_S)
+        until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
         served = time.time()
-        until("all engines serve that are wanted", lambda: len(fleet.ready_pods("serve")) == _desired(fleet), GROWS_S)
+        until(
+            "all engines serve that are wanted",
+            lambda: len(fleet.ready_pods("serve")) == _desired(fleet),
+            SCALE_UP_TIMEOUT_S,
+        )
     most = _desired(fleet)
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
-    back = _given_back(fleet, gateway, most)
+    back = _scale_down(fleet, gateway, most)
     sent = min(r.sent_at for r in load.ledger.records)
     saw = next(one for one in heard if figure(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
     written = [call.at for call in audit(started) if (call.resource, call.name) == ("deployments/scale", name)]
     times = {"decided by": heard_at(saw), "written": written[0]}
-    if _orders(heard[-1]):  # somebody looked at that tick
+    if _scales_up(heard[-1]):  # somebody looked at that tick
         times = {"decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
@@ -205,7 +215,7 @@ def test_a_step_up_is_met_and_given_back(fleet: Service, cluster: Cluster, gatew
     assert not late, load.ledger.explain()
 
 
-def test_the_status_says_what_was_measured_and_decided(fleet: Service) -> None:
+def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
     status = fleet.status()
     tier, last = status["tiers"]["serve"], status["lastDecision"]
     print(f"{tier}\n{status.get('slo')}\n{status['coldStart']}\n{last}")
@@ -218,7 +228,7 @@ def test_the_status_says_what_was_measured_and_decided(fleet: Service) -> None:
         assert fleet.condition(kind)["status"] == "True", fleet.condition(kind)
 
 
-def test_the_command_line_tells_the_same(cluster: Cluster, namespace: str, fleet: Service) -> None:
+def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, fleet: Service) -> None:
     """`plimsoll status` and `plimsoll explain` as a user types them, the operator's answer through the API server."""
     plimsoll = Path(sys.executable).with_name("plimsoll")
     told, took_s = {}, {}
@@ -234,14 +244,16 @@ def test_the_command_line_tells_the_same(cluster: Cluster, namespace: str, fleet
     assert any(one["tiers"].get("serve", {}).get("why") == last["why"] for one in document["decisions"])
 
 
-def test_recommend_decides_and_changes_nothing(
+def test_recommend_mode_changes_no_replicas(
     cluster: Cluster, namespace: str, service: Callable[[str], Service]
 ) -> None:
     cluster.apply(_fleet("advised", 6, mode="Recommend"), namespace=namespace)
     advised = service("advised")
     advised.wait_ready()
     with Load(advised.target, poisson(HIGH, 120, _prompts("advice"), seed=3)) as load:
-        until("more is recommended", lambda: advised.status()["tiers"]["serve"].get("needed", 0) > 1, GROWS_S)
+        until(
+            "more is recommended", lambda: advised.status()["tiers"]["serve"].get("needed", 0) > 1, SCALE_UP_TIMEOUT_S
+        )
     deployment = cluster.get("deployments", "advised-serve", namespace)
     assert deployment
     print(f"{advised.status()['tiers']['serve']}; {advised.condition('ScalingActive')}; {load.ledger.summary()}")

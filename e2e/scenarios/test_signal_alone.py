@@ -26,14 +26,16 @@ PICKER_PORT = 8081
 OPERATOR = "app.kubernetes.io/component=operator"
 METRICS = contract().paths["metrics"]
 TIERS = ("prefill", "decode")
-GROWS_S = 150.0  # of which a minute until what is measured of requests counts, and up to ten seconds between two looks
-HELD_S = 12.0  # in which all engines have been asked again
+SCALE_UP_TIMEOUT_S = (
+    150.0  # of which a minute until what is measured of requests counts, and up to ten seconds between two looks
+)
+OBSERVED_S = 12.0  # in which all engines have been asked again
 USERS = 8  # of whom each waits for half a second of every other's prefill: four seconds, and a leg may take ten
 ARRIVE_S = 300.0
 
 # A step computes a third of a long prompt, so that those behind it wait; 5,000 tokens are five or six long answers.
 LONG_PROMPTS: Object = {"max_num_batched_tokens": 1024}
-LITTLE_CACHE: Object = {"num_gpu_blocks_override": 40}
+SMALL_KV_CACHE: Object = {"num_gpu_blocks_override": 40}
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,13 @@ SIGNALS = (
         words=150,
         tokens=500,  # of 37 ms: eleven or twelve of them at a time, each of two to six blocks
         every_s=1.6,
-        flags=LITTLE_CACHE,
+        flags=SMALL_KV_CACHE,
     ),
 )
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunResult:
     """What became of one service. counts: replicas that its tiers should have, at every look. told: what was read of
     the engines' metrics. moves: what was said of every change of a count. active: the condition ScalingActive."""
 
@@ -117,19 +119,19 @@ def _counts(service: Service) -> tuple[int, ...]:
     return tuple(int(tiers[tier]["desired"]) for tier in TIERS)
 
 
-def _told(service: Service) -> dict[str, set[str]]:
+def _signals_by_tier(service: Service) -> dict[str, set[str]]:
     """By tier, what the operator gets out of an engine's metrics."""
-    return {tier: _figures(service, service.ready_pods(tier)[0]) for tier in TIERS}
+    return {tier: _signals_of_pod(service, service.ready_pods(tier)[0]) for tier in TIERS}
 
 
-def _figures(service: Service, pod: str) -> set[str]:
+def _signals_of_pod(service: Service, pod: str) -> set[str]:
     page = service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, METRICS)
     read = scrape.read(page.encode(), pod, 0.0)
     figures = {one.name for one in fields(EngineReading)} - {"pod", "at_s", "born"}
     return {name for name in figures if getattr(read, name) is not None}
 
 
-def _run(service: Service, signal: Signal) -> Seen:
+def _run(service: Service, signal: Signal) -> RunResult:
     """The load lasts until more is ordered; then all engines are asked once more."""
     counts = [_counts(service)]
 
@@ -138,23 +140,23 @@ def _run(service: Service, signal: Signal) -> Seen:
         return counts[-1] != counts[0]
 
     with Load(service.target, signal.plan(), source=signal.name) as load:
-        told = _told(service)
+        told = _signals_by_tier(service)
         try:
-            until(f"{signal.name} alone moves a tier", grows, GROWS_S)
+            until(f"{signal.name} alone moves a tier", grows, SCALE_UP_TIMEOUT_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{load.ledger.summary()}\n{service.status()}") from None
         load.stop()
         active = service.condition("ScalingActive")
-        for _ in range(round(HELD_S)):
+        for _ in range(round(OBSERVED_S)):
             counts.append(_counts(service))
             pause(1.0)
         service.wait_events("ScaledUp")
     moves = [e["message"] for e in service.events() if e["reason"].startswith("Scaled")]
-    return Seen(load.ledger, counts, told, moves, active)
+    return RunResult(load.ledger, counts, told, moves, active)
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, namespace: str) -> dict[str, Future[Seen]]:
+def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
     """By signal; all at the same time, to save it, and all over. A service is Ready when a gateway has said so."""
     cluster.apply(*(signal.service() for signal in SIGNALS), namespace=namespace)
     services = {signal.name: Service(cluster, namespace, signal.name, stack.GATEWAY_URL) for signal in SIGNALS}
@@ -169,7 +171,7 @@ def seen(cluster: Cluster, namespace: str) -> dict[str, Future[Seen]]:
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
-def test_a_signal_alone_moves_its_own_tier(signal: Signal, seen: dict[str, Future[Seen]]) -> None:
+def test_single_engine_signal_scales_only_its_tier(signal: Signal, seen: dict[str, Future[RunResult]]) -> None:
     found = seen[signal.name].result()
     print(f"read of engines: {found.told}\n{TIERS} wanted, in turn: {list(dict.fromkeys(found.counts))}")
     print("\n".join([*found.moves, found.active["message"], found.ledger.summary()]))

@@ -16,7 +16,7 @@ NEXT = "0.1.99"
 SETTLE_S = 10.0
 
 
-def test_no_engine_restarts_and_no_request_fails(shared: dict[str, Service], cluster: Cluster) -> None:
+def test_upgrade_restarts_no_engine_and_fails_no_request(shared: dict[str, Service], cluster: Cluster) -> None:
     def prompts(n: int) -> Prompt:
         return Prompt(unique_text(140, f"up {start} {n}"), max_tokens=32)
 

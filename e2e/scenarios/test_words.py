@@ -9,9 +9,7 @@ from e2e.lib.service import Service, manifest
 from e2e.lib.wait import until
 
 
-def test_a_tier_that_fits_on_no_node_has_the_schedulers_words(
-    service: Callable[[str], Service], cluster: Cluster
-) -> None:
+def test_unschedulable_tier_reports_scheduler_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     def refused() -> str | None:
         return next((words for p in big.pods() if (words := condition(p, "PodScheduled").get("message"))), None)
 
@@ -27,7 +25,7 @@ def test_a_tier_that_fits_on_no_node_has_the_schedulers_words(
     cluster.delete("inferenceservices", "big", namespace=big.namespace)
 
 
-def test_a_missing_secret_has_the_kubelets_words(service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     gated = service("gated")
     model = {"uri": "hf://example/gated", "secretRef": {"name": "nowhere"}}
     cluster.apply(manifest("gated", {"serve": {}}, model=model), namespace=gated.namespace)
@@ -38,7 +36,7 @@ def test_a_missing_secret_has_the_kubelets_words(service: Callable[[str], Servic
     cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
 
 
-def test_an_image_that_is_not_there_has_the_kubelets_words(service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     lost = service("lost")
     cluster.apply(manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)
     told = lost.wait_told("ServeReady", 120, reason="ImageUnavailable")

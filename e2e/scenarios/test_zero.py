@@ -29,12 +29,12 @@ ENGINE = {
     "runtime": "simulated",
     "args": ["--profile", "h200-8b-cool", "--profile-scale", "8", "--start-seconds", str(START_UP_S)],
 }
-ASLEEP_S = 90.0  # a hold of about the horizon, the pod's end, and a busy machine
-STAYS_S = 20.0
+SCALE_TO_ZERO_TIMEOUT_S = 90.0  # a hold of about the horizon, the pod's end, and a busy machine
+STAYS_AT_ZERO_S = 20.0
 TIERS = {"one": ("serve",), "pair": ("prefill", "decode")}
 
 
-def _sleeper(name: str, tiers: tuple[str, ...]) -> Object:
+def _service_manifest(name: str, tiers: tuple[str, ...]) -> Object:
     bounds = {tier: light.bounds(0, 2, gpus=0) for tier in tiers}
     slo = {"ttft": f"{TTFT_S:g}s", "tpot": "80ms"}
     made = manifest(name, bounds, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=slo)
@@ -48,7 +48,7 @@ def _prompts(name: str) -> Callable[[int], Prompt]:
     return lambda n: Prompt(unique_text(300, f"{name} {start} {n}"), max_tokens=48)
 
 
-def _times(service: Service, reason: str) -> int:
+def _event_count(service: Service, reason: str) -> int:
     """How often it was told."""
     return sum(e.get("count") or 1 for e in service.events() if e["reason"] == reason)
 
@@ -61,7 +61,7 @@ def _outcomes(gateway: Gateway, service: Service) -> Counter[str]:
     return total
 
 
-def _sheds(outcomes: Counter[str]) -> dict[str, int]:
+def _rejections(outcomes: Counter[str]) -> dict[str, int]:
     return {name: n for name, n in outcomes.items() if name.startswith("Shed") and n}
 
 
@@ -70,7 +70,7 @@ def _desired(service: Service) -> list[int]:
     return [int(tier["desired"]) for tier in service.status()["tiers"].values()]
 
 
-def _through(sleeper: Service, gateway: Gateway) -> list[str]:
+def _run_cycle(sleeper: Service, gateway: Gateway) -> list[str]:
     """To zero, where it stays, back for one request and to zero again; Ready all the while. What was seen."""
     said, ready, wanted = [], [], []
     until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 120)
@@ -82,19 +82,23 @@ def _through(sleeper: Service, gateway: Gateway) -> list[str]:
         wanted.append(_desired(sleeper))
         return not sleeper.pods() and not any(wanted[-1])
 
-    quiet, slept = time.time(), _times(sleeper, "ScaledToZero")
-    until("it runs nothing", asleep, ASLEEP_S)
+    quiet, slept = time.time(), _event_count(sleeper, "ScaledToZero")
+    until("it runs nothing", asleep, SCALE_TO_ZERO_TIMEOUT_S)
     asleep_s = time.time() - quiet
-    until("that it sleeps is told", lambda: _times(sleeper, "ScaledToZero") > slept, 30)
+    until("that it sleeps is told", lambda: _event_count(sleeper, "ScaledToZero") > slept, 30)
     told = [e["message"] for e in sleeper.events() if e["reason"] == "ScaledToZero"]
     said.append(f"nothing runs {asleep_s:.0f} s after the last answer: {told[-1]}")
     assert "no request for" in told[-1]
     assert sleeper.condition("Ready")["reason"] == "ScaledToZero"
-    for _ in range(int(STAYS_S)):
+    for _ in range(int(STAYS_AT_ZERO_S)):
         pause(1.0)
         assert asleep(), "it did not stay there"
 
-    woken, before, roads = _times(sleeper, "ScaledFromZero"), _outcomes(gateway, sleeper), gateway.prefills(sleeper.key)
+    woken, before, roads = (
+        _event_count(sleeper, "ScaledFromZero"),
+        _outcomes(gateway, sleeper),
+        gateway.prefills(sleeper.key),
+    )
     one = OpenLoop([Arrival(0.0, _prompts(f"wake {sleeper.name}")(0))])
     (record,) = Load(sleeper.target, one, patience_s=PATIENCE_S).run().records
     ready.append(is_true(sleeper.get(), "Ready"))
@@ -104,8 +108,8 @@ def _through(sleeper: Service, gateway: Gateway) -> list[str]:
     assert record.finish_reason == "length"
     assert (record.ttft_s or 0.0) > TTFT_S, "an engine was there already"
     assert outcomes["Held"] == 1
-    assert not _sheds(outcomes)
-    until("that it woke is told", lambda: _times(sleeper, "ScaledFromZero") > woken, 30)
+    assert not _rejections(outcomes)
+    until("that it woke is told", lambda: _event_count(sleeper, "ScaledFromZero") > woken, 30)
 
     most = 0
     for _ in range(int(2 * HORIZON_S)):
@@ -113,7 +117,7 @@ def _through(sleeper: Service, gateway: Gateway) -> list[str]:
         most = max(most, *wanted[-1])
         pause(1.0)
     assert most == 1, "what waited for the start passed for a lack of engines"
-    until("it sleeps again", asleep, ASLEEP_S)
+    until("it sleeps again", asleep, SCALE_TO_ZERO_TIMEOUT_S)
     said.append(f"wanted {Counter(map(tuple, wanted))}")
     assert all(any(tiers) == all(tiers) for tiers in wanted), "one tier slept without the other"
     assert all(ready), f"Ready was false in {ready.count(False)} of {len(ready)} looks"
@@ -123,14 +127,15 @@ def _through(sleeper: Service, gateway: Gateway) -> list[str]:
 @pytest.fixture(scope="module")
 def seen(cluster: Cluster, namespace: str, gateway: Gateway) -> dict[str, Future[list[str]]]:
     """What both did, once both are through."""
-    cluster.apply(*(_sleeper(name, tiers) for name, tiers in TIERS.items()), namespace=namespace)
+    cluster.apply(*(_service_manifest(name, tiers) for name, tiers in TIERS.items()), namespace=namespace)
     with ThreadPoolExecutor(len(TIERS)) as pool:
         return {
-            name: pool.submit(_through, Service(cluster, namespace, name, stack.GATEWAY_URL), gateway) for name in TIERS
+            name: pool.submit(_run_cycle, Service(cluster, namespace, name, stack.GATEWAY_URL), gateway)
+            for name in TIERS
         }
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_to_zero_and_back(name: str, seen: dict[str, Future[list[str]]]) -> None:
+def test_scale_to_zero_and_back_loses_no_request(name: str, seen: dict[str, Future[list[str]]]) -> None:
     """The next request waits for an engine of each tier that answers, and is answered by it."""
     print("\n".join(seen[name].result()))

@@ -13,7 +13,7 @@ from tests.apiserver import ApiServer
 
 pytestmark = pytest.mark.api
 
-QUICK = LeaseTimes(duration=4, renew_deadline=3, retry_period=1)
+SHORT_LEASE = LeaseTimes(duration=4, renew_deadline=3, retry_period=1)
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ class Worker:
         await self.end.wait()
 
 
-async def test_the_second_waits_and_takes_over_at_once_when_the_first_ends(kubes: list[Kube]) -> None:
+async def test_lead_second_candidate_takes_over_when_first_ends(kubes: list[Kube]) -> None:
     first, second = Worker(), Worker()
-    one = asyncio.create_task(lead(kubes[0], "default", "handover", "one", first, QUICK))
+    one = asyncio.create_task(lead(kubes[0], "default", "handover", "one", first, SHORT_LEASE))
     await first.began.wait()
-    two = asyncio.create_task(lead(kubes[1], "default", "handover", "two", second, QUICK))
-    await asyncio.sleep(2 * QUICK.retry_period)
+    two = asyncio.create_task(lead(kubes[1], "default", "handover", "two", second, SHORT_LEASE))
+    await asyncio.sleep(2 * SHORT_LEASE.retry_period)
     assert not second.began.is_set()
     first.end.set()
     await one
@@ -52,24 +52,24 @@ async def test_the_second_waits_and_takes_over_at_once_when_the_first_ends(kubes
     assert not (await kubes[0].get(LEASES, "default", "handover"))["spec"].get("holderIdentity")
 
 
-async def test_cancelling_ends_the_work_and_gives_the_lease_back(kubes: list[Kube]) -> None:
+async def test_lead_cancelled_ends_work_and_releases_lease(kubes: list[Kube]) -> None:
     worker = Worker()
-    leading = asyncio.create_task(lead(kubes[0], "default", "cancelled", "one", worker, QUICK))
+    leading = asyncio.create_task(lead(kubes[0], "default", "cancelled", "one", worker, SHORT_LEASE))
     await worker.began.wait()
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
     assert not (await kubes[0].get(LEASES, "default", "cancelled"))["spec"].get("holderIdentity")
 
 
-async def test_a_failure_of_the_work_reaches_the_caller(kubes: list[Kube]) -> None:
+async def test_lead_work_failure_reaches_caller(kubes: list[Kube]) -> None:
     async def work() -> None:
         raise Unavailable("the work broke")
 
     with pytest.raises(Unavailable, match="the work broke"):
-        await lead(kubes[0], "default", "failing", "one", work, QUICK)
+        await lead(kubes[0], "default", "failing", "one", work, SHORT_LEASE)
 
 
-async def test_nothing_is_written_past_the_renew_deadline(kubes: list[Kube]) -> None:
+async def test_write_past_renew_deadline_is_fenced(kubes: list[Kube]) -> None:
     kube = kubes[0]
     kube.fence = lambda: False
     with pytest.raises(Fenced):

@@ -68,7 +68,7 @@ def without(page: str, *words: str) -> bytes:
     return "".join(line for line in page.splitlines(keepends=True) if not any(w in line for w in words)).encode()
 
 
-def test_every_figure_of_a_recent_engine_is_read() -> None:
+def test_parse_recent_release_reads_every_field() -> None:
     reading = scrape.read(PAGE.encode(), "a", AT_S)
     assert (reading.pod, reading.at_s, reading.born) == ("a", AT_S, "1795170475.15")
     assert (reading.running, reading.waiting, reading.kv_used, reading.preemptions) == (3.0, 2.0, 0.25, 1.0)
@@ -79,17 +79,17 @@ def test_every_figure_of_a_recent_engine_is_read() -> None:
     assert (reading.post_s, reading.transfer_s) == (0.5, 1.25)
 
 
-def test_buckets_are_no_longer_cumulated() -> None:
+def test_parse_buckets_are_not_cumulative() -> None:
     reading = scrape.read(PAGE.encode(), "a", AT_S)
     assert reading.prompt_tokens == ((1.0, 200.0, math.inf), (0.0, 3.0, 1.0), 900.0)
     assert reading.ttft_s == ((0.1, math.inf), (2.0, 3.0), 1.5)
 
 
-def test_requests_of_one_token_have_no_time_per_output_token() -> None:
+def test_parse_tpot_excludes_single_token_requests() -> None:
     assert scrape.read(PAGE.encode(), "a", AT_S).tpot_s == ((0.01, 0.025, math.inf), (1.0, 2.0, 0.0), 0.042)
 
 
-def test_ranks_of_one_engine_are_summed_and_the_fullest_cache_counts() -> None:
+def test_parse_ranks_are_summed_and_kv_usage_is_max() -> None:
     other = PAGE.replace('engine="0"', 'engine="1"').replace("perc{engine=", "perc{dp=").replace("} 0.25", "} 0.75")
     reading = scrape.read((PAGE + other).encode(), "a", AT_S)
     assert (reading.running, reading.waiting, reading.kv_used, reading.steps) == (6.0, 4.0, 0.75, 240.0)
@@ -98,26 +98,26 @@ def test_ranks_of_one_engine_are_summed_and_the_fullest_cache_counts() -> None:
     assert reading.born == "1795170475.15"
 
 
-def test_two_processes_in_one_text_are_born_together() -> None:
+def test_parse_two_processes_join_start_times() -> None:
     other = "process_start_time_seconds 1.7e+09\n"
     assert scrape.read((PAGE + other).encode(), "a", AT_S).born == "1700000000.0,1795170475.15"
 
 
-def test_without_the_processs_start_the_oldest_metric_tells_it() -> None:
+def test_parse_without_process_start_uses_oldest_created() -> None:
     page = without(PAGE, "process_start")
     later = b'vllm:request_success_created{finished_reason="abort"} 1.795199e+09\n'  # a label that came later
     assert scrape.read(page, "a", AT_S).born == scrape.read(page + later, "a", AT_S).born == "1795170000.0"
     assert scrape.read(without(PAGE, "process_start", "_created"), "a", AT_S).born == ""
 
 
-def test_the_cache_of_an_older_release_goes_by_its_old_name_and_never_beats_the_new_one() -> None:
+def test_parse_old_kv_usage_name_is_fallback() -> None:
     old = PAGE.replace("kv_cache_usage", "gpu_cache_usage")
     assert scrape.read(old.encode(), "a", AT_S).kv_used == 0.25
     both = PAGE + 'vllm:gpu_cache_usage_perc{engine="0"} 0.5\n'
     assert scrape.read(both.encode(), "a", AT_S).kv_used == 0.25
 
 
-def test_an_older_release_without_sources_tells_cached_tokens_and_no_computed_ones() -> None:
+def test_parse_old_release_without_sources_omits_computed_tokens() -> None:
     reading = scrape.read(without(PAGE, "by_source"), "a", AT_S)
     assert reading.local_prompt_tokens is None
     assert reading.cached_prompt_tokens == 400.0
@@ -125,29 +125,29 @@ def test_an_older_release_without_sources_tells_cached_tokens_and_no_computed_on
     assert reading.computed_tokens is None  # its iterations counted cached tokens too
 
 
-def test_an_older_release_that_never_hit_its_cache_tells_computed_tokens_by_its_iterations() -> None:
+def test_parse_old_release_without_hits_uses_iteration_tokens() -> None:
     page = without(PAGE, "by_source").replace(b"} 400.0", b"} 0.0").replace(b"} 50.0", b"} 0.0")
     assert scrape.read(page, "a", AT_S).computed_tokens == 1750.0
 
 
-def test_iterations_that_counted_cached_tokens_do_not_inflate_computed_ones() -> None:
+def test_parse_iteration_tokens_do_not_inflate_computed_tokens() -> None:
     page = PAGE.replace('tokens_total_sum{engine="0",model_name="m"} 1750.0', "tokens_total_sum{} 2200.0")
     assert scrape.read(page.encode(), "a", AT_S).computed_tokens == 1300.0
 
 
-def test_gaps_between_tokens_do_not_pass_for_times_per_output_token_of_requests() -> None:
+def test_parse_inter_token_histogram_is_not_tpot() -> None:
     old = PAGE.replace("inter_token_latency", "time_per_output_token")
     assert scrape.read(without(old, "request_time_per"), "a", AT_S).tpot_s is None
 
 
 @pytest.mark.parametrize("name", ["inter_token_latency", "time_per_output_token"])
-def test_gaps_between_tokens_are_read_by_their_new_name_and_by_their_old_one(name: str) -> None:
+def test_parse_inter_token_latency_accepts_old_and_new_name(name: str) -> None:
     page = PAGE.replace("inter_token_latency", name).encode()
     assert scrape.read(page, "a", AT_S).gaps_s == ((math.inf,), (495.0,), 9.9)
     assert scrape.read(without(PAGE, "inter_token_latency"), "a", AT_S).gaps_s is None
 
 
-def test_what_is_not_exported_is_none_not_zero() -> None:
+def test_parse_missing_metric_is_none() -> None:
     reading = scrape.read(b"vllm:num_requests_running 0.0\n", "a", AT_S)
     assert reading.running == 0.0
     assert (reading.waiting, reading.kv_used, reading.steps, reading.post_s, reading.tpot_s) == (None,) * 5
@@ -168,34 +168,34 @@ def test_what_is_not_exported_is_none_not_zero() -> None:
         b"vllm:",
     ],
 )
-def test_a_broken_line_is_skipped_and_the_others_stand(line: bytes) -> None:
+def test_parse_broken_line_is_skipped(line: bytes) -> None:
     text = PAGE.encode().replace(b"# HELP python", line + b"\n# HELP python")
     assert scrape.read(text, "a", AT_S) == scrape.read(PAGE.encode(), "a", AT_S)
 
 
-def test_labels_may_hold_what_looks_like_syntax_and_values_a_time_stamp() -> None:
+def test_parse_accepts_syntax_in_labels_and_timestamps() -> None:
     odd = r'vllm:num_requests_running{model_name="a {le=\"1\"} b",engine="0"} 7.0 1800000000000'
     assert scrape.read(odd.encode(), "a", AT_S).running == 7.0
     assert scrape.read(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
 
 
 @pytest.mark.parametrize("missing", ['le="+Inf"', "_tokens_sum"])
-def test_a_histogram_that_is_not_whole_is_absent(missing: str) -> None:
+def test_parse_incomplete_histogram_is_none(missing: str) -> None:
     assert scrape.read(without(PAGE, missing), "a", AT_S).prompt_tokens is None
 
 
-def test_a_histogram_whose_counts_fall_is_absent() -> None:
+def test_parse_decreasing_histogram_is_none() -> None:
     page = PAGE.replace('le="200.0",model_name="m"} 3.0', 'le="200.0",model_name="m"} 9.0')
     assert scrape.read(page.encode(), "a", AT_S).prompt_tokens is None
 
 
 @pytest.mark.parametrize("text", [b"", b"plimsoll_engine_ready 0\n", b"<html>no</html>", b"vllm:unheard_of 1.0\n"])
-def test_a_text_of_no_engine_is_refused(text: bytes) -> None:
+def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
     with pytest.raises(ValueError, match="no metric of a vLLM engine"):
         scrape.read(text, "a", AT_S)
 
 
-async def test_an_engine_is_asked_at_its_address_and_what_it_says_is_dated() -> None:
+async def test_fetch_queries_engine_address_and_stamps_time() -> None:
     asked: list[tuple[str, int, str]] = []
 
     async def ask(address: str, port: int, path: str) -> bytes:
@@ -207,7 +207,7 @@ async def test_an_engine_is_asked_at_its_address_and_what_it_says_is_dated() -> 
     assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
 
 
-async def test_an_engine_that_says_nothing_yet_is_unavailable_in_words() -> None:
+async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
     async def launcher_alone(address: str, port: int, path: str) -> bytes:
         return b"plimsoll_engine_ready 0\n"
 
@@ -215,7 +215,7 @@ async def test_an_engine_that_says_nothing_yet_is_unavailable_in_words() -> None
         await scrape.fetch(launcher_alone, "10.0.0.7", 8001, "/metrics", "a")
 
 
-async def test_an_engine_that_does_not_answer_is_unavailable() -> None:
+async def test_fetch_unreachable_engine_raises_unavailable() -> None:
     async def silence(address: str, port: int, path: str) -> bytes:
         raise Unavailable(f"{address} did not answer within 2 s")
 

@@ -27,29 +27,29 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES], ids=lambda case: case.name
 )
-def test_a_broken_rule_names_the_field_and_says_what_to_write(case: Case) -> None:
+def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
     (problem,) = problems(case.manifest())
     assert problem.startswith(f"{case.path}: ")
     assert case.says in problem
 
 
 @pytest.mark.parametrize("name", examples())
-def test_a_wrong_kind_of_value_is_named(name: str) -> None:
+def test_parse_wrong_type_names_field(name: str) -> None:
     for broken in mutations(name, examples()[name]):
         assert any(problem.startswith(f"{broken.path}: ") for problem in problems(broken.manifest)), broken.path
 
 
 @pytest.mark.parametrize("edits", GOOD, ids=str)
-def test_the_edge_of_what_is_allowed_is_accepted(edits: Manifest) -> None:
+def test_parse_boundary_values_are_accepted(edits: Manifest) -> None:
     assert parse(service(**edits)).metadata.uid == ""
 
 
 @pytest.mark.parametrize("name", examples())
-def test_examples_are_accepted(name: str) -> None:
+def test_parse_examples_are_accepted(name: str) -> None:
     assert isinstance(parse(examples()[name]), InferenceService)
 
 
-def test_all_problems_are_listed_at_once() -> None:
+def test_parse_lists_all_problems_at_once() -> None:
     manifest = service(
         **{
             "metadata.name": "Chat",
@@ -70,31 +70,31 @@ def test_all_problems_are_listed_at_once() -> None:
     ]
 
 
-def test_the_value_at_fault_is_shown() -> None:
+def test_parse_error_shows_invalid_value() -> None:
     (problem,) = problems(service(**{"spec.slo.ttft": "fast"}))
     assert problem == ('spec.slo.ttft: "fast" must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s')
 
 
-def test_snake_case_is_not_a_second_spelling() -> None:
+def test_parse_snake_case_field_is_unknown() -> None:
     (problem,) = problems(service(**{"spec.tiers.decode.min_replicas": 2}))
     assert problem == "spec.tiers.decode.min_replicas: is not a known field"
 
 
-def test_another_kind_or_version_is_refused() -> None:
+def test_parse_other_kind_or_api_version_is_rejected() -> None:
     assert "kind" in problems(service(kind="Service"))[0]
     assert "apiVersion" in problems(service(apiVersion="plimsoll.dev/v2"))[0]
 
 
-def test_a_spec_is_required() -> None:
+def test_parse_missing_spec_is_rejected() -> None:
     assert problems(service(spec=ABSENT)) == ("spec: is required",)
 
 
-def test_a_status_of_another_version_does_not_matter() -> None:
+def test_parse_status_of_other_version_is_ignored() -> None:
     status = {"conditions": [{"type": "Ready", "phase": "new"}], "modelNames": 3}
     assert parse({**service(), "status": status}).status.conditions == ()
 
 
-def test_a_status_is_read_and_its_unknown_fields_are_passed_over() -> None:
+def test_parse_status_ignores_unknown_fields() -> None:
     status = {"modelNames": ["chat"], "tiers": {"decode": {"ready": 1, "new": True}}, "later": {}}
     read = parse({**service(), "status": status}).status
     assert read.model_names == ("chat",)
@@ -116,27 +116,27 @@ def test_a_status_is_read_and_its_unknown_fields_are_passed_over() -> None:
     ],
     ids=str,
 )
-def test_what_was_learned_outlives_what_another_version_wrote(unread: Manifest) -> None:
+def test_parse_learned_state_survives_unreadable_status(unread: Manifest) -> None:
     status = parse({**service(), "status": {"url": "http://x", "learned": {"a": [1]}, **unread}}).status
     assert status == Status(url="http://x", learned={"a": [1]})
 
 
 @pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"learned": "x"}])
-def test_a_status_that_is_none_is_empty(status: Any) -> None:
+def test_parse_invalid_status_is_empty(status: Any) -> None:
     assert parse({**service(), "status": status}).status == Status()
 
 
-def test_a_status_is_read_as_it_was_written() -> None:
+def test_parse_status_round_trips() -> None:
     assert parse({**service(), "status": STATUS.manifest()}).status == STATUS
 
 
-def test_metadata_of_the_api_server_is_passed_over() -> None:
+def test_parse_ignores_other_metadata() -> None:
     metadata = {"name": "chat", "namespace": "a", "uid": "u", "managedFields": [{}], "resourceVersion": "7"}
     read = parse({**service(), "metadata": metadata})
     assert (read.key, read.metadata.uid) == ("a/chat", "u")
 
 
-def test_what_is_absent_has_the_documented_default() -> None:
+def test_parse_absent_fields_have_documented_defaults() -> None:
     read = parse(service())
     tiers = dict(read.spec.tiers.items())
     assert list(tiers) == ["prefill", "decode"]
@@ -149,7 +149,7 @@ def test_what_is_absent_has_the_documented_default() -> None:
     assert read.spec.model.cache_size == "64Gi"
 
 
-def test_without_a_maximum_a_tier_stays_at_its_minimum() -> None:
+def test_parse_tier_without_maximum_stays_at_minimum() -> None:
     tiers = parse(aggregated(**{"spec.tiers.serve.minReplicas": 3})).spec.tiers
     assert [tier.bounds for _, tier in tiers.items()] == [(3, 3)]
 
@@ -162,18 +162,18 @@ def test_without_a_maximum_a_tier_stays_at_its_minimum() -> None:
         ("file:///opt/tiny/", "file", "/opt/tiny", None),
     ],
 )
-def test_a_uri_is_taken_apart(uri: str, scheme: str, location: str, claim: tuple[str, str] | None) -> None:
+def test_parse_model_uri_is_split(uri: str, scheme: str, location: str, claim: tuple[str, str] | None) -> None:
     model = parse(service(**{"spec.model.uri": uri})).spec.model
     assert (model.scheme, model.location, model.claim) == (scheme, location, claim)
 
 
-def test_a_promise_is_read_in_seconds() -> None:
+def test_parse_slo_durations_are_in_seconds() -> None:
     slo = parse(service(**{"spec.slo.ttft": "1m0.5s"})).spec.slo
     assert slo is not None
     assert (slo.percentile, slo.ttft_seconds, slo.tpot_seconds) == (95, 60.5, None)
 
 
-def test_the_whole_is_written_as_it_is_said() -> None:
+def test_parse_e2e_target_round_trips_and_requires_text() -> None:
     slo = parse(service(**{"spec.slo": {"ttft": "500ms", "e2e": "1m0.5s"}})).spec.slo
     assert slo is not None
     assert (slo.e2e_seconds, slo.manifest()["e2e"]) == (60.5, "1m0.5s")
@@ -183,7 +183,7 @@ def test_the_whole_is_written_as_it_is_said() -> None:
     )
 
 
-def test_gaps_are_promised_by_the_service_and_by_no_class_of_it() -> None:
+def test_parse_itl_target_is_rejected_in_class_slo() -> None:
     slo = {"ttft": "500ms", "itl": "40ms"}
     read = parse(service(**{"spec.slo": slo}))
     assert read.spec.slo is not None
@@ -194,7 +194,7 @@ def test_gaps_are_promised_by_the_service_and_by_no_class_of_it() -> None:
     )
 
 
-def test_the_manifest_of_a_part_is_what_was_written() -> None:
+def test_manifest_of_pod_overrides_equals_input() -> None:
     written = {"name": "a", "configMap": {"name": "b", "items": [{"key": "c", "path": "d"}]}}
     pod = "spec.tiers.decode.pod"
     read = parse(service(**{f"{pod}.volumes": [written], f"{pod}.tolerations": [{"key": "x"}]}))

@@ -25,12 +25,12 @@ def scaling(**written: Any) -> Policy:
     return parse(service(**{"spec.scaling": written})).policy(NOON_S)
 
 
-def test_without_a_word_a_tier_stays_at_its_minimum_and_nothing_is_promised() -> None:
+def test_policy_default_is_minimum_replicas_without_slo() -> None:
     one = TierPolicy(min_replicas=1, max_replicas=1)
     assert parse(service()).policy(NOON_S) == Policy({"prefill": one, "decode": one})
 
 
-def test_the_whole_example() -> None:
+def test_policy_full_example_is_read() -> None:
     read = parse(examples()["autoscaling"])
     made = read.policy(NOON_S)
     decode = made.tiers["decode"]
@@ -57,13 +57,13 @@ def test_the_whole_example() -> None:
         ("2026-06-14 06:00", (2, 16)),
     ],
 )
-def test_the_schedule_bounds_every_tier(utc: str, bounds: tuple[int, int]) -> None:
+def test_policy_schedule_bounds_every_tier(utc: str, bounds: tuple[int, int]) -> None:
     now_s = datetime.fromisoformat(utc).replace(tzinfo=UTC).timestamp()
     decode = parse(examples()["autoscaling"]).policy(now_s).tiers["decode"]
     assert decode.bounds(now_s, START_S) == bounds
 
 
-def test_a_policy_holds_for_a_week() -> None:
+def test_policy_bounds_hold_for_a_week() -> None:
     read = parse(examples()["autoscaling"])
     old = read.policy(NOON_S).tiers["decode"]
     for hour in range(7 * 24):
@@ -72,21 +72,21 @@ def test_a_policy_holds_for_a_week() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Recommend", "Off"])
-def test_every_mode_is_the_cores(mode: str) -> None:
+def test_policy_mode_equals_core_mode(mode: str) -> None:
     assert scaling(mode=mode).mode is Mode(mode)
 
 
-def test_the_core_has_no_mode_that_cannot_be_written() -> None:
+def test_mode_values_of_api_equal_core_modes() -> None:
     assert list(get_args(Scaling.model_fields["mode"].annotation)) == [mode.value for mode in Mode]
 
 
-def test_the_launcher_knows_the_same_runtimes() -> None:
+def test_runtime_values_of_api_equal_launcher_contract() -> None:
     told = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
     assert list(get_args(Engine.model_fields["runtime"].annotation)) == told["runtimes"]
 
 
 @pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"missCost": 0}, 0.0), ({"missCost": 7}, 7.0)])
-def test_no_miss_cost_is_the_cores_and_zero_is_zero(written: dict[str, int], cost: float) -> None:
+def test_policy_miss_cost_defaults_and_keeps_zero(written: dict[str, int], cost: float) -> None:
     assert scaling(**written).miss_cost == cost
 
 
@@ -99,11 +99,11 @@ def test_no_miss_cost_is_the_cores_and_zero_is_zero(written: dict[str, int], cos
         ({"min": "0.333", "max": "0.333"}, (0.333, 0.333)),
     ],
 )
-def test_a_ratio_is_open_where_nothing_is_said(bounds: dict[str, Any], ratio: tuple[float, float]) -> None:
+def test_policy_prefill_ratio_is_unbounded_where_unset(bounds: dict[str, Any], ratio: tuple[float, float]) -> None:
     assert scaling(prefillPerDecode=bounds).prefill_per_decode == ratio
 
 
-def test_a_paused_service_and_an_aggregated_one() -> None:
+def test_policy_of_paused_aggregated_service_is_read() -> None:
     made = parse(aggregated(**{"spec.scaling.paused": True, "spec.tiers.serve.gpus": 8})).policy(NOON_S)
     assert made.paused
     assert {name: tier.gpus for name, tier in made.tiers.items()} == {"serve": 8}
@@ -119,12 +119,12 @@ def test_a_paused_service_and_an_aggregated_one() -> None:
         ({"ttft": "1s", "ttftPerKToken": "0s"}, CoreSlo(share=0.95, ttft_s=1.0)),
     ],
 )
-def test_a_promise(written: dict[str, Any], promise: CoreSlo) -> None:
+def test_slo_to_core_converts_each_target(written: dict[str, Any], promise: CoreSlo) -> None:
     assert Slo.model_validate(written).to_core() == promise
 
 
 @pytest.mark.parametrize("name", examples())
-def test_every_example_makes_a_policy(name: str) -> None:
+def test_policy_exists_for_every_example(name: str) -> None:
     read: InferenceService = parse(examples()[name])
     assert list(read.policy(NOON_S).tiers) == [role for role, _ in read.spec.tiers.items()]
 
@@ -140,13 +140,13 @@ def test_every_example_makes_a_policy(name: str) -> None:
         (1, 0, 0.0, "0.00 USD"),
     ],
 )
-def test_a_price_by_the_hour(price: str | int, gpus: int, per_hour: float, shown: str) -> None:
+def test_cost_per_hour_multiplies_gpus_and_formats(price: str | int, gpus: int, per_hour: float, shown: str) -> None:
     cost = Cost.model_validate({"gpuHour": price})
     assert cost.per_hour(gpus) == per_hour
     assert cost.shown(cost.per_hour(gpus)) == shown
 
 
-def test_a_price_by_the_token() -> None:
+def test_cost_per_million_tokens_is_computed() -> None:
     cost = Cost.model_validate({"gpuHour": "3.60", "currency": "EUR"})
     price = cost.per_million_tokens(2, 2000.0)
     assert isinstance(price, float)
@@ -155,7 +155,7 @@ def test_a_price_by_the_token() -> None:
 
 
 @pytest.mark.parametrize("tokens_per_s", [0.0, -1.0, math.nan])
-def test_no_tokens_have_no_price(tokens_per_s: float) -> None:
+def test_cost_per_million_tokens_without_tokens_is_unavailable(tokens_per_s: float) -> None:
     assert Cost.model_validate({"gpuHour": 1}).per_million_tokens(1, tokens_per_s) == Unknown("no tokens were made")
 
 
@@ -169,13 +169,13 @@ def test_no_tokens_have_no_price(tokens_per_s: float) -> None:
         ({"minReplicas": 0, "maxReplicas": 5}, (0, 5)),
     ],
 )
-def test_a_tier_that_may_be_at_zero_can_leave_it(written: dict[str, int], bounds: tuple[int, int]) -> None:
+def test_policy_tier_with_zero_minimum_can_scale_up(written: dict[str, int], bounds: tuple[int, int]) -> None:
     made = parse(aggregated(**{"spec.slo": {"tpot": "50ms"}, "spec.tiers.serve": written})).policy(NOON_S)
     assert made.tiers["serve"].bounds(NOON_S, START_S) == bounds
 
 
 @pytest.mark.parametrize(("least", "hours", "bounds"), [(0, 2, (2, 4)), (1, 0, (0, 4))])
-def test_hours_may_begin_and_end_at_zero(least: int, hours: int, bounds: tuple[int, int]) -> None:
+def test_policy_schedule_may_start_and_end_at_zero(least: int, hours: int, bounds: tuple[int, int]) -> None:
     tier = {"minReplicas": least, "maxReplicas": 4}
     schedule = [{"from": "08:00", "until": "20:00", "minReplicas": hours}]
     edits = {"spec.slo": {"tpot": "50ms"}, "spec.tiers.serve": tier, "spec.scaling.schedule": schedule}

@@ -30,10 +30,10 @@ def entry(start: str, end: str, *days: str, zone: str = "UTC", **more: Any) -> S
 def spans(one: ScheduleEntry, now: str, count: int = 1) -> list[tuple[str, str]]:
     """The next windows, in UTC, as `10-25 00:15`."""
     found = list(one.windows(at(now)))[:count]
-    return [(_told(window.from_s), _told(window.until_s)) for window in found]
+    return [(_format_time(window.from_s), _format_time(window.until_s)) for window in found]
 
 
-def _told(moment_s: float) -> str:
+def _format_time(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%m-%d %H:%M")
 
 
@@ -60,7 +60,7 @@ def _told(moment_s: float) -> str:
         (entry("08:00", "09:00"), "1970-01-01 00:00", [("01-01 08:00", "01-01 09:00")]),
     ],
 )
-def test_the_next_window(one: ScheduleEntry, now: str, expected: list[tuple[str, str]]) -> None:
+def test_schedule_next_windows_are_in_utc(one: ScheduleEntry, now: str, expected: list[tuple[str, str]]) -> None:
     assert spans(one, now) == expected
 
 
@@ -95,11 +95,11 @@ BERLIN = "Europe/Berlin"  # in 2026 the clock goes on at 01:00 UTC on 29 March, 
         (entry("23:00", "01:00", "Thu", zone="Pacific/Apia"), "2011-12-29 12:00", ("12-30 09:00", "12-30 10:00")),
     ],
 )
-def test_the_clock_goes_on_and_back(one: ScheduleEntry, now: str, expected: tuple[str, str]) -> None:
+def test_schedule_window_follows_daylight_saving(one: ScheduleEntry, now: str, expected: tuple[str, str]) -> None:
     assert spans(one, now) == [expected]
 
 
-def test_a_day_that_was_skipped_has_no_window() -> None:
+def test_schedule_skipped_day_has_no_window() -> None:
     one = entry("08:00", "20:00", "Fri", zone="Pacific/Apia")
     assert spans(one, "2011-12-28 00:00") == []
     assert spans(one, "2011-12-31 00:00") == [("01-05 18:00", "01-06 06:00")]
@@ -116,16 +116,18 @@ def test_a_day_that_was_skipped_has_no_window() -> None:
         ("17:30", "00:00", ("Wed",)),
     ],
 )
-def test_a_moment_is_in_a_window_when_its_clock_says_so(start: str, end: str, days: Sequence[str], zone: str) -> None:
+def test_schedule_window_contains_moment_iff_local_clock_does(
+    start: str, end: str, days: Sequence[str], zone: str
+) -> None:
     one, begun_s = entry(start, end, *days, zone=zone), at("2026-06-07 03:07")
     found = list(one.windows(begun_s))
     for step in range(int(WEEK_S // (17 * 60))):
         moment_s = begun_s + step * 17 * 60
         inside = any(window.from_s <= moment_s < window.until_s for window in found)
-        assert inside == _by_the_clock(moment_s, start, end, days or DAYS, zone), _told(moment_s)
+        assert inside == _is_inside_by_local_clock(moment_s, start, end, days or DAYS, zone), _format_time(moment_s)
 
 
-def _by_the_clock(moment_s: float, start: str, end: str, days: Sequence[str], zone: str) -> bool:
+def _is_inside_by_local_clock(moment_s: float, start: str, end: str, days: Sequence[str], zone: str) -> bool:
     local = datetime.fromtimestamp(moment_s, ZoneInfo(zone))
     clock, today = local.strftime("%H:%M"), DAYS[local.weekday()]
     yesterday = DAYS[(local - timedelta(days=1)).weekday()]
@@ -136,7 +138,7 @@ def _by_the_clock(moment_s: float, start: str, end: str, days: Sequence[str], zo
 
 @pytest.mark.parametrize("day", DAYS)
 @pytest.mark.parametrize("hour", range(0, 24, 5))
-def test_there_is_always_a_next_window(day: str, hour: int) -> None:
+def test_schedule_always_has_next_window(day: str, hour: int) -> None:
     one = entry("22:00", "03:00", day, zone="America/St_Johns")
     for week in range(53):
         now_s = at("2026-01-01 00:00") + week * WEEK_S + hour * HOUR_S
@@ -145,25 +147,25 @@ def test_there_is_always_a_next_window(day: str, hour: int) -> None:
         assert first.from_s < now_s + WEEK_S + HOUR_S
 
 
-def test_windows_of_an_entry_follow_each_other_and_carry_its_bounds() -> None:
+def test_schedule_windows_are_ordered_and_carry_bounds() -> None:
     found = list(entry("22:00", "06:00", zone=BERLIN, maxReplicas=7).windows(at("2026-10-24 12:00")))
     assert len(found) == 8
     assert {(window.min_replicas, window.max_replicas) for window in found} == {(2, 7)}
     assert all(one.until_s <= other.from_s for one, other in pairwise(found))
 
 
-def test_every_time_zone_can_be_written() -> None:
+def test_schedule_accepts_every_time_zone() -> None:
     for zone in available_timezones() - {"localtime"}:
         assert entry("08:00", "20:00", zone=zone).time_zone == zone
 
 
-def test_entries_stay_in_their_order_since_the_last_one_counts() -> None:
+def test_schedule_entries_keep_their_order() -> None:
     early, late = entry("08:00", "20:00", minReplicas=2), entry("07:00", "19:00", minReplicas=9)
     found = windows((early, late), at("2026-06-10 12:00"))
     assert [window.min_replicas for window in found] == [2] * 8 + [9] * 8
 
 
-def test_windows_within_an_hour_are_those_of_its_beginning() -> None:
+def test_schedule_windows_are_constant_within_an_hour() -> None:
     one = entry("08:00", "20:30")
     before, after = windows((one,), at("2026-06-10 20:00")), windows((one,), at("2026-06-10 20:59"))
     assert before == after
@@ -171,5 +173,5 @@ def test_windows_within_an_hour_are_those_of_its_beginning() -> None:
     assert windows((one,), at("2026-06-10 21:00")) == before[1:]
 
 
-def test_no_schedule_has_no_windows() -> None:
+def test_schedule_empty_has_no_windows() -> None:
     assert windows((), 0.0) == ()

@@ -28,17 +28,17 @@ from plimsoll.sim.log import Log
 from plimsoll.sim.policies import registry
 from tests.bench.scores import a_run, a_score
 
-TALK = Lengths(2048.0, 256.0)
+LENGTHS = Lengths(2048.0, 256.0)
 CODE = Program("whole", "bare")
 STEP = ROWS["step-60"]
-FAR = 0.2  # of a mean: several standard errors for the sizes below
+RELATIVE_TOLERANCE = 0.2  # of a mean: several standard errors for the sizes below
 
 
 # ---------------------------------------------------------------- loads
 
 
 @pytest.mark.parametrize("row", [*ROWS.values(), *SHORT.values()], ids=lambda row: row.name)
-def test_every_row_is_a_service_on_a_machine(row: Any) -> None:
+def test_rows_have_valid_service_and_hardware(row: Any) -> None:
     service = parse(row.manifest())
     assert [name for name, _ in service.spec.tiers.items()] == [name for name, _, _ in row.tiers]
     assert len(row.initial) == len(row.tiers)
@@ -46,50 +46,50 @@ def test_every_row_is_a_service_on_a_machine(row: Any) -> None:
     startup.parse(row.start_up)
 
 
-def test_the_same_seed_draws_the_same_requests_and_another_one_others() -> None:
-    load = Phases((Phase(60.0, 5.0, TALK), Phase(60.0, 50.0, TALK)))
+def test_load_is_determined_by_seed() -> None:
+    load = Phases((Phase(60.0, 5.0, LENGTHS), Phase(60.0, 50.0, LENGTHS)))
     assert load.make(1) == load.make(1)
     assert load.make(1) != load.make(2)
 
 
 def test_phases_have_their_rates_and_lengths() -> None:
-    asked = Phases((Phase(300.0, 6.0, TALK), Phase(300.0, 36.0, Lengths(300.0, 1000.0)))).make(1)
+    asked = Phases((Phase(300.0, 6.0, LENGTHS), Phase(300.0, 36.0, Lengths(300.0, 1000.0)))).make(1)
     first = [one for one in asked if one.at_s < 300.0]
-    assert len(first) == pytest.approx(1800, rel=FAR)
-    assert len(asked) - len(first) == pytest.approx(10_800, rel=FAR)
+    assert len(first) == pytest.approx(1800, rel=RELATIVE_TOLERANCE)
+    assert len(asked) - len(first) == pytest.approx(10_800, rel=RELATIVE_TOLERANCE)
     assert np.mean([one.prompt_tokens for one in first]) == pytest.approx(2048, rel=0.03)
     assert np.mean([one.output_tokens for one in asked[len(first) :]]) == pytest.approx(1000, rel=0.03)
     assert all(one.at_s <= other.at_s for one, other in itertools.pairwise(asked))
 
 
-def test_lengths_without_spread_are_all_alike() -> None:
+def test_lengths_without_sigma_are_identical() -> None:
     asked = Phases((Phase(60.0, 5.0, Lengths(4000.0, 1000.0, sigma=0.0)),)).make(1)
     assert {(one.prompt_tokens, one.output_tokens) for one in asked} == {(4000, 1000)}
 
 
-def test_a_sine_is_highest_in_its_middle() -> None:
-    asked = Sine(5.0, 31.0, 1800.0, TALK).make(1)
+def test_sine_load_peaks_in_the_middle() -> None:
+    asked = Sine(5.0, 31.0, 1800.0, LENGTHS).make(1)
     middle = sum(870.0 <= one.at_s < 930.0 for one in asked)
     assert middle == pytest.approx(36 * 60, rel=0.1)
-    assert sum(one.at_s < 60.0 for one in asked) == pytest.approx(60 * (5 + 31 * np.pi / 60), rel=FAR)
+    assert sum(one.at_s < 60.0 for one in asked) == pytest.approx(60 * (5 + 31 * np.pi / 60), rel=RELATIVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("cv", [1.0, 2.0])
-def test_gaps_of_a_constant_rate_vary_as_said(cv: float) -> None:
-    asked = Renewal(5.0, cv, 3600.0, TALK).make(1)
+def test_renewal_load_has_requested_gap_variation(cv: float) -> None:
+    asked = Renewal(5.0, cv, 3600.0, LENGTHS).make(1)
     gaps = np.diff([one.at_s for one in asked])
     assert len(asked) == pytest.approx(18_000, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
 
-def test_a_slice_is_laid_over_itself_and_its_length_stays() -> None:
+def test_slice_is_overlaid_and_keeps_its_length() -> None:
     single, triple = Slice("azure-code-2023.csv.gz", 3436.4), Slice("azure-code-2023.csv.gz", 3436.4, 2.5)
     assert len(single.make(1)) == 8819
     assert len(triple.make(1)) == pytest.approx(2.5 * 8819, rel=0.02)
     assert triple.make(1)[-1].at_s < 3436.4
 
 
-def test_copies_of_prompts_that_share_beginnings_are_other_prompts() -> None:
+def test_slice_copies_have_distinct_prompt_blocks() -> None:
     asked = Slice("synthetic.csv.gz", 1030.0, 2.0, blocks=True).make(1)
     assert len(asked) == 2 * 3993
     names = {one.ids[0] // 1_000_000_000 for one in asked}
@@ -99,7 +99,7 @@ def test_copies_of_prompts_that_share_beginnings_are_other_prompts() -> None:
 # ---------------------------------------------------------------- searching
 
 
-def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_hash_changes_with_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = program.code()
     real = Path.read_bytes
     monkeypatch.setattr(
@@ -113,15 +113,13 @@ def test_another_profile_is_another_program(tmp_path: Path, monkeypatch: pytest.
     [(b"\n# a word\n", False), (b'\n"""A word."""\n', False), (b"\n_MORE = 1\n", True)],
     ids=["comment", "docstring", "statement"],
 )
-def test_another_program_is_one_that_does_something_else(
-    monkeypatch: pytest.MonkeyPatch, added: bytes, another: bool
-) -> None:
+def test_program_hash_changes_only_with_behaviour(monkeypatch: pytest.MonkeyPatch, added: bytes, another: bool) -> None:
     before, real = program.code(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (added if path.name == "knee.py" else b""))
     assert [one != other for one, other in zip(before, program.code(), strict=True)] == [another, another]
 
 
-def test_a_run_depends_on_its_own_trace_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_key_depends_only_on_own_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = "azure-code-2023.csv.gz"
     rows = [ROWS["azure-code"], ROWS["servegen-r1"], STEP]
     before = [key_of(Task(row, 1.0, "plimsoll", 1), CODE) for row in rows]
@@ -131,7 +129,7 @@ def test_a_run_depends_on_its_own_trace_alone(monkeypatch: pytest.MonkeyPatch, t
     assert [one != other for one, other in zip(before, after, strict=True)] == [True, False, False]
 
 
-def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
+def test_run_key_without_operator_ignores_operator_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, real = program.code(), Path.read_bytes
@@ -152,16 +150,18 @@ def test_what_the_operator_alone_runs_makes_no_other_run_of_who_does_without_it(
         assert (key_of(task, before) == key_of(task, after)) is same, word
 
 
-WITHOUT = {name: name for name in registry.names() if name != "plimsoll" and not name.startswith("dynamo-")} | {
+POLICIES_WITHOUT_OPERATOR = {name: name for name in registry.names() if name != "plimsoll" and not name.startswith("dynamo-")} | {
     "static": "static:2", "follower": "follower:cap=64", "clairvoyant": "clairvoyant:plan=0@1;40@2;90@1,cap=64",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("word", WITHOUT.values(), ids=WITHOUT)
-def test_who_does_without_the_operator_runs_none_of_its_code(word: str) -> None:
+@pytest.mark.parametrize("word", POLICIES_WITHOUT_OPERATOR.values(), ids=POLICIES_WITHOUT_OPERATOR)
+def test_policies_without_operator_run_none_of_its_code(word: str) -> None:
     """Else a kept run would be taken for one of a program that plays otherwise."""
     called: set[str] = set()
-    minute = replace(STEP, load=Phases((Phase(45.0, 6.0, TALK), Phase(45.0, 20.0, TALK), Phase(45.0, 2.0, TALK))))
+    minute = replace(
+        STEP, load=Phases((Phase(45.0, 6.0, LENGTHS), Phase(45.0, 20.0, LENGTHS), Phase(45.0, 2.0, LENGTHS)))
+    )
     try:
         sys.setprofile(lambda frame, *_: called.add(frame.f_code.co_filename))
         play.play(Task(minute, 1.0, word, 1))
@@ -173,7 +173,7 @@ def test_who_does_without_the_operator_runs_none_of_its_code(word: str) -> None:
     assert not [name for name in own - {program.SHARED} if name.startswith(program.OPERATORS)]
 
 
-def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
+def test_search_keeps_best_setting_overall_and_at_row_cost() -> None:
     scores = [
         a_score("p:a", 0.999, 2.0),
         a_score("p:b", 0.9985, 1.8),
@@ -184,9 +184,7 @@ def test_the_best_setting_is_kept_for_any_cost_and_for_the_rows_cost() -> None:
     assert search.best(STEP, scores[:2]) == ["p:b"]
 
 
-def test_a_search_climbs_the_ladder_and_plays_those_that_lead_with_all_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_climbs_ladder_and_plays_leaders_with_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attainment is highest at a target of 24, and with its second word only as long as one seed is asked."""
     monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
     (tmp_path / "found.json").write_text("{}")
@@ -210,24 +208,22 @@ def test_a_search_climbs_the_ladder_and_plays_those_that_lead_with_all_seeds(
 
 
 @pytest.mark.parametrize("name", ["hpa-queue", "keda-ttft", "kpa", "apa", "wva", "static"])
-def test_a_ladder_has_every_word_once(name: str) -> None:
+def test_search_ladder_has_every_setting_once(name: str) -> None:
     every = search.words(name, STEP)
     assert sorted(word for step in search.ladder(every) for word in step) == sorted(every)
 
 
-def test_a_word_without_the_option_of_the_ladder_is_a_step_of_its_own() -> None:
+def test_search_setting_without_ladder_option_is_own_step() -> None:
     steps = search.ladder(search.words("dynamo-load", STEP))
     assert {"dynamo-load", "dynamo-load:target=latency", "dynamo-load:interval=10"} <= {step[0] for step in steps}
 
 
-def test_static_fleets_of_all_sizes_are_tried() -> None:
+def test_search_tries_static_fleets_of_all_sizes() -> None:
     assert search.words("static", STEP) == [f"static:{k}" for k in range(1, 9)]
     assert len(search.words("static", ROWS["step-60-pd"])) == 16
 
 
-def test_peers_are_played_at_their_defaults_and_as_found_on_the_row_or_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_peers_include_defaults_and_found_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_FOUND", tmp_path / "found.json")
     found = {
         "step-60": {"apa": ["apa:target=8"], "hindsight": ["follower:spare=2"]},
@@ -245,7 +241,7 @@ def test_peers_are_played_at_their_defaults_and_as_found_on_the_row_or_elsewhere
     assert search.references(ROWS["ramp-120"]) == []
 
 
-def test_enough_followers_for_a_frontier_are_named_by_the_load_itself() -> None:
+def test_search_policies_include_enough_reactive_baselines() -> None:
     row = replace(STEP, name="nobody searched here", load=SHORT["short"].load)
     played = search.policies(row)
     assert played[0] == "plimsoll"
@@ -253,14 +249,14 @@ def test_enough_followers_for_a_frontier_are_named_by_the_load_itself() -> None:
     assert sum(word.startswith("follower:") for word in played) >= 20
 
 
-def test_who_needs_a_package_that_is_not_there_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_missing_package_is_skipped_with_message(capsys: pytest.CaptureFixture[str]) -> None:
     row = replace(STEP, name="nobody searched here", load=SHORT["short"].load)
     played, told = search.peers(row), capsys.readouterr().err
     for word in ("dynamo-load", "dynamo-throughput"):
         assert (word in played) is (f"left out: {word}: " not in told)
 
 
-def test_mean_replicas_count_starting_and_draining_ones() -> None:
+def test_mean_replicas_count_starting_and_draining() -> None:
     log = Log()
     log.replicas = [(0.0, Role.SERVE, 1, 1, 0, 0), (50.0, Role.SERVE, 2, 1, 1, 0), (80.0, Role.SERVE, 1, 1, 0, 1)]
     assert replicas(log, Role.SERVE, 0.0, 100.0) == 1.5
@@ -271,7 +267,7 @@ def test_mean_replicas_count_starting_and_draining_ones() -> None:
 # ---------------------------------------------------------------- runs that are kept
 
 
-def test_the_key_is_that_of_what_is_played() -> None:
+def test_run_key_ignores_targets_and_descriptions() -> None:
     task = Task(STEP, 1.0, "plimsoll", 1)
     same = replace(task, row=replace(STEP, reach=Reach(), says="other", seeds=3))
     assert key_of(task, CODE) == key_of(same, CODE)
@@ -286,7 +282,7 @@ def test_the_key_is_that_of_what_is_played() -> None:
     )
 
 
-def test_runs_are_found_again_and_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_store_reloads_runs_and_skips_truncated_line(tmp_path: Path) -> None:
     task = Task(STEP, 1.0, "plimsoll", 1)
     Store(tmp_path).put("one", task, {"attainment_offered": 0.5})
     with (tmp_path / "runs.jsonl").open("a") as lines:
@@ -298,7 +294,7 @@ def test_runs_are_found_again_and_a_line_that_was_cut_off_is_passed_over(tmp_pat
     assert Store(tmp_path).get("three") == {}
 
 
-def test_tables_and_pictures_hold_every_policy() -> None:
+def test_table_and_chart_contain_every_policy() -> None:
     scores = [judge.score("plimsoll", [a_run(0.9, 1.0), a_run(0.92, 1.1)]), a_score("static:<3>", 0.8, 1.5)]
     text = table.rendered(STEP, report.judged(STEP, 1.0, scores, boundary=False))
     assert "| `plimsoll` | 2 | 91.00% ± 12.71 |" in text
@@ -307,7 +303,7 @@ def test_tables_and_pictures_hold_every_policy() -> None:
     assert "static:&lt;3&gt;" in picture.drawn("a & b", scores)
 
 
-def test_a_column_is_there_where_somebody_has_something_in_it() -> None:
+def test_table_column_appears_only_with_values() -> None:
     without = table.rendered(STEP, report.judged(STEP, 1.0, [a_score("plimsoll", 0.9, 1.0)], boundary=False))
     some = a_score("plimsoll", 0.9, 1.0, recovered=12, infeasible_alone=3, downgraded=40, itl_p99_s=0.0314)
     told = table.rendered(STEP, report.judged(STEP, 1.0, [some], boundary=False))
@@ -323,13 +319,13 @@ def test_a_column_is_there_where_somebody_has_something_in_it() -> None:
 
 
 @pytest.mark.parametrize("policy", expect.POLICIES)
-def test_the_short_row_is_no_worse_than_chance_allows(policy: str) -> None:
+def test_short_row_is_not_significantly_worse(policy: str) -> None:
     for name, row in SHORT.items():
         runs = [play.play(Task(row, 1.0, policy, seed)) for seed in range(1, row.seeds + 1)]
         assert not expect.worse(runs, expect.read()[name][policy])
 
 
-def test_worse_is_told_and_better_and_chance_are_not() -> None:
+def test_worse_detects_regression_but_not_improvement_or_noise() -> None:
     expected = {"attainment_offered": (0.95, 0.93), "gpu_hours": (0.4, 0.3)}
 
     def runs(offered: tuple[float, float], hours: tuple[float, float]) -> list[dict[str, float]]:

@@ -29,14 +29,14 @@ def test_generated_files_are_up_to_date() -> None:
     assert stale == [], "run `make verify`"
 
 
-def test_the_definition_in_the_release_is_the_generated_one() -> None:
+def test_rendered_crd_equals_generated_crd() -> None:
     rendered = find(render(), "CustomResourceDefinition")
     source = yaml.safe_load(docs.CRD.read_text())
     assert rendered["spec"] == source["spec"]
     assert rendered["metadata"]["name"] == source["metadata"]["name"]
 
 
-def test_comments_belong_to_the_key_below_them() -> None:
+def test_values_comment_belongs_to_key_below() -> None:
     values = {value.name: value for value in docs.read(SAMPLE)}
     assert values["b"].comment == "A group, on two lines."
     assert values["b.c"].comment == "Inside."
@@ -44,11 +44,11 @@ def test_comments_belong_to_the_key_below_them() -> None:
     assert [value.section for value in values.values()] == ["First"] * 6 + ["Second"]
 
 
-def test_a_row_is_a_commented_key_without_commented_keys_below() -> None:
+def test_documented_row_is_commented_leaf_key() -> None:
     assert [row.name for row in docs.documented(docs.read(SAMPLE))] == ["a", "b.c", "e"]
 
 
-def test_the_page() -> None:
+def test_values_page_lists_rows_and_groups() -> None:
     page = docs.page(docs.read(SAMPLE))
     assert '| `b.c` | `{"x": 1, "y": 2}` | Inside. |' in page
     assert "- `b`: A group, on two lines." in page

@@ -29,15 +29,15 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 DASHBOARD: Object = json.loads(DASHBOARD_FILE.read_text())
 PANELS: list[Object] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
-OF_TARGETS = {"namespace", "pod"}  # labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say
-OF_ENGINES = {"service", "tier", "le"} | OF_TARGETS
+TARGET_LABELS = {"namespace", "pod"}  # labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say
+ENGINE_LABELS = {"service", "tier", "le"} | TARGET_LABELS
 NAME = r"(?:plimsoll_|vllm:|service:plimsoll_)[a-z0-9_:]+"
 
 
 def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
     """Every name that can be asked for, with its labels."""
     for collector in registry._collector_to_names:
-        labels = set(getattr(collector, "_labelnames", ())) | OF_TARGETS
+        labels = set(getattr(collector, "_labelnames", ())) | TARGET_LABELS
         for family in collector.describe():  # type: ignore[attr-defined]
             match family.type:
                 case "counter":
@@ -56,7 +56,7 @@ def labels_of(name: str) -> set[str] | None:
     """The labels of a metric, None of one that does not exist. An engine's are those that the operator reads too."""
     if name.startswith("vllm:"):
         base = name.removesuffix("_bucket").encode()
-        return OF_ENGINES if base in Path(scrape.__file__).read_bytes() else None
+        return ENGINE_LABELS if base in Path(scrape.__file__).read_bytes() else None
     return KNOWN.get(name) or RECORDED.get(name)
 
 
@@ -69,7 +69,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expr"), list(expressions()), ids=lambda value: value[:40])
-def test_every_expression_asks_for_metrics_and_labels_that_exist(where: str, expr: str) -> None:
+def test_expression_uses_existing_metrics_and_labels(where: str, expr: str) -> None:
     asked = re.findall(rf"\b({NAME})(?:\{{([^}}]*)\}})?", expr)
     assert asked, where
     for name, matchers in asked:
@@ -78,7 +78,7 @@ def test_every_expression_asks_for_metrics_and_labels_that_exist(where: str, exp
         assert set(re.findall(r"([a-z_]+)(?:=~|!=|!~|=)", matchers)) <= have, f"{name} has only {have}"
 
 
-def test_conditions_and_reasons_in_expressions_exist() -> None:
+def test_expression_conditions_and_reasons_exist() -> None:
     for where, expr in expressions():
         for kind in re.findall(r'\btype="([^"]+)"', expr):
             assert kind in {t.value for t in Type}, where
@@ -87,7 +87,7 @@ def test_conditions_and_reasons_in_expressions_exist() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_how_bad_what_and_where_to_read_on(alert: Object) -> None:
+def test_alert_has_severity_annotations_and_runbook(alert: Object) -> None:
     assert alert["labels"]["severity"] in ("critical", "warning")
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
@@ -97,20 +97,20 @@ def test_an_alert_says_how_bad_what_and_where_to_read_on(alert: Object) -> None:
     assert paragraph.strip().startswith(f"`{alert['labels']['severity']}`:")
 
 
-def test_every_paragraph_has_its_alert_and_every_alert_a_unit_test() -> None:
+def test_alerts_page_and_unit_tests_cover_every_alert() -> None:
     names = [alert["alert"] for alert in ALERTS]
     assert re.findall(r"(?m)^## (.+)$", ALERTS_PAGE.read_text()) == names
     assert [name for name in names if name not in UNIT_TESTS.read_text()] == []
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the cluster scenario has it")
-def test_promtool_holds_the_rules_for_right() -> None:
+def test_promtool_accepts_rules() -> None:
     for verb, path in (("check", RULES_FILE), ("test", UNIT_TESTS)):
         done = subprocess.run(["promtool", verb, "rules", path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     assert {v["name"] for v in DASHBOARD["templating"]["list"]} == {"datasource", "namespace", "service"}
@@ -123,7 +123,7 @@ def test_the_dashboard_is_whole() -> None:
     assert used == {"service", "__rate_interval"}
 
 
-def test_panels_lie_side_by_side_and_none_on_another() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -133,7 +133,7 @@ def test_panels_lie_side_by_side_and_none_on_another() -> None:
         taken |= cells
 
 
-def test_rules_and_dashboard_come_with_the_release_when_asked_for() -> None:
+def test_rules_and_dashboard_are_rendered_on_request() -> None:
     assert of_kind(render(), "PrometheusRule") == []
     assert [o["metadata"]["name"] for o in of_kind(render(), "ConfigMap")] == ["plimsoll-operator"]
     rules: Object = {"enabled": True, "labels": {"release": "prometheus"}, "docsUrl": "https://docs.example/llm/"}
@@ -147,7 +147,7 @@ def test_rules_and_dashboard_come_with_the_release_when_asked_for() -> None:
     assert json.loads(board["data"]["plimsoll.json"]) == DASHBOARD
 
 
-def test_series_of_engines_say_which_service_they_are_of() -> None:
+def test_engine_pod_monitor_adds_service_and_tier_labels() -> None:
     objects = render({"metrics": {"podMonitor": {"enabled": True}}})
     monitors: dict[str, Any] = {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "PodMonitor")}
     (engines,) = monitors["plimsoll-engines"]["podMetricsEndpoints"]
@@ -155,7 +155,7 @@ def test_series_of_engines_say_which_service_they_are_of() -> None:
     assert "relabelings" not in monitors["plimsoll-gateway"]["podMetricsEndpoints"][0]
 
 
-def test_the_operator_is_told_of_a_prometheus_when_there_is_one() -> None:
+def test_operator_prometheus_url_is_set_on_request() -> None:
     def told(values: Object) -> Object:
         spec = find(render(values), "Deployment", "plimsoll-operator")["spec"]["template"]["spec"]
         return {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}

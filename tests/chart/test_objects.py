@@ -36,24 +36,24 @@ def selector(part: str) -> Object:
     return {"podSelector": {"matchLabels": {NAME: "plimsoll", INSTANCE: "plimsoll", COMPONENT: part}}}
 
 
-def test_the_default_rendering_is_the_one_we_looked_at() -> None:
+def test_default_rendering_equals_snapshot() -> None:
     assert snapshot() == SNAPSHOT.read_text(), f"if intended: see {SNAPSHOT.parent / 'rendering.py'}"
 
 
-def test_the_chart_has_the_version_of_the_package() -> None:
+def test_chart_version_equals_package_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]
 
 
-def test_older_clusters_are_refused() -> None:
+def test_unsupported_kubernetes_version_is_rejected() -> None:
     assert render({}, "--kube-version", "1.31.0")
     assert render({}, "--kube-version", "v1.31.4-gke.100")
     with pytest.raises(Refused, match="kubeVersion"):
         render({}, "--kube-version", "1.30.9")
 
 
-def test_every_object_has_labels_and_lies_in_the_namespace_of_the_release() -> None:
+def test_objects_have_labels_and_release_namespace() -> None:
     cluster_wide = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
     for o in render(EVERYTHING | {"commonLabels": {"team": "ml", COMPONENT: "mine"}}):
         labels = o["metadata"]["labels"]
@@ -62,7 +62,7 @@ def test_every_object_has_labels_and_lies_in_the_namespace_of_the_release() -> N
         assert o["metadata"].get("namespace") == (None if o["kind"] in cluster_wide else NAMESPACE)
 
 
-def test_selectors_match_the_pods_and_nothing_else_does() -> None:
+def test_selectors_match_only_their_own_pods() -> None:
     objects = render(EVERYTHING | {"commonLabels": {"team": "ml"}, "nameOverride": "x"})
     pods = {o["metadata"]["name"]: o["spec"]["template"]["metadata"]["labels"] for o in of_kind(objects, "Deployment")}
     for deployment in of_kind(objects, "Deployment"):
@@ -80,12 +80,12 @@ def test_selectors_match_the_pods_and_nothing_else_does() -> None:
         ({"fullnameOverride": "fleet"}, (), "fleet-gateway"),
     ],
 )
-def test_names(values: Object, options: tuple[str, ...], name: str) -> None:
+def test_gateway_service_name_follows_release(values: Object, options: tuple[str, ...], name: str) -> None:
     assert find(render(values, *options), "Service")["metadata"]["name"] == name
     assert settings(values, *options).gateway.service == name
 
 
-def test_the_operator_understands_its_settings() -> None:
+def test_operator_config_reads_rendered_settings() -> None:
     values = {
         "watchNamespaces": ["a"],
         "engine": {
@@ -117,7 +117,7 @@ def test_the_operator_understands_its_settings() -> None:
     assert got.gateway.pod_selector == gateway
 
 
-def test_default_settings() -> None:
+def test_operator_config_defaults_are_rendered() -> None:
     got = settings()
     assert got.engine.image.startswith("plimsoll/engine-cuda:")
     assert got.engine.simulated_image == got.engine.image.replace("engine-cuda", "engine-simulated")
@@ -135,11 +135,11 @@ def test_default_settings() -> None:
         ("registry/team/engine:1@sha256:" + "0" * 64, "registry/team/engine-simulated:0.1.0"),
     ],
 )
-def test_the_simulated_image_lies_beside_the_engines(image: str, simulated: str) -> None:
+def test_simulated_image_is_derived_from_engine_image(image: str, simulated: str) -> None:
     assert settings({"engine": {"image": image}}).engine.simulated_image == simulated
 
 
-def test_the_definition_can_be_kept_dropped_or_left_out() -> None:
+def test_crd_can_be_kept_dropped_or_left_out() -> None:
     kept = find(render(), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     dropped = find(render({"crds": {"keep": False}}), "CustomResourceDefinition")
@@ -147,7 +147,7 @@ def test_the_definition_can_be_kept_dropped_or_left_out() -> None:
     assert of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition") == []
 
 
-def test_the_gateway_is_not_exposed_by_default() -> None:
+def test_gateway_is_not_exposed_by_default() -> None:
     objects = render()
     spec = find(objects, "Service")["spec"]
     assert spec["type"] == "ClusterIP"
@@ -155,7 +155,7 @@ def test_the_gateway_is_not_exposed_by_default() -> None:
     assert {o["kind"] for o in objects} & {"Ingress", "HTTPRoute"} == set()
 
 
-def test_load_balancer() -> None:
+def test_load_balancer_service_settings_are_rendered() -> None:
     wanted = {
         "externalTrafficPolicy": "Local",
         "loadBalancerClass": "example.com/nlb",
@@ -168,14 +168,14 @@ def test_load_balancer() -> None:
     assert got["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_settings_of_other_service_types_are_left_out() -> None:
+def test_settings_of_other_service_types_are_omitted() -> None:
     service = {"loadBalancerClass": "x", "externalTrafficPolicy": "Local", "nodePort": 30001}
     spec = find(render({"gateway": {"service": service}}), "Service")["spec"]
     assert set(spec) == {"type", "selector", "ports"}
     assert "nodePort" not in spec["ports"][0]
 
 
-def test_ingress() -> None:
+def test_ingress_renders_hosts_and_tls() -> None:
     ingress = {"enabled": True, "className": "nginx", "hosts": ["a.example", "b.example"], "tls": [{"secretName": "t"}]}
     spec = find(render({"gateway": {"ingress": ingress}}), "Ingress")["spec"]
     assert (spec["ingressClassName"], spec["tls"]) == ("nginx", [{"secretName": "t"}])
@@ -184,12 +184,12 @@ def test_ingress() -> None:
         assert rule["http"]["paths"][0]["backend"]["service"] == {"name": "plimsoll-gateway", "port": {"name": "http"}}
 
 
-def test_ingress_for_any_host() -> None:
+def test_ingress_without_hosts_matches_any_host() -> None:
     (rule,) = find(render({"gateway": {"ingress": {"enabled": True}}}), "Ingress")["spec"]["rules"]
     assert "host" not in rule
 
 
-def test_route_without_a_timeout() -> None:
+def test_http_route_has_no_request_timeout() -> None:
     route = {"enabled": True, "parentRefs": [{"name": "front"}], "hostnames": ["a.example"]}
     spec = find(render({"gateway": {"httpRoute": route}}), "HTTPRoute")["spec"]
     assert (spec["parentRefs"], spec["hostnames"]) == ([{"name": "front"}], ["a.example"])
@@ -197,7 +197,7 @@ def test_route_without_a_timeout() -> None:
     assert spec["rules"] == [{"backendRefs": backend, "timeouts": {"request": "0s"}}]
 
 
-def test_policies_admit_clients_to_the_gateway_and_the_operator_to_the_picker() -> None:
+def test_network_policies_admit_clients_and_operator() -> None:
     objects = render()
     operator, gateway = (find(objects, "NetworkPolicy", f"plimsoll-{p}")["spec"] for p in ("operator", "gateway"))
     assert operator["ingress"] == []
@@ -210,7 +210,7 @@ def test_policies_admit_clients_to_the_gateway_and_the_operator_to_the_picker() 
         assert spec["podSelector"] == selector(part)["podSelector"]
 
 
-def test_policies_admit_who_is_named() -> None:
+def test_network_policies_admit_named_peers() -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
     front = {"podSelector": {"matchLabels": {"app": "front"}}}
     objects = render({"metrics": {"from": [prometheus]}, "networkPolicy": {"clients": [front]}})
@@ -221,11 +221,11 @@ def test_policies_admit_who_is_named() -> None:
     assert picker["from"] == [selector("operator"), prometheus]
 
 
-def test_no_policies() -> None:
+def test_network_policies_can_be_disabled() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
 
 
-def test_pod_monitors() -> None:
+def test_pod_monitors_are_rendered_on_request() -> None:
     assert of_kind(render(), "PodMonitor") == []
     values: Object = {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}}
     objects = render(values)
@@ -238,7 +238,7 @@ def test_pod_monitors() -> None:
     assert some["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
 
 
-def test_the_notes_tell_the_next_commands_and_the_limits() -> None:
+def test_notes_name_next_commands_and_limits() -> None:
     text = notes()
     for words in (
         f"kubectl -n {NAMESPACE} rollout status deployment/plimsoll-gateway",
@@ -251,7 +251,7 @@ def test_the_notes_tell_the_next_commands_and_the_limits() -> None:
         assert words in text
 
 
-def test_the_notes_follow_the_values() -> None:
+def test_notes_follow_values() -> None:
     values: Object = {
         "watchNamespaces": ["team-a"],
         "crds": {"keep": False},

@@ -10,7 +10,7 @@ from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
 
 
-def offences(spec: Object) -> list[str]:
+def restricted_violations(spec: Object) -> list[str]:
     """What the `restricted` pod security standard, and a read-only root, would object to."""
     pod = spec["securityContext"]
     found = []
@@ -29,23 +29,23 @@ def offences(spec: Object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["plimsoll-operator", "plimsoll-gateway", "plimsoll-test"])
-def test_pods_are_restricted(name: str) -> None:
+def test_pods_meet_restricted_standard(name: str) -> None:
     for objects in (render(), render(EVERYTHING), render({}, *LOCAL)):
-        assert offences(pod_specs(objects)[name]) == []
+        assert restricted_violations(pod_specs(objects)[name]) == []
 
 
-def test_every_container_has_requests_and_a_memory_limit() -> None:
+def test_containers_have_requests_and_memory_limit() -> None:
     for spec in pod_specs(render()).values():
         for container in containers(spec):
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
             assert set(container["resources"]["limits"]) == {"memory"}
 
 
-def test_service_links_do_not_overwrite_settings() -> None:
+def test_service_links_are_disabled() -> None:
     assert [spec["enableServiceLinks"] for spec in pod_specs(render()).values()] == [False, False, False]
 
 
-def test_a_change_of_the_settings_file_restarts_the_operator_only() -> None:
+def test_settings_change_restarts_only_operator() -> None:
     before, after = render(), render({"engine": {"image": "other:1"}})
 
     def template(objects: list[Object], part: str) -> Object:
@@ -55,12 +55,12 @@ def test_a_change_of_the_settings_file_restarts_the_operator_only() -> None:
     assert template(before, "gateway") == template(after, "gateway")
 
 
-def test_no_downtime_in_a_rollout() -> None:
+def test_rollout_has_no_unavailable_replica() -> None:
     for deployment in of_kind(render(), "Deployment"):
         assert deployment["spec"]["strategy"] == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
-def test_operator() -> None:
+def test_operator_container_has_command_probes_and_ports() -> None:
     (container,) = pod_specs(render())["plimsoll-operator"]["containers"]
     assert container["command"] == ["plimsoll", "operator"]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
@@ -68,7 +68,7 @@ def test_operator() -> None:
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"probes": 8080, "metrics": 8081}
 
 
-def test_gateway_containers() -> None:
+def test_gateway_containers_are_init_envoy_and_picker() -> None:
     spec = pod_specs(render())["plimsoll-gateway"]
     init, envoy = spec["initContainers"]
     (picker,) = spec["containers"]
@@ -82,20 +82,20 @@ def test_gateway_containers() -> None:
     }
 
 
-def test_envoy_waits_for_the_picker_and_must_not_be_waited_for() -> None:
+def test_envoy_sidecar_has_no_startup_or_readiness_probe() -> None:
     envoy = pod_specs(render())["plimsoll-gateway"]["initContainers"][1]
     assert "startupProbe" not in envoy
     assert "readinessProbe" not in envoy
     assert envoy["livenessProbe"]["tcpSocket"] == {"port": "http"}
 
 
-def test_the_picker_decides_readiness() -> None:
+def test_picker_probe_decides_readiness() -> None:
     (picker,) = pod_specs(render())["plimsoll-gateway"]["containers"]
     assert picker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "picker"}
     assert picker["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "picker"}
 
 
-def test_a_hung_picker_is_killed_before_the_pod_turns_unready() -> None:
+def test_picker_liveness_fails_before_readiness() -> None:
     (picker,) = pod_specs(render())["plimsoll-gateway"]["containers"]
 
     def seconds(probe: Object) -> int:
@@ -105,12 +105,12 @@ def test_a_hung_picker_is_killed_before_the_pod_turns_unready() -> None:
 
 
 @pytest.mark.parametrize("seconds", [30, 600, 7200])
-def test_the_grace_of_a_gateway_pod_is_longer_than_its_drain(seconds: int) -> None:
+def test_gateway_grace_period_exceeds_drain(seconds: int) -> None:
     spec = pod_specs(render({"gateway": {"drainSeconds": seconds}}))["plimsoll-gateway"]
     assert spec["terminationGracePeriodSeconds"] == seconds + 30
 
 
-def test_the_gateway_understands_its_environment() -> None:
+def test_gateway_settings_read_rendered_environment() -> None:
     headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant", "corsAllowedOrigins": ["https://a.b:8", "*"]}
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
@@ -123,7 +123,7 @@ def test_the_gateway_understands_its_environment() -> None:
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])
-def test_one_replica_or_two(part: str) -> None:
+def test_replica_count_controls_affinity_and_pdb(part: str) -> None:
     one, two = render({part: {"replicas": 1}}), render({part: {"replicas": 2}})
     name = f"plimsoll-{part}"
     assert "affinity" not in pod_specs(one)[name]
@@ -138,7 +138,7 @@ def test_one_replica_or_two(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])
-def test_placement_is_the_users(part: str) -> None:
+def test_placement_values_are_passed_through(part: str) -> None:
     placement = {
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"key": "system", "operator": "Exists"}],
@@ -150,7 +150,7 @@ def test_placement_is_the_users(part: str) -> None:
     assert {key: spec[key] for key in placement} == placement
 
 
-def test_images() -> None:
+def test_image_values_set_digest_tag_and_pull_secrets() -> None:
     digest = "sha256:" + "a" * 64
     values = {
         "image": {"repository": "r/operator", "digest": digest},
@@ -162,7 +162,7 @@ def test_images() -> None:
     assert all(spec["imagePullSecrets"] == [{"name": "pull"}] for spec in specs.values())
 
 
-def test_the_local_cluster_pulls_only_from_its_own_registry() -> None:
+def test_local_values_pull_only_from_local_registry() -> None:
     for spec in pod_specs(render({}, *LOCAL)).values():
         for container in containers(spec):
             assert container["image"].startswith("localhost:5001/plimsoll/")

@@ -45,7 +45,7 @@ def subjects(objects: list[Object], kind: str, name: str) -> list[tuple[str, str
     return [(s["namespace"], s["name"]) for o in of_kind(objects, kind, name) for s in o["subjects"]]
 
 
-def test_for_the_whole_cluster() -> None:
+def test_rbac_cluster_wide_grants_minimal_rights() -> None:
     objects = render()
     assert allowed(find(objects, "ClusterRole", "plimsoll-operator")) == OPERATOR_EVERYWHERE
     assert allowed(find(objects, "ClusterRole", "plimsoll-gateway")) == GATEWAY
@@ -58,7 +58,7 @@ def test_for_the_whole_cluster() -> None:
         assert subjects(objects, "ClusterRoleBinding", f"plimsoll-{part}") == [account]
 
 
-def test_for_some_namespaces_without_any_cluster_role() -> None:
+def test_rbac_watched_namespaces_need_no_cluster_role() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
     for part, rights in (("operator", OPERATOR), ("gateway", GATEWAY)):
@@ -70,7 +70,7 @@ def test_for_some_namespaces_without_any_cluster_role() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": [NAMESPACE]}])
-def test_nobody_reads_secrets_and_nothing_is_a_wildcard(values: Object) -> None:
+def test_rbac_grants_no_secrets_and_no_wildcards(values: Object) -> None:
     for role in (o for o in render(values) if o["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:
             words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -78,7 +78,7 @@ def test_nobody_reads_secrets_and_nothing_is_a_wildcard(values: Object) -> None:
             assert "*" not in words
 
 
-def test_bindings_name_their_own_role() -> None:
+def test_rbac_bindings_reference_existing_roles() -> None:
     for objects in (render(), render({"watchNamespaces": ["team-a"]})):
         roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects}
         for binding in (o for o in objects if o["kind"].endswith("Binding")):
@@ -86,7 +86,7 @@ def test_bindings_name_their_own_role() -> None:
             assert (role["kind"], binding["metadata"].get("namespace"), role["name"]) in roles
 
 
-def test_only_the_lease_of_the_release_may_be_changed() -> None:
+def test_rbac_only_release_lease_may_be_changed() -> None:
     objects = render({}, "--name-template", "llm")
     assert find(objects, "Lease")["metadata"]["name"] == LEASE
     changing = [
@@ -97,7 +97,7 @@ def test_only_the_lease_of_the_release_may_be_changed() -> None:
     assert [rule["resourceNames"] for rule in changing] == [[LEASE]]
 
 
-def test_people_see_and_edit_services_by_the_roles_of_the_cluster() -> None:
+def test_rbac_aggregates_view_and_edit_roles() -> None:
     objects = render()
     view, edit = find(objects, "ClusterRole", "plimsoll-view"), find(objects, "ClusterRole", "plimsoll-edit")
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
@@ -109,12 +109,12 @@ def test_people_see_and_edit_services_by_the_roles_of_the_cluster() -> None:
     assert {o["metadata"]["name"] for o in of_kind(without, "ClusterRole")} == {"plimsoll-operator", "plimsoll-gateway"}
 
 
-def test_roles_can_be_left_to_others() -> None:
+def test_rbac_roles_can_be_disabled() -> None:
     kinds = {o["kind"] for o in render({"rbac": {"create": False}})}
     assert kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} == set()
 
 
-def test_service_accounts_can_be_left_to_others() -> None:
+def test_rbac_service_accounts_can_be_external() -> None:
     account = {"create": False, "name": "theirs"}
     objects = render({"operator": {"serviceAccount": account}, "gateway": {"serviceAccount": account}})
     assert of_kind(objects, "ServiceAccount") == []

@@ -19,7 +19,7 @@ SCHEMA: Object = yaml.safe_load((CHART / "values.schema.json").read_text())
 KEYS = docs.read(docs.VALUES.read_text())
 ROWS = docs.documented(KEYS)
 
-SWITCHED_ON = (
+ENABLED_VALUES = (
     "metrics.podMonitor.enabled",
     "monitoring.prometheusRule.enabled",
     "monitoring.dashboard.enabled",
@@ -71,7 +71,7 @@ def other(row: docs.Value) -> Any:
     if row.name in OTHER:
         return OTHER[row.name]
     if isinstance(row.default, bool):
-        return not (row.default or row.name in SWITCHED_ON)
+        return not (row.default or row.name in ENABLED_VALUES)
     if isinstance(row.default, int):
         return row.default + 1
     if row.name.endswith("resources"):
@@ -109,12 +109,12 @@ def with_everything() -> list[Object]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_value_changes_what_is_installed(row: docs.Value) -> None:
+def test_every_value_changes_rendering(row: docs.Value) -> None:
     changed = render(merged(EVERYTHING, nested(row.path, other(row))))
     assert changed != with_everything()
 
 
-def test_templates_use_only_values_that_exist() -> None:
+def test_templates_use_only_existing_values() -> None:
     names = {value.name for value in KEYS}
     used = set()
     for template in (CHART / "templates").rglob("*.*"):
@@ -123,7 +123,7 @@ def test_templates_use_only_values_that_exist() -> None:
     assert used - names == set()
 
 
-def test_the_defaults_are_legal_and_the_schema_knows_no_other_key() -> None:
+def test_defaults_satisfy_schema_and_schema_has_no_other_key() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)
     for path in closed_objects(SCHEMA):
@@ -136,7 +136,7 @@ def test_the_defaults_are_legal_and_the_schema_knows_no_other_key() -> None:
 
 
 @pytest.mark.parametrize("path", list(closed_objects(SCHEMA)), ids=".".join)
-def test_an_unknown_key_is_refused_everywhere(path: tuple[str, ...]) -> None:
+def test_schema_rejects_unknown_keys_everywhere(path: tuple[str, ...]) -> None:
     values = nested(path, {"tpyo": 1})
     validator = jsonschema.Draft7Validator(SCHEMA)
     errors = [e.message for e in validator.iter_errors(merged(VALUES, values))]
@@ -157,10 +157,10 @@ def test_an_unknown_key_is_refused_everywhere(path: tuple[str, ...]) -> None:
         ({"gateway": {"httpRoute": {"enabled": True}}}, "parentRefs"),
     ],
 )
-def test_helm_refuses_and_names_the_value(values: Object, words: str) -> None:
+def test_helm_rejects_invalid_value_and_names_it(values: Object, words: str) -> None:
     with pytest.raises(Refused, match=words):
         render(values)
 
 
-def test_a_parent_chart_may_have_globals() -> None:
+def test_global_values_are_accepted() -> None:
     assert render({"global": {"anything": 1}}) == render()

@@ -42,7 +42,7 @@ async def refusal(kube: fake.FakeKube, namespace: str = "team", name: str = "cha
     return str(caught.value)
 
 
-async def test_the_operator_that_leads_is_asked() -> None:
+async def test_explanation_is_read_from_leader() -> None:
     assert await explanation(cluster(), "team", "chat", "plimsoll-system") == DOCUMENT
 
 
@@ -55,13 +55,13 @@ async def test_the_operator_that_leads_is_asked() -> None:
         ("void", "xyz", "there is none"),
     ],
 )
-async def test_a_name_that_is_not_there_is_answered_with_those_near_it(namespace: str, name: str, near: str) -> None:
+async def test_service_unknown_name_suggests_similar_names(namespace: str, name: str, near: str) -> None:
     with pytest.raises(Unanswered) as caught:
         await service(cluster(), namespace, name)
     assert str(caught.value) == f"no InferenceService {name} in namespace {namespace}; {near}"
 
 
-async def test_names_near_it_are_those_that_may_be_listed() -> None:
+async def test_service_suggestions_need_list_permission() -> None:
     no = Forbidden("no", 403)
     with pytest.raises(Unanswered, match=r"there is chat$"):
         await service(cluster(all=no), "team", "chaty")
@@ -70,25 +70,25 @@ async def test_names_near_it_are_those_that_may_be_listed() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../../secrets", "Chat", "a b", "chat/x", "chat?x=1", "\x1b[2J"])
-async def test_what_cannot_be_a_name_is_never_asked_for(name: str) -> None:
+async def test_service_invalid_name_is_never_requested(name: str) -> None:
     with pytest.raises(Unanswered, match="is not the name of a service"):
         await service(fake.FakeKube({}), "team", name)
 
 
-async def test_nor_what_cannot_be_a_namespace() -> None:
+async def test_namespace_invalid_name_is_never_requested() -> None:
     for asked in (service(cluster(), "..", "chat"), services(cluster(), "a/b"), leader(cluster(), "")):
         with pytest.raises(Unanswered, match="is not the name of a namespace"):
             await asked
 
 
-async def test_a_cluster_without_plimsoll_says_so() -> None:
+async def test_cluster_without_plimsoll_is_reported() -> None:
     empty = fake.FakeKube({})
     for asked in (service(empty, "team", "chat"), services(empty, None)):
         with pytest.raises(Unanswered, match="not installed"):
             await asked
 
 
-async def test_a_missing_right_is_named() -> None:
+async def test_missing_permission_is_named() -> None:
     no = Forbidden("User jane cannot", 403)
     assert "right to get pods/proxy in namespace plimsoll-system (User jane" in await refusal(cluster(document=no))
     assert "right to get leases.coordination.k8s.io in namespace plimsoll-system" in await refusal(cluster(lease=no))
@@ -107,7 +107,7 @@ async def test_a_missing_right_is_named() -> None:
         ({"spec": {"holderIdentity": "../x"}}, "is not the name of a leader"),
     ],
 )
-async def test_without_a_leader_nobody_is_asked(answer: Any, words: str) -> None:
+async def test_leader_missing_or_invalid_lease_is_reported(answer: Any, words: str) -> None:
     with pytest.raises(Unanswered, match=words):
         await leader(cluster(lease=answer), "plimsoll-system")
 
@@ -124,16 +124,16 @@ async def test_without_a_leader_nobody_is_asked(answer: Any, words: str) -> None
         (ClusterError("teapot", 418), "operator-1: teapot"),
     ],
 )
-async def test_a_leader_that_does_not_answer_says_what_to_try(error: ClusterError, words: str) -> None:
+async def test_leader_unreachable_suggests_next_step(error: ClusterError, words: str) -> None:
     assert words in await refusal(cluster(document=error))
 
 
-async def test_the_missing_service_is_told_before_the_missing_leader() -> None:
+async def test_missing_service_is_reported_before_missing_leader() -> None:
     gone = NotFound("no", 404)
     assert "no InferenceService" in await refusal(cluster(one=gone, lease=gone))
 
 
-async def test_a_kubeconfig_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+async def test_connected_unusable_kubeconfig_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("apiVersion: v1\nkind: Config\ncurrent-context: absent\n")
     with pytest.raises(Unanswered, match="kubeconfig cannot be used"):

@@ -161,18 +161,18 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_document_as_a_person_reads_it() -> None:
+def test_render_document_matches_golden_text() -> None:
     assert "\n".join(render(DOCUMENT, Screen(100))) + "\n" == GOLDEN
 
 
-def test_a_pipe_gets_the_same_words_uncut_and_plain() -> None:
+def test_render_to_pipe_is_uncut_and_plain() -> None:
     lines = render(DOCUMENT, PIPE)
     assert "\x1b" not in "".join(lines)
     assert max(map(len, lines)) > 100
     assert " ".join(" ".join(lines).split()) == " ".join(GOLDEN.split())
 
 
-def test_a_terminal_gets_nothing_wider_than_itself() -> None:
+def test_render_to_terminal_fits_its_width() -> None:
     for width in (60, 80, 120):
         assert max(map(len, render(DOCUMENT, Screen(width)))) <= width
 
@@ -188,25 +188,25 @@ def test_a_terminal_gets_nothing_wider_than_itself() -> None:
         ("3", True, [], "decode -, not observed"),
     ],
 )
-def test_what_was_decided_in_one_line(before: Any, replicas: Any, recommended: Any, words: str) -> None:
+def test_render_decision_summary_in_one_line(before: Any, replicas: Any, recommended: Any, words: str) -> None:
     tier = DECODE | {"before": before, "replicas": replicas, "recommended": recommended}
     lines = render(changed("decisions.0.tiers.decode", tier), PIPE)
     assert f"{words}, the tier that binds" in lines
 
 
-def test_before_the_first_tick_there_is_nothing_to_tell_but_that() -> None:
+def test_render_before_first_tick_says_nothing_decided() -> None:
     lines = render({**DOCUMENT, "decisions": [], "heard": None, "tiers": {}}, PIPE)
     assert lines[-1] == "Nothing was decided yet: the operator has only begun to look at it."
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1", True, 1.0, [1], {"a": 1}])
-def test_another_version_is_refused_in_words(version: Any) -> None:
+def test_render_unsupported_version_is_rejected(version: Any) -> None:
     with pytest.raises(Unanswered, match="this program reads 1; --json prints it"):
         render({**DOCUMENT, "version": version}, PIPE)
 
 
 @pytest.mark.parametrize("document", [None, [], "text", 7, True, {}, [{"version": 1}]])
-def test_what_is_no_document_is_refused_in_words(document: Any) -> None:
+def test_render_malformed_document_is_rejected(document: Any) -> None:
     with pytest.raises(Unanswered):
         render(document, PIPE)
 
@@ -228,7 +228,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_whatever_a_part_is_the_rest_is_shown(part: str) -> None:
+def test_render_malformed_part_still_shows_the_rest(part: str) -> None:
     nonsense: tuple[Any, ...] = (
         None,
         True,
@@ -252,7 +252,7 @@ def test_whatever_a_part_is_the_rest_is_shown(part: str) -> None:
             assert "Traceback" not in text
 
 
-def test_hostile_words_do_not_reach_the_terminal() -> None:
+def test_render_hostile_text_is_escaped() -> None:
     hostile = json.loads(json.dumps(DOCUMENT).replace("Qwen3", "\\u001b]0;owned\\u0007").replace("needs", "\\u009b2J"))
     text = "".join(render(hostile, Screen(100, colour=False)))
     assert text.isprintable()

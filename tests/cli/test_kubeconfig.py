@@ -21,25 +21,25 @@ def config(path: Path, current: str | None = None, **contexts: str | None) -> Pa
     return path
 
 
-def test_the_namespace_is_the_current_contexts(tmp_path: Path) -> None:
+def test_namespace_is_that_of_current_context(tmp_path: Path) -> None:
     path = config(tmp_path / "a", "two", one="first", two="second", three=None)
     assert namespace(str(path), {}) == "second"
     assert namespace(None, {"KUBECONFIG": str(path)}) == "second"
 
 
 @pytest.mark.parametrize("current", ["three", "absent", None])
-def test_without_one_it_is_default(tmp_path: Path, current: str | None) -> None:
+def test_namespace_unset_is_default(tmp_path: Path, current: str | None) -> None:
     assert namespace(str(config(tmp_path / "a", current, one="first", three=None)), {}) == "default"
 
 
-def test_of_several_files_the_first_that_says_it_wins(tmp_path: Path) -> None:
+def test_namespace_first_of_several_files_wins(tmp_path: Path) -> None:
     one = config(tmp_path / "one", None, here="first")
     two = config(tmp_path / "two", "here", here="second")
     joined = os.pathsep.join((str(tmp_path / "absent"), str(one), str(two)))
     assert namespace(None, {"KUBECONFIG": joined}) == "first"
 
 
-def test_in_a_pod_it_is_the_pods(tmp_path: Path) -> None:
+def test_namespace_in_pod_is_that_of_service_account(tmp_path: Path) -> None:
     inside = tmp_path / "namespace"
     environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert namespace(None, environment, inside) == "default"
@@ -47,7 +47,7 @@ def test_in_a_pod_it_is_the_pods(tmp_path: Path) -> None:
     assert namespace(None, environment, inside) == "team"
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_namespace_unreadable_kubeconfig_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     for content in (b"{", b"\xff\xfe\xff", b"a: [\n"):
         bad.write_bytes(content)
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
      {"contexts": [{"name": "x", "context": None}], "current-context": "x"},
      {"contexts": [{"name": "x", "context": {"namespace": 7}}], "current-context": "x"}],
 )  # fmt: skip
-def test_a_file_of_another_shape_has_no_namespace(tmp_path: Path, document: object) -> None:
+def test_namespace_malformed_document_is_default(tmp_path: Path, document: object) -> None:
     path = tmp_path / "odd"
     path.write_text(yaml.safe_dump(document))
     assert namespace(str(path), {}) == "default"

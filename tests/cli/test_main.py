@@ -19,13 +19,13 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_renders(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_every_example_yields_objects(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "-f", str(path)]) == 0
     objects = [o for o in yaml.safe_load_all(capsys.readouterr().out) if o]
     assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= {o["kind"] for o in objects}
 
 
-def test_a_bad_manifest_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_invalid_manifest_is_one_line_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(EXAMPLES[0].read_text().replace("plimsoll.dev/v1alpha1", "plimsoll.dev/v9"))
     assert main(["render", "-f", str(path)]) == 1
@@ -37,7 +37,7 @@ def test_a_bad_manifest_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.
     "held",
     [b"\xff\xfe\x00", b"a: [", b"- 1\n", b"3", b"kind: InferenceService\nmetadata: 3\n", b"a: *nowhere", b"[" * 5000],
 )
-def test_a_file_that_holds_no_manifest_is_one_line_and_a_status(
+def test_render_malformed_file_is_one_line_and_status(
     held: bytes, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "odd.yaml"
@@ -69,19 +69,19 @@ def test_a_file_that_holds_no_manifest_is_one_line_and_a_status(
     ],
     ids=["render", "plan"],
 )
-def test_a_full_disk_behind_standard_output_is_one_line_and_a_status(words: list[str]) -> None:
+def test_full_disk_on_stdout_is_one_line_and_status(words: list[str]) -> None:
     command = [sys.executable, "-c", "import sys; from plimsoll.cli.main import main; sys.exit(main())", *words]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (1, "plimsoll: standard output: No space left on device\n")
 
 
-def test_a_missing_file_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_missing_file_is_one_line_and_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "-f", "/nowhere.yaml"]) == 1
     assert "/nowhere.yaml" in capsys.readouterr().err
 
 
-def test_no_verb_is_a_usage_error() -> None:
+def test_main_without_command_is_usage_error() -> None:
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2
@@ -97,7 +97,7 @@ def test_no_verb_is_a_usage_error() -> None:
         ["status", "a", "b"],
     ],
 )
-def test_words_that_do_not_go_together_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_conflicting_arguments_are_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2
@@ -105,14 +105,14 @@ def test_words_that_do_not_go_together_are_a_usage_error(words: list[str], capsy
 
 
 @pytest.mark.parametrize("verb", ["status", "explain"])
-def test_a_question_without_a_cluster_is_one_line_and_a_status(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_query_without_cluster_is_one_line_and_status(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "chat", "--kubeconfig", "/nowhere"]) == 1
     assert capsys.readouterr().err == "plimsoll: /nowhere: No such file or directory\n"
 
 
 @pytest.mark.api
 @pytest.mark.parametrize("verb", ["status", "explain"])
-def test_a_question_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_query_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "absent", "-n", "void", "--kubeconfig", str(apiserver.kubeconfig)]) == 1
     assert capsys.readouterr().err in (
         "plimsoll: no InferenceService absent in namespace void; there is none\n",
@@ -120,14 +120,14 @@ def test_a_question_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys:
     )
 
 
-def test_a_question_loads_neither_the_controllers_nor_the_apis_models() -> None:
+def test_query_imports_neither_controllers_nor_api_models() -> None:
     look = "import sys, plimsoll.cli.main, plimsoll.cli.explain, plimsoll.cli.status; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     heavy = {"kopf", "numpy", "uvloop", "httpx", "plimsoll.controllers", "plimsoll.api.v1alpha1"}
     assert heavy.isdisjoint(loaded.stdout.split())
 
 
-def test_whoever_has_read_enough_is_no_trouble() -> None:
+def test_render_closed_pipe_is_silent() -> None:
     program = "import sys; from plimsoll.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "render", "-f", str(EXAMPLES[0])]
     reader, writer = os.pipe()

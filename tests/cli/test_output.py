@@ -17,14 +17,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_columns_are_aligned_and_a_pipe_gets_whole_lines() -> None:
+def test_table_to_pipe_is_aligned_and_uncut() -> None:
     assert table(ROWS, PIPE, "  ") == [
         "  A     LONGER  WORDS",
         "  some  x       one two three four five six seven eight",
     ]
 
 
-def test_a_terminal_gets_the_last_column_wrapped_below_itself() -> None:
+def test_table_to_terminal_wraps_last_column() -> None:
     assert table(ROWS, Screen(39)) == [
         "A     LONGER  WORDS",
         "some  x       one two three four five",
@@ -32,17 +32,17 @@ def test_a_terminal_gets_the_last_column_wrapped_below_itself() -> None:
     ]
 
 
-def test_a_column_too_narrow_to_read_is_left_to_the_terminal() -> None:
+def test_table_too_narrow_is_left_unwrapped() -> None:
     assert table(ROWS, Screen(20))[1].endswith("eight")
 
 
-def test_a_word_longer_than_the_room_is_broken_and_nothing_is_lost() -> None:
+def test_hanging_long_word_is_broken_without_loss() -> None:
     lines = hanging("why: ", "y" * 70, Screen(35))
     assert max(map(len, lines)) <= 35
     assert "".join(line[5:] for line in lines) == "y" * 70
 
 
-def test_emphasis_is_for_terminals_alone_and_does_not_move_columns() -> None:
+def test_table_emphasis_keeps_alignment() -> None:
     bright = table(ROWS, Screen(None, colour=True), alarming={1})
     assert bright[0].startswith("\x1b[1m")
     assert bright[1].startswith("\x1b[31m")
@@ -51,7 +51,7 @@ def test_emphasis_is_for_terminals_alone_and_does_not_move_columns() -> None:
     )
 
 
-def test_a_screen_is_what_the_stream_is() -> None:
+def test_screen_reflects_stream_and_environment() -> None:
     assert Screen.of(io.StringIO(), {"TERM": "xterm"}) == PIPE
     assert Screen.of(Terminal(), {"TERM": "xterm"}).colour
     assert not Screen.of(Terminal(), {"TERM": "dumb"}).colour
@@ -60,19 +60,19 @@ def test_a_screen_is_what_the_stream_is() -> None:
 
 
 @pytest.mark.parametrize("hostile", ["a\x1b[2Jb", "a\x07b", "a\u202eb", "a\x9bb", "a\u2028\x00b"])
-def test_nothing_that_steers_a_terminal_passes(hostile: str) -> None:
+def test_output_has_no_control_characters(hostile: str) -> None:
     for shown in (plain(hostile), *table([[hostile, hostile]], PIPE), *hanging("", hostile, PIPE)):
         assert shown.isprintable()
         assert "a" in shown
 
 
-def test_lines_become_one() -> None:
+def test_plain_and_cut_yield_one_line() -> None:
     assert plain(" one\n two\tthree ") == "one two three"
     assert cut("> ", "one two three", Screen(10)) == "> one t..."
     assert cut("> ", "one", Screen(5)) == "> one"
 
 
-def test_no_rows_are_no_table() -> None:
+def test_table_without_rows_is_empty() -> None:
     assert table([], PIPE) == []
 
 
@@ -81,7 +81,7 @@ def test_no_rows_are_no_table() -> None:
     [(None, "-"), (0.0, "0s"), (0.34, "340ms"), (1.24, "1.2s"), (95.2, "95s"), (213.0, "213s"), (0.9999, "1s"),
      (4.1e-6, "4.1us"), (3.1e-11, "31ps"), (-0.0012, "-1.2ms"), (1e-20, "1e-08ps")],
 )  # fmt: skip
-def test_durations(seconds: float | None, words: str) -> None:
+def test_duration_format(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
 
 
@@ -89,5 +89,5 @@ def test_durations(seconds: float | None, words: str) -> None:
     ("seconds", "words"),
     [(-5, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172800, "2d"), (1e7, "115d")],
 )
-def test_ages_are_kubectls(seconds: float, words: str) -> None:
+def test_age_format_matches_kubectl(seconds: float, words: str) -> None:
     assert age(seconds) == words

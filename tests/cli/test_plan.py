@@ -22,13 +22,13 @@ from plimsoll.core.slo import Slo
 from plimsoll.sim import profile, profiles
 
 MEASURED = ["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
-MEANS = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
-BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEANS]
+MEAN_LOAD = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
+BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEAN_LOAD]
 
 
-def test_json_and_table_hold_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_json_and_table_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "c.svg"
-    words = [*MEASURED, *MEANS, "--gpu-hour-cost", "3.5", "--picture", str(picture)]
+    words = [*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "3.5", "--picture", str(picture)]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["arrangement"] == "aggregated"
@@ -50,7 +50,7 @@ def test_json_and_table_hold_the_same_answer(tmp_path: Path, capsys: pytest.Capt
     assert "asked for 24" in texts
 
 
-def test_a_model_by_name_and_by_file_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_model_by_name_and_by_file_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
         "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
@@ -59,7 +59,7 @@ def test_a_model_by_name_and_by_file_is_the_same(tmp_path: Path, capsys: pytest.
     answers = []
     for model in ("Llama-3.1-8B", str(tmp_path / "config.json")):
         words = ["plan", "--model", model, "--gpu", "h200", "--gpus-per-replica", "1", "--tpot", "50ms"]
-        assert main([*words, "--ttft", "500ms", *MEANS, "--json"]) == 0
+        assert main([*words, "--ttft", "500ms", *MEAN_LOAD, "--json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
     assert answers[0]["tiers"]["serve"]["steps"] == "roofline"
@@ -74,10 +74,10 @@ def test_a_model_by_name_and_by_file_is_the_same(tmp_path: Path, capsys: pytest.
         (["--hardware", "h200-8b"], None),
     ],
 )
-def test_only_a_mixture_is_told_to_capture_larger_graphs(
+def test_plan_larger_cuda_graphs_only_for_moe(
     words: list[str], largest: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEANS[2:]]
+    asked = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEAN_LOAD[2:]]
     assert main([*asked, "--json"]) == 0
     tier = json.loads(capsys.readouterr().out)["tiers"]["serve"]
     assert main(asked) == 0
@@ -94,7 +94,7 @@ def test_only_a_mixture_is_told_to_capture_larger_graphs(
     assert not tier["speculation"]["on"]
 
 
-def test_a_trace_is_planned_by_its_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_trace_uses_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["arrival_s,prompt_tokens,output_tokens"]
     lines += [f"{at},100,10" for at in range(0, 400, 4)]
     lines += [f"{400 + at / 8},1200,220" for at in range(8 * 300)]
@@ -105,9 +105,7 @@ def test_a_trace_is_planned_by_its_busiest_minutes(tmp_path: Path, capsys: pytes
     assert told["prompt_tokens"] == pytest.approx(1200, rel=0.01)
 
 
-def test_the_busiest_minutes_do_not_hold_the_request_at_their_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_busiest_window_excludes_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["arrival_s,prompt_tokens,output_tokens", *(f"{n / 8},1200,220" for n in range(8 * 300))]
     (tmp_path / "t.csv").write_text("\n".join([*lines, "300,9000,220", "900,100,10"]))
     assert main([*MEASURED, "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
@@ -119,7 +117,7 @@ def test_the_busiest_minutes_do_not_hold_the_request_at_their_end(
     ("text", "said"),
     [("[" * 100_000, "not JSON: too deep"), ('{"num_hidden_layers": 1' + "0" * 400 + "}", "401 digits")],
 )
-def test_a_model_file_that_no_reader_can_hold_is_refused(
+def test_plan_unreadable_model_file_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
     path = tmp_path / "config.json"
@@ -130,7 +128,7 @@ def test_a_model_file_that_no_reader_can_hold_is_refused(
     assert said in told
 
 
-def test_who_misses_alone_in_either_tier_of_a_pair_is_told() -> None:
+def test_plan_document_combines_infeasible_share_of_both_tiers() -> None:
     workload, slo = mix.lognormal(1200.0, 220.0), Slo(0.95, 0.5, tpot_s=0.05)
     found = plan(Question(workload, slo, 24.0, [measured(profile.load("h200-8b"), 1)]))
     assert isinstance(found, Plan)
@@ -141,32 +139,32 @@ def test_who_misses_alone_in_either_tier_of_a_pair_is_told() -> None:
     assert plan_shown.document(both, None)["infeasible_alone"] == pytest.approx(1 - 0.9 * 0.8)
 
 
-def test_no_plan_names_the_nearest_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEANS]) == 1
+def test_plan_infeasible_slo_suggests_nearest_feasible(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, TPOT breaks it" in said
     assert "it would keep --ttft 500ms --tpot 6" in said
 
 
-def test_a_plan_for_whole_answers_takes_more_and_says_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.CaptureFixture[str]) -> None:
     lines = {}
     for whole in ("1m", "8s"):
-        assert main([*MEASURED, "--e2e", whole, *MEANS, "--json"]) == 0
+        assert main([*MEASURED, "--e2e", whole, *MEAN_LOAD, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         lines[whole] = told["load_line_per_s"] / told["gpus"]
         assert told["slo"]["e2e_s"] == {"1m": 60.0, "8s": 8.0}[whole]
     assert told["binding"] == "e2e"
     assert lines["8s"] < lines["1m"]
-    assert main([*MEASURED, "--e2e", "1s", *MEANS]) == 1
+    assert main([*MEASURED, "--e2e", "1s", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, e2e breaks it" in said
     assert "it would keep --ttft 500ms --tpot 50ms --e2e " in said
 
 
-def test_a_plan_for_gaps_takes_more_and_says_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_itl_target_needs_more_gpus_and_names_constraint(capsys: pytest.CaptureFixture[str]) -> None:
     told = {}
     for gap in ("2s", "80ms", "30ms", "10ms"):
-        assert main([*MEASURED, "--itl", gap, *MEANS, "--json"]) == 0
+        assert main([*MEASURED, "--itl", gap, *MEAN_LOAD, "--json"]) == 0
         told[gap] = json.loads(capsys.readouterr().out)
     assert told["30ms"]["slo"]["itl_s"] == 0.03
     assert [one["arrangement"] for one in told.values()] == [*["aggregated"] * 2, *["disaggregated"] * 2]
@@ -176,13 +174,13 @@ def test_a_plan_for_gaps_takes_more_and_says_what_binds(capsys: pytest.CaptureFi
     gpus = [one["gpus"] for one in told.values()]
     assert gpus == sorted(gpus)
     assert gpus[0] < gpus[-1]
-    assert main([*MEASURED, "--itl", "3ms", *MEANS]) == 1
+    assert main([*MEASURED, "--itl", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, itl breaks it" in said
     assert "it would keep --ttft 500ms --tpot 50ms --itl " in said
 
 
-def test_a_promise_that_too_many_miss_alone_is_refused_and_the_one_told_is_kept(
+def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = ["--rate", "24", "--prompt-tokens", "16000", "--output-tokens", "220"]
@@ -198,8 +196,8 @@ def test_a_promise_that_too_many_miss_alone_is_refused_and_the_one_told_is_kept(
     assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
 
 
-def test_requests_longer_than_max_model_len_miss_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--ttft", "500ms", "--tpot", "50ms", *MEANS]
+def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--ttft", "500ms", "--tpot", "50ms", *MEAN_LOAD]
     name = str(_changed(tmp_path, max_model_len=1))
     assert main(["plan", "--hardware", name, *asked]) == 1
     told = capsys.readouterr().err
@@ -233,17 +231,17 @@ def _changed(folder: Path, **values: float) -> Path:
         ("pretok", 1e308, "pretok of 1e+308 s is above 3600"),
     ],
 )
-def test_steps_that_no_engine_has_are_refused(
+def test_plan_impossible_step_times_are_rejected(
     tmp_path: Path, key: str, value: float, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _changed(tmp_path, anypre=0, **{key: value})
-    assert main(["plan", "--hardware", str(path), "--tpot", "50ms", *MEANS]) == 1
+    assert main(["plan", "--hardware", str(path), "--tpot", "50ms", *MEAN_LOAD]) == 1
     assert f"--hardware: {path}: {said}" in capsys.readouterr().err
 
 
-def test_the_gpus_of_a_profile_are_those_that_were_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_profile_uses_given_gpus_per_replica(capsys: pytest.CaptureFixture[str]) -> None:
     """Of which a profile knows nothing, nor whether its steps were measured: that of h100x2-32b is a roofline."""
-    asked = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEANS[2:]]
+    asked = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEAN_LOAD[2:]]
     assert main(asked) == 0
     assert "GPUs a replica: 1, by --gpus-per-replica (1 if not given)" in capsys.readouterr().out
     assert main([*asked, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
@@ -258,18 +256,16 @@ def test_the_gpus_of_a_profile_are_those_that_were_said(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("option", "target", "named"), [("--itl", "40ms", "itl of 40 ms"), ("--e2e", "5s", "e2e of 5000 ms")]
 )
-def test_a_pair_is_told_by_the_target_that_binds_aggregated_engines(
+def test_plan_disaggregated_names_target_binding_aggregated(
     option: str, target: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*MEASURED, *MEANS, option, target]) == 0
+    assert main([*MEASURED, *MEAN_LOAD, option, target]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("disaggregated")
     assert f"which its {named} leaves little room for" in shown
 
 
-def test_weights_that_a_config_has_itself_are_not_overridden(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_weights_conflicting_with_config_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**shapes.SHAPES["Llama-3.1-8B"], "quantization_config": {"quant_method": "fp8"}}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -280,14 +276,16 @@ def test_weights_that_a_config_has_itself_are_not_overridden(
 
 
 @pytest.mark.parametrize("rows", [["0,100,50"], ["3,100,50", "3,100,50"]])
-def test_a_trace_without_a_rate_is_refused(tmp_path: Path, rows: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_trace_without_rate_is_rejected(
+    tmp_path: Path, rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
     assert main([*MEASURED, "--trace", str(path)]) == 1
     assert f"--trace: {path}: has no rate: two requests at different times" in capsys.readouterr().err
 
 
-def test_a_promise_is_told_in_options_and_no_tighter_than_it_is() -> None:
+def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
     found = NoPlan(Infeasible(Constraint.TTFT, Slo(0.95, 0.0885, 0.0501, tpot_s=0.05, e2e_s=10.41)), ("",))
     assert plan_shown.refused(found)[-1] == ("it would keep --ttft 89ms --ttft-per-k-token 51ms --tpot 50ms --e2e 11s")
 
@@ -295,53 +293,67 @@ def test_a_promise_is_told_in_options_and_no_tighter_than_it_is() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan", "--tpot", "50ms", *MEANS], "--model is needed"),
-        ([*MEASURED, *MEANS, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 is not from 1 to 64"),
-        ([*MEASURED, *MEANS, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 is not from 1"),
-        ([*MEASURED, *MEANS, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 is not above 0 and at most"),
-        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEANS], "--gpu is needed"),
+        (["plan", "--tpot", "50ms", *MEAN_LOAD], "--model is needed"),
+        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 is not from 1 to 64"),
+        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 is not from 1"),
+        ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 is not above 0 and at most"),
+        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is needed"),
         ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
         ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),
         ([*BY_NAME, "--model", "/nowhere.json"], "--model: /nowhere.json: No such file"),
         ([*BY_NAME, "--model", "Qwen3-8B", "--gpus-per-replica", "3"], "--gpus-per-replica: 3 does not divide"),
-        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEANS], "--gpu: no figures of 'H900'"),
+        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu: no figures of 'H900'"),
         (
-            ["plan", "--tpot", "50ms", "--gpu", "L4", "--model", "Llama-3.3-70B", "--gpus-per-replica", "2", *MEANS],
+            [
+                "plan",
+                "--tpot",
+                "50ms",
+                "--gpu",
+                "L4",
+                "--model",
+                "Llama-3.3-70B",
+                "--gpus-per-replica",
+                "2",
+                *MEAN_LOAD,
+            ],
             "leave no cache on 2 x L4",
         ),
-        ([*MEASURED, *MEANS, "--gpu", "H200"], "--gpu and --hardware"),
-        (["plan", "--hardware", "h900", "--tpot", "50ms", *MEANS], "profile 'h900'"),
-        (["plan", "--hardware", "h200-8b", *MEANS], "--ttft, --tpot or --e2e is needed"),
-        (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEANS], "--ttft: 'soon' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEANS], "--tpot: 0s is not above 0"),
-        ([*MEASURED, *MEANS, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
-        ([*MEASURED, *MEANS, "--e2e", "later"], "--e2e: 'later' is not a duration"),
-        ([*MEASURED, *MEANS, "--itl", "even"], "--itl: 'even' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEANS], "--ttft, --tpot or --e2e is needed"),
-        ([*MEASURED, *MEANS, "--percentile", "100"], "--percentile: 100"),
+        ([*MEASURED, *MEAN_LOAD, "--gpu", "H200"], "--gpu and --hardware"),
+        (["plan", "--hardware", "h900", "--tpot", "50ms", *MEAN_LOAD], "profile 'h900'"),
+        (["plan", "--hardware", "h200-8b", *MEAN_LOAD], "--ttft, --tpot or --e2e is needed"),
+        (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEAN_LOAD], "--ttft: 'soon' is not a duration"),
+        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEAN_LOAD], "--tpot: 0s is not above 0"),
+        ([*MEASURED, *MEAN_LOAD, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
+        ([*MEASURED, *MEAN_LOAD, "--e2e", "later"], "--e2e: 'later' is not a duration"),
+        ([*MEASURED, *MEAN_LOAD, "--itl", "even"], "--itl: 'even' is not a duration"),
+        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEAN_LOAD], "--ttft, --tpot or --e2e is needed"),
+        ([*MEASURED, *MEAN_LOAD, "--percentile", "100"], "--percentile: 100"),
         ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is needed, or --trace"),
-        ([*MEASURED, *MEANS[:2], "--prompt-tokens", "0", "--output-tokens", "9"], "--prompt-tokens: must be finite"),
-        ([*MEASURED, *MEANS, "--prompt-sigma", "9"], "--prompt-sigma: must lie between"),
-        ([*MEASURED, *MEANS, "--cached-share", "1"], "--cached-share: must be 0 or more"),
-        ([*MEASURED, *MEANS, "--rate", "nan"], "--rate: nan"),
-        ([*MEASURED, *MEANS, "--trace", "t.csv"], "--prompt-tokens and --trace"),
+        (
+            [*MEASURED, *MEAN_LOAD[:2], "--prompt-tokens", "0", "--output-tokens", "9"],
+            "--prompt-tokens: must be finite",
+        ),
+        ([*MEASURED, *MEAN_LOAD, "--prompt-sigma", "9"], "--prompt-sigma: must lie between"),
+        ([*MEASURED, *MEAN_LOAD, "--cached-share", "1"], "--cached-share: must be 0 or more"),
+        ([*MEASURED, *MEAN_LOAD, "--rate", "nan"], "--rate: nan"),
+        ([*MEASURED, *MEAN_LOAD, "--trace", "t.csv"], "--prompt-tokens and --trace"),
         ([*MEASURED, "--trace", "t.csv", "--prompt-sigma", "0.6"], "--prompt-sigma and --trace"),
         ([*MEASURED, "--trace", "t.csv", "--output-sigma", "0.5"], "--output-sigma and --trace"),
         ([*MEASURED, "--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
-        ([*MEASURED, *MEANS, "--headroom", "1"], "--headroom: 1"),
-        ([*MEASURED, *MEANS, "--fabric-gb-per-s", "0"], "--fabric-gb-per-s: 0"),
-        ([*MEASURED, *MEANS, "--accepted-tokens", "9"], "--accepted-tokens: 9"),
-        ([*MEASURED, *MEANS, "--gpu-hour-cost", "0"], "--gpu-hour-cost: 0"),
-        ([*MEASURED, *MEANS, "--picture", "-"], "--picture -: must be a file"),
-        ([*MEASURED, *MEANS, "--picture", "/nowhere/c.svg"], "/nowhere/c.svg: No such file"),
+        ([*MEASURED, *MEAN_LOAD, "--headroom", "1"], "--headroom: 1"),
+        ([*MEASURED, *MEAN_LOAD, "--fabric-gb-per-s", "0"], "--fabric-gb-per-s: 0"),
+        ([*MEASURED, *MEAN_LOAD, "--accepted-tokens", "9"], "--accepted-tokens: 9"),
+        ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "0"], "--gpu-hour-cost: 0"),
+        ([*MEASURED, *MEAN_LOAD, "--picture", "-"], "--picture -: must be a file"),
+        ([*MEASURED, *MEAN_LOAD, "--picture", "/nowhere/c.svg"], "/nowhere/c.svg: No such file"),
     ],
 )
-def test_what_cannot_be_planned_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_invalid_input_is_reported(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 1
     assert said in capsys.readouterr().err
 
 
-def test_a_picture_is_never_written_over_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_chart_never_overwrites_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "own.json"
     own.write_text((Path(profiles.__file__).parent / "profiles" / "h200-8b.json").read_text())
     before = own.read_text()
@@ -353,7 +365,7 @@ def test_a_picture_is_never_written_over_what_is_read(tmp_path: Path, capsys: py
         "500ms",
         "--tpot",
         "50ms",
-        *MEANS,
+        *MEAN_LOAD,
         "--picture",
         str(tmp_path / "." / "own.json"),
     ]
@@ -362,13 +374,13 @@ def test_a_picture_is_never_written_over_what_is_read(tmp_path: Path, capsys: py
     assert own.read_text() == before
 
 
-def test_the_axes_of_the_curve_end_as_those_of_other_pictures() -> None:
+def test_goodput_chart_axes_end_at_nice_numbers() -> None:
     drawn = curve.draw("x", [Point(0.0, 0.0, 0.0), Point(2.7, 2.0, 2.0)], [])
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert f"{nice(2.7):g}" in texts
 
 
-def test_a_picture_escapes_names_and_leaves_out_marks_off_its_axis() -> None:
+def test_goodput_chart_escapes_names_and_omits_marks_off_axis() -> None:
     points = [Point(0.0, 0.0, 0.0), Point(9.0, 5.0, 8.0)]
     drawn = curve.draw("<b>", points, [(4.0, "knee"), (40.0, "far")])
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
@@ -377,5 +389,5 @@ def test_a_picture_escapes_names_and_leaves_out_marks_off_its_axis() -> None:
     assert not any("far" in (text or "") for text in texts)
 
 
-def test_the_fabric_without_a_word_is_that_of_the_question() -> None:
+def test_plan_default_fabric_bandwidth_equals_question_default() -> None:
     assert _parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == Question.bytes_per_s

@@ -87,7 +87,7 @@ async def shown(service: Any, screen: Screen = PIPE, name: str | None = "chat") 
     return await answer(cluster(service), service["metadata"]["namespace"], name, screen, NOW_S)
 
 
-async def test_a_namespace_is_a_table_of_what_its_services_have() -> None:
+async def test_status_namespace_is_a_table_of_services() -> None:
     lines = await answer(cluster(CHAT, FRESH, AGGREGATED), "team", None, PIPE, NOW_S)
     assert lines == [
         "NAME   READY  PREFILL  DECODE  TTFT   TPOT  ATTAINMENT  LIMITED-BY   AGE  REASON",
@@ -96,7 +96,7 @@ async def test_a_namespace_is_a_table_of_what_its_services_have() -> None:
     ]
 
 
-async def test_times_of_whole_answers_are_shown_where_they_are_promised() -> None:
+async def test_status_e2e_is_shown_when_targeted() -> None:
     slo = {"ttft": "500ms", "e2e": "20s"}
     told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s", "met": {"ttft": "91%", "e2e": "93%"}}}
     whole = builders.service("whole", slo=slo) | {"status": told}
@@ -108,7 +108,7 @@ async def test_times_of_whole_answers_are_shown_where_they_are_promised() -> Non
     assert "90% of the answered and 87% of all requests kept all of it over the last 1m" in lines
 
 
-async def test_gaps_are_shown_where_they_are_promised() -> None:
+async def test_status_itl_is_shown_when_targeted() -> None:
     told = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
     even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": told}
     head, chat, line = await answer(cluster(CHAT, even), "team", None, PIPE, NOW_S)
@@ -117,7 +117,7 @@ async def test_gaps_are_shown_where_they_are_promised() -> None:
     assert "ITL P99  40ms      31ms      -" in await shown(even, name="even")
 
 
-async def test_what_is_not_known_of_a_promise_is_said() -> None:
+async def test_status_unavailable_attainment_gives_reason() -> None:
     told = STATUS | {"slo": {"ttft": "700ms", "met": {"ttft": "91%"}, "notKnown": "TPOT is not known: nobody tells"}}
     blind = builders.service("blind", slo={"ttft": "500ms", "tpot": "50ms"}) | {"status": told}
     lines = await shown(blind, name="blind")
@@ -125,7 +125,7 @@ async def test_what_is_not_known_of_a_promise_is_said() -> None:
     assert "how many requests kept all of it is not known: TPOT is not known: nobody tells" in lines
 
 
-async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_out() -> None:
+async def test_status_all_namespaces_sorted_and_not_ready_highlighted() -> None:
     lines = await answer(cluster(CHAT, AGGREGATED), None, None, Screen(colour=True), NOW_S)
     assert [line.split()[0].removeprefix("\x1b[1m").removeprefix("\x1b[31m") for line in lines] == [
         "NAMESPACE",
@@ -138,22 +138,22 @@ async def test_all_namespaces_are_named_and_sorted_and_what_is_not_ready_stands_
     assert "\x1b" not in lines[2]
 
 
-async def test_nothing_is_said_to_be_nothing() -> None:
+async def test_status_no_services_says_so() -> None:
     assert await answer(cluster(CHAT), "void", None, PIPE, NOW_S) == ["no InferenceServices in namespace void"]
     assert await answer(cluster(), None, None, PIPE, NOW_S) == ["no InferenceServices in any namespace"]
 
 
-async def test_one_service_in_full() -> None:
+async def test_status_one_service_matches_golden_text() -> None:
     assert "\n".join(await shown(CHAT, Screen(100))) + "\n" == GOLDEN
 
 
-async def test_a_terminal_gets_the_messages_wrapped_and_what_is_wrong_pointed_at() -> None:
+async def test_status_terminal_wraps_and_highlights_problems() -> None:
     lines = await shown(CHAT, Screen(70, colour=True))
     red = [line for line in lines if line.startswith("\x1b[31m")]
     assert [line.removeprefix("\x1b[31m").split()[0] for line in red] == ["SLOMet", "ScalingLimited"]
 
 
-async def test_a_service_that_nobody_has_looked_at_yet() -> None:
+async def test_status_service_without_status_says_so() -> None:
     assert await shown(FRESH, name="fresh") == [
         "team/fresh  no URL yet",
         "",
@@ -163,7 +163,7 @@ async def test_a_service_that_nobody_has_looked_at_yet() -> None:
     ]
 
 
-async def test_a_name_that_is_not_there_and_a_cluster_that_is_away() -> None:
+async def test_status_unknown_name_or_cluster_is_an_error() -> None:
     with pytest.raises(Unanswered, match="there is chat"):
         await answer(cluster(CHAT), "team", "cat", PIPE, NOW_S)
     with pytest.raises(Unavailable):
@@ -171,7 +171,7 @@ async def test_a_name_that_is_not_there_and_a_cluster_that_is_away() -> None:
 
 
 @pytest.mark.parametrize("field", [*STATUS, "status", "spec", "metadata.creationTimestamp"])
-async def test_whatever_a_field_is_the_rest_is_shown(field: str) -> None:
+async def test_status_malformed_field_still_shows_the_rest(field: str) -> None:
     nonsense: tuple[Any, ...] = (
         None,
         True,
@@ -212,7 +212,7 @@ async def test_whatever_a_field_is_the_rest_is_shown(field: str) -> None:
         (None, "-"),
     ],
 )
-async def test_what_is_on_its_way(starting: Any, words: str) -> None:
+async def test_status_starting_replicas_are_summarised(starting: Any, words: str) -> None:
     tiers = {"serve": {"ready": 1, "starting": starting, "desired": 4}}
     lines = await shown({**CHAT, "status": {**STATUS, "tiers": tiers}})
     (line,) = [line for line in lines if line.startswith("serve")]
@@ -230,6 +230,6 @@ async def test_what_is_on_its_way(starting: Any, words: str) -> None:
         (7, "-"),
     ],
 )
-async def test_ages(made: Any, words: str) -> None:
+async def test_status_age_format(made: Any, words: str) -> None:
     odd = {**FRESH, "metadata": FRESH["metadata"] | {"creationTimestamp": made}}
     assert (await shown(odd, name=None))[1].split()[-2] == words

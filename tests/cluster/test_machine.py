@@ -6,6 +6,6 @@ from e2e.cluster.machine import daemon_environment
 from e2e.cluster.settings import BIN
 
 
-def test_docker_never_finds_the_nodes_containerd() -> None:
+def test_daemon_environment_path_omits_node_containerd() -> None:
     found = daemon_environment({"PATH": f"/usr/local/bin:{BIN}:/usr/bin", "HOME": "/root"})
     assert found == {"PATH": "/usr/local/bin:/usr/bin", "HOME": "/root"}

@@ -10,25 +10,25 @@ import pytest
 from e2e.cluster import pip
 
 
-def test_settings_are_passed_on_and_paths_are_not() -> None:
+def test_pip_settings_pass_urls_but_not_paths() -> None:
     environment = {"PIP_INDEX_URL": "http://index/simple", "PIP_CERT": "/etc/ssl/here.crt", "PIP_TRUSTED_HOST": ""}
     with pip.settings(environment) as args:
         assert args == {"PIP_INDEX_URL": "http://index/simple"}
 
 
-def test_debians_own_bundle_of_certificates_is_in_the_image_too() -> None:
+def test_pip_settings_keep_debian_certificate_bundle() -> None:
     environment = {"PIP_CERT": "/etc/ssl/certs/ca-certificates.crt"}
     with pip.settings(environment) as args:
         assert args == environment
 
 
-def test_an_address_of_wheels_stays_an_address() -> None:
+def test_pip_settings_find_links_url_is_kept() -> None:
     with pip.settings({"PIP_FIND_LINKS": "http://wheels/"}) as args:
         assert args == {"PIP_FIND_LINKS": "http://wheels/"}
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
-def test_a_folder_of_wheels_is_served(tmp_path: Path, prefix: str) -> None:
+def test_pip_settings_wheel_folder_is_served(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "torch-1-py3-none-any.whl").write_text("wheel")
     environment = {"PIP_FIND_LINKS": f"{prefix}{tmp_path}"}
     with pip.settings(environment) as args, urllib.request.urlopen(args["PIP_FIND_LINKS"]) as reply:
@@ -36,6 +36,6 @@ def test_a_folder_of_wheels_is_served(tmp_path: Path, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "missing"])
-def test_a_folder_without_wheels_is_left_out(tmp_path: Path, folder: str) -> None:
+def test_pip_settings_folder_without_wheels_is_omitted(tmp_path: Path, folder: str) -> None:
     with pip.settings({"PIP_FIND_LINKS": str(tmp_path / folder)}) as args:
         assert args == {}

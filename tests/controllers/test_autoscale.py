@@ -103,7 +103,7 @@ def changes(store: Store) -> list[Change]:
     return Autoscaler(store, Kube.__new__(Kube), sources, _tell, lambda key: None).decide(NOW_S)
 
 
-def test_a_tier_with_other_replicas_than_decided_is_set_and_explains_itself() -> None:
+def test_decide_sets_replicas_and_explains_change() -> None:
     store, parent = Store(), builders.service(tiers={"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 1}})
     for tier, replicas in (("prefill", 1), ("decode", 3)):
         store.put(builders.deployment(parent, tier, replicas=replicas))
@@ -114,7 +114,7 @@ def test_a_tier_with_other_replicas_than_decided_is_set_and_explains_itself() ->
     assert up.event().message == "prefill 1 -> 2: minReplicas is 2"
 
 
-async def test_an_api_server_that_is_slow_makes_no_tick_long() -> None:
+async def test_tick_does_not_wait_for_slow_api_server() -> None:
     """What a tick is followed by is a rest in proportion to what it computed: nobody else had to wait meanwhile."""
     clock, set_ = [100.0], []
 
@@ -132,7 +132,7 @@ async def test_an_api_server_that_is_slow_makes_no_tick_long() -> None:
     assert set_ == [("chat-serve", 2)]
 
 
-def test_nothing_is_set_where_all_is_well_invalid_foreign_or_going_away() -> None:
+def test_decide_skips_invalid_foreign_and_deleted_services() -> None:
     store = Store()
     well = builders.service("well")
     invalid = builders.service("invalid", tiers={})
@@ -147,7 +147,7 @@ def test_nothing_is_set_where_all_is_well_invalid_foreign_or_going_away() -> Non
     assert changes(store) == []
 
 
-def test_load_grows_the_tier_and_the_report_says_so() -> None:
+def test_decide_scales_up_under_load_and_reports_it() -> None:
     parent = builders.service(**PROMISED)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
@@ -166,7 +166,7 @@ def test_load_grows_the_tier_and_the_report_says_so() -> None:
     assert world.heard.count(("team", "chat")) < 10, "a report is told when it says something new, not at each tick"
 
 
-def test_what_is_on_its_way_is_told_with_its_time_and_what_is_late_is_not_waited_for() -> None:
+def test_report_counts_starting_and_overdue_replicas() -> None:
     def starting(name: str, seconds: float) -> Object:
         pod = builders.pod(parent, "serve", name)
         made = datetime.fromtimestamp(NOW_S - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -199,7 +199,7 @@ def test_what_is_on_its_way_is_told_with_its_time_and_what_is_late_is_not_waited
 
 
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
-def test_nothing_is_set_unless_the_user_wants_it(scaling: Object) -> None:
+def test_decide_recommend_off_or_paused_sets_nothing(scaling: Object) -> None:
     parent = builders.service(**PROMISED, scaling=scaling)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
@@ -210,7 +210,7 @@ def test_nothing_is_set_unless_the_user_wants_it(scaling: Object) -> None:
     assert report.desired == {"serve": 3}
 
 
-def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:
+def test_metrics_are_exported_until_service_is_deleted() -> None:
     parent = builders.service(**PROMISED)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
@@ -227,7 +227,7 @@ def test_what_is_known_is_exported_and_what_is_gone_is_not() -> None:
     assert metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels) is None
 
 
-def test_an_idle_service_is_looked_at_seldom_and_a_request_ends_its_rest() -> None:
+def test_decide_idle_service_is_rare_until_request_arrives() -> None:
     parent = builders.service(**PROMISED)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
@@ -244,7 +244,7 @@ def test_an_idle_service_is_looked_at_seldom_and_a_request_ends_its_rest() -> No
     assert looked[15] != looked[14], "a request came"
 
 
-def test_the_gateways_are_told_by_what_to_let_in_and_a_new_process_repeats_it() -> None:
+def test_publication_reaches_report_and_survives_restart() -> None:
     parent = builders.service(**PROMISED)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
@@ -264,7 +264,7 @@ def test_the_gateways_are_told_by_what_to_let_in_and_a_new_process_repeats_it() 
     assert after.told.limits == from_dict(to_dict(report.told)).limits
 
 
-def test_a_request_held_at_a_gateway_wakes_a_service_that_sleeps() -> None:
+def test_queued_request_scales_from_zero() -> None:
     asleep = {**PROMISED, "tiers": {"serve": {"minReplicas": 0, "maxReplicas": 9}}}
     parent = builders.service(**asleep)
     world = World(parent)
@@ -279,7 +279,7 @@ def test_a_request_held_at_a_gateway_wakes_a_service_that_sleeps() -> None:
     assert "nothing runs" in woken.event().message
 
 
-def test_shedding_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
+def test_admission_health_condition_reports_shedding_once() -> None:
     parent = builders.service(**PROMISED)
     world, key = World(parent), ("team", "chat")
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
@@ -300,7 +300,7 @@ def test_shedding_is_told_once_when_it_begins_and_once_when_it_is_over() -> None
     assert held == [True, False, True]
 
 
-def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_event() -> None:
+def test_slow_transfer_is_reported_with_reason() -> None:
     tiers = {"prefill": {"minReplicas": 1}, "decode": {"minReplicas": 1}}
     parent = builders.service(**{**PROMISED, "tiers": tiers})
     world, key = World(parent), ("team", "chat")
@@ -331,7 +331,7 @@ def test_a_transfer_dearer_than_the_prefill_that_it_saves_is_a_reason_and_one_ev
         assert report.slow_transfer == words, f"forgotten after {minute} minutes"
 
 
-class Rotten(dict[str, object]):
+class FailingConfig(dict[str, object]):
     """A model's configuration whose reading fails: stands for any error that nobody thought of."""
 
     def get(self, key: str, default: object = None) -> object:
@@ -339,7 +339,7 @@ class Rotten(dict[str, object]):
 
 
 @pytest.mark.parametrize("place", ["in the pass", "before it"])
-def test_an_error_about_one_service_stops_no_other_and_is_told(place: str) -> None:
+def test_decision_error_affects_only_its_service(place: str) -> None:
     well, bad = builders.service("well", **PROMISED), builders.service("bad", **PROMISED)
     world = World(well, bad)
     for parent in (well, bad):
@@ -351,7 +351,7 @@ def test_an_error_about_one_service_stops_no_other_and_is_told(place: str) -> No
     def about(pod: str) -> About:
         if pod == "bad" and rotten[0] and place == "before it":
             raise RuntimeError(pod)
-        return replace(ABOUT, config=Rotten(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
+        return replace(ABOUT, config=FailingConfig(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
 
     sources = Sources(lambda: (world.readings, ("gw-1",)), about, lambda pod: None)
     world.scaler = Autoscaler(world.store, Kube.__new__(Kube), sources, _tell, world.heard.append)
@@ -371,7 +371,7 @@ def test_an_error_about_one_service_stops_no_other_and_is_told(place: str) -> No
     assert Reason.DECISION_FAILED not in [one.reason for one in report.conditions]
 
 
-def test_a_service_made_anew_under_its_name_inherits_nothing() -> None:
+def test_recreated_service_inherits_no_state() -> None:
     parent = builders.service(**PROMISED)
     world, key = World(parent), ("team", "chat")
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))

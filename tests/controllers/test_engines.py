@@ -91,7 +91,7 @@ def gaps(times: list[float]) -> set[float]:
     return {round(after - before, 6) for before, after in pairwise(times)}
 
 
-async def test_an_idle_engine_is_asked_seldom_yet_often_enough_to_be_trusted_through_a_missed_answer(
+async def test_idle_engine_is_polled_rarely_within_trust_window(
     world: World,
 ) -> None:
     world.pod(1)
@@ -100,14 +100,14 @@ async def test_an_idle_engine_is_asked_seldom_yet_often_enough_to_be_trusted_thr
     assert IDLE_S + 2.0 + RETRY_S < GAP_S
 
 
-async def test_a_busy_engine_is_asked_often(world: World) -> None:
+async def test_busy_engine_is_polled_often(world: World) -> None:
     world.pod(1)
     world.running["10.0.0.1"] = 3
     await world.until(60.0)
     assert gaps(world.times(1)) == {BUSY_S}
 
 
-async def test_every_reading_is_told_with_its_service_and_tier(world: World) -> None:
+async def test_reading_carries_service_and_tier(world: World) -> None:
     world.pod(1)
     world.pod(2, "prefill")
     world.running["10.0.0.1"] = 3
@@ -116,7 +116,7 @@ async def test_every_reading_is_told_with_its_service_and_tier(world: World) -> 
     assert told == {(KEY, Role.DECODE, "pod-1", 3.0, 1.8e9), (KEY, Role.PREFILL, "pod-2", 0.0, 1.8e9)}
 
 
-async def test_one_busy_engine_makes_its_tier_asked_often_and_no_other(world: World) -> None:
+async def test_busy_engine_speeds_up_polling_of_its_tier_only(world: World) -> None:
     for number in (1, 2):
         world.pod(number)
     world.pod(3, "prefill")
@@ -129,7 +129,7 @@ async def test_one_busy_engine_makes_its_tier_asked_often_and_no_other(world: Wo
     assert gaps(world.times(2)[-3:]) == {IDLE_S}
 
 
-async def test_an_engine_that_worked_between_two_looks_is_not_idle(world: World) -> None:
+async def test_engine_active_between_polls_is_not_idle(world: World) -> None:
     world.pod(1)
     for _ in range(12):
         world.steps["10.0.0.1"] += 7
@@ -137,7 +137,7 @@ async def test_an_engine_that_worked_between_two_looks_is_not_idle(world: World)
     assert gaps(world.times(1)[2:]) == {BUSY_S}
 
 
-async def test_arrivals_bring_the_next_question_forward(world: World) -> None:
+async def test_arrivals_expedite_next_poll(world: World) -> None:
     world.pod(1)
     await world.until(25.0)
     last_s = world.times(1)[-1]
@@ -147,7 +147,7 @@ async def test_arrivals_bring_the_next_question_forward(world: World) -> None:
     assert world.times(1)[-3:] == [last_s + 5.0, last_s + 10.0, last_s + 15.0]
 
 
-async def test_many_pods_are_spread_over_the_interval(world: World) -> None:
+async def test_polls_of_many_pods_are_spread_over_interval(world: World) -> None:
     for number in range(1, 201):
         world.pod(number)
     await world.until(BUSY_S + 0.25)
@@ -156,7 +156,7 @@ async def test_many_pods_are_spread_over_the_interval(world: World) -> None:
     assert max(per_round.values()) < 30  # of twenty rounds
 
 
-async def test_no_more_than_so_many_are_asked_at_once(world: World) -> None:
+async def test_concurrent_polls_are_limited(world: World) -> None:
     for number in range(1, 201):
         world.pod(number)
     await world.engines.ask()
@@ -165,7 +165,7 @@ async def test_no_more_than_so_many_are_asked_at_once(world: World) -> None:
     assert world.most_open == AT_ONCE
 
 
-async def test_an_engine_that_does_not_answer_is_asked_once_more_and_then_at_its_time(world: World) -> None:
+async def test_unreachable_engine_is_retried_once_then_on_schedule(world: World) -> None:
     world.pod(1)
     world.down = {"10.0.0.1"}
     await world.until(40.0)
@@ -178,7 +178,7 @@ async def test_an_engine_that_does_not_answer_is_asked_once_more_and_then_at_its
     assert len(world.heard) >= 1
 
 
-async def test_a_pod_that_is_being_asked_is_not_asked_again(world: World) -> None:
+async def test_pod_being_polled_is_not_polled_again(world: World) -> None:
     world.pod(1)
     await world.engines.ask()
     world.now_s += BUSY_S
@@ -186,7 +186,7 @@ async def test_a_pod_that_is_being_asked_is_not_asked_again(world: World) -> Non
     assert len(world.times(1)) == 1
 
 
-async def test_pods_that_are_gone_leaving_or_without_an_address_are_not_asked(world: World) -> None:
+async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: World) -> None:
     kept, leaving, gone = world.pod(1), world.pod(2), world.pod(3)
     world.pod(4)["status"].pop("podIP")
     world.pod(5, phase="Failed")
@@ -201,7 +201,7 @@ async def test_pods_that_are_gone_leaving_or_without_an_address_are_not_asked(wo
     assert world.engines.about(gone["metadata"]["name"]) is None
 
 
-async def test_an_answer_of_a_pod_that_went_meanwhile_is_not_told(world: World) -> None:
+async def test_response_of_deleted_pod_is_dropped(world: World) -> None:
     obj = world.pod(1)
     await world.engines.ask()
     world.now_s += BUSY_S
@@ -214,7 +214,7 @@ async def test_an_answer_of_a_pod_that_went_meanwhile_is_not_told(world: World) 
     assert world.heard == []
 
 
-async def test_a_starting_engine_is_not_asked_for_metrics_but_how_far_it_has_come(world: World) -> None:
+async def test_starting_engine_is_polled_for_engine_info_only(world: World) -> None:
     world.pod(1, ready=False)
     await world.until(30.0)
     assert world.times(1) == []
@@ -224,7 +224,7 @@ async def test_a_starting_engine_is_not_asked_for_metrics_but_how_far_it_has_com
     assert start.phase == "load"
 
 
-async def test_an_engine_that_becomes_ready_is_asked_at_once_and_for_what_it_is_no_more(world: World) -> None:
+async def test_newly_ready_engine_is_polled_at_once(world: World) -> None:
     world.pod(1, ready=False)
     await world.until(12.0)
     world.pod(1)
@@ -238,13 +238,13 @@ async def test_an_engine_that_becomes_ready_is_asked_at_once_and_for_what_it_is_
     assert about.engine == "10.0.0.1"
 
 
-async def test_an_engine_that_was_ready_from_the_start_is_asked_once_what_it_is(world: World) -> None:
+async def test_ready_engine_is_asked_once_for_engine_info(world: World) -> None:
     world.pod(1)
     await world.until(60.0)
     assert len(world.times(1, "/about")) == 1
 
 
-async def test_a_foreign_engine_that_says_nothing_of_itself_is_asked_ever_less(world: World) -> None:
+async def test_engine_without_engine_info_is_asked_with_backoff(world: World) -> None:
     world.pod(1)
     world.mute = {"10.0.0.1"}
     await world.until(200.0)
@@ -255,7 +255,7 @@ async def test_a_foreign_engine_that_says_nothing_of_itself_is_asked_ever_less(w
     assert len(world.heard) > 10
 
 
-async def test_an_engine_that_is_no_longer_ready_is_not_asked_for_metrics(world: World) -> None:
+async def test_unready_engine_is_not_polled_for_metrics(world: World) -> None:
     world.pod(1)
     await world.until(12.0)
     world.pod(1, ready=False)
@@ -265,7 +265,7 @@ async def test_an_engine_that_is_no_longer_ready_is_not_asked_for_metrics(world:
     assert world.times(1, "/about")[-1] > unready_s
 
 
-async def test_what_runs_in_a_pod_is_what_its_engine_last_told_and_not_known_of_one_that_ended(world: World) -> None:
+async def test_running_is_last_reading_and_none_when_unready(world: World) -> None:
     world.pod(1)
     world.running["10.0.0.1"] = 3
     assert world.engines.running("pod-1") is None, "it has not been asked yet"
@@ -277,7 +277,7 @@ async def test_what_runs_in_a_pod_is_what_its_engine_last_told_and_not_known_of_
     assert world.engines.running("pod-1") is None
 
 
-async def test_it_runs_until_it_is_cancelled() -> None:
+async def test_run_polls_until_cancelled() -> None:
     store, heard = Store(), asyncio.Event()
     world = World()
     world.store = store

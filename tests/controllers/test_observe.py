@@ -10,7 +10,7 @@ from tests import builders
 MODEL = {"uri": "file:///models/tiny", "name": "shared"}
 
 
-def test_whoever_claims_the_same_name_is_told_when_one_comes_goes_or_renames() -> None:
+def test_affected_services_lists_services_of_same_model_name() -> None:
     store = Store()
     first, second = builders.service("first", model=MODEL), builders.service("second", model=MODEL)
     other = builders.service("other")
@@ -23,7 +23,7 @@ def test_whoever_claims_the_same_name_is_told_when_one_comes_goes_or_renames() -
     assert rivals(store, second, second) == []
 
 
-def test_a_service_that_is_being_deleted_is_left_to_kubernetes() -> None:
+def test_observe_deleted_service_returns_none() -> None:
     store, raw = Store(), builders.service()
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     store.put(raw)
@@ -31,7 +31,7 @@ def test_a_service_that_is_being_deleted_is_left_to_kubernetes() -> None:
     assert observe(store, View(), ("team", "nobody")) is None
 
 
-def test_children_of_an_earlier_service_of_the_same_name_are_not_ours() -> None:
+def test_observe_ignores_children_of_earlier_service() -> None:
     store, raw = Store(), builders.service()
     old = builders.deployment(raw, "decode")
     old["metadata"]["ownerReferences"][0]["uid"] = "earlier"
@@ -42,7 +42,7 @@ def test_children_of_an_earlier_service_of_the_same_name_are_not_ours() -> None:
     assert seen.children == {}
 
 
-def test_a_bad_spec_is_observed_with_its_problems() -> None:
+def test_observe_invalid_spec_returns_problems() -> None:
     store, raw = Store(), builders.service(tiers={})
     store.put(raw)
     seen = observe(store, View(), ("team", "chat"))
@@ -51,13 +51,13 @@ def test_a_bad_spec_is_observed_with_its_problems() -> None:
     assert any("tiers" in problem for problem in seen.problems)
 
 
-def falling_back(name: str, to: str) -> dict[str, object]:
+def with_fallback(name: str, to: str) -> dict[str, object]:
     return builders.service(name, slo={"ttft": "1s"}, admission={"whenFull": "Downgrade", "fallback": {"name": to}})
 
 
-def test_a_fallback_that_is_missing_or_leads_back_is_told_and_the_way_through_others_counts() -> None:
+def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
     store = Store()
-    for raw in (falling_back("a", "b"), falling_back("b", "c"), builders.service("c"), falling_back("d", "nobody")):
+    for raw in (with_fallback("a", "b"), with_fallback("b", "c"), builders.service("c"), with_fallback("d", "nobody")):
         store.put(raw)
 
     def told(name: str) -> tuple[str, str] | None:
@@ -71,17 +71,17 @@ def test_a_fallback_that_is_missing_or_leads_back_is_told_and_the_way_through_ot
         "c": None,
         "d": ("team/nobody", "is not there"),
     }
-    store.put(falling_back("c", "a"))
+    store.put(with_fallback("c", "a"))
     in_turn = "falls back to this service in turn ({0} -> {1} -> {2} -> {0})"
     ways = (("team/a", "team/b", "team/c"), ("team/b", "team/c", "team/a"), ("team/c", "team/a", "team/b"))
     assert [told(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
-    store.put(falling_back("c", "b"))
+    store.put(with_fallback("c", "b"))
     assert told("a") == ("team/b", ""), "the ring of others is theirs"
 
 
-def test_whoever_falls_back_to_somebody_is_told_when_services_come_and_go() -> None:
+def test_affected_services_lists_services_with_fallback() -> None:
     store = Store()
-    for raw in (falling_back("a", "b"), builders.service("c")):
+    for raw in (with_fallback("a", "b"), builders.service("c")):
         store.put(raw)
     new = builders.service("b")
     store.put(new)

@@ -13,7 +13,7 @@ from tests import builders
 Object = dict[str, Any]
 
 
-class Listed:
+class FakeApiServer:
     """An API server that lists services. while_asked: comes while it makes up its answer."""
 
     def __init__(self, *services: Object) -> None:
@@ -34,10 +34,10 @@ class Listed:
         return [one["metadata"]["name"] for one in self.operator.store.all(labels.KIND)]
 
 
-async def test_a_service_that_went_unseen_is_forgotten() -> None:
+async def test_remove_deleted_services_drops_unseen_deleted_service() -> None:
     """A watch that begins anew with a list does not tell what was deleted between that list and its last word."""
     stays, goes = builders.service("stays"), builders.service("goes")
-    world = Listed(stays, goes)
+    world = FakeApiServer(stays, goes)
     for service in (stays, goes):
         world.operator.store.put(service)
     await world.operator.forget_gone()
@@ -47,25 +47,25 @@ async def test_a_service_that_went_unseen_is_forgotten() -> None:
     assert world.known == ["stays"]
 
 
-async def test_what_comes_while_it_is_listed_stays() -> None:
-    world = Listed()
+async def test_remove_deleted_services_keeps_service_added_during_list() -> None:
+    world = FakeApiServer()
     world.while_asked = [builders.service("new")]
     await world.operator.forget_gone()
     assert world.known == ["new"]
 
 
-async def test_another_service_of_the_same_name_stays() -> None:
+async def test_remove_deleted_services_keeps_recreated_service() -> None:
     old = builders.service("same")
     new = {**old, "metadata": {**old["metadata"], "uid": "another"}}
-    world = Listed()
+    world = FakeApiServer()
     world.operator.store.put(old)
     world.while_asked = [new]
     await world.operator.forget_gone()
     assert [one["metadata"]["uid"] for one in world.operator.store.all(labels.KIND)] == ["another"]
 
 
-async def test_an_api_server_that_is_away_says_nothing() -> None:
-    world = Listed()
+async def test_remove_deleted_services_ignores_unavailable_api_server() -> None:
+    world = FakeApiServer()
     world.operator.store.put(builders.service("stays"))
     world.services = None
     await world.operator.forget_gone()

@@ -26,7 +26,7 @@ async def settle(queue: WorkQueue[str]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_many_additions_before_the_work_are_one() -> None:
+async def test_add_many_times_before_work_runs_once() -> None:
     worked: list[str] = []
 
     async def work(key: str) -> None:
@@ -40,7 +40,7 @@ async def test_many_additions_before_the_work_are_one() -> None:
     assert worked == ["a"]
 
 
-async def test_a_key_added_while_in_work_is_worked_on_once_more_and_never_twice_at_once() -> None:
+async def test_add_during_work_runs_once_more_not_concurrently() -> None:
     gate, active, most, rounds = asyncio.Event(), 0, 0, 0
 
     async def work(key: str) -> None:
@@ -62,7 +62,7 @@ async def test_a_key_added_while_in_work_is_worked_on_once_more_and_never_twice_
     assert (rounds, most) == (2, 1)
 
 
-async def test_at_most_the_given_number_work_at_once() -> None:
+async def test_workers_limit_concurrency() -> None:
     active = most = 0
 
     async def work(key: str) -> None:
@@ -80,7 +80,7 @@ async def test_at_most_the_given_number_work_at_once() -> None:
     assert most == 3
 
 
-async def test_a_failing_key_is_tried_again_and_the_others_go_on() -> None:
+async def test_failing_key_is_retried_and_others_continue() -> None:
     tried: list[str] = []
 
     async def work(key: str) -> None:
@@ -97,7 +97,7 @@ async def test_a_failing_key_is_tried_again_and_the_others_go_on() -> None:
     assert tried.count("well") == 1
 
 
-async def test_an_unexpected_failure_does_not_end_the_queue() -> None:
+async def test_unexpected_error_does_not_stop_queue() -> None:
     tried: list[str] = []
 
     async def work(key: str) -> None:

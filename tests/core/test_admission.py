@@ -49,7 +49,7 @@ CHAT = chat()
 FIXED = from_samples([4000.0], [0.0], [1000.0])
 SERVE = Tier(Role.SERVE, HOT, CHAT, ROOMY, SLO)
 GUIDE = Tier(Role.SERVE, LARGE, FIXED, EngineLimits(1024, 330_000, 8192), Slo(0.95, 3.0, 0.0, 0.1))
-ONE = (ClassPolicy("chat", 0, SLO),)
+ONE_CLASS = (ClassPolicy("chat", 0, SLO),)
 
 
 def scaled(model: StepModel, by: tuple[float, ...]) -> StepModel:
@@ -59,7 +59,7 @@ def scaled(model: StepModel, by: tuple[float, ...]) -> StepModel:
 
 def gate(
     tier: Tier = SERVE,
-    classes: tuple[ClassPolicy, ...] = ONE,
+    classes: tuple[ClassPolicy, ...] = ONE_CLASS,
     replicas: int = 1,
     outlook: Outlook = Outlook(),  # noqa: B008 - a value
     tenants: Mapping[str, TenantPolicy] | None = None,
@@ -127,7 +127,7 @@ def overload(
         ("KV, slow plant", GUIDE, SLOW, 1.5, 600.0, (150.0, 530.0), (64, 67, 70, 73)),
     ],
 )
-def test_in_overload_goodput_is_that_of_the_load_line_and_of_the_best_constant_cap(
+def test_admission_overload_matches_capacity_and_best_cap(
     name: str,
     tier: Tier,
     by: tuple[float, ...],
@@ -153,7 +153,7 @@ def mean_work_s(tier: Tier, jobs: list[Job]) -> float:
     return float(np.mean(tier.model.prefill_work_s(prompts, 0) + tier.model.decode_work_s(prompts, outputs)))
 
 
-def test_a_gate_that_looks_only_at_ttft_fails() -> None:
+def test_admission_ttft_only_slo_violates_e2e_and_tpot() -> None:
     """The first token is promised within so long that being in time keeps nobody's pace."""
     blind, whole = Slo(0.95, 2.0), Slo(0.95, 2.0, 0.0, 0.05)
     jobs = {}
@@ -170,7 +170,7 @@ def test_a_gate_that_looks_only_at_ttft_fails() -> None:
     assert jobs["all three"][0] > 10 * jobs["ttft only"][0]
 
 
-def test_a_ramp_from_empty_keeps_tpot_for_most() -> None:
+def test_admission_ramp_from_empty_meets_tpot() -> None:
     """Three times the load on an empty replica: prefills come back to back, and must not stop those that decode."""
     offered = poisson(60.0, 30.0, np.random.default_rng(3))
     run(GatePolicy(gate(replicas=0)), [Engine(HOT, ROOMY)], offered, 60.0)
@@ -180,7 +180,7 @@ def test_a_ramp_from_empty_keeps_tpot_for_most() -> None:
     assert goodput(offered, 0.05, 0.0, 30.0)[1] >= 0.95
 
 
-def test_the_pace_of_a_slow_replica_is_learned() -> None:
+def test_replica_step_time_ratio_of_slow_replica_is_learned() -> None:
     door = GatePolicy(gate(replicas=0))
     twice = scaled(HOT, (1.4, 1.4, 1.4, 1.4, 1.4, 1.4))
     offered = poisson(30.0, 120.0, np.random.default_rng(5))
@@ -193,7 +193,7 @@ def test_the_pace_of_a_slow_replica_is_learned() -> None:
 # Each of the three conditions.
 
 
-def test_all_three_conditions_bind() -> None:
+def test_admission_binds_on_step_time_ttft_kv_and_sequences() -> None:
     batch, _ = fill(gate())
     assert 170 <= batch <= 230  # step time
     assert fill(gate(replace(SERVE, slo=Slo(0.95, 0.5)), (ClassPolicy("chat", 0, Slo(0.95, 0.5)),)))[0] > 500
@@ -203,19 +203,19 @@ def test_all_three_conditions_bind() -> None:
     assert fill(gate(replace(SERVE, limits=EngineLimits(16, 919_824, 8192))))[0] == 16
 
 
-def test_max_tokens_caps_the_expected_output_and_sequences_multiply() -> None:
+def test_request_cost_caps_output_and_scales_with_sequences() -> None:
     small = replace(SERVE, limits=EngineLimits(1024, 40_000, 8192))
     assert fill(gate(small), max_tokens=1)[0] > fill(gate(small))[0]
     assert fill(gate(), 0.0, 0.5, sequences=10)[0] == pytest.approx(fill(gate())[0] / 10, rel=0.2)
 
 
-def test_kv_is_filled_to_a_high_quantile_of_the_sum() -> None:
+def test_admission_kv_bound_fills_to_sum_quantile() -> None:
     door = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),))
     assert fill(door, step_s=0.3, prompt_tokens=4000)[0] == 66 + 1  # that one at the pace at which they will end
 
 
-def test_a_class_without_tpot_target_keeps_the_pace_of_those_that_have_one() -> None:
-    classes = (*ONE, ClassPolicy("batch", -1, Slo(0.95, 60.0), hold_s=600.0))
+def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
+    classes = (*ONE_CLASS, ClassPolicy("batch", -1, Slo(0.95, 60.0), hold_s=600.0))
     door = gate(classes=classes)
     door.offer(ask("one"), 0.0)
     count, _ = fill(door, klass="batch")
@@ -225,7 +225,7 @@ def test_a_class_without_tpot_target_keeps_the_pace_of_those_that_have_one() -> 
 # Holding, order, outcomes.
 
 
-def test_held_until_a_place_is_free_then_let_in() -> None:
+def test_queued_request_on_free_slot_is_admitted() -> None:
     door = gate()
     _, now = fill(door)
     assert door.offer(ask("late", now), now).outcome is Outcome.HELD
@@ -234,7 +234,7 @@ def test_held_until_a_place_is_free_then_let_in() -> None:
     assert outcomes(door.release(now + 0.1)) == [Outcome.ADMITTED]
 
 
-def test_what_cannot_be_in_time_is_shed_or_downgraded() -> None:
+def test_queued_request_past_deadline_is_shed_or_downgraded() -> None:
     door = gate(outlook=Outlook(None, 0.0))
     _, now = fill(door)
     while (decision := door.offer(ask(f"h{door.held}", now), now)).outcome is Outcome.HELD:
@@ -249,7 +249,7 @@ def test_what_cannot_be_in_time_is_shed_or_downgraded() -> None:
     assert door.held == 0
 
 
-def test_least_slack_goes_first() -> None:
+def test_admission_queue_release_orders_by_least_slack() -> None:
     door = gate()
     _, now = fill(door)
     for id, prompt in (("short", 100), ("long", 6000), ("middle", 3000)):
@@ -259,7 +259,7 @@ def test_least_slack_goes_first() -> None:
     assert [d.id for d in door.release(now + 0.01)][:2] == ["long", "middle"]
 
 
-def test_misses_alone_is_served_behind_those_in_time_and_not_refused() -> None:
+def test_infeasible_request_is_admitted_after_feasible_ones() -> None:
     door = gate()
     assert door.offer(ask("alone", prompt_tokens=30_000), 0.0).outcome is Outcome.ADMITTED
     door.end("alone", 5.0)
@@ -271,7 +271,7 @@ def test_misses_alone_is_served_behind_those_in_time_and_not_refused() -> None:
     assert [d.id for d in door.release(now + 0.01)] == ["small", "huge"]
 
 
-def test_in_overload_those_that_miss_alone_have_their_share() -> None:
+def test_infeasible_request_in_overload_is_eventually_admitted() -> None:
     door = gate()
     _, now = fill(door)
     door.offer(ask("huge", now, prompt_tokens=30_000), now)
@@ -324,19 +324,19 @@ def flood(
     return got
 
 
-def test_tenants_share_by_weight_whatever_they_ask_for() -> None:
-    got = flood(ONE, {"b": TenantPolicy(weight=2.0)}, [("chat", "a", 10), ("chat", "b", 2), ("chat", "c", 2)])
+def test_fair_share_follows_tenant_weight_not_demand() -> None:
+    got = flood(ONE_CLASS, {"b": TenantPolicy(weight=2.0)}, [("chat", "a", 10), ("chat", "b", 2), ("chat", "c", 2)])
     total = sum(got.values()) - got["chat", "first"]
     assert got["chat", "a"] / total == pytest.approx(0.25, abs=0.05)
     assert got["chat", "b"] / total == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_tenant_is_charged_for_the_answers_it_really_got() -> None:
-    got = flood(ONE, {}, [("chat", "a", 4), ("chat", "b", 4)], outputs={"a": 880, "b": 220})
+def test_fair_share_charges_actual_output_tokens() -> None:
+    got = flood(ONE_CLASS, {}, [("chat", "a", 4), ("chat", "b", 4)], outputs={"a": 880, "b": 220})
     assert got["chat", "a"] < 0.8 * got["chat", "b"]
 
 
-def test_lower_classes_go_first_and_keep_their_guaranteed_share() -> None:
+def test_class_priority_respects_guaranteed_share() -> None:
     high, low = ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, fill=0.9)
     got = flood((high, low), {}, [("high", "a", 3), ("low", "b", 3)])
     assert got.get(("low", "b"), 0) <= 0.02 * got["high", "a"]
@@ -344,7 +344,7 @@ def test_lower_classes_go_first_and_keep_their_guaranteed_share() -> None:
     assert got["low", "b"] / sum(got.values()) == pytest.approx(0.2, abs=0.04)
 
 
-def test_a_lower_class_is_shed_before_saturation() -> None:
+def test_low_class_fill_limit_sheds_before_saturation() -> None:
     classes = (ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, fill=0.8))
     door = gate(classes=classes)
     low, now = fill(door, klass="low")
@@ -354,7 +354,7 @@ def test_a_lower_class_is_shed_before_saturation() -> None:
     assert low <= 0.85 * fill(gate())[0]
 
 
-def test_quota_is_kept_while_there_is_room() -> None:
+def test_quota_exceeded_sheds_with_retry_after() -> None:
     door = gate(tenants={"t": TenantPolicy(requests_per_s=0.2), "u": TenantPolicy(tokens_per_min=6000.0)})
     first = [door.offer(ask(f"t{k}"), 0.0).outcome for k in range(4)]
     assert first == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.SHED_QUOTA, Outcome.SHED_QUOTA]
@@ -366,7 +366,7 @@ def test_quota_is_kept_while_there_is_room() -> None:
     assert door.offer(ask("u2", 5.1, tenant="u"), 5.1).outcome is Outcome.SHED_QUOTA
 
 
-def test_from_zero_requests_are_held_wake_the_service_and_are_released_paced() -> None:
+def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
     door = gate(replicas=0, outlook=Outlook(20.0, 0.5))
     assert not door.wakes
     for k in range(300):
@@ -383,7 +383,7 @@ def test_from_zero_requests_are_held_wake_the_service_and_are_released_paced() -
     assert 150 < sum(d.outcome is Outcome.ADMITTED for _, d in let_in) < 250  # what one replica holds; none has ended
 
 
-def test_starting_longer_than_the_class_may_wait_is_told_at_once() -> None:
+def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
     door = gate(replicas=0, outlook=Outlook(50.0, 0.5))
     decision = door.offer(ask("a"), 0.0)
     assert decision.outcome is Outcome.SHED_STARTING
@@ -395,7 +395,7 @@ def test_starting_longer_than_the_class_may_wait_is_told_at_once() -> None:
     assert outcomes(waits.release(31.0)) == [Outcome.SHED_DEADLINE]
 
 
-def test_remote_prefill_waits_at_the_prefill_replica_and_costs_decode_little() -> None:
+def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:
     tier = Tier(Role.DECODE, HOT, CHAT, ROOMY, SLO, KvTransfer(32, 128))
     pair = gate(tier)
     pair.set_replicas({"d": pair.fleet.limits.batch}, 0.0, frozenset({"p", "q"}))
@@ -410,7 +410,7 @@ def test_remote_prefill_waits_at_the_prefill_replica_and_costs_decode_little() -
 # Tickets.
 
 
-def test_all_attempts_of_one_client_are_one_demand_and_one_ticket() -> None:
+def test_retries_of_one_client_share_one_reservation() -> None:
     door = gate(replicas=0, outlook=Outlook(100.0, 0.5))
     first = door.offer(ask("a0", body_hash=9), 0.0)
     offered = door.offered_work_s
@@ -428,7 +428,7 @@ def test_all_attempts_of_one_client_are_one_demand_and_one_ticket() -> None:
     assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
 
 
-def test_a_further_attempt_without_a_ticket_is_no_new_work_but_uses_its_quota() -> None:
+def test_retry_without_reservation_uses_quota_not_demand() -> None:
     door = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
     door.offer(ask("a", body_hash=1), 0.0)
     offered = door.offered_work_s
@@ -436,7 +436,7 @@ def test_a_further_attempt_without_a_ticket_is_no_new_work_but_uses_its_quota() 
     assert (refused.outcome, door.offered_work_s, door.retries) == (Outcome.SHED_QUOTA, offered, 1)
 
 
-def test_where_nobody_knows_the_time_a_ticket_holds_for_the_longest_that_clients_are_told() -> None:
+def test_reservation_without_eta_lasts_max_retry_time() -> None:
     door = gate(outlook=Outlook(None))
     _, now = fill(door)
     while (decision := door.offer(ask(f"h{door.held}", now, body_hash=door.held), now)).outcome is Outcome.HELD:
@@ -448,7 +448,7 @@ def test_where_nobody_knows_the_time_a_ticket_holds_for_the_longest_that_clients
     assert (door.retries, len(door.tickets)) == (2, 0)
 
 
-def test_tickets_are_spread_over_the_time_that_the_work_takes() -> None:
+def test_reservation_etas_are_spread_over_backlog_work() -> None:
     door = gate(replicas=0, outlook=Outlook(35.0, 0.5))
     told = [door.offer(ask(f"r{k}", body_hash=k), 0.0).told for k in range(2000)]
     etas = [t.eta_s for t in told if t is not None and t.again]
@@ -462,7 +462,7 @@ def test_tickets_are_spread_over_the_time_that_the_work_takes() -> None:
     assert door.tickets.coming_s == 0
 
 
-def test_tickets_promise_no_more_than_the_replicas_that_are_there_by_then() -> None:
+def test_reservation_etas_respect_capacity_announcement() -> None:
     """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
     door = gate(replicas=0, outlook=Outlook(35.0, 0.1, later=((55.0, 0.5),)))
     told = [door.offer(ask(f"r{k}", body_hash=k), 0.0).told for k in range(300)]
@@ -476,7 +476,7 @@ def test_tickets_promise_no_more_than_the_replicas_that_are_there_by_then() -> N
 
 
 @pytest.mark.parametrize("later", [(), ((math.nan, math.nan),), ((math.inf, 1.0),), ((-5.0, 0.0),)])
-def test_a_ticket_is_never_told_a_time_that_is_no_time(later: tuple[tuple[float, float], ...]) -> None:
+def test_reservation_eta_is_finite_or_none(later: tuple[tuple[float, float], ...]) -> None:
     for at_s, spare in ((35.0, 0.5), (35.0, 0.0), (35.0, math.nan), (math.inf, 0.5), (-math.inf, 1e-300)):
         tickets = Tickets()
         tickets.expect(at_s, spare, later)
@@ -484,7 +484,7 @@ def test_a_ticket_is_never_told_a_time_that_is_no_time(later: tuple[tuple[float,
         assert told.eta_s is None or 0.0 <= told.eta_s < math.inf
 
 
-def test_who_comes_back_in_time_goes_before_newcomers_and_late_is_new() -> None:
+def test_retry_on_time_precedes_new_requests_late_does_not() -> None:
     door = gate(outlook=Outlook(2.0, 5.0))
     _, now = fill(door)
     while (decision := door.offer(ask(f"h{door.held}", now, body_hash=door.held), now)).outcome is Outcome.HELD:
@@ -501,7 +501,7 @@ def test_who_comes_back_in_time_goes_before_newcomers_and_late_is_new() -> None:
 
 
 @pytest.mark.parametrize("last_s", [75.0, 105.0])
-def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in(last_s: float) -> None:
+def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None:
     """One replica, 1.5 times its load line, one more after 75 s, and another: a backlog of some 25 s of what all three
     leave spare then."""
     rate, ready_s = 28.0, 75.0
@@ -554,7 +554,7 @@ def test_after_a_step_in_load_the_refused_come_back_in_one_wave_and_get_in(last_
 # Several gateways.
 
 
-def test_split_sums_to_the_cap_and_follows_demand() -> None:
+def test_split_by_demand_sums_to_cap_and_follows_demand() -> None:
     rng = np.random.default_rng(2)
     for _ in range(300):
         cap, n = int(rng.integers(0, 500)), int(rng.integers(1, 6))
@@ -570,7 +570,7 @@ def test_split_sums_to_the_cap_and_follows_demand() -> None:
 
 
 @pytest.mark.parametrize("gateways", [2, 3])
-def test_units_sum_to_the_whole_at_all_times_also_when_a_gateway_is_killed(gateways: int) -> None:
+def test_share_allocator_slots_sum_to_cap_on_gateway_loss(gateways: int) -> None:
     rng = np.random.default_rng(gateways)
     names = [f"g{k}" for k in range(gateways)]
     for _ in range(50):
@@ -607,10 +607,10 @@ def test_units_sum_to_the_whole_at_all_times_also_when_a_gateway_is_killed(gatew
         assert sum(ledger.granted.values()) == ledger.whole == cap
 
 
-def test_two_gateways_fill_a_replica_as_one_does() -> None:
+def test_two_gateways_fill_replica_like_one() -> None:
     whole = fill(gate())[0]
     halves = 0
-    for cap in split(limits(SERVE, ONE).batch, {"a": 1.0, "b": 1.0}).values():
+    for cap in split(limits(SERVE, ONE_CLASS).batch, {"a": 1.0, "b": 1.0}).values():
         door = gate(replicas=0)
         door.set_replicas({"r": cap}, 0.0)
         halves += fill(door, step_s=0.08)[0]

@@ -99,7 +99,7 @@ def check(door: Gate) -> None:
         {"deadline_s": math.nan},
     ],
 )
-def test_broken_requests_are_refused_by_name(broken: dict[str, object]) -> None:
+def test_request_invalid_field_raises_error_naming_field(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(broken))):
         ask("a", **broken)
 
@@ -121,7 +121,7 @@ def test_broken_requests_are_refused_by_name(broken: dict[str, object]) -> None:
         {"tenant": ""},
     ],
 )
-def test_extreme_requests_get_an_outcome(extreme: dict[str, object]) -> None:
+def test_submit_extreme_request_returns_outcome(extreme: dict[str, object]) -> None:
     door = gate()
     decision = door.offer(ask("a", **extreme), 0.0)
     check(door)
@@ -130,7 +130,7 @@ def test_extreme_requests_get_an_outcome(extreme: dict[str, object]) -> None:
     check(door)
 
 
-def test_one_request_larger_than_kv_is_refused_for_good_and_only_it() -> None:
+def test_submit_request_larger_than_kv_is_shed_without_retry() -> None:
     door = gate()
     decision = door.offer(ask("a", prompt_tokens=300_000), 0.0)
     assert decision.outcome is Outcome.SHED_NO_CAPACITY
@@ -142,7 +142,7 @@ def test_one_request_larger_than_kv_is_refused_for_good_and_only_it() -> None:
     assert door.offer(ask("e", 40.0), 40.0).outcome is Outcome.ADMITTED  # the long prompt has been computed
 
 
-def test_who_may_go_elsewhere_goes_while_there_is_time_for_it_there() -> None:
+def test_submit_with_fallback_downgrades_instead_of_queueing() -> None:
     """Held until the last moment, a request would come to the fallback too late for its target."""
     door = gate()
     for n in range(10_000):
@@ -155,7 +155,7 @@ def test_who_may_go_elsewhere_goes_while_there_is_time_for_it_there() -> None:
     assert door.offer(ask("from zero", 1.0, fallback=True), 1.0).outcome is Outcome.DOWNGRADED
 
 
-def test_more_sequences_than_the_batch_wait_for_an_empty_replica() -> None:
+def test_submit_sequences_above_batch_need_empty_replica() -> None:
     door = gate()
     assert door.offer(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome is Outcome.ADMITTED
     assert door.offer(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is Outcome.HELD
@@ -179,7 +179,7 @@ def test_prompts_that_fit_one_by_one_are_admitted(prompt_tokens: int, sequences:
     check(door)
 
 
-def test_deadline_in_the_past() -> None:
+def test_submit_past_deadline_is_shed() -> None:
     door = gate()
     for fallback in (False, True):
         decision = door.offer(ask(f"a{fallback}", 5.0, deadline_s=4.0, fallback=fallback), 5.0)
@@ -188,7 +188,7 @@ def test_deadline_in_the_past() -> None:
     assert len(door.fleet) == 0
 
 
-def test_the_clock_goes_backwards() -> None:
+def test_controller_clock_going_backwards_keeps_invariants() -> None:
     door = gate()
     now = full(door)
     door.offer(ask("h", now), now)
@@ -205,7 +205,7 @@ def test_the_clock_goes_backwards() -> None:
         Gate(CLASSES, NUMBERS, {}).offer(ask("a"), math.nan)
 
 
-def test_duplicate_ids_are_an_error_and_change_nothing() -> None:
+def test_submit_duplicate_id_raises_and_changes_nothing() -> None:
     door = gate()
     door.offer(ask("a"), 0.0)
     with pytest.raises(ValueError, match="'a'"):
@@ -221,7 +221,7 @@ def test_duplicate_ids_are_an_error_and_change_nothing() -> None:
     check(door)
 
 
-def test_unknown_class_and_wrong_limits() -> None:
+def test_controller_unknown_class_or_bad_limits_raises() -> None:
     with pytest.raises(ValueError, match="klass"):
         gate().offer(ask("a", klass="none"), 0.0)
     with pytest.raises(ValueError, match="limits"):
@@ -240,7 +240,7 @@ def test_unknown_class_and_wrong_limits() -> None:
             TenantPolicy(weight=weight)
 
 
-def test_replicas_vanish_while_requests_are_held_and_come_back() -> None:
+def test_replica_loss_keeps_queue_until_replicas_return() -> None:
     door = gate(2)
     now = full(door)
     for k in range(5):
@@ -257,7 +257,7 @@ def test_replicas_vanish_while_requests_are_held_and_come_back() -> None:
     check(door)
 
 
-def test_a_replica_without_a_share_takes_nothing() -> None:
+def test_replica_with_zero_share_admits_nothing() -> None:
     door = gate(0)
     door.set_replicas({"a": 0, "b": -3}, 0.0)
     assert door.offer(ask("a"), 0.0).outcome is not Outcome.ADMITTED
@@ -276,7 +276,7 @@ def test_a_replica_without_a_share_takes_nothing() -> None:
         Outlook(None, math.inf),
     ],
 )
-def test_nonsense_outlooks_never_make_nonsense_tickets(outlook: Outlook) -> None:
+def test_invalid_capacity_announcement_gives_valid_retry_advice(outlook: Outlook) -> None:
     door = gate(1, outlook)
     now = full(door)
     for k in range(200):
@@ -287,7 +287,7 @@ def test_nonsense_outlooks_never_make_nonsense_tickets(outlook: Outlook) -> None
     check(door)
 
 
-def test_clients_that_never_come_back_leave_nothing() -> None:
+def test_unclaimed_reservations_expire_completely() -> None:
     door = gate(0, Outlook(40.0, 5.0))
     for k in range(2000):
         door.offer(ask(f"r{k}", k * 0.01, body_hash=k), k * 0.01)
@@ -298,7 +298,7 @@ def test_clients_that_never_come_back_leave_nothing() -> None:
     assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
 
 
-def test_a_client_that_ignores_its_ticket_gains_nothing() -> None:
+def test_client_ignoring_retry_advice_gains_one_reservation() -> None:
     door = gate(0, Outlook(40.0, 1.0))
     honest = door.offer(ask("honest", body_hash=1), 0.0).told
     for k in range(500):
@@ -312,7 +312,7 @@ def test_a_client_that_ignores_its_ticket_gains_nothing() -> None:
     assert late.eta_s + 5.0 - honest.eta_s < 0.5  # two places further, not five hundred
 
 
-def test_a_flood_does_not_push_others_out() -> None:
+def test_tenant_flood_does_not_starve_other_tenant() -> None:
     door = gate()
     now = full(door)
     for k in range(300):
@@ -325,7 +325,7 @@ def test_a_flood_does_not_push_others_out() -> None:
     assert "b" in let_in + [d.id for d in door.release(door.wake_s)]
 
 
-def test_cancelled_requests_leave_nothing() -> None:
+def test_cancel_queued_requests_leaves_no_state() -> None:
     door = gate()
     now = full(door)
     for k in range(3000):
@@ -388,7 +388,7 @@ class Soak:
             self.take(*self.door.release(self.now))
 
 
-def test_nothing_leaks_over_100_000_requests() -> None:
+def test_controller_100k_requests_leaks_no_state() -> None:
     soak = Soak()
     for k in range(100_000):
         soak.offer(k)
@@ -402,7 +402,7 @@ def test_nothing_leaks_over_100_000_requests() -> None:
     check(door)
 
 
-def test_a_tpot_target_that_no_batch_keeps_still_serves() -> None:
+def test_infeasible_tpot_target_still_admits_requests() -> None:
     hopeless = (ClassPolicy("high", 0, Slo(0.95, 0.5, 0.0, 0.001)),)
     door = Gate(hopeless, limits(TIER, hopeless), {})
     door.set_replicas({"a": 100}, 0.0)
@@ -410,7 +410,7 @@ def test_a_tpot_target_that_no_batch_keeps_still_serves() -> None:
     assert step_budget_s(serve_tier(HOT, MIX), math.inf) == math.inf
 
 
-def test_limits_belong_to_a_tier_that_answers() -> None:
+def test_cost_model_rejects_prefill_tier_and_no_classes() -> None:
     with pytest.raises(ValueError, match="limits"):
         limits(Tier(Role.PREFILL, HOT, MIX, TIER.limits, SLO), CLASSES)
     with pytest.raises(ValueError, match="limits"):
@@ -418,7 +418,7 @@ def test_limits_belong_to_a_tier_that_answers() -> None:
     assert isinstance(NUMBERS, Limits)
 
 
-def test_a_margin_stays_within_its_bounds() -> None:
+def test_ttft_margin_extreme_errors_stays_bounded() -> None:
     margin = Margin(0.5)
     for error_s in (math.inf, math.nan, -math.inf, 1e300, -1e300, 0.0) * 200:
         margin.observe(error_s)
@@ -429,7 +429,7 @@ def test_a_margin_stays_within_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("demand", [math.nan, math.inf, -1.0, 1e308, 0.0])
-def test_split_of_nonsense_demand_still_sums_to_the_cap(demand: float) -> None:
+def test_split_by_demand_invalid_demand_still_sums_to_cap(demand: float) -> None:
     shares = split(7, {"a": demand, "b": 1.0, "c": demand})
     assert sum(shares.values()) == 7
     assert min(shares.values()) >= 1
@@ -438,7 +438,7 @@ def test_split_of_nonsense_demand_still_sums_to_the_cap(demand: float) -> None:
         split(-1, {"a": 1.0})
 
 
-def test_a_ledger_without_gateways_keeps_its_units() -> None:
+def test_share_allocator_without_gateways_keeps_slots() -> None:
     ledger = Ledger(10)
     assert ledger.gone("nobody") == {}
     assert ledger.confirm("nobody", 5) == {}
@@ -469,7 +469,7 @@ def plainly(door: Gate, request: Request, fill: float, within_s: float, now: flo
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_place_is_the_one_that_asking_every_replica_everything_gives(seed: int) -> None:
+def test_placement_matches_exhaustive_search(seed: int) -> None:
     random, door, now = Random(seed), gate(replicas=LOOKS), 0.0
     running: list[str] = []
     seen = set()

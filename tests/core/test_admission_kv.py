@@ -66,7 +66,7 @@ def seldom_exceeded(held: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("draw", [lognormal(500, 3000, 0.5), some_think], ids=["half", "some think"])
-def test_what_is_seldom_exceeded_is_what_draws_of_all_ends_find(draw: Draw) -> None:
+def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
     """Ends are drawn from the answers that have got so far, some residents have come and gone since."""
     of, rng = limits(tier(draw), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(4)
     answers, step, steps = np.array(of.answers), 5000.0, np.arange(0.0, 12_000.0, 100.0)
@@ -95,7 +95,7 @@ def test_what_is_seldom_exceeded_is_what_draws_of_all_ends_find(draw: Draw) -> N
         assert 0.97 * drawn <= growth.ends(newcomer) <= 1.1 * drawn, "the least of mean and max_tokens is a bound"
 
 
-def test_all_together_are_the_sum_of_each() -> None:
+def test_length_distribution_batch_sum_equals_single_rows() -> None:
     of, rng = limits(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
     table = lengths(of.answers, of.output_mean, of.output_variance)
     asked = [
@@ -109,7 +109,7 @@ def test_all_together_are_the_sum_of_each() -> None:
         assert found == pytest.approx(np.sum(parts, axis=0))
 
 
-def test_who_is_longer_than_any_answer_was_is_at_its_end_until_it_ends() -> None:
+def test_kv_projection_output_beyond_max_ends_now() -> None:
     of = limits(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
     need, newcomer, growth = of.need(ask("long", prompt_tokens=500)), a_need(of, 1, 1), Growth(of)
     growth.add("long", need, 0.0, 0.0)
@@ -120,13 +120,13 @@ def test_who_is_longer_than_any_answer_was_is_at_its_end_until_it_ends() -> None
     assert growth.most(newcomer) == 2.0
 
 
-def test_no_distribution_told_is_a_lognormal_one_of_the_same_mean_and_spread() -> None:
+def test_kv_projection_without_distribution_uses_lognormal() -> None:
     told = limits(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
     need = told.need(ask("one", prompt_tokens=500))
     assert Growth(replace(told, answers=())).most(need) == pytest.approx(Growth(told).most(need), rel=0.05)
 
 
-def test_those_that_come_together_have_room_for_their_ends_and_no_more() -> None:
+def test_admission_simultaneous_arrivals_reserve_final_kv() -> None:
     at = tier(lognormal(500, 3000, 0.0))
     door = gate(replace(at, slo=Slo(0.95, 60.0, 0.0, 0.1)), (ClassPolicy("chat", 0, Slo(0.95, 60.0, 0.0, 0.1)),))
     let_in = 0
@@ -136,7 +136,7 @@ def test_those_that_come_together_have_room_for_their_ends_and_no_more() -> None
     assert let_in <= 330_000 / 3_500 + 4
 
 
-def test_what_runs_already_is_taken_to_be_on_its_way() -> None:
+def test_register_running_residents_count_as_in_progress() -> None:
     """A gate made anew counts residents by when they came: at the middle of their answers they hold half of them."""
     door = gate(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(90):
@@ -144,7 +144,7 @@ def test_what_runs_already_is_taken_to_be_on_its_way() -> None:
     assert door.offer(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is Outcome.ADMITTED
 
 
-def test_who_runs_beyond_the_mean_is_known_for_a_long_one() -> None:
+def test_kv_projection_long_running_requests_expected_longer() -> None:
     """None of sixty has ended after twice a mean answer's time: they will hold five times as much as was expected."""
     door = gate(tier(some_think), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(60):
@@ -168,7 +168,7 @@ def test_who_runs_beyond_the_mean_is_known_for_a_long_one() -> None:
     ],
     ids=["alike", "a third", "half", "far apart", "long prompts", "longer prompts", "some think"],
 )
-def test_in_overload_kv_is_used_as_the_best_constant_cap_uses_it(
+def test_admission_kv_overload_matches_best_constant_cap(
     draw: Draw, by: tuple[float, ...], rate: float, caps: tuple[int, ...], seeds: int
 ) -> None:
     at, seconds, window = tier(draw), 900.0, (300.0, 760.0)
@@ -190,7 +190,7 @@ def test_in_overload_kv_is_used_as_the_best_constant_cap_uses_it(
 
 
 @pytest.mark.parametrize("most", [3001, 6000, None])
-def test_an_empty_replica_takes_whoever_it_can_hold(most: int | None) -> None:
+def test_admission_empty_replica_admits_any_fitting_request(most: int | None) -> None:
     """Waiting would find no better place: however much of the cache it may take, nobody is in its way."""
     at = tier(lognormal(500, 3000, 1.0))
     door = gate(replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),))

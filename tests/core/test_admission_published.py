@@ -32,73 +32,71 @@ LIMITS = Limits(
     step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
     move_token_s=3e-6, answers=(50.0, 150.0, 250.0, 400.0),
 )  # fmt: skip
-TOLD = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
-IN_TURN = replace(TOLD, starts=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
+PUBLISHED = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
+STAGGERED = replace(PUBLISHED, starts=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
 
 
-def test_what_is_told_comes_back_through_json() -> None:
-    assert from_dict(json.loads(json.dumps(to_dict(TOLD)))) == TOLD
-    unmeasured = replace(TOLD, limits=replace(LIMITS, move_token_s=None))
+def test_publication_json_round_trip_is_identity() -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(PUBLISHED)))) == PUBLISHED
+    unmeasured = replace(PUBLISHED, limits=replace(LIMITS, move_token_s=None))
     assert from_dict(json.loads(json.dumps(to_dict(unmeasured)))) == unmeasured
-    assert from_dict(json.loads(json.dumps(to_dict(IN_TURN)))) == IN_TURN
+    assert from_dict(json.loads(json.dumps(to_dict(STAGGERED)))) == STAGGERED
     bare = Published(("default",))
     assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
 
 
-def test_what_a_release_knows_that_tells_of_the_next_start_alone_is_told_and_read_as_by_it() -> None:
+def test_publication_without_starts_is_read_as_older_version() -> None:
     """Gateways and the operator are not replaced in the same moment: either may be the older one."""
-    older = to_dict(IN_TURN)
+    older = to_dict(STAGGERED)
     del older["starts"]
-    assert older == {name: value for name, value in to_dict(TOLD).items() if name != "starts"}
+    assert older == {name: value for name, value in to_dict(PUBLISHED).items() if name != "starts"}
     assert older.keys() == {"version", "classes", "limits", "readyAt", "readyWork", "starting", "shares"}
     assert older["version"] == 3
-    assert from_dict(older) == TOLD
-    assert TOLD.outlook("gw-a", 2.0, -1.8e9) == Outlook(0.0, 25 / 40 * 12.5 - 2.0)
+    assert from_dict(older) == PUBLISHED
+    assert PUBLISHED.outlook("gw-a", 2.0, -1.8e9) == Outlook(0.0, 25 / 40 * 12.5 - 2.0)
 
 
-def test_how_long_answers_are_is_not_missed_where_an_older_operator_tells_their_mean_alone() -> None:
-    older = to_dict(TOLD)
+def test_publication_without_output_lengths_is_accepted() -> None:
+    older = to_dict(PUBLISHED)
     del older["limits"]["answers"]
-    assert from_dict(older) == replace(TOLD, limits=replace(LIMITS, answers=()))
+    assert from_dict(older) == replace(PUBLISHED, limits=replace(LIMITS, answers=()))
 
 
-def test_how_long_answers_are_is_told_anew_when_a_tenth_of_their_tokens_lies_elsewhere() -> None:
+def test_publication_length_shift_of_a_tenth_is_significant() -> None:
     def told(*answers: float) -> Published:
-        return replace(TOLD, limits=replace(LIMITS, answers=answers))
+        return replace(PUBLISHED, limits=replace(LIMITS, answers=answers))
 
-    assert not moved(TOLD, told(60.0, 150.0, 250.0, 420.0))
-    assert moved(TOLD, told(50.0, 150.0, 250.0, 500.0))
-    assert moved(TOLD, told())
-    assert moved(told(), TOLD)
+    assert not moved(PUBLISHED, told(60.0, 150.0, 250.0, 420.0))
+    assert moved(PUBLISHED, told(50.0, 150.0, 250.0, 500.0))
+    assert moved(PUBLISHED, told())
+    assert moved(told(), PUBLISHED)
 
 
 @pytest.mark.parametrize("answers", [[3.0, 2.0], [-1.0, 2.0], [1.0, None], ["x"], 7])
-def test_answers_that_cannot_be_are_refused(answers: object) -> None:
-    stored = to_dict(TOLD)
+def test_publication_invalid_output_lengths_raises(answers: object) -> None:
+    stored = to_dict(PUBLISHED)
     stored["limits"]["answers"] = answers
     with pytest.raises(ValueError, match=r"answers|number|kind"):
         from_dict(stored)
 
 
-def test_each_gateway_reckons_with_its_part_of_each_start_and_with_its_own_newcomers() -> None:
-    assert IN_TURN.outlook("gw-a", 4.0, 5.0 - 1.8e9) == Outlook(
+def test_capacity_announcement_splits_startups_by_gateway() -> None:
+    assert STAGGERED.outlook("gw-a", 4.0, 5.0 - 1.8e9) == Outlook(
         5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),)
     ), "one replica leaves nothing to spare"
-    assert replace(IN_TURN, limits=None).outlook("gw-a", 4.0, 0.0) == Outlook(None)
-    assert replace(TOLD, ready_at_s=None, starting=False).outlook("gw-a", 4.0, 0.0) == Outlook(starting=False)
+    assert replace(STAGGERED, limits=None).outlook("gw-a", 4.0, 0.0) == Outlook(None)
+    assert replace(PUBLISHED, ready_at_s=None, starting=False).outlook("gw-a", 4.0, 0.0) == Outlook(starting=False)
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 99), st.floats(0.0, 20.0)), min_size=1, max_size=5),
     st.lists(st.floats(0.0, 50.0), max_size=8),
 )
-def test_gateways_together_promise_no_more_than_what_will_be_there(
-    parts: list[tuple[int, float]], works: list[float]
-) -> None:
+def test_capacity_announcements_sum_to_ready_capacity(parts: list[tuple[int, float]], works: list[float]) -> None:
     batch = sum(units for units, _ in parts)
     shares = {f"gw-{k}": units for k, (units, _) in enumerate(parts)}
     starts = tuple((1.8e9 + 10.0 * k, work) for k, work in enumerate(sorted(works)))
-    told = replace(TOLD, limits=replace(LIMITS, batch=batch), shares=shares, starts=starts)
+    told = replace(PUBLISHED, limits=replace(LIMITS, batch=batch), shares=shares, starts=starts)
     outlooks = [told.outlook(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
     steps = [((one.ready_at_s, one.spare), *one.later) for one in outlooks]
     for at, (at_s, work) in enumerate(starts or ((1.8e9, 12.5),)):
@@ -112,7 +110,7 @@ def test_gateways_together_promise_no_more_than_what_will_be_there(
 @pytest.mark.parametrize("gaps", [None, 0.05])
 @pytest.mark.parametrize("role", [Role.SERVE, Role.DECODE])
 @pytest.mark.parametrize("targets", [(2.0, None, None), (None, 0.05, None), (2.0, 0.05, None), (2.0, None, 20.0)])
-def test_the_limits_of_every_kind_of_promise_come_back(
+def test_publication_limits_of_every_slo_kind_round_trip(
     targets: tuple[float | None, float | None, float | None], role: Role, gaps: float | None
 ) -> None:
     """A promise of the first token alone bounds no step: such figures are infinite, and no less known for it."""
@@ -145,60 +143,60 @@ def test_the_limits_of_every_kind_of_promise_come_back(
         {"starts": 3},
     ],
 )
-def test_anything_else_is_refused(change: dict[str, Any]) -> None:
+def test_publication_invalid_field_raises(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
-        from_dict(to_dict(TOLD) | change)
+        from_dict(to_dict(PUBLISHED) | change)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("batch", 0), ("base_s", 0.0), ("kv_tokens", 0), ("kv_tokens", 1.5), ("base_s", "1"), ("tpot_s", [1.0])],
 )
-def test_limits_that_no_engine_has_are_refused(name: str, value: object) -> None:
-    stored = to_dict(TOLD)
+def test_publication_invalid_limits_raises(name: str, value: object) -> None:
+    stored = to_dict(PUBLISHED)
     stored["limits"][name] = value
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
         from_dict(stored)
 
 
 @pytest.mark.parametrize("stored", [None, 3, "text", [], {}])
-def test_no_object_is_refused(stored: object) -> None:
+def test_publication_non_object_raises(stored: object) -> None:
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
         from_dict(stored)
 
 
-def test_small_moves_are_not_told_and_large_ones_are() -> None:
-    assert moved(None, TOLD)
-    assert not moved(TOLD, TOLD)
+def test_publication_change_significant_only_if_large() -> None:
+    assert moved(None, PUBLISHED)
+    assert not moved(PUBLISHED, PUBLISHED)
     assert not moved(
-        TOLD, replace(TOLD, limits=replace(LIMITS, base_s=0.0155), ready_at_s=1.8e9 + 2.0, ready_work=12.9)
+        PUBLISHED, replace(PUBLISHED, limits=replace(LIMITS, base_s=0.0155), ready_at_s=1.8e9 + 2.0, ready_work=12.9)
     )
     for other in (
-        replace(TOLD, limits=replace(LIMITS, base_s=0.017)),
-        replace(TOLD, limits=replace(LIMITS, tpot_s=(0.06, math.inf))),
-        replace(TOLD, limits=replace(LIMITS, move_token_s=None)),
-        replace(TOLD, limits=replace(LIMITS, tpot_s=(0.05, 0.2))),
-        replace(TOLD, limits=replace(LIMITS, post_fixed_s=1e-4)),
-        replace(TOLD, limits=None),
-        replace(TOLD, ready_at_s=None),
-        replace(TOLD, ready_at_s=1.8e9 + 5.0),
-        replace(TOLD, ready_work=20.0),
-        replace(TOLD, starting=False),
-        IN_TURN,
-        replace(TOLD, shares={"gw-a": 24, "gw-b": 16}),
+        replace(PUBLISHED, limits=replace(LIMITS, base_s=0.017)),
+        replace(PUBLISHED, limits=replace(LIMITS, tpot_s=(0.06, math.inf))),
+        replace(PUBLISHED, limits=replace(LIMITS, move_token_s=None)),
+        replace(PUBLISHED, limits=replace(LIMITS, tpot_s=(0.05, 0.2))),
+        replace(PUBLISHED, limits=replace(LIMITS, post_fixed_s=1e-4)),
+        replace(PUBLISHED, limits=None),
+        replace(PUBLISHED, ready_at_s=None),
+        replace(PUBLISHED, ready_at_s=1.8e9 + 5.0),
+        replace(PUBLISHED, ready_work=20.0),
+        replace(PUBLISHED, starting=False),
+        STAGGERED,
+        replace(PUBLISHED, shares={"gw-a": 24, "gw-b": 16}),
     ):
-        assert moved(TOLD, other), other
-        assert moved(other, TOLD), other
-    assert not moved(IN_TURN, replace(IN_TURN, starts=((1.8e9 + 2.0, 5.2), (1.8e9 + 38.0, 12.5))))
-    assert moved(IN_TURN, replace(IN_TURN, starts=((1.8e9, 5.0), (1.8e9 + 44.0, 12.5))))
-    assert moved(IN_TURN, replace(IN_TURN, starts=((1.8e9, 6.0), (1.8e9 + 40.0, 12.5))))
+        assert moved(PUBLISHED, other), other
+        assert moved(other, PUBLISHED), other
+    assert not moved(STAGGERED, replace(STAGGERED, starts=((1.8e9 + 2.0, 5.2), (1.8e9 + 38.0, 12.5))))
+    assert moved(STAGGERED, replace(STAGGERED, starts=((1.8e9, 5.0), (1.8e9 + 44.0, 12.5))))
+    assert moved(STAGGERED, replace(STAGGERED, starts=((1.8e9, 6.0), (1.8e9 + 40.0, 12.5))))
 
 
-def test_a_gateway_that_nobody_knows_yet_takes_a_share_like_one_more() -> None:
-    assert (TOLD.units("gw-a"), TOLD.units("gw-c")) == (25, 13)
-    assert replace(TOLD, shares={}).units("gw-a") == 40
-    assert replace(TOLD, limits=None).units("gw-a") == 0
-    new = replace(TOLD, shares={"gw-a": 25, "gw-b": 15, "gw-c": 0})
+def test_units_of_unknown_gateway_get_an_equal_share() -> None:
+    assert (PUBLISHED.units("gw-a"), PUBLISHED.units("gw-c")) == (25, 13)
+    assert replace(PUBLISHED, shares={}).units("gw-a") == 40
+    assert replace(PUBLISHED, limits=None).units("gw-a") == 0
+    new = replace(PUBLISHED, shares={"gw-a": 25, "gw-b": 15, "gw-c": 0})
     assert new.units("gw-c") == 13, "the others have not let go yet, and somebody waits here"
 
 
@@ -207,7 +205,7 @@ def reading(arrived: float, units: int, in_use: int, refused: int = 0) -> Servic
     return ServiceReading(arrived, None, 0.0, 0.0, 0.0, 0.0, {}, None, units=units, in_use=in_use, outcomes=outcomes)
 
 
-def hear(
+def observe_all(
     sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0, refused: int = 0
 ) -> None:
     for name, rate in rates.items():
@@ -215,16 +213,16 @@ def hear(
         sharing.hear(name, "a", at_s, told)
 
 
-def test_where_there_is_room_each_has_it_whoever_clients_came_to() -> None:
+def test_shares_with_spare_capacity_stay_above_demand() -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     shares = dict(sharing.units(256, both, 0.0))
     for second in range(1, 120):
-        hear(sharing, second, {"gw-a": 4.0, "gw-b": 0.0}, shares, in_use=3)
+        observe_all(sharing, second, {"gw-a": 4.0, "gw-b": 0.0}, shares, in_use=3)
         shares = dict(sharing.units(256, both, float(second)))
         assert min(shares.values()) > 100, second
 
 
-def test_nobody_is_left_without_by_the_chance_of_the_first_second() -> None:
+def test_shares_early_random_demand_starves_no_gateway() -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     shares = dict(sharing.units(40, both, 0.0))
     for second in range(1, 9):  # clients come at 4 a second, but not to gw-b in the first two
@@ -235,7 +233,7 @@ def test_nobody_is_left_without_by_the_chance_of_the_first_second() -> None:
 
 
 @pytest.mark.parametrize("full", ["used", "refused"])
-def test_where_it_is_short_shares_follow_demand_once_their_holders_have_let_go(full: str) -> None:
+def test_shares_under_scarcity_follow_demand_once_released(full: str) -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     shares = dict(sharing.units(40, both, 0.0))
     assert shares == {"gw-a": 20, "gw-b": 20}
@@ -249,25 +247,25 @@ def test_where_it_is_short_shares_follow_demand_once_their_holders_have_let_go(f
     assert sum(shares.values()) == 40
 
 
-def test_a_unit_is_not_given_away_before_its_holder_has_said_so() -> None:
+def test_shares_held_slots_stay_until_holder_confirms() -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     shares = dict(sharing.units(40, both, 0.0))
     for second in range(1, 60):
-        hear(sharing, second, {"gw-a": 9.0, "gw-b": 0.5}, {}, in_use=20)  # nobody has taken up anything
+        observe_all(sharing, second, {"gw-a": 9.0, "gw-b": 0.5}, {}, in_use=20)  # nobody has taken up anything
         shares = dict(sharing.units(40, both, float(second)))
     assert shares["gw-a"] == 20, "gw-b still has its twenty"
     assert shares["gw-b"] < 20, "and is told to use fewer"
 
 
-def test_small_moves_of_demand_and_a_quiet_time_change_nothing() -> None:
+def test_shares_small_demand_changes_are_ignored() -> None:
     sharing, both = Sharing(), ["gw-a", "gw-b"]
     first = sharing.units(40, both, 0.0)
     for second in range(1, 90):
-        hear(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first), in_use=20)
+        observe_all(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first), in_use=20)
         assert sharing.units(40, both, float(second)) is first
 
 
-def test_one_that_dies_leaves_its_share_and_a_new_process_goes_on_from_what_was_told() -> None:
+def test_shares_survive_gateway_loss_and_operator_restart() -> None:
     sharing = Sharing({"gw-a": 30, "gw-b": 10})
     assert sharing.units(40, ["gw-a", "gw-b"], 0.0) == {"gw-a": 30, "gw-b": 10}
     assert sharing.units(40, ["gw-b"], 1.0) == {"gw-b": 40}
@@ -285,7 +283,7 @@ def test_one_that_dies_leaves_its_share_and_a_new_process_goes_on_from_what_was_
         max_size=30,
     )
 )
-def test_shares_never_exceed_the_cap_whatever_happens(
+def test_shares_never_exceed_cap(
     steps: list[tuple[int, set[str], dict[str, float], bool]],
 ) -> None:
     sharing = Sharing()

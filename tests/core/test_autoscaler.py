@@ -111,7 +111,7 @@ def need(fleet: Fleet, tier: str = "serve") -> Need:
     return found
 
 
-def test_a_step_in_load_is_met_in_one_jump() -> None:
+def test_load_step_is_followed_by_single_scale_up() -> None:
     fleet = Fleet(wish())
     fleet.run(heard(2.0, Role.SERVE), 120)
     before = fleet.replicas["serve"]
@@ -129,7 +129,7 @@ def test_a_step_in_load_is_met_in_one_jump() -> None:
     assert sorted(counts) == counts
 
 
-def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() -> None:
+def test_constant_load_keeps_replicas_and_lower_load_fewer() -> None:
     fleet = Fleet(wish())
     counts = [fleet.tick(heard(40.0, Role.SERVE)).tiers["serve"].replicas for _ in range(900)]
     high, line = counts[-1], need(fleet)
@@ -140,7 +140,7 @@ def test_constant_load_gives_a_constant_answer_and_less_load_fewer_replicas() ->
     assert fleet.run(heard(4.0, Role.SERVE), 300).tiers["serve"].replicas < high
 
 
-def test_arrivals_that_bunch_lower_the_line() -> None:
+def test_bursty_arrivals_lower_slo_capacity() -> None:
     """Prompts that are read one after another: of as many, those that come eight at a time wait longer."""
     lines = []
     pair = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
@@ -155,7 +155,7 @@ def test_arrivals_that_bunch_lower_the_line() -> None:
     assert lines[1] < 0.97 * lines[0]
 
 
-def test_another_gateway_parts_the_places_and_the_line_follows() -> None:
+def test_more_gateways_split_slots_and_lower_capacity() -> None:
     fleet = Fleet(wish(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
     lines = []
     for gateways in (1, 3, 1):
@@ -165,7 +165,7 @@ def test_another_gateway_parts_the_places_and_the_line_follows() -> None:
     assert lines[2] > 1.05 * lines[1]
 
 
-def test_a_target_for_gaps_orders_more_and_is_named() -> None:
+def test_itl_target_raises_replicas_and_is_binding() -> None:
     counts = {}
     for itl_s in (None, 2.0, 0.06):
         fleet = Fleet(wish(slo=replace(SLO, itl_s=itl_s)))
@@ -178,7 +178,7 @@ def test_a_target_for_gaps_orders_more_and_is_named() -> None:
     assert binding == "itl"
 
 
-def test_gaps_are_reckoned_with_the_mean_of_ten_minutes_models() -> None:
+def test_step_model_is_averaged_over_ten_minutes() -> None:
     tier = Tier(Role.SERVE)
     fast, slow = StepModel(0.005, 0.0, 1e-5, 0.0, 0.0, 0.0), StepModel(0.007, 0.0, 3e-5, 0.0, 0.0, 0.0)
     for second in range(0, 601, 5):
@@ -192,7 +192,7 @@ def test_gaps_are_reckoned_with_the_mean_of_ten_minutes_models() -> None:
 
 
 @pytest.mark.parametrize("lost", ["rate", "coverage"])
-def test_what_is_not_heard_holds_the_fleet(lost: str) -> None:
+def test_missing_metrics_freeze_replicas(lost: str) -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
     nothing = Heard() if lost == "rate" else replace(heard(Unknown("silent"), Role.SERVE), coverage=0.0)
@@ -201,19 +201,19 @@ def test_what_is_not_heard_holds_the_fleet(lost: str) -> None:
     assert after.held
 
 
-def test_a_tier_that_no_engine_has_told_of_keeps_its_minimum_and_says_why() -> None:
+def test_tier_without_engine_info_keeps_minimum_and_explains() -> None:
     fleet = Fleet(wish(), about=None)
     decision = fleet.run(heard(40.0, Role.SERVE), 60).tiers["serve"]
     assert decision.replicas == 1
     assert "no engine of the tier has told" in decision.steps[0].why
 
 
-def test_nothing_is_sized_without_a_promise() -> None:
+def test_service_without_slo_keeps_minimum() -> None:
     fleet = Fleet(wish(slo=None))
     assert fleet.run(heard(400.0, Role.SERVE), 60).tiers["serve"].replicas == 1
 
 
-def test_recommend_decides_and_leaves_replicas() -> None:
+def test_recommend_mode_leaves_replicas_unchanged() -> None:
     fleet = Fleet(wish(mode=Mode.RECOMMEND))
     decision = fleet.run(heard(60.0, Role.SERVE), 120).tiers["serve"]
     assert decision.replicas == 1
@@ -222,7 +222,7 @@ def test_recommend_decides_and_leaves_replicas() -> None:
     assert len(fleet.service.decisions) < 10, "the same advice is one decision"
 
 
-def test_long_prompts_move_only_prefill_and_long_answers_only_decode() -> None:
+def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
     tiers = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
     roles = (Role.PREFILL, Role.DECODE)
     counts = {}
@@ -236,7 +236,7 @@ def test_long_prompts_move_only_prefill_and_long_answers_only_decode() -> None:
     assert counts["answers"]["decode"] > counts["answers"]["prefill"] == 1
 
 
-def test_a_promise_that_nobody_can_keep_is_named() -> None:
+def test_infeasible_slo_reports_feasible_targets() -> None:
     fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
     fleet.run(heard(5.0, Role.SERVE), 30)
     found = need(fleet).infeasible
@@ -246,7 +246,7 @@ def test_a_promise_that_nobody_can_keep_is_named() -> None:
     assert found.feasible.tpot_s > 0.001
 
 
-def test_what_was_learned_survives_a_restart_and_garbage_does_not_get_in() -> None:
+def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
     fleet = loaded()
     fleet.service.started("serve", [("schedule", 1.0), ("pull", 9.0), ("load", 20.0)])
     kept = json.loads(json.dumps(to_dict(fleet.service), allow_nan=False))
@@ -263,7 +263,7 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not_get_in() -> No
         restore(other, garbage)
 
 
-def test_how_far_to_look_ahead_follows_every_start_at_once() -> None:
+def test_horizon_follows_each_recorded_startup() -> None:
     service, asked = Service.of([Role.SERVE]), wish()
     tier, before_s = service.tiers["serve"], service.horizon_s("serve", asked)
     for took_s in (5.0, 400.0):
@@ -274,7 +274,7 @@ def test_how_far_to_look_ahead_follows_every_start_at_once() -> None:
     assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
 
 
-def test_what_is_ordered_decides_whose_starts_are_looked_ahead_by_over_a_restart_and_a_roll_back() -> None:
+def test_horizon_follows_desired_variant_across_restart() -> None:
     old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
     service, asked = Service.of([Role.SERVE]), wish()
 
@@ -295,7 +295,7 @@ def test_what_is_ordered_decides_whose_starts_are_looked_ahead_by_over_a_restart
     assert ordered(old) == pytest.approx(known_s, rel=1e-4)
 
 
-def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
+def test_restarted_operator_freezes_replicas_until_metrics() -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
     fleet.service = Service.of(["serve"])
@@ -303,7 +303,7 @@ def test_a_restarted_operator_holds_what_is_ordered_until_it_knows() -> None:
     assert fleet.run(Heard(), 60).tiers["serve"].replicas == before > 1
 
 
-def test_one_tick_of_many_services_makes_only_so_many_lines() -> None:
+def test_tick_limits_capacity_computations_per_tick() -> None:
     fleets = [Fleet(wish()) for _ in range(40)]
     for second in range(4):
         decide_all(
@@ -317,14 +317,14 @@ def test_one_tick_of_many_services_makes_only_so_many_lines() -> None:
         assert made == min(12 * (second + 1), 40)
 
 
-def test_the_first_arrivals_are_watched_before_anything_is_made_of_them() -> None:
+def test_first_arrivals_do_not_scale_up() -> None:
     """Two requests in the first second are no load of two a second."""
     fleet = Fleet(wish())
     for rate in (30.0, *[0.2] * 60):
         assert fleet.tick(heard(rate, Role.SERVE)).tiers["serve"].replicas == 1
 
 
-def test_a_tier_alone_gives_back_its_last_replica_by_its_own_bounds() -> None:
+def test_single_tier_scales_down_to_its_own_minimum() -> None:
     fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 9)}))
     fleet.run(heard(5.0, Role.SERVE), 60)
     decision = fleet.run(heard(0.0, Role.SERVE), 600).tiers["serve"]
@@ -332,7 +332,7 @@ def test_a_tier_alone_gives_back_its_last_replica_by_its_own_bounds() -> None:
     assert not any("other tier" in step.why for step in decision.steps)
 
 
-def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None:
+def test_silent_engines_prevent_scale_down_not_scale_up() -> None:
     """The gateways still tell what comes; how the engines fare is not known, so none is taken away."""
     fleet = loaded()
     before = fleet.replicas["serve"]
@@ -341,7 +341,7 @@ def test_engines_that_fall_silent_keep_their_replicas_and_may_get_more() -> None
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
 
 
-def test_what_a_class_may_wait_for_is_not_missed_by_the_promise_of_the_others() -> None:
+def test_slo_miss_share_ignores_waits_allowed_by_class() -> None:
     """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
     soon, late = (index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
     waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
@@ -352,7 +352,7 @@ def test_what_a_class_may_wait_for_is_not_missed_by_the_promise_of_the_others() 
     assert missed_share(replace(told, judged=Judged(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.1)
 
 
-def test_one_slow_first_request_orders_no_replica() -> None:
+def test_single_slow_first_request_does_not_scale_up() -> None:
     fleet = Fleet(wish())
     counts = [fleet.tick(heard(0.5, Role.SERVE, ttft_s=2.5, waiting=2.0)).tiers["serve"].replicas for _ in range(9)]
     assert counts == [1] * 9, counts

@@ -31,7 +31,7 @@ LADDER = Ladder(
 )
 ABOUT = About("vllm", "0", "some GPU", 1, 128, 400_000, 8192, 16, ladder=LADDER)
 PAIR = (Role.PREFILL, Role.DECODE)
-WHOLE = 1 << 30
+FULL_SWEEP = 1 << 30
 SECONDS = 80  # of which the last ten come after all that happens
 
 
@@ -115,7 +115,7 @@ def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> 
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=1)  # some ten seconds
-def test_what_stands_is_what_would_be_decided(seed: int) -> None:
+def test_unchanged_services_match_full_evaluation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     services = 7 * len(POLICIES)
     means, whole, partly = rng.uniform(0.5, 20.0, services), Fleet(services), Fleet(services)
@@ -124,7 +124,7 @@ def test_what_stands_is_what_would_be_decided(seed: int) -> None:
         now_s = START_S + second
         drawn, tpots = rates(rng, means, second), rng.uniform(0.016, 0.03, services)
         late = (Starting("p", now_s - 5.0),) if second in (40, 41) else ()
-        for fleet, decided_a_tick in ((whole, WHOLE), (partly, 3)):
+        for fleet, decided_a_tick in ((whole, FULL_SWEEP), (partly, 3)):
             seen = {
                 n: fleet.seen(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
                 for n, rate in enumerate(drawn)
@@ -143,20 +143,20 @@ def test_what_stands_is_what_would_be_decided(seed: int) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_held_work_wakes_both_tiers_of_a_pair_together(known: bool) -> None:
+def test_queued_work_wakes_both_tiers_of_a_pair(known: bool) -> None:
     fleet = Fleet(3)
     now_s = START_S
     if known:  # arrivals have been seen, and have ended long ago
         for rate in (5.0,) * 20 + (0.0,) * 400:
             now_s += 1.0
-            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, WHOLE)
+            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, FULL_SWEEP)
     fleet.counts[2] = dict.fromkeys(PAIR, 0)
     now_s += 1.0
     seen = {n: fleet.seen(n, 0.0, {}) for n in range(3)}
     line = fleet.services[2].tiers[Role.DECODE].line
     work_s = 400.0 * (line.request_gpu_s if known and isinstance(line, Line) else 1.0)
     seen[2] = replace(seen[2], heard=replace(seen[2].heard, held=400.0, held_work_s=work_s))
-    fleet.tick(now_s, seen, WHOLE)
+    fleet.tick(now_s, seen, FULL_SWEEP)
     assert all(count >= 1 for count in fleet.counts[2].values()), fleet.counts[2]
     if known:
         decode = fleet.services[2].needs[Role.DECODE]
@@ -165,11 +165,11 @@ def test_held_work_wakes_both_tiers_of_a_pair_together(known: bool) -> None:
         assert decode.rate_per_s == pytest.approx(400.0 / horizon_s), "cleared within one start-up"
 
 
-def test_a_replica_that_became_ready_is_seen_at_once_though_nothing_else_moves() -> None:
+def test_newly_ready_replica_is_noticed_without_other_changes() -> None:
     """Percentiles of those that waited for it are no evidence for a minute from then on."""
     fleet = Fleet(2)
     for second in range(60):
         now_s = START_S + second
         late = {Role.SERVE: (Starting("p", START_S),)} if 45 <= second < 50 else {}
-        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0 if second > 45 else WHOLE)
+        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0 if second > 45 else FULL_SWEEP)
     assert fleet.services[1].state.tiers[Role.SERVE].grown_s == START_S + 50

@@ -162,7 +162,7 @@ def errors(model: StepModel, run: str, measured_base_s: float = BASE_S) -> tuple
 @pytest.mark.parametrize("slower", [1.0, 1.3])
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("run", OTHER_MIXES)
-def test_tpot_and_knee_of_a_mix_that_it_was_not_fitted_on(run: str, counters: str, slower: float, seconds: int) -> None:
+def test_estimate_unseen_mix_matches_tpot_and_knee(run: str, counters: str, slower: float, seconds: int) -> None:
     posterior = taught(CHAT, counters, scaled(ROOFLINE, [slower] * 6), seconds)
     assert knowledge(posterior).known
     tpot, knee = errors(estimate(posterior), run)
@@ -171,7 +171,7 @@ def test_tpot_and_knee_of_a_mix_that_it_was_not_fitted_on(run: str, counters: st
 
 
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
-def test_priors_that_are_off_are_put_right(counters: str) -> None:
+def test_estimate_wrong_prior_is_corrected(counters: str) -> None:
     rng = np.random.default_rng(3)
     before, after = [], []
     for _ in range(20):
@@ -186,7 +186,7 @@ def test_priors_that_are_off_are_put_right(counters: str) -> None:
 
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("run", OTHER_MIXES)
-def test_clients_of_that_mix_saw_that_mean_within_six_percent(run: str, counters: str) -> None:
+def test_estimate_tpot_is_within_6_percent_of_client_mean(run: str, counters: str) -> None:
     tpot_s = law(*predicted(estimate(taught(CHAT, counters)), run))
     assert tpot_s == pytest.approx(RUNS[run]["tpot_mean_s"], rel=0.06)
 
@@ -194,7 +194,7 @@ def test_clients_of_that_mix_saw_that_mean_within_six_percent(run: str, counters
 @pytest.mark.parametrize("seconds", [2, 3, 5])
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("budget", [1024, 2048, 4096])
-def test_other_token_budgets_are_within_what_is_stated(budget: int, counters: str, seconds: int) -> None:
+def test_estimate_other_token_budget_is_within_tolerance(budget: int, counters: str, seconds: int) -> None:
     tpot, knee = errors(estimate(taught(CHAT, counters, seconds=seconds)), f"8b-mixed_b{budget}@12")
     assert abs(tpot) <= 0.05
     assert abs(knee) <= 0.03
@@ -203,7 +203,7 @@ def test_other_token_budgets_are_within_what_is_stated(budget: int, counters: st
 @pytest.mark.parametrize("seconds", [2, 3, 5])
 @pytest.mark.parametrize("efficiency", [0.6, 0.9, None])
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
-def test_the_stated_deviation_covers_every_run_before_overload(
+def test_predict_window_deviation_covers_runs_below_overload(
     counters: str, efficiency: float | None, seconds: int
 ) -> None:
     prior = ROOFLINE if efficiency is None else prior_of(FLOOR, efficiency)
@@ -219,7 +219,7 @@ def test_the_stated_deviation_covers_every_run_before_overload(
 
 @pytest.mark.parametrize("counters", ["bare", "lengths", "steps"])
 @pytest.mark.parametrize("run", ["8b_chat@8", "8b_chat@15"])
-def test_bare_counters_tell_base_and_work_of_the_mix_at_hand(run: str, counters: str) -> None:
+def test_predict_window_bare_counters_match_current_mix(run: str, counters: str) -> None:
     posterior = taught(tuple(other for other in CHAT if other not in ("8b_chat@8", "8b_chat@15")), counters)
     whole = summed(run, SECONDS[run])
     expected = expectation(posterior, bare(whole) if counters == "bare" else whole)
@@ -228,7 +228,7 @@ def test_bare_counters_tell_base_and_work_of_the_mix_at_hand(run: str, counters:
     assert tpot_s == pytest.approx(RUNS[run]["tpot_p50_s"], rel=0.05)
 
 
-def test_bare_counters_know_nothing_of_the_next_mix_and_notice() -> None:
+def test_posterior_bare_counters_new_mix_becomes_unknown() -> None:
     posterior = taught(CHAT, "bare")
     assert knowledge(posterior).known
     for window in recorded(["8b_short@30"], "bare"):
@@ -237,7 +237,7 @@ def test_bare_counters_know_nothing_of_the_next_mix_and_notice() -> None:
 
 
 @pytest.mark.parametrize("held_out", ["1", "2", "3", "3.8"])
-def test_the_70b_is_within_eight_percent_at_a_rate_that_it_was_not_fitted_on(held_out: str) -> None:
+def test_estimate_70b_held_out_rate_is_within_8_percent(held_out: str) -> None:
     runs = [f"70b_chat@{rate}" for rate in ("1", "2", "3", "3.8") if rate != held_out]
     posterior = fitted(recorded(runs, "lengths"), floor=FLOOR_70B)
     tpot, knee = errors(estimate(posterior), f"70b_chat@{held_out}", 20.67e-3)
@@ -253,7 +253,7 @@ def doubtful(posterior: Posterior, why: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("counters", ["bare", "lengths", "steps"])
-def test_shuffled_data_teach_nothing(counters: str, seed: int) -> None:
+def test_posterior_shuffled_windows_stays_unknown(counters: str, seed: int) -> None:
     windows = recorded(CHAT, counters)
     times = np.random.default_rng(seed).permutation([window.busy_s / window.steps for window in windows])
     shuffled = [replace(w, busy_s=float(t) * w.steps) for w, t in zip(windows, times, strict=True)]
@@ -263,7 +263,7 @@ def test_shuffled_data_teach_nothing(counters: str, seed: int) -> None:
     assert wide > 1.3 * honest
 
 
-def test_sparse_data_teach_little() -> None:
+def test_posterior_sparse_windows_stays_unknown() -> None:
     windows = recorded(CHAT, "lengths")
     posterior = fitted(windows[::6])
     doubtful(posterior, "are needed")
@@ -271,7 +271,7 @@ def test_sparse_data_teach_little() -> None:
 
 
 @pytest.mark.parametrize("counters", ["bare", "lengths", "steps"])
-def test_constant_load_tells_the_sum_and_nothing_else(counters: str) -> None:
+def test_posterior_constant_load_identifies_only_the_sum(counters: str) -> None:
     whole = {"bare": bare}.get(counters, lambda same: same)(summed("8b_chat@15", SECONDS["8b_chat@15"]))
     noise = np.random.default_rng(1).normal(1, 0.02, 100)
     posterior = fitted([replace(whole, end_s=15.0 * i, busy_s=whole.busy_s * float(n)) for i, n in enumerate(noise)])
@@ -282,11 +282,11 @@ def test_constant_load_tells_the_sum_and_nothing_else(counters: str) -> None:
     assert pessimistic(posterior, 0.9).prefill_token_s > 1.15 * prior.prior.prefill_token_s  # as wide as before
 
 
-def test_one_recorded_rate_alone_is_not_enough_for_the_base() -> None:
+def test_posterior_single_rate_leaves_base_unknown() -> None:
     for run in ("8b_chat@24", "8b_short@30", "8b-mixed_b8192@12"):
         doubtful(fitted(recorded([run], "lengths")), "not known")
 
 
-def test_stock_counters_at_a_fixed_mix_excite_two_or_three_directions_and_no_more() -> None:
+def test_posterior_stock_counters_excite_at_most_3_directions() -> None:
     assert knowledge(fitted(recorded(CHAT[:4], "bare", seconds=5))).directions == 2
     assert knowledge(taught(CHAT, "bare")).directions <= 3  # chance varies the mix a little

@@ -23,7 +23,7 @@ FLOOR = StepModel(3.3e-3, -3.3e-3, 1.4e-5, 5e-10, 2e-6, 2.7e-8)
 PRIOR = StepModel(4.5e-3, 0.0, 1.9e-5, 7e-10, 1.4e-5, 3.6e-8)
 TRUTH = StepModel(4.9e-3, -1.0e-3, 2.1e-5, 1.0e-9, 1.5e-5, 3.2e-8)
 KEY = EngineKey("model", "gpu", "tp1", "vllm 0.26.0")
-FRESH = unknown(PRIOR, FLOOR)
+INITIAL = unknown(PRIOR, FLOOR)
 
 
 def window(batch: float, end_s: float = 0.0, truth: StepModel = TRUTH, slowness: float = 1.0) -> WindowSums:
@@ -37,21 +37,21 @@ def window(batch: float, end_s: float = 0.0, truth: StepModel = TRUTH, slowness:
     )
 
 
-def learned(count: int = 60) -> Posterior:
+def learn(count: int = 60) -> Posterior:
     """After `count` windows at batches from 4 to 60."""
     rng = np.random.default_rng(4)
-    posterior = FRESH
+    posterior = INITIAL
     for number in range(count):
         batch, noise = float(rng.uniform(4, 60)), float(rng.normal(1, 0.02))
         posterior = update(posterior, window(batch, 15.0 * number, slowness=noise))
     return posterior
 
 
-LEARNED = learned()
+FITTED = learn()
 GOOD = window(20.0, 15.0 * 60)
 
 
-def sound(posterior: Posterior) -> None:
+def assert_sound(posterior: Posterior) -> None:
     """Finite, nowhere faster than the floor, pessimism above the mean, and storable."""
     floor = coefficients(FLOOR)
     for model in (estimate(posterior), pessimistic(posterior, 0.95), pessimistic(posterior, 0.95, at=GOOD)):
@@ -63,18 +63,18 @@ def sound(posterior: Posterior) -> None:
     from_dict(json.loads(text), KEY, PRIOR, FLOOR)
 
 
-def test_learning_works_here_at_all() -> None:
-    assert knowledge(LEARNED).known
-    assert expectation(LEARNED, GOOD).busy_s == pytest.approx(15.0, rel=0.01)
-    sound(LEARNED)
+def test_update_valid_windows_become_known() -> None:
+    assert knowledge(FITTED).known
+    assert expectation(FITTED, GOOD).busy_s == pytest.approx(15.0, rel=0.01)
+    assert_sound(FITTED)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 @pytest.mark.parametrize("field", [field.name for field in fields(WindowSums) if field.name != "replica"])
-def test_one_bad_value_makes_the_window_nothing(field: str, bad: float) -> None:
+def test_update_window_with_invalid_value_is_ignored(field: str, bad: float) -> None:
     if (field, bad) == ("end_s", -1.0):
         return  # a time has any sign
-    assert update(LEARNED, replace(GOOD, **{field: bad})) is LEARNED
+    assert update(FITTED, replace(GOOD, **{field: bad})) is FITTED
 
 
 @pytest.mark.parametrize(
@@ -97,88 +97,88 @@ def test_one_bad_value_makes_the_window_nothing(field: str, bad: float) -> None:
         ({"busy_s": 1e-7}, "faster than the hardware"),
     ],
 )
-def test_what_is_refused_is_refused_in_words(changes: dict[str, float], why: str) -> None:
+def test_rejection_reason_names_reason_of_invalid_window(changes: dict[str, float], why: str) -> None:
     bad = replace(GOOD, **changes)
-    assert why in str(refusal(LEARNED, bad))
-    assert update(LEARNED, bad) is LEARNED
+    assert why in str(refusal(FITTED, bad))
+    assert update(FITTED, bad) is FITTED
     with pytest.raises(ValueError, match="nothing can be expected"):
-        expectation(LEARNED, bad)
+        expectation(FITTED, bad)
 
 
-def test_an_engine_reset_in_mid_window_does_not_move_it() -> None:
+def test_update_engine_reset_in_window_keeps_estimate() -> None:
     half = replace(GOOD, steps=GOOD.steps / 2, computed_tokens=GOOD.computed_tokens / 2)
     half = replace(half, output_tokens=GOOD.output_tokens / 2, prompt_tokens=GOOD.prompt_tokens / 2)
     half = replace(half, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)  # busy seconds go on
-    after = update(LEARNED, half)
-    assert coefficients(estimate(after)) == pytest.approx(coefficients(estimate(LEARNED)), rel=0.01)
+    after = update(FITTED, half)
+    assert coefficients(estimate(after)) == pytest.approx(coefficients(estimate(FITTED)), rel=0.01)
 
 
-def test_nothing_comes_of_no_windows() -> None:
-    assert update_all(LEARNED, ()) is LEARNED
-    assert update_all(LEARNED, [replace(GOOD, steps=math.nan)] * 3) is LEARNED
+def test_update_all_without_valid_windows_is_identity() -> None:
+    assert update_all(FITTED, ()) is FITTED
+    assert update_all(FITTED, [replace(GOOD, steps=math.nan)] * 3) is FITTED
 
 
-def test_bad_windows_in_a_batch_leave_the_good_ones_alone() -> None:
+def test_update_all_skips_invalid_windows_of_batch() -> None:
     bad = [replace(GOOD, busy_s=math.nan), replace(GOOD, steps=1e7), replace(GOOD, coverage=0.1)]
-    assert update_all(LEARNED, [bad[0], GOOD, *bad[1:]]) == update_all(LEARNED, [GOOD])
+    assert update_all(FITTED, [bad[0], GOOD, *bad[1:]]) == update_all(FITTED, [GOOD])
 
 
-def test_absent_is_not_zero() -> None:
+def test_predict_window_missing_counter_is_not_zero() -> None:
     absent = replace(GOOD, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)
     zero = replace(GOOD, prefill_steps=0.0, prefill_pairs=0.0, cached_tokens_read=0.0)
-    assert expectation(LEARNED, absent).busy_s == pytest.approx(expectation(LEARNED, GOOD).busy_s, rel=0.05)
-    assert expectation(LEARNED, absent).deviation_s > 2 * expectation(LEARNED, GOOD).deviation_s
-    assert expectation(LEARNED, zero).busy_s < 0.95 * expectation(LEARNED, GOOD).busy_s
+    assert expectation(FITTED, absent).busy_s == pytest.approx(expectation(FITTED, GOOD).busy_s, rel=0.05)
+    assert expectation(FITTED, absent).deviation_s > 2 * expectation(FITTED, GOOD).deviation_s
+    assert expectation(FITTED, zero).busy_s < 0.95 * expectation(FITTED, GOOD).busy_s
 
 
-def test_huge_but_consistent_sums_count_as_one_window() -> None:
+def test_update_huge_consistent_window_counts_once() -> None:
     names = ["busy_s", "steps", "computed_tokens", "output_tokens", "prompt_tokens"]
     names += ["prefill_steps", "prefill_pairs", "cached_tokens_read"]
     huge = replace(GOOD, **{name: 1e4 * getattr(GOOD, name) for name in names})
-    after = update(LEARNED, huge)
-    assert after.weight <= LEARNED.weight + 1
-    sound(after)
+    after = update(FITTED, huge)
+    assert after.weight <= FITTED.weight + 1
+    assert_sound(after)
 
 
-def test_time_that_goes_backwards_forgets_nothing_and_is_followed() -> None:
-    back = update(LEARNED, replace(GOOD, end_s=-1e6))
-    assert back.weight > LEARNED.weight
+def test_update_clock_going_backwards_keeps_knowledge() -> None:
+    back = update(FITTED, replace(GOOD, end_s=-1e6))
+    assert back.weight > FITTED.weight
     assert back.updated_s == -1e6
     again = update(back, replace(GOOD, end_s=-1e6 + 15))
     assert again.weight > back.weight
-    sound(again)
+    assert_sound(again)
 
 
-def test_a_clock_that_leaps_ahead_costs_knowledge_and_never_invents_any() -> None:
-    leapt = update(LEARNED, replace(GOOD, end_s=1e14))
+def test_update_clock_jump_ahead_reduces_knowledge() -> None:
+    leapt = update(FITTED, replace(GOOD, end_s=1e14))
     assert not knowledge(leapt).known
-    assert knowledge(leapt).base_sd > knowledge(LEARNED).base_sd
-    sound(leapt)
+    assert knowledge(leapt).base_sd > knowledge(FITTED).base_sd
+    assert_sound(leapt)
 
 
-def test_garbage_that_persists_ends_as_not_known() -> None:
+def test_update_persistent_garbage_becomes_unknown() -> None:
     rng = np.random.default_rng(0)
-    posterior = LEARNED
+    posterior = FITTED
     for number in range(60):
         slowness = float(rng.uniform(1.0, 10.0))
         posterior = update(posterior, window(float(rng.uniform(4, 60)), 900.0 + 15 * number, slowness=slowness))
-        sound(posterior)
+        assert_sound(posterior)
     assert not knowledge(posterior).known
 
 
-def test_data_at_the_floor_stay_at_or_above_it() -> None:
-    posterior = FRESH
+def test_estimate_of_data_at_floor_stays_above_floor() -> None:
+    posterior = INITIAL
     for number in range(100):
         posterior = update(posterior, window(4.0 + number % 50, 15.0 * number, FLOOR, slowness=0.95))
-    sound(posterior)
+    assert_sound(posterior)
     assert expectation(posterior, window(20.0, truth=FLOOR)).busy_s == pytest.approx(15.0, rel=0.02)
 
 
-def test_overload_does_not_make_an_engine_of_ten_million() -> None:
-    posterior = LEARNED
-    for number in range(50):  # batches far beyond what was learned, 40 % slower than the line
+def test_update_overload_does_not_distort_estimate() -> None:
+    posterior = FITTED
+    for number in range(50):  # batches far beyond what was learn, 40 % slower than the line
         posterior = update(posterior, window(400.0, 900.0 + 15 * number, replace(TRUTH, sequence_s=1e-4), slowness=1.4))
-        sound(posterior)
+        assert_sound(posterior)
     work = counted(GOOD)
     assert work @ coefficients(estimate(posterior)) == pytest.approx(15.0, rel=0.6)
 
@@ -204,37 +204,37 @@ NEAR_WINDOW = st.builds(
 
 @given(ANY_WINDOW)
 @settings(max_examples=200)
-def test_any_floats_whatever_never_raise(anything: WindowSums) -> None:
-    after = update(LEARNED, anything)
-    if after is not LEARNED:
-        sound(after)
+def test_update_arbitrary_floats_never_raises(anything: WindowSums) -> None:
+    after = update(FITTED, anything)
+    if after is not FITTED:
+        assert_sound(after)
 
 
 @given(st.lists(NEAR_WINDOW, min_size=1, max_size=8))
 @settings(max_examples=60)
-def test_plausible_windows_never_bring_it_below_the_floor(windows: list[WindowSums]) -> None:
-    posterior = FRESH
+def test_estimate_of_plausible_windows_stays_above_floor(windows: list[WindowSums]) -> None:
+    posterior = INITIAL
     for one in windows:
         posterior = update(posterior, one)
-        sound(posterior)
-    sound(update_all(FRESH, windows))
+        assert_sound(posterior)
+    assert_sound(update_all(INITIAL, windows))
 
 
 @given(st.lists(NEAR_WINDOW, min_size=2, max_size=8), st.randoms(use_true_random=False))
 @settings(max_examples=40)
-def test_a_batch_has_no_order(windows: list[WindowSums], rng: Any) -> None:
+def test_update_all_is_independent_of_order(windows: list[WindowSums], rng: Any) -> None:
     mixed = list(windows)
     rng.shuffle(mixed)
-    one, other = update_all(LEARNED, windows), update_all(LEARNED, mixed)
+    one, other = update_all(FITTED, windows), update_all(FITTED, mixed)
     assert other.moment == pytest.approx(one.moment, rel=1e-9, abs=1e-9)
     assert (other.weight, other.noise_sum) == pytest.approx((one.weight, one.noise_sum), rel=1e-9)
 
 
-STORED = to_dict(LEARNED, KEY)
+STORED = to_dict(FITTED, KEY)
 
 
 @pytest.mark.parametrize("data", [None, "", 1, [], {}, {"version": 1}, {**STORED, "more": 1}])
-def test_what_is_no_state_is_refused(data: object) -> None:
+def test_from_dict_invalid_object_raises(data: object) -> None:
     with pytest.raises(ValueError, match="exactly the fields"):
         from_dict(data, KEY, PRIOR, FLOOR)
 
@@ -262,12 +262,12 @@ def test_what_is_no_state_is_refused(data: object) -> None:
         ({"information": [-value for value in STORED["information"]]}, "add up"),
     ],
 )
-def test_a_state_that_is_off_in_one_place_is_refused(changes: dict[str, object], why: str) -> None:
+def test_from_dict_single_invalid_field_raises(changes: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         from_dict({**STORED, **changes}, KEY, PRIOR, FLOOR)
 
 
-def test_information_with_a_negative_direction_is_refused() -> None:
+def test_from_dict_indefinite_information_raises() -> None:
     edited = list(STORED["information"])
     edited[0] -= 1000.0  # the sum is kept by its neighbour
     edited[1] += 500.0
@@ -284,7 +284,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(sorted(STORED)), JSON)
 @settings(max_examples=150)
-def test_any_value_in_any_field_is_read_or_refused_and_nothing_else(field: str, value: object) -> None:
+def test_from_dict_any_value_is_read_or_raises_value_error(field: str, value: object) -> None:
     try:
         read = from_dict({**STORED, field: value}, KEY, PRIOR, FLOOR)
     except ValueError:

@@ -76,7 +76,7 @@ def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> S
 # Level, noise and change
 
 
-def test_parts_sum_to_the_forecast_in_order() -> None:
+def test_forecast_parts_sum_to_work_in_order() -> None:
     found = told(constant(6.0, 900))
     assert [name for name, _ in found.parts] == ["level", "trend", "season", "burst", "doubt"]
     assert found.work == pytest.approx(sum(amount for _, amount in found.parts))
@@ -84,14 +84,14 @@ def test_parts_sum_to_the_forecast_in_order() -> None:
 
 
 @pytest.mark.parametrize("tick_s", [1.0, 15.0])
-def test_the_grain_is_that_of_compound_poisson_work_at_any_tick(tick_s: float) -> None:
+def test_index_of_dispersion_matches_compound_poisson(tick_s: float) -> None:
     state = constant(6.0, int(2 * 3600 * math.sqrt(tick_s)), tick_s=tick_s)
     expected = REQUEST_GPU_S * math.exp(SIGMA**2)  # E[w^2] / E[w] of a lognormal
     assert noise.grain_gpu_s(state.noise) == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("rate", [2.0, 20.0])
-def test_constant_load_gives_a_constant_answer(rate: float) -> None:
+def test_forecast_constant_load_is_constant(rate: float) -> None:
     tick_s = 5.0
     works = demand(np.full(4 * 720, rate), tick_s, seed=2)
     state, answers = fed(works[:720], tick_s), []
@@ -108,7 +108,7 @@ def test_constant_load_gives_a_constant_answer(rate: float) -> None:
 
 
 @pytest.mark.parametrize(("tick_s", "days"), [(1.0, 0.5), (15.0, 3)])
-def test_constant_load_gives_at_most_one_false_alarm_a_day(tick_s: float, days: float) -> None:
+def test_change_detection_constant_load_rarely_alarms(tick_s: float, days: float) -> None:
     works = demand(np.full(int(86400 * days / tick_s), 3.0), tick_s, seed=4)
     state, alarms = fed(works[:100], tick_s), set()
     for number, work in enumerate(works[100:].tolist(), start=101):
@@ -118,7 +118,7 @@ def test_constant_load_gives_at_most_one_false_alarm_a_day(tick_s: float, days: 
     assert len(alarms) - 1 <= math.ceil(days)
 
 
-def test_a_ramp_is_foretold() -> None:
+def test_forecast_ramp_is_anticipated() -> None:
     times = np.arange(900)
     rates = 5 + 31 * np.sin(np.pi * times / 1800)
     works = demand(rates, 1.0, seed=1)
@@ -130,7 +130,7 @@ def test_a_ramp_is_foretold() -> None:
 
 
 @pytest.mark.parametrize("top", ["round", "flat"])
-def test_load_that_stops_rising_is_not_drawn_on_by_its_past(top: str) -> None:
+def test_level_after_ramp_ends_does_not_overshoot(top: str) -> None:
     times = np.arange(1500)
     rates = 5 + 31 * np.sin(np.pi * times / 1800) if top == "round" else np.minimum(36.0, 6 + times / 30)
     off = []
@@ -145,14 +145,14 @@ def test_load_that_stops_rising_is_not_drawn_on_by_its_past(top: str) -> None:
     assert max(off) < 0.12
 
 
-def test_a_slope_is_believed_for_no_longer_than_it_was_seen() -> None:
+def test_trend_extrapolates_no_longer_than_observed() -> None:
     found = fed(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
     soon, late, later = (told(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
     assert soon == pytest.approx(10 * found.now.slope_per_s, rel=0.05)
     assert 0.9 * 120 * found.now.slope_per_s < late < later < 120 * found.now.slope_per_s
 
 
-def test_a_falling_line_lowers_the_level_and_foretells_nothing() -> None:
+def test_forecast_falling_load_has_no_trend() -> None:
     rates = np.linspace(40.0, 10.0, 900)
     found = told(fed(demand(rates, 1.0, seed=1)))
     assert found.trend == 0.0
@@ -174,7 +174,7 @@ def shaped(days: float) -> season.Season:
     return found
 
 
-def test_the_shape_of_the_day_counts_from_the_third_day_on() -> None:
+def test_daily_season_counts_from_third_day() -> None:
     before_nine = 8 * 3600 + 45 * 60
     assert season.growth(shaped(1 + 8.75 / 24), 86400 + before_nine, 600.0) == 0.0
     rise = season.growth(shaped(3 + 8.75 / 24), 3 * 86400 + before_nine, 600.0)
@@ -182,7 +182,7 @@ def test_the_shape_of_the_day_counts_from_the_third_day_on() -> None:
     assert season.growth(shaped(3 + 14 / 24), 3 * 86400 + 14 * 3600, 600.0) == 0.0
 
 
-def test_the_rise_of_the_day_is_a_part_of_the_forecast() -> None:
+def test_forecast_includes_daily_rise() -> None:
     ended = 3 + 8.75 / 24
     state = fed(daily(ended), 60.0)
     assert told(state, 600.0).season > 0.3
@@ -199,7 +199,7 @@ def weekly(hours: int) -> season.Season:
     return found
 
 
-def test_the_shape_of_the_week_knows_the_days_without_a_morning() -> None:
+def test_weekly_season_distinguishes_days_from_third_week() -> None:
     """From the third week on; before, the shape of the day takes the sixth one for a day like the others."""
 
     def rise(day: int) -> float:
@@ -211,7 +211,7 @@ def test_the_shape_of_the_week_knows_the_days_without_a_morning() -> None:
         assert rise(7 * week + 1) > 0.3
 
 
-def test_noise_has_no_shape() -> None:
+def test_season_of_noise_is_flat() -> None:
     rng = np.random.default_rng(8)
     found = season.Season()
     for number, work in enumerate(rng.gamma(20.0, 0.05, 6 * 288), start=1):
@@ -225,7 +225,7 @@ def test_noise_has_no_shape() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.5, 3.0, 30.0]), st.booleans())
 @settings(max_examples=25)
-def test_monotone_in_quantile_horizon_and_work(seed: int, rate: float, bursty: bool) -> None:
+def test_forecast_is_monotone_in_quantile_horizon_and_work(seed: int, rate: float, bursty: bool) -> None:
     rng = np.random.default_rng(seed)
     rates = np.full(180, rate) * (np.where(rng.random(180) < 0.1, 4.0, 1.0) if bursty else 1.0)
     works = demand(rates, 15.0, seed)
@@ -240,7 +240,7 @@ def test_monotone_in_quantile_horizon_and_work(seed: int, rate: float, bursty: b
     assert steered == sorted(steered)
 
 
-def test_own_bursts_are_in_the_upper_quantiles_once_history_is_sure() -> None:
+def test_forecast_burst_uses_own_history() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 15.0  # every twenty minutes, for three
@@ -251,7 +251,7 @@ def test_own_bursts_are_in_the_upper_quantiles_once_history_is_sure() -> None:
     assert growth.sure_factor(state.growth, 240.0, 0.99) < 3.5
 
 
-def test_what_a_trough_grew_by_is_not_foreseen_on_top_of_the_peak() -> None:
+def test_forecast_burst_growth_is_not_added_to_peak() -> None:
     square = np.where(np.arange(1800) % 120 < 60, 10.0, 70.0)
     peak_gpu = 70.0 * REQUEST_GPU_S
     trough, peak = (told(fed(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800))
@@ -301,7 +301,7 @@ def load(kind: str) -> Floats:
 
 
 @pytest.mark.parametrize("kind", ["autoregressive", "bursts", "steps", "daily"])
-def test_realised_misses_meet_the_budget(kind: str) -> None:
+def test_risk_control_realised_misses_meet_budget(kind: str) -> None:
     found, of_share, of_any = losses(load(kind), 0.05)
     share, anything = found[len(found) // 4 :].mean(axis=0)
     print(f"{kind}: share {share:.4f} (quantile {of_share.quantile:.3f}), any {anything:.4f} ({of_any.quantile:.3f})")
@@ -309,7 +309,7 @@ def test_realised_misses_meet_the_budget(kind: str) -> None:
     assert anything < 0.065
 
 
-def test_control_starts_at_the_budget_and_ten_good_horizons_hardly_move_it() -> None:
+def test_risk_control_starts_at_budget_and_moves_slowly() -> None:
     control = risk.begin(0.05)
     assert control.quantile == pytest.approx(0.95)
     for _ in range(10):
@@ -318,7 +318,7 @@ def test_control_starts_at_the_budget_and_ten_good_horizons_hardly_move_it() -> 
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=300), st.floats(0.001, 0.9))
-def test_control_stays_within_its_clamps(seen: list[float], budget: float) -> None:
+def test_risk_control_quantile_stays_within_clamps(seen: list[float], budget: float) -> None:
     control = risk.begin(budget)
     for loss in seen:
         control = risk.feed(control, loss)
@@ -327,7 +327,7 @@ def test_control_stays_within_its_clamps(seen: list[float], budget: float) -> No
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
-def test_the_bound_on_the_mean_loss_holds_for_any_losses_that_do_not_touch_the_clamps(seed: int) -> None:
+def test_risk_control_mean_loss_is_bounded(seed: int) -> None:
     rng = np.random.default_rng(seed)
     control, total, budget = risk.begin(0.1), 0.0, 0.1
     for _ in range(500):
@@ -339,7 +339,7 @@ def test_the_bound_on_the_mean_loss_holds_for_any_losses_that_do_not_touch_the_c
 # Spare
 
 
-def test_odds_are_the_priors_without_history_and_own_ones_in_the_end() -> None:
+def test_growth_odds_shift_from_prior_to_history() -> None:
     assert odds(State(), 240.0).history == 0.0
     new, hours = odds(State(), 240.0), odds(constant(6.0, 3 * 3600, tick_s=5.0), 240.0)
     assert hours.history > 0.85
@@ -351,7 +351,7 @@ def test_odds_are_the_priors_without_history_and_own_ones_in_the_end() -> None:
 @given(
     st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.sampled_from([0.0, 10.0, 60.0, 150.0, 900.0])
 )
-def test_the_integral_of_the_odds_is_additive_and_bounded(a: float, b: float, c: float, horizon_s: float) -> None:
+def test_growth_odds_integral_is_additive_and_bounded(a: float, b: float, c: float, horizon_s: float) -> None:
     low, middle, high = sorted((a, b, c))
     chances = odds(State(), horizon_s)
     assert 0.0 <= chances.between(low, high) <= high - low + 1e-9
@@ -359,14 +359,14 @@ def test_the_integral_of_the_odds_is_additive_and_bounded(a: float, b: float, c:
     assert both == pytest.approx(chances.between(low, high), abs=1e-9)
 
 
-def test_the_integral_agrees_with_brute_force() -> None:
+def test_growth_odds_integral_matches_numeric_integration() -> None:
     chances = Odds(60.0, (1.5, 2.0, 4.0), (0.4, 0.2, 0.1), 0.0)
     grid = np.linspace(0.5, 5.0, 450_001)
     heights = np.interp(grid, [1.0, 1.5, 2.0, 4.0], [1.0, 0.4, 0.2, 0.1], left=1.0, right=0.0)
     assert chances.between(0.5, 5.0) == pytest.approx(heights.mean() * 4.5, rel=1e-4)
 
 
-def test_the_longer_the_start_the_more_spare() -> None:
+def test_standby_replicas_increase_with_startup_time() -> None:
     state = constant(6.0, 450)
     counts = [
         spare_replicas(odds(state, horizon_s), told(state).ordinary, 0.96, 1, 8)
@@ -379,19 +379,19 @@ def test_the_longer_the_start_the_more_spare() -> None:
     assert ratios == sorted(ratios)
 
 
-def test_spare_kept_by_the_prior_is_gone_after_two_constant_hours() -> None:
+def test_standby_from_prior_ends_after_two_constant_hours() -> None:
     state = constant(6.0, 7200, tick_s=5.0)
     assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 1, 8) == 0
 
 
-def test_no_spare_is_bought_on_top_of_a_leap() -> None:
+def test_standby_after_level_shift_is_zero() -> None:
     rates = np.concatenate([np.full(450, 6.0), np.full(300, 36.0)])
     state = fed(demand(rates, 1.0, seed=1))
     assert told(state).level > 5 * told(state).ordinary
     assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 3, 8) == 0
 
 
-def test_a_memory_fills_and_begins_anew_with_a_leap() -> None:
+def test_forecast_memory_fills_and_resets_on_level_shift() -> None:
     steady = told(constant(6.0, 900)).memory
     assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
     assert told(constant(6.0, 4 * 3600, tick_s=5.0)).memory == pytest.approx(1.0, abs=0.01)
@@ -399,7 +399,7 @@ def test_a_memory_fills_and_begins_anew_with_a_leap() -> None:
     assert leapt.memory == pytest.approx(60 / 1800, rel=0.15)
 
 
-def test_own_leaps_buy_spare_that_constant_load_does_not() -> None:
+def test_standby_value_needs_observed_level_shifts() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 20.0
@@ -409,7 +409,7 @@ def test_own_leaps_buy_spare_that_constant_load_does_not() -> None:
 
 
 @given(st.floats(0.0, 50.0), st.floats(0.1, 5.0), st.integers(0, 20), st.floats(0.0, 200.0))
-def test_worth_rises_with_what_a_miss_costs_and_falls_with_replicas(
+def test_standby_value_rises_with_miss_cost_falls_with_count(
     work: float, replica_work: float, replicas: int, miss_cost: float
 ) -> None:
     chances = odds(State(), 120.0)
@@ -422,7 +422,7 @@ def test_worth_rises_with_what_a_miss_costs_and_falls_with_replicas(
 # Storing
 
 
-def test_a_state_survives_json_exactly() -> None:
+def test_demand_state_json_round_trip_is_exact() -> None:
     works = demand(np.full(3 * 1440, 4.0), 60.0, seed=3)
     state = fed(works, 60.0)
     state = observe(state, 3 * 86400.0 + 4000.0, 0.3, rate_per_s=4.0, tokens_per_s=900.0)  # after a gap
@@ -432,18 +432,18 @@ def test_a_state_survives_json_exactly() -> None:
     assert told(again).rate_per_s == 4.0
 
 
-def test_the_state_is_bounded() -> None:
+def test_demand_state_size_is_bounded() -> None:
     state = fed(demand(np.full(8 * 1440, 4.0), 60.0, 3), 60.0)  # every half hour of the week seen
     assert len(json.dumps(to_dict(state))) < 20_000
 
 
-def test_unknown_has_its_reason() -> None:
+def test_forecast_without_samples_is_unavailable() -> None:
     assert forecast(State(), 0.0, 60.0, 0.95) == Unknown("no sample yet")
 
 
 @given(st.integers(0, 1000), st.floats(0.2, 5.0))
 @settings(max_examples=6)
-def test_a_state_told_in_another_unit_is_that_of_the_same_load_in_it(seed: int, factor: float) -> None:
+def test_rescale_state_equals_state_of_scaled_load(seed: int, factor: float) -> None:
     rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
     works = demand(rates, 1.0, seed)
     there, here = fed(works * factor), rescaled(fed(works), factor)
@@ -467,7 +467,7 @@ def assert_near(one: object, other: object) -> None:
         assert one == other
 
 
-def test_a_mix_that_grows_longer_moves_the_level_at_once_and_is_no_leap() -> None:
+def test_rescale_state_moves_level_without_level_shift() -> None:
     state = constant(5.0, 900)
     longer = rescaled(state, 1.5)
     assert longer.now.level == pytest.approx(1.5 * state.now.level)

@@ -37,7 +37,7 @@ def asked(slo: Slo = SLO, rate: float = 24.0, **more: object) -> Question:
 # ---------------------------------------------------------------- the mix
 
 
-def test_means_are_kept_and_spread_is_what_was_asked_for() -> None:
+def test_lognormal_workload_keeps_means_and_spread() -> None:
     w = mix.lognormal(4000, 100, 0.4, 0.5, cached_share=0.25)
     assert w.mean(w.prompt_tokens) == pytest.approx(4000)
     assert w.mean(w.cached_tokens) == pytest.approx(1000)
@@ -47,7 +47,7 @@ def test_means_are_kept_and_spread_is_what_was_asked_for() -> None:
     assert both == pytest.approx(4000 * 100, rel=0.02)  # independent
 
 
-def test_a_trace_is_planned_for_by_its_busiest_minutes() -> None:
+def test_busiest_window_returns_window_of_highest_rate() -> None:
     quiet, busy = np.arange(0, 600, 10.0), np.arange(600, 900, 0.5)
     found = mix.busiest(np.concatenate((quiet, busy, np.arange(900, 1500, 10.0))))
     assert (found.first, found.until, found.rate_per_s) == (60, 660, 2.0)
@@ -56,7 +56,7 @@ def test_a_trace_is_planned_for_by_its_busiest_minutes() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [[], [1.0], [3.0, 3.0], [2.0, 1.0]])
-def test_a_trace_without_a_rate_is_refused(arrivals: list[float]) -> None:
+def test_busiest_window_without_rate_raises(arrivals: list[float]) -> None:
     with pytest.raises(ValueError, match="arrivals_s"):
         mix.busiest(arrivals)
 
@@ -65,7 +65,7 @@ def test_a_trace_without_a_rate_is_refused(arrivals: list[float]) -> None:
 
 
 @pytest.mark.parametrize("mixed", ["chat", "prefill"])
-def test_it_says_aggregated_where_two_aggregated_engines_kept_the_promise(mixed: str) -> None:
+def test_plan_recorded_good_aggregated_run_is_aggregated(mixed: str) -> None:
     """On two H200s. Every recorded run of that mix, at each pair of targets that both kinds were judged at."""
     for row in cases.load("h200_pairs.json")["rows"]:
         if row["engines"] != "agg" or row["mix"] != mixed:
@@ -79,7 +79,7 @@ def test_it_says_aggregated_where_two_aggregated_engines_kept_the_promise(mixed:
             assert not found.chosen.disaggregated, (row["rate_per_s"], name)
 
 
-def test_it_says_disaggregated_where_the_recorded_pair_won() -> None:
+def test_plan_recorded_winning_pair_is_disaggregated() -> None:
     """Chat at 24 requests a second, 500 ms and 10 ms: 82 % of requests against 100 % of the pair's."""
     [row] = [
         one for one in cases.load("h200_pairs.json")["rows"] if one["engines"] == "pd128" and one["rate_per_s"] == 24
@@ -91,7 +91,7 @@ def test_it_says_disaggregated_where_the_recorded_pair_won() -> None:
     assert "3 GPUs" in found.why[0]
 
 
-def test_a_fabric_slower_than_computing_ends_the_question() -> None:
+def test_plan_slow_kv_fabric_is_aggregated() -> None:
     """TCP at 0.47 GB/s is what pods get that have no process namespace in common."""
     found = plan(asked(Slo(0.95, 0.5, 0.0, 0.01), bytes_per_s=0.47e9))
     assert isinstance(found, Plan)
@@ -102,7 +102,7 @@ def test_a_fabric_slower_than_computing_ends_the_question() -> None:
     assert not verdict.pays
 
 
-def test_a_hand_over_takes_what_was_measured() -> None:
+def test_handover_s_matches_measurements() -> None:
     """One request at a time, blocks of 128: 16 to 31 ms for 128 to 8,192 tokens."""
     w = mix.lognormal(1024, 10, 0.0, 0.0)
     for tokens, seen_ms in ((128, 16.0), (1024, 18.0), (2048, 20.0), (4096, 25.0), (8192, 31.0)):
@@ -111,13 +111,13 @@ def test_a_hand_over_takes_what_was_measured() -> None:
     assert w.mean(handover_s(H200[0], w, 1e9)) > 0.1
 
 
-def test_without_a_ttft_target_there_is_no_pair() -> None:
+def test_plan_without_ttft_target_is_aggregated() -> None:
     found = plan(asked(Slo(0.95, tpot_s=0.05)))
     assert isinstance(found, Plan)
     assert "TTFT target" in found.why[0]
 
 
-def test_what_is_expected_is_within_the_promise() -> None:
+def test_expected_latency_meets_slo() -> None:
     for slo in (SLO, Slo(0.95, 0.5, 0.0, 0.01)):
         found = plan(asked(slo))
         assert isinstance(found, Plan)
@@ -129,7 +129,7 @@ def test_what_is_expected_is_within_the_promise() -> None:
         assert kept(found.chosen.tiers, 24.0, found.chosen.replicas) >= 0.95
 
 
-def test_both_tiers_together_keep_the_share() -> None:
+def test_size_arrangement_pair_meets_share_jointly() -> None:
     tiers = pair(H200[-1], H200[0], CHAT, Slo(0.95, 0.2, 0.0, 0.015), 100e9)
     found = arrange(tiers, (H200[-1], H200[0]), 60.0)
     assert not isinstance(found, Infeasible)
@@ -141,7 +141,7 @@ def test_both_tiers_together_keep_the_share() -> None:
 # ---------------------------------------------------------------- nonsense and edges
 
 
-def test_no_fleet_keeps_what_one_step_breaks() -> None:
+def test_plan_infeasible_tpot_names_constraint() -> None:
     found = plan(asked(Slo(0.95, 0.5, 0.0, 0.003)))
     assert isinstance(found, NoPlan)
     assert found.found is not None
@@ -152,7 +152,7 @@ def test_no_fleet_keeps_what_one_step_breaks() -> None:
 
 @pytest.mark.parametrize("prompt", [500, 6000, 6500, 20000])
 @pytest.mark.parametrize("slo", [SLO, Slo(0.9, 0.3, 0.05, 0.02), Slo(0.95, 0.01)])
-def test_a_plan_keeps_its_share_of_all_requests_or_names_a_promise_that_is_kept(prompt: int, slo: Slo) -> None:
+def test_plan_meets_slo_or_names_feasible_targets(prompt: int, slo: Slo) -> None:
     """Who misses alone counts as missed, and no fleet is the answer where too many do."""
     asked_for = asked(slo, workload=mix.lognormal(prompt, 220))
     found = plan(asked_for)
@@ -169,7 +169,7 @@ def test_a_plan_keeps_its_share_of_all_requests_or_names_a_promise_that_is_kept(
     assert chosen.load_line_per_s >= 24.0 * (1 - 1e-9)
 
 
-def test_a_pair_grows_where_it_helps_and_is_found_at_once() -> None:
+def test_plan_pair_for_long_prompts_is_found() -> None:
     """A prefill tier that hardly keeps its share when idle leaves the decode tier next to nothing to miss."""
     found = plan(asked(Slo(0.95, 12.342263485964853), workload=mix.lognormal(50_000, 220)))
     assert isinstance(found, Plan)
@@ -178,7 +178,7 @@ def test_a_pair_grows_where_it_helps_and_is_found_at_once() -> None:
     assert math.prod(sizing.attained for sizing in found.chosen.sizings) >= 0.95
 
 
-def test_what_the_engine_refuses_for_its_length_is_planned_for_no_more_and_counts_as_missed() -> None:
+def test_plan_prompts_above_max_model_len_count_as_missed() -> None:
     w = asked().workload
     longest = float(w.quantile(w.prompt_tokens + w.output_tokens, 0.97))
     found = plan(asked(max_model_len=longest))
@@ -193,7 +193,7 @@ def test_what_the_engine_refuses_for_its_length_is_planned_for_no_more_and_count
     assert "max_model_len" in refused.why[0]
 
 
-def test_nobody_is_told_of_a_device_that_is_planned_with() -> None:
+def test_plan_advises_rdma_only_if_it_helps() -> None:
     small = [replace(machine, kv_bytes_per_token=1e7) for machine in H200]
     for bytes_per_s, advised in ((50e9, False), (25e9, True)):
         found = plan(asked(machines=[small], bytes_per_s=bytes_per_s))
@@ -202,14 +202,14 @@ def test_nobody_is_told_of_a_device_that_is_planned_with() -> None:
         assert ("RDMA" in found.why[0]) is advised
 
 
-def test_steps_between_cool_and_hot_are_steps_beyond_them_too() -> None:
+def test_plan_model_extrapolates_heat_shares() -> None:
     """A base that heat brings to nothing takes with it what a prefill takes off it."""
     machine = H200[2]
     odd = replace(machine, cool=replace(machine.hot, base_s=1.0), hot_share=0.1, cool_share=0.05)
     assert plan(asked(machines=[[odd]]))
 
 
-def test_more_load_never_takes_fewer_gpus() -> None:
+def test_size_arrangement_more_load_never_needs_fewer_gpus() -> None:
     tier = aggregated(H200[2], CHAT, SLO)
     counts = []
     for rate in (0.01, 1.0, 10.0, 20.0, 21.0, 40.0, 400.0):
@@ -220,7 +220,7 @@ def test_more_load_never_takes_fewer_gpus() -> None:
     assert counts[0] == 1
 
 
-def test_headroom_lowers_what_is_carried() -> None:
+def test_size_arrangement_headroom_lowers_capacity() -> None:
     tier = aggregated(H200[2], CHAT, SLO)
     line = float(slo_rate(profile(tier), 1, admission=False)[0])
     for headroom, replicas in ((0.0, 1), (0.1, 2)):
@@ -229,14 +229,14 @@ def test_headroom_lowers_what_is_carried() -> None:
         assert found.replicas == (replicas,)
 
 
-def test_overload_has_no_quantile() -> None:
+def test_expected_latency_at_overload_is_infinite() -> None:
     tier = aggregated(H200[2], CHAT, SLO)
     assert ttft_s(tier, 100.0, 1, 0.5) == math.inf
     assert expected((tier,), 100.0, (1,)).p95_tpot_s == math.inf
     assert kept((tier,), 100.0, (1,)) == 0.0
 
 
-def test_goodput_falls_beyond_the_knee_and_is_never_more_than_what_came() -> None:
+def test_goodput_curve_peaks_and_stays_below_arrivals() -> None:
     found = plan(asked())
     assert isinstance(found, Plan)
     points = curve(found.chosen)
@@ -255,7 +255,7 @@ def test_goodput_falls_beyond_the_knee_and_is_never_more_than_what_came() -> Non
         ({"machines": []}, "machines"),
     ],
 )
-def test_a_question_without_sense_is_refused(changed: dict[str, object], said: str) -> None:
+def test_plan_request_invalid_value_raises(changed: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(asked(), **changed)  # type: ignore[arg-type]
 
@@ -263,7 +263,7 @@ def test_a_question_without_sense_is_refused(changed: dict[str, object], said: s
 # ---------------------------------------------------------------- settings
 
 
-def test_a_gap_target_makes_the_chunks_smaller_before_it_buys_a_second_tier() -> None:
+def test_plan_itl_target_reduces_chunk_size_first() -> None:
     """Recorded with one prompt in ten of 8,000 tokens: steps of 105 ms at a budget of 4,096, of 31 ms at 1,024."""
     found = plan(asked(gap_s=0.05))
     assert isinstance(found, Plan)
@@ -274,14 +274,14 @@ def test_a_gap_target_makes_the_chunks_smaller_before_it_buys_a_second_tier() ->
     assert gap_s <= 0.05
 
 
-def test_a_gap_that_no_chunk_keeps_takes_a_decode_tier() -> None:
+def test_plan_tight_itl_target_is_disaggregated() -> None:
     found = plan(asked(Slo(0.95, 0.5, 0.0, 0.015), gap_s=0.02))
     assert isinstance(found, Plan)
     assert found.chosen.disaggregated
     assert "the gap of 0.02 s" in found.why[0]
 
 
-def test_small_chunks_that_prompts_would_queue_for_are_left_out() -> None:
+def test_settings_budget_excludes_saturated_chunks() -> None:
     heavy = mix.lognormal(4000, 100)
     tiers = [aggregated(m, heavy, SLO) for m in H200]
     chosen = settings.budget(tiers)
@@ -292,7 +292,7 @@ def test_small_chunks_that_prompts_would_queue_for_are_left_out() -> None:
     assert settings.budget(tiers, gap_s=1e-4) is None
 
 
-def test_slots_follow_the_target_and_the_cache() -> None:
+def test_max_sequences_follows_tpot_target_and_kv() -> None:
     even, tight = (aggregated(H200[2], CHAT, Slo(0.95, 0.5, 0.0, t)) for t in (0.05, 0.01))
     assert settings.max_sequences(tight) < settings.max_sequences(even) <= 256
     small = replace(H200[2], limits=replace(H200[2].limits, kv_tokens=20_000))
@@ -300,7 +300,7 @@ def test_slots_follow_the_target_and_the_cache() -> None:
     assert settings.max_sequences(even) % settings.GRAPH_SIZES == 0
 
 
-def test_drafting_pays_as_it_was_measured() -> None:
+def test_speculation_gain_matches_measurements() -> None:
     """Gains of EAGLE-3 on an H200: 1.86 times the tokens at a batch of 1, 1.50 at 64, 1.22 at 128."""
     model = StepModel(4.889e-3, -1.39e-3, 2.111e-5, 1.373e-9, 1.529e-5, 3.165e-8)
     for batch, gain in ((1, 1.86), (8, 1.89), (32, 1.81), (64, 1.50), (128, 1.22)):
@@ -316,7 +316,7 @@ def test_drafting_pays_as_it_was_measured() -> None:
         settings.speculation(model, 4, accepted=5)
 
 
-def test_a_mixtures_long_steps_get_graphs_and_nobody_else_s() -> None:
+def test_cuda_graphs_are_given_for_mixture_models_only() -> None:
     for tokens in (1024, 3000, 8192):
         found = settings.graphs(tokens, mixture=True)
         assert found is not None
@@ -329,7 +329,7 @@ def test_a_mixtures_long_steps_get_graphs_and_nobody_else_s() -> None:
     assert settings.graphs(settings.GRAPHS_ALONE, mixture=True) is None, "the engine's own do"
 
 
-def test_a_decode_engine_of_a_mixture_needs_graphs_for_its_slots_alone() -> None:
+def test_plan_mixture_decode_engine_needs_no_extra_graphs() -> None:
     mixed = [replace(machine, mixture=True) for machine in H200]
     found = plan(asked(Slo(0.95, 0.5, 0.0, 0.015), gap_s=0.02, machines=[mixed]))
     assert isinstance(found, Plan)
@@ -344,7 +344,7 @@ def test_a_decode_engine_of_a_mixture_needs_graphs_for_its_slots_alone() -> None
 
 
 @pytest.mark.parametrize("name", sorted(shapes.SHAPES))
-def test_every_shape_known_by_name_can_be_planned(name: str) -> None:
+def test_known_models_can_all_be_planned(name: str) -> None:
     shape = shapes.find(f"Somebody/{name}-Instruct")
     machine = of_shape(shape, ACCELERATORS["B200"], 4, 8192)
     assert machine is not None
@@ -356,7 +356,7 @@ def test_every_shape_known_by_name_can_be_planned(name: str) -> None:
     ("name", "parameters"),
     [("Llama-3.1-8B", 8.03e9), ("Llama-3.3-70B", 70.6e9), ("Qwen3-32B", 32.8e9), ("Qwen3-30B-A3B", 30.5e9)],
 )
-def test_shapes_have_the_parameters_that_their_makers_tell(name: str, parameters: float) -> None:
+def test_known_models_have_published_parameter_count(name: str, parameters: float) -> None:
     shape = model_shape(shapes.SHAPES[name])
     assert shape.layer_parameters + 2 * shape.output_parameters == pytest.approx(parameters, rel=0.01)
 
@@ -364,16 +364,16 @@ def test_shapes_have_the_parameters_that_their_makers_tell(name: str, parameters
 @pytest.mark.parametrize(
     ("name", "why"), [("deepseek-ai/DeepSeek-R1", "MLA"), ("gpt-oss-120b", "window"), ("x", "known")]
 )
-def test_what_cannot_be_described_is_refused_by_name(name: str, why: str) -> None:
+def test_known_models_invalid_name_raises(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         shapes.find(name)
 
 
-def test_weights_that_leave_no_cache_are_no_machine() -> None:
+def test_machine_from_roofline_weights_exceeding_memory_is_none() -> None:
     assert of_shape(shapes.find("Llama-3.3-70B"), ACCELERATORS["L4"], 4, 8192) is None
 
 
-def test_heat_and_hinge_are_those_of_the_planned_batch() -> None:
+def test_machine_model_heat_follows_planned_batch() -> None:
     """A looser target means a larger batch, more heat and a steeper line; cool and even ones stay as measured."""
     machine: Machine = replace(H200[2], cool_share=0.25, hot_share=0.5)
     tight, loose = (machine.serving(CHAT, target) for target in (0.006, 0.05))

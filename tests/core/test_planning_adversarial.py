@@ -45,9 +45,7 @@ def planned(rate_per_s: float, ttft_s: float, tpot_s: float) -> Plan | NoPlan:
         ("machines", ([], [[]])),
     ],
 )
-def test_a_question_without_sense_is_refused_by_name_before_anything_is_reckoned(
-    name: str, values: tuple[object, ...]
-) -> None:
+def test_plan_request_invalid_value_raises_naming_field(name: str, values: tuple[object, ...]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=name):
             asked(**{name: value})
@@ -65,7 +63,7 @@ def test_a_question_without_sense_is_refused_by_name_before_anything_is_reckoned
     ],
     ids=["one token", "all answer", "all prompt", "longer than any cache", "of any length", "all cached"],
 )
-def test_workloads_at_the_edge_have_a_plan_that_keeps_its_promise_or_a_reason(workload: Workload) -> None:
+def test_plan_extreme_workload_meets_slo_or_gives_reason(workload: Workload) -> None:
     found = plan(asked(workload=workload, slo=Slo(0.95, 2.0, 0.0, 0.05)))
     if isinstance(found, NoPlan):
         assert all(found.why)
@@ -76,7 +74,7 @@ def test_workloads_at_the_edge_have_a_plan_that_keeps_its_promise_or_a_reason(wo
     assert found.chosen.load_line_per_s >= 24.0 * (1 - 1e-9)
 
 
-def test_less_is_never_dearer_and_a_tighter_promise_never_cheaper() -> None:
+def test_plan_gpus_are_monotone_in_rate_and_slo() -> None:
     rates, targets = (0.01, 5.0, 21.0, 60.0), ((0.2, 0.012), (0.5, 0.012), (0.5, 0.05), (5.0, 0.5))
     for ttft_s, tpot_s in targets:
         gpus = [found.chosen.gpus for rate in rates if isinstance(found := planned(rate, ttft_s, tpot_s), Plan)]
@@ -89,7 +87,7 @@ def test_less_is_never_dearer_and_a_tighter_promise_never_cheaper() -> None:
 
 
 @pytest.mark.parametrize("gap_cv2", [4.0, 100.0, 2000.0])
-def test_arrivals_in_heaps_take_more_replicas_and_make_no_promise_infeasible(gap_cv2: float) -> None:
+def test_plan_bursty_arrivals_need_more_gpus_but_are_feasible(gap_cv2: float) -> None:
     """Dealt out to enough replicas no heap is one; an idle replica that gets all of it is no reason."""
     calm, heaped = plan(asked()), plan(asked(gap_cv2=gap_cv2))
     assert isinstance(calm, Plan)
@@ -102,7 +100,7 @@ def test_arrivals_in_heaps_take_more_replicas_and_make_no_promise_infeasible(gap
 
 
 @pytest.mark.parametrize("rate", [7.0, 24.0, 55.0])
-def test_no_smaller_fleet_of_one_tier_keeps_the_promise(rate: float) -> None:
+def test_size_arrangement_single_tier_is_minimal(rate: float) -> None:
     tier = aggregated(H200[3], CHAT, SLO)
     found = arrange((tier,), (H200[3],), rate)
     assert not isinstance(found, Infeasible)
@@ -111,7 +109,7 @@ def test_no_smaller_fleet_of_one_tier_keeps_the_promise(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [10.0, 40.0])
-def test_a_pair_has_one_replica_more_than_the_best_split_by_hand_at_most(rate: float) -> None:
+def test_size_arrangement_pair_is_within_one_replica_of_optimum(rate: float) -> None:
     """It is grown from what each tier needs for itself, the weaker one first, so it may miss the best by one."""
     tiers = pair(H200[-1], H200[0], CHAT, Slo(0.95, 0.3, 0.0, 0.012), 100e9)
     found = arrange(tiers, (H200[-1], H200[0]), rate)
@@ -122,7 +120,7 @@ def test_a_pair_has_one_replica_more_than_the_best_split_by_hand_at_most(rate: f
     assert by_hand <= sum(found.replicas) <= by_hand + 1
 
 
-def test_the_pair_is_chosen_just_where_it_saves_a_clear_part() -> None:
+def test_choose_arrangement_pair_only_if_it_saves_the_margin() -> None:
     tier = aggregated(H200[3], CHAT, SLO)
     whole = arrange((tier,), (H200[3],), 400.0)
     assert not isinstance(whole, Infeasible)
@@ -134,9 +132,7 @@ def test_the_pair_is_chosen_just_where_it_saves_a_clear_part() -> None:
 
 
 @given(st.lists(st.floats(0, 5000), min_size=2, max_size=60), st.floats(1, 3000))
-def test_no_window_of_a_trace_has_more_arrivals_than_the_one_that_is_planned_for(
-    arrivals: list[float], window_s: float
-) -> None:
+def test_busiest_window_has_most_arrivals(arrivals: list[float], window_s: float) -> None:
     at = np.sort(arrivals)
     if not at[-1] - at[0] > mix.MOMENT_S:
         return
@@ -152,6 +148,6 @@ def test_no_window_of_a_trace_has_more_arrivals_than_the_one_that_is_planned_for
 
 
 @pytest.mark.parametrize("arrivals", [[0.0, math.nan, 1.0], [0.0, math.inf], [math.nan, math.nan], [[0.0, 1.0]]])
-def test_a_trace_of_no_times_is_refused(arrivals: list[float]) -> None:
+def test_busiest_window_invalid_times_raise(arrivals: list[float]) -> None:
     with pytest.raises(ValueError, match="arrivals_s"):
         mix.busiest(arrivals)

@@ -68,15 +68,15 @@ def run(fleet: Fleet, found: Plan, times: float, **limits: int) -> Run:
     return Run((quantiles[0][0], quantiles[0][1]), (quantiles[1][0], quantiles[1][1]), kept)
 
 
-TOGETHER = [
+AGGREGATED_FLEETS = [
     Fleet("h200-8b", 1, Slo(0.95, 0.5, 0.0, 0.05), 30.0),
     Fleet("h200-70b-capped", 1, Slo(0.95, 2.0, 0.0, 0.06), 5.0),
     Fleet("h100x2-32b", 2, Slo(0.95, 3.0, 0.0, 0.1), 6.0, (2000.0, 500.0)),
 ]
 
 
-@pytest.mark.parametrize("fleet", TOGETHER, ids=lambda fleet: fleet.hardware)
-def test_aggregated_engines_do_what_was_planned(fleet: Fleet) -> None:
+@pytest.mark.parametrize("fleet", AGGREGATED_FLEETS, ids=lambda fleet: fleet.hardware)
+def test_plan_aggregated_matches_simulation(fleet: Fleet) -> None:
     """TPOT within 15 %, p95 of TTFT 0 to 40 % too high; at the line at most 3 points lost, 10 % beyond the promise."""
     found = fleet.plan()
     assert not found.chosen.disaggregated
@@ -92,7 +92,7 @@ def test_aggregated_engines_do_what_was_planned(fleet: Fleet) -> None:
     assert run(fleet, found, 1.1).kept < fleet.slo.share
 
 
-def test_a_pair_does_what_was_planned() -> None:
+def test_plan_pair_matches_simulation() -> None:
     """TPOT within 15 %, p95 of TTFT within 25 %, at 80 % of the pair's line; at the line at most 3 points are lost."""
     fleet = Fleet("h200-8b", 1, Slo(0.95, 0.5, 0.0, 0.01), 24.0)
     found = fleet.plan()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.core import queueing
 
-PROMISED = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 
 
 def inverse_loss(growth: Callable[[int], mpmath.mpf], slots: int) -> mpmath.mpf:
@@ -30,18 +30,18 @@ def off_by(log_found: float, exact: mpmath.mpf) -> float:
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7, 30, 100, 316, 1000, 3162, 10_000])
-def test_erlang_is_right_to_nine_digits(servers: int) -> None:
+def test_erlang_formulas_are_exact_to_nine_digits(servers: int) -> None:
     with mpmath.workdps(30):
         for rho in (1e-6, 0.3, 0.7, 0.95, 0.9999):
             a = servers * rho
             inverse = inverse_loss(lambda n, a=a: mpmath.mpf(a) / n, servers)  # type: ignore[misc]
             waiting = 1 / (mpmath.mpf(a) / servers + (1 - mpmath.mpf(a) / servers) * inverse)
-            assert off_by(float(queueing.log_inverse_erlang_b(a, servers)), inverse) < PROMISED
-            assert off_by(float(queueing.log_erlang_c(a, servers)), waiting) < PROMISED
+            assert off_by(float(queueing.log_inverse_erlang_b(a, servers)), inverse) < RELATIVE_TOLERANCE
+            assert off_by(float(queueing.log_erlang_c(a, servers)), waiting) < RELATIVE_TOLERANCE
 
 
 @pytest.mark.parametrize("servers", [1, 9, 200, 10_000])
-def test_waits_are_right_to_nine_digits(servers: int) -> None:
+def test_wait_formulas_are_exact_to_nine_digits(servers: int) -> None:
     with mpmath.workdps(30):
         for rho in (0.7, 0.95, 0.9999):
             a = mpmath.mpf(servers * rho)
@@ -51,15 +51,17 @@ def test_waits_are_right_to_nine_digits(servers: int) -> None:
             t_s = float(3 / spare)
             over = waiting * mpmath.exp(-spare * t_s)
             share = 1 - float(over)
-            assert float(queueing.wait_tail(t_s, *given)) == pytest.approx(float(over), rel=PROMISED)
-            assert float(queueing.wait_mean_s(*given)) == pytest.approx(float(waiting / spare), rel=PROMISED)
+            assert float(queueing.wait_tail(t_s, *given)) == pytest.approx(float(over), rel=RELATIVE_TOLERANCE)
+            assert float(queueing.wait_mean_s(*given)) == pytest.approx(float(waiting / spare), rel=RELATIVE_TOLERANCE)
             if share < 1 - 1e-6:  # beyond, one less a share has too few digits to be asked for
                 exact_s = mpmath.log(waiting / (1 - mpmath.mpf(share))) / spare
-                assert float(queueing.wait_quantile_s(share, *given)) == pytest.approx(float(exact_s), rel=PROMISED)
+                assert float(queueing.wait_quantile_s(share, *given)) == pytest.approx(
+                    float(exact_s), rel=RELATIVE_TOLERANCE
+                )
 
 
 @pytest.mark.parametrize(("servers", "places"), [(1, 0), (1, 50), (100, 3), (1000, 500), (10_000, 200)])
-def test_a_line_with_an_end_is_right_to_nine_digits(servers: int, places: int) -> None:
+def test_finite_queue_is_exact_to_nine_digits(servers: int, places: int) -> None:
     with mpmath.workdps(30):
         for rho in (0.95, 0.9999, 1.0, 1.3):
             a = mpmath.mpf(servers * rho)
@@ -68,14 +70,14 @@ def test_a_line_with_an_end_is_right_to_nine_digits(servers: int, places: int) -
             whole = under + sum(powers[1:])
             waited = sum((j + 1) * power for j, power in enumerate(powers[:-1])) / servers / (whole - powers[-1])
             found = queueing.finite_queue(servers * rho, 1.0, servers, places)
-            assert float(found.refused) == pytest.approx(float(powers[-1] / whole), rel=PROMISED)
-            assert float(found.delayed) == pytest.approx(float(sum(powers[:-1]) / whole), rel=PROMISED)
-            assert float(found.wait_mean_s) == pytest.approx(float(waited), rel=PROMISED)
+            assert float(found.refused) == pytest.approx(float(powers[-1] / whole), rel=RELATIVE_TOLERANCE)
+            assert float(found.delayed) == pytest.approx(float(sum(powers[:-1]) / whole), rel=RELATIVE_TOLERANCE)
+            assert float(found.wait_mean_s) == pytest.approx(float(waited), rel=RELATIVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("slots", [1, 66, 250])
 @pytest.mark.parametrize("replicas", [1, 9])
-def test_the_chain_is_right_to_nine_digits(slots: int, replicas: int) -> None:
+def test_slot_queue_is_exact_to_nine_digits(slots: int, replicas: int) -> None:
     steps, base = 220, 0.005
     with mpmath.workdps(30):
         for per_sequence in (0.0, 1e-9, 5.8e-5, 4e-3):
@@ -87,10 +89,10 @@ def test_the_chain_is_right_to_nine_digits(slots: int, replicas: int) -> None:
                     return mpmath.mpf(rate) * steps * (mpmath.mpf(base) + s * n / replicas) / n
 
                 found = queueing.slot_queue(rate, steps, base, per_sequence, slots, replicas)
-                assert off_by(float(found.log_inverse), inverse_loss(growth, slots * replicas)) < PROMISED
+                assert off_by(float(found.log_inverse), inverse_loss(growth, slots * replicas)) < RELATIVE_TOLERANCE
 
 
-def test_the_tail_is_that_of_erlang_c() -> None:
+def test_wait_tail_mm_c_equals_erlang_c() -> None:
     t = np.array([0.0, 0.1, 1.0])
     found = queueing.wait_tail(t, 9.0, 1.0, 10)
     assert found == pytest.approx(float(queueing.erlang_c(9.0, 10)) * np.exp(-t), rel=1e-12)
@@ -98,7 +100,7 @@ def test_the_tail_is_that_of_erlang_c() -> None:
 
 
 @pytest.mark.parametrize(("ca2", "cs2"), [(1.0, 0.0), (2.0, 1.5), (0.5, 0.3), (4.0, 1.0)])
-def test_the_tail_of_other_arrivals_and_services_is_near_a_simulation(ca2: float, cs2: float) -> None:
+def test_wait_tail_gg_1_matches_simulation(ca2: float, cs2: float) -> None:
     """G/G/1 at rho 0.85 by Lindley's recursion: the tail's decay over ten service times."""
     rng = np.random.default_rng(5)
     count = 1_000_000
@@ -112,14 +114,14 @@ def test_the_tail_of_other_arrivals_and_services_is_near_a_simulation(ca2: float
     assert np.log(tail[0] / tail[1]) == pytest.approx(decay, rel=0.2)
 
 
-def test_known_values() -> None:
+def test_erlang_known_values() -> None:
     assert queueing.erlang_b(1.0, 1) == pytest.approx(0.5)
     assert queueing.erlang_b(0.0, 3) == 0
     assert queueing.erlang_b(3.0, 0) == pytest.approx(1)
     assert queueing.erlang_c(0.3, 1) == pytest.approx(0.3)  # M/M/1: rho
 
 
-def test_overload_is_a_value() -> None:
+def test_queueing_overload_gives_infinite_wait() -> None:
     for rate in (10.0, 10.5, 1e7):
         assert queueing.wait_tail(100.0, rate, 1.0, 10) == 1
         assert math.isinf(queueing.wait_mean_s(rate, 1.0, 10))
@@ -131,7 +133,7 @@ def test_overload_is_a_value() -> None:
 
 @given(share=st.floats(0.01, 0.999), rho=st.floats(0.01, 0.99), servers=st.integers(1, 50), cv2=st.floats(0.1, 4))
 @settings(max_examples=60)
-def test_the_quantile_inverts_the_tail(share: float, rho: float, servers: int, cv2: float) -> None:
+def test_wait_quantile_inverts_tail(share: float, rho: float, servers: int, cv2: float) -> None:
     rate = rho * servers
     wait = queueing.wait_quantile_s(share, rate, 1.0, servers, cv2, cv2)
     over = float(queueing.wait_tail(wait, rate, 1.0, servers, cv2, cv2))
@@ -147,14 +149,14 @@ def test_the_quantile_inverts_the_tail(share: float, rho: float, servers: int, c
     t=st.floats(0, 20),
 )
 @settings(max_examples=60)
-def test_more_load_never_waits_less(rho: float, more: float, servers: int, ca2: float, cs2: float, t: float) -> None:
+def test_wait_tail_is_monotone_in_load(rho: float, more: float, servers: int, ca2: float, cs2: float, t: float) -> None:
     less, greater = (float(queueing.wait_tail(t, r * servers, 1.0, servers, ca2, cs2)) for r in (rho, rho + more))
     assert less <= greater * (1 + 1e-9)
 
 
 @given(rate=st.floats(0.1, 60), servers=st.integers(1, 12), places=st.integers(0, 40))
 @settings(max_examples=60)
-def test_the_finite_queue_is_its_balance_equations(rate: float, servers: int, places: int) -> None:
+def test_finite_queue_satisfies_balance_equations(rate: float, servers: int, places: int) -> None:
     weights = [1.0]
     for n in range(1, servers + places + 1):
         weights.append(weights[-1] * rate / min(n, servers))
@@ -166,28 +168,28 @@ def test_the_finite_queue_is_its_balance_equations(rate: float, servers: int, pl
     assert found.wait_mean_s == pytest.approx(queue / (rate * p[:-1].sum()), rel=1e-8, abs=1e-300)  # Little's law
 
 
-def test_the_finite_queue_without_limit_is_erlang_c() -> None:
+def test_finite_queue_without_limit_equals_erlang_c() -> None:
     found = queueing.finite_queue(9.0, 1.0, 10, 2000)
     assert found.delayed == pytest.approx(float(queueing.erlang_c(9.0, 10)), rel=1e-9)
     assert found.wait_mean_s == pytest.approx(float(queueing.wait_mean_s(9.0, 1.0, 10)), rel=1e-9)
     assert queueing.finite_queue(0.0, 1.0, 10, 5).refused == 0
 
 
-def test_residents_without_slot_limit_have_the_mean_of_the_step_law() -> None:
+def test_resident_distribution_unlimited_mean_matches_step_law() -> None:
     rate, steps, base, s = 20.0, 220, 4.9e-3, 5.8e-5
     shares = queueing.residents(rate, steps, base, s, 2000)
     step = (base + s) / (1 - rate * steps * s)  # base / (1 - rho), the request itself counted
     assert shares @ np.arange(2001) == pytest.approx(rate * steps * step, rel=1e-9)
 
 
-def test_a_full_engine_delays_as_its_chain_says() -> None:
+def test_slot_queue_full_engine_matches_chain() -> None:
     found = queueing.slot_queue(1.3, 1000, 0.0132, 2.27e-4, 66, 1, 0.222)
     shares = queueing.residents(1.3, 1000, 0.0132, 2.27e-4, 66, 0.222)
     assert found.delayed == pytest.approx(shares[-1], rel=1e-9)
     assert found.full_per_s == pytest.approx(66 * (1 - 1.3 * 0.222) / (1000 * (0.0132 + 66 * 2.27e-4)))
 
 
-def test_without_slack_the_deadline_queue_is_the_loss_system() -> None:
+def test_admitted_shares_without_slack_equals_erlang_b() -> None:
     rate, full, one = np.array(9.0), np.array(10.0), np.array(1.0)
     log_inverse = queueing.log_inverse_erlang_b(9.0, 10)
     let_in = queueing.in_time(log_inverse, rate, full, one, np.array([0.0]), np.array([1.0]))
@@ -213,14 +215,14 @@ def wait_or_leave(rate: float, slack: np.ndarray, weights: np.ndarray, seed: int
 
 
 @pytest.mark.parametrize("rate", [0.7, 1.3])
-def test_the_deadline_queue_is_what_a_simulation_shows(rate: float) -> None:
+def test_admitted_shares_matches_simulation(rate: float) -> None:
     slack, weights = np.array([0.5, 3.0]), np.array([0.4, 0.6])
     log_inverse = queueing.log_inverse_erlang_b(rate, 1)
     found = queueing.in_time(log_inverse, np.array(rate), np.array(1.0), np.array(1.0), slack, weights)
     assert found == pytest.approx(wait_or_leave(rate, slack, weights, seed=7), abs=0.015)
 
 
-def test_overload_with_deadlines_serves_what_the_servers_can() -> None:
+def test_admitted_shares_overload_serves_full_capacity() -> None:
     log_inverse = queueing.log_inverse_erlang_b(30.0, 10)
     found = queueing.in_time(
         log_inverse, np.array(30.0), np.array(10.0), np.array(0.5), np.array([50.0]), np.array([1.0])
@@ -229,7 +231,7 @@ def test_overload_with_deadlines_serves_what_the_servers_can() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-def test_nonsense_is_refused_by_name(bad: float) -> None:
+def test_queueing_invalid_argument_raises_naming_it(bad: float) -> None:
     with pytest.raises(ValueError, match="arrival_per_s"):
         queueing.wait_tail(0.1, bad, 1.0, 2)
     with pytest.raises(ValueError, match="service_s"):
@@ -242,7 +244,7 @@ def test_nonsense_is_refused_by_name(bad: float) -> None:
         queueing.wait_mean_s(1.0, 1.0, 2, 1.0, bad)
 
 
-def test_servers_are_whole_and_shares_below_one() -> None:
+def test_queueing_fractional_servers_and_share_one_raise() -> None:
     with pytest.raises(ValueError, match="whole number"):
         queueing.erlang_c(1.0, 1.5)
     with pytest.raises(ValueError, match="servers"):
@@ -251,20 +253,20 @@ def test_servers_are_whole_and_shares_below_one() -> None:
         queueing.wait_quantile_s(1.0, 1.0, 1.0, 2)
 
 
-def test_single_precision_is_widened_on_the_way_in() -> None:
+def test_queueing_single_precision_input_is_widened() -> None:
     rho = np.float32(0.9999)
     wide = queueing.log_erlang_c(np.float64(rho) * 1000, 1000)
     assert queueing.log_erlang_c(rho * np.float32(1000), 1000).dtype == np.float64
     assert queueing.log_erlang_c(np.array(rho, dtype=np.float32) * 1000, 1000) == pytest.approx(float(wide), rel=1e-3)
 
 
-def test_arrays_broadcast() -> None:
+def test_wait_tail_broadcasts_arrays() -> None:
     found = queueing.wait_tail(0.1, np.array([[1.0], [5.0], [90.0]]), 1.0, np.array([2, 6]))
     assert found.shape == (3, 2)
     assert found[1, 1] == pytest.approx(float(queueing.wait_tail(0.1, 5.0, 1.0, 6)), rel=1e-12)
 
 
-def test_the_p95_of_the_wait_is_no_mean() -> None:
+def test_wait_p95_exceeds_three_times_mean() -> None:
     """Near the knee the tail is several times the mean: sizing by means breaks the promise."""
     mean, p95 = queueing.wait_mean_s(0.9, 1.0, 1), queueing.wait_quantile_s(0.95, 0.9, 1.0, 1)
     assert p95 > 3 * mean

@@ -106,7 +106,7 @@ def ratios(one: StepModel, other: StepModel) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("config", "fit"), SETS)
-def test_no_measured_coefficient_beats_the_floor(config: dict[str, object], fit: StepModel) -> None:
+def test_physical_floor_is_below_measured_coefficients(config: dict[str, object], fit: StepModel) -> None:
     floor = physical_floor(model_shape(config), H200)
     assert all(mine >= least for mine, least in zip(astuple(fit), astuple(floor), strict=True))
     found = ratios(fit, floor)
@@ -118,7 +118,7 @@ def test_no_measured_coefficient_beats_the_floor(config: dict[str, object], fit:
 
 
 @pytest.mark.parametrize(("config", "fit"), SETS)
-def test_the_prior_is_near_what_was_measured(config: dict[str, object], fit: StepModel) -> None:
+def test_prior_is_near_measured_coefficients(config: dict[str, object], fit: StepModel) -> None:
     found = ratios(prior(model_shape(config), H200), fit)
     assert found["base_s"] == pytest.approx(1, abs=0.06)
     assert found["prefill_token_s"] == pytest.approx(1, abs=0.15)
@@ -129,11 +129,11 @@ def test_the_prior_is_near_what_was_measured(config: dict[str, object], fit: Ste
 
 
 @pytest.mark.parametrize(("config", "tokens"), [(LLAMA_8B, 919_824), (LLAMA_70B, 191_440)])
-def test_the_cache_that_vllm_reported(config: dict[str, object], tokens: int) -> None:
+def test_kv_tokens_match_vllm_report(config: dict[str, object], tokens: int) -> None:
     assert kv_tokens(model_shape(config), H200) == pytest.approx(tokens, rel=0.03)
 
 
-def test_weights_and_counts_of_known_models() -> None:
+def test_model_shape_known_models_have_published_sizes() -> None:
     small, large = model_shape(LLAMA_8B), model_shape(LLAMA_70B)
     assert small.memory_bytes / 2**30 == pytest.approx(15.0, abs=0.05)
     assert large.memory_bytes / 2**30 == pytest.approx(67.7, abs=0.05)
@@ -146,7 +146,7 @@ def test_weights_and_counts_of_known_models() -> None:
     assert tiny.active_parameters + 2 * tiny.output_parameters == pytest.approx(3.35e9, rel=0.01)
 
 
-def test_two_h100s_of_a_32b() -> None:
+def test_prior_two_h100_with_32b_matches_reference() -> None:
     shape = model_shape(QWEN_32B)
     assert kv_tokens(shape, H100, tensor=2) == pytest.approx(330_000, rel=0.03)
     found = prior(shape, H100, tensor=2)
@@ -165,7 +165,7 @@ gpus = st.sampled_from(sorted(ACCELERATORS.values(), key=lambda gpu: gpu.name))
 
 @given(shapes, gpus, st.sampled_from([1, 2, 4, 8, 16]))
 @settings(max_examples=40)
-def test_no_prior_beats_its_floor(shape: ModelShape, gpu: Accelerator, tensor: int) -> None:
+def test_prior_is_never_below_floor(shape: ModelShape, gpu: Accelerator, tensor: int) -> None:
     floor = physical_floor(shape, gpu, tensor)
     for efficiency in (Efficiency(), Efficiency(1, 1, 1, 1, 0, 0)):
         expected = prior(shape, gpu, tensor, efficiency)
@@ -174,7 +174,7 @@ def test_no_prior_beats_its_floor(shape: ModelShape, gpu: Accelerator, tensor: i
 
 @given(shapes, gpus, st.sampled_from([1, 2, 4]))
 @settings(max_examples=25)
-def test_more_gpus_are_faster_and_hold_more(shape: ModelShape, gpu: Accelerator, tensor: int) -> None:
+def test_prior_more_gpus_are_faster_and_hold_more_kv(shape: ModelShape, gpu: Accelerator, tensor: int) -> None:
     one, more = prior(shape, gpu, tensor), prior(shape, gpu, 2 * tensor)
     assert more.prefill_token_s < one.prefill_token_s
     assert physical_floor(shape, gpu, 2 * tensor).base_s == pytest.approx(physical_floor(shape, gpu, tensor).base_s / 2)
@@ -182,14 +182,14 @@ def test_more_gpus_are_faster_and_hold_more(shape: ModelShape, gpu: Accelerator,
     assert held is None or (wider is not None and wider > held)
 
 
-def test_key_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
+def test_floor_kv_heads_are_replicated_beyond_their_count() -> None:
     shape = model_shape(LLAMA_70B)
     eight, sixteen = physical_floor(shape, H200, 8), physical_floor(shape, H200, 16)
     assert sixteen.cached_token_s == eight.cached_token_s
     assert sixteen.base_s == pytest.approx(eight.base_s / 2)
 
 
-def test_a_step_is_bytes_over_bandwidth_and_operations_over_peak() -> None:
+def test_prior_is_bytes_over_bandwidth_plus_flops_over_peak() -> None:
     gpu = Accelerator("round", 1e9, 1e9, 1e12, 2e12, "made up")
     shape = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_size=4, ffn_width=16, vocabulary=100)
     layer = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16
@@ -205,7 +205,7 @@ def test_a_step_is_bytes_over_bandwidth_and_operations_over_peak() -> None:
     assert mixed.active_parameters == 2 * (layer + 8 * 4)
 
 
-def test_narrow_weights_read_faster_and_compute_faster_only_with_narrow_products() -> None:
+def test_prior_quantized_weights_read_faster() -> None:
     wide, narrow = model_shape({**LLAMA_70B, "quantization_config": None}), model_shape(LLAMA_70B)
     awq = model_shape({**LLAMA_70B, "quantization_config": {"quant_method": "awq", "bits": 4}})
     assert prior(narrow, H200).base_s < 0.6 * prior(wide, H200).base_s
@@ -218,7 +218,7 @@ def test_narrow_weights_read_faster_and_compute_faster_only_with_narrow_products
     assert half.kv_bytes_per_token == 65_536
 
 
-def test_the_table() -> None:
+def test_accelerator_table_is_plausible_and_read_only() -> None:
     assert set(ACCELERATORS) == {"H100-SXM", "H200", "A100-80G", "A100-40G", "L40S", "L4", "B200", "MI300X"}
     for name, gpu in ACCELERATORS.items():
         assert gpu.name == name
@@ -233,7 +233,7 @@ def test_the_table() -> None:
 # Reading a configuration
 
 
-def test_a_nested_configuration_and_defaults() -> None:
+def test_model_shape_nested_config_and_defaults() -> None:
     assert model_shape({"model_type": "outer", "text_config": LLAMA_8B}) == model_shape(LLAMA_8B)
     bare = {key: value for key, value in LLAMA_8B.items() if key not in ("head_dim", "num_key_value_heads")}
     shape = model_shape(bare)
@@ -252,13 +252,13 @@ def test_a_nested_configuration_and_defaults() -> None:
 @pytest.mark.parametrize(
     "key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "model_type"]
 )
-def test_a_missing_key_is_named(key: str) -> None:
+def test_model_shape_missing_key_raises_naming_key(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         model_shape({name: value for name, value in LLAMA_8B.items() if name != key})
 
 
 @pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
-def test_a_missing_key_of_a_mixture_is_named(key: str) -> None:
+def test_model_shape_missing_moe_key_raises_naming_key(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         model_shape({name: value for name, value in QWEN_30B_A3B.items() if name != key})
 
@@ -280,12 +280,12 @@ def test_a_missing_key_of_a_mixture_is_named(key: str) -> None:
         ({"quantization_config": "fp8"}, "quantization_config"),
     ],
 )
-def test_what_is_not_known_is_refused(change: dict[str, object], match: str) -> None:
+def test_model_shape_unsupported_config_raises(change: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         model_shape({**LLAMA_8B, **change})
 
 
-def test_other_refusals() -> None:
+def test_roofline_invalid_arguments_raise() -> None:
     assert model_shape({**LLAMA_8B, "sliding_window": 131072}) == model_shape(LLAMA_8B)
     with pytest.raises(ValueError, match="decoder_sparse_step"):
         model_shape({**QWEN_30B_A3B, "decoder_sparse_step": 2})
@@ -310,7 +310,7 @@ def test_other_refusals() -> None:
         kv_tokens(shape, H200, token_budget=0)
 
 
-def test_hardly_any_memory_holds_nothing() -> None:
+def test_kv_tokens_without_memory_is_none() -> None:
     assert kv_tokens(model_shape(LLAMA_8B), ACCELERATORS["L4"], utilisation=0.5) is None
     found = kv_tokens(model_shape(LLAMA_8B), ACCELERATORS["L4"])
     assert found is not None

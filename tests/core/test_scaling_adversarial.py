@@ -155,7 +155,7 @@ def ran(works: Rates | list[float | Unknown], **differing: Any) -> Fleet:
 
 @pytest.mark.parametrize("bunching", [1.0, 2.0])
 @pytest.mark.parametrize("rate", [3.0, 9.7, 19.8, 20.2, 55.0])
-def test_two_hours_of_constant_load_have_at_most_one_reversal(rate: float, bunching: float) -> None:
+def test_constant_load_for_two_hours_has_one_reversal(rate: float, bunching: float) -> None:
     fleet = ran(arriving(np.full(2 * HOURS, rate), 3, bunching))
     least = math.ceil(rate * REQUEST_GPU_S / REPLICA_WORK)
     boundary = rate * REQUEST_GPU_S / REPLICA_WORK > 0.95 * least
@@ -168,7 +168,7 @@ def test_two_hours_of_constant_load_have_at_most_one_reversal(rate: float, bunch
     assert last <= least + boundary  # what the prior kept in reserve is gone
 
 
-def test_a_step_is_met_at_once_and_left_within_a_start_up() -> None:
+def test_load_step_scales_up_at_once_and_down_in_a_startup() -> None:
     quiet, busy = np.full(HOURS // 2, 6.0), np.full(HOURS // 2, 36.0)
     fleet = ran(arriving(np.concatenate([quiet, busy, quiet, quiet]), 1))
     up, down = HOURS // 2, HOURS
@@ -180,7 +180,7 @@ def test_a_step_is_met_at_once_and_left_within_a_start_up() -> None:
     assert fleet.reversals <= 3  # up, down, and a reserve that comes and goes
 
 
-def test_a_ramp_is_led_and_left_without_a_reversal() -> None:
+def test_ramp_is_anticipated_without_reversal() -> None:
     rates = 5 + 31 * np.sin(np.pi * np.arange(HOURS // 2) * TICK_S / 1800)
     fleet = ran(arriving(rates, 2), start_s=120.0)
     ready = np.array([step.replicas for step in fleet.history])
@@ -191,7 +191,7 @@ def test_a_ramp_is_led_and_left_without_a_reversal() -> None:
     assert fleet.reversals <= 1
 
 
-def test_metrics_lost_in_mid_burst_hold_the_fleet_and_their_return_moves_it_on() -> None:
+def test_metrics_lost_in_burst_freeze_then_resume() -> None:
     works: list[float | Unknown] = list(arriving(np.concatenate([np.full(240, 6.0), np.full(480, 46.0)]), 5))
     lost = range(300, 500)
     for tick in lost:
@@ -205,7 +205,7 @@ def test_metrics_lost_in_mid_burst_hold_the_fleet_and_their_return_moves_it_on()
     assert np.all(fleet.counts[lost.start :] >= 5)
 
 
-def test_a_pod_that_never_schedules_freezes_neither_its_own_tier_nor_the_other() -> None:
+def test_unschedulable_pod_blocks_neither_tier() -> None:
     rates = np.concatenate([np.full(120, 6.0), np.full(240, 36.0), np.full(240, 6.0)])
     fleets = {"prefill": Fleet(stuck=True), "decode": Fleet()}
     works = {name: [float(work) for work in arriving(rates, seed)] for seed, name in enumerate(fleets)}
@@ -217,7 +217,7 @@ def test_a_pod_that_never_schedules_freezes_neither_its_own_tier_nor_the_other()
     assert fleets["prefill"].counts[-1] < fleets["prefill"].counts[359]  # its pending pods are given back too
 
 
-def test_to_zero_together_and_back_by_what_waits() -> None:
+def test_pair_scales_to_zero_and_back_together() -> None:
     rates = np.concatenate([np.full(120, 6.0), np.zeros(HOURS), np.full(120, 26.0)])
     fleets = {name: Fleet(TierPolicy(0, 16)) for name in ("prefill", "decode")}
     works = {name: [float(work) for work in arriving(rates, seed)] for seed, name in enumerate(fleets)}
@@ -233,23 +233,23 @@ def test_to_zero_together_and_back_by_what_waits() -> None:
 
 
 # The traps of other autoscalers, one test each:
-#   means where tails are promised           test_tails_are_promised_not_means
-#   arrivals counted after shedding          test_what_is_shed_is_demand_all_the_same, and at the source
+#   means where tails are promised           test_sizing_uses_slo_percentile_not_mean
+#   arrivals counted after shedding          test_demand_includes_rejected_requests, and at the source
 #                                            test_demand_adversarial.test_arrivals_are_counted_before_shedding_...
-#   means of a pod for sums of the fleet     test_a_fleets_demand_is_a_sum_over_pods_never_their_mean
-#   thresholds that cannot fire              test_every_signal_alone_can_fire_and_moves_its_own_tier
-#   a pending pod that freezes all           test_a_pending_pod_freezes_no_decision
-#   ten million requests a second            test_an_estimate_beyond_belief_holds
-#   one replica when metrics vanish          test_metrics_lost_in_mid_burst_hold_the_fleet_and_their_return_moves_it_on
-#   one more at a time, two minutes each     test_a_need_of_many_is_met_in_one_step_however_long_a_start_takes
-#   a window filled with zeros beforehand    test_the_first_sample_counts_whole_not_as_one_of_a_window_of_zeros
-#   prefill scaled for a bottleneck of decode  test_prefill_is_not_scaled_for_a_bottleneck_in_decode
-#   flapping the faster pods start           test_pods_that_start_faster_make_no_more_reversals
-#   32-bit floats                            test_a_very_large_fleet_is_counted_exactly
-#   mixed units                              test_units_do_not_matter_to_the_count
+#   means of a pod for sums of the fleet     test_scaled_sum_is_sum_over_pods
+#   thresholds that cannot fire              test_single_lagging_signal_scales_its_own_tier
+#   a pending pod that freezes all           test_pending_pod_does_not_block_decision
+#   ten million requests a second            test_absurd_estimate_freezes_replicas
+#   one replica when metrics vanish          test_metrics_lost_in_burst_freeze_then_resume
+#   one more at a time, two minutes each     test_large_need_is_met_in_one_step
+#   a window filled with zeros beforehand    test_first_sample_counts_fully
+#   prefill scaled for a bottleneck of decode  test_decode_bottleneck_does_not_scale_prefill
+#   flapping the faster pods start           test_faster_startup_causes_no_more_reversals
+#   32-bit floats                            test_very_large_fleet_is_counted_exactly
+#   mixed units                              test_replica_count_is_independent_of_units
 
 
-def test_tails_are_promised_not_means() -> None:
+def test_sizing_uses_slo_percentile_not_mean() -> None:
     knee = lined(SERVE, 4)
     rate = 0.99 * 4 * knee.replica_work / knee.request_gpu_s  # the line of 99 % lies 4.4 % below that of 95 %
     strict = lined(replace(SERVE, slo=Slo(0.99, 0.5, 0.0, 0.05)))
@@ -260,13 +260,13 @@ def test_tails_are_promised_not_means() -> None:
     assert usual.attained >= 0.95
 
 
-def test_what_is_shed_is_demand_all_the_same() -> None:
+def test_demand_includes_rejected_requests() -> None:
     """However little a full fleet serves, the need is that of all that was asked for."""
     full = tier(12.0, 2, measured=Measured(tpot_s=0.01, ttft_s=0.01, waiting=0.0, kv_used=0.1))
     assert decided(full, bounds(1, 20)).replicas >= 12
 
 
-def test_a_fleets_demand_is_a_sum_over_pods_never_their_mean() -> None:
+def test_scaled_sum_is_sum_over_pods() -> None:
     assert summed([0.5] * 8) == (4.0, 1.0)
     assert summed([0.5] * 4 + [Unknown("gone")] * 4) == (4.0, 0.5)
 
@@ -282,7 +282,7 @@ def test_a_fleets_demand_is_a_sum_over_pods_never_their_mean() -> None:
         ("prefill", Measured(waiting=12.0)),
     ],
 )
-def test_every_signal_alone_can_fire_and_moves_its_own_tier(name: str, measured: Measured) -> None:
+def test_single_lagging_signal_scales_its_own_tier(name: str, measured: Measured) -> None:
     lost = Unknown("the gateways do not answer")
     seen = {tier_name: tier(lost, 3, measured=measured if tier_name == name else Measured()) for tier_name in PAIR}
     found = pair(seen["prefill"], seen["decode"])
@@ -295,7 +295,7 @@ def test_every_signal_alone_can_fire_and_moves_its_own_tier(name: str, measured:
 PAIR = ("prefill", "decode")
 
 
-def test_a_signal_that_lasts_while_replicas_start_orders_no_more() -> None:
+def test_lagging_signal_during_startup_orders_no_more() -> None:
     lost, bad = Unknown("lost"), Measured(tpot_s=5.0)
     ordered = decided(tier(lost, 3, measured=bad)).replicas
     assert ordered == 6
@@ -303,14 +303,14 @@ def test_a_signal_that_lasts_while_replicas_start_orders_no_more() -> None:
     assert decided(tier(lost, 6, 3, measured=bad, starting=starting)).replicas == 6
 
 
-def test_a_pending_pod_freezes_no_decision() -> None:
+def test_pending_pod_does_not_block_decision() -> None:
     starting = (Starting("p", -20.0),)
     assert decided(tier(7.5, 3, 2, starting=starting)).replicas == 8
     found = pair(tier(7.5, 3, 2, starting=starting), tier(5.5, 2))
     assert counts(found) == (8, 6)
 
 
-def test_an_estimate_beyond_belief_holds() -> None:
+def test_absurd_estimate_freezes_replicas() -> None:
     made, sane = lined(SERVE), coming(1.0)
     absurd = replace(ask(SERVE, 10.0, 3), forecast=coming(1e7 * made.request_gpu_s).forecast)
     (need,) = needs([absurd])
@@ -322,12 +322,12 @@ def test_an_estimate_beyond_belief_holds() -> None:
     assert decided(tier(endless, 3, need=needed(sane, 3))).replicas == 3
 
 
-def test_absent_metrics_are_not_zero() -> None:
+def test_missing_metrics_are_not_zero() -> None:
     for lost in (Unknown("scrape failed"), coming(0.0, age_s=200.0)):
         assert decided(tier(lost, 9), bounds(1, 16)).replicas == 9
 
 
-def test_a_tier_that_drops_out_of_sight_is_held_with_its_state() -> None:
+def test_unobserved_tier_is_frozen_with_its_state() -> None:
     policy = Policy({name: bounds() for name in PAIR}, SLO)
     both = decide(Observation({name: tier(5.5, 2) for name in PAIR}), policy, 0.0)
     blind = decide(Observation({"decode": tier(5.5, 6)}, both.state), policy, 5.0)
@@ -339,17 +339,17 @@ def test_a_tier_that_drops_out_of_sight_is_held_with_its_state() -> None:
     assert counts(decide(Observation({}, blind.state), tighter, 10.0)) == (4, 4)
 
 
-def test_a_need_of_many_is_met_in_one_step_however_long_a_start_takes() -> None:
+def test_large_need_is_met_in_one_step() -> None:
     slow = Odds(600.0, NEVER.factors, NEVER.exceedance, 1.0)
     assert decided(tier(coming(11.5, slow), 1), bounds(1, 20)).replicas == 12
 
 
-def test_the_first_sample_counts_whole_not_as_one_of_a_window_of_zeros() -> None:
+def test_first_sample_counts_fully() -> None:
     fleet = ran([3.5])
     assert fleet.counts[0] >= 4
 
 
-def test_prefill_is_not_scaled_for_a_bottleneck_in_decode() -> None:
+def test_decode_bottleneck_does_not_scale_prefill() -> None:
     lost = Unknown("lost")
     late = tier(lost, 2, measured=Measured(ttft_s=3.0))
     assert counts(pair(late, tier(lost, 2, measured=Measured(waiting=9.0)))) == (2, 4)
@@ -357,19 +357,19 @@ def test_prefill_is_not_scaled_for_a_bottleneck_in_decode() -> None:
 
 
 @pytest.mark.parametrize("start_s", [0.1, 5.0, 240.0])
-def test_pods_that_start_faster_make_no_more_reversals(start_s: float) -> None:
+def test_faster_startup_causes_no_more_reversals(start_s: float) -> None:
     fleet = ran(arriving(np.full(HOURS, 19.5), 7), start_s=start_s, ledger=expecting({"start": start_s}))
     assert fleet.reversals <= 1
 
 
-def test_units_do_not_matter_to_the_count() -> None:
+def test_replica_count_is_independent_of_units() -> None:
     for scale in (1e-6, 1.0, 1e6):
         demand = coming(7.3 * scale)
         need = needed(demand, 3, replica_work=scale)
         assert decided(tier(demand, 3, need=need)).replicas == 8
 
 
-def test_a_very_large_fleet_is_counted_exactly() -> None:
+def test_very_large_fleet_is_counted_exactly() -> None:
     work = 98_764.5
     assert decided(tier(work, 90_000), bounds(0, 100_000)).replicas == 98_765
 
@@ -377,7 +377,7 @@ def test_a_very_large_fleet_is_counted_exactly() -> None:
 # Clocks and limits that lie
 
 
-def test_a_clock_that_is_set_back_delays_a_step_down_and_breaks_nothing() -> None:
+def test_clock_set_back_only_delays_scale_down() -> None:
     policy = Policy({"serve": bounds()}, SLO)
     state = decide(Observation({"serve": tier(0.5, 3)}), policy, 1e6).state
     for now_s in (10.0, 70.0, 131.0):
@@ -386,18 +386,18 @@ def test_a_clock_that_is_set_back_delays_a_step_down_and_breaks_nothing() -> Non
     assert found.tiers["serve"].replicas == 1
 
 
-def test_a_change_of_bounds_acts_at_once_whatever_is_on_hold() -> None:
+def test_changed_bounds_apply_at_once() -> None:
     assert decided(tier(coming(2.5, OFTEN), 6), bounds(1, 3)).replicas == 3
     assert decided(tier(0.5, 1), bounds(4, 8)).replicas == 4
 
 
-def test_a_tier_that_is_new_in_the_spec_starts_from_its_minimum_beside_the_others() -> None:
+def test_new_tier_starts_from_its_minimum() -> None:
     policy = Policy({"prefill": bounds(2), "decode": bounds(1)}, SLO)
     found = decide(Observation({"decode": tier(3.5, 1)}), policy, 0.0)
     assert counts(found) == (2, 4)
 
 
-def test_every_pod_overdue_does_not_order_the_cluster() -> None:
+def test_all_pods_overdue_are_replaced_once() -> None:
     ordered = 4
     for now_s in range(0, 3600, 60):
         starting = tuple(Starting(f"p{i}", -1e4) for i in range(ordered))

@@ -97,7 +97,7 @@ def known(value: float | Unknown) -> float:
     return value
 
 
-def test_a_service_that_is_fully_heard_has_everything_known() -> None:
+def test_metrics_full_coverage_has_all_values() -> None:
     _, heard = serving()
     assert heard.rate_per_s == pytest.approx(4.0)
     assert heard.answered_per_s == pytest.approx(4.0)
@@ -123,7 +123,7 @@ def test_a_service_that_is_fully_heard_has_everything_known() -> None:
     assert tier.post_share == pytest.approx(0.05)
 
 
-def test_a_rate_is_the_mean_since_the_last_sample_and_told_once() -> None:
+def test_arrival_rate_is_mean_since_last_sample() -> None:
     listener = Listener([Role.SERVE])
     rates = []
     for t, arrived in enumerate((0, 3, 3, 3, 12)):
@@ -135,7 +135,7 @@ def test_a_rate_is_the_mean_since_the_last_sample_and_told_once() -> None:
     assert rates[1:] == [(True, 3.0), (False, 3.0), (True, 0.0), (True, 9.0)]
 
 
-def test_several_gateways_are_one_sum_however_their_answers_interleave() -> None:
+def test_arrival_rate_interleaved_gateways_is_their_sum() -> None:
     listener = Listener([Role.SERVE])
     total = 0.0
     for t in range(31):
@@ -147,20 +147,20 @@ def test_several_gateways_are_one_sum_however_their_answers_interleave() -> None
     assert total / 30 == pytest.approx(7.0)
 
 
-def test_prompts_are_estimates_times_what_engines_make_of_them() -> None:
+def test_mean_prompt_tokens_is_corrected_by_engine_counts() -> None:
     _, heard = serving()
     # Engines count 300 tokens where gateways estimate 250; belief in the estimate fades with some hundred requests.
     assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
-def test_before_engines_have_told_an_estimate_from_bytes_is_what_is_known() -> None:
+def test_mean_prompt_tokens_before_engines_is_gateway_estimate() -> None:
     listener = Listener([Role.SERVE])
     for t in range(3):
         listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
     assert listener.heard(NOW_S + 2, {}, ["g"], SHARE).prompt_tokens == 250.0
 
 
-def test_gateways_of_two_releases_tell_what_the_newer_one_knows_of_whole_answers() -> None:
+def test_e2e_latency_of_mixed_releases_uses_newer_gateway() -> None:
     listener = Listener([Role.SERVE])
     for t in range(20):
         listener.hear_gateway("new", "1", NOW_S + t, gateway(5.0 * t))
@@ -171,7 +171,7 @@ def test_gateways_of_two_releases_tell_what_the_newer_one_knows_of_whole_answers
     assert isinstance(listener.heard(NOW_S + 400.0, {}, ["new", "old"], 0.95).e2e_s, Unknown)
 
 
-def test_gaps_are_known_of_engines_that_tell_them_and_of_no_other() -> None:
+def test_itl_without_engine_metric_or_tokens_is_unavailable() -> None:
     told = {}
     for name, other in (("old", {"gaps_s": None}), ("still", {"gaps_s": gaps(7.0)})):
         listener = Listener([Role.SERVE])
@@ -184,7 +184,7 @@ def test_gaps_are_known_of_engines_that_tell_them_and_of_no_other() -> None:
     }
 
 
-def test_a_gateway_that_tells_no_tokens_leaves_the_prompts_to_the_engines() -> None:
+def test_mean_prompt_tokens_without_gateway_uses_engines() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 21, 5):
         listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t, arrived_tokens=None, ttft_s=None))
@@ -195,7 +195,7 @@ def test_a_gateway_that_tells_no_tokens_leaves_the_prompts_to_the_engines() -> N
     assert heard.rate_per_s == pytest.approx(5.0)
 
 
-def test_lengths_come_from_the_engines_with_the_share_that_caches_save() -> None:
+def test_workload_has_engine_lengths_and_cached_share() -> None:
     _, heard = serving()
     assert not isinstance(heard.workload, Unknown)
     work = heard.workload
@@ -205,7 +205,7 @@ def test_lengths_come_from_the_engines_with_the_share_that_caches_save() -> None
     assert np.all(work.uncached_tokens >= 1.0)
 
 
-def test_answers_that_only_began_are_as_long_as_they_are_by_now() -> None:
+def test_workload_running_requests_count_current_length() -> None:
     """An engine with more than it can carry: four begin a second, ten tokens each a second, and none ends."""
     listener, nothing = Listener([Role.SERVE]), histogram(LENGTH_EDGES, 150.0, 0.0)
     found = []
@@ -225,7 +225,7 @@ def test_answers_that_only_began_are_as_long_as_they_are_by_now() -> None:
         assert means == pytest.approx((225.0, 75.0, tokens))
 
 
-def test_windows_are_handed_out_once_and_are_fit_for_calibration() -> None:
+def test_windows_are_returned_once_and_valid() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 31, 5):
         listener.hear_engine(Role.SERVE, engine(float(t)))
@@ -240,7 +240,7 @@ def test_windows_are_handed_out_once_and_are_fit_for_calibration() -> None:
     assert listener.heard(NOW_S + 31, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].windows == ()
 
 
-def test_readings_that_come_fast_make_windows_of_two_seconds() -> None:
+def test_windows_of_frequent_readings_last_two_seconds() -> None:
     listener = Listener([Role.SERVE])
     for t in range(11):
         listener.hear_engine(Role.SERVE, engine(t / 2))
@@ -248,7 +248,7 @@ def test_readings_that_come_fast_make_windows_of_two_seconds() -> None:
     assert [window.busy_s for window in windows] == [2.0, 2.0]
 
 
-def test_a_window_grows_until_it_has_steps_enough_so_that_slow_engines_are_learned_too() -> None:
+def test_windows_of_slow_engine_extend_to_enough_steps() -> None:
     listener = Listener([Role.SERVE])
     for t in range(41):
         slow = engine(float(t), steps=2.0 * t, computed_tokens=1145.0 * t, generated_tokens=20.0 * t, tpot_s=None)
@@ -258,7 +258,7 @@ def test_a_window_grows_until_it_has_steps_enough_so_that_slow_engines_are_learn
     assert all(window.steps >= MIN_STEPS and fault(window) is None for window in windows)
 
 
-def test_waiting_is_summed_over_pods_and_kv_is_that_of_the_fullest() -> None:
+def test_waiting_is_sum_and_kv_used_is_maximum_over_pods() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(0.0, "a", waiting=3.0, kv_used=0.2))
     listener.hear_engine(Role.SERVE, engine(0.0, "b", waiting=5.0, kv_used=0.9))
@@ -268,7 +268,7 @@ def test_waiting_is_summed_over_pods_and_kv_is_that_of_the_fullest() -> None:
     assert tier.age_s == 1.0
 
 
-def test_preemptions_of_a_tier_are_the_sum_over_its_pods() -> None:
+def test_preemptions_are_summed_over_pods() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0):
         for pod in ("a", "b", "c"):
@@ -315,7 +315,7 @@ def disaggregated() -> Heard:
     return listener.heard(NOW_S + 60, {Role.PREFILL: ["p"], Role.DECODE: ["d"]}, ["g"], SHARE)
 
 
-def test_split_tiers_tell_each_what_only_they_know() -> None:
+def test_split_tiers_have_role_specific_metrics() -> None:
     heard = disaggregated()
     prefill, decode = heard.tiers[Role.PREFILL].measured, heard.tiers[Role.DECODE].measured
     assert known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
@@ -327,7 +327,7 @@ def test_split_tiers_tell_each_what_only_they_know() -> None:
     assert known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
 
 
-def test_split_tiers_give_one_workload_of_whole_requests() -> None:
+def test_split_tiers_give_one_workload_of_full_requests() -> None:
     work = disaggregated().workload
     assert not isinstance(work, Unknown)
     assert work.mean(work.output_tokens) == pytest.approx(150.0, rel=0.02)  # not the one token of a prefill engine
@@ -335,7 +335,7 @@ def test_split_tiers_give_one_workload_of_whole_requests() -> None:
     assert work.mean(work.cached_tokens) / work.mean(work.prompt_tokens) == pytest.approx(0.5)
 
 
-def test_a_tier_without_pods_is_fully_covered_and_tells_nothing() -> None:
+def test_tier_without_pods_is_covered_and_unavailable() -> None:
     heard = Listener([Role.SERVE]).heard(NOW_S, {Role.SERVE: []}, [], SHARE)
     tier = heard.tiers[Role.SERVE]
     assert tier.coverage == 1.0
@@ -344,7 +344,7 @@ def test_a_tier_without_pods_is_fully_covered_and_tells_nothing() -> None:
     assert heard.rate_per_s == Unknown("there is no gateway")
 
 
-def test_readings_of_a_tier_that_the_service_does_not_have_are_ignored() -> None:
+def test_readings_of_unknown_tier_are_ignored() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.DECODE, engine(0.0))
     assert list(listener.heard(NOW_S, {}, [], SHARE).tiers) == [Role.SERVE]
@@ -353,7 +353,7 @@ def test_readings_of_a_tier_that_the_service_does_not_have_are_ignored() -> None
 Course = Callable[[int], float]
 
 
-def test_one_scrape_without_a_figure_is_lost_alone() -> None:
+def test_missing_counter_in_one_scrape_is_skipped() -> None:
     """Steady work of 150 tokens, 100 steps a second; one reading in the middle lacks its steps."""
     listener = Listener([Role.SERVE])
     for t in range(121):
@@ -367,7 +367,7 @@ def test_one_scrape_without_a_figure_is_lost_alone() -> None:
     assert answers._clock == pytest.approx(100.0 * (120 - 61))
 
 
-def test_what_decode_engines_moved_is_heard_of_those_that_are_there() -> None:
+def test_transfer_stats_include_present_decode_engines() -> None:
     listener = Listener([Role.PREFILL, Role.DECODE])
     for t in range(61):
         for role, pod in ((Role.PREFILL, "p"), (Role.DECODE, "a"), (Role.DECODE, "b")):

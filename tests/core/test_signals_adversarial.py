@@ -64,7 +64,7 @@ def tier(listener: Listener, now_s: float, *pods: str) -> TierHeard:
     return listener.heard(now_s, {Role.SERVE: pods}, [], SHARE).tiers[Role.SERVE]
 
 
-def test_nothing_heard_is_nothing_known_not_an_idle_service() -> None:
+def test_metrics_without_readings_are_unavailable() -> None:
     heard = Listener([Role.PREFILL, Role.DECODE]).heard(NOW_S, {Role.DECODE: ["a"]}, ["g"], SHARE)
     for name in ("rate_per_s", "prompt_tokens", "workload", "ttft_s", "shed_share", "held", "answered_per_s"):
         assert isinstance(getattr(heard, name), Unknown), name
@@ -76,7 +76,7 @@ def test_nothing_heard_is_nothing_known_not_an_idle_service() -> None:
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", ["running", "waiting", "kv_used", "steps", "preemptions", "post_s", "tpot_s"])
-def test_an_engines_number_that_is_none_is_absent_and_spoils_no_other(name: str, bad: float) -> None:
+def test_invalid_engine_value_is_dropped_alone(name: str, bad: float) -> None:
     listener = Listener([Role.SERVE])
     value: Any = Buckets(TPOT_EDGES_S, (bad,) * len(TPOT_EDGES_S), 1.0) if name == "tpot_s" else bad
     for t in (0.0, 5.0, 10.0):
@@ -95,13 +95,13 @@ def test_an_engines_number_that_is_none_is_absent_and_spoils_no_other(name: str,
     assert bool(found.windows) == (name not in ("running", "steps"))
 
 
-def test_a_share_above_one_is_no_share() -> None:
+def test_share_above_one_is_unavailable() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(0.0, kv_used=37.0))
     assert isinstance(tier(listener, NOW_S, "a").measured.kv_used, Unknown)
 
 
-def test_a_metric_that_vanishes_is_unknown_again_not_its_last_value_or_zero() -> None:
+def test_missing_metric_becomes_unavailable() -> None:
     listener, _ = serving()
     for t in range(65, 140, 5):
         listener.hear_engine(Role.SERVE, engine(float(t), waiting=None, tpot_s=None, preemptions=None))
@@ -112,14 +112,14 @@ def test_a_metric_that_vanishes_is_unknown_again_not_its_last_value_or_zero() ->
     assert found.measured.kv_used == 0.3
 
 
-def test_a_metric_that_comes_back_counts_from_its_return() -> None:
+def test_reappearing_metric_counts_from_its_return() -> None:
     listener = Listener([Role.SERVE])
     for t, preemptions in ((0.0, 0.0), (5.0, None), (10.0, 1000.0), (15.0, 1001.0)):
         listener.hear_engine(Role.SERVE, engine(t, preemptions=preemptions))
     assert tier(listener, NOW_S + 15, "a").measured.preemptions_per_s == pytest.approx(0.2)
 
 
-def test_an_engine_that_restarts_adds_no_negative_and_no_whole_life() -> None:
+def test_engine_restart_adds_no_negative_or_full_count() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0, 10.0):
         listener.hear_engine(Role.SERVE, engine(1000.0 + t, at_s=NOW_S + t))
@@ -131,7 +131,7 @@ def test_an_engine_that_restarts_adds_no_negative_and_no_whole_life() -> None:
     assert all(window.steps == 500.0 for window in found.windows)
 
 
-def test_one_counter_going_back_is_a_restart_of_all_of_them() -> None:
+def test_single_counter_decrease_resets_all_counters() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(100.0, at_s=NOW_S))
     listener.hear_engine(Role.SERVE, engine(105.0, at_s=NOW_S + 5, generated_tokens=3.0))
@@ -140,7 +140,7 @@ def test_one_counter_going_back_is_a_restart_of_all_of_them() -> None:
     assert isinstance(found.measured.preemptions_per_s, Unknown)
 
 
-def test_a_histogram_with_other_edges_is_another_engine() -> None:
+def test_changed_histogram_edges_reset_counters() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(100.0, at_s=NOW_S))
     other = histogram((0.005, 0.5, math.inf), 0.2, 1000.0)
@@ -148,7 +148,7 @@ def test_a_histogram_with_other_edges_is_another_engine() -> None:
     assert tier(listener, NOW_S + 5, "a").windows == ()
 
 
-def test_engines_of_two_releases_make_one_distribution() -> None:
+def test_histograms_of_mixed_releases_are_merged() -> None:
     listener = Listener([Role.SERVE])
     fine = (0.005, 0.01, 0.015, 0.02, 0.025, math.inf)
     for t in (0.0, 5.0, 10.0):
@@ -157,7 +157,7 @@ def test_engines_of_two_releases_make_one_distribution() -> None:
     assert 0.01 <= known(tier(listener, NOW_S + 10, "a", "b").measured.tpot_s) <= 0.025
 
 
-def test_part_of_the_pods_answering_is_scaled_up_and_says_so() -> None:
+def test_partial_pod_coverage_is_scaled_up() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0):
         listener.hear_engine(Role.SERVE, engine(t, "a", waiting=3.0))
@@ -168,7 +168,7 @@ def test_part_of_the_pods_answering_is_scaled_up_and_says_so() -> None:
     assert found.measured.kv_used == 0.3
 
 
-def test_pods_that_fell_silent_are_unknown_after_fifteen_seconds() -> None:
+def test_silent_pods_are_unavailable_after_15_s() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0):
         listener.hear_engine(Role.SERVE, engine(t))
@@ -181,7 +181,7 @@ def test_pods_that_fell_silent_are_unknown_after_fifteen_seconds() -> None:
         assert isinstance(figure, Unknown)
 
 
-def test_pods_that_are_gone_are_not_waited_for_and_not_summed() -> None:
+def test_deleted_pods_are_not_counted() -> None:
     listener = Listener([Role.SERVE])
     listener.hear_engine(Role.SERVE, engine(0.0, "a", waiting=3.0))
     listener.hear_engine(Role.SERVE, engine(0.0, "b", waiting=100.0))
@@ -190,7 +190,7 @@ def test_pods_that_are_gone_are_not_waited_for_and_not_summed() -> None:
     assert found.measured.waiting == 3.0
 
 
-def test_a_minute_without_requests_has_no_percentile_and_is_not_filled_with_zeros() -> None:
+def test_percentile_of_idle_minute_is_unavailable() -> None:
     listener, _ = serving()
     for t in range(61, 140):
         listener.hear_gateway("g", "1", NOW_S + t, gateway(240.0))
@@ -205,7 +205,7 @@ def test_a_minute_without_requests_has_no_percentile_and_is_not_filled_with_zero
     assert not isinstance(heard.workload, Unknown)  # lengths outlast a quiet minute
 
 
-def test_an_engine_that_was_idle_at_either_end_makes_no_window() -> None:
+def test_window_idle_at_either_end_is_dropped() -> None:
     listener = Listener([Role.SERVE])
     for t, running in ((0.0, 10.0), (5.0, 0.0), (10.0, 10.0), (15.0, 10.0)):
         listener.hear_engine(Role.SERVE, engine(t, running=running))
@@ -213,9 +213,7 @@ def test_an_engine_that_was_idle_at_either_end_makes_no_window() -> None:
 
 
 @pytest.mark.parametrize(("running", "busy_share", "windows"), [(2.0, 1.0, 4), (2.0, 0.75, 0), (20.0, 0.25, 0)])
-def test_an_engine_that_was_idle_in_between_is_told_by_its_steps(
-    running: float, busy_share: float, windows: int
-) -> None:
+def test_window_idle_in_between_is_detected_by_steps(running: float, busy_share: float, windows: int) -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 21, 5):
         busy_s = t * busy_share
@@ -229,7 +227,7 @@ def test_an_engine_that_was_idle_in_between_is_told_by_its_steps(
 
 
 @pytest.mark.parametrize(("waiting", "windows"), [(8.0, 4), (0.0, 0)])
-def test_an_engine_before_which_requests_wait_is_not_idle_in_between(waiting: float, windows: int) -> None:
+def test_window_with_waiting_requests_is_not_idle(waiting: float, windows: int) -> None:
     """Long prompts fill a step by twos, and one that prefills for others gives no second token: nothing else tells how
     long its steps take."""
     listener = Listener([Role.PREFILL, Role.DECODE])
@@ -243,7 +241,7 @@ def test_an_engine_before_which_requests_wait_is_not_idle_in_between(waiting: fl
     assert len(heard.tiers[Role.PREFILL].windows) == windows
 
 
-def test_a_batch_that_grows_stretches_its_steps_and_is_not_taken_for_idle() -> None:
+def test_window_with_growing_batch_is_not_idle() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 21, 5):
         # Requests that ended knew steps of 10 ms; by now they take 18.
@@ -253,7 +251,7 @@ def test_a_batch_that_grows_stretches_its_steps_and_is_not_taken_for_idle() -> N
     assert len(tier(listener, NOW_S + 20, "a").windows) == 4
 
 
-def test_speculation_makes_fewer_steps_than_tokens_and_is_not_taken_for_idle() -> None:
+def test_window_with_speculative_decoding_is_not_idle() -> None:
     listener = Listener([Role.SERVE])
     for t in range(0, 61, 5):
         # 2.5 tokens a step: the time per output token is 4 ms, a step takes 10.
@@ -263,7 +261,7 @@ def test_speculation_makes_fewer_steps_than_tokens_and_is_not_taken_for_idle() -
     assert len(tier(listener, NOW_S + 60, "a").windows) >= 11
 
 
-def test_an_old_engine_without_token_sources_still_makes_windows() -> None:
+def test_window_without_token_sources_is_made() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0):
         listener.hear_engine(Role.SERVE, engine(t, local_prompt_tokens=None, cached_prompt_tokens=None))
@@ -271,7 +269,7 @@ def test_an_old_engine_without_token_sources_still_makes_windows() -> None:
     assert window.prompt_tokens == 5625.0  # what was computed and is no output
 
 
-def test_lengths_of_a_tier_that_prefills_for_others_are_not_mixed_in() -> None:
+def test_workload_excludes_prefill_tier_outputs() -> None:
     listener = Listener([Role.PREFILL, Role.DECODE])
     for t in (0.0, 5.0, 10.0):
         one_token = histogram(LENGTH_EDGES, 1.0, 5.0 * t)
@@ -280,7 +278,7 @@ def test_lengths_of_a_tier_that_prefills_for_others_are_not_mixed_in() -> None:
     assert isinstance(heard.workload, Unknown)
 
 
-def test_prompts_beyond_the_last_edge_do_not_break_the_lengths() -> None:
+def test_workload_prompts_beyond_last_edge_are_kept() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0, 10.0):
         listener.hear_engine(Role.SERVE, engine(t, prompt_tokens=histogram(LENGTH_EDGES, 8000.0, 5.0 * t)))
@@ -289,7 +287,7 @@ def test_prompts_beyond_the_last_edge_do_not_break_the_lengths() -> None:
     assert work.mean(work.prompt_tokens) == pytest.approx(8000.0, rel=0.05)
 
 
-def test_histograms_of_lengths_that_make_no_sense_are_unknown_in_words() -> None:
+def test_workload_invalid_length_histogram_is_unavailable() -> None:
     listener = Listener([Role.SERVE])
     upside_down = (5.0, 2.0, math.inf)
     for t in (0.0, 5.0, 10.0):
@@ -299,7 +297,7 @@ def test_histograms_of_lengths_that_make_no_sense_are_unknown_in_words() -> None
     assert "edges" in work.why
 
 
-def test_all_prompts_cached_leaves_a_token_to_compute() -> None:
+def test_workload_fully_cached_prompts_compute_one_token() -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0, 10.0):
         cached = engine(t, local_prompt_tokens=0.0, cached_prompt_tokens=1500.0 * t)
@@ -309,7 +307,7 @@ def test_all_prompts_cached_leaves_a_token_to_compute() -> None:
     assert np.all(work.uncached_tokens >= 1.0)
 
 
-def test_demand_asked_for_faster_than_it_is_told_makes_no_rate_of_nothing() -> None:
+def test_arrival_rate_below_minimum_interval_is_unavailable() -> None:
     demand = Demand()
     for t in (0.0, 1e-3, 2e-3):
         demand.hear("g", "1", NOW_S + t, gateway(1.0 + (t > 0)))
@@ -333,7 +331,7 @@ def size_of(thing: Any, seen: set[int] | None = None) -> int:
     return size + slots + (size_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0)
 
 
-def test_memory_does_not_grow_with_time_nor_with_sources_that_came_and_went() -> None:
+def test_aggregator_memory_is_bounded_over_time() -> None:
     listener, sizes = Listener([Role.SERVE]), []
     for t in range(0, 3600, 5):
         pod, name = f"pod-{t // 60}", f"gateway-{t // 60}"
@@ -358,7 +356,7 @@ COUNTS = ("arrived", "arrived_tokens", "answered", "failed", "waiting", "held_wo
 
 @pytest.mark.parametrize("place", [0, 3, -1])
 @pytest.mark.parametrize("bad", [*BAD, 1e308])
-def test_a_histogram_with_one_count_that_is_none_is_not_told(bad: float, place: int) -> None:
+def test_histogram_with_invalid_count_is_unavailable(bad: float, place: int) -> None:
     listener = Listener([Role.SERVE])
     for t in (0.0, 5.0):
         counts = list(engine(t).tpot_s.counts)
@@ -369,13 +367,13 @@ def test_a_histogram_with_one_count_that_is_none_is_not_told(bad: float, place: 
     assert isinstance(tier(listener, NOW_S + 5, "a").measured.tpot_s, Unknown)
 
 
-def odd_histogram(rng: np.random.Generator, of: Buckets) -> Buckets:
+def invalid_histogram(rng: np.random.Generator, of: Buckets) -> Buckets:
     counts = list(of.counts)
     counts[rng.integers(0, len(counts))] = ODD[rng.integers(1, 6)] or 0.0
     return Buckets(of.edges, tuple(counts), ODD[rng.integers(1, 6)] or of.total)
 
 
-def test_any_mess_of_readings_raises_nothing_and_gives_no_number_that_is_none() -> None:
+def test_aggregator_any_readings_give_valid_metrics() -> None:
     rng = np.random.default_rng(11)
     listener = Listener([Role.PREFILL, Role.DECODE, Role.SERVE])
     roles = list(Role)
@@ -386,7 +384,7 @@ def test_any_mess_of_readings_raises_nothing_and_gives_no_number_that_is_none() 
         }
         assert at_s is not None
         reading = engine(float(t), f"p{rng.integers(0, 3)}", at_s, born=str(rng.integers(0, 2)), **values)
-        shapes = {name: odd_histogram(rng, getattr(reading, name)) for name in HISTOGRAMS if rng.random() < 0.2}
+        shapes = {name: invalid_histogram(rng, getattr(reading, name)) for name in HISTOGRAMS if rng.random() < 0.2}
         listener.hear_engine(roles[rng.integers(0, 3)], replace(reading, **shapes))
         counts: dict[str, Any] = {name: ODD[rng.integers(1, 6)] for name in COUNTS if rng.random() < 0.1}
         counted: ServiceReading = replace(gateway(float(rng.integers(0, 50))), **counts)
@@ -404,7 +402,7 @@ def test_any_mess_of_readings_raises_nothing_and_gives_no_number_that_is_none() 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", ["moved_prompt_tokens", "transfer_s", "post_s", "at_s"])
-def test_what_an_engine_moved_is_not_spoiled_by_a_number_that_is_none(name: str, bad: float) -> None:
+def test_transfer_stats_ignore_invalid_values(name: str, bad: float) -> None:
     """Such a sum would never be a number again, and no verdict on the fabric be made of it."""
     listener = Listener([Role.PREFILL, Role.DECODE])
     for t in range(5):

@@ -11,7 +11,7 @@ from plimsoll.core.signals import Heard, TierHeard
 from tests.core.test_autoscaler import MIX, Fleet, heard, wish
 
 
-def gateways_silent() -> Heard:
+def silent_gateway_metrics() -> Heard:
     why = Unknown("none of 2 gateways answers")
     tiers = {Role.SERVE: TierHeard(Measured(waiting=0.0, kv_used=0.1), 1.0, 1.0)}
     return Heard(
@@ -27,22 +27,22 @@ def gateways_silent() -> Heard:
     )
 
 
-def test_gateways_that_fall_silent_hold_the_fleet_at_once_not_when_the_last_sample_is_old() -> None:
+def test_silent_gateways_freeze_replicas_at_once() -> None:
     """What was kept since engines were silent is not given back in the very moment in which gateways are."""
     fleet = Fleet(wish())
     before = fleet.run(heard(40.0, Role.SERVE), 300).tiers["serve"].replicas
     silent_engines = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
     assert fleet.run(silent_engines, 300).tiers["serve"].replicas == before
-    counts = [fleet.tick(gateways_silent()).tiers["serve"].replicas for _ in range(120)]
+    counts = [fleet.tick(silent_gateway_metrics()).tiers["serve"].replicas for _ in range(120)]
     assert counts == [before] * 120, counts
 
 
-def test_in_a_fall_too() -> None:
+def test_silent_gateways_during_scale_down_freeze_replicas() -> None:
     fleet = Fleet(wish())
     fleet.run(heard(40.0, Role.SERVE), 300)
     for _ in range(600):
         now = fleet.tick(heard(4.0, Role.SERVE)).tiers["serve"].replicas
         if fleet.service.state.tiers["serve"].lower:
             break
-    counts = [fleet.tick(gateways_silent()).tiers["serve"].replicas for _ in range(120)]
+    counts = [fleet.tick(silent_gateway_metrics()).tiers["serve"].replicas for _ in range(120)]
     assert counts == [now] * 120, counts

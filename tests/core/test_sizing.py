@@ -47,7 +47,7 @@ def replicas(tier: Tier, rate: float, headroom: float = 0.0) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_answer_is_the_first_load_line_that_covers_the_rate(name: str) -> None:
+def test_size_tier_is_first_capacity_covering_rate(name: str) -> None:
     reduced = PROFILES[name]
     lines = load_line.slo_rate(reduced.take(np.zeros(40, dtype=np.intp)), np.arange(1, 41))
     rates = np.linspace(lines[0] * 0.05, lines[-1] * 0.999, 150)
@@ -59,7 +59,7 @@ def test_the_answer_is_the_first_load_line_that_covers_the_rate(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_start_of_the_search_does_not_change_the_answer(name: str) -> None:
+def test_size_tier_is_independent_of_search_start(name: str) -> None:
     reduced = PROFILES[name]
     rates = np.geomspace(0.1, 2000, 60)
     tiled = reduced.take(np.zeros(60, dtype=np.intp))
@@ -68,7 +68,7 @@ def test_the_start_of_the_search_does_not_change_the_answer(name: str) -> None:
         assert size_many(tiled, rates, start=start).replicas == pytest.approx(cold)
 
 
-def test_a_sizing_says_what_binds_and_what_one_fewer_would_mean() -> None:
+def test_size_tier_reports_constraint_and_one_fewer() -> None:
     found = size(GUIDE, 10.0)
     assert isinstance(found, Sizing)
     assert found.constraint is Constraint.KV
@@ -79,7 +79,7 @@ def test_a_sizing_says_what_binds_and_what_one_fewer_would_mean() -> None:
     assert found.infeasible_alone == 0
 
 
-def test_without_load_no_replica_is_needed() -> None:
+def test_size_tier_without_load_is_zero() -> None:
     found = size(SERVE, 0.0)
     assert isinstance(found, Sizing)
     assert (found.replicas, found.utilisation, found.attained, found.slo_rate_per_s) == (0, 0.0, 1.0, 0.0)
@@ -88,7 +88,7 @@ def test_without_load_no_replica_is_needed() -> None:
     assert (tiny.replicas, tiny.one_fewer) == (1, 0.0)
 
 
-def test_headroom_is_a_share_of_the_load_line() -> None:
+def test_size_tier_headroom_is_share_of_capacity() -> None:
     line = float(load_line.slo_rate(PROFILES["serve"], 4)[0])
     assert replicas(SERVE, line * 0.999) == 4
     assert replicas(SERVE, line * 0.999, headroom=0.1) == 5
@@ -100,7 +100,7 @@ MORE = st.floats(1.0, 2.5)
 
 @given(rate=st.floats(0.01, 300), more=MORE, room=st.floats(0, 0.5), kind=st.sampled_from(NAMES))
 @settings(max_examples=60)
-def test_more_load_or_headroom_never_needs_fewer(rate: float, more: float, room: float, kind: str) -> None:
+def test_size_tier_is_monotone_in_load_and_headroom(rate: float, more: float, room: float, kind: str) -> None:
     reduced = PROFILES[kind].take(np.zeros(3, dtype=np.intp))
     first, busier, safer = size_many(reduced, [rate, rate * more, rate], [0, 0, room]).replicas
     assert first <= busier
@@ -109,7 +109,7 @@ def test_more_load_or_headroom_never_needs_fewer(rate: float, more: float, room:
 
 @given(rate=st.floats(0.1, 300), more=MORE, kind=st.sampled_from(KINDS))
 @settings(max_examples=12)
-def test_a_looser_promise_or_a_better_engine_never_needs_more(rate: float, more: float, kind: Tier) -> None:
+def test_size_tier_looser_slo_or_better_engine_never_needs_more(rate: float, more: float, kind: Tier) -> None:
     w, m, slo, limits = kind.workload, kind.model, kind.slo, kind.limits
     before = replicas(kind, rate * 1.002)  # as near as the reduction to classes is
     for better in (
@@ -125,7 +125,7 @@ def test_a_looser_promise_or_a_better_engine_never_needs_more(rate: float, more:
 
 @given(rate=st.floats(0.1, 200), more=MORE, kind=st.sampled_from(KINDS))
 @settings(max_examples=12)
-def test_what_hinders_never_needs_fewer(rate: float, more: float, kind: Tier) -> None:
+def test_size_tier_harder_conditions_never_need_fewer(rate: float, more: float, kind: Tier) -> None:
     w, before = kind.workload, replicas(kind, rate / 1.002)
     longer = w.uncached_tokens * more**0.5
     for worse in (
@@ -139,7 +139,7 @@ def test_what_hinders_never_needs_fewer(rate: float, more: float, kind: Tier) ->
         assert isinstance(found, Infeasible) or found.replicas >= before
 
 
-def test_a_ttft_under_the_prefill_alone_is_infeasible_and_a_feasible_one_is_named() -> None:
+def test_size_tier_ttft_below_prefill_is_infeasible() -> None:
     found = size(replace(SERVE, slo=Slo(0.95, 0.005, 0.0, 0.05)), 10.0)
     assert isinstance(found, Infeasible)
     assert found.constraint is Constraint.TTFT
@@ -149,7 +149,7 @@ def test_a_ttft_under_the_prefill_alone_is_infeasible_and_a_feasible_one_is_name
     assert isinstance(size(replace(SERVE, slo=found.feasible), 10.0), Sizing)
 
 
-def test_a_tpot_under_the_bare_step_is_infeasible() -> None:
+def test_size_tier_tpot_below_base_step_is_infeasible() -> None:
     found = size(replace(SERVE, slo=Slo(0.95, 0.5, 0.0, 0.004)), 10.0)
     assert isinstance(found, Infeasible)
     assert found.constraint is Constraint.TPOT
@@ -159,7 +159,7 @@ def test_a_tpot_under_the_bare_step_is_infeasible() -> None:
     assert isinstance(size(replace(SERVE, slo=found.feasible), 10.0), Sizing)
 
 
-def test_a_decode_tier_must_keep_the_target_of_a_batch_of_one() -> None:
+def test_size_tier_decode_tpot_below_batch_of_one_is_infeasible() -> None:
     base = float(PROFILES["decode"].base_s[0])
     found = size(replace(DECODE, slo=Slo(0.95, 0.5, 0.0, base * 1.001)), 1.0)
     assert isinstance(found, Infeasible)
@@ -168,18 +168,18 @@ def test_a_decode_tier_must_keep_the_target_of_a_batch_of_one() -> None:
     assert isinstance(size(replace(DECODE, slo=found.feasible), 1.0), Sizing)
 
 
-def test_requests_that_do_not_fit_the_cache_have_no_feasible_promise() -> None:
+def test_size_tier_request_exceeding_kv_has_no_feasible_slo() -> None:
     assert size(replace(GUIDE, limits=EngineLimits(64, 4000, 512)), 1.0) == Infeasible(Constraint.KV, None)
 
 
-def test_long_prompts_that_miss_alone_do_not_make_the_rest_infeasible() -> None:
+def test_size_tier_infeasible_long_prompts_leave_rest_feasible() -> None:
     mixed = from_samples([500.0, 30_000.0], [0.0, 0.0], [200.0, 200.0], [0.9, 0.1])
     found = size(replace(SERVE, workload=mixed), 5.0)
     assert isinstance(found, Sizing)
     assert found.infeasible_alone == pytest.approx(0.1)
 
 
-def test_infeasible_tiers_do_not_disturb_the_others_of_a_call() -> None:
+def test_size_tiers_infeasible_tier_leaves_others_unchanged() -> None:
     hopeless = knee.profile(replace(SERVE, slo=Slo(0.95, 0.5, 0.0, 0.004)))
     found = size_many(knee.stack([PROFILES["serve"], hopeless, PROFILES["guide"]]), [30.0, 30.0, 3.0])
     assert math.isinf(found.replicas[1])
@@ -187,7 +187,7 @@ def test_infeasible_tiers_do_not_disturb_the_others_of_a_call() -> None:
     assert found.replicas[[0, 2]] == pytest.approx([replicas(SERVE, 30.0), replicas(GUIDE, 3.0)])
 
 
-def test_very_large_fleets_are_sized() -> None:
+def test_size_tier_very_large_fleet_is_supported() -> None:
     found = size_many(PROFILES["guide"], 50_000.0)
     assert found.replicas[0] * 1.54083205 == pytest.approx(50_000, rel=1e-3)
     assert math.isinf(size_many(PROFILES["guide"], 500_000.0).replicas[0])  # beyond MAX_REPLICAS

@@ -49,18 +49,18 @@ BAD = [math.nan, math.inf, -math.inf, -1.0]
         ("tpot_s", lambda bad: Slo(0.95, 0.5, 0.0, bad)),
     ],
 )
-def test_nonsense_is_refused_by_name(name: str, call: Callable[[float], object], bad: float) -> None:
+def test_sizing_invalid_argument_raises_naming_it(name: str, call: Callable[[float], object], bad: float) -> None:
     with pytest.raises(ValueError, match=name):
         call(bad)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 95.0])
-def test_a_percentile_is_a_share_and_no_percent(share: float) -> None:
+def test_slo_share_above_one_raises(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
         Slo(share, 0.5)
 
 
-def test_promises_without_meaning_are_refused() -> None:
+def test_slo_and_tier_inconsistent_arguments_raise() -> None:
     with pytest.raises(ValueError, match="target"):
         Slo(0.95)
     with pytest.raises(ValueError, match="ttft_per_1k_tokens_s"):
@@ -75,12 +75,12 @@ def test_promises_without_meaning_are_refused() -> None:
         size(TIER, 1.0, 1.0)
 
 
-def test_an_estimate_of_ten_million_requests_a_second_is_refused() -> None:
+def test_size_tier_rate_of_ten_million_raises() -> None:
     with pytest.raises(ValueError, match="rate_per_s"):
         size(TIER, 1e7)
 
 
-def test_the_rate_is_that_of_the_fleet_and_not_the_mean_of_its_pods() -> None:
+def test_size_tier_uses_fleet_rate_not_pod_mean() -> None:
     """Fed with one pod's mean, the sizing of a fleet is one pod: the sum says what is needed."""
     pods = np.full(12, 14.0)
     whole, one = size(TIER, float(pods.sum())), size(TIER, float(pods.mean()))
@@ -90,7 +90,7 @@ def test_the_rate_is_that_of_the_fleet_and_not_the_mean_of_its_pods() -> None:
     assert whole.replicas > 6
 
 
-def test_a_tail_is_promised_and_no_mean() -> None:
+def test_size_tier_by_tail_wait_needs_more_than_by_mean() -> None:
     """Replicas by the mean wait break the promise that replicas by its tail keep."""
     prefill = replace(TIER, role=Role.PREFILL, slo=Slo(0.95, 0.35))
     reduced = knee.profile(prefill)
@@ -103,7 +103,7 @@ def test_a_tail_is_promised_and_no_mean() -> None:
     assert knee.attainment(reduced, mean_says, 1, admission=False).attained[0] < 0.95
 
 
-def test_single_precision_gives_the_same_fleet() -> None:
+def test_size_tier_single_precision_equals_double() -> None:
     rates = np.linspace(1, 500, 50, dtype=np.float32)
     tiled = PROFILE.take(np.zeros(50, dtype=np.intp))
     narrow = size_many(tiled, rates)
@@ -111,14 +111,14 @@ def test_single_precision_gives_the_same_fleet() -> None:
     assert narrow.replicas == pytest.approx(size_many(tiled, rates.astype(np.float64)).replicas)
 
 
-def test_overload_is_an_answer() -> None:
+def test_attainment_at_overload_is_zero() -> None:
     for rate in (1e3, 1e5, 1e6):
         found = knee.attainment(PROFILE, rate, 1)
         assert found.attained[0] == 0
         assert goodput(PROFILE, rate, 1)[0] > 0  # admission keeps the peak
 
 
-def test_arguments_stay_as_they_were() -> None:
+def test_size_tier_leaves_arguments_unchanged() -> None:
     rates, start = np.array([5.0, 50.0]), np.array([3.0, 1.0])
     tiled = PROFILE.take(np.zeros(2, dtype=np.intp))
     slack = tiled.slack_s.copy()
@@ -140,7 +140,7 @@ def test_arguments_stay_as_they_were() -> None:
     role=st.sampled_from(list(Role)),
 )
 @settings(max_examples=60)
-def test_extremes_are_answered_sanely(
+def test_size_tier_extreme_arguments_give_finite_result(
     rate: float, share: float, ttft: float | None, per_1k: float, tpot: float, e2e: float | None, itl: float | None,
     scale: float, limits: EngineLimits, role: Role,
 ) -> None:  # fmt: skip
@@ -165,7 +165,7 @@ def test_extremes_are_answered_sanely(
         assert isinstance(nearest, Sizing), (answer, nearest)
 
 
-def test_what_long_prompts_are_allowed_beyond_their_need_makes_no_short_one_feasible() -> None:
+def test_size_tier_ttft_slope_leaves_short_prompt_infeasible() -> None:
     """Long prompts have more time than their prefill takes, and even so a short one misses on an idle replica."""
     slo = Slo(0.95, 1e-4, 0.03)
     found = size(replace(TIER, slo=slo), 1.0)
@@ -176,6 +176,6 @@ def test_what_long_prompts_are_allowed_beyond_their_need_makes_no_short_one_feas
     assert isinstance(size(replace(TIER, slo=found.feasible), 1.0), Sizing)
 
 
-def test_an_infeasible_promise_comes_back_as_a_value_whatever_the_rate() -> None:
+def test_size_tier_infeasible_slo_is_returned_at_any_rate() -> None:
     for rate in (0.0, 1e-9, 1e6):
         assert isinstance(size(replace(TIER, slo=Slo(0.95, 1e-4, 0.0, 1e-4)), rate), Infeasible)

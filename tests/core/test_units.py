@@ -27,14 +27,14 @@ from plimsoll.core import units
         ("0.1s", 0.1),
     ],
 )
-def test_durations_are_read_in_seconds(text: str, seconds: float) -> None:
+def test_parse_duration_returns_seconds(text: str, seconds: float) -> None:
     assert units.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "s", "-1s", "+1s", "1 s", "1.s", ".5s", "1d", "1S", "1s\n", "1e3s", "٣s", "∞s"]
 )
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_parse_duration_invalid_text_raises_with_example(text: str) -> None:
     with pytest.raises(ValueError, match="such as 500ms"):
         units.parse_duration(text)
 
@@ -57,18 +57,18 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
         (59.9999999999, "1m"),
     ],
 )
-def test_durations_are_written_short(seconds: float, text: str) -> None:
+def test_format_duration_is_short(seconds: float, text: str) -> None:
     assert units.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
-def test_what_is_no_length_of_time_is_not_written(seconds: float) -> None:
+def test_format_duration_negative_or_non_finite_raises(seconds: float) -> None:
     with pytest.raises(ValueError, match="zero or more"):
         units.format_duration(seconds)
 
 
 @given(st.integers(0, 10**16))
-def test_a_duration_written_is_read_again(nanoseconds: int) -> None:
+def test_duration_round_trip_is_exact(nanoseconds: int) -> None:
     seconds = nanoseconds / 1e9
     assert units.parse_duration(units.format_duration(seconds)) == pytest.approx(seconds, abs=1e-9, rel=1e-15)
 
@@ -93,14 +93,14 @@ def test_a_duration_written_is_read_again(nanoseconds: int) -> None:
         ("3n", "3e-9"),
     ],
 )
-def test_quantities_are_read_exactly(text: str | int, number: str) -> None:
+def test_parse_quantity_is_exact(text: str | int, number: str) -> None:
     assert units.parse_quantity(text) == Decimal(number)
 
 
 @pytest.mark.parametrize(
     "text", ["", "Gi", "1GB", "1gi", "1Ki1", "1 Gi", "0x10", "1_000", "1K", "--1", ".", "1e", "1\n", True]
 )
-def test_what_is_no_quantity_is_refused_with_an_example(text: str | int) -> None:
+def test_parse_quantity_invalid_text_raises_with_example(text: str | int) -> None:
     with pytest.raises(ValueError, match="such as 500m"):
         units.parse_quantity(text)
 
@@ -122,27 +122,27 @@ def test_what_is_no_quantity_is_refused_with_an_example(text: str | int) -> None
         ("0.5", True, "500m"),
     ],
 )
-def test_quantities_are_written_with_the_largest_suffix(number: str, binary: bool, text: str) -> None:
+def test_format_quantity_uses_largest_suffix(number: str, binary: bool, text: str) -> None:
     assert units.format_quantity(Decimal(number), binary=binary) == text
 
 
-def test_what_is_finer_than_a_quantity_is_not_written() -> None:
+def test_format_quantity_too_fine_raises() -> None:
     with pytest.raises(ValueError, match="finer than the smallest unit"):
         units.format_quantity(Decimal("1e-10"))
 
 
 @given(st.integers(-(10**24), 10**24), st.booleans())
-def test_a_quantity_written_is_read_again(nano_units: int, binary: bool) -> None:
+def test_quantity_round_trip_is_exact(nano_units: int, binary: bool) -> None:
     number = Decimal(nano_units).scaleb(-9)
     assert units.parse_quantity(units.format_quantity(number, binary=binary)) == number
 
 
 @pytest.mark.parametrize(("text", "number"), [("0%", 0), ("25%", 25), ("00%", 0), ("100%", 100)])
-def test_percentages_are_read(text: str, number: int) -> None:
+def test_parse_percent_returns_number(text: str, number: int) -> None:
     assert units.parse_percent(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "%", "5", "101%", "-1%", "1.5%", "25% ", "25%\n"])
-def test_what_is_no_percentage_is_refused(text: str) -> None:
+def test_parse_percent_invalid_text_raises(text: str) -> None:
     with pytest.raises(ValueError, match="write 0% to 100%"):
         units.parse_percent(text)

@@ -33,7 +33,7 @@ samples = st.lists(
 )
 
 
-def made(rows: list[tuple[int, int, int, float]]) -> Workload:
+def make_workload(rows: list[tuple[int, int, int, float]]) -> Workload:
     uncached, cached, output, weights = zip(*rows, strict=True)
     return from_samples(uncached, cached, output, weights)
 
@@ -51,7 +51,7 @@ def histogram(values: FloatArray, mean: bool) -> Histogram:
 # Rows
 
 
-def test_samples_become_rows_in_order_with_equal_ones_joined() -> None:
+def test_from_samples_sorts_and_joins_equal_rows() -> None:
     workload = from_samples([5, 3, 5], [0, 1, 0], [7, 2, 7], [1, 2, 1])
     assert workload.uncached_tokens.tolist() == [3, 5]
     assert workload.cached_tokens.tolist() == [1, 0]
@@ -60,7 +60,7 @@ def test_samples_become_rows_in_order_with_equal_ones_joined() -> None:
     assert workload.weights.tolist() == [0.5, 0.5]
 
 
-def test_moments_by_hand() -> None:
+def test_moments_match_manual_calculation() -> None:
     workload = from_samples([0, 0], [0, 0], [10, 40], [3, 1])
     output = workload.output_tokens
     assert workload.mean(output) == pytest.approx(17.5)
@@ -71,15 +71,15 @@ def test_moments_by_hand() -> None:
     assert workload.quantile(output, 0.5).shape == ()
 
 
-def test_dispersion_survives_large_numbers() -> None:
+def test_scv_of_large_numbers_is_exact() -> None:
     workload = from_samples([1e9, 1e9 + 1], [0, 0], [1, 1])
     assert workload.scv(workload.uncached_tokens) == pytest.approx(0.25e-18, rel=1e-3)
 
 
 @given(samples, st.sampled_from([0.01, 0.5, 0.95]))
 @settings(max_examples=25)
-def test_quantiles_are_those_of_the_sorted_samples(rows: list[tuple[int, int, int, float]], share: float) -> None:
-    workload = made(rows)
+def test_quantile_matches_sorted_samples(rows: list[tuple[int, int, int, float]], share: float) -> None:
+    workload = make_workload(rows)
     total, reached = sum(row[3] for row in rows), 0.0
     wanted = float(workload.quantile(workload.output_tokens, share))
     for _, _, output, weight in sorted(rows, key=lambda row: row[2]):
@@ -89,7 +89,7 @@ def test_quantiles_are_those_of_the_sorted_samples(rows: list[tuple[int, int, in
             break
 
 
-def test_many_samples_shrink_to_few_rows_that_say_the_same() -> None:
+def test_from_samples_reduction_keeps_moments_and_quantiles() -> None:
     prompts, outputs = lognormal(20_000)
     workload = from_samples(prompts, np.zeros(20_000), outputs)
     assert workload.weights.size == MAX_ROWS
@@ -106,7 +106,7 @@ def test_many_samples_shrink_to_few_rows_that_say_the_same() -> None:
         assert workload.quantile(rows, SHARES) == pytest.approx(np.quantile(true, SHARES), rel=0.08)
 
 
-def test_a_rare_far_tail_keeps_a_row_of_its_own() -> None:
+def test_from_samples_reduction_keeps_far_tail() -> None:
     prompts, outputs = lognormal(5_000)
     workload = from_samples(np.append(prompts, 100_000.0), np.zeros(5_001), np.append(outputs, 10.0))
     assert workload.uncached_tokens.max() == pytest.approx(100_000)
@@ -124,10 +124,10 @@ def equal(one: Workload | None, other: Workload | None) -> bool:
 
 @given(st.lists(samples, min_size=1, max_size=4), st.randoms(use_true_random=False))
 @settings(max_examples=25)
-def test_the_order_of_parts_does_not_matter_and_means_add_up(
+def test_merge_is_order_independent_and_adds_means(
     parts: list[list[tuple[int, int, int, float]]], random: object
 ) -> None:
-    weighted = [(made(rows), 1.0 + index) for index, rows in enumerate(parts)]
+    weighted = [(make_workload(rows), 1.0 + index) for index, rows in enumerate(parts)]
     shuffled = list(weighted)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     merged = merge(weighted)
@@ -138,7 +138,7 @@ def test_the_order_of_parts_does_not_matter_and_means_add_up(
         assert merged.mean(getattr(merged, name)) == pytest.approx(total / sum(weight for _, weight in weighted))
 
 
-def test_large_parts_merge_to_a_bounded_size_in_any_order() -> None:
+def test_merge_large_parts_stays_bounded() -> None:
     parts = [(from_samples(p, np.zeros(p.size), o), 1.0) for p, o in (lognormal(2000, seed=n) for n in range(4))]
     merged = merge(parts)
     assert merged is not None
@@ -151,7 +151,7 @@ def test_large_parts_merge_to_a_bounded_size_in_any_order() -> None:
         assert staged.scv(quantity(staged)) == pytest.approx(merged.scv(quantity(merged)), rel=0.01)
 
 
-def test_nothing_merges_to_unknown() -> None:
+def test_merge_of_nothing_is_none() -> None:
     workload = from_samples([1], [1], [1])
     assert merge([]) is None
     assert merge([(workload, 0.0)]) is None
@@ -162,7 +162,7 @@ def test_nothing_merges_to_unknown() -> None:
 
 
 @pytest.mark.parametrize("mean", [True, False])
-def test_coarse_buckets_give_the_distribution_back(mean: bool) -> None:
+def test_from_histograms_recovers_distribution(mean: bool) -> None:
     prompts, outputs = lognormal(20_000)
     workload = from_histograms(histogram(prompts, mean), histogram(outputs, mean))
     for true, rows in ((prompts, workload.uncached_tokens), (outputs, workload.output_tokens)):
@@ -171,7 +171,7 @@ def test_coarse_buckets_give_the_distribution_back(mean: bool) -> None:
         assert workload.quantile(rows, SHARES) == pytest.approx(np.quantile(true, SHARES), rel=0.04)
 
 
-def test_the_joint_distribution_is_even() -> None:
+def test_from_histograms_columns_are_independent() -> None:
     prompts, outputs = lognormal(20_000)
     workload = from_histograms(histogram(prompts, True), histogram(outputs, True), histogram(prompts, True))
     columns = np.stack((workload.uncached_tokens, workload.cached_tokens, workload.output_tokens))
@@ -185,14 +185,14 @@ def test_the_joint_distribution_is_even() -> None:
 
 @given(st.lists(st.integers(0, 1000), min_size=15, max_size=15).filter(any))
 @settings(max_examples=25)
-def test_every_bucket_keeps_its_share(counts: list[int]) -> None:
+def test_histogram_lengths_keep_bucket_shares(counts: list[int]) -> None:
     found = Histogram(EDGES[:15], np.array(counts, dtype=float)).lengths((np.arange(2000) + 0.5) / 2000)
     assert np.all(np.diff(found) >= 0)
     within = np.searchsorted(found, EDGES[:15], side="right") / 2000
     assert within == pytest.approx(np.cumsum(counts) / sum(counts), abs=2e-3)
 
 
-def test_a_known_mean_bends_the_buckets() -> None:
+def test_histogram_lengths_match_known_mean() -> None:
     shares = (np.arange(HISTOGRAM_ROWS) + 0.5) / HISTOGRAM_ROWS
     for mean in (120.0, 300.0, 450.0):
         one = Histogram(np.array([100.0, 500.0]), np.array([0.0, 10.0]), mean_tokens=mean)
@@ -202,7 +202,7 @@ def test_a_known_mean_bends_the_buckets() -> None:
     assert Histogram(np.array([100.0, 500.0]), np.array([0.0, 1.0]), 9000.0).lengths(shares).mean() > 450
 
 
-def test_the_infinite_bucket_ends_at_the_maximum() -> None:
+def test_histogram_infinite_bucket_ends_at_maximum() -> None:
     shares = (np.arange(100) + 0.5) / 100
     open_end = Histogram(np.array([10.0, 100.0, math.inf]), np.array([1.0, 1.0, 8.0]), maximum_tokens=1000)
     assert 100 < open_end.lengths(shares).max() <= 1000
@@ -213,7 +213,7 @@ def test_the_infinite_bucket_ends_at_the_maximum() -> None:
     assert np.isfinite(Histogram(np.array([10.0, math.inf]), np.array([1.0, 0.0])).lengths(shares)).all()
 
 
-def test_lengths_are_at_least_a_token() -> None:
+def test_from_histograms_lengths_are_at_least_one_token() -> None:
     ones = Histogram(np.array([1.0, 2.0]), np.array([5.0, 0.0]))
     workload = from_histograms(ones, ones)
     assert workload.uncached_tokens.tolist() == [1.0]
@@ -236,7 +236,7 @@ def product_limit(output: FloatArray, finished: np.ndarray, weights: FloatArray)
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.floats(0.1, 5)), min_size=1, max_size=25))
 @settings(max_examples=60)
-def test_redistribution_is_kaplan_and_meiers_product(rows: list[tuple[int, bool, float]]) -> None:
+def test_censored_weights_match_kaplan_meier(rows: list[tuple[int, bool, float]]) -> None:
     output, weights = np.array([r[0] for r in rows], dtype=float), np.array([r[2] for r in rows])
     finished = np.array([r[1] for r in rows])
     moved = censored_weights(output, finished, weights)
@@ -248,10 +248,10 @@ def test_redistribution_is_kaplan_and_meiers_product(rows: list[tuple[int, bool,
         ) == pytest.approx(survival, abs=1e-9)
 
 
-def test_a_ramp_does_not_shorten_outputs() -> None:
+def test_censored_weights_of_ramp_are_unbiased() -> None:
     rng = np.random.default_rng(5)
     true = np.round(200 * np.exp(0.5 * rng.standard_normal(5000)))
-    so_far = rng.uniform(0, 900, 5000)  # tokens there was time for: the last arrivals have made few
+    so_far = rng.uniform(0, 900, 5000)  # tokens there was time for: the last arrivals have make_workload few
     finished = true <= so_far
     seen = np.minimum(true, so_far)
     naive = true[finished].mean()
@@ -261,7 +261,7 @@ def test_a_ramp_does_not_shorten_outputs() -> None:
     assert found.quantile(found.output_tokens, 0.5) == pytest.approx(np.median(true), rel=0.04)
 
 
-def test_unfinished_ones_beyond_all_finished_stay() -> None:
+def test_censored_weights_beyond_all_finished_are_kept() -> None:
     assert censored_weights([1, 5, 9], [True, False, False], [1, 1, 1]).tolist() == [1, 1, 1]
     assert censored_weights([3, 1], [False, False], [2, 1]).tolist() == [2, 1]
     # At one length the finished end first; the unfinished one goes on to the longer.
@@ -273,7 +273,7 @@ def test_unfinished_ones_beyond_all_finished_stay() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("place", ["uncached_tokens", "cached_tokens", "output_tokens", "weights"])
-def test_impossible_samples_are_refused_by_name(bad: float, place: str) -> None:
+def test_from_samples_invalid_values_raise_naming_argument(bad: float, place: str) -> None:
     arguments = {name: [1.0, 2.0] for name in ("uncached_tokens", "cached_tokens", "output_tokens", "weights")}
     with pytest.raises(ValueError, match=place):
         from_samples(**{**arguments, place: [1.0, bad]})
@@ -283,7 +283,7 @@ def test_impossible_samples_are_refused_by_name(bad: float, place: str) -> None:
         )
 
 
-def test_nothing_is_not_zero() -> None:
+def test_workload_empty_input_raises() -> None:
     with pytest.raises(ValueError, match="uncached_tokens"):
         from_samples([], [], [])
     with pytest.raises(ValueError, match="weights"):
@@ -294,7 +294,7 @@ def test_nothing_is_not_zero() -> None:
         Histogram(np.array([]), np.array([]))
 
 
-def test_other_refusals() -> None:
+def test_workload_invalid_arguments_raise() -> None:
     workload = from_samples([1, 2], [0, 0], [1, 2])
     two = np.array([1.0, 2.0])
     with pytest.raises(ValueError, match="share"):
@@ -331,13 +331,13 @@ def test_other_refusals() -> None:
         ([1.0, 2.0], [1.0, -2.0], "counts"),
     ],
 )
-def test_impossible_histograms_are_refused(edges: list[float], counts: list[float], match: str) -> None:
+def test_histogram_invalid_buckets_raise(edges: list[float], counts: list[float], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Histogram(np.array(edges), np.array(counts))
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf])
-def test_impossible_facts_of_a_histogram_are_refused(bad: float) -> None:
+def test_histogram_invalid_mean_or_maximum_raises(bad: float) -> None:
     for name in ("mean_tokens", "maximum_tokens"):
         with pytest.raises(ValueError, match=name):
             Histogram(np.array([1.0]), np.array([1.0]), **{name: bad})

@@ -30,26 +30,26 @@ NODES = dict(nodes(crd.schema()))
 SPEC = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
 
 
-def test_the_file_is_what_the_models_say() -> None:
+def test_crd_file_is_up_to_date() -> None:
     assert CRD.read_text(encoding="utf-8") == crd.render()
 
 
-def test_the_file_is_small_enough_for_an_annotation_and_safe_in_a_template() -> None:
+def test_crd_file_is_small_and_has_no_template_syntax() -> None:
     text = crd.render()
     assert len(text.encode()) < LARGEST_BYTES
     assert "{{" not in text
     assert yaml.safe_load(text) == crd.definition()
 
 
-def test_nothing_is_left_that_a_structural_schema_has_no_place_for() -> None:
+def test_crd_schema_has_only_structural_keywords() -> None:
     assert {path: FOREIGN & node.keys() for path, node in NODES.items() if FOREIGN & node.keys()} == {}
 
 
-def test_every_field_has_a_description() -> None:
+def test_crd_every_field_has_a_description() -> None:
     assert [path for path, node in SPEC.items() if not path.endswith("]") and not node.get("description")] == []
 
 
-def test_every_size_is_bounded() -> None:
+def test_crd_every_size_is_bounded() -> None:
     for path, node in SPEC.items():
         match node.get("type"):
             case "string":
@@ -60,17 +60,17 @@ def test_every_size_is_bounded() -> None:
                 assert "maxProperties" in node, path
 
 
-def test_defaults_are_plain_values() -> None:
+def test_crd_defaults_are_scalars() -> None:
     defaults = {path: node["default"] for path, node in SPEC.items() if "default" in node}
     assert defaults
     assert not [path for path, default in defaults.items() if isinstance(default, dict | list)]
 
 
-def test_the_status_is_stored_as_it_is_written() -> None:
+def test_crd_status_has_no_defaults() -> None:
     assert [path for path, node in NODES.items() if path.startswith(".status") and "default" in node] == []
 
 
-def test_check_tells_a_difference_and_writes_nothing(
+def test_check_reports_difference_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -34,22 +34,22 @@ def changed(*rows: Request) -> list[Request]:
     return sorted([row for row in GOOD if row.sent_s not in moments] + list(rows), key=lambda row: row.sent_s)
 
 
-def test_a_good_run_passes() -> None:
+def test_criteria_good_run_passes() -> None:
     assert failing(GOOD) == []
     assert failing(GOOD, best=Pair(ONE, ONE, 1.0, 100.0)) == []
 
 
-def test_late_answers_fail_the_admitted() -> None:
+def test_criteria_late_responses_fail_admitted_attainment() -> None:
     assert failing(changed(*(request(t, ttft_s=2.0) for t in range(10)))) == [0]
 
 
 @pytest.mark.parametrize(("late", "fails"), [(5, []), (7, [1])])
-def test_a_follower_may_be_two_points_better(late: int, fails: list[int]) -> None:
+def test_criteria_baseline_may_be_two_points_better(late: int, fails: list[int]) -> None:
     rows = changed(*(request(t, ttft_s=2.0) for t in range(late)))
     assert failing(rows, best=Pair(ONE, ONE, 1.0, 1.0)) == fails
 
 
-def test_refusals_need_capacity_that_starts() -> None:
+def test_criteria_rejections_require_starting_capacity() -> None:
     rows = changed(*(shed(t) for t in range(100, 104)))
     assert failing(rows) == [2]
     starts = [*MOVES, look(98, 3, 2, 1), look(110, 2, 2)]
@@ -57,20 +57,20 @@ def test_refusals_need_capacity_that_starts() -> None:
     assert failing(changed(*(shed(t) for t in (100, 101, 102)))) == []
 
 
-def test_going_back_and_forth_under_constant_load_fails() -> None:
+def test_criteria_reversals_under_constant_load_fail() -> None:
     assert failing(GOOD, [*MOVES, look(260, 2, 2)]) == [3]
 
 
-def test_tiers_that_only_move_together_fail() -> None:
+def test_criteria_tiers_moving_only_together_fail() -> None:
     together = [look(t, n, n, tier=tier) for tier in ("decode", "prefill") for t, n in ((0, 1), (50, 2), (220, 1))]
     assert failing(GOOD, together) == [4]
     assert failing(GOOD, [*together, look(150, 3, 3)]) == []
 
 
-def test_a_tier_that_never_moves_fails() -> None:
+def test_criteria_tier_that_never_moves_fails() -> None:
     assert failing(GOOD, [*MOVES[:3], look(0, 1, 1, tier="prefill"), look(250, 1, 1, tier="prefill")]) == [4]
 
 
-def test_a_stream_that_breaks_without_a_kill_fails() -> None:
+def test_criteria_broken_stream_without_kill_fails() -> None:
     assert failing(changed(request(155, ended_s=156.0, outcome="cut"))) == []
     assert failing(changed(request(222, ended_s=223.0, outcome="cut"))) == [5]

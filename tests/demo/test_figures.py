@@ -24,41 +24,41 @@ TARGETS = f.Targets(ttft_s=1.0, tpot_s=0.05)
         ({"outcome": "refused", "status": 400}, False),
     ],
 )
-def test_a_request_keeps_the_promise(more: dict[str, object], met: bool) -> None:
+def test_targets_met_requires_ttft_tpot_and_success(more: dict[str, object], met: bool) -> None:
     assert TARGETS.met(request(**more)) is met  # type: ignore[arg-type]
 
 
-def test_long_prompts_may_have_an_allowance() -> None:
+def test_targets_ttft_allowance_grows_with_prompt() -> None:
     targets = f.Targets(1.0, 0.05, ttft_per_k_token_s=0.5)
     assert targets.met(request(prompt_tokens=2000, ttft_s=2.0))
     assert not targets.met(request(prompt_tokens=1999, ttft_s=2.0))
 
 
-def test_shedding_raises_what_the_admitted_get_and_never_what_was_offered() -> None:
+def test_attainment_rejections_lower_only_offered_share() -> None:
     counted = f.attainment([request(), request(ttft_s=9.0), shed(1), shed(2), request(outcome="cut")], TARGETS)
     assert (counted.offered, counted.admitted, counted.met, counted.shed, counted.broken) == (5, 3, 1, 2, 1)
     assert counted.of_offered == pytest.approx(1 / 5)
     assert counted.of_admitted == pytest.approx(1 / 3)
 
 
-def test_goodput_counts_what_was_good_only() -> None:
+def test_goodput_counts_only_requests_within_slo() -> None:
     assert f.goodput([request(), request(ttft_s=5.0), shed(1)], TARGETS, 10.0) == (0.1, 1.0)
 
 
-def test_percentiles_are_of_what_is_known() -> None:
+def test_percentile_ignores_missing_values() -> None:
     values = [None, *map(float, range(1, 101))]
     assert (f.percentile(values, 95), f.percentile(values, 50), f.percentile([None], 50)) == (95.0, 50.0, None)
     assert f.percentile([7.0], 95) == 7.0
 
 
-def test_replicas_are_paid_from_the_order_to_the_end() -> None:
+def test_replica_seconds_run_from_order_to_removal() -> None:
     looks = [look(0, 1, 1), look(10, 3, 1, 2), look(30, 3, 3), look(40, 1, 1, 0, 2), look(45, 1, 1)]
     assert f.replica_seconds(looks, 60) == {"decode": 10 * 1 + 20 * 3 + 10 * 3 + 5 * 3 + 15 * 1}
     assert f.replica_seconds([*looks, look(0, 2, 2, tier="prefill")], 60)["prefill"] == 120
     assert f.replica_seconds(looks, 20) == {"decode": 10 + 30}
 
 
-def test_changes_and_reversals() -> None:
+def test_changes_and_reversals_are_found() -> None:
     looks = [look(t, n) for t, n in ((0, 1), (5, 3), (50, 3), (60, 2), (70, 4), (100, 3))]
     looks += [look(t, n, tier="prefill") for t, n in ((0, 2), (58, 3), (90, 4))]
     found = f.changes(looks)
@@ -70,7 +70,7 @@ def test_changes_and_reversals() -> None:
     assert [c.t_s for c in f.alone(found, "decode", 5)] == [5, 70, 100]
 
 
-def test_refusals_are_excused_while_capacity_starts_or_is_at_its_maximum() -> None:
+def test_excused_while_capacity_starts_or_is_at_maximum() -> None:
     looks = [look(0), look(20, 2, 1, 1), look(40, 2, 2), look(60, 3, 3), look(80, 2, 2)]
     spans = f.excused(looks, {"decode": 3}, slack_s=5)
     assert [any(span.has(t) for span in spans) for t in (10, 25, 44, 46, 70, 84, 86)] == [
@@ -84,7 +84,7 @@ def test_refusals_are_excused_while_capacity_starts_or_is_at_its_maximum() -> No
     ]
 
 
-def test_the_worst_window_counts_refusals_without_excuse() -> None:
+def test_worst_shed_share_excludes_excused_time() -> None:
     rows = [shed(t) if t in (30, 31, 70) else request(t) for t in range(100)]
     assert f.worst_shed_share(rows, [], 20, 10)[0] == pytest.approx(2 / 20)
     assert f.worst_shed_share(rows, [f.Span(25, 35)], 20, 10)[0] == pytest.approx(1 / 20)
@@ -92,7 +92,7 @@ def test_the_worst_window_counts_refusals_without_excuse() -> None:
     assert f.worst_shed_share([], [], 20, 1) == (0.0, 0.0)
 
 
-def test_streams_that_a_kill_explains_are_not_scaling_downs() -> None:
+def test_broken_by_scaling_excludes_streams_cut_by_a_kill() -> None:
     kill = f.Span(10, 15)
     before = request(1, ended_s=5.0, outcome="cut")
     through = request(8, ended_s=11.0, outcome="cut")

@@ -48,13 +48,15 @@ def record(outcome: Outcome, status: int | None, **more: object) -> Record:
         (Outcome.TIMEOUT, 200, "timeout", False, False),
     ],
 )
-def test_outcomes(outcome: Outcome, status: int | None, line: str, refused: bool, broken: bool) -> None:
+def test_request_row_outcome_follows_record(
+    outcome: Outcome, status: int | None, line: str, refused: bool, broken: bool
+) -> None:
     made = lines.request(record(outcome, status), "fleet", 100.0)
     assert (made.outcome, made.refused, made.broken, made.shed) == (line, refused, broken, line == "shed")
     assert (made.sent_s, made.ended_s, made.prompt_tokens, made.klass, made.tenant) == (5.0, 7.5, 77, "chat", "t3")
 
 
-def test_lines_survive_the_file(tmp_path: Path) -> None:
+def test_rows_round_trip_through_file(tmp_path: Path) -> None:
     rows, looks = [request(1.25), shed(2.5)], [look(0.0), look(1.0, 2, 1, 1)]
     lines.write(tmp_path / "requests.jsonl", rows)
     lines.write(tmp_path / "replicas.jsonl", looks)
@@ -62,7 +64,7 @@ def test_lines_survive_the_file(tmp_path: Path) -> None:
     assert lines.read_replicas(tmp_path / "replicas.jsonl") == looks
 
 
-def test_the_keys_are_those_that_were_promised(tmp_path: Path) -> None:
+def test_rows_have_documented_keys(tmp_path: Path) -> None:
     lines.write(tmp_path / "r", [request()])
     lines.write(tmp_path / "l", [look(0.0)])
     keys = "id run class tenant sent_s prompt_tokens output_tokens_asked status outcome retry_after_s ttft_s tpot_s"

@@ -22,7 +22,7 @@ def run() -> tuple[list[lines.Request], list[lines.Replicas]]:
     return sorted(requests, key=lambda row: row.sent_s), looks
 
 
-def test_the_figures_can_be_computed_again_from_the_files(tmp_path: Path) -> None:
+def test_summary_is_reproducible_from_written_rows(tmp_path: Path) -> None:
     requests, looks = run()
     lines.write(tmp_path / "requests.jsonl", requests)
     lines.write(tmp_path / "replicas.jsonl", looks)
@@ -42,7 +42,7 @@ def test_the_figures_can_be_computed_again_from_the_files(tmp_path: Path) -> Non
     assert [one.found for one in judge(rows, seen, facts, None)] == said["criteria"]
 
 
-def test_the_figures_by_hand() -> None:
+def test_summary_matches_hand_computed_figures() -> None:
     requests, looks = run()
     found = report.summary(requests, looks, FACTS)
     assert (found["offered"], found["shed"], found["broken"], found["admitted"]) == (121, 10, 1, 111)
@@ -51,7 +51,7 @@ def test_the_figures_by_hand() -> None:
     assert [change["after"] for change in found["changes"]] == [2, 1]
 
 
-def test_the_page_holds_everything_itself_and_escapes_what_it_is_told() -> None:
+def test_page_is_self_contained_and_escapes_text() -> None:
     requests, looks = run()
     parts = [
         ("The run <1>", report.pictures(requests, looks, FACTS, [(90, 120, "constant")])),

@@ -12,7 +12,7 @@ from e2e.demo.asking import CLASS_HEADER, LIGHT_CHAT_TOKENS, LIGHT_TOKEN_BYTES, 
 from e2e.demo.trace import Asked
 
 
-def test_the_slices_are_small_and_name_source_and_licence() -> None:
+def test_slices_are_small_and_name_source_and_license() -> None:
     credits = (trace.FOLDER / "README.md").read_text()
     assert sum(path.stat().st_size for path in trace.FOLDER.glob("*.gz")) < 60_000
     for path in trace.FOLDER.glob("*.gz"):
@@ -23,7 +23,7 @@ def test_the_slices_are_small_and_name_source_and_licence() -> None:
     assert len(trace.chat()) == 1500
 
 
-def test_slices_are_in_order_and_the_step_is_where_it_is_said_to_be() -> None:
+def test_slices_are_ordered_and_step_is_where_documented() -> None:
     for rows in (trace.code(), trace.chat()):
         assert [r.at_s for r in rows] == sorted(r.at_s for r in rows)
         assert all(r.prompt_tokens > 0 and r.output_tokens > 0 for r in rows)
@@ -32,7 +32,7 @@ def test_slices_are_in_order_and_the_step_is_where_it_is_said_to_be() -> None:
     assert all(trace.STEP[0] <= r.at_s < trace.STEP[1] for r in step)
 
 
-def test_the_fleets_load_has_a_step_in_each_tier_and_ends_constant() -> None:
+def test_fleet_load_has_step_per_tier_and_constant_end() -> None:
     rows = trace.fleet_load()
     assert [r.at_s for r in rows] == sorted(r.at_s for r in rows)
     assert rows[-1].at_s < trace.LENGTH_S
@@ -48,7 +48,7 @@ def test_the_fleets_load_has_a_step_in_each_tier_and_ends_constant() -> None:
         assert max(gaps) == pytest.approx(min(gaps))
 
 
-def test_the_engines_load_fits_them() -> None:
+def test_engines_load_fits_real_engines() -> None:
     rows = trace.engines_load()
     assert 40 <= len(rows) <= 80
     assert rows[-1].at_s <= trace.REAL_S / trace.ENGINES_TIME_SCALE
@@ -58,19 +58,19 @@ def test_the_engines_load_fits_them() -> None:
         assert row.output_tokens <= trace.MAX_OUTPUT_TOKENS
 
 
-def test_thinning_scales_moments_and_leaves_out_what_does_not_fit() -> None:
+def test_thin_scales_times_and_drops_unsuitable_rows() -> None:
     rows = [Asked(10, 400, 10), Asked(11, 5000, 10), Asked(12, 400, 10), Asked(13, 255, 9), Asked(15, 500, 90)]
     assert trace.thin(rows, scale=5, every=2, limit_tokens=4000) == [Asked(2, 400, 10), Asked(3, 500, 64)]
     assert trace.thin([], 1, 1, 4000) == []
 
 
-def test_shifting_goes_round_and_even_spacing_keeps_the_order() -> None:
+def test_shifted_wraps_around_and_evenly_keeps_order() -> None:
     rows = [Asked(1, 10, 1), Asked(5, 20, 1), Asked(9, 30, 1)]
     assert [(r.at_s, r.prompt_tokens) for r in trace.shifted(rows, 4, 10)] == [(3, 30), (5, 10), (9, 20)]
     assert [(r.at_s, r.prompt_tokens) for r in trace.evenly(rows, 10, 16)] == [(11, 10), (13, 20), (15, 30)]
 
 
-def test_prompts_are_unique_of_the_rows_lengths_and_say_who_asks() -> None:
+def test_plan_prompts_are_unique_with_row_length_and_headers() -> None:
     rows = [Asked(0, 300, 500, "code", "a"), Asked(1, 300, 8, "chat", "b"), Asked(2, 7, 1, "chat", "b")]
     first, second, third = plan(rows, LIGHT_TOKEN_BYTES, "run", LIGHT_CHAT_TOKENS).arrivals
     assert [len(a.prompt.text) for a in (first, second, third)] == [1192, 1192, 20]
@@ -81,7 +81,7 @@ def test_prompts_are_unique_of_the_rows_lengths_and_say_who_asks() -> None:
     assert dict(second.prompt.labels)["prompt_tokens"] == "300"
 
 
-def test_all_prompts_of_the_fleets_load_are_unlike_in_their_first_bytes() -> None:
+def test_fleet_load_prompts_differ_in_first_bytes() -> None:
     rows = trace.fleet_load()
     begins = Counter(a.prompt.text[:40] for a in plan(rows[:2000], LIGHT_TOKEN_BYTES, "r", LIGHT_CHAT_TOKENS).arrivals)
     long = [text for text in begins if len(text) == 40]

@@ -15,7 +15,7 @@ from tests.chart.rendering import ROOT
 from tests.docs.test_snippets import blocks, pages
 
 SHELL = {"bash", "sh", "console"}
-SPAN = re.compile(r"(?<!`)`((?:kubectl )?plimsoll [^`]+|make [^`]+|python -m [^`]+)`(?!`)")
+INLINE_COMMAND = re.compile(r"(?<!`)`((?:kubectl )?plimsoll [^`]+|make [^`]+|python -m [^`]+)`(?!`)")
 FILES = re.compile(r"(?<![\w./-])(?:bench|charts|crds|docs|e2e|engine-image|operator|requirements|tests)/[\w./-]+\w")
 
 
@@ -28,7 +28,7 @@ def commands() -> list[object]:
             if block.language in SHELL:
                 found += [pytest.param(line, True, id=f"{name}:{block.line}") for line in _lines(block.text)]
         for number, line in enumerate(page.read_text().splitlines(), 1):
-            found += [pytest.param(match[1], False, id=f"{name}:{number}") for match in SPAN.finditer(line)]
+            found += [pytest.param(match[1], False, id=f"{name}:{number}") for match in INLINE_COMMAND.finditer(line)]
     return found
 
 
@@ -49,7 +49,7 @@ def _words(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "whole"), commands())
-def test_a_command_can_be_given(command: str, whole: bool) -> None:
+def test_documented_command_is_valid(command: str, whole: bool) -> None:
     words = _words(command)
     if not words or "..." in words or "…" in command:
         return
@@ -72,6 +72,6 @@ def _is_taken(words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_are_named_are_there(page: Path) -> None:
+def test_documented_file_path_exists(page: Path) -> None:
     named = {path.rstrip(".") for path in FILES.findall(page.read_text())}
     assert [path for path in sorted(named) if not any(ROOT.glob(path)) and not any(page.parent.glob(path))] == []

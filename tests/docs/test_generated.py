@@ -17,7 +17,7 @@ from plimsoll.cli import main as cli
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
-def test_the_page_is_what_the_code_says(name: str) -> None:
+def test_generated_page_matches_code(name: str) -> None:
     assert (generate.FOLDER / name).read_text() == generate.PAGES[name](), "run `make generate`"
 
 
@@ -25,7 +25,7 @@ async def _nothing() -> bytes:
     return b""
 
 
-async def test_the_page_lists_what_an_engine_exposes() -> None:
+async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     told, registry = contract.load({}), CollectorRegistry()
     meters.Meters(told, registry)
     server = HealthServer(told, Status(), Phases(told.start_phases, 0.0), _nothing, lambda: b"")
@@ -35,13 +35,13 @@ async def test_the_page_lists_what_an_engine_exposes() -> None:
     assert listed == {name for name in exposed if not name.endswith("_created")} == set(told.metrics.values())
 
 
-def test_every_metric_of_an_engine_has_a_name_in_the_contract_alone() -> None:
+def test_engine_metric_names_come_only_from_contract() -> None:
     names = re.compile(r"plimsoll_engine_\w+")
     sources = (Path(generate.ENGINE_IMAGE) / "launcher").glob("*.py")
     assert [path.name for path in sources if names.search(path.read_text())] == []
 
 
-def test_every_verb_and_every_argument_is_explained() -> None:
+def test_cli_page_documents_every_command_and_argument() -> None:
     page = generate.cli_page()
     parsers = [parser for parser, _ in generate._verbs(cli._parser())]
     assert len(parsers) >= 8
@@ -64,11 +64,11 @@ def test_every_verb_and_every_argument_is_explained() -> None:
         r"| `--output table\|json\|html` | how the result is shown | `table` |",
     ],
 )
-def test_a_verb_has_its_usage_and_an_argument_its_row(line: str) -> None:
+def test_cli_page_has_usage_and_argument_rows(line: str) -> None:
     assert line in generate.cli_page().splitlines()
 
 
-def test_a_verb_of_a_verb_is_found() -> None:
+def test_verbs_include_nested_subcommands() -> None:
     parser = argparse.ArgumentParser(prog="p")
     outer = parser.add_subparsers().add_parser("outer", help="o")
     outer.add_subparsers().add_parser("inner", help="i")

@@ -31,11 +31,11 @@ def metrics() -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_fields_that_are_named_are_there(page: Path) -> None:
+def test_documented_field_exists(page: Path) -> None:
     named = {re.sub(TIERS, r"\1.TIER", path) for path in FIELD.findall(page.read_text())}
     assert sorted(named - fields() - OTHERS) == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_metrics_that_are_named_are_there(page: Path) -> None:
+def test_documented_metric_exists(page: Path) -> None:
     assert sorted(set(METRIC.findall(page.read_text())) - metrics() - OTHERS) == []

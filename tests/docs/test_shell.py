@@ -13,7 +13,9 @@ from tests.chart.rendering import ROOT
 from tests.docs.test_snippets import blocks, pages
 
 PROGRAM = "import sys; from plimsoll.cli.main import main; sys.exit(main())"
-SHOWN = [page for page in pages() if any(b.language == "bash" and b.printed is not None for b in blocks(page))]
+PAGES_WITH_OUTPUT = [
+    page for page in pages() if any(b.language == "bash" and b.printed is not None for b in blocks(page))
+]
 
 
 @pytest.fixture
@@ -28,8 +30,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LC_ALL": "C"}
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("page", PAGES_WITH_OUTPUT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documented_commands_print_shown_output(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     """All of a page in one empty folder, in their order."""
     folder = tmp_path / "empty"
     folder.mkdir()
@@ -40,5 +42,5 @@ def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path, environm
             assert done.stdout == block.printed, f"line {block.line}: {done.stderr}"
 
 
-def test_some_page_has_commands_with_what_they_print() -> None:
-    assert SHOWN
+def test_some_page_has_commands_with_output() -> None:
+    assert PAGES_WITH_OUTPUT

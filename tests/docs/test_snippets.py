@@ -20,7 +20,7 @@ from plimsoll.api.v1alpha1 import parse
 from tests.chart.rendering import CHART, ROOT, render
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-HERE = re.compile(r"<<EOF\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(r"<<EOF\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
 LEAST: dict[str, Any] = {"model": {"uri": "hf://org/model"}, "tiers": {"serve": {}}}
 
 
@@ -53,7 +53,7 @@ def documents() -> list[Any]:
     found = []
     for page in pages():
         for block in blocks(page):
-            texts = [block.text] if block.language == "yaml" else HERE.findall(block.text)
+            texts = [block.text] if block.language == "yaml" else HEREDOC.findall(block.text)
             place = f"{page.relative_to(ROOT)}:{block.line}"
             found += [pytest.param(d, id=place) for text in texts for d in yaml.safe_load_all(text)]
     return found
@@ -63,7 +63,7 @@ WITH_PYTHON = [page for page in pages() if any(block.language == "python" for bl
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs_and_prints_what_the_page_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_snippets_print_shown_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):
@@ -76,7 +76,7 @@ def test_python_runs_and_prints_what_the_page_shows(page: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("document", documents())
-def test_yaml_is_accepted(document: dict[str, Any]) -> None:
+def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
     """A manifest of ours is parsed whole, a spec is completed; chart values pass the chart's schema."""
     if document.get("kind") == "InferenceService":
         parse({**document, "metadata": {"namespace": "default", **document["metadata"]}})
@@ -105,7 +105,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for path, anchor in LINK.findall(page.read_text()):
         there = page.parent / path if path else page
         assert there.exists(), path

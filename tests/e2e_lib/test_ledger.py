@@ -48,24 +48,24 @@ WHOLE = (chunk(), chunk("length"), usage(2))
         (Seen(status=200, timed_out=True), Outcome.TIMEOUT),
     ],
 )
-def test_outcome(what: Seen, outcome: Outcome) -> None:
+def test_judge_assigns_outcome(what: Seen, outcome: Outcome) -> None:
     assert judge(what, asked_tokens=2) is outcome
 
 
-def test_tokens_are_counted_by_usage_and_not_by_events() -> None:
+def test_tokens_are_counted_by_usage_not_by_events() -> None:
     made = seen(chunk(content="several tokens in one event"), chunk("length", ""), usage(7))
     assert judge(made, 7) is Outcome.OK
     assert "".join(made.text) == "several tokens in one event"
 
 
 @pytest.mark.parametrize("data", ["[1]", "3", "not json"])
-def test_an_event_that_is_no_object_is_an_error(data: str) -> None:
+def test_event_other_than_object_is_an_error(data: str) -> None:
     with pytest.raises(ValueError, match=r"no object|Expecting"):
         Seen().take(data)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_are_cut_right_whatever_the_chunks(size: int) -> None:
+def test_sse_parser_handles_any_chunk_boundaries(size: int) -> None:
     wire = b'data: {"a": "\xc3\xa9"}\r\n\r\n: ping\n\nevent: x\ndata: two\n\ndata:[DONE]\n\n'
     parser = SSE()
     pieces = [wire[i : i + size] for i in range(0, len(wire), size)]
@@ -92,7 +92,7 @@ def record(n: int, outcome: Outcome = Outcome.OK, sent_at: float = 0.0) -> Recor
     )
 
 
-def test_totals_keep_the_kinds_of_failure_apart() -> None:
+def test_totals_separate_kinds_of_failure() -> None:
     ledger = Ledger([record(1), record(2), record(3, Outcome.CUT), record(4, Outcome.CUT), record(5, Outcome.NO_DONE)])
     totals = ledger.totals()
     assert (totals["sent"], totals["ok"], totals["failed"]) == (5, 2, {"cut": 2, "no_done": 1})
@@ -100,17 +100,17 @@ def test_totals_keep_the_kinds_of_failure_apart() -> None:
     assert [r.id for r in ledger.failures] == ["r3", "r4", "r5"]
 
 
-def test_an_empty_ledger_has_totals() -> None:
+def test_empty_ledger_has_totals() -> None:
     assert Ledger().totals()["ttft_p50_s"] is None
     assert Ledger().summary().startswith("0 of 0 requests ok (none failed)")
 
 
-def test_since_takes_what_was_sent_at_or_after() -> None:
+def test_since_includes_requests_sent_at_or_after() -> None:
     ledger = Ledger(record(1, sent_at=at) for at in (1.0, 2.0, 3.0))
     assert len(ledger.since(2.0).records) == 2
 
 
-def test_overlap_is_about_any_common_moment() -> None:
+def test_overlaps_includes_any_common_moment() -> None:
     assert record(2, sent_at=10).overlaps(11, 15)
     assert record(2, sent_at=10).overlaps(5, 10)
     assert not record(2, sent_at=10).overlaps(13, 15)
@@ -122,7 +122,7 @@ def test_percentile_is_a_value_of_the_list(q: int, value: float) -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], q) == value
 
 
-def test_the_dump_is_a_flat_row_a_request() -> None:
+def test_dump_is_one_flat_row_per_request() -> None:
     [row] = [json.loads(line) for line in Ledger([record(1)]).dump().splitlines()]
     assert row["outcome"] == "ok"
     assert all(not isinstance(value, dict | list) for value in row.values())

@@ -37,13 +37,13 @@ def sent(target: Target, prompt: Prompt, patience_s: float = 10) -> Record:
         ("hang", Outcome.TIMEOUT),
     ],
 )
-def test_what_happened_on_the_wire_is_in_the_record(kind: str, outcome: Outcome, engine: tuple[Engine, Target]) -> None:
+def test_record_outcome_follows_wire_behaviour(kind: str, outcome: Outcome, engine: tuple[Engine, Target]) -> None:
     record = sent(engine[1], Prompt(f"{kind} it", 3), patience_s=0.5)
     assert record.outcome is outcome
     assert bool(record.detail) is not record.ok or outcome is Outcome.NO_DONE
 
 
-def test_the_request_asks_for_an_exact_number_of_tokens(engine: tuple[Engine, Target]) -> None:
+def test_request_asks_for_exact_number_of_tokens(engine: tuple[Engine, Target]) -> None:
     chat, plain = sent(engine[1], Prompt("whole", 5)), sent(engine[1], Prompt("whole", 2, chat=False))
     assert (chat.output_tokens, plain.output_tokens) == (5, 2)
     for body in engine[0].bodies:
@@ -53,7 +53,7 @@ def test_the_request_asks_for_an_exact_number_of_tokens(engine: tuple[Engine, Ta
     assert 0 < chat.ttft_s <= chat.ended_at - chat.sent_at
 
 
-def test_a_record_says_what_the_plan_said_and_how_fast_tokens_came(engine: tuple[Engine, Target]) -> None:
+def test_record_has_plan_labels_and_tpot(engine: tuple[Engine, Target]) -> None:
     record = sent(engine[1], Prompt("whole", 5, headers=(("x-who", "me"),), labels=(("class", "chat"),)))
     assert record.labels == (("class", "chat"),)
     assert record.tpot_s is not None
@@ -62,24 +62,24 @@ def test_a_record_says_what_the_plan_said_and_how_fast_tokens_came(engine: tuple
     assert engine[0].heads[0]["x-who"] == "me"
 
 
-def test_a_refusal_says_why_and_when_to_come_back(engine: tuple[Engine, Target]) -> None:
+def test_record_rejection_has_reason_and_retry_after(engine: tuple[Engine, Target]) -> None:
     record = sent(engine[1], Prompt("busy"))
     assert (record.status, record.reason, record.retry_after_s) == (503, "overloaded", 1.0)
 
 
-def test_nobody_there_is_unreachable() -> None:
+def test_record_connection_failure_is_unreachable() -> None:
     assert sent(Target("http://127.0.0.1:9", "tiny"), Prompt("whole")).outcome is Outcome.UNREACHABLE
 
 
 @pytest.mark.parametrize(
     "url", ["http://localhost:80", "http://10.0.0.1", "http://example.com", "http://127.0.0.1.example.com"]
 )
-def test_load_leaves_this_machine_for_no_address(url: str) -> None:
+def test_target_remote_address_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.1"):
         Target(url, "tiny")
 
 
-def test_an_open_loop_sends_everything_whatever_comes_back(engine: tuple[Engine, Target]) -> None:
+def test_open_loop_sends_everything_despite_failures(engine: tuple[Engine, Target]) -> None:
     kinds = ["whole", "busy", "cut", "whole"]
     plan = OpenLoop([Arrival(0.01 * n, Prompt(kind, 2)) for n, kind in enumerate(kinds)])
     ledger = Load(engine[1], plan).run()
@@ -87,7 +87,7 @@ def test_an_open_loop_sends_everything_whatever_comes_back(engine: tuple[Engine,
     assert ledger.totals()["ok"] == 2
 
 
-def test_a_closed_loop_keeps_its_number_under_way(engine: tuple[Engine, Target]) -> None:
+def test_closed_loop_keeps_its_concurrency(engine: tuple[Engine, Target]) -> None:
     def prompts(n: int) -> Prompt:
         return Prompt("whole" if n < 30 else "hang", 2)
 
@@ -98,21 +98,21 @@ def test_a_closed_loop_keeps_its_number_under_way(engine: tuple[Engine, Target])
     assert load.ledger.totals()["ok"] == 30
 
 
-def test_a_load_stops_at_the_end_of_its_block(engine: tuple[Engine, Target]) -> None:
+def test_load_stops_at_end_of_its_block(engine: tuple[Engine, Target]) -> None:
     plan = OpenLoop(Arrival(3600.0 * n, Prompt("whole", 2)) for n in range(100))
     with Load(engine[1], plan) as load:
         until("an answer", lambda: load.ledger.records, 10, 0.01)
     assert len(load.ledger.records) == 1
 
 
-def test_poisson_arrivals_have_the_rate_and_repeat_with_the_seed() -> None:
+def test_poisson_arrivals_have_rate_and_repeat_with_seed() -> None:
     first, again = (list(poisson(5, 200, lambda n: Prompt(str(n)), seed=1).arrivals) for _ in range(2))
     assert first == again
     assert len(first) == pytest.approx(1000, rel=0.1)
     assert [a.at_s for a in first] == sorted(a.at_s for a in first)
 
 
-def test_unique_texts_share_no_beginning() -> None:
+def test_unique_texts_share_no_prefix() -> None:
     texts = [unique_text(50, seed) for seed in range(100)]
     assert len({text[:10] for text in texts}) == 100
     assert unique_text(50, 1) == unique_text(50, 1)

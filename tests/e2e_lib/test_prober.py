@@ -24,7 +24,7 @@ def service(status: str, ago_s: float) -> dict[str, Any]:
     ("obj", "seconds"),
     [(service("True", 5), 5.0), (service("False", 5), None), (service("Unknown", 5), None), ({}, None), (None, None)],
 )
-def test_readiness_is_what_the_condition_says(obj: dict[str, Any] | None, seconds: float | None) -> None:
+def test_ready_for_follows_ready_condition(obj: dict[str, Any] | None, seconds: float | None) -> None:
     assert ready_for(obj, NOW.timestamp()) == seconds
 
 
@@ -37,7 +37,7 @@ def _probed(url: str, obj: dict[str, Any]) -> Prober:
     return prober
 
 
-def test_a_failure_while_ready_is_a_broken_promise_unless_a_kill_excuses_it() -> None:
+def test_failed_probe_while_ready_violates_slo_unless_excused() -> None:
     prober = _probed("http://127.0.0.1:9", service("True", 5))
     [probe] = prober.broken_promises(0)
     assert probe.binding
@@ -47,13 +47,13 @@ def test_a_failure_while_ready_is_a_broken_promise_unless_a_kill_excuses_it() ->
     assert not prober.broken_promises(0)
 
 
-def test_a_failure_while_not_ready_is_none() -> None:
+def test_failed_probe_while_not_ready_is_not_binding() -> None:
     prober = _probed("http://127.0.0.1:9", service("False", 5))
     assert not prober.broken_promises(0)
     assert "1 failed" in prober.summary(0)
 
 
-def test_probes_are_in_the_ledger_of_their_model() -> None:
+def test_probes_are_in_ledger_of_their_model() -> None:
     with Engine().running() as url:
         prober = _probed(url, service("True", 5))
     assert prober.ledger(0, "tiny").records[0].status == 200

@@ -16,7 +16,7 @@ def asked(path: str) -> str:
     return parse_qs(urlsplit(path).query)["query"][0]
 
 
-def test_variables_are_filled_in_and_rows_ask_nothing(tmp_path: Path) -> None:
+def test_queries_substitute_variables_and_skip_rows(tmp_path: Path) -> None:
     expr = 'sum(rate(a_total{service="$service"}[$__rate_interval]))'
     board = tmp_path / "board.json"
     panels = [{"title": "Row"}, {"title": "A", "targets": [{"refId": "A", "expr": expr}, {"refId": "B", "expr": "up"}]}]
@@ -27,7 +27,7 @@ def test_variables_are_filled_in_and_rows_ask_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_an_answer_without_what_is_no_number() -> None:
+def test_query_result_omits_nan_samples() -> None:
     def answer(path: str) -> httpx.Response:
         assert asked(path) == 'a{b="c d&e"}'
         result = [{"metric": {}, "value": [1.0, "NaN"]}, {"metric": {"x": "y"}, "value": [1.0, "2"]}]
@@ -43,12 +43,12 @@ def test_an_answer_without_what_is_no_number() -> None:
         (httpx.Response(503, text="no endpoints available"), "503 no endpoints available"),
     ],
 )
-def test_a_refusal_is_an_error_with_its_words(answer: httpx.Response, words: str) -> None:
+def test_query_error_raises_with_its_message(answer: httpx.Response, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         Prometheus(lambda path: answer).query("sum(")
 
 
-def test_pods_become_targets_with_the_labels_that_discovery_would_give_them() -> None:
+def test_pod_targets_have_discovery_labels() -> None:
     ports = [{"name": "launcher", "containerPort": 8001}, {"containerPort": 9}]
     pod = {
         "metadata": {"name": "p", "namespace": "team", "labels": {"plimsoll.dev/role": "serve"}},

@@ -16,7 +16,7 @@ vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} %d
 """
 
 
-def test_differences_and_sums_of_counters() -> None:
+def test_samples_support_difference_and_sum() -> None:
     before, after = Samples.parse(PAGE % (10, 0)), Samples.parse(PAGE % (10, 500))
     both = Samples.sum([after - before, after - before])
     assert prompt_sources(both) == {"local_compute": 0, "external_kv_transfer": 1000}
@@ -24,7 +24,7 @@ def test_differences_and_sums_of_counters() -> None:
     assert both.total("nobody") == 0
 
 
-def test_a_counter_that_was_not_there_before_counts_from_zero() -> None:
+def test_samples_new_counter_counts_from_zero() -> None:
     assert (Samples.parse(PAGE % (3, 4)) - Samples.parse("")).total("vllm:prompt_tokens_by_source_total") == 7
 
 
@@ -41,7 +41,7 @@ def _audit(stage: str, verb: str, **ref: str) -> str:
     )
 
 
-def test_the_audit_log_is_read_to_its_finished_calls() -> None:
+def test_audit_log_yields_completed_calls() -> None:
     lines = [
         _audit("RequestReceived", "patch", resource="pods"),
         _audit(
@@ -59,13 +59,13 @@ def test_the_audit_log_is_read_to_its_finished_calls() -> None:
     assert calls[0].at % 60 == 1.5
 
 
-def test_a_difference_names_what_stayed_went_and_changed() -> None:
+def test_difference_names_remaining_removed_and_changed() -> None:
     lines = difference({"Pod a/x": "1", "Pod a/y": "1"}, {"Pod a/y": "2", "Secret a/z": "1"})
     assert [line.split("\n")[0] for line in lines] == ["left behind: Secret a/z", "gone: Pod a/x", "changed: Pod a/y"]
     assert not difference({"Pod a/x": "1"}, {"Pod a/x": "1"})
 
 
-def test_when_the_operator_read_and_decided() -> None:
+def test_explain_document_yields_read_and_metrics_times() -> None:
     gateways = {"age_s": 0.25, "rate_per_s": 3.5, "ttft_s": {"unknown": "nobody was answered in the last minute"}}
     document = {"heard": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
     assert (read_at(document), heard_at(document)) == (100.25, 100.5)

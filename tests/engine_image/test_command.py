@@ -20,7 +20,7 @@ def value(argv: list[str], flag: str) -> str:
     return argv[len(argv) - argv[::-1].index(flag)]
 
 
-def test_order_is_model_defaults_user_contract() -> None:
+def test_engine_argv_order_is_model_defaults_user_contract() -> None:
     argv = built(PLIMSOLL_DEFAULT_ARGS='["--dtype","auto"]', PLIMSOLL_ARGS='["--dtype","float32"]')
     assert argv[:3] == ["vllm", "serve", "org/model"]
     assert argv[5:9] == ["--dtype", "auto", "--dtype", "float32"]
@@ -29,7 +29,7 @@ def test_order_is_model_defaults_user_contract() -> None:
 
 
 @pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
-def test_the_simulated_runtime_takes_the_same_flags(role: str) -> None:
+def test_engine_argv_simulated_runtime_takes_same_flags(role: str) -> None:
     more = {"PLIMSOLL_ROLE": role, "PLIMSOLL_ARGS": '["--max-num-seqs","16"]', "PLIMSOLL_MODEL_REVISION": "abc"}
     real, light = built(**more), built(PLIMSOLL_RUNTIME="simulated", **more)
     assert real[:2] == ["vllm", "serve"]
@@ -37,12 +37,12 @@ def test_the_simulated_runtime_takes_the_same_flags(role: str) -> None:
     assert light[4:] == real[2:]
 
 
-def test_the_simulated_runtime_finds_its_package() -> None:
+def test_engine_environment_simulated_runtime_finds_package() -> None:
     read = settings.read({**PLAIN, "PLIMSOLL_RUNTIME": "simulated"}, CONTRACT)
     assert command.engine_environment({}, read, CONTRACT)["PYTHONPATH"] == str(contract.ROOT)
 
 
-def test_the_runtime_is_vllm_unless_told() -> None:
+def test_runtime_defaults_to_vllm() -> None:
     assert settings.read(PLAIN, CONTRACT).runtime == "vllm"
     assert set(command.PROGRAMS) == set(CONTRACT.runtimes)
 
@@ -70,11 +70,11 @@ def test_the_runtime_is_vllm_unless_told() -> None:
         ([], None),
     ],
 )
-def test_numbers_among_the_arguments(arguments: list[str], count: int | None) -> None:
+def test_count_of_reads_numbers_from_arguments(arguments: list[str], count: int | None) -> None:
     assert command.count_of(tuple(arguments), "--max-num-seqs") == count
 
 
-def test_the_contracts_flags() -> None:
+def test_engine_argv_has_contract_flags() -> None:
     argv = built(
         PLIMSOLL_SERVED_NAMES='["m","ns/m"]',
         PLIMSOLL_MODEL_REVISION="abc",
@@ -89,11 +89,11 @@ def test_the_contracts_flags() -> None:
     assert value(argv, "--host") == "0.0.0.0"
 
 
-def test_the_shutdown_timeout_of_the_contract() -> None:
+def test_engine_argv_shutdown_timeout_defaults_to_contract() -> None:
     assert value(built(), "--shutdown-timeout") == "600"
 
 
-def test_an_ipv6_pod_listens_on_ipv6() -> None:
+def test_engine_argv_ipv6_pod_listens_on_ipv6() -> None:
     assert value(built(PLIMSOLL_POD_IP="fd00::1"), "--host") == "::"
 
 
@@ -107,7 +107,7 @@ def test_an_ipv6_pod_listens_on_ipv6() -> None:
         ("serve", True, None),
     ],
 )  # fmt: skip
-def test_kv_transfer_by_role(role: str, cpu: bool, config: dict[str, str] | None) -> None:
+def test_engine_argv_kv_transfer_config_follows_role(role: str, cpu: bool, config: dict[str, str] | None) -> None:
     argv = built(cpu, PLIMSOLL_ROLE=role)
     assert ("--kv-transfer-config" in argv) is (config is not None)
     if config:
@@ -124,12 +124,12 @@ def test_kv_transfer_by_role(role: str, cpu: bool, config: dict[str, str] | None
         ('["--max-num-seqs"]', "2048"),
     ],
 )
-def test_the_queue_has_a_limit(args: str, limit: str) -> None:
+def test_engine_argv_limits_the_queue(args: str, limit: str) -> None:
     assert value(built(PLIMSOLL_ARGS=args), "--max-num-queued-reqs") == limit
 
 
 @pytest.mark.parametrize("args", ['["--max-num-queued-reqs","7"]', '["--max_num_queued_reqs=7"]'])
-def test_the_users_queue_limit_stands(args: str) -> None:
+def test_engine_argv_user_queue_limit_is_kept(args: str) -> None:
     assert sum(command.flag(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
 
 
@@ -148,7 +148,7 @@ def test_queue_limit_is_the_one_that_vllm_gets(args: tuple[str, ...], limit: int
 
 
 @pytest.mark.parametrize("arg", ["--port", "--port=1", "--served_model_name", "--kv-transfer-config.kv_role", "--uds"])
-def test_reserved_flags_are_refused_by_name(arg: str) -> None:
+def test_engine_argv_reserved_flag_is_rejected_by_name(arg: str) -> None:
     with pytest.raises(SettingsError, match="PLIMSOLL_ARGS: --"):
         built(PLIMSOLL_ARGS=json.dumps([arg, "x"]))
 
@@ -168,12 +168,12 @@ def test_reserved_flags_are_refused_by_name(arg: str) -> None:
         ("PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS", "-1"),
     ],
 )
-def test_bad_settings_name_their_variable(name: str, text: str) -> None:
+def test_settings_invalid_value_names_its_variable(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=name):
         settings.read({**PLAIN, name: text}, CONTRACT)
 
 
-def test_the_engines_environment() -> None:
+def test_engine_environment_sets_nixl_host_and_python_path() -> None:
     read: Settings = settings.read({**PLAIN, "PLIMSOLL_POD_IP": "10.0.0.9"}, CONTRACT)
     environment = command.engine_environment({"PYTHONPATH": "/a", "X": "1"}, read, CONTRACT)
     assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.0.0.9"
@@ -184,5 +184,5 @@ def test_the_engines_environment() -> None:
 
 
 @pytest.mark.parametrize(("version", "cpu"), [("0.32.0+cpu", True), ("0.32.0", False), ("", False)])
-def test_the_platform_is_read_from_the_version(version: str, cpu: bool) -> None:
+def test_cpu_platform_is_read_from_version(version: str, cpu: bool) -> None:
     assert command.cpu_platform(version) is cpu

@@ -13,7 +13,7 @@ IMAGE = Path(__file__).resolve().parents[2] / "engine-image"
 LAYER = "# The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.\n"
 
 
-def test_both_images_get_the_launcher_by_the_same_lines() -> None:
+def test_both_images_share_launcher_lines() -> None:
     cpu, cuda = (
         (IMAGE / f"{name}.Dockerfile").read_text().split("\nFROM ")[-1].split("\n", 1)[1] for name in ("cpu", "cuda")
     )
@@ -21,11 +21,11 @@ def test_both_images_get_the_launcher_by_the_same_lines() -> None:
     assert cpu == cuda
 
 
-def test_code_is_the_last_layer() -> None:
+def test_cuda_image_code_is_last_layer() -> None:
     assert (IMAGE / "cuda.Dockerfile").read_text().splitlines()[-1] == "COPY launcher /opt/plimsoll/launcher"
 
 
-def test_the_lock_pins_every_package_once() -> None:
+def test_cpu_lock_pins_every_package_once() -> None:
     lines = [line for line in (IMAGE / "cpu.lock").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+]+", line) for line in lines)
     names = [line.split("==")[0].lower().replace("_", "-") for line in lines]
@@ -34,7 +34,7 @@ def test_the_lock_pins_every_package_once() -> None:
     assert "torch" not in names
 
 
-SOURCE = """
+ASSEMBLY_SOURCE = """
 .globl answer
 .type answer,@function
 .section .text
@@ -51,9 +51,9 @@ behind: .long 4711
 
 
 @pytest.mark.skipif(not (shutil.which("as") and shutil.which("ld")), reason="needs binutils")
-def test_a_section_is_cut_out_and_the_library_still_loads(tmp_path: Path) -> None:
+def test_cut_section_removes_section_and_library_loads(tmp_path: Path) -> None:
     source, binary, library = tmp_path / "a.s", tmp_path / "a.o", tmp_path / "liba.so"
-    source.write_text(SOURCE)
+    source.write_text(ASSEMBLY_SOURCE)
     subprocess.run(["as", "-o", binary, source], check=True)
     # room for two more program headers, as the libraries of binary wheels have it
     script = tmp_path / "a.ld"
@@ -75,7 +75,7 @@ def test_a_section_is_cut_out_and_the_library_still_loads(tmp_path: Path) -> Non
     assert shown.split() == ["42", "4711"]
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_cut_section_other_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(struct.pack("<64x"))
     done = subprocess.run(

@@ -96,7 +96,7 @@ async def launched(
         await process.communicate()
 
 
-async def test_ready_after_warm_up_and_gone_with_zero(tmp_path: Path) -> None:
+async def test_launcher_is_ready_after_warmup_and_exits_zero(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("ready after")
         assert (await launcher.get("/readyz")).status == 200
@@ -110,7 +110,7 @@ async def test_ready_after_warm_up_and_gone_with_zero(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "stopping").exists()
 
 
-async def test_it_says_what_the_engine_is_and_how_fast(tmp_path: Path) -> None:
+async def test_launcher_serves_engine_info_and_self_benchmark(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "architectures": ["x"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     async with launched(tmp_path, "--max-num-seqs", "8", model=str(tmp_path)) as launcher:
@@ -127,7 +127,7 @@ async def test_it_says_what_the_engine_is_and_how_fast(tmp_path: Path) -> None:
     assert seconds > 0
 
 
-async def test_a_start_is_in_the_phase_that_comes_next(tmp_path: Path) -> None:
+async def test_launcher_startup_reports_current_phase(tmp_path: Path) -> None:
     async with launched(tmp_path, "unhealthy", model=str(tmp_path)) as launcher:
         await launcher.until("init engine")
         said = json.loads((await launcher.get("/about")).body)
@@ -135,7 +135,7 @@ async def test_a_start_is_in_the_phase_that_comes_next(tmp_path: Path) -> None:
     assert (said["ready"], said["ladder"], said["limits"]["kv_tokens"]) == (False, None, None)
 
 
-async def test_the_simulated_runtime_lives_as_vllm_does(tmp_path: Path) -> None:
+async def test_launcher_simulated_runtime_behaves_like_vllm(tmp_path: Path) -> None:
     async with launched(tmp_path, runtime="simulated") as launcher:
         argv = (await launcher.until(r"starting: (.*)"))[1].split()
         await launcher.until("ready after")
@@ -147,7 +147,7 @@ async def test_the_simulated_runtime_lives_as_vllm_does(tmp_path: Path) -> None:
     assert said["accelerator"] == {"name": "H200", "count": 1}
 
 
-async def test_an_engine_that_exits_0_by_itself_is_a_failure(tmp_path: Path) -> None:
+async def test_launcher_engine_exiting_zero_unasked_is_failure(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("ready after")
         with pytest.raises((OSError, ValueError)):
@@ -155,12 +155,12 @@ async def test_an_engine_that_exits_0_by_itself_is_a_failure(tmp_path: Path) -> 
         assert await launcher.process.wait() == 1
 
 
-async def test_an_engine_that_cannot_start_passes_its_code_on(tmp_path: Path) -> None:
+async def test_launcher_engine_startup_failure_passes_exit_code(tmp_path: Path) -> None:
     async with launched(tmp_path, "broken") as launcher:
         assert await launcher.process.wait() == 3
 
 
-async def test_a_dead_engine_core_makes_the_pod_unready(tmp_path: Path) -> None:
+async def test_launcher_dead_engine_core_makes_pod_unready(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("ready after")
         await client.request(launcher.api, "/dead", b"{}")
@@ -168,7 +168,7 @@ async def test_a_dead_engine_core_makes_the_pod_unready(tmp_path: Path) -> None:
         assert await launcher.get("/readyz") == client.Response(503, b"dead")
 
 
-async def test_what_the_engine_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+async def test_launcher_exit_kills_orphaned_engine_processes(tmp_path: Path) -> None:
     async with launched(tmp_path, "orphan") as launcher:
         orphan = int((await launcher.until(r"orphan (\d+)"))[1])
         await launcher.until("ready after")
@@ -178,14 +178,14 @@ async def test_what_the_engine_leaves_behind_ends_with_it(tmp_path: Path) -> Non
         await asyncio.sleep(0.01)
 
 
-async def test_a_start_that_is_broken_off_is_no_failure(tmp_path: Path) -> None:
+async def test_launcher_sigterm_during_startup_exits_zero(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("Initializing")
         launcher.process.send_signal(signal.SIGTERM)
         assert await launcher.process.wait() == 0
 
 
-async def test_orders_that_make_no_sense_are_told(tmp_path: Path) -> None:
+async def test_launcher_invalid_settings_are_reported(tmp_path: Path) -> None:
     async with launched(tmp_path, "--port", "1") as launcher:
         await launcher.until("PLIMSOLL_ARGS: --port is set by Plimsoll")
         assert await launcher.process.wait() == 2

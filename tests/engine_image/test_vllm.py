@@ -184,14 +184,14 @@ def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
         yield Pair(prefill, decode)
 
 
-def test_the_start_is_timed_in_phases(pair: Pair) -> None:
+def test_vllm_startup_phases_are_measured(pair: Pair) -> None:
     line = next(line for line in pair.decode.log if "ready after" in line)
     print(line)
     for phase in ("launch", "import", "load", "init", "api", "warmup"):
         assert pair.decode.metric("plimsoll_engine_start_phase_seconds", phase=phase) > 0
 
 
-def test_both_say_what_they_are_and_how_fast(pair: Pair) -> None:
+def test_vllm_engine_info_and_self_benchmark_of_both_roles(pair: Pair) -> None:
     for one, role in ((pair.prefill, "prefill"), (pair.decode, "decode")):
         said = one.about()
         print(said["ladder"])
@@ -206,7 +206,7 @@ def test_both_say_what_they_are_and_how_fast(pair: Pair) -> None:
     assert pair.prefill.about()["ladder"]["decode"] == []
 
 
-def test_prompts_move_and_the_text_is_the_same(pair: Pair) -> None:
+def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None:
     moved = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
     computed = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
     prompt_tokens = 0
@@ -224,7 +224,7 @@ def test_prompts_move_and_the_text_is_the_same(pair: Pair) -> None:
     assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == 3
 
 
-def test_a_request_for_another_service_is_answered_in_its_place(pair: Pair) -> None:
+def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
     asked = {**body(words("other")), "model": "busy/other"}
     named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
     before = pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote")
@@ -233,21 +233,21 @@ def test_a_request_for_another_service_is_answered_in_its_place(pair: Pair) -> N
     assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == before + 1
 
 
-def test_a_clients_own_parameters_do_nothing(pair: Pair) -> None:
+def test_vllm_client_transfer_params_are_ignored(pair: Pair) -> None:
     evil = {"do_remote_decode": True, "do_remote_prefill": False}
     for one in (pair.prefill, pair.decode):
         status, got = one.post(body(words("evil"), kv_transfer_params=evil))
         assert (status, got["kv_transfer_params"]) == (200, None)
 
 
-def test_a_dead_prefill_engine_is_done_without(pair: Pair) -> None:
+def test_vllm_dead_prefill_engine_falls_back_to_local(pair: Pair) -> None:
     (port,) = free_ports(1)
     status, got = pair.decode.post(body(words("dead")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
     assert (status, got["usage"]["completion_tokens"]) == (200, 24)
     assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="dead") == 1
 
 
-def test_errors_have_openais_shape(pair: Pair) -> None:
+def test_vllm_error_responses_have_openai_shape(pair: Pair) -> None:
     status, got = pair.decode.post({**body("a"), "model": "other"})
     assert (status, got["error"]["code"]) == (404, "model_not_found")
     status, got = pair.decode.post({**body(""), "prompt": [9] * 5000})
@@ -258,7 +258,7 @@ def test_errors_have_openais_shape(pair: Pair) -> None:
     )
 
 
-def test_a_stream_ends_whole_while_the_engine_leaves(pair: Pair) -> None:
+def test_vllm_draining_engine_finishes_stream(pair: Pair) -> None:
     with pair.prefill.stream(body(words("drain", 5), 1500, stream_options={"include_usage": True})) as stream:
         pair.prefill.process.send_signal(signal.SIGTERM)
         rest = stream.read().decode()
@@ -268,7 +268,7 @@ def test_a_stream_ends_whole_while_the_engine_leaves(pair: Pair) -> None:
     assert pair.prefill.process.wait() == 0
 
 
-def test_a_killed_engine_core_never_ends_a_stream_well(pair: Pair) -> None:
+def test_vllm_killed_engine_core_breaks_stream(pair: Pair) -> None:
     core = int(next(found[1] for line in pair.decode.log if (found := re.search(r"EngineCore pid=(\d+)", line))))
     with pair.decode.stream(body(words("kill", 5), 3000)) as stream:
         os.kill(core, signal.SIGKILL)

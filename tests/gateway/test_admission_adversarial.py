@@ -24,7 +24,7 @@ ONE = "10.0.0.1:8000"
 TWO = "10.0.0.2:8000"
 
 
-def nothing_left(world: World) -> bool:
+def is_empty(world: World) -> bool:
     """Nothing is held, running or counted anywhere, and no timer runs."""
     picker = world.picker
     guards = picker.admission.guards.values()
@@ -36,7 +36,7 @@ def nothing_left(world: World) -> bool:
     )
 
 
-async def test_thousands_that_are_held_and_leave_leave_nothing_behind() -> None:
+async def test_thousands_of_disconnects_leave_no_state() -> None:
     world = World(promised(admission={"maxHeld": 5000}))
     held = [world.hold(headers={"x-gateway-inference-fairness-id": f"t{n % 7}"}) for n in range(3002)]
     world.have(promised(admission={"maxHeld": 5000}), pods=engines(1))
@@ -47,14 +47,14 @@ async def test_thousands_that_are_held_and_leave_leave_nothing_behind() -> None:
     for reply in running:
         world.end(reply)
     world.pass_s(2.0)
-    assert nothing_left(world)
+    assert is_empty(world)
     assert world.clock.armed == []
     assert world.outcomes() == {"Admitted": 2, "Held": 3002, "ClientGone": 3000}
     world.pass_s(70.0)
     assert world.picker.admission.guards["team/chat"].gate.tenants_known == 0
 
 
-async def test_a_client_that_leaves_in_the_very_moment_in_which_it_is_let_in() -> None:
+async def test_disconnect_at_admission_releases_slot() -> None:
     world = World(promised(batch=1), pods=engines(1))
     first = world.ask()
     leaving, next_one = world.hold(), world.hold()
@@ -66,11 +66,11 @@ async def test_a_client_that_leaves_in_the_very_moment_in_which_it_is_let_in() -
     world.pass_s(1.0)
     assert picked(next_one) == ONE
     world.end(next_one.result())
-    assert nothing_left(world)
+    assert is_empty(world)
     assert world.outcomes()["ClientGone"] == 1
 
 
-async def test_a_client_that_leaves_in_the_very_moment_in_which_the_gate_is_made_anew() -> None:
+async def test_disconnect_during_admission_rebuild_leaves_no_state() -> None:
     world = World(promised())
     leaving, staying = world.hold(), world.hold()
     leaving.cancel()  # the loop has not said so yet
@@ -79,10 +79,10 @@ async def test_a_client_that_leaves_in_the_very_moment_in_which_the_gate_is_made
     await asyncio.sleep(0)
     staying.cancel()
     await asyncio.sleep(0)
-    assert nothing_left(world)
+    assert is_empty(world)
 
 
-async def test_an_engine_that_dies_with_residents_gives_its_place_up_and_comes_back_with_what_still_runs() -> None:
+async def test_lost_engine_releases_slots_and_returns_with_running() -> None:
     world = World(promised(), pods=engines(2))
     replies = [world.ask() for _ in range(4)]
     held = world.hold()
@@ -97,10 +97,10 @@ async def test_an_engine_that_dies_with_residents_gives_its_place_up_and_comes_b
         world.end(reply, code=503, flags="UC")
     world.pass_s(6.0)
     world.end(held.result())
-    assert nothing_left(world)
+    assert is_empty(world)
 
 
-async def test_limits_that_vanish_let_everybody_in() -> None:
+async def test_missing_limits_admit_everything() -> None:
     for after in (promised(model=False), service(), {**promised(), "status": {"admission": {"version": 99}}}):
         world = World(promised(), pods=engines(1))
         replies = [world.ask(), world.ask()]
@@ -113,29 +113,29 @@ async def test_limits_that_vanish_let_everybody_in() -> None:
         for reply in (*replies, *(future.result() for future in held)):
             assert isinstance(reply, bytes)
             world.end(reply)
-        assert nothing_left(world)
+        assert is_empty(world)
 
 
-async def test_limits_that_vanish_from_zero_refuse_as_before() -> None:
+async def test_missing_limits_at_zero_reject_as_starting() -> None:
     world = World(promised())
     held = world.hold()
     world.have(promised(model=False))
     assert refused(held).error["code"] == "model_starting"
 
 
-async def test_a_service_that_is_deleted_is_not_found_by_those_who_wait_for_it() -> None:
+async def test_deleted_service_rejects_queued_as_not_found() -> None:
     world = World(promised())
     held = [world.hold(), world.hold()]
     world.have()
     for future in held:
         reply = refused(future)
         assert (reply.status, reply.error["code"]) == (404, "model_not_found")
-    assert nothing_left(world)
+    assert is_empty(world)
     world.clock.pass_to(100.0)
     assert "team/chat" not in world.picker.tallies
 
 
-async def test_changed_classes_make_a_new_gate_that_knows_who_runs_and_who_waits() -> None:
+async def test_class_change_keeps_running_and_queued_requests() -> None:
     world = World(promised(), pods=engines(1))
     replies = [world.ask(), world.ask()]
     held = [world.hold(), world.hold(headers={"x-gateway-inference-objective": "high"})]
@@ -155,10 +155,10 @@ async def test_changed_classes_make_a_new_gate_that_knows_who_runs_and_who_waits
         assert isinstance(reply, bytes)
         world.end(reply)
     world.end(held[0].result())
-    assert nothing_left(world)
+    assert is_empty(world)
 
 
-async def test_changed_classes_keep_what_clients_were_told() -> None:
+async def test_class_change_keeps_retry_detection() -> None:
     world = World(promised(admission={"whenFull": "Shed"}, ready_at_s=20.0, ready_work=2.0))
     refused(world.ask())
     classes = [{"name": "other"}]
@@ -171,7 +171,7 @@ async def test_changed_classes_keep_what_clients_were_told() -> None:
     assert world.service()["requests"]["retried"] == 1
 
 
-async def test_a_new_model_and_a_new_tenant_change_nothing_for_those_who_wait() -> None:
+async def test_model_or_tenant_change_keeps_queued_requests() -> None:
     world = World(promised(), pods=engines(1))
     world.ask(), world.ask()
     held = world.hold()
@@ -183,7 +183,7 @@ async def test_a_new_model_and_a_new_tenant_change_nothing_for_those_who_wait() 
     assert world.picker.admission.guards["team/chat"] is guard
 
 
-async def test_a_fault_inside_admission_loses_no_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_admission_error_loses_no_request(caplog: pytest.LogCaptureFixture) -> None:
     world = World(promised(), pods=engines(1))
     world.ask(), world.ask()
     held = [world.hold(), world.hold()]
@@ -196,7 +196,7 @@ async def test_a_fault_inside_admission_loses_no_request(caplog: pytest.LogCaptu
     assert world.residents() == {ONE: 4}
 
 
-async def test_what_is_given_up_as_lost_ends_in_the_gate() -> None:
+async def test_expired_request_is_released_in_admission() -> None:
     world = World(promised(), pods=engines(1))
     world.ask(), world.ask()
     held = world.hold()
@@ -211,19 +211,19 @@ async def test_what_is_given_up_as_lost_ends_in_the_gate() -> None:
     assert len(world.picker.inflight) == len(world.picker.admission) == 0
 
 
-async def test_a_request_that_ended_elsewhere_ends_where_it_was_counted() -> None:
+async def test_request_completed_elsewhere_is_released_at_its_engine() -> None:
     world = World(promised(), pods=engines(2))
     reply = world.ask()
     assert picked(reply) == ONE
     assert isinstance(reply, bytes)
     world.end(reply, host=TWO)
-    assert nothing_left(world)
+    assert is_empty(world)
     assert picked(world.ask()) == TWO  # the other one has refused it
     world.pass_s(6.0)
     assert picked(world.ask()) == ONE
 
 
-async def test_requests_that_are_none_of_ours_take_their_part_of_an_engine() -> None:
+async def test_external_requests_use_engine_slots() -> None:
     world = World(promised(batch=4), pods=engines(1))
     world.picker.looked({ONE: 3})
     picked(world.ask())
@@ -234,7 +234,7 @@ async def test_requests_that_are_none_of_ours_take_their_part_of_an_engine() -> 
     assert picked(held) == ONE
 
 
-async def test_where_all_engines_are_in_doubt_none_is_avoided() -> None:
+async def test_all_engines_suspect_avoids_none() -> None:
     world = World(promised(), pods=engines(2))
     world.picker.doubt(ONE)
     assert [picked(world.ask()), picked(world.ask())] == [TWO, TWO]
@@ -243,7 +243,7 @@ async def test_where_all_engines_are_in_doubt_none_is_avoided() -> None:
     assert picked(held) == ONE
 
 
-async def test_no_body_breaks_a_gate(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hostile_body_never_breaks_admission(caplog: pytest.LogCaptureFixture) -> None:
     world = World(promised(admission={"maxHeld": 1}), pods=engines(1))
     hostile: tuple[dict[str, Any], ...] = (
         {"n": 16_384, "prompt": ["a"] * 100_000},
@@ -260,7 +260,7 @@ async def test_no_body_breaks_a_gate(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text == ""
 
 
-async def test_envoy_is_not_asked_to_keep_more_than_it_can() -> None:
+async def test_queued_body_bytes_are_limited() -> None:
     world = World(promised(admission={"maxHeld": 5000}))
     body = "x" * (8 << 20)
     held = [world.hold(pad=body) for _ in range(MOST_HELD_BYTES // (8 << 20) - 1)]
@@ -270,7 +270,7 @@ async def test_envoy_is_not_asked_to_keep_more_than_it_can() -> None:
     world.hold(pad=body)
 
 
-async def test_a_batch_that_grows_elsewhere_is_a_smaller_share_here() -> None:
+async def test_batch_growth_elsewhere_shrinks_own_share() -> None:
     world = World(promised(batch=6, shares={GATEWAY: 2, "other": 4}), pods=engines(1))
     replica = world.picker.admission.guards["team/chat"].gate.fleet.replicas[ONE]
     assert replica.scale == pytest.approx(3.0)
@@ -278,7 +278,7 @@ async def test_a_batch_that_grows_elsewhere_is_a_smaller_share_here() -> None:
     assert replica.scale == pytest.approx(4.0)
 
 
-async def test_tenants_beyond_measure_share_one_name() -> None:
+async def test_unknown_tenants_beyond_limit_share_one_name() -> None:
     world = World(promised(admission={"maxHeld": 5000, "tenants": [{"name": "known"}]}))
     for n in range(MOST_TENANTS + 50):
         world.hold(headers={"x-gateway-inference-fairness-id": f"tenant-{n}"})
@@ -287,7 +287,7 @@ async def test_tenants_beyond_measure_share_one_name() -> None:
     assert world.picker.admission.guards["team/chat"].gate.tenants_known <= MOST_TENANTS + 2
 
 
-async def test_a_hold_is_never_longer_than_envoy_waits() -> None:
+async def test_queue_time_never_exceeds_envoy_timeout() -> None:
     patient = {"ttft": "3600s", "tpot": "50ms"}
     world = World(promised(slo=patient, batch=1), pods=engines(1))
     world.ask()
@@ -307,9 +307,7 @@ async def test_a_hold_is_never_longer_than_envoy_waits() -> None:
         {"status": "gone"},
     ],
 )
-async def test_an_object_that_cannot_be_read_has_no_gate_and_says_so_once(
-    broken: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_object_has_no_policy_and_logs_once(broken: Any, caplog: pytest.LogCaptureFixture) -> None:
     obj = promised()
     obj = {**obj, **broken, "spec": {**obj["spec"], **broken.get("spec", {})}}
     policies = Policies()
@@ -326,7 +324,7 @@ async def test_an_object_that_cannot_be_read_has_no_gate_and_says_so_once(
     assert policies.unread("team/chat") == ""
 
 
-async def test_where_the_operators_word_cannot_be_read_its_classes_are_judged_all_the_same() -> None:
+async def test_unreadable_publication_still_counts_slo() -> None:
     """An operator of a newer release: no gate, no lost request, and a word about it for as long as it lasts."""
     obj = promised(slo={"ttft": "1s"}, batch=1)
     obj["status"]["admission"]["version"] = 99
@@ -337,17 +335,17 @@ async def test_where_the_operators_word_cannot_be_read_its_classes_are_judged_al
         assert isinstance(reply, bytes)
         world.end(reply, ttft_us=2_000_000, duration_us=3_000_000)
     told = signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == {"version": "", "gated": False, "unread": UNREAD}
+    assert told["object"] == {"version": "", "gated": False, "unread": UNREADABLE_MESSAGE}
     assert told["promise"]["missed_ttft"] == 2
     world.have(promised(slo={"ttft": "1s"}, batch=1), pods=engines(1))
     told = signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
     assert told["object"] == {"version": "", "gated": True, "unread": ""}
 
 
-UNREAD = "status.admission: a model of version 99, not of version 3"
+UNREADABLE_MESSAGE = "status.admission: a model of version 99, not of version 3"
 
 
-class Wire(asyncio.Transport):
+class FakeTransport(asyncio.Transport):
     """A transport that keeps what was written."""
 
     def __init__(self) -> None:
@@ -361,21 +359,21 @@ class Wire(asyncio.Transport):
         self.written += bytes(data)
 
 
-QUESTION = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 
 
-async def test_a_door_cancels_what_its_peer_no_longer_waits_for() -> None:
+async def test_http_protocol_cancels_handler_on_disconnect() -> None:
     held: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    door, wire = Door(lambda request: held, 1024, None), Wire()
+    door, wire = Door(lambda request: held, 1024, None), FakeTransport()
     door.connection_made(wire)
-    door.data_received(QUESTION)
+    door.data_received(CHECK_REQUEST)
     door.connection_lost(None)
     assert held.cancelled()
     await asyncio.sleep(0)
     assert wire.written == b""
 
 
-async def test_a_door_answers_in_order_and_a_fault_in_a_late_answer_is_a_500() -> None:
+async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
     loop = asyncio.get_running_loop()
     replies: list[Any] = [loop.create_future(), response(404), loop.create_future(), response(413)]
 
@@ -383,9 +381,9 @@ async def test_a_door_answers_in_order_and_a_fault_in_a_late_answer_is_a_500() -
         return replies.pop(0)
 
     first, third = replies[0], replies[2]
-    door, wire = Door(handle, 1024, None), Wire()
+    door, wire = Door(handle, 1024, None), FakeTransport()
     door.connection_made(wire)
-    door.data_received(4 * QUESTION)
+    door.data_received(4 * CHECK_REQUEST)
     assert wire.written == b""
     first.set_result(response(200))
     await asyncio.sleep(0)
@@ -395,7 +393,7 @@ async def test_a_door_answers_in_order_and_a_fault_in_a_late_answer_is_a_500() -
     assert statuses == [b"200", b"404", b"500", b"413"]
 
 
-class Crowd:
+class Churn:
     """Requests of which some end, some leave, and the rest go on."""
 
     def __init__(self, world: World) -> None:
@@ -433,10 +431,10 @@ class Crowd:
             self.running.append(reply)
 
 
-async def test_outcomes_add_up_however_the_world_moves() -> None:
+async def test_outcomes_add_up_under_churn() -> None:
     few: dict[str, Any] = {"admission": {"maxHeld": 20}}
     world = World(promised(**few), pods=engines(2))
-    crowd = Crowd(world)
+    crowd = Churn(world)
     for step in range(400):
         await crowd.come(step)
         if step % 3 == 0:
@@ -455,10 +453,10 @@ async def test_outcomes_add_up_however_the_world_moves() -> None:
     while crowd.running or crowd.waiting:
         await crowd.leave()
         await crowd.end()
-    assert nothing_left(world)
+    assert is_empty(world)
 
 
-async def test_a_gateway_is_told_by_name_in_shares() -> None:
+async def test_capacity_share_is_found_by_gateway_name() -> None:
     world = World(promised(batch=8, shares={GATEWAY: 1, "other": 7}), pods=(pod(ONE),))
     assert isinstance(world.ask(), bytes)
     held = world.hold()
@@ -466,13 +464,13 @@ async def test_a_gateway_is_told_by_name_in_shares() -> None:
     assert headers(held)["x-plimsoll-endpoint"] == ONE
 
 
-async def test_a_gateway_to_which_no_share_has_come_yet_turns_nobody_away() -> None:
+async def test_gateway_with_zero_share_admits() -> None:
     world = World(promised(batch=8, shares={GATEWAY: 0, "other": 8}), pods=(pod(ONE),))
     assert [isinstance(world.ask(), bytes) for _ in range(4)] == [True] * 4
     assert world.hold()
 
 
-async def test_a_record_without_a_ticket_changes_nothing() -> None:
+async def test_record_without_request_id_changes_nothing() -> None:
     world = World(promised(), pods=engines(1))
     held = world.ask()
     assert not world.picker.ended(Record(host="/run/plimsoll/picker.sock", code=429), 0.0)

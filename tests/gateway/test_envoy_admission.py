@@ -13,7 +13,7 @@ from tests.gateway.stack import Stack, until
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 
-async def test_a_request_waits_for_the_first_engine_and_is_then_let_in(stack: Stack) -> None:
+async def test_scale_from_zero_queues_then_admits(stack: Stack) -> None:
     await stack.have([promised()], [])
     asked = [asyncio.create_task(stack.ask_fully()) for _ in range(3)]
     await stack.held(3)
@@ -28,7 +28,7 @@ async def test_a_request_waits_for_the_first_engine_and_is_then_let_in(stack: St
     assert (await stack.admin.stats()).failed_open == 0
 
 
-async def test_what_finds_no_room_is_refused_with_the_time_to_come_back(stack: Stack) -> None:
+async def test_full_service_rejects_with_retry_after(stack: Stack) -> None:
     engine = await stack.engine()
     hold = engine.behaviour.hold = asyncio.Event()
     await stack.have([promised(admission={"whenFull": "Shed"}, batch=1)], [pod(engine.address)])
@@ -44,7 +44,7 @@ async def test_what_finds_no_room_is_refused_with_the_time_to_come_back(stack: S
     assert (await stack.ask_fully())[0] == 200
 
 
-async def test_a_client_that_leaves_while_it_is_held_leaves_its_place_to_others(stack: Stack) -> None:
+async def test_queued_client_disconnect_frees_slot(stack: Stack) -> None:
     engine = await stack.engine()
     hold = engine.behaviour.hold = asyncio.Event()
     await stack.have([promised(batch=1)], [pod(engine.address)])
@@ -64,7 +64,7 @@ async def test_a_client_that_leaves_while_it_is_held_leaves_its_place_to_others(
     await stack.inflight(engine, 0)
 
 
-async def test_class_and_tenant_are_told_by_headers_and_a_client_tells_no_ticket(stack: Stack) -> None:
+async def test_headers_set_class_and_tenant_but_not_request_id(stack: Stack) -> None:
     engine = await stack.engine()
     classes = [{"name": "low"}, {"name": "high", "priority": 1}]
     tenants = [{"name": "jobs", "requestsPerSecond": "0.001"}]
@@ -92,7 +92,7 @@ async def test_class_and_tenant_are_told_by_headers_and_a_client_tells_no_ticket
     assert [(await task)[0] for task in (running, low, high)] == [200, 200, 200]
 
 
-async def test_a_downgraded_request_goes_to_the_other_model_under_its_name(stack: Stack) -> None:
+async def test_downgrade_routes_to_fallback_under_its_name(stack: Stack) -> None:
     big, small = await stack.engine(), await stack.engine()
     hold = big.behaviour.hold = asyncio.Event()
     down = {
@@ -115,7 +115,7 @@ async def test_a_downgraded_request_goes_to_the_other_model_under_its_name(stack
     assert (await stack.admission())["outcomes"] == {"Admitted": 1, "Downgraded": 1}
 
 
-async def test_a_drain_serves_those_who_are_held(lone: Stack) -> None:
+async def test_drain_serves_queued_requests(lone: Stack) -> None:
     engine = await lone.engine()
     hold = engine.behaviour.hold = asyncio.Event()
     await lone.up([promised(batch=1)], [pod(engine.address)])
@@ -139,7 +139,7 @@ async def test_a_drain_serves_those_who_are_held(lone: Stack) -> None:
     assert picker.returncode == 0
 
 
-async def test_each_answer_is_held_against_the_targets_of_its_class(stack: Stack) -> None:
+async def test_responses_are_assessed_by_class_targets(stack: Stack) -> None:
     engine = await stack.engine()
     classes = [{"name": "patient", "slo": {"ttft": "30m", "e2e": "1h"}}, {"name": "default"}]
     told = promised(admission={"classes": classes}, classes=("patient", "default"), slo={"ttft": "1us", "tpot": "50ms"})

@@ -30,7 +30,7 @@ def is_openai_error(body: Any) -> bool:
     )
 
 
-async def test_a_completion_comes_back_from_the_engine(stack: Stack) -> None:
+async def test_completion_is_returned_from_engine(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -40,7 +40,7 @@ async def test_a_completion_comes_back_from_the_engine(stack: Stack) -> None:
     assert len(headers["x-request-id"]) == 36
 
 
-async def test_a_stream_comes_whole_and_the_clients_request_id_is_echoed(stack: Stack) -> None:
+async def test_stream_is_complete_and_request_id_is_echoed(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -54,7 +54,7 @@ async def test_a_stream_comes_whole_and_the_clients_request_id_is_echoed(stack: 
     assert engine.header("x-request-id") == "mine-1"
 
 
-async def test_least_loaded_engine_is_picked_and_counts_come_back(stack: Stack) -> None:
+async def test_least_loaded_engine_is_picked(stack: Stack) -> None:
     first, second = await stack.engine(), await stack.engine()
     hold = asyncio.Event()
     first.behaviour.hold = second.behaviour.hold = hold
@@ -69,7 +69,7 @@ async def test_least_loaded_engine_is_picked_and_counts_come_back(stack: Stack) 
     await stack.inflight(second, 0)
 
 
-async def test_a_prompt_of_a_block_is_sent_with_a_prefill_engine_of_its_revision(stack: Stack) -> None:
+async def test_long_prompt_gets_prefill_engine_of_same_revision(stack: Stack) -> None:
     decode, prefill = await stack.engine(), await stack.engine()
     pods = [
         pod(decode.address, role="decode"),
@@ -92,7 +92,7 @@ async def test_a_prompt_of_a_block_is_sent_with_a_prefill_engine_of_its_revision
     assert signals["services"]["team/chat"]["prefill"] == {"remote": 1, "local": 1}
 
 
-async def test_headers_that_steer_the_gateway_never_come_from_a_client(stack: Stack) -> None:
+async def test_client_routing_headers_are_removed(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -115,7 +115,7 @@ async def test_headers_that_steer_the_gateway_never_come_from_a_client(stack: St
         assert name.lower().encode() not in seen, name
 
 
-async def test_models_are_the_api_objects(stack: Stack) -> None:
+async def test_models_endpoint_lists_api_objects(stack: Stack) -> None:
     await stack.have([service(model="tiny"), service("other", creationTimestamp="2026-02-02T00:00:00Z")], [])
     async with stack.http.get(f"{stack.url}/v1/models") as answer:
         listed = await answer.json()
@@ -124,7 +124,7 @@ async def test_models_are_the_api_objects(stack: Stack) -> None:
     assert listed["data"][1] == {"id": "tiny", "object": "model", "created": 1767323045, "owned_by": "plimsoll"}
 
 
-async def test_a_model_without_engines_is_starting_and_not_unknown(stack: Stack) -> None:
+async def test_model_without_engines_is_503_starting(stack: Stack) -> None:
     await stack.have([service()], [])
     status, body, headers = await stack.ask_fully()
     assert status == 503
@@ -136,7 +136,7 @@ async def test_a_model_without_engines_is_starting_and_not_unknown(stack: Stack)
     assert (await stack.signals())["services"]["team/chat"]["requests"]["refused"] == {"model_starting": 2}
 
 
-async def test_an_unknown_model_is_a_404_that_need_not_be_tried_again(stack: Stack) -> None:
+async def test_unknown_model_is_404_without_retry(stack: Stack) -> None:
     await stack.have([service()], [])
     status, body, headers = await stack.ask_fully("nobody")
     assert status == 404
@@ -156,7 +156,7 @@ async def test_an_unknown_model_is_a_404_that_need_not_be_tried_again(stack: Sta
         ("POST", "/v1/models", 405, "method_not_allowed"),
     ],
 )
-async def test_other_paths_and_methods_are_refused_in_openais_shape(
+async def test_other_paths_and_methods_return_openai_errors(
     stack: Stack, method: str, path: str, status: int, code: str
 ) -> None:
     await stack.have([service()], [])
@@ -167,7 +167,7 @@ async def test_other_paths_and_methods_are_refused_in_openais_shape(
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_a_body_above_the_limit_is_a_413_and_one_below_it_passes(stack: Stack) -> None:
+async def test_body_above_limit_is_413(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -179,7 +179,7 @@ async def test_a_body_above_the_limit_is_a_413_and_one_below_it_passes(stack: St
     assert status == 200
 
 
-async def test_a_large_body_with_a_key_named_twice_is_read_in_a_worker(stack: Stack) -> None:
+async def test_large_suspicious_body_is_parsed_in_worker(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -190,7 +190,7 @@ async def test_a_large_body_with_a_key_named_twice_is_read_in_a_worker(stack: St
         assert (answer.status, (await answer.json())["error"]["code"]) == (400, "duplicate_key")
 
 
-async def test_a_service_that_goes_away_leaves_no_model_behind(stack: Stack) -> None:
+async def test_deleted_service_is_removed(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -203,7 +203,7 @@ async def test_a_service_that_goes_away_leaves_no_model_behind(stack: Stack) -> 
     assert list((stack.settings.xds / "endpoints").iterdir()) == []
 
 
-async def test_a_running_stream_outlives_its_service(stack: Stack) -> None:
+async def test_running_stream_survives_service_deletion(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.pause = asyncio.Event()
     await stack.have([service()], [pod(engine.address)])
@@ -221,7 +221,7 @@ async def test_a_running_stream_outlives_its_service(stack: Stack) -> None:
     assert (first.decode() + rest).endswith("data: [DONE]\n\n")
 
 
-async def test_an_engine_error_passes_as_it_is_and_ejects_nobody(stack: Stack) -> None:
+async def test_engine_errors_pass_through_without_ejection(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.status = 500
     await stack.have([service()], [pod(engine.address)])
@@ -233,7 +233,7 @@ async def test_an_engine_error_passes_as_it_is_and_ejects_nobody(stack: Stack) -
     assert len(engine.seen) == 11
 
 
-async def test_retries_of_a_client_are_no_demand_where_the_first_attempt_was_seen(stack: Stack) -> None:
+async def test_client_retries_are_not_new_demand(stack: Stack) -> None:
     await stack.have([service()], [])
     body = json.dumps({"model": "chat", "messages": []}).encode()
     for count in ("0", "1", "2"):
@@ -247,7 +247,7 @@ async def test_retries_of_a_client_are_no_demand_where_the_first_attempt_was_see
     assert (requests["arrived"], requests["retried"]) == (2, 2)
 
 
-async def test_the_operator_reads_what_was_asked_and_how_long_it_took(stack: Stack) -> None:
+async def test_signals_report_tokens_and_latency(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -268,7 +268,7 @@ async def test_the_operator_reads_what_was_asked_and_how_long_it_took(stack: Sta
     assert found.ttft_s.total > 0.0
 
 
-async def test_metrics_show_what_was_served(stack: Stack) -> None:
+async def test_metrics_report_served_requests(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -285,7 +285,7 @@ async def test_metrics_show_what_was_served(stack: Stack) -> None:
     assert "plimsoll_gateway_failed_open_total 0.0" in text
 
 
-async def test_the_public_port_reads_no_bodies(stack: Stack) -> None:
+async def test_admin_port_reads_no_bodies(stack: Stack) -> None:
     await stack.have([service()], [])
     with pytest.raises((aiohttp.ClientError, AssertionError)):
         async with stack.http.post(f"{stack.picker_url}/signals", data=io.BytesIO(b"x" * 10_000_000)) as answer:

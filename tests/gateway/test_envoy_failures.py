@@ -16,7 +16,7 @@ from tests.gateway.stack import Stack, stop, until
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 
-class Load:
+class BackgroundLoad:
     """Requests one after the other on a few lanes, until it is stopped; every answer is kept."""
 
     def __init__(self, stack: Stack) -> None:
@@ -47,7 +47,7 @@ class Load:
         assert set(self.answers) == {200}
 
 
-async def test_a_refusing_engine_is_passed_over(stack: Stack) -> None:
+async def test_refusing_engine_is_skipped(stack: Stack) -> None:
     dead, alive = await stack.engine(), await stack.engine()
     await stack.have([service()], [pod(dead.address), pod(alive.address)])
     await stack.routable(dead, alive)
@@ -57,7 +57,7 @@ async def test_a_refusing_engine_is_passed_over(stack: Stack) -> None:
         assert (status, headers["x-engine"]) == (200, alive.address)
 
 
-async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack) -> None:
+async def test_marked_rejection_is_retried_on_other_engine(stack: Stack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
     draining.behaviour.marked = "draining"
     await stack.have([service()], [pod(draining.address), pod(alive.address)])
@@ -68,7 +68,7 @@ async def test_an_engine_that_marks_its_refusal_is_tried_elsewhere(stack: Stack)
     assert 0 < len(draining.seen) < 10
 
 
-async def test_a_large_body_is_tried_elsewhere_as_well(stack: Stack) -> None:
+async def test_large_body_is_retried_on_other_engine(stack: Stack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
     draining.behaviour.marked = "draining"
     await stack.have([service()], [pod(draining.address), pod(alive.address)])
@@ -80,7 +80,7 @@ async def test_a_large_body_is_tried_elsewhere_as_well(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("reason", ["draining", "queue_full"])
-async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_reason(stack: Stack, reason: str) -> None:
+async def test_marked_rejection_by_all_engines_reaches_client(stack: Stack, reason: str) -> None:
     engine = await stack.engine()
     engine.behaviour.marked = reason
     await stack.have([service()], [pod(engine.address)])
@@ -90,7 +90,7 @@ async def test_a_marked_refusal_of_all_engines_reaches_the_client_with_its_reaso
     assert headers["x-plimsoll-reason"] == reason
 
 
-async def test_no_engine_that_can_be_reached_is_a_503_in_openais_shape(stack: Stack) -> None:
+async def test_unreachable_engines_return_openai_503(stack: Stack) -> None:
     engine = await stack.engine()
     await stack.have([service()], [pod(engine.address)])
     await stack.routable(engine)
@@ -100,7 +100,7 @@ async def test_no_engine_that_can_be_reached_is_a_503_in_openais_shape(stack: St
     assert headers["x-plimsoll-reason"] == "unavailable"
 
 
-async def test_an_unmarked_503_is_not_tried_elsewhere(stack: Stack) -> None:
+async def test_unmarked_503_is_not_retried(stack: Stack) -> None:
     first, second = await stack.engine(), await stack.engine()
     first.behaviour.status = second.behaviour.status = 503
     await stack.have([service()], [pod(first.address), pod(second.address)])
@@ -110,7 +110,7 @@ async def test_an_unmarked_503_is_not_tried_elsewhere(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_reset_before_the_first_byte_takes_the_engine_out_for_a_while(stack: Stack, stream: bool) -> None:
+async def test_reset_before_first_byte_suspends_engine(stack: Stack, stream: bool) -> None:
     broken, alive = await stack.engine(), await stack.engine()
     broken.behaviour.die_after = 0
     await stack.have([service()], [pod(broken.address), pod(alive.address)])
@@ -125,7 +125,7 @@ async def test_a_reset_before_the_first_byte_takes_the_engine_out_for_a_while(st
     assert statuses.count(503) == len(broken.seen) == 1
 
 
-async def test_a_stream_cut_by_its_engine_never_ends_cleanly(stack: Stack) -> None:
+async def test_cut_stream_never_ends_cleanly(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
     await stack.have([service()], [pod(engine.address)])
@@ -138,7 +138,7 @@ async def test_a_stream_cut_by_its_engine_never_ends_cleanly(stack: Stack) -> No
     assert (await stack.signals())["services"]["team/chat"]["requests"]["failed"] == 1
 
 
-async def test_many_cut_streams_eject_nobody(stack: Stack) -> None:
+async def test_cut_streams_eject_no_engine(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
     await stack.have([service()], [pod(engine.address)])
@@ -154,7 +154,7 @@ async def test_many_cut_streams_eject_nobody(stack: Stack) -> None:
     assert (await stack.ask_fully())[0] == 200
 
 
-async def test_a_client_that_leaves_is_seen_by_the_engine_and_is_no_failure(stack: Stack) -> None:
+async def test_client_disconnect_reaches_engine_and_is_no_failure(stack: Stack) -> None:
     engine = await stack.engine()
     engine.behaviour.pause = asyncio.Event()
     await stack.have([service()], [pod(engine.address)])
@@ -168,12 +168,12 @@ async def test_a_client_that_leaves_is_seen_by_the_engine_and_is_no_failure(stac
     assert (requests["cancelled"], requests["failed"]) == (1, 0)
 
 
-async def test_a_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> None:
+async def test_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> None:
     first, second = await lone.engine(), await lone.engine()
     await lone.up([service()], [pod(first.address), pod(second.address)])
     await lone.routable(first, second)
     assert (await lone.admin.stats()).failed_open == 0
-    load = Load(lone)
+    load = BackgroundLoad(lone)
     await load.more()
     assert lone.picker is not None
     stop(lone.picker)
@@ -193,7 +193,7 @@ async def test_a_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> N
         assert f"plimsoll_gateway_failed_open_total {before}.0" in await answer.text()
 
 
-async def test_failing_open_reads_a_model_only_where_there_is_no_doubt(lone: Stack) -> None:
+async def test_fail_open_routes_only_unambiguous_models(lone: Stack) -> None:
     engine = await lone.engine()
     await lone.up([service(model="org/tiny-1.5")], [pod(engine.address)])
     await lone.routable(engine)
@@ -222,7 +222,7 @@ async def test_failing_open_reads_a_model_only_where_there_is_no_doubt(lone: Sta
         assert answer.status == 503
 
 
-async def test_without_the_picker_engines_get_no_more_than_their_places(lone: Stack) -> None:
+async def test_fail_open_respects_engine_slots(lone: Stack) -> None:
     first, second = await lone.engine(), await lone.engine()
     for engine in (first, second):
         engine.behaviour.pause = asyncio.Event()
@@ -262,11 +262,11 @@ async def test_without_the_picker_engines_get_no_more_than_their_places(lone: St
     assert (await lone.ask_fully())[0] == 200
 
 
-async def test_a_hung_picker_is_checked_away(lone: Stack) -> None:
+async def test_hung_picker_is_bypassed_by_health_check(lone: Stack) -> None:
     engine = await lone.engine()
     await lone.up([service()], [pod(engine.address)])
     await lone.routable(engine)
-    load = Load(lone)
+    load = BackgroundLoad(lone)
     await load.more()
     assert lone.picker is not None
     lone.picker.send_signal(signal.SIGSTOP)
@@ -285,7 +285,7 @@ async def test_a_hung_picker_is_checked_away(lone: Stack) -> None:
     await load.end()
 
 
-async def test_a_restarted_picker_knows_what_is_in_flight(lone: Stack) -> None:
+async def test_restarted_picker_recovers_inflight_counts(lone: Stack) -> None:
     engine = await lone.engine()
     engine.behaviour.pause = asyncio.Event()
     await lone.up([service()], [pod(engine.address)])
@@ -309,7 +309,7 @@ async def test_a_restarted_picker_knows_what_is_in_flight(lone: Stack) -> None:
     await lone.inflight(engine, 0)
 
 
-async def test_a_restarted_envoy_serves_again_and_holds_nothing(lone: Stack) -> None:
+async def test_restarted_envoy_serves_with_zero_inflight(lone: Stack) -> None:
     engine = await lone.engine()
     engine.behaviour.pause = asyncio.Event()
     await lone.up([service()], [pod(engine.address)])
@@ -333,7 +333,7 @@ async def test_a_restarted_envoy_serves_again_and_holds_nothing(lone: Stack) -> 
     await lone.inflight(engine, 0)
 
 
-async def test_a_drain_lets_streams_end_and_closes_what_is_idle(lone: Stack) -> None:
+async def test_drain_finishes_streams_and_closes_idle_connections(lone: Stack) -> None:
     engine = await lone.engine()
     pause = engine.behaviour.pause = asyncio.Event()
     await lone.up([service()], [pod(engine.address)])
@@ -366,7 +366,7 @@ async def test_a_drain_lets_streams_end_and_closes_what_is_idle(lone: Stack) -> 
     assert picker.returncode == 0
 
 
-async def test_a_picker_that_was_ended_alone_leaves_no_drain_behind(lone: Stack) -> None:
+async def test_restarted_picker_does_not_inherit_drain(lone: Stack) -> None:
     """A kubelet may end the picker and leave Envoy: the next picker must not inherit the drain of the one before."""
     engine = await lone.engine()
     await lone.up([service()], [pod(engine.address)])

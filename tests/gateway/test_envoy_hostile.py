@@ -55,7 +55,7 @@ def complete(answer: bytes) -> bool:
     return answer.endswith(b"0\r\n\r\n")
 
 
-def fault(answer: bytes) -> str:
+def shape_error(answer: bytes) -> str:
     """What is wrong with a refusal's shape; "" if nothing is. A closed connection is a refusal too."""
     if not answer:
         return ""
@@ -96,7 +96,7 @@ async def run(door: tuple[Stack, Engine], cases: Iterator[Case], right: Callable
         reached = [seen.path for seen in engine.seen if seen.path.partition(b"?")[0] not in ALLOWED]
         problems = [
             f"reached {reached}" if reached else "",
-            fault(answer) if not name.startswith("method HEAD") else "",
+            shape_error(answer) if not name.startswith("method HEAD") else "",
         ]
         problems.append("" if right(name, status) else f"status {status}")
         if (good := status_of(await exchange(stack, request()))) != 200:
@@ -106,40 +106,40 @@ async def run(door: tuple[Stack, Engine], cases: Iterator[Case], right: Callable
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def test_paths_and_methods(door: tuple[Stack, Engine]) -> None:
+async def test_hostile_paths_and_methods_have_safe_outcome(door: tuple[Stack, Engine]) -> None:
     refused = (0, 400, 403, 404, 405, 413, 414, 431)
     await run(door, hostile.paths(), lambda name, status: status in refused or (name in DECODED and status == 200))
 
 
-async def test_framing(door: tuple[Stack, Engine]) -> None:
+async def test_hostile_framing_has_safe_outcome(door: tuple[Stack, Engine]) -> None:
     await run(door, hostile.framing(), lambda name, status: status in (0, 200, 400, 404, 408, 413, 426, 431, 501, 505))
 
 
-async def test_headers(door: tuple[Stack, Engine]) -> None:
+async def test_hostile_headers_have_safe_outcome(door: tuple[Stack, Engine]) -> None:
     await run(door, hostile.headers(), lambda name, status: status in (0, 200, 400, 403, 404, 408, 411, 415, 417, 431))
 
 
-async def test_bodies(door: tuple[Stack, Engine]) -> None:
+async def test_hostile_bodies_are_rejected(door: tuple[Stack, Engine]) -> None:
     await run(door, hostile.bodies(), lambda name, status: status in (400, 404))
 
 
-async def test_odd_bodies_that_are_the_engines_to_judge(door: tuple[Stack, Engine]) -> None:
+async def test_unusual_valid_bodies_reach_engine(door: tuple[Stack, Engine]) -> None:
     await run(door, hostile.harmless(), lambda name, status: status == 200)
 
 
-async def test_half_sent_heads_and_bodies_end_in_time(door: tuple[Stack, Engine]) -> None:
+async def test_partial_requests_time_out(door: tuple[Stack, Engine]) -> None:
     stack, engine = door
     engine.seen.clear()
     whole = request()
     cuts = [1, 10, 40, whole.index(b"\r\n\r\n") + 2, whole.index(GOOD_BODY), whole.index(GOOD_BODY) + 5, len(whole) - 1]
     answers = await asyncio.gather(*(exchange(stack, whole[:cut]) for cut in cuts for _ in range(5)))
     assert {status_of(answer) for answer in answers} <= {0, 408}
-    assert [fault(answer) for answer in answers if fault(answer)] == []
+    assert [shape_error(answer) for answer in answers if shape_error(answer)] == []
     assert engine.seen == []
     assert status_of(await exchange(stack, whole)) == 200
 
 
-async def test_slow_bytes_do_not_buy_time(door: tuple[Stack, Engine]) -> None:
+async def test_slow_bytes_do_not_extend_timeout(door: tuple[Stack, Engine]) -> None:
     stack, _ = door
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
 

@@ -145,7 +145,7 @@ BAD_STREAMS: dict[str, Headers] = {
 
 
 @pytest.mark.parametrize("name", BAD_STREAMS)
-async def test_a_bad_stream_reaches_nothing_and_leaves_the_others_alone(door: tuple[Stack, Engine], name: str) -> None:
+async def test_bad_stream_is_rejected_without_affecting_others(door: tuple[Stack, Engine], name: str) -> None:
     stack, engine = door
     engine.seen.clear()
     client = await Client(stack.settings.port).open()
@@ -162,7 +162,7 @@ async def test_a_bad_stream_reaches_nothing_and_leaves_the_others_alone(door: tu
     again.close()
 
 
-async def test_a_bad_header_in_one_stream_does_not_cut_the_others(door: tuple[Stack, Engine]) -> None:
+async def test_bad_header_does_not_cut_other_streams(door: tuple[Stack, Engine]) -> None:
     stack, engine = door
     pause = engine.behaviour.pause = asyncio.Event()
     client = await Client(stack.settings.port).open()
@@ -213,7 +213,7 @@ RAW: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", RAW)
-async def test_broken_frames_end_at_most_their_own_connection(door: tuple[Stack, Engine], name: str) -> None:
+async def test_broken_frames_affect_only_their_connection(door: tuple[Stack, Engine], name: str) -> None:
     stack, engine = door
     engine.seen.clear()
     client = await Client(stack.settings.port).open()
@@ -225,7 +225,7 @@ async def test_broken_frames_end_at_most_their_own_connection(door: tuple[Stack,
     client.close()
 
 
-async def test_rapid_resets_do_not_keep_others_waiting(door: tuple[Stack, Engine]) -> None:
+async def test_rapid_resets_do_not_block_other_clients(door: tuple[Stack, Engine]) -> None:
     stack, _ = door
     client = await Client(stack.settings.port).open()
     for _ in range(500):
@@ -240,7 +240,7 @@ async def test_rapid_resets_do_not_keep_others_waiting(door: tuple[Stack, Engine
     await stack.inflight(engine, 0)
 
 
-async def test_a_half_sent_body_ends_in_time(door: tuple[Stack, Engine]) -> None:
+async def test_partial_body_times_out(door: tuple[Stack, Engine]) -> None:
     stack, engine = door
     engine.seen.clear()
     client = await Client(stack.settings.port).open()

@@ -31,7 +31,7 @@ USERS = 3
 EARLY_S = 0.05  # by which a timer may fire too soon
 ROUTER = "litellm-router"
 ATTEMPTS = {"openai-python": 3, "openai-node": 3, "litellm": 5, ROUTER: 3}
-ATTEMPTS_NOT_TO_RETURN = {"openai-python": 1, "openai-node": 1, "litellm": 3, ROUTER: 3}  # two of the four do not look
+ATTEMPTS_WITHOUT_RETRY = {"openai-python": 1, "openai-node": 1, "litellm": 3, ROUTER: 3}  # two of the four do not look
 
 
 class Clients:
@@ -108,14 +108,14 @@ async def _engines(stack: Stack, clients: Clients, made: Callable[[str], Object]
     return engines
 
 
-def _back_in_a_second(name: str) -> Object:
+def _service_with_short_retry(name: str) -> Object:
     """A service of USERS places that tells those whom it has no place for to come back after a second."""
     now_s = time.time() - UNIX
     return promised(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=now_s, ready_work=1e3)
 
 
 @contextlib.asynccontextmanager
-async def _full(stack: Stack, name: str, engine: Engine) -> AsyncIterator[None]:
+async def _saturated(stack: Stack, name: str, engine: Engine) -> AsyncIterator[None]:
     """All places of a service are taken."""
     room = engine.behaviour.hold = asyncio.Event()
     running = [asyncio.create_task(stack.ask_fully(name)) for _ in range(USERS)]
@@ -127,16 +127,16 @@ async def _full(stack: Stack, name: str, engine: Engine) -> AsyncIterator[None]:
         await asyncio.gather(*running)
 
 
-def _told_and_waited(tries: list[Attempt]) -> list[tuple[float, float]]:
+def _retry_after_and_waits(tries: list[Attempt]) -> list[tuple[float, float]]:
     """Of each attempt but the last: the seconds told, and those until the next one."""
     return [(float(now.retry_after or 0), after.came_s - now.answered_s) for now, after in itertools.pairwise(tries)]
 
 
-async def test_who_was_told_to_come_back_waits_as_told_and_gets_in(stack: Stack, clients: Clients) -> None:
-    engines = await _engines(stack, clients, _back_in_a_second)
+async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: Stack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, _service_with_short_retry)
 
     async def at_first_full(name: str) -> list[str]:
-        async with _full(stack, name, engines[name]):
+        async with _saturated(stack, name, engines[name]):
             asked = asyncio.create_task(clients.ask_of(name, "full at first"))
 
             def all_told() -> bool:
@@ -153,50 +153,50 @@ async def test_who_was_told_to_come_back_waits_as_told_and_gets_in(stack: Stack,
             *refused, last = [one.status for one in tries]
             assert last == 200
             assert refused == [429] * len(refused)
-            assert all(waited >= told - EARLY_S for told, waited in _told_and_waited(tries)), (name, tries)
+            assert all(waited >= told - EARLY_S for told, waited in _retry_after_and_waits(tries)), (name, tries)
     expected = {name: (2 * USERS, sum(counts) - USERS) for name, counts in clients.attempts().items()}
     assert await clients.demand() == expected
 
 
-async def test_who_is_refused_to_the_end_was_one_demand(stack: Stack, clients: Clients) -> None:
-    engines = await _engines(stack, clients, _back_in_a_second)
+async def test_sdk_rejected_until_exhaustion_counts_one_demand(stack: Stack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, _service_with_short_retry)
     async with contextlib.AsyncExitStack() as full:
         for name, engine in engines.items():
-            await full.enter_async_context(_full(stack, name, engine))
+            await full.enter_async_context(_saturated(stack, name, engine))
         got = await clients.ask("full to the end")
         demand = await clients.demand()
     assert all(one.startswith("429") for found in got.values() for one in found), got
     assert clients.attempts() == clients.each(lambda name: [ATTEMPTS[name]] * USERS)
     for name in clients.processes:
         for tries in clients.wire.users(name):
-            waits = _told_and_waited(tries)[:2]  # LiteLLM's own two come at once
+            waits = _retry_after_and_waits(tries)[:2]  # LiteLLM's own two come at once
             assert all(told >= 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
     assert demand == clients.each(lambda name: (2 * USERS, USERS * (ATTEMPTS[name] - 1)))
 
 
-async def test_who_is_told_not_to_come_back_does_not_or_counts_once(stack: Stack, clients: Clients) -> None:
+async def test_sdk_should_not_retry_is_obeyed_or_counted_once(stack: Stack, clients: Clients) -> None:
     ready_at_s = time.time() - UNIX + 600
     await stack.have([promised(name, ready_at_s=ready_at_s, ready_work=1e3) for name in clients.processes], [])
     got = await clients.ask("ten minutes from ready")
     assert all(one.startswith("503") for found in got.values() for one in found), got
     tries = [one for name in clients.processes for user in clients.wire.users(name) for one in user]
     assert {(one.status, one.retry_after, one.should_retry) for one in tries} == {(503, None, "false")}
-    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_NOT_TO_RETURN[name]] * USERS)
-    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_NOT_TO_RETURN[name] - 1)))
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_WITHOUT_RETRY[name]] * USERS)
+    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_WITHOUT_RETRY[name] - 1)))
     assert await clients.demand() == expected
 
 
-async def test_who_waited_past_the_deadline_is_not_back_at_once(stack: Stack, clients: Clients) -> None:
+async def test_sdk_deadline_exceeded_is_not_retried_at_once(stack: Stack, clients: Clients) -> None:
     short: dict[str, Any] = {"classes": [{"name": "default", "holdFor": "1s"}]}
     await stack.have([promised(name, short, slo={"tpot": "50ms"}) for name in clients.processes], [])
     got = await clients.ask("no engine in time")
     assert all(one.startswith("504") for found in got.values() for one in found), got
-    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_NOT_TO_RETURN[name]] * USERS)
-    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_NOT_TO_RETURN[name] - 1)))
+    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_WITHOUT_RETRY[name]] * USERS)
+    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_WITHOUT_RETRY[name] - 1)))
     assert await clients.demand() == expected
 
 
-async def test_who_found_engines_that_drain_is_one_demand_where_it_says_so(stack: Stack, clients: Clients) -> None:
+async def test_sdk_retry_of_draining_engine_is_one_demand_if_marked(stack: Stack, clients: Clients) -> None:
     engines = await _engines(stack, clients, promised)
     for engine in engines.values():
         engine.behaviour.marked = "draining"
@@ -205,14 +205,14 @@ async def test_who_found_engines_that_drain_is_one_demand_where_it_says_so(stack
     assert clients.attempts() == clients.each(lambda name: [ATTEMPTS[name]] * USERS)
     for name in clients.processes:
         for tries in clients.wire.users(name):
-            waits = _told_and_waited(tries)[:2]
+            waits = _retry_after_and_waits(tries)[:2]
             assert all(told == 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
     said = {"openai-python": 2, "openai-node": 2, "litellm": 2, ROUTER: 0}  # attempts that tell of one before
     expected = clients.each(lambda name: (USERS * (ATTEMPTS[name] - said[name]), USERS * said[name]))
     assert await clients.demand() == expected
 
 
-async def test_who_asks_for_an_unknown_model_is_told_so(stack: Stack, clients: Clients) -> None:
+async def test_sdk_unknown_model_gets_404(stack: Stack, clients: Clients) -> None:
     """The Router, which then has no model left to ask for a while, has no part in this."""
     for name, often in (("openai-python", 1), ("openai-node", 1), ("litellm", 3)):
         got = await clients.ask_of(name, "nobody has this")
@@ -220,7 +220,7 @@ async def test_who_asks_for_an_unknown_model_is_told_so(stack: Stack, clients: C
         assert clients.attempts()[name] == [often] * USERS
 
 
-async def test_a_stream_that_is_cut_is_an_error_and_is_not_asked_for_again(stack: Stack, clients: Clients) -> None:
+async def test_sdk_cut_stream_is_error_without_retry(stack: Stack, clients: Clients) -> None:
     """The Router, which asks anew as long as it is cut, has no part in this."""
     engines = await _engines(stack, clients, promised)
     for name in ("openai-python", "openai-node", "litellm"):

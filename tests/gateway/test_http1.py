@@ -25,7 +25,7 @@ def parse(*pieces: bytes, max_body: int = 1000) -> list[Request]:
     return found
 
 
-def test_requests_follow_each_other_on_one_connection() -> None:
+def test_parse_pipelined_requests() -> None:
     sized, chunked, get = parse(SIZED + CHUNKED + GET)
     assert sized == Request(b"POST", b"/check/v1/completions", {b"host": b"picker", b"content-length": b"5"}, b"hello")
     assert (chunked.headers[b"x-a"], chunked.body) == (b"b", b"hello")
@@ -33,7 +33,7 @@ def test_requests_follow_each_other_on_one_connection() -> None:
 
 
 @given(st.lists(st.sampled_from((SIZED, CHUNKED, GET)), max_size=5), st.lists(st.integers(1, 40)))
-def test_cuts_do_not_matter(requests: list[bytes], cuts: list[int]) -> None:
+def test_parse_chunk_boundaries_do_not_matter(requests: list[bytes], cuts: list[int]) -> None:
     stream, pieces = b"".join(requests), []
     rest = stream
     for cut in cuts:
@@ -63,14 +63,14 @@ def test_cuts_do_not_matter(requests: list[bytes], cuts: list[int]) -> None:
         (b"G" * MAX_HEAD, 431),
     ],
 )
-def test_what_is_not_read(raw: bytes, status: int) -> None:
+def test_parse_invalid_request_raises_status(raw: bytes, status: int) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(raw)
     assert caught.value.status == status
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_parse_any_bytes_succeed_or_raise_bad_request(data: bytes) -> None:
     try:
         parse(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + data)
         parse(data)
@@ -78,13 +78,13 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         pass
 
 
-def test_an_answer_is_whole() -> None:
+def test_response_is_serialised_completely() -> None:
     made = response(503, (("retry-after", "7"),), b"{}", close=True)
     assert made == (
         b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
     )
 
 
-def test_a_header_cannot_end_its_line() -> None:
+def test_response_header_with_line_break_raises() -> None:
     with pytest.raises(ValueError, match="line break"):
         response(200, (("a", "b\r\nc: d"),))

@@ -11,7 +11,7 @@ B = Endpoint("b", "pod-b", Role.DECODE, "r", ready=True, routable=True)
 P = Endpoint("p", "pod-p", Role.PREFILL, "r", ready=True)
 
 
-def held(inflight: InFlight, address: str) -> int:
+def inflight_count(inflight: InFlight, address: str) -> int:
     return inflight.loads[address].inflight
 
 
@@ -21,26 +21,26 @@ def begin(inflight: InFlight, pick: Pick, now: float) -> str:
     return ticket
 
 
-def test_a_ticket_counts_at_both_endpoints_until_its_record_comes() -> None:
+def test_request_counts_at_both_endpoints_until_record() -> None:
     inflight = InFlight()
     ticket = begin(inflight, Pick(A, (), P), 0.0)
-    assert (held(inflight, "a"), held(inflight, "p")) == (1, 1)
+    assert (inflight_count(inflight, "a"), inflight_count(inflight, "p")) == (1, 1)
     flight = inflight.end(ticket, "a", 1.0)
     assert flight is not None
     assert flight.service == "s"
-    assert (held(inflight, "a"), held(inflight, "p")) == (0, 0)
+    assert (inflight_count(inflight, "a"), inflight_count(inflight, "p")) == (0, 0)
     assert inflight.end(ticket, "a", 1.0) is None
-    assert held(inflight, "a") == 0
+    assert inflight_count(inflight, "a") == 0
 
 
-def test_turns_go_up_with_every_pick() -> None:
+def test_last_pick_increases_with_every_pick() -> None:
     inflight = InFlight()
     begin(inflight, Pick(A), 0.0)
     begin(inflight, Pick(B), 0.0)
     assert inflight.loads["a"].turn < inflight.loads["b"].turn
 
 
-def test_an_answer_from_elsewhere_casts_doubt_on_the_picked_one_for_a_while() -> None:
+def test_endpoint_is_suspect_after_response_from_another() -> None:
     inflight = InFlight()
     inflight.end(begin(inflight, Pick(A, (B,)), 0.0), "b", 1.0)
     inflight.settle(1.0 + DOUBT_SECONDS - 0.1)
@@ -49,64 +49,64 @@ def test_an_answer_from_elsewhere_casts_doubt_on_the_picked_one_for_a_while() ->
     assert not inflight.loads["a"].doubtful
 
 
-def test_after_a_restart_envoys_counts_are_believed_at_once_and_foreign_records_take_from_them() -> None:
+def test_reconcile_after_restart_adopts_envoy_counts() -> None:
     inflight = InFlight()
     inflight.reconcile({"a": 3}, 0.0)
-    assert held(inflight, "a") == 3
+    assert inflight_count(inflight, "a") == 3
     inflight.end("other-1", "a", 0.5)
-    assert held(inflight, "a") == 2
+    assert inflight_count(inflight, "a") == 2
     for _ in range(5):
         inflight.end("other-2", "a", 0.6)
-    assert held(inflight, "a") == 0
+    assert inflight_count(inflight, "a") == 0
 
 
-def test_a_request_on_its_way_is_not_corrected_away() -> None:
+def test_reconcile_keeps_request_in_transit() -> None:
     inflight = InFlight()
     inflight.reconcile({"a": 0}, 0.0)
     begin(inflight, Pick(A), 1.9)
     inflight.reconcile({"a": 0}, 2.0)
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
     inflight.reconcile({"a": 1}, 4.0)
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
 
 
-def test_requests_past_the_picker_are_counted_once_they_stay() -> None:
+def test_reconcile_counts_persistent_external_requests() -> None:
     inflight = InFlight()
     inflight.reconcile({"a": 0}, 0.0)
     inflight.reconcile({"a": 4}, 2.0)
-    assert held(inflight, "a") == 0
+    assert inflight_count(inflight, "a") == 0
     inflight.reconcile({"a": 4}, 4.0)
-    assert held(inflight, "a") == 4
+    assert inflight_count(inflight, "a") == 4
 
 
-def test_tickets_of_an_engine_that_envoy_knows_to_be_idle_are_dropped() -> None:
+def test_reconcile_drops_requests_of_idle_engine() -> None:
     inflight = InFlight()
     begin(inflight, Pick(A, (), P), 0.0)
     inflight.reconcile({"a": 0}, 1.0)
-    assert (held(inflight, "a"), len(inflight)) == (0, 1)
+    assert (inflight_count(inflight, "a"), len(inflight)) == (0, 1)
     inflight.reconcile({"a": 0}, 2.0)
-    assert (held(inflight, "a"), held(inflight, "p"), len(inflight)) == (0, 0, 0)
+    assert (inflight_count(inflight, "a"), inflight_count(inflight, "p"), len(inflight)) == (0, 0, 0)
     begin(inflight, Pick(A), 2.5)
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
 
 
-def test_a_record_that_never_comes_is_forgotten_in_the_end() -> None:
+def test_reconcile_forgets_request_without_record() -> None:
     inflight = InFlight()
     begin(inflight, Pick(A), 0.0)
     inflight.reconcile({"a": 1}, 1.0)
     inflight.reconcile({"a": 1}, OLDEST_SECONDS + 1)
     assert len(inflight) == 0
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
 
 
-def test_an_engine_that_envoy_lost_keeps_its_running_requests() -> None:
+def test_keep_only_retains_running_requests_of_lost_engine() -> None:
     inflight = InFlight()
     ticket = begin(inflight, Pick(A), 0.0)
     inflight.reconcile({"a": 1}, 1.0)
     inflight.reconcile({}, 2.0)
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
     inflight.keep(set())
-    assert held(inflight, "a") == 1
+    assert inflight_count(inflight, "a") == 1
     inflight.end(ticket, "a", 3.0)
     inflight.keep(set())
     assert inflight.loads == {}

@@ -39,7 +39,7 @@ def headers(reply: Reply) -> dict[str, str]:
     return {":status": head[0].split(" ")[1]} | dict(line.split(": ", 1) for line in head[1:])
 
 
-def test_a_pick_names_cluster_endpoints_and_ticket() -> None:
+def test_check_returns_cluster_endpoints_and_request_id() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
     found = headers(asked.check(BODY, {}, 0.0))
     assert found[":status"] == "200"
@@ -51,21 +51,21 @@ def test_a_pick_names_cluster_endpoints_and_ticket() -> None:
     assert again["x-plimsoll-ticket"] != found["x-plimsoll-ticket"]
 
 
-def test_a_503_is_a_200_that_sends_the_request_to_the_pickers_own_listener() -> None:
+def test_check_503_routes_to_picker_listener() -> None:
     found = headers(picker().check(BODY, {}, 0.0))
     assert (found[":status"], found["x-plimsoll-cluster"]) == ("200", "picker")
     reply = from_header(found["x-plimsoll-reply"])
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
 
 
-def test_ready_engines_that_envoy_does_not_reach_are_another_reason() -> None:
+def test_check_unhealthy_engines_return_no_endpoint() -> None:
     asked = Picker(Random(1))
     asked.set_fleet(fleet([service()], [pod("10.0.0.1:8000")]))
     reply = from_header(headers(asked.check(BODY, {}, 0.0))["x-plimsoll-reply"])
     assert reply.error["code"] == "no_endpoint"
 
 
-def test_a_record_ends_its_request_and_a_reset_takes_the_engine_out() -> None:
+def test_reset_record_ends_request_and_suspends_engine() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
     found = headers(asked.check(BODY, {}, 0.0))
     asked.ended(Record(ticket=found["x-plimsoll-ticket"], host="10.0.0.1:8000", code=503, flags="UC"), 1.0)
@@ -77,7 +77,7 @@ def test_a_record_ends_its_request_and_a_reset_takes_the_engine_out() -> None:
     assert (told["requests"]["arrived"], told["requests"]["failed"]) == (5, 1)
 
 
-def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
+def test_record_of_deleted_service_is_ignored() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-ticket"]
     asked.set_fleet(fleet([], []))
@@ -85,7 +85,7 @@ def test_a_record_that_outlives_its_service_is_no_trouble() -> None:
     assert signals(asked, "g", synced=True)["services"] == {}
 
 
-def test_signals_list_endpoints_with_what_they_hold() -> None:
+def test_signals_list_endpoints_with_inflight() -> None:
     asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
     asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
     told = signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
@@ -106,7 +106,7 @@ def requests(asked: Picker) -> dict[str, Any]:
     return found
 
 
-def test_tokens_arrive_for_each_answer_that_is_wanted() -> None:
+def test_arrived_tokens_count_each_sequence() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     asked.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', {}, 0.0)
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (1, 15)
@@ -114,7 +114,7 @@ def test_tokens_arrive_for_each_answer_that_is_wanted() -> None:
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (2, 115)
 
 
-def test_demand_is_counted_before_it_is_refused_and_once() -> None:
+def test_demand_is_counted_once_before_rejection() -> None:
     asked = picker()
     body = b'{"model":"chat","prompt":[1,2,3,4]}'
     for retry_count in (b"0", b"1", b"2"):
@@ -124,8 +124,8 @@ def test_demand_is_counted_before_it_is_refused_and_once() -> None:
     assert found["refused"] == {"model_starting": 3}
 
 
-ONE = b'{"model":"chat","prompt":[1,2,3,4]}'
-SAYS_SO = {b"x-stainless-retry-count": b"1"}
+PROMPT_BODY = b'{"model":"chat","prompt":[1,2,3,4]}'
+RETRY_HEADERS = {b"x-stainless-retry-count": b"1"}
 
 
 def demand(asked: Picker) -> tuple[int, int]:
@@ -133,60 +133,58 @@ def demand(asked: Picker) -> tuple[int, int]:
     return found["arrived"], found["retried"]
 
 
-def test_who_comes_back_without_saying_so_is_one_demand_within_twice_the_time_told() -> None:
+def test_unmarked_retry_within_twice_retry_after_is_one_demand() -> None:
     asked = picker()
-    told = from_header(headers(asked.check(ONE, {}, 0.0))["x-plimsoll-reply"])
+    told = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-reply"])
     wait_s = int(told.headers["retry-after"])
-    asked.check(ONE, {}, float(2 * wait_s))
+    asked.check(PROMPT_BODY, {}, float(2 * wait_s))
     assert demand(asked) == (1, 1)
-    asked.check(ONE, {}, 200.0)
+    asked.check(PROMPT_BODY, {}, 200.0)
     assert demand(asked) == (2, 1)
 
 
-def test_equal_words_of_more_than_one_clients_attempts_are_more_than_one_demand() -> None:
+def test_identical_requests_beyond_sdk_attempts_are_new_demand() -> None:
     asked = picker()
     for _ in range(20):
-        asked.check(ONE, {}, 0.0)
+        asked.check(PROMPT_BODY, {}, 0.0)
     assert demand(asked) == (4, 16)
 
 
-def test_equal_words_of_two_tenants_are_two_demands() -> None:
+def test_identical_requests_of_two_tenants_are_two_demands() -> None:
     asked = picker()
     for tenant in (b"a", b"b"):
-        asked.check(ONE, {b"x-gateway-inference-fairness-id": tenant}, 0.0)
+        asked.check(PROMPT_BODY, {b"x-gateway-inference-fairness-id": tenant}, 0.0)
     assert demand(asked) == (2, 0)
 
 
-def test_who_asks_the_same_once_more_after_an_answer_is_a_new_demand() -> None:
+def test_repeated_request_after_success_is_new_demand() -> None:
     asked = picker()
-    asked.check(ONE, {}, 0.0)
+    asked.check(PROMPT_BODY, {}, 0.0)
     known = fleet([service()], [pod("10.0.0.1:8000")])
     asked.set_fleet(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
-    asked.check(ONE, {}, 1.0)
-    asked.check(ONE, {}, 1.0)
+    asked.check(PROMPT_BODY, {}, 1.0)
+    asked.check(PROMPT_BODY, {}, 1.0)
     assert demand(asked) == (2, 1)
 
 
 @pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (2, 0)), (200, (2, 0))])
-def test_a_failure_of_an_engine_is_one_demand_with_the_next_try_that_says_so(
-    code: int, counted: tuple[int, int]
-) -> None:
+def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tuple[int, int]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(ONE, {}, 0.0))["x-plimsoll-ticket"]
+    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-ticket"]
     asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=code), 0.1)
-    asked.check(ONE, SAYS_SO, 0.6)
+    asked.check(PROMPT_BODY, RETRY_HEADERS, 0.6)
     assert demand(asked) == counted
 
 
-def test_a_failure_of_an_engine_hides_nobody_who_says_nothing() -> None:
+def test_unmarked_repeat_after_engine_failure_is_new_demand() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(ONE, {}, 0.0))["x-plimsoll-ticket"]
+    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-ticket"]
     asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=503), 0.1)
-    asked.check(ONE, {}, 0.6)
+    asked.check(PROMPT_BODY, {}, 0.6)
     assert demand(asked) == (2, 0)
 
 
-def test_what_names_no_model_of_ours_is_nobodys_demand() -> None:
+def test_unknown_model_is_no_demand() -> None:
     asked = picker()
     asked.check(b'{"model":"other","prompt":[1,2,3,4]}', {}, 0.0)
     asked.check(b"not json", {}, 0.0)
@@ -198,7 +196,7 @@ def answered(asked: Picker, **record: Any) -> None:
     asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", **record), 1.0)
 
 
-def test_latencies_are_counted_by_buckets() -> None:
+def test_latencies_are_counted_by_bucket() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
         answered(asked, code=200, flags="-", ttft_us=ttft_us)
@@ -218,7 +216,7 @@ def test_latencies_are_counted_by_buckets() -> None:
         {"code": 200, "flags": "DC", "ttft_us": 900},
     ],
 )
-def test_only_answers_have_a_latency(record: dict[str, Any]) -> None:
+def test_only_successful_responses_have_latency(record: dict[str, Any]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
     answered(asked, **record)
     found = signals(asked, "g", synced=True)["services"]["team/chat"]
@@ -226,11 +224,11 @@ def test_only_answers_have_a_latency(record: dict[str, Any]) -> None:
     assert sum(found["requests"][outcome] for outcome in ("answered", "failed", "cancelled")) == 1
 
 
-def test_a_new_picker_has_a_new_name_for_its_counts() -> None:
+def test_instance_id_differs_per_picker() -> None:
     assert picker().born != picker().born
 
 
-def test_a_service_that_came_back_counts_anew() -> None:
+def test_recreated_service_counts_from_zero() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     asked.check(BODY, {}, 0.0)
     asked.set_fleet(fleet([], []))
@@ -238,7 +236,7 @@ def test_a_service_that_came_back_counts_anew() -> None:
     assert requests(asked)["arrived"] == 0
 
 
-async def test_envoys_door_tells_its_questions_apart() -> None:
+async def test_envoy_endpoint_routes_by_path() -> None:
     door = EnvoyDoor(picker(), Worker())
 
     def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
@@ -255,17 +253,17 @@ async def test_envoys_door_tells_its_questions_apart() -> None:
     assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
 
 
-def test_models_are_listed_once_and_by_their_preferred_name() -> None:
+def test_models_are_listed_once_by_preferred_name() -> None:
     asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
     assert [part["id"] for part in orjson.loads(models(asked))["data"]] == ["team/two", "tiny"]
 
 
-def test_a_body_has_its_number_and_a_header_claims_an_earlier_attempt() -> None:
+def test_digest_and_retry_header_identify_retries() -> None:
     assert digest(BODY) == digest(bytes(bytearray(BODY))) != digest(BODY + b" ")
     assert [claimed(header) for header in (None, b"", b"0", b"1", b"x")] == [False, False, False, True, True]
 
 
-def test_objects_are_synced_when_every_scope_has_its_first_list() -> None:
+def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     objects = Objects(("a", "b"))
     listed = service(namespace="a")
     objects.apply(INFERENCESERVICES, "a", WatchEvent("SYNC", objects=(listed,)))
@@ -277,7 +275,7 @@ def test_objects_are_synced_when_every_scope_has_its_first_list() -> None:
     assert objects.of(INFERENCESERVICES) == [listed]
 
 
-def test_objects_follow_changes_and_a_new_list_replaces_all() -> None:
+def test_watch_cache_applies_changes_and_relists() -> None:
     objects = Objects()
     one, two = service("one"), service("two")
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(one,)))
@@ -292,7 +290,7 @@ def test_objects_follow_changes_and_a_new_list_replaces_all() -> None:
     assert objects.of(INFERENCESERVICES) == []
 
 
-def test_settings_come_from_the_environment() -> None:
+def test_settings_are_read_from_environment() -> None:
     settings = Settings.from_environment(
         {"PLIMSOLL_GATEWAY_DIR": "/x", "PLIMSOLL_WATCH_NAMESPACES": "a, b,", "PLIMSOLL_DRAIN_SECONDS": "7"}
     )

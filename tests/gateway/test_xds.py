@@ -33,7 +33,7 @@ def clusters(directory: Path) -> dict[str, dict[str, object]]:
     return {c["name"]: c for c in json.loads((directory / "cds.json").read_bytes())["resources"]}
 
 
-def test_each_name_is_a_cluster_on_its_services_endpoint_file(tmp_path: Path) -> None:
+def test_publish_maps_each_name_to_endpoint_file(tmp_path: Path) -> None:
     publish(two(), tmp_path, GATEWAY)
     found = clusters(tmp_path)
     assert set(found) == {"pick/team/chat", "pick/team/other", "model/tiny", "model/team/chat", "model/team/other"}
@@ -42,7 +42,7 @@ def test_each_name_is_a_cluster_on_its_services_endpoint_file(tmp_path: Path) ->
     assert "override_host" in json.dumps(found["pick/team/chat"])
 
 
-def test_only_live_engines_that_answer_are_endpoints(tmp_path: Path) -> None:
+def test_publish_lists_only_ready_client_engines(tmp_path: Path) -> None:
     publish(two(), tmp_path, GATEWAY)
     (assignment,) = json.loads((tmp_path / "endpoints/team.chat.json").read_bytes())["resources"]
     assert assignment["cluster_name"] == "team/chat"
@@ -50,7 +50,7 @@ def test_only_live_engines_that_answer_are_endpoints(tmp_path: Path) -> None:
     assert found == [{"address": "10.0.0.1", "port_value": 8000}]
 
 
-def test_nothing_new_writes_nothing_and_what_is_gone_is_removed(tmp_path: Path) -> None:
+def test_publish_is_idempotent_and_removes_stale_files(tmp_path: Path) -> None:
     assert publish(two(), tmp_path, GATEWAY) == 4
     assert publish(two(), tmp_path, GATEWAY) == 0
     assert publish(fleet([], []), tmp_path, GATEWAY) == 3
@@ -58,14 +58,14 @@ def test_nothing_new_writes_nothing_and_what_is_gone_is_removed(tmp_path: Path) 
     assert clusters(tmp_path) == {}
 
 
-def test_a_changed_engine_changes_one_file(tmp_path: Path) -> None:
+def test_publish_engine_change_writes_one_file(tmp_path: Path) -> None:
     publish(two(), tmp_path, GATEWAY)
     pods = [pod("10.0.0.9:8000", role="decode")]
     changed = fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
     assert publish(changed, tmp_path, GATEWAY) == 1
 
 
-def bounds(directory: Path) -> dict[str, int]:
+def circuit_breaker_limits(directory: Path) -> dict[str, int]:
     """The most requests at once by cluster, as Envoy looks them up."""
     (runtime,) = json.loads((directory / "runtime.json").read_bytes())["resources"]
     begin, end = "circuit_breakers.", ".default.max_requests"
@@ -73,34 +73,34 @@ def bounds(directory: Path) -> dict[str, int]:
     return {key[len(begin) : -len(end)]: most for key, most in runtime["layer"].items()}
 
 
-def answering(count: int) -> list[dict[str, object]]:
+def ready_pods(count: int) -> list[dict[str, object]]:
     return [pod(f"10.0.0.{n + 1}:8000") for n in range(count)]
 
 
-def test_without_the_picker_a_service_takes_what_its_gate_would_let_this_gateway_have(tmp_path: Path) -> None:
-    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], answering(3)), tmp_path, GATEWAY)
-    assert bounds(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
-    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], answering(3)), tmp_path, "gateway-1")
-    assert bounds(tmp_path) == {"model/chat": 39, "model/team/chat": 39}
+def test_publish_circuit_breaker_equals_capacity_share(tmp_path: Path) -> None:
+    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)), tmp_path, GATEWAY)
+    assert circuit_breaker_limits(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
+    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)), tmp_path, "gateway-1")
+    assert circuit_breaker_limits(tmp_path) == {"model/chat": 39, "model/team/chat": 39}
 
 
-def test_engines_and_shares_move_the_bound_and_make_no_cluster_anew(tmp_path: Path) -> None:
-    publish(fleet([promised(batch=20)], answering(3)), tmp_path, GATEWAY)
+def test_publish_capacity_change_keeps_clusters(tmp_path: Path) -> None:
+    publish(fleet([promised(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
     before = (tmp_path / "cds.json").stat().st_ino
-    publish(fleet([promised(batch=20)], answering(2)), tmp_path, GATEWAY)
-    assert bounds(tmp_path)["model/chat"] == 40
+    publish(fleet([promised(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
+    assert circuit_breaker_limits(tmp_path)["model/chat"] == 40
     publish(fleet([promised(batch=20)], []), tmp_path, GATEWAY)
-    assert bounds(tmp_path)["model/chat"] == 0
+    assert circuit_breaker_limits(tmp_path)["model/chat"] == 0
     assert (tmp_path / "cds.json").stat().st_ino == before
 
 
 @pytest.mark.parametrize("obj", [service(), promised(model=False), promised(classes=("of", "before"))])
-def test_where_the_gate_would_let_in_all_so_does_envoy(tmp_path: Path, obj: dict[str, object]) -> None:
-    publish(fleet([obj], answering(2)), tmp_path, GATEWAY)
-    assert bounds(tmp_path) == {}
+def test_publish_without_limits_sets_no_circuit_breaker(tmp_path: Path, obj: dict[str, object]) -> None:
+    publish(fleet([obj], ready_pods(2)), tmp_path, GATEWAY)
+    assert circuit_breaker_limits(tmp_path) == {}
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_atomic_write_replaces_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
     assert write(path, b"one")
     before = path.stat().st_ino
@@ -111,7 +111,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_init_leaves_what_a_running_gateway_wrote(tmp_path: Path) -> None:
+def test_init_keeps_files_of_running_gateway(tmp_path: Path) -> None:
     settings = Settings(directory=tmp_path)
     init(settings)
     publish(two(), settings.xds, GATEWAY)
@@ -150,7 +150,7 @@ def status(address: str, port: int, active: str, **health: bool) -> dict[str, ob
     }
 
 
-def test_envoys_view_adds_up_the_clusters_of_a_service() -> None:
+def test_state_poller_sums_clusters_of_service() -> None:
     document = {
         "cluster_statuses": [
             {"name": "pick/team/chat", "eds_service_name": "team/chat", "host_statuses": [status("10.0.0.1", 8, "2")]},
@@ -168,6 +168,6 @@ def test_envoys_view_adds_up_the_clusters_of_a_service() -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"cluster_statuses":[{}]}'])
-def test_an_answer_that_is_none_counts_as_no_envoy(document: bytes) -> None:
+def test_state_poller_rejects_invalid_document(document: bytes) -> None:
     with pytest.raises(EnvoyAway):
         parse_clusters(document)

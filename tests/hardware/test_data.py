@@ -24,13 +24,13 @@ PROFILES = Path(__file__).parents[2] / "engine-image" / "simulated" / "profiles"
         *((name, 6) for name in ("8b", "h100-8b", "30b-a3b-graphs", "8b-fp8", "8b-fp8-graphs")),
     ],
 )
-def test_the_runs_were_of_the_traces_that_were_predicted(model: str, runs: int) -> None:
+def test_recorded_runs_used_predicted_traces(model: str, runs: int) -> None:
     found = compare.measured(DATA / model, DATA / model)
     assert len(found) == runs
     assert all(one["ok"] == one["sent"] for one in found)
 
 
-def test_the_dense_model_kept_its_promise_at_the_line_and_lost_it_beyond() -> None:
+def test_dense_model_met_slo_at_capacity_and_not_beyond() -> None:
     at, beyond = (compare.measured(DATA / "8b", DATA / "8b")[number]["in_promise"] for number in (4, 5))
     assert round(at, 3) == 0.987
     assert round(beyond, 3) == 0.481
@@ -45,7 +45,7 @@ def test_the_dense_model_kept_its_promise_at_the_line_and_lost_it_beyond() -> No
         ("8b-fp8-graphs", 1.0, 0.365),
     ],
 )
-def test_where_the_predictions_failed_is_told(run: str, kept: float, lost: float) -> None:
+def test_prediction_failure_rates_match_recorded_runs(run: str, kept: float, lost: float) -> None:
     """The last rate at which 95 % were in promise, and the next one: below the line that was predicted."""
     shares = [round(one["in_promise"], 3) for one in compare.measured(DATA / run, DATA / run)]
     last = max(number for number, share in enumerate(shares) if share >= 0.95)
@@ -55,7 +55,7 @@ def test_where_the_predictions_failed_is_told(run: str, kept: float, lost: float
     assert told["from"]["data sheet"]["rates"][last + 1]["simulator"]["in_promise"] == 1
 
 
-def test_with_graphs_up_to_the_budget_the_mixtures_edge_is_gone_and_its_ends_stay() -> None:
+def test_cuda_graphs_to_budget_remove_moe_step_jump() -> None:
     seen = {}
     for run in ("30b-a3b", "30b-a3b-graphs"):
         alone = json.loads((DATA / run / "result.json").read_text())["alone"]
@@ -66,7 +66,7 @@ def test_with_graphs_up_to_the_budget_the_mixtures_edge_is_gone_and_its_ends_sta
         assert after[tokens] == pytest.approx(before[tokens], rel=0.03)
 
 
-def test_the_graphs_that_a_plan_advises_are_those_that_were_measured() -> None:
+def test_planned_cuda_graphs_equal_measured_ones() -> None:
     without, with_ = (json.loads((DATA / run / "result.json").read_text()) for run in ("30b-a3b", "30b-a3b-graphs"))
     found = settings.graphs(with_["about"]["limits"]["token_budget"], mixture=True)
     assert found is not None
@@ -85,7 +85,7 @@ def test_the_graphs_that_a_plan_advises_are_those_that_were_measured() -> None:
     assert f"{1 - tokens[1] / tokens[0]:.1%} of its cache".replace("%", " %") in found.why
 
 
-def test_the_laws_said_before_larger_graphs_were_tried_in_8_bits_are_fits_of_the_run_before() -> None:
+def test_fp8_graph_predictions_are_fits_of_previous_run() -> None:
     """`launches`: with a term for steps of more tokens than vLLM captures by itself, left out in what was said."""
     log = fit.steps(DATA / "8b-fp8" / "engine.steps.csv.gz")
     large = {**log, "npre": log["npre"] * (log["pretok"] + log["ndec"] > settings.GRAPHS_ALONE)}
@@ -100,7 +100,7 @@ def test_the_laws_said_before_larger_graphs_were_tried_in_8_bits_are_fits_of_the
     assert [round(told[name]["line_rps"], 1) for name in ("as-measured", "launches")] == [29.5, 30.3]
 
 
-def test_larger_graphs_gave_an_8b_in_8_bits_no_load_on_the_same_card() -> None:
+def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
     """So a plan advises none to a dense model."""
     said = DATA / "8b-fp8-graphs"
     shares, first_s, over, commands = {}, {}, {}, {}
@@ -134,7 +134,7 @@ def test_larger_graphs_gave_an_8b_in_8_bits_no_load_on_the_same_card() -> None:
         ("8b-fp8-again", 1.21),
     ],
 )
-def test_how_far_the_steps_are_from_the_data_sheet_is_what_docs_say(run: str, share: float) -> None:
+def test_step_time_deviation_from_data_sheet_matches_docs(run: str, share: float) -> None:
     law = ladders.laws(DATA / run, 32)["data sheet"]
     assert round(ladders.over(DATA / run, 32, law), 2) == share
 
@@ -147,7 +147,7 @@ def test_how_far_the_steps_are_from_the_data_sheet_is_what_docs_say(run: str, sh
         ("30b-a3b", "30b-a3b", 32, "h200-30b-a3b"),
     ],
 )
-def test_the_profiles_are_the_fit_of_the_step_logs(model: str, run: str, least: int, name: str) -> None:
+def test_profiles_equal_fits_of_step_logs(model: str, run: str, least: int, name: str) -> None:
     folder, config = DATA / run, shapes.CONFIGS[model]
     found = fit.fitted(folder, folder / "engine.steps.csv.gz", least)
     shape = roofline.model_shape(config)
@@ -161,14 +161,14 @@ def test_the_profiles_are_the_fit_of_the_step_logs(model: str, run: str, least: 
     assert profile.load(name).kv_tokens == own["kv_tokens"]
 
 
-def test_a_mixtures_ladder_overrates_a_sequence_and_the_data_sheet_does_not() -> None:
+def test_moe_self_benchmark_overestimates_sequence_cost() -> None:
     found = ladders.laws(DATA / "30b-a3b", 32)
     steps = found["steps, pooled"]
     assert found["ladder"].sequence_s > 20 * steps.sequence_s
     assert found["data sheet"].base_s == pytest.approx(steps.base_s, rel=0.1)
 
 
-def test_the_pairs_legs_are_judged_by_what_was_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_pd_assesses_transfers_from_counters(capsys: pytest.CaptureFixture[str]) -> None:
     assert sides.main([str(DATA / "pair")]) == 0
     said = capsys.readouterr()
     assert "| 1.pd.chat24 | 23.8 | 126.6 / 348.2 | 6.9 / 7.8 |" in said.out
@@ -183,7 +183,7 @@ def test_the_pairs_legs_are_judged_by_what_was_counted(capsys: pytest.CaptureFix
         ("pair-own", "00.pd.chat2: does not pay: moving a prompt token takes 673 us", 0.2, 0.225),
     ],
 )
-def test_engines_in_one_process_namespace_keep_nvlink_and_in_two_lose_it(
+def test_nvlink_needs_one_process_namespace(
     folder: str, said: str, gb_per_s: float, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sides.main([str(DATA / folder), "--profile", "h100-8b"]) == 0
@@ -198,7 +198,7 @@ def test_engines_in_one_process_namespace_keep_nvlink_and_in_two_lose_it(
     assert round(sides.figures(keep.complete(first))["0.5/0.05"], 3) == share
 
 
-def test_a_smaller_budget_bought_the_gap_and_the_pair_did_not() -> None:
+def test_smaller_budget_met_itl_target_and_pd_did_not() -> None:
     runs = keep.runs(DATA / "pair-alone")
     shares = {path.name.split(".requests")[0]: sides.figures(keep.complete(path))["gap"] for path in runs}
     kept = {name: round(shares[name], 3) for name in ("02.agg.chat36", "05.pd.chat36", "12.agg.chat36.1024")}
@@ -209,7 +209,7 @@ def test_a_smaller_budget_bought_the_gap_and_the_pair_did_not() -> None:
     assert late_s == pytest.approx(0.0113, rel=0.02)
 
 
-def test_alone_runs_were_of_the_traces_that_were_foretold() -> None:
+def test_pair_alone_runs_used_predicted_traces() -> None:
     told = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
     for one, path in zip(told, keep.runs(DATA / "pair-alone"), strict=True):
         trace = DATA / keep.requests(path)["trace"]
@@ -226,7 +226,7 @@ def test_alone_runs_were_of_the_traces_that_were_foretold() -> None:
         ("pair-alone-graphs", "d", "01.pd.chat24.900", -0.5, 17.7),
     ],
 )
-def test_beyond_its_graphs_the_decode_engine_alone_is_slower_than_the_law(
+def test_decode_engine_beyond_cuda_graphs_is_slower_than_model(
     folder: str, engine: str, run: str, excess_ms: float, longest_ms: float
 ) -> None:
     steps = edge.judged(DATA / folder, engine, run)
@@ -235,13 +235,13 @@ def test_beyond_its_graphs_the_decode_engine_alone_is_slower_than_the_law(
     assert (round(found.excess_s * 1e3, 1), round(found.longest_s * 1e3, 1)) == (excess_ms, longest_ms)
 
 
-def test_a_counter_that_is_not_there_counts_nothing() -> None:
+def test_missing_counter_counts_as_zero() -> None:
     assert set(sides.counted("# nothing\n").values()) == {0.0}
     text = 'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
     assert sides.counted(text)["preempted"] == 7.0
 
 
-def test_what_is_kept_is_enough_for_the_tables_and_the_same_bytes_again(tmp_path: Path) -> None:
+def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
     row: dict[str, object] = {
@@ -271,12 +271,12 @@ def test_what_is_kept_is_enough_for_the_tables_and_the_same_bytes_again(tmp_path
     assert (tmp_path / "one" / "result.json").read_text() == '{"command": "vllm serve OUT/models/8b --port 8000"}'
 
 
-def test_a_models_folder_has_as_many_words_as_its_vocabulary(tmp_path: Path) -> None:
+def test_model_folder_tokenizer_matches_vocabulary_size(tmp_path: Path) -> None:
     folder = shapes.write(tmp_path, "8b")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     assert len(tokenizer["model"]["vocab"]) == shapes.CONFIGS["8b"]["vocab_size"]
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 32
 
 
-def test_recorded_arrivals_can_be_read() -> None:
+def test_recorded_arrivals_are_readable() -> None:
     assert [len(traces.read(DATA / f"chat{rate}.csv")) for rate in (24, 36)] == [1058, 1594]

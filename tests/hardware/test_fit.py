@@ -10,7 +10,7 @@ import pytest
 from bench.hardware import fit
 
 LAW = {"base": 5e-3, "anypre": -1.5e-3, "pretok": 2e-5, "preattn": 1.2e-9, "dec": 1.5e-5, "ctx": 3e-8}
-HOT = {key: value * 1.2 for key, value in LAW.items()}
+HOT_COEFFICIENTS = {key: value * 1.2 for key, value in LAW.items()}
 
 
 def log(path: Path, count: int = 6000, hot_from: int = 6000, late: float = 0.0) -> Path:
@@ -22,7 +22,7 @@ def log(path: Path, count: int = 6000, hot_from: int = 6000, late: float = 0.0) 
         pretok = npre * int(generator.integers(50, 8000))
         ndec = int(generator.integers(1, 256))
         context = ndec * int(generator.integers(100, 3000))
-        law = HOT if number >= hot_from else LAW
+        law = HOT_COEFFICIENTS if number >= hot_from else LAW
         row = (1, npre, pretok, pretok**2 / 2, ndec, context)
         if generator.random() < 0.01:  # nobody asked for a while
             now += 1.0
@@ -39,19 +39,19 @@ def found(folder: Path) -> dict[str, dict[str, float]]:
     return {one["set"]: one["law"] for one in fit.fitted(folder, folder / "steps.csv")}
 
 
-def test_a_known_law_is_found(tmp_path: Path) -> None:
+def test_fit_known_law_is_recovered(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv")
     assert found(tmp_path)["pooled"] == pytest.approx(LAW, rel=1e-3)
 
 
-def test_stamps_that_are_late_at_the_next_steps_cost_hardly_matter(tmp_path: Path) -> None:
+def test_fit_late_timestamps_hardly_matter(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv", late=2e-3)
     law = found(tmp_path)["pooled"]
     for name in ("base", "pretok", "dec", "ctx"):
         assert law[name] == pytest.approx(LAW[name], rel=0.06), name
 
 
-def test_a_card_that_gets_hot_has_two_laws(tmp_path: Path) -> None:
+def test_fit_throttling_gpu_yields_cool_and_hot_law(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv", count=8000, hot_from=4000)
     times = fit.steps(tmp_path / "steps.csv")["t_out"]
     (tmp_path / "clock.json").write_text(json.dumps({"wall_s": 1e9, "monotonic_s": 0.0}))
@@ -63,18 +63,18 @@ def test_a_card_that_gets_hot_has_two_laws(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text("\n".join(rows) + "\n")
     laws = found(tmp_path)
     assert laws["cool"]["base"] == pytest.approx(LAW["base"], rel=0.02)
-    assert laws["hot"]["base"] == pytest.approx(HOT["base"], rel=0.02)
-    assert laws["hot"]["pretok"] == pytest.approx(HOT["pretok"], rel=0.02)
+    assert laws["hot"]["base"] == pytest.approx(HOT_COEFFICIENTS["base"], rel=0.02)
+    assert laws["hot"]["pretok"] == pytest.approx(HOT_COEFFICIENTS["pretok"], rel=0.02)
 
 
-def test_steps_that_never_follow_each_other_are_no_law(tmp_path: Path) -> None:
+def test_fit_steps_without_successors_are_rejected(tmp_path: Path) -> None:
     rows = [f"{at}.0,{at}.1,0,0,0,1,100,1,0,0.1" for at in range(50)]
     (tmp_path / "steps.csv").write_text("t_sched,t_out,npre,pretok,preattn,ndec,decctx,run,wait,kv\n" + "\n".join(rows))
     with pytest.raises(ValueError, match="without a pause"):
         fit.fitted(tmp_path, tmp_path / "steps.csv")
 
 
-def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
+def test_fit_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = log(tmp_path / "steps.csv", count=50)
     path.write_text(path.read_text() + "123.4,12")
     assert fit.steps(path)["t_out"].size == 50

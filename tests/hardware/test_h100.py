@@ -20,7 +20,7 @@ def off(run: str, source: str) -> list[float]:
     return [one["tpot_s"]["p95"] / other["tpot_s"]["p95"] - 1 for one, other in zip(said, seen, strict=True)]
 
 
-def test_the_dense_models_line_held_and_beyond_it_first_tokens_were_late() -> None:
+def test_dense_model_capacity_held_and_ttft_was_late_beyond() -> None:
     seen = compare.measured(DATA / "h100-8b", DATA / "h100-8b")
     assert [round(one["in_promise"], 3) for one in seen[4:]] == [0.991, 0.777]
     assert seen[5]["ttft_s"]["p95"] > 0.5
@@ -36,22 +36,22 @@ def test_the_dense_models_line_held_and_beyond_it_first_tokens_were_late() -> No
         ("h100-30b-a3b", "h200-30b-a3b-graphs-carried", -0.03, 0.0),
     ],
 )
-def test_how_far_the_pace_was_said_from_what_was_seen(run: str, source: str, least: float, most: float) -> None:
+def test_tpot_prediction_error_matches_docs(run: str, source: str, least: float, most: float) -> None:
     found = [round(share, 2) for share in off(run, source)]
     assert (min(found), max(found)) == (least, most)
 
 
-def test_a_sister_cards_profile_said_the_pace_better_than_the_data_sheet() -> None:
+def test_profile_of_sister_gpu_predicts_better_than_data_sheet() -> None:
     for run, carried in (("h100-8b", "h200-8b-carried"), ("h100-30b-a3b", "h200-30b-a3b-graphs-carried")):
         assert fmean(map(abs, off(run, carried))) < fmean(map(abs, off(run, "data sheet")))
 
 
-def test_the_steps_are_as_far_from_the_data_sheet_as_docs_say() -> None:
+def test_steps_deviation_from_data_sheet_matches_docs() -> None:
     law = ladders.laws(DATA / "h100-8b", 0)["data sheet"]
     assert round(ladders.over(DATA / "h100-8b", 0, law), 3) == 0.973
 
 
-def test_the_gate_let_in_what_this_host_could_not_answer_in_time() -> None:
+def test_admission_admitted_too_much_for_slow_frontend() -> None:
     folder = DATA / "h100-8b-gate"
     told = json.loads((folder / "prediction.json").read_text())
     rows = {one["run"]: one for one in gate.measured(folder, [folder], told)["c"]}
@@ -62,7 +62,7 @@ def test_the_gate_let_in_what_this_host_could_not_answer_in_time() -> None:
     assert round(rows["gate@2"]["goodput_rps"] / rows["cap160@2"]["goodput_rps"], 3) == 0.884
 
 
-def test_most_of_what_the_core_does_not_know_lies_outside_of_the_engine() -> None:
+def test_ttft_residual_lies_mostly_outside_the_engine() -> None:
     lines = (DATA / "h100-8b-gate" / "engine.metrics.txt").read_text().splitlines()
     seen = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
@@ -78,7 +78,7 @@ def test_most_of_what_the_core_does_not_know_lies_outside_of_the_engine() -> Non
     assert [round(one) for one in (first, queue, prefill, first - queue - prefill)] == [271, 5, 159, 107]
 
 
-def test_the_gate_that_learns_how_late_first_tokens_are_kept_its_promise_under_overload() -> None:
+def test_admission_with_ttft_residual_met_slo_under_overload() -> None:
     folder = DATA / "h100-8b-mended"
     told = json.loads((folder / "prediction.json").read_text())
     rows = gate.measured(folder, [folder], told)["d"]

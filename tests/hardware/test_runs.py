@@ -41,7 +41,7 @@ def plugin() -> ModuleType:
     return module
 
 
-def test_a_trace_is_the_same_for_the_same_seed_and_as_long_as_its_rate_says(tmp_path: Path) -> None:
+def test_poisson_trace_is_seeded_and_has_its_rate(tmp_path: Path) -> None:
     one, two = traces.poisson(20, 30, 7), traces.poisson(20, 30, 7)
     assert one == two
     assert one != traces.poisson(20, 30, 8)
@@ -53,7 +53,7 @@ def test_a_trace_is_the_same_for_the_same_seed_and_as_long_as_its_rate_says(tmp_
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0, 10), (5, 0), (-1, 10)])
-def test_a_trace_of_nothing_is_refused(rate: float, seconds: float) -> None:
+def test_poisson_trace_of_nothing_is_rejected(rate: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         traces.poisson(rate, seconds, 1)
 
@@ -70,11 +70,11 @@ def test_a_trace_of_nothing_is_refused(rate: float, seconds: float) -> None:
         (Seen(0, 10, 0.1, 0.01, None, False), False),
     ],
 )
-def test_a_request_keeps_the_promise_only_with_all_its_targets_and_its_end(one: Seen, met: bool) -> None:
+def test_meets_slo_requires_all_targets_and_completion(one: Seen, met: bool) -> None:
     assert kept(one, SLO) is met
 
 
-def test_what_was_sent_counts_whatever_came_of_it() -> None:
+def test_summary_counts_every_sent_request() -> None:
     seen = [Seen(0, 10, 0.1, 0.01, None, True), Seen(1, 10, None, None, None, False)]
     found = summary(seen, SLO, 2.0)
     assert (found["in_promise"], found["rate_rps"], found["goodput_rps"]) == (0.5, 1.0, 0.5)
@@ -96,7 +96,7 @@ async def answered(serve: Callable[[web.Request], Any]) -> dict[str, Any]:
         await runner.cleanup()
 
 
-async def test_two_tokens_with_their_count_and_end_are_a_good_answer() -> None:
+async def test_streamed_complete_response_is_ok() -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
@@ -113,7 +113,7 @@ async def test_two_tokens_with_their_count_and_end_are_a_good_answer() -> None:
 
 
 @pytest.mark.parametrize("parts", [(TOKEN, usage(1), DONE), (TOKEN, TOKEN, usage(2)), (DONE,), ()])
-async def test_an_answer_that_ends_early_or_without_its_end_is_none(parts: tuple[bytes, ...]) -> None:
+async def test_streamed_truncated_response_is_not_ok(parts: tuple[bytes, ...]) -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
@@ -124,7 +124,7 @@ async def test_an_answer_that_ends_early_or_without_its_end_is_none(parts: tuple
     assert not (await answered(serve))["ok"]
 
 
-async def test_a_refusal_keeps_its_marks() -> None:
+async def test_streamed_rejection_keeps_status_and_headers() -> None:
     async def serve(request: web.Request) -> web.Response:
         return web.Response(status=503, text="draining", headers={"x-plimsoll-retry": "1"})
 
@@ -133,7 +133,7 @@ async def test_a_refusal_keeps_its_marks() -> None:
 
 
 @pytest.mark.parametrize(("idle_s", "connections"), [(0.01, 2), (600.0, 1)])
-async def test_a_connection_is_not_used_again_after_some_time(
+async def test_client_session_does_not_reuse_old_connections(
     idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM closes one that was idle: a request on it would be lost, and with it all that was measured."""
@@ -153,14 +153,14 @@ async def test_a_connection_is_not_used_again_after_some_time(
     assert len(seen) == connections
 
 
-async def test_nobody_there_is_an_answer_too() -> None:
+async def test_streamed_connection_failure_is_recorded() -> None:
     async with client.session() as http:
         seen = await client.streamed(http, "http://127.0.0.1:1", client.body([5], 2, stream=True))
     assert not seen["ok"]
     assert "Connect" in seen["error"]
 
 
-def test_a_trace_that_was_changed_after_the_prediction_is_refused(tmp_path: Path) -> None:
+def test_compare_trace_changed_after_prediction_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "run0.csv"
     traces.write(path, traces.poisson(2, 10, 1))
     told: dict[str, Any] = {"slo": asdict(SLO), "traces": {"run0.csv": hashlib.sha256(path.read_bytes()).hexdigest()}}
@@ -182,7 +182,7 @@ def test_a_trace_that_was_changed_after_the_prediction_is_refused(tmp_path: Path
         compare.measured(tmp_path, tmp_path)
 
 
-def test_gaps_are_counted_by_the_second_in_which_their_stream_began() -> None:
+def test_itl_counts_are_per_second_of_stream_start() -> None:
     early = {"at_s": 0.5, "gaps_s": [1.0] * 50}
     late = [{"at_s": 4.0 + number / 10, "gaps_s": [0.006] * 98 + [0.04, 0.0]} for number in range(3)]
     counts = json.loads(json.dumps(gaps.counted([early, *late])))
@@ -201,14 +201,14 @@ def test_gaps_are_counted_by_the_second_in_which_their_stream_began() -> None:
         ("pd:b.csv:900", "02.pd.b.900", 8192, 900),
     ],
 )
-def test_a_runs_word_says_its_engines_and_who_reads_a_prompt(
+def test_load_parse_sets_engines_budget_and_prefill_threshold(
     word: str, name: str, budget: int, remote_from: int
 ) -> None:
     load = Load.parse(2, word)
     assert (load.name, load.budget, load.remote_from) == (name, budget, remote_from)
 
 
-def test_a_run_of_which_a_client_was_lost_is_no_result(tmp_path: Path) -> None:
+def test_run_with_lost_client_is_rejected(tmp_path: Path) -> None:
     """Its rows would be missing, and with them its misses; what the others saw is on disk."""
     trace, out = tmp_path / "t.csv", tmp_path / "t.requests.json"
     traces.write(trace, [traces.Request(0.0, 5, 2)])
@@ -218,13 +218,13 @@ def test_a_run_of_which_a_client_was_lost_is_no_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "codes"), [((0, 1, 3), [0]), ((0, 1, 2), [0, 1]), ((0, 0, 1), [0])])
-def test_without_the_trace_gaps_between_the_rows_tell(rows: tuple[int, ...], codes: list[int]) -> None:
+def test_archive_incomplete_rows_are_rejected(rows: tuple[int, ...], codes: list[int]) -> None:
     keep.whole("x", [{"row": number} for number in range(3)], [0, 0])
     with pytest.raises(ValueError, match="x: 3 requests"):
         keep.whole("x", [{"row": number} for number in rows], codes)
 
 
-def test_the_step_log_counts_chunks_and_contexts_as_the_law_does() -> None:
+def test_step_log_counts_chunks_and_contexts_like_the_model() -> None:
     output = SimpleNamespace(
         num_scheduled_tokens={"new": 100, "chunk": 50, "old": 1, "resumed": 300},
         scheduled_new_reqs=[SimpleNamespace(req_id="new", num_computed_tokens=20)],

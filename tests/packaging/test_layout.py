@@ -15,26 +15,26 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILES = [ROOT / "operator" / "Dockerfile", *sorted((ROOT / "engine-image").glob("*.Dockerfile"))]
 
 
-def test_the_source_root_hides_no_standard_module() -> None:
+def test_source_root_shadows_no_standard_module() -> None:
     assert list((ROOT / "operator").glob("*.py")) == []
     folders = [p.name for p in (ROOT / "operator").iterdir() if p.is_dir() and not p.name.endswith(".egg-info")]
     assert folders == ["plimsoll"]
     assert operator.itemgetter(0)([7]) == 7
 
 
-def test_operator_and_engine_image_read_one_contract() -> None:
+def test_operator_and_engine_image_share_one_contract() -> None:
     bundled = ROOT / "operator" / "plimsoll" / "api" / "contract.json"
     assert bundled.read_bytes() == (ROOT / "engine-image" / "contract.json").read_bytes()
     assert contract().ports["api"] == 8000
 
 
-def test_checkout_holds_no_symbolic_link() -> None:
+def test_checkout_has_no_symbolic_link() -> None:
     tracked = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert [line for line in tracked.splitlines() if line.startswith("120000")] == []
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
-def test_dockerfile_copies_what_its_context_holds(dockerfile: Path) -> None:
+def test_dockerfile_copies_only_existing_sources(dockerfile: Path) -> None:
     """The context is the one of the `docker build` line in the file's head or in the docs."""
     context = ROOT if dockerfile.name in ("Dockerfile", "simulated.Dockerfile") else dockerfile.parent
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile.read_text(), re.MULTILINE)

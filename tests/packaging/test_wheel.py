@@ -43,7 +43,7 @@ def test_wheel_data_file_equals_its_source(wheel: Path, name: str) -> None:
     assert bundled.read_bytes() == source.read_bytes()
 
 
-def test_the_module_is_found_before_the_folder_of_its_name(wheel: Path) -> None:
+def test_wheel_module_wins_over_folder_of_same_name(wheel: Path) -> None:
     asking = "from plimsoll.sim import profile, profiles; print(profiles.__file__, profile.load('h200-8b').layers)"
     words = [sys.executable, "-c", asking]
     done = subprocess.run(words, env={"PYTHONPATH": str(wheel)}, cwd=wheel, check=True, capture_output=True, text=True)

@@ -40,7 +40,7 @@ def allowed(found: Object, peer: Object, port: int) -> bool:
     return False
 
 
-def test_all_are_owned_by_the_service_and_copy_nothing_of_its_gitops_marks() -> None:
+def test_objects_are_owned_and_copy_no_gitops_labels() -> None:
     for obj in everything():
         (owner,) = obj["metadata"]["ownerReferences"]
         assert owner["uid"] == PARENT["metadata"]["uid"]
@@ -48,7 +48,7 @@ def test_all_are_owned_by_the_service_and_copy_nothing_of_its_gitops_marks() -> 
         assert "argocd" not in str(obj)
 
 
-def test_names_are_unique_and_short_enough_for_services() -> None:
+def test_object_names_are_unique_and_at_most_63_chars() -> None:
     longest = builders.service("a" * 40)
     made = render(longest, builders.PLATFORM)
     names = [(o["kind"], o["metadata"]["name"]) for o in made]
@@ -56,7 +56,7 @@ def test_names_are_unique_and_short_enough_for_services() -> None:
     assert all(len(name) <= 63 for _, name in names)
 
 
-def test_the_gateway_reaches_the_api_port_and_no_other() -> None:
+def test_network_policy_gateway_reaches_only_api_port() -> None:
     ports = contract().ports
     gateway = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "plimsoll-system"}},
@@ -66,19 +66,19 @@ def test_the_gateway_reaches_the_api_port_and_no_other() -> None:
     assert not allowed(policy(), gateway, ports["launcher"])
 
 
-def test_engines_of_one_service_reach_each_other_on_every_port() -> None:
+def test_network_policy_engines_reach_each_other_on_all_ports() -> None:
     own = {"podSelector": {"matchLabels": {labels.SERVICE: "chat"}}}
     assert all(allowed(policy(), own, port) for port in (*contract().ports.values(), 45678))
 
 
-def test_scrapers_reach_the_launcher_port_alone() -> None:
+def test_network_policy_scrapers_reach_only_launcher_port() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
     found = policy(metrics=MetricsSettings.model_validate({"from": [peer]}))
     assert allowed(found, peer, contract().ports["launcher"])
     assert not allowed(found, peer, contract().ports["api"])
 
 
-def test_replicas_are_left_out_where_somebody_else_owns_them() -> None:
+def test_deployment_omits_replicas_owned_elsewhere() -> None:
     service = parse(PARENT)
     kept = objects.KeptTemplate("x", {})
     with_them = objects.tier(service, PARENT, "decode", kept, 3)[-1]
@@ -87,7 +87,7 @@ def test_replicas_are_left_out_where_somebody_else_owns_them() -> None:
     assert "replicas" not in without["spec"]
 
 
-def test_the_kept_template_changes_with_what_the_user_wrote_and_with_nothing_else() -> None:
+def test_revision_name_changes_only_with_user_pod_spec() -> None:
     def name(**spec: Any) -> str:
         return objects.revision_name(parse(builders.service(**spec)), "decode")
 

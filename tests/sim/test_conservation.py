@@ -16,17 +16,17 @@ from plimsoll.sim.profile import Profile
 from plimsoll.sim.visit import End
 from tests.sim import lab
 
-OWN = profile.load("h200-8b")
+PROFILE = profile.load("h200-8b")
 
 
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     "own",
-    [OWN, replace(OWN, kv_tokens=60_000, block_size=128), replace(OWN, max_num_seqs=8, budget=256)],
+    [PROFILE, replace(PROFILE, kv_tokens=60_000, block_size=128), replace(PROFILE, max_num_seqs=8, budget=256)],
     ids=["roomy", "short of blocks", "few slots, small chunks"],
 )
-def test_tokens_and_blocks_come_out_even(own: Profile, seed: int, separate: bool) -> None:
+def test_engine_tokens_and_blocks_balance(own: Profile, seed: int, separate: bool) -> None:
     sent = laws.load(300, 25.0, seed)
     left = laws.leaks(sent, laws.played(own, sent, separate))
     assert {**left, "preemptions": 0} == dict.fromkeys(left, 0)
@@ -35,9 +35,9 @@ def test_tokens_and_blocks_come_out_even(own: Profile, seed: int, separate: bool
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_the_laws_see_a_request_that_is_lost_or_made_up(separate: bool) -> None:
+def test_leaks_lost_or_invented_request_is_detected(separate: bool) -> None:
     sent = laws.load(20, 25.0, 1)
-    engines = laws.played(OWN, sent[:-1], separate)
+    engines = laws.played(PROFILE, sent[:-1], separate)
     lost, made_up = laws.leaks(sent, engines), laws.leaks(sent[:-2], engines)
     assert lost["prompt tokens"] == len(engines) * sent[-1].prompt
     assert made_up["prompt tokens"] == -len(engines) * sent[-2].prompt
@@ -45,28 +45,28 @@ def test_the_laws_see_a_request_that_is_lost_or_made_up(separate: bool) -> None:
     assert made_up["output tokens"] == -sent[-2].output - separate
 
 
-def test_the_mean_number_in_the_engine_is_littles() -> None:
-    seen, law = laws.little(OWN, laws.load(1200, 18.0, 4), 0.02)
+def test_engine_mean_concurrency_obeys_littles_law() -> None:
+    seen, law = laws.little(PROFILE, laws.load(1200, 18.0, 4), 0.02)
     assert seen == pytest.approx(law, rel=0.005)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_burst_takes_exactly_its_work(seed: int) -> None:
+def test_engine_burst_takes_exactly_its_work(seed: int) -> None:
     random = Random(seed)
     lengths = [(random.randint(2, 4000), random.randint(1, 300)) for _ in range(120)]
-    own = replace(laws.level(OWN), kv_tokens=10**9, budget=10**9)
+    own = replace(laws.level(PROFILE), kv_tokens=10**9, budget=10**9)
     assert laws.idled(own, lengths) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_burst_short_of_blocks_takes_more_than_its_work() -> None:
+def test_engine_burst_short_of_blocks_takes_more_than_its_work() -> None:
     lengths = [(2000, 300)] * 60
-    own = replace(laws.level(OWN), kv_tokens=70_000)
+    own = replace(laws.level(PROFILE), kv_tokens=70_000)
     assert laws.idled(own, lengths) > 0.001  # prompts read twice
 
 
 @pytest.mark.parametrize("kills", [(), ((Role.SERVE, 5.0), (Role.SERVE, 9.0))])
 @pytest.mark.parametrize("tail_s", [600.0, 0.5])
-def test_every_request_ends_once_and_in_one_way(kills: tuple[tuple[Role, float], ...], tail_s: float) -> None:
+def test_simulate_every_request_ends_exactly_once(kills: tuple[tuple[Role, float], ...], tail_s: float) -> None:
     asked = lab.Load(400, 30.0, seed=8).asked()
     done = lab.simulate(
         asked, Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}, kills=kills, tail_s=tail_s
@@ -83,7 +83,7 @@ def test_every_request_ends_once_and_in_one_way(kills: tuple[tuple[Role, float],
             assert one.asked.at_s < one.first_s <= one.end_s
 
 
-def test_memory_follows_what_is_in_flight_not_what_has_been() -> None:
+def test_simulate_memory_does_not_grow_with_completed_requests() -> None:
     laws.held_bytes(50)  # what is loaded once
     few, many = 300, 1200
     more = laws.held_bytes(many) - laws.held_bytes(few)

@@ -23,7 +23,7 @@ def tier(gpus: int, each: int = 1) -> Tier:
     return Tier(Role.SERVE, hardware, Random(1), Cards(gpus))
 
 
-def test_a_pod_without_a_gpu_is_pending_and_says_why() -> None:
+def test_tier_without_free_gpu_keeps_pod_pending_with_reason() -> None:
     of = tier(3, each=2)
     of.begin(1)
     made, _ = of.set(2, 10.0)
@@ -36,7 +36,7 @@ def test_a_pod_without_a_gpu_is_pending_and_says_why() -> None:
     assert of.paid_s(500.0) == 500.0
 
 
-def test_it_starts_when_another_has_ended_and_remembers_the_wait() -> None:
+def test_tier_pending_pod_starts_when_gpu_is_freed() -> None:
     of = tier(1)
     [old] = of.begin(1)
     [new], _ = of.set(2, 10.0)
@@ -50,7 +50,7 @@ def test_it_starts_when_another_has_ended_and_remembers_the_wait() -> None:
     assert of.paid_s(100.0) == pytest.approx(40.0 + 60.0)
 
 
-def test_nothing_costs_beyond_the_time_that_is_asked_for() -> None:
+def test_tier_paid_time_stops_at_the_given_time() -> None:
     of = tier(3)
     [first] = of.begin(1)
     of.set(0, 100.0)
@@ -62,7 +62,7 @@ def test_nothing_costs_beyond_the_time_that_is_asked_for() -> None:
     assert [of.paid_s(until_s) for until_s in (750.0, 805.0, 900.0)] == [700.0, 705.0, 710.0]
 
 
-def test_one_that_is_given_back_while_it_is_pending_frees_nothing() -> None:
+def test_tier_removed_pending_pod_frees_no_gpu() -> None:
     cards = Cards(1)
     of = Tier(Role.SERVE, lab.plant(), Random(1), cards)
     of.begin(1)
@@ -73,21 +73,21 @@ def test_one_that_is_given_back_while_it_is_pending_frees_nothing() -> None:
     assert of.paid_s(30.0) == 30.0
 
 
-def test_a_fleet_that_cannot_begin_is_refused() -> None:
+def test_simulate_too_few_gpus_at_start_is_rejected() -> None:
     with pytest.raises(BadInput, match="--max-gpus: too few for the 2 serve replicas"):
         lab.simulate(EVENLY, Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}, max_gpus=1)
 
 
-class Wanting(Static):
+class ScriptedPolicy(Static):
     """Orders so many, gives some back later."""
 
     def wanted(self, look: Look) -> dict[Role, int]:
         return {Role.PREFILL: 1 if look.now_s < 50.0 else 2, Role.DECODE: 3 if look.now_s < 50.0 else 1}
 
 
-def test_all_tiers_share_the_gpus_and_the_oldest_pod_goes_first() -> None:
+def test_tiers_share_gpus_oldest_pending_pod_first() -> None:
     both = {Role.PREFILL: 1, Role.DECODE: 1}
-    policy = Wanting(both, gated=False)
+    policy = ScriptedPolicy(both, gated=False)
     done = lab.simulate(EVENLY, policy, lab.disaggregated(), lab.plant(start_s=10.0), initial=both, max_gpus=3)
     up = {role: [(at_s, ready) for at_s, one, _, ready, *_ in done.world.log.replicas if one is role] for role in both}
     assert max(ready for _, ready in up[Role.DECODE]) == 2  # the third one found no GPU
@@ -98,7 +98,7 @@ def test_all_tiers_share_the_gpus_and_the_oldest_pod_goes_first() -> None:
     assert {visit.end for visit in done.visits} == {End.OK}
 
 
-def test_the_operator_hears_that_pods_fit_nowhere() -> None:
+def test_operator_sees_unschedulable_pods() -> None:
     rush = [Asked(n / 10, 1500, 300) for n in range(1500)]
     of = lab.service(tiers={"serve": {"minReplicas": 1, "maxReplicas": 8}})
     done = lab.simulate(rush, of=of, hardware=lab.plant(scale=4.0), max_gpus=2)

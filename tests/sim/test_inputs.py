@@ -11,19 +11,19 @@ import pytest
 from plimsoll.sim import profile, startup
 from plimsoll.sim.errors import BadInput
 
-SIX = {"base": 0.01, "anypre": 0.0, "pretok": 1e-5, "preattn": 0.0, "dec": 1e-5, "ctx": 1e-8}
+COEFFICIENTS = {"base": 0.01, "anypre": 0.0, "pretok": 1e-5, "preattn": 0.0, "dec": 1e-5, "ctx": 1e-8}
 
 
-def test_the_built_in_profiles_can_be_read() -> None:
+def test_profile_load_builtin_profiles() -> None:
     assert profile.load("h200-8b").hot is not None
     assert profile.load("h100x2-32b").layers == 64
     with pytest.raises(BadInput, match=r"known are .*h200-8b"):
         profile.load("h300")
 
 
-def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+def test_profile_load_user_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(SIX))
+    path.write_text(json.dumps(COEFFICIENTS))
     assert profile.load(str(path)).coefficients.base == 0.01
     with pytest.raises(BadInput, match="No such file"):
         profile.load(str(tmp_path / "none.json"))
@@ -50,12 +50,12 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         ({"cool_share": -0.1}, "cool_share"),
     ],
 )
-def test_a_profile_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+def test_profile_parse_invalid_value_is_rejected(change: dict[str, object], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        profile.parse({**SIX, **change})
+        profile.parse({**COEFFICIENTS, **change})
 
 
-def test_start_up_times(tmp_path: Path) -> None:
+def test_startup_parse_fixed_uniform_and_listed(tmp_path: Path) -> None:
     listed = tmp_path / "starts.json"
     listed.write_text("[40, 55.5]")
     random = Random(1)
@@ -68,20 +68,20 @@ def test_start_up_times(tmp_path: Path) -> None:
     assert {round(sum(s for _, s in drawn.draw(random)), 6) for _ in range(50)} == {40.0, 55.5}
 
 
-def test_start_up_times_may_stand_one_a_line(tmp_path: Path) -> None:
+def test_startup_parse_one_value_per_line(tmp_path: Path) -> None:
     listed = tmp_path / "starts.txt"
     listed.write_text("40\n55.5\n")
     assert startup.parse(str(listed)) == startup.StartUp(listed_s=(40.0, 55.5))
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "uniform:5", "uniform:9,3", "uniform:a,b", "1e9"])
-def test_start_up_times_that_are_none(text: str) -> None:
+def test_startup_parse_malformed_text_is_rejected(text: str) -> None:
     with pytest.raises(BadInput, match="--start-up"):
         startup.parse(text)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "[1, -2]", '["a"]', "x", "", "5\nnan", "5\n-1", "5\nx"])
-def test_files_of_start_up_times_that_are_none(tmp_path: Path, text: str) -> None:
+def test_startup_parse_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(text)
     with pytest.raises(BadInput, match="--start-up"):
@@ -92,7 +92,7 @@ def test_files_of_start_up_times_that_are_none(tmp_path: Path, text: str) -> Non
     ("text", "words"),
     [("[" * 100_000, "too deep"), ("[1" + "0" * 400 + "]", "a number of 401 digits"), ("\0", "not JSON")],
 )
-def test_json_that_no_reader_can_hold_is_refused_with_its_file(tmp_path: Path, text: str, words: str) -> None:
+def test_json_inputs_unreadable_json_is_rejected_with_file_name(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "evil.json"
     path.write_text(text)
     for read in (profile.load, profile.document, startup.parse):
@@ -100,12 +100,12 @@ def test_json_that_no_reader_can_hold_is_refused_with_its_file(tmp_path: Path, t
             read(str(path))
 
 
-def test_bytes_are_no_json(tmp_path: Path) -> None:
+def test_document_binary_file_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match=r"b\.json: not JSON"):
         profile.document(str(tmp_path / "b.json"))
 
 
-def test_a_number_that_no_float_holds_is_no_coefficient() -> None:
+def test_profile_parse_number_beyond_float_is_rejected() -> None:
     with pytest.raises(BadInput, match="base must be a number"):
-        profile.parse({**SIX, "base": 10**400})
+        profile.parse({**COEFFICIENTS, "base": 10**400})

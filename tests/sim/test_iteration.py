@@ -11,8 +11,8 @@ from plimsoll.sim.iteration import NONE, NOTHING, Iteration, Queued, queued
 from plimsoll.sim.job import Job
 from tests.sim import lab
 
-QUIET = replace(lab.H200, hot=None)
-SMALL = replace(QUIET, max_num_seqs=4, budget=512, kv_tokens=4_096)
+NO_THROTTLING = replace(lab.H200, hot=None)
+SMALL_ENGINE = replace(NO_THROTTLING, max_num_seqs=4, budget=512, kv_tokens=4_096)
 
 
 def filled(one: Engine, lengths: list[lab.Lengths]) -> Engine:
@@ -21,15 +21,15 @@ def filled(one: Engine, lengths: list[lab.Lengths]) -> Engine:
     return one
 
 
-def test_an_idle_engine_tells_nothing() -> None:
-    one = lab.engine(QUIET)
+def test_iteration_idle_engine_reports_no_work() -> None:
+    one = lab.engine(NO_THROTTLING)
     assert one.iteration("a", 1.0) == Iteration("a", 0.0, NOTHING, NONE)
     lab.run(one, [(2.0, 100, 5)])
     assert one.iteration("a", 60.0) == Iteration("a", 0.0, NOTHING, NONE)
 
 
-def test_a_prompt_in_two_chunks_then_decoding() -> None:
-    one, c = filled(lab.engine(replace(QUIET, budget=1_000)), [(0.0, 1_500, 50)]), QUIET.coefficients
+def test_iteration_two_prefill_chunks_then_decode() -> None:
+    one, c = filled(lab.engine(replace(NO_THROTTLING, budget=1_000)), [(0.0, 1_500, 50)]), NO_THROTTLING.coefficients
     first_s = c.base + c.anypre + 1_000 * c.pretok + c.preattn * 1_000**2 / 2
     second_s = c.base + c.anypre + 500 * c.pretok + c.preattn * 500 * 1_250
     step_s = c.base + c.dec + c.ctx * 1_500
@@ -45,12 +45,12 @@ def test_a_prompt_in_two_chunks_then_decoding() -> None:
     assert at.took_s == pytest.approx(step_s + c.ctx)
 
 
-def test_leaping_tells_what_step_by_step_does() -> None:
+def test_iteration_skipping_steps_reports_like_single_stepping() -> None:
     lengths = lab.Load(60, 12.0, prompt=300.0, output=60.0).draw()
     moments = [0.05 * number + 0.013 for number in range(200)]
     told = []
     for leap in (True, False):
-        one, found, waiting = lab.engine(SMALL, leap=leap), [], lab.jobs(lengths)
+        one, found, waiting = lab.engine(SMALL_ENGINE, leap=leap), [], lab.jobs(lengths)
         for moment in moments:
             while waiting and lengths[waiting[0].name][0] <= moment:
                 job = waiting.pop(0)
@@ -64,7 +64,7 @@ def test_leaping_tells_what_step_by_step_does() -> None:
     assert any(one.did.decodes == 4 for one in told[0])
 
 
-def test_what_waits_is_prefill_or_decode_as_the_scheduler_counts_it() -> None:
+def test_queued_work_is_split_into_prefill_and_decode() -> None:
     fresh = Job(1, 700, 10)
     preempted = Job(2, 400, 10, made=3)
     arrived = Job(3, 900, 10, remote=True, moved=900, computed=899)

@@ -97,7 +97,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(14))
-def test_every_figure_follows_from_the_rows(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_summary_follows_from_written_rows(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     random = Random(seed)
     asked, wanted = trace(random), spec(random)
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, asked)))

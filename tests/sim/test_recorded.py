@@ -17,21 +17,21 @@ PAIRS = records.pairs()
 
 
 @pytest.mark.parametrize("name", ["8b 4/s", "8b 8/s", "8b 15/s", "8b 18/s", "8b 21/s", "long 1024", "earlier 512"])
-def test_a_recorded_run_is_met_at_ten_scales_and_in_tpot(name: str) -> None:
+def test_recorded_run_replay_matches_slo_scales_and_tpot(name: str) -> None:
     own = [one for one in sweeps.of_run(sweeps.replay(RUNS[name])) if one.bound is not None]
     assert len(own) == 3
     assert [one.name for one in own if not one.holds] == []
 
 
 @pytest.mark.parametrize("kind", ["agg", "pd128"])
-def test_two_machines_are_met(kind: str) -> None:
+def test_recorded_pair_replay_matches_ttft_and_tpot(kind: str) -> None:
     seen = PAIRS[kind, "prefill", "6"]
     found = [one for one in pairs.checks({(kind, "prefill", "6"): seen}) if one.name[:4] in ("TTFT", "TPOT")]
     assert len(found) == 4
     assert [one.name for one in found if not one.holds] == []
 
 
-def test_records_are_whole() -> None:
+def test_records_are_complete() -> None:
     assert sum(len(one.requests) for one in RUNS.values()) > 5000
     assert {kind for kind, _, _ in PAIRS} == {"agg", "pd", "pd128"}
     for one in RUNS.values():
@@ -41,14 +41,14 @@ def test_records_are_whole() -> None:
     assert len(records.distserve()) == 14
 
 
-def test_a_request_that_was_cut_is_a_miss_on_both_sides() -> None:
+def test_replay_truncated_request_misses_on_both_sides() -> None:
     sweep = Sweep("x", "8b", 8192, 1.0, 2, 1.0, 0.1, ())
     seen = [Seen(Sent(0.0, 10, 100), 0.1, math.nan, False), Seen(Sent(0.0, 10, 1), 0.1, math.nan, True)]
     one = sweeps.Replay(sweep, seen, [Got(0.1, 0.2), Got(0.1, 0.1)], [False, True])
     assert one.attained(1.0) == (50.0, 50.0)
 
 
-def test_ten_scales_see_what_one_loose_promise_does_not() -> None:
+def test_replay_ten_slo_scales_detect_slow_tpot() -> None:
     sweep = RUNS["8b 15/s"]
     slow = replace(sweep, requests=tuple(replace(one, tpot_s=1.15 * one.tpot_s) for one in sweep.requests))
     one = sweeps.replay(slow)
@@ -56,13 +56,13 @@ def test_ten_scales_see_what_one_loose_promise_does_not() -> None:
     assert max(abs(ours - real) for real, ours in map(one.attained, sweeps.SCALES)) > sweeps.POINTS
 
 
-def test_the_knee_is_where_the_line_crosses() -> None:
+def test_crossing_interpolates_goodput_knee() -> None:
     assert sweeps.crossing([(10.0, 100.0), (20.0, 100.0), (30.0, 90.0)]) == 25.0
     with pytest.raises(ValueError, match="does not fall"):
         sweeps.crossing([(10.0, 100.0), (20.0, 96.0)])
 
 
-def test_prompts_go_first_in_the_old_schedule() -> None:
+def test_replay_old_schedule_runs_prompts_first() -> None:
     own = table2.profile("vllm", 1)
     c = own.coefficients
     seen = [Seen(Sent(0.0, 1000, 50), 0.1, 0.05, True), Seen(Sent(0.3, 2000, 1), 0.1, 0.05, True)]
@@ -73,7 +73,7 @@ def test_prompts_go_first_in_the_old_schedule() -> None:
     assert first.last_s == pytest.approx(undisturbed.last_s + alone_s, abs=1e-3)
 
 
-def test_a_bound_is_two_sided() -> None:
+def test_check_bound_is_two_sided() -> None:
     assert Check("g", "n", -2.0, 2.0).holds
     assert not Check("g", "n", -2.1, 2.0).holds
     assert Check("g", "n", 99.0, None).holds

@@ -30,7 +30,7 @@ def ended(number: int, end: End = End.OK, ttft_s: float = 0.5, tpot_s: float = 0
     return visit
 
 
-def test_a_whole_answer_counts_where_it_is_promised() -> None:
+def test_summary_e2e_target_counts_when_set() -> None:
     world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     visits = [ended(1), ended(2, ttft_s=0.7), ended(3, tpot_s=0.04), ended(4, End.SHED), ended(5, prompt=100_000)]
     shares, shown = {}, {}
@@ -46,7 +46,7 @@ def test_a_whole_answer_counts_where_it_is_promised() -> None:
 
 
 @pytest.mark.parametrize(("itl_s", "met"), [(None, None), (1.0, True), (0.001, False)])
-def test_gaps_are_judged_beside_the_shares(itl_s: float | None, met: bool | None) -> None:
+def test_summary_itl_target_is_reported_beside_attainment(itl_s: float | None, met: bool | None) -> None:
     world = lab.simulate([Asked(0.0, 10, 9)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     result = Result(lab.plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
     result.take(ended(1))
@@ -55,7 +55,7 @@ def test_gaps_are_judged_beside_the_shares(itl_s: float | None, met: bool | None
     assert ("itl_met" in told) is (itl_s is not None)
 
 
-def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
+def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
     world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     result = Result(lab.plant(), [Role.SERVE], SLO)
     for visit in (
@@ -86,7 +86,7 @@ def test_offered_counts_all_and_admitted_leaves_out_the_refused() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-def test_a_request_is_judged_by_the_targets_of_its_class() -> None:
+def test_met_uses_slo_of_request_class() -> None:
     """Those of a class stand in place of the service's; names that are no class are the default's, the least."""
     classes = [
         ClassPolicy("chat", 10, Slo(0.95, ttft_s=0.6, tpot_s=0.05)),
@@ -104,7 +104,7 @@ def test_a_request_is_judged_by_the_targets_of_its_class() -> None:
     assert not result.met(soon)  # the service's would have been 6 s
 
 
-def test_a_load_of_one_moment_has_no_rates() -> None:
+def test_summary_load_of_one_moment_has_no_rates() -> None:
     world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
     result = Result(lab.plant(), [Role.SERVE], SLO)
     result.take(ended(1))
@@ -114,7 +114,7 @@ def test_a_load_of_one_moment_has_no_rates() -> None:
     assert told["gpu_hours"] == 0.0
 
 
-def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:
+def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
     lines = io.StringIO()
     result = Result(lab.plant(), [Role.SERVE], SLO, windows=lines)
     first = [ended(n, End.SHED if n <= 30 else End.OK) for n in range(1, WINDOW + 1)]
@@ -127,7 +127,7 @@ def test_windows_are_of_arrivals_and_pass_at_the_promise_less_a_point() -> None:
     assert sorted((one["n"], one["met"], one["passed"]) for one in told) == [(0, 470, True), (1, 469, False)]
 
 
-def test_a_window_asks_for_no_request_that_even_an_idle_fleet_would_miss() -> None:
+def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
     long = lab.plant().longest  # with the tokens of its answer it is too long for the model
     for missed, passed in ((40, True), (45, True), (46, False)):
         lines = io.StringIO()
@@ -139,7 +139,7 @@ def test_a_window_asks_for_no_request_that_even_an_idle_fleet_would_miss() -> No
         assert json.loads(lines.getvalue())["passed"] is passed
 
 
-def test_a_line_for_each_request_has_the_demos_columns() -> None:
+def test_request_rows_have_demo_columns() -> None:
     lines = io.StringIO()
     result = Result(lab.plant(), [Role.SERVE], SLO, requests=lines)
     result.take(ended(1))
@@ -160,7 +160,7 @@ def test_a_line_for_each_request_has_the_demos_columns() -> None:
     ]  # fmt: skip
 
 
-def test_a_line_for_each_change_of_a_tier_adds_up_to_what_was_paid() -> None:
+def test_replica_rows_add_up_to_paid_time() -> None:
     asked = lab.Load(600, 20.0).asked()
     done = lab.simulate(asked)
     rows = list(replica_rows(done.world))
@@ -174,7 +174,7 @@ def test_a_line_for_each_change_of_a_tier_adds_up_to_what_was_paid() -> None:
     assert paid == pytest.approx(done.world.tiers[Role.SERVE].paid_s(asked[-1].at_s), rel=1e-3)
 
 
-def test_a_line_for_each_decision_leads_from_count_to_count_and_says_why() -> None:
+def test_decision_rows_chain_counts_and_give_reasons() -> None:
     done = lab.simulate(lab.Load(1200, 40.0).asked())
     rows = list(decision_rows(done.world))
     assert rows
@@ -189,7 +189,7 @@ def test_a_line_for_each_decision_leads_from_count_to_count_and_says_why() -> No
         assert any(step["why"] in row["why"] for step in row["steps"])
 
 
-def test_percentiles_are_right_to_a_quarter_of_a_hundredth() -> None:
+def test_quantile_sketch_is_within_a_quarter_percent() -> None:
     times = Times()
     assert times.quantile_s(0.5) is None
     for n in range(1, 1001):

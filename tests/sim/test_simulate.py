@@ -40,7 +40,7 @@ def typed(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_json_holds_the_figures_and_files_hold_the_rows(
+def test_simulate_json_has_summary_and_files_have_rows(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {name: tmp_path / f"{name}.jsonl" for name in ("requests", "replicas", "windows")}
@@ -55,7 +55,7 @@ def test_json_holds_the_figures_and_files_hold_the_rows(
     assert files["windows"].read_text() == ""
 
 
-def test_json_holds_what_others_count_by(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_json_has_every_documented_key(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--output", "json", "--clients", "honour", "--max-gpus", "2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {
@@ -70,7 +70,7 @@ def test_json_holds_what_others_count_by(typed: list[str], capsys: pytest.Captur
     assert told["reversals"] == {"serve": [0]}
 
 
-def test_html_is_one_page_with_a_picture_of_every_policy(
+def test_simulate_html_is_one_page_with_chart_per_policy(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*typed, "--output", "html", "--policy", "static:1", "--policy", "static:2"]) == 0
@@ -85,16 +85,16 @@ def test_html_is_one_page_with_a_picture_of_every_policy(
     assert "<td>attainment_offered</td>" in page
 
 
-def test_html_of_one_policy_shows_what_was_wanted(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_html_of_one_policy_shows_desired_and_slo(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*typed, "--output", "html"]) == 0
     page = capsys.readouterr().out
     assert ">wanted<" in page
     assert ">promised<" in page
 
 
-def test_the_same_call_prints_the_same_but_for_the_time_it_took(
-    typed: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_same_call_is_deterministic(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for _ in range(2):
         assert main([*typed, "--output", "json", "--clients", "mixed", "--start-up", "uniform:5,9"]) == 0
@@ -102,7 +102,7 @@ def test_the_same_call_prints_the_same_but_for_the_time_it_took(
     assert json.dumps(found[0]) == json.dumps(found[1])
 
 
-def test_priorities_that_are_no_class_are_told(
+def test_simulate_unknown_priority_is_reported(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,9,2,urgent\n1,9,2,\n")
@@ -110,7 +110,7 @@ def test_priorities_that_are_no_class_are_told(
     assert "priority 'urgent' of 1 requests names no class" in capsys.readouterr().err
 
 
-def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_several_policies_are_columns(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--noise", "0", "--spread", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["policy", "static:1", "static:2"]
@@ -121,7 +121,7 @@ def test_policies_stand_side_by_side(typed: list[str], capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("args", [["--max-num-seqs=1"], ["--max-num-seqs=8", "--max_num_seqs", "1"]])
-def test_engine_arguments_of_the_manifest_hold(
+def test_simulate_manifest_engine_args_apply(
     args: list[str], typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _start_engines_with(tmp_path, args)
@@ -130,7 +130,7 @@ def test_engine_arguments_of_the_manifest_hold(
 
 
 @pytest.mark.parametrize("args", [["--max-num-seqs=many"], ["--max-num-batched-tokens", "1.5K"], ["--block_size=0"]])
-def test_engine_arguments_that_no_engine_starts_with_are_refused(
+def test_simulate_invalid_engine_args_are_rejected(
     args: list[str], typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _start_engines_with(tmp_path, args)
@@ -139,7 +139,7 @@ def test_engine_arguments_that_no_engine_starts_with_are_refused(
     assert f"spec.engine.args: {flag} " in capsys.readouterr().err
 
 
-def test_a_length_that_the_engine_looks_for_itself_is_no_bad_one(typed: list[str], tmp_path: Path) -> None:
+def test_simulate_automatic_max_model_len_is_accepted(typed: list[str], tmp_path: Path) -> None:
     _start_engines_with(tmp_path, ["--max-model-len=auto", "--max-num-batched-tokens=2k"])
     assert main([*typed, "--policy", "static:1"]) == 0
 
@@ -187,14 +187,14 @@ def _start_engines_with(path: Path, args: list[str]) -> None:
         (["--policy", "static:1", "--policy", "static:2", "--windows-out", "w"], "for one policy at a time"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_simulate_invalid_input_is_reported(
     typed: list[str], capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     assert main([*typed, *words]) == 1
     assert said in capsys.readouterr().err
 
 
-def test_what_goes_to_a_fallback_is_downgraded_and_missed(
+def test_simulate_fallback_request_is_downgraded_and_missed(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The fallback may stand in the same file: it is the other one that is simulated."""
@@ -216,7 +216,9 @@ def test_what_goes_to_a_fallback_is_downgraded_and_missed(
     assert told["attainment_offered"] <= 1 - told["downgraded"] / 200
 
 
-def test_a_broken_manifest_is_refused(typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_malformed_manifest_is_rejected(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for text, said in (
         (b"a: [", "not YAML"),
         (b"a: 2001-99-99", "not YAML"),
@@ -231,7 +233,7 @@ def test_a_broken_manifest_is_refused(typed: list[str], tmp_path: Path, capsys: 
         assert f"s.yaml: {said}" in capsys.readouterr().err
 
 
-def test_files_for_several_policies_are_refused_before_anything_runs(
+def test_simulate_rows_of_several_policies_are_rejected_early(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(simulate, "World")
@@ -244,7 +246,7 @@ def test_files_for_several_policies_are_refused_before_anything_runs(
     assert "/nowhere/r: No such file" in capsys.readouterr().err
 
 
-def test_rows_overwrite_no_input_and_not_each_other(
+def test_simulate_output_never_overwrites_inputs_or_outputs(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By whatever name."""
@@ -277,7 +279,7 @@ def test_rows_overwrite_no_input_and_not_each_other(
     assert main([*words, "--policy", "static:1", "--requests-out", "/dev/null", "--replicas-out", "/dev/null"]) == 0
 
 
-def test_a_run_that_is_refused_leaves_what_was_there(
+def test_simulate_rejected_run_leaves_existing_files(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -295,7 +297,7 @@ def test_a_run_that_is_refused_leaves_what_was_there(
     assert len(rows.read_text().splitlines()) == 200
 
 
-def test_every_policy_is_looked_at_before_the_first_runs(
+def test_simulate_every_policy_is_validated_before_first_run(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(simulate, "World")
@@ -313,14 +315,14 @@ def test_every_policy_is_looked_at_before_the_first_runs(
         assert said in capsys.readouterr().err
 
 
-def test_a_start_that_a_policy_does_not_take_is_told(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_initial_ignored_by_policy_is_reported(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--policy", "static:1", "--initial", "2"]) == 0
     assert "--initial is not for --policy static:1" in capsys.readouterr().err
     assert main([*typed, "--policy", "static:2", "--initial", "2"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_behind_standard_output_is_a_line_and_a_status(typed: list[str]) -> None:
+def test_simulate_full_disk_on_stdout_is_one_line_and_status(typed: list[str]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", "import sys; from plimsoll.cli.main import main; sys.exit(main())"]
         done = subprocess.run(
@@ -329,7 +331,7 @@ def test_a_full_disk_behind_standard_output_is_a_line_and_a_status(typed: list[s
     assert (done.returncode, done.stderr) == (1, "plimsoll: standard output: No space left on device\n")
 
 
-def test_a_long_run_tells_how_far_it_is(
+def test_simulate_long_run_reports_progress(
     typed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
@@ -341,7 +343,7 @@ def test_a_long_run_tells_how_far_it_is(
     assert lines[-1].startswith("run 2, static:2: 200 of 200 requests, 100% of the time")
 
 
-def test_hours_without_a_request_are_told_of(
+def test_simulate_idle_hours_report_progress(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
@@ -351,7 +353,7 @@ def test_hours_without_a_request_are_told_of(
         assert f"run 1, {policy}: 1 of 2 requests, 50% of the time\n" in capsys.readouterr().err
 
 
-def test_a_search_writes_rows_of_what_it_found_alone_and_runs_nothing_twice(
+def test_simulate_search_writes_only_best_rows_and_runs_once(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrote: list[bool] = []

@@ -28,7 +28,7 @@ def sojourns(own: Profile, requests: int, per_s: float, output: Callable[[Random
 
 
 @pytest.mark.parametrize(("slots", "rho"), [(1, 0.5), (4, 0.8), (16, 0.85)])
-def test_slots_without_a_price_are_m_m_c(slots: int, rho: float) -> None:
+def test_plant_constant_step_time_matches_mmc(slots: int, rho: float) -> None:
     """A step that costs the same whatever is in it serves each of c slots at one rate; the wait is Erlang's."""
     step_s, mean = 1e-3, 400.0
     own = replace(
@@ -59,7 +59,7 @@ def test_slots_without_a_price_are_m_m_c(slots: int, rho: float) -> None:
         (queues.exponential, queues.constant, 1),
     ],
 )
-def test_every_wait_of_g_g_c_is_the_recursions(gaps: Mean, sizes: Mean, servers: int) -> None:
+def test_plant_waits_match_kiefer_wolfowitz_recursion(gaps: Mean, sizes: Mean, servers: int) -> None:
     mean = 60.0
     gap_s = queues.service_s(mean, servers) / 0.9 / servers
     came = queues.run(queues.slots(servers), 2_500, gaps(gap_s), sizes(mean), seed=7)
@@ -68,13 +68,13 @@ def test_every_wait_of_g_g_c_is_the_recursions(gaps: Mean, sizes: Mean, servers:
     assert check.detail["mean_wait_s"] > 10 * queues.STEP_S  # there was a queue
 
 
-def test_the_recursion_counts_servers() -> None:
+def test_kiefer_wolfowitz_counts_servers() -> None:
     assert queues.kiefer_wolfowitz([0.0, 0.0, 1.0, 1.0], [5.0, 3.0, 4.0, 1.0], 2) == [0.0, 0.0, 2.0, 4.0]
     assert queues.kiefer_wolfowitz([0.0, 1.0, 2.0], [5.0, 3.0, 4.0], 1) == [0.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize(("name", "draw"), [("D", queues.constant), ("E2", queues.erlang2), ("H2", queues.hyper)])
-def test_one_slot_is_m_g_1_and_gi_m_1(name: str, draw: Mean) -> None:
+def test_plant_one_slot_matches_mg1_and_gim1(name: str, draw: Mean) -> None:
     mean, rho = 60.0, 0.6
     taken_s = queues.service_s(mean, 1)
     gap_s = taken_s / rho
@@ -91,7 +91,7 @@ def test_one_slot_is_m_g_1_and_gi_m_1(name: str, draw: Mean) -> None:
     assert waits[0] - 3 * queues.STEP_S <= queues.gi_m_1_wait_s(transforms[name], taken_s) <= waits[1]
 
 
-def test_draws_have_their_mean_and_their_spread() -> None:
+def test_draws_have_expected_mean_and_variance() -> None:
     random = Random(1)
     for draw, squared in (
         (queues.constant, 0.0),
@@ -107,7 +107,7 @@ def test_draws_have_their_mean_and_their_spread() -> None:
 
 
 @pytest.mark.parametrize("name", ["equal", "exponential", "of two kinds"])
-def test_a_step_that_costs_by_sequence_is_processor_sharing(name: str) -> None:
+def test_plant_step_cost_per_sequence_is_processor_sharing(name: str) -> None:
     """Each of n sequences goes on at a n-th of the rate; the mean stay is E[S] / (1 - rho), whatever the lengths."""
     token_s, rho, mean = 1e-4, 0.7, 100
     draws: dict[str, Callable[[Random], int]] = {

@@ -34,11 +34,11 @@ def written(folder: Path, text: str, name: str = "t.csv") -> Path:
                     '{"timestamp": 12500, "input_length": 200, "output_length": 6}\n'),
     ],
 )  # fmt: skip
-def test_a_trace_begins_with_its_first_row(tmp_path: Path, name: str, text: str) -> None:
+def test_read_trace_starts_at_its_first_row(tmp_path: Path, name: str, text: str) -> None:
     assert trace.read(written(tmp_path, text, name)) == [Asked(0.0, 100, 5), Asked(2.5, 200, 6)]
 
 
-def test_what_a_row_may_say_besides(tmp_path: Path) -> None:
+def test_read_optional_columns_are_kept(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [3, 4], "client": 7, "priority": "low"}
     [one] = trace.read(written(tmp_path, json.dumps(row), "t.jsonl"))
     assert replace(one, ids=()) == Asked(0.0, 9, 1, "low", "7", (), "7")
@@ -47,7 +47,7 @@ def test_what_a_row_may_say_besides(tmp_path: Path) -> None:
     assert trace.read(written(tmp_path, text)) == [Asked(0.0, 9, 1, "", "a", one.ids)]
 
 
-def test_a_block_is_named_with_all_before_it(tmp_path: Path) -> None:
+def test_read_block_hashes_include_their_prefix(tmp_path: Path) -> None:
     """An engine's cache is one of beginnings: a block's own name may come twice in a prompt, and after others."""
     listed = [[1, 2, 3], [1, 2, 9], [5, 2, 3], [1, 1, 1], [-1], [-2], [2**70]]
     rows = [{"timestamp": n, "input_length": 2000, "output_length": 1, "hash_ids": ids} for n, ids in enumerate(listed)]
@@ -58,14 +58,14 @@ def test_a_block_is_named_with_all_before_it(tmp_path: Path) -> None:
     assert all(0 <= name < 2**60 for ids in found for name in ids)
 
 
-def test_a_client_is_a_tenant_where_nobody_else_is_named(tmp_path: Path) -> None:
+def test_read_client_is_tenant_unless_tenant_is_given(tmp_path: Path) -> None:
     text = "timestamp,prompt_tokens,output_tokens,client,tenant,priority\n0,9,1,c1,,\n1500,9,1,c1,t2,high\n"
     first, second = trace.read(written(tmp_path, text))
     assert (first.tenant, first.client, first.klass) == ("c1", "c1", "")
     assert (second.at_s, second.tenant, second.client, second.klass) == (1.5, "t2", "c1", "high")
 
 
-def test_a_timestamp_may_be_a_date(tmp_path: Path) -> None:
+def test_read_timestamp_may_be_a_date(tmp_path: Path) -> None:
     text = "timestamp,prompt_tokens,output_tokens\n2023-11-16 18:17:03.979960,9,1\n2023-11-16T18:17:05.479960,9,1\n"
     assert [one.at_s for one in trace.read(written(tmp_path, text))] == pytest.approx([0.0, 1.5])
     zoned = [{"timestamp": f"2024-01-01T0{n}:00:00+0{n}:00", "input_length": 1, "output_length": 1} for n in (1, 2)]
@@ -73,12 +73,12 @@ def test_a_timestamp_may_be_a_date(tmp_path: Path) -> None:
     assert [one.at_s for one in asked] == [0.0, 0.0]
 
 
-def test_a_head_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_read_header_may_start_with_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(HEAD + "0,1,1\n", encoding="utf-8-sig")
     assert len(trace.read(tmp_path / "t.csv")) == 1
 
 
-def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
+def test_read_parquet_with_pyarrow(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
         "arrival_ms": arrow.array([10_000, 12_500], arrow.int32()),
@@ -117,19 +117,19 @@ def _dated(path: Path, moments: list[int], unit: str, zone: str | None = None) -
 
 
 @pytest.mark.parametrize(("unit", "zone"), [("ns", None), ("ns", "UTC"), ("us", "Europe/Berlin")])
-def test_dates_of_a_parquet_file_may_be_fine_and_have_a_zone(tmp_path: Path, unit: str, zone: str | None) -> None:
+def test_read_parquet_dates_with_unit_and_zone(tmp_path: Path, unit: str, zone: str | None) -> None:
     each = {"ns": 10**9, "us": 10**6}[unit]
     path = _dated(tmp_path / "t.parquet", [1, 5 * each // 2 + 1], unit, zone)
     assert [one.at_s for one in trace.read(path)] == pytest.approx([0.0, 2.5], abs=1e-6)
 
 
 @pytest.mark.parametrize(("moment", "zone"), [(2**61, None), (5, "Mars/Olympus")])
-def test_dates_that_python_cannot_hold_are_refused(tmp_path: Path, moment: int, zone: str | None) -> None:
+def test_read_parquet_date_out_of_range_is_rejected(tmp_path: Path, moment: int, zone: str | None) -> None:
     with pytest.raises(BadInput, match=r"t\.parquet: a value that Python cannot hold"):
         trace.read(_dated(tmp_path / "t.parquet", [0, moment], "us", zone))
 
 
-def test_a_column_twice_is_refused_in_parquet_too(tmp_path: Path) -> None:
+def test_read_parquet_duplicate_column_is_rejected(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     names = ["arrival_s", "prompt_tokens", "output_tokens", "output_tokens"]
     parquet.write_table(arrow.table([arrow.array([1])] * 4, names=names), tmp_path / "t.parquet")
@@ -137,7 +137,7 @@ def test_a_column_twice_is_refused_in_parquet_too(tmp_path: Path) -> None:
         trace.read(tmp_path / "t.parquet")
 
 
-def test_a_head_cannot_steer_a_terminal_or_fill_it(tmp_path: Path) -> None:
+def test_read_header_error_is_escaped_and_short(tmp_path: Path) -> None:
     names = ["\x1b[2Jgone", "long" * 100, *(f"c{n}" for n in range(100))]
     row = json.dumps(dict.fromkeys(names, 1))
     for name, text in (("t.csv", ",".join(names) + "\n" + "1," * 101 + "1\n"), ("t.jsonl", row)):
@@ -148,7 +148,7 @@ def test_a_head_cannot_steer_a_terminal_or_fill_it(tmp_path: Path) -> None:
         assert len(str(refused.value)) < 400
 
 
-def test_a_trace_may_begin_before_1970(tmp_path: Path) -> None:
+def test_read_dates_before_1970_are_accepted(tmp_path: Path) -> None:
     text = "timestamp,prompt_tokens,output_tokens\n1969-07-16 13:32:00,9,1\n1969-07-16 13:32:02.5,9,1\n"
     assert [one.at_s for one in trace.read(written(tmp_path, text))] == [0.0, 2.5]
     text = "timestamp,prompt_tokens,output_tokens\n1969-07-16 13:32:02,9,1\n1969-07-16 13:32:00,9,1\n"
@@ -156,21 +156,21 @@ def test_a_trace_may_begin_before_1970(tmp_path: Path) -> None:
         trace.read(written(tmp_path, text))
 
 
-def test_without_pyarrow_parquet_names_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BadInput, match=r"in a checkout of Plimsoll, pip install '\.\[simulate\]'"):
         trace.read(written(tmp_path, "x", "t.parquet"))
 
 
 @pytest.mark.parametrize("cut", [4, -12])
-def test_a_compressed_trace_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
+def test_read_truncated_gzip_is_rejected(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress((HEAD + "0,1,1\n" * 500).encode())[:cut])
     with pytest.raises(BadInput, match=r"t\.csv\.gz: is cut off"):
         trace.read(path)
 
 
-def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
+def test_read_gzip_csv(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress((HEAD + "0,1,1\n").encode()))
     assert len(trace.read(path)) == 1
@@ -212,7 +212,7 @@ def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
         ("arrival_s,prompt_tokens,output_tokens,hash_ids\n0,1,1,x\n", "row 1, hash_ids"),
     ],
 )
-def test_a_bad_trace_is_refused_where_it_is_bad(tmp_path: Path, text: str, words: str) -> None:
+def test_read_invalid_csv_is_rejected_with_position(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(BadInput) as refused:
         trace.read(written(tmp_path, text))
     assert words in str(refused.value)
@@ -233,46 +233,46 @@ def test_a_bad_trace_is_refused_where_it_is_bad(tmp_path: Path, text: str, words
         ('{"arrival_s": 0, "prompt_tokens": [1], "output_tokens": 1}\n', "row 1, prompt_tokens"),
     ],
 )
-def test_bad_lines_are_refused_where_they_are_bad(tmp_path: Path, text: str, words: str) -> None:
+def test_read_invalid_jsonl_is_rejected_with_position(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(BadInput) as refused:
         trace.read(written(tmp_path, text, "t.jsonl"))
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(("name", "words"), [("t.xls", ".csv, .jsonl or .parquet"), ("no.csv", "No such")])
-def test_other_files_are_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_read_unsupported_file_is_rejected(tmp_path: Path, name: str, words: str) -> None:
     if name != "no.csv":
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(BadInput, match=words):
         trace.read(tmp_path / name)
 
 
-def test_bytes_are_no_text(tmp_path: Path) -> None:
+def test_read_binary_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="is not text"):
         trace.read(tmp_path / "t.csv")
 
 
-EVENLY = [Asked(float(n), 10 + n, 1) for n in range(1000)]
+UNIFORM_REQUESTS = [Asked(float(n), 10 + n, 1) for n in range(1000)]
 
 
-def test_a_stretch_begins_at_zero() -> None:
-    found = trace.between(EVENLY, 10.0, 20.0)
+def test_clip_result_starts_at_zero() -> None:
+    found = trace.between(UNIFORM_REQUESTS, 10.0, 20.0)
     assert [one.at_s for one in found] == [float(n) for n in range(10)]
     assert found[0].prompt_tokens == 20
 
 
-def test_copies_are_laid_over_each_other_and_time_is_not_squeezed() -> None:
-    found = trace.scaled(EVENLY, 3.0, Random(1))
+def test_scale_rate_above_one_overlays_copies() -> None:
+    found = trace.scaled(UNIFORM_REQUESTS, 3.0, Random(1))
     assert len(found) == 3000
     assert all(a.at_s <= b.at_s for a, b in pairwise(found))
     assert 999.0 <= found[-1].at_s < 1001.0
     assert sum(one.at_s < 500.0 for one in found) == pytest.approx(1500, abs=3)
 
 
-def test_a_fraction_thins_and_the_seed_decides() -> None:
-    found = trace.scaled(EVENLY, 0.5, Random(1))
+def test_scale_rate_below_one_samples_by_seed() -> None:
+    found = trace.scaled(UNIFORM_REQUESTS, 0.5, Random(1))
     assert len(found) == pytest.approx(500, abs=60)
-    assert set(found) <= set(EVENLY)
-    assert found == trace.scaled(EVENLY, 0.5, Random(1)) != trace.scaled(EVENLY, 0.5, Random(2))
-    assert len(trace.scaled(EVENLY, 1.5, Random(1))) == pytest.approx(1500, abs=60)
+    assert set(found) <= set(UNIFORM_REQUESTS)
+    assert found == trace.scaled(UNIFORM_REQUESTS, 0.5, Random(1)) != trace.scaled(UNIFORM_REQUESTS, 0.5, Random(2))
+    assert len(trace.scaled(UNIFORM_REQUESTS, 1.5, Random(1))) == pytest.approx(1500, abs=60)

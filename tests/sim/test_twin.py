@@ -22,7 +22,7 @@ OWN = profile.load("h200-8b")
 RUNS = {one.sweep.name: one for one in twin.read()}
 
 
-def of_itself(slower: float = 1.0, later_s: float = 0.0) -> Twin:
+def self_comparison(slower: float = 1.0, later_s: float = 0.0) -> Twin:
     """A record that the simulator made, TPOT times a factor and TTFT with something on top."""
     sent = [Sent(one.at_s, one.prompt, one.output) for one in traces.poisson(20.0, 10.0, 3)]
     seen = [
@@ -32,24 +32,24 @@ def of_itself(slower: float = 1.0, later_s: float = 0.0) -> Twin:
     return Twin(Sweep("x", "twin", OWN.budget, 20.0, len(seen), 60.0, 0.0, tuple(seen)), OWN)
 
 
-def test_the_simulator_is_its_own_twin() -> None:
-    assert [(one.figure, one.holds) for one in twin.of_run(of_itself())] == [(0.0, True)] * 5
+def test_compare_simulator_with_itself_has_no_difference() -> None:
+    assert [(one.figure, one.holds) for one in twin.of_run(self_comparison())] == [(0.0, True)] * 5
 
 
 @pytest.mark.parametrize(("slower", "later_s"), [(1.1, 0.0), (1.0, 0.05)])
-def test_a_twin_of_another_pace_is_told_apart(slower: float, later_s: float) -> None:
-    shares, *_ = twin.of_run(of_itself(slower, later_s))
+def test_compare_slower_or_delayed_record_fails(slower: float, later_s: float) -> None:
+    shares, *_ = twin.of_run(self_comparison(slower, later_s))
     assert shares.figure > 2.0
     assert not shares.holds
 
 
 @pytest.mark.parametrize("name", ["18/s", "22/s"])
-def test_a_recorded_twin_is_met_at_ten_scales(name: str) -> None:
+def test_compare_recorded_vllm_run_matches_slo_scales(name: str) -> None:
     shares, *_ = twin.of_run(RUNS[name])
     assert shares.holds, shares.detail
 
 
-def test_the_record_is_whole() -> None:
+def test_records_are_complete_and_ordered() -> None:
     document = json.loads((records.DATA / twin.RUNS).read_text())
     assert len(RUNS) == len(document["runs"]) >= 2
     for run in document["runs"]:
@@ -63,7 +63,7 @@ def row(**more: Any) -> dict[str, Any]:
     return {"at_s": 8.0, "late_s": 0.8, "prompt": 10, "output": 5, "first_s": 0.4, "last_s": 2.0, "ok": True, **more}
 
 
-def test_a_record_counts_from_the_first_sending_in_the_accelerators_seconds() -> None:
+def test_record_times_count_from_first_send_in_engine_seconds() -> None:
     lines = load.record("r", [row(at_s=16.0, late_s=0.0), row()], 8.0)
     assert [line[1:] for line in lines] == [
         ("0.00000", 10, 5, "0.05000", "0.050000", 1),
@@ -71,12 +71,12 @@ def test_a_record_counts_from_the_first_sending_in_the_accelerators_seconds() ->
     ]
 
 
-def test_what_was_cut_has_no_pace_and_what_never_began_no_time() -> None:
+def test_record_truncated_and_failed_requests_have_empty_fields() -> None:
     cut, silent = row(ok=False), row(at_s=9.0, ok=False, first_s=None, last_s=None)
     assert [line[4:] for line in load.record("r", [cut, silent], 1.0)] == [("0.40000", "", 0), ("", "", 0)]
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_record_write_and_read_round_trip(tmp_path: Path) -> None:
     lines = load.record("r", [row(), row(at_s=16.0, late_s=0.0, ok=False)], 8.0)
     load.write(tmp_path / twin.REQUESTS, lines)
     first = (tmp_path / twin.REQUESTS).read_bytes()
@@ -92,14 +92,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert one.sweep.seen_per_s == pytest.approx(1 / 0.9)
 
 
-def test_the_front_end_is_a_line_through_two_lengths() -> None:
+def test_line_fits_frontend_cost_through_two_lengths() -> None:
     each, token = load.line([0.0012, 0.003])
     assert token == pytest.approx(1e-6)
     assert each == pytest.approx(0.001)
     assert load.line([0.002, 0.001]) == (0.002, 0.0)
 
 
-def test_a_load_beyond_its_bounds_is_refused() -> None:
+def test_bounded_excessive_load_is_rejected() -> None:
     needed = ["--vllm", "vllm", "--out", "x"]
     command.bounded(command.parser().parse_args(needed))
     for more in (["--rates", "500"], ["--scale", "100"]):
@@ -107,7 +107,7 @@ def test_a_load_beyond_its_bounds_is_refused() -> None:
             command.bounded(command.parser().parse_args([*needed, *more]))
 
 
-def test_vllm_listens_on_loopback_with_the_profiles_limits() -> None:
+def test_vllm_arguments_use_loopback_and_profile_limits() -> None:
     words = server.arguments(Path("m"), OWN, "h200-8b", 8.0, 1234)
     assert words[words.index("--host") + 1] == "127.0.0.1"
     assert words[words.index("--max-num-seqs") + 1] == str(OWN.max_num_seqs)

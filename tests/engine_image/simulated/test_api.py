@@ -23,7 +23,7 @@ def talk(**more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, **more}
 
 
-async def test_a_completion_has_vllms_shape_and_the_tokens_that_were_asked_for(tmp_path: Path) -> None:
+async def test_completion_has_vllm_shape_and_requested_tokens(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         got = (await one.send(ask(), headers={"x-request-id": "abc"})).json
         assert got["usage"] == {
@@ -38,7 +38,7 @@ async def test_a_completion_has_vllms_shape_and_the_tokens_that_were_asked_for(t
         assert (await one.send(ask(prompt="What else?"))).json["choices"][0]["text"] != got["choices"][0]["text"]
 
 
-async def test_a_stream_has_an_event_for_each_token_and_the_same_text(tmp_path: Path) -> None:
+async def test_stream_has_one_event_per_token_and_same_text(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         stream = await one.send(ask(stream=True, stream_options={"include_usage": True}))
         *events, usage, done = stream.events
@@ -49,7 +49,7 @@ async def test_a_stream_has_an_event_for_each_token_and_the_same_text(tmp_path: 
         assert (json.loads(usage)["usage"]["completion_tokens"], done, stream.complete) == (5, "[DONE]", True)
 
 
-async def test_a_chat_stream_opens_with_the_role(tmp_path: Path) -> None:
+async def test_chat_stream_opens_with_role(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         opening, *events, done = (await one.send(talk(stream=True), CHAT)).events
         assert json.loads(opening)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -59,7 +59,7 @@ async def test_a_chat_stream_opens_with_the_role(tmp_path: Path) -> None:
         assert whole["usage"]["prompt_tokens"] == 1 + 2 + 1
 
 
-async def test_usage_can_be_had_with_each_event(tmp_path: Path) -> None:
+async def test_stream_usage_is_reported_with_each_event(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         options = {"include_usage": True, "continuous_usage_stats": True}
         for path, body, first in ((COMPLETIONS, ask, 1), (CHAT, talk, 0)):  # a chat's first event has no token
@@ -78,16 +78,14 @@ async def test_usage_can_be_had_with_each_event(tmp_path: Path) -> None:
         ([[1], [2, 3]], 2, 3),
     ],
 )
-async def test_prompts_come_as_text_as_ids_or_as_lists_of_either(
-    tmp_path: Path, prompt: Any, choices: int, tokens: int
-) -> None:
+async def test_prompt_may_be_text_ids_or_lists(tmp_path: Path, prompt: Any, choices: int, tokens: int) -> None:
     async with bench(tmp_path) as one:
         got = (await one.send(ask(prompt=prompt))).json
         assert (len(got["choices"]), got["usage"]["prompt_tokens"]) == (choices, tokens)
         assert got["usage"]["completion_tokens"] == 5 * choices
 
 
-async def test_n_answers_to_one_prompt(tmp_path: Path) -> None:
+async def test_n_choices_are_returned_for_one_prompt(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         got = (await one.send(ask(n=3))).json
         assert [choice["index"] for choice in got["choices"]] == [0, 1, 2]
@@ -96,7 +94,7 @@ async def test_n_answers_to_one_prompt(tmp_path: Path) -> None:
         assert (await one.metrics())["vllm:request_params_n_sum",] == 6
 
 
-async def test_a_chat_goes_on_to_the_contexts_end_and_a_completion_to_sixteen(tmp_path: Path) -> None:
+async def test_max_tokens_default_for_chat_and_completion(tmp_path: Path) -> None:
     async with bench(tmp_path, "--max-model-len", "60") as one:
         chat = await one.send({"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}, CHAT)
         assert chat.json["usage"]["completion_tokens"] == 60 - 12
@@ -107,7 +105,7 @@ async def test_a_chat_goes_on_to_the_contexts_end_and_a_completion_to_sixteen(tm
         assert (await one.send(newer, CHAT)).json["usage"]["completion_tokens"] == 7
 
 
-async def test_the_other_paths(tmp_path: Path) -> None:
+async def test_other_paths_behave_like_vllm(tmp_path: Path) -> None:
     async with bench(tmp_path, "--served-model-name", "a", "b") as one:
         assert ((await one.send(path="/health")).status, (await one.send(path="/health")).body) == (200, b"")
         version = (await one.send(path="/version")).json
@@ -142,7 +140,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "code", "words"), REFUSALS)
-async def test_what_makes_no_sense_is_refused_in_vllms_words(
+async def test_invalid_request_is_rejected_with_vllm_message(
     tmp_path: Path, body: dict[str, Any], status: int, code: str | None, words: str
 ) -> None:
     async with bench(tmp_path, "--max-model-len", "64") as one:
@@ -153,18 +151,18 @@ async def test_what_makes_no_sense_is_refused_in_vllms_words(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"7", b'{"messages": [1]}', b'{"messages": []}', b"\xff", b"[" * 9999])
-async def test_hostile_bodies_are_refused(tmp_path: Path, body: bytes) -> None:
+async def test_hostile_body_is_rejected(tmp_path: Path, body: bytes) -> None:
     async with bench(tmp_path) as one:
         assert (await one.send(body, CHAT)).status == 400
         assert (await one.send(path="/health")).status == 200
 
 
-async def test_only_json_is_read(tmp_path: Path) -> None:
+async def test_request_other_than_json_is_rejected(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         assert (await one.send(ask(), headers={"content-type": "text/plain"})).status == 415
 
 
-async def test_a_full_queue_refuses_and_lets_the_gateway_go_elsewhere(tmp_path: Path) -> None:
+async def test_full_queue_rejects_with_retry_header(tmp_path: Path) -> None:
     async with bench(tmp_path, *SLOW, "--max-num-queued-reqs", "2") as one:
         long = ask(max_tokens=2000, stream=True)
         gone, begun = asyncio.Event(), asyncio.Event()
@@ -181,7 +179,7 @@ async def test_a_full_queue_refuses_and_lets_the_gateway_go_elsewhere(tmp_path: 
         assert (await one.send(ask(max_tokens=1))).status == 200
 
 
-async def test_a_backlog_of_prompts_refuses_too(tmp_path: Path) -> None:
+async def test_prompt_token_backlog_rejects(tmp_path: Path) -> None:
     async with bench(tmp_path, "--max-num-queued-tokens", "100") as one:
         refused = await one.send(ask(prompt="x" * 404))
         assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
@@ -189,7 +187,7 @@ async def test_a_backlog_of_prompts_refuses_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_frees_its_place_and_is_not_counted(tmp_path: Path, stream: bool) -> None:
+async def test_client_disconnect_frees_slot_and_is_not_counted(tmp_path: Path, stream: bool) -> None:
     async with bench(tmp_path, *SLOW) as one:
         gone = asyncio.Event()
         request = asyncio.create_task(one.send(ask(max_tokens=4000, stream=stream), gone=gone))
@@ -202,7 +200,7 @@ async def test_a_client_that_goes_away_frees_its_place_and_is_not_counted(tmp_pa
         assert sum(value for key, value in seen.items() if key[0] == "vllm:request_success_total") == 0
 
 
-async def test_a_drain_lets_what_is_there_finish_and_refuses_what_comes(tmp_path: Path) -> None:
+async def test_drain_finishes_running_and_rejects_new_requests(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         begun = asyncio.Event()
         request = asyncio.create_task(one.send(ask(max_tokens=300, stream=True), begun=begun))
@@ -215,7 +213,7 @@ async def test_a_drain_lets_what_is_there_finish_and_refuses_what_comes(tmp_path
         assert len((await request).events) == 301
 
 
-async def test_what_a_drain_has_no_time_for_is_aborted_and_the_client_sees_it(tmp_path: Path) -> None:
+async def test_drain_timeout_aborts_requests_visibly(tmp_path: Path) -> None:
     async with bench(tmp_path, *SLOW) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
@@ -229,7 +227,7 @@ async def test_what_a_drain_has_no_time_for_is_aborted_and_the_client_sees_it(tm
         assert (await one.metrics())["vllm:request_success_total", "abort"] == 2
 
 
-async def test_a_dead_engine_core_breaks_streams_and_says_so(tmp_path: Path) -> None:
+async def test_dead_engine_core_breaks_streams_and_fails_health(tmp_path: Path) -> None:
     async with bench(tmp_path, *SLOW) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))

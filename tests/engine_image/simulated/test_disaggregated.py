@@ -34,7 +34,7 @@ async def leg(one: Bench, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-async def test_a_prompt_moves_and_the_text_is_the_same(tmp_path: Path, path: str) -> None:
+async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, path: str) -> None:
     async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
         body: dict[str, Any] = (
             ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
@@ -57,7 +57,7 @@ async def test_a_prompt_moves_and_the_text_is_the_same(tmp_path: Path, path: str
         assert (await prefill.metrics())["vllm:kv_cache_usage_perc",] == 0
 
 
-async def test_a_prefill_engines_answer_names_where_its_blocks_are(tmp_path: Path) -> None:
+async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
     async with bench(tmp_path, role="prefill") as one:
         params = await leg(one)
         assert params["do_remote_prefill"]
@@ -68,13 +68,13 @@ async def test_a_prefill_engines_answer_names_where_its_blocks_are(tmp_path: Pat
         assert seen["vllm:num_requests_running",] == 0
 
 
-async def test_only_a_leg_to_a_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
+async def test_only_remote_prefill_on_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
     async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="serve") as serve:
         assert (await prefill.send(ask(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
         assert await leg(serve) is None
 
 
-async def test_a_prefill_engine_that_is_gone_after_its_leg_is_done_without(tmp_path: Path) -> None:
+async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -> None:
     async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
         params = await leg(prefill)
         (params["remote_port"],) = free_ports(1)
@@ -89,7 +89,7 @@ async def test_a_prefill_engine_that_is_gone_after_its_leg_is_done_without(tmp_p
     "change",
     [{"remote_engine_id": "another"}, {"remote_request_id": "another"}, {"remote_port": "x"}, {"remote_host": 7}],
 )
-async def test_parameters_that_lead_nowhere_mean_computing_here(tmp_path: Path, change: dict[str, Any]) -> None:
+async def test_invalid_transfer_params_fall_back_to_local_prefill(tmp_path: Path, change: dict[str, Any]) -> None:
     async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
         params = {**await leg(prefill), **change}
         got = await decode.api_direct(ask(kv_transfer_params=params))
@@ -97,7 +97,7 @@ async def test_parameters_that_lead_nowhere_mean_computing_here(tmp_path: Path, 
         assert (await decode.metrics())["vllm:nixl_num_failed_transfers_total",] == 1
 
 
-async def test_with_vllms_default_policy_a_lost_prompt_is_an_error(tmp_path: Path) -> None:
+async def test_default_vllm_load_failure_policy_returns_error(tmp_path: Path) -> None:
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
     async with bench(tmp_path, "--kv-transfer-config", json.dumps(config), role="decode") as decode:
         params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": free_ports(1)[0]}
@@ -106,7 +106,7 @@ async def test_with_vllms_default_policy_a_lost_prompt_is_an_error(tmp_path: Pat
         assert (await decode.metrics())["vllm:request_success_total", "error"] == 1
 
 
-async def test_a_prefill_engine_that_dies_while_its_blocks_are_awaited_is_done_without(tmp_path: Path) -> None:
+async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) -> None:
     flags = ("--num-gpu-blocks-override", "60", "--max-model-len", "900")
     async with bench(tmp_path, *flags, role="decode") as decode:
         asked = asyncio.Event()
@@ -139,7 +139,7 @@ async def test_a_prefill_engine_that_dies_while_its_blocks_are_awaited_is_done_w
         await server.wait_closed()
 
 
-async def test_who_leaves_before_its_prompt_has_come_frees_it_on_the_other_side(tmp_path: Path) -> None:
+async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) -> None:
     async with (
         bench(tmp_path, role="prefill") as prefill,
         bench(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
@@ -156,7 +156,7 @@ async def test_who_leaves_before_its_prompt_has_come_frees_it_on_the_other_side(
 
 
 @pytest.mark.parametrize("said", [b"", b"{}\n", b"[]\n", b"\xff\n", b'{"request_id": 1}\n', b"x" * 5000])
-async def test_a_side_channel_survives_what_strangers_say(tmp_path: Path, said: bytes) -> None:
+async def test_side_channel_survives_invalid_messages(tmp_path: Path, said: bytes) -> None:
     async with bench(tmp_path, role="prefill") as prefill:
         reader, writer = await asyncio.open_connection("127.0.0.1", prefill.options.side_port)
         writer.write(said)

@@ -73,7 +73,7 @@ async def families(one: Bench) -> dict[str, Any]:
     return {family.name.removeprefix("vllm:"): family for family in text_string_to_metric_families(text)}
 
 
-async def test_families_and_labels_are_vllms(tmp_path: Path) -> None:
+async def test_exposition_families_and_labels_match_vllm(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         found = await families(one)
         for name, (kind, extra) in FAMILIES.items():
@@ -88,7 +88,7 @@ async def test_families_and_labels_are_vllms(tmp_path: Path) -> None:
         assert found["process_start_time_seconds"].samples[0].value > 0
 
 
-async def test_transfer_metrics_are_there_with_the_connector(tmp_path: Path) -> None:
+async def test_exposition_transfer_metrics_require_connector(tmp_path: Path) -> None:
     async with bench(tmp_path, role="decode") as one:
         found = await families(one)
         assert {name: found[name].type for name in NIXL} == NIXL
@@ -104,7 +104,7 @@ SIGNALS = [  # one of a gauge, a counter and a histogram, and what the operator 
 
 
 @pytest.mark.parametrize(("role", "name", "field"), SIGNALS)
-async def test_an_engine_that_exports_one_family_tells_the_operator_that_alone(
+async def test_exposition_exported_family_yields_only_its_reading(
     tmp_path: Path, role: str, name: str, field: str
 ) -> None:
     """What the engine is, and its process, are there all the same."""
@@ -120,12 +120,12 @@ async def test_an_engine_that_exports_one_family_tells_the_operator_that_alone(
         assert all(re.fullmatch(f"vllm:({name}{ends}|cache_config_info)", found) for found in exported)
 
 
-def test_buckets_are_vllms() -> None:
+def test_token_bounds_match_vllm() -> None:
     assert token_bounds(4096) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
     assert token_bounds(40_960)[-3:] == (5000, 10_000, 20_000)
 
 
-def test_a_value_on_a_bound_is_within_it() -> None:
+def test_histogram_value_on_bound_is_within_it() -> None:
     histogram = Histogram((1.0, 2.0))
     for value, times in ((1.0, 1), (1.5, 2), (9.0, 1)):
         histogram.observe(value, times)
@@ -136,7 +136,7 @@ def test_labels_are_escaped() -> None:
     assert labels({"b": 'x"y\\z\n', "a": "1"}) == '{a="1",b="x\\"y\\\\z\\n"}'
 
 
-async def test_sums_agree_after_mixed_load(tmp_path: Path) -> None:
+async def test_exposition_sums_agree_after_mixed_load(tmp_path: Path) -> None:
     async with bench(tmp_path, "--num-gpu-blocks-override", "80", "--max-num-seqs", "6") as one:
         gone = asyncio.Event()
         requests = []
@@ -169,7 +169,7 @@ async def test_sums_agree_after_mixed_load(tmp_path: Path) -> None:
         assert seen["vllm:kv_cache_usage_perc",] == 0
 
 
-async def test_a_scrape_sees_what_has_happened_by_now_and_who_waits(tmp_path: Path) -> None:
+async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Path) -> None:
     async with bench(tmp_path, *SLOW, "--max-num-seqs", "2") as one:
         gone = asyncio.Event()
         requests = [asyncio.create_task(one.send({"prompt": "a", "max_tokens": 9000}, gone=gone)) for _ in range(5)]
@@ -183,7 +183,7 @@ async def test_a_scrape_sees_what_has_happened_by_now_and_who_waits(tmp_path: Pa
         await asyncio.gather(*requests)
 
 
-async def test_words_of_help_are_one_line(tmp_path: Path) -> None:
+async def test_exposition_help_texts_are_one_line(tmp_path: Path) -> None:
     async with bench(tmp_path, role="decode") as one:
         text = (await one.send(path="/metrics")).body.decode()
         assert all(line.startswith(("#", "vllm:", "python_", "process_")) for line in text.splitlines())

@@ -13,13 +13,13 @@ from simulated.options import Options, OptionsError, parse
 from simulated.start import phases
 
 
-def given(*flags: str, **environment: str) -> Options:
+def parsed(*flags: str, **environment: str) -> Options:
     """The options of a command line."""
     return parse(["serve", "m", *flags], environment)
 
 
 @pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
-def test_the_launchers_command_line_is_understood_to_the_last_flag(role: str) -> None:
+def test_parse_launcher_command_line_is_fully_understood(role: str) -> None:
     known = contract({})
     args = ["--max-num-seqs", "64", "--block-size=128", "--enforce-eager", "--dtype", "float32"]
     environment = {
@@ -42,43 +42,43 @@ def test_the_launchers_command_line_is_understood_to_the_last_flag(role: str) ->
     assert options.ignored == ("--enforce-eager", "--dtype", "float32")
 
 
-def test_the_last_of_two_flags_wins_in_either_spelling() -> None:
-    assert given("--max_num_seqs", "4", "--max-num-seqs=9").profile.max_num_seqs == 9
-    assert given("--max-model-len", "2k").profile.max_model_len == 2000
-    assert given("--max-model-len", "2K").profile.max_model_len == 2048
-    assert not given("--no-enable-prefix-caching").prefix_caching
+def test_parse_last_duplicate_flag_wins_in_either_spelling() -> None:
+    assert parsed("--max_num_seqs", "4", "--max-num-seqs=9").profile.max_num_seqs == 9
+    assert parsed("--max-model-len", "2k").profile.max_model_len == 2000
+    assert parsed("--max-model-len", "2K").profile.max_model_len == 2048
+    assert not parsed("--no-enable-prefix-caching").prefix_caching
 
 
-def test_the_cache_can_be_said_in_blocks_or_bytes() -> None:
-    assert given("--num-gpu-blocks-override", "100").blocks == 100
-    assert given("--kv-cache-memory-bytes", str(131_072 * 1600)).blocks == 100
-    assert given("--num-gpu-blocks-override", "100").profile.max_model_len == 1600
+def test_parse_kv_cache_size_in_blocks_or_bytes() -> None:
+    assert parsed("--num-gpu-blocks-override", "100").blocks == 100
+    assert parsed("--kv-cache-memory-bytes", str(131_072 * 1600)).blocks == 100
+    assert parsed("--num-gpu-blocks-override", "100").profile.max_model_len == 1600
 
 
-def test_a_replicas_speed_is_drawn_from_its_pods_name() -> None:
-    speeds = {given(HOSTNAME=f"pod-{number}").factor for number in range(50)}
+def test_parse_replica_speed_is_drawn_from_pod_name() -> None:
+    speeds = {parsed(HOSTNAME=f"pod-{number}").factor for number in range(50)}
     assert len(speeds) == 50
     assert 0.9 <= min(speeds) < 0.93 < 1.07 < max(speeds) <= 1.1
-    assert given(HOSTNAME="pod-1").factor == given(HOSTNAME="pod-1").factor
-    assert given("--spread", "0", HOSTNAME="x").factor == 1.0
-    assert given("--seed", "3", HOSTNAME="x").factor == given("--seed", "3", HOSTNAME="y").factor
+    assert parsed(HOSTNAME="pod-1").factor == parsed(HOSTNAME="pod-1").factor
+    assert parsed("--spread", "0", HOSTNAME="x").factor == 1.0
+    assert parsed("--seed", "3", HOSTNAME="x").factor == parsed("--seed", "3", HOSTNAME="y").factor
 
 
-def test_scales_multiply_what_they_are_about() -> None:
-    slow = given("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10")
+def test_parse_scales_multiply_speed_and_times() -> None:
+    slow = parsed("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10")
     assert (slow.factor, slow.start_s) == (1.4, 10.0)
-    fast = given("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10", "--time-scale", "0.5")
+    fast = parsed("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10", "--time-scale", "0.5")
     assert (fast.factor, fast.start_s, fast.lease_s) == (0.7, 5.0, 15.0)
 
 
 @pytest.mark.parametrize(("role", "factor"), [("kv_producer", 0.97), ("kv_consumer", 0.96), ("kv_both", 1.0)])
-def test_an_engine_that_only_prefills_or_decodes_has_its_own_factor(role: str, factor: float) -> None:
+def test_parse_prefill_and_decode_roles_have_own_speed_factor(role: str, factor: float) -> None:
     config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-    assert given("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(factor)
+    assert parsed("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(factor)
 
 
-def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> None:
-    starts = [given("--start-seconds", "uniform:30,60", HOSTNAME=f"pod-{number}").start_s for number in range(50)]
+def test_startup_phases_take_their_time_and_log_launcher_lines() -> None:
+    starts = [parsed("--start-seconds", "uniform:30,60", HOSTNAME=f"pod-{number}").start_s for number in range(50)]
     assert 30 <= min(starts) < 33
     assert 57 < max(starts) <= 60
     for model, words in (("org/m", "Time spent downloading weights"), ("/models/m", "")):
@@ -90,9 +90,9 @@ def test_a_start_takes_its_seconds_and_says_what_the_launcher_listens_for() -> N
         assert all(expected in said for expected in ("Initializing a V1 LLM engine", "Loading weights took"))
 
 
-def test_metric_families_are_named_as_vllm_does_in_either_form() -> None:
-    few = given("--export", "vllm:num_requests_waiting,num_preemptions").export
-    assert few == {"num_requests_waiting", "num_preemptions"} < given().export
+def test_parse_exported_families_in_either_name_form() -> None:
+    few = parsed("--export", "vllm:num_requests_waiting,num_preemptions").export
+    assert few == {"num_requests_waiting", "num_preemptions"} < parsed().export
 
 
 WRONG = [
@@ -116,11 +116,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "words"), WRONG)
-def test_what_makes_no_sense_is_named(flags: tuple[str, ...], words: str) -> None:
+def test_parse_invalid_flag_is_named(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionsError, match=words):
-        given(*flags)
+        parsed(*flags)
 
 
-def test_a_command_without_a_model_is_refused() -> None:
+def test_parse_command_without_model_is_rejected() -> None:
     with pytest.raises(OptionsError, match="model"):
         parse(["serve"], {})

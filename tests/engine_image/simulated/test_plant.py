@@ -18,20 +18,20 @@ LOADS = ((0, 0.0, 0, 0), (0, 0.0, 1, 700), (512, 512 * 256.0, 0, 0), (8192, 3e7,
 
 @pytest.mark.parametrize("load_", LOADS)
 @pytest.mark.parametrize("name", ["h200-8b-hot", "h200-8b-cool", "h200-70b", "h100x2-32b"])
-def test_the_law_is_the_controllers_to_the_last_digit(name: str, load_: tuple[int, float, int, int]) -> None:
+def test_plant_step_time_equals_step_model(name: str, load_: tuple[int, float, int, int]) -> None:
     made = load(name)
     law = StepModel(*astuple(made.coefficients))
     assert Plant(made).seconds(0.0, *load_) == pytest.approx(float(law.step_s(*load_)), rel=1e-12)
 
 
 @given(st.floats(0.5, 2), st.integers(0, 9000), st.integers(0, 300), st.integers(0, 700_000))
-def test_a_factor_multiplies_every_step(factor: float, tokens: int, sequences: int, cached: int) -> None:
+def test_plant_factor_multiplies_every_step(factor: float, tokens: int, sequences: int, cached: int) -> None:
     one = Plant(profile(HOT)).seconds(0.0, tokens, tokens * tokens / 2, sequences, cached)
     other = Plant(profile(HOT), factor).seconds(0.0, tokens, tokens * tokens / 2, sequences, cached)
     assert other == pytest.approx(one * factor)
 
 
-def test_sequences_beyond_the_hinge_cost_more() -> None:
+def test_plant_sequences_beyond_hinge_cost_more() -> None:
     made = replace(profile(HOT), hinge_sequences=128, hinge_dec=1e-5)
     plant = Plant(made)
     step = [plant.seconds(0.0, 0, 0.0, sequences, 0) for sequences in (127, 128, 129, 130)]
@@ -39,14 +39,14 @@ def test_sequences_beyond_the_hinge_cost_more() -> None:
     assert step[3] - step[2] == pytest.approx(HOT.dec + 1e-5)
 
 
-def test_beside_a_prompt_every_sequence_costs_the_bends_price() -> None:
+def test_plant_hinge_counts_prefill_tokens_of_a_step() -> None:
     level, bent = profile(HOT), replace(profile(HOT), hinge_sequences=128, hinge_dec=1e-5)
     for tokens, beyond in ((200, 100), (38, 10), (28, 0)):
         more = Plant(bent).seconds(0.0, tokens, 0.0, 100, 0) - Plant(level).seconds(0.0, tokens, 0.0, 100, 0)
         assert more == pytest.approx(beyond * 1e-5)
 
 
-def test_noise_has_the_mean_and_the_spread_that_were_asked_for() -> None:
+def test_plant_noise_has_requested_mean_and_deviation() -> None:
     plant = Plant(profile(), noise=0.05, seed=1)
     steps = [plant.seconds(0.0, 0, 0.0, 1, 0) for _ in range(4000)]
     mean = sum(steps) / len(steps)
@@ -54,7 +54,7 @@ def test_noise_has_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert (sum((step - mean) ** 2 for step in steps) / len(steps)) ** 0.5 == pytest.approx(0.05, rel=0.05)
 
 
-def test_the_same_seed_gives_the_same_steps() -> None:
+def test_plant_same_seed_gives_same_steps() -> None:
     first, second = (Plant(profile(), noise=0.1, seed=7) for _ in range(2))
     assert [first.seconds(0.0, 0, 0.0, 1, 0) for _ in range(9)] == [second.seconds(0.0, 0, 0.0, 1, 0) for _ in range(9)]
 
@@ -73,9 +73,9 @@ def heated(share: float, idle_after_s: float = 0.0) -> Coefficients:
 
 
 @pytest.mark.parametrize(("share", "pretok"), [(0.1, 1e-4), (0.25, 1e-4), (0.375, 1.5e-4), (0.5, 2e-4), (0.7, 2.2e-4)])
-def test_the_more_a_card_computes_the_slower_it_does(share: float, pretok: float) -> None:
+def test_plant_busier_gpu_is_slower(share: float, pretok: float) -> None:
     assert heated(share).pretok == pytest.approx(pretok, rel=0.07)  # the mean of two seconds wavers with each step
 
 
-def test_a_card_that_rests_cools_down() -> None:
+def test_plant_idle_gpu_cools_down() -> None:
     assert heated(0.7, idle_after_s=10.0).pretok == 1e-4

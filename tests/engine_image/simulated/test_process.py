@@ -80,7 +80,7 @@ def pid(launcher: int) -> int:
     return int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
 
 
-async def test_a_start_in_phases_one_scrape_and_a_drain_that_loses_nothing(tmp_path: Path) -> None:
+async def test_process_startup_phases_metrics_and_lossless_drain(tmp_path: Path) -> None:
     async with engine(tmp_path) as one:
         text = (await one.get("/metrics")).body.decode()
         for phase in ("launch", "import", "download", "load", "init", "api", "warmup"):
@@ -96,7 +96,7 @@ async def test_a_start_in_phases_one_scrape_and_a_drain_that_loses_nothing(tmp_p
     assert not (tmp_path / "said").exists()
 
 
-async def test_a_drain_that_is_too_short_says_how_many_requests_it_cut_off(tmp_path: Path) -> None:
+async def test_process_short_drain_reports_aborted_requests(tmp_path: Path) -> None:
     whole = json.dumps({"model": "m", "prompt": "a", "max_tokens": 30_000}).encode()
     async with engine(tmp_path, drain_s=1) as one:
         async with stream(one.api, 30_000) as long, stream(one.api, 40) as short:
@@ -112,7 +112,7 @@ async def test_a_drain_that_is_too_short_says_how_many_requests_it_cut_off(tmp_p
     assert json.loads((tmp_path / "said").read_text()) == {"cutOff": 2, "drainSeconds": 1}
 
 
-async def test_a_request_for_another_service_is_answered_in_its_place(tmp_path: Path) -> None:
+async def test_process_request_with_named_model_is_rewritten(tmp_path: Path) -> None:
     body = json.dumps({"model": "busy/other", "prompt": "a", "max_tokens": 3}).encode()
     async with engine(tmp_path) as one:
         alone = await client.request(one.api, "/v1/completions", body)
@@ -124,7 +124,7 @@ async def test_a_request_for_another_service_is_answered_in_its_place(tmp_path: 
     assert (document["model"], document["usage"]["completion_tokens"]) == ("m", 3)
 
 
-async def test_an_engine_whose_core_dies_breaks_its_stream_and_the_pod_fails(tmp_path: Path) -> None:
+async def test_process_dead_engine_core_breaks_stream_and_fails_pod(tmp_path: Path) -> None:
     async with engine(tmp_path) as one:
         async with stream(one.api, 30_000) as content:
             os.kill(pid(one.process.pid), signal.SIGUSR1)
@@ -134,7 +134,7 @@ async def test_an_engine_whose_core_dies_breaks_its_stream_and_the_pod_fails(tmp
         assert await one.process.wait() == 1
 
 
-async def test_orders_that_make_no_sense_end_the_pod_with_their_words(tmp_path: Path) -> None:
+async def test_process_invalid_flags_end_the_pod_with_message(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ready after"):
         async with engine(tmp_path, "--profile", "gpu-9000"):
             pass

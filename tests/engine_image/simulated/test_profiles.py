@@ -10,23 +10,30 @@ import pytest
 
 from plimsoll.sim.profiles import FOLDER, ProfileError, load, parse
 
-SIX: dict[str, Any] = {"base": 0.005, "anypre": -0.001, "pretok": 2e-5, "preattn": 1e-9, "dec": 1e-5, "ctx": 3e-8}
+COEFFICIENTS: dict[str, Any] = {
+    "base": 0.005,
+    "anypre": -0.001,
+    "pretok": 2e-5,
+    "preattn": 1e-9,
+    "dec": 1e-5,
+    "ctx": 3e-8,
+}
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: str(path.stem))
-def test_every_profile_of_the_package_can_be_loaded(path: Path) -> None:
+def test_profile_every_packaged_one_loads(path: Path) -> None:
     made = load(path.stem)
     assert made.kv_tokens >= made.max_model_len > made.budget
 
 
-def test_the_six_coefficients_are_enough(tmp_path: Path) -> None:
+def test_profile_six_coefficients_are_enough(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(SIX))
+    path.write_text(json.dumps(COEFFICIENTS))
     made = load(str(path))
     assert (made.coefficients.base, made.hot, made.block_size) == (0.005, None, 16)
 
 
-def test_scaling_leaves_limits_and_multiplies_times() -> None:
+def test_profile_scaled_multiplies_times_and_keeps_limits() -> None:
     made = load("h200-8b")
     twice = made.scaled(2.0)
     assert twice.coefficients.base == 2 * made.coefficients.base
@@ -58,11 +65,11 @@ def test_scaling_leaves_limits_and_multiplies_times() -> None:
         ({"mixture": 1}, "mixture"),
     ],
 )
-def test_a_wrong_number_is_named(change: dict[str, Any], words: str) -> None:
+def test_profile_invalid_number_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ProfileError, match=words):
-        parse({**SIX, **change})
+        parse({**COEFFICIENTS, **change})
 
 
-def test_a_profile_is_an_object() -> None:
+def test_profile_other_than_object_is_rejected() -> None:
     with pytest.raises(ProfileError, match="object"):
         parse([1])

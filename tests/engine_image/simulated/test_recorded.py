@@ -57,7 +57,7 @@ def _ask(seed: int, tokens: int, outputs: int, **more: Any) -> dict[str, Any]:
     return {"prompt": [draw.randrange(5, 4096) for _ in range(tokens)], "max_tokens": outputs, **more}
 
 
-async def test_the_same_requests_are_counted_alike(tmp_path: Path) -> None:
+async def test_recorded_requests_yield_recorded_metrics(tmp_path: Path) -> None:
     """Prompts that are new, in the cache in part and whole, one in two chunks; then several at once."""
     in_turn = [_ask(1, 300, 9), _ask(1, 300, 7), _ask(1, 420, 5), _ask(2, 16, 1), _ask(3, 700, 16, stream=True)]
     in_turn.append(_ask(4, 1, 3))
@@ -98,7 +98,7 @@ def _distinct(shapes: Iterable[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", BODIES)
-async def test_answers_have_vllms_fields(tmp_path: Path, kind: str) -> None:
+async def test_recorded_responses_have_vllm_fields(tmp_path: Path, kind: str) -> None:
     path, body = BODIES[kind]
     async with bench(tmp_path) as one:
         assert _shape((await one.send(body, path)).json) == ANSWERS[kind]["whole"]
@@ -180,7 +180,7 @@ REFUSALS: list[tuple[dict[str, Any], int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "error"), REFUSALS)
-async def test_refusals_have_vllms_words(
+async def test_recorded_rejections_have_vllm_messages(
     tmp_path: Path, body: dict[str, Any], status: int, error: dict[str, Any]
 ) -> None:
     async with bench(tmp_path, *LIMITS, *CACHE) as one:
@@ -188,7 +188,7 @@ async def test_refusals_have_vllms_words(
     assert (got.status, got.json["error"]) == (status, {"type": "invalid_request_error", **error})
 
 
-async def test_an_answer_ends_where_the_context_does(tmp_path: Path) -> None:
+async def test_response_ends_at_context_length(tmp_path: Path) -> None:
     async with bench(tmp_path, *LIMITS, *CACHE) as one:
         got = await one.send({"prompt": [7] * 4095, "max_tokens": 5})
     assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 1)

@@ -17,7 +17,7 @@ def times(of: Sequence) -> tuple[float, float]:
     return of.first_s, of.last_s
 
 
-def test_a_prompt_within_the_budget_gives_its_first_token_in_one_step_and_one_each_after() -> None:
+def test_scheduler_short_prompt_yields_one_token_per_step() -> None:
     one = engine()
     sequence = one.add(0.0, prompt=10, tokens=3)
     one.run()
@@ -25,12 +25,12 @@ def test_a_prompt_within_the_budget_gives_its_first_token_in_one_step_and_one_ea
     assert (sequence.outcome, sequence.emitted) == ("length", 3)
 
 
-def test_a_long_prompt_is_cut_into_chunks_of_the_budget() -> None:
+def test_scheduler_long_prompt_is_chunked_by_budget() -> None:
     one = engine(profile(budget=64))
     assert times(_run(one, one.add(0.0, prompt=129, tokens=2))) == (3.0, 4.0)
 
 
-def test_who_decodes_goes_before_who_prefills() -> None:
+def test_scheduler_decode_precedes_prefill() -> None:
     one = engine(profile(budget=8))
     first = one.add(0.0, prompt=4, tokens=10)
     one.run(1.0)
@@ -41,7 +41,7 @@ def test_who_decodes_goes_before_who_prefills() -> None:
     assert second.first_s == 5.0
 
 
-def test_an_arrival_waits_for_the_rest_of_one_step_and_the_whole_of_the_next() -> None:
+def test_scheduler_arrival_waits_for_current_and_next_step() -> None:
     one = engine()
     one.add(0.0, tokens=10)
     late = one.add(0.5, tokens=1)
@@ -49,7 +49,7 @@ def test_an_arrival_waits_for_the_rest_of_one_step_and_the_whole_of_the_next() -
     assert late.first_s == 3.0
 
 
-def test_requests_begin_in_order_of_arrival() -> None:
+def test_scheduler_requests_start_in_arrival_order() -> None:
     one = engine(profile(max_num_seqs=2))
     sequences = [one.add(number / 10, prompt=4 + number, tokens=3) for number in range(6)]
     one.run()
@@ -57,7 +57,7 @@ def test_requests_begin_in_order_of_arrival() -> None:
     assert [sequence.scheduled_s for sequence in sequences] == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]
 
 
-def test_no_more_than_max_num_seqs_run_and_the_others_wait() -> None:
+def test_scheduler_running_never_exceeds_max_num_seqs() -> None:
     one = engine(profile(max_num_seqs=3))
     for _ in range(7):
         one.add(0.0, tokens=4)
@@ -65,7 +65,7 @@ def test_no_more_than_max_num_seqs_run_and_the_others_wait() -> None:
     assert (one.core.running, one.core.waiting) == (3, 4)
 
 
-def test_who_finds_no_blocks_waits_at_the_head_of_the_queue() -> None:
+def test_scheduler_request_without_blocks_waits_at_queue_head() -> None:
     one = engine(blocks=4, caching=False)
     first = one.add(0.0, prompt=10, tokens=4)
     long, short = one.add(0.1, prompt=10, tokens=1), one.add(0.2, prompt=2, tokens=1)
@@ -75,7 +75,7 @@ def test_who_finds_no_blocks_waits_at_the_head_of_the_queue() -> None:
     assert first.last_s < long.first_s <= short.first_s
 
 
-def test_the_last_one_loses_its_place_when_decoding_runs_out_of_blocks_and_loses_no_token() -> None:
+def test_scheduler_preempts_last_sequence_without_token_loss() -> None:
     one = engine(blocks=6, caching=False)
     first, second = one.add(0.0, prompt=8, tokens=9), one.add(0.0, prompt=8, tokens=9)
     one.run()
@@ -85,7 +85,7 @@ def test_the_last_one_loses_its_place_when_decoding_runs_out_of_blocks_and_loses
     assert first.last_s < second.last_s
 
 
-def test_a_preempted_sequence_goes_before_those_that_wait() -> None:
+def test_scheduler_preempted_sequence_precedes_waiting_ones() -> None:
     one = engine(blocks=6, caching=False)
     one.add(0.0, prompt=8, tokens=9)
     second = one.add(0.0, prompt=8, tokens=9)
@@ -97,7 +97,7 @@ def test_a_preempted_sequence_goes_before_those_that_wait() -> None:
     assert third.first_s >= resumed
 
 
-def test_a_prompt_seen_before_is_computed_only_behind_what_is_known() -> None:
+def test_scheduler_cached_prefix_is_not_computed_again() -> None:
     one = engine(profile(budget=8))
     _run(one, one.add(0.0, prompt=34, tokens=1, start=0))
     again = _run(one, one.add(10.0, prompt=34, tokens=1, start=0))
@@ -107,13 +107,13 @@ def test_a_prompt_seen_before_is_computed_only_behind_what_is_known() -> None:
     assert other.cached_tokens == 0
 
 
-def test_at_least_one_token_of_a_known_prompt_is_computed() -> None:
+def test_scheduler_fully_cached_prompt_computes_some_tokens() -> None:
     one = engine()
     _run(one, one.add(0.0, prompt=16, tokens=1, start=0))
     assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0)).cached_tokens == 12
 
 
-def test_the_answer_is_known_too_when_the_conversation_goes_on() -> None:
+def test_scheduler_generated_tokens_are_cached_for_next_turn() -> None:
     one = engine()
     first = _run(one, one.add(0.0, prompt=8, tokens=9, start=0))
     told = first.prompt + first.text(0, 9).encode()
@@ -123,20 +123,20 @@ def test_the_answer_is_known_too_when_the_conversation_goes_on() -> None:
     assert second.cached_tokens == 16  # the prompt's two blocks and two of the answer's; its ninth token is not a block
 
 
-def test_a_salt_keeps_tenants_apart() -> None:
+def test_scheduler_cache_salt_isolates_tenants() -> None:
     one = engine()
     _run(one, one.add(0.0, prompt=16, tokens=1, start=0, salt="a"))
     assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0, salt="b")).cached_tokens == 0
     assert _run(one, one.add(9.0, prompt=16, tokens=1, start=0, salt="a")).cached_tokens == 12
 
 
-def test_without_prefix_caching_nothing_is_known() -> None:
+def test_scheduler_without_prefix_caching_reuses_nothing() -> None:
     one = engine(caching=False)
     _run(one, one.add(0.0, prompt=16, tokens=1, start=0))
     assert _run(one, one.add(5.0, prompt=16, tokens=1, start=0)).cached_tokens == 0
 
 
-def test_who_leaves_gives_its_blocks_back_and_says_nothing_more() -> None:
+def test_scheduler_forgotten_sequence_frees_blocks_silently() -> None:
     one = engine()
     gone, stays = one.add(0.0, tokens=50), one.add(0.0, tokens=5)
     one.run(2.0)
@@ -158,7 +158,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.integers(20, 60), st.integers(1, 6), st.integers(1, 40))
-def test_tokens_and_blocks_are_conserved_whatever_comes(
+def test_scheduler_tokens_and_blocks_are_conserved(
     requests: list[tuple[float, int, int, int]], blocks: int, slots: int, budget: int
 ) -> None:
     one = engine(profile(max_num_seqs=slots, budget=budget), blocks=blocks)
@@ -179,7 +179,7 @@ def test_tokens_and_blocks_are_conserved_whatever_comes(
 
 
 @given(REQUESTS)
-def test_the_same_requests_make_the_same_schedule(requests: list[tuple[float, int, int, int]]) -> None:
+def test_scheduler_same_requests_give_same_schedule(requests: list[tuple[float, int, int, int]]) -> None:
     def schedule() -> list[tuple[float, float]]:
         one = engine(blocks=20)
         made = [one.add(at, prompt, tokens, start) for at, prompt, tokens, start in sorted(requests)]
@@ -189,7 +189,7 @@ def test_the_same_requests_make_the_same_schedule(requests: list[tuple[float, in
     assert schedule() == schedule()
 
 
-def test_step_times_are_those_of_what_was_in_the_steps() -> None:
+def test_scheduler_step_times_match_step_contents() -> None:
     one = engine(profile(HOT, budget=10_000))
     sequence = one.add(0.0, prompt=100, tokens=3)
     one.run()

@@ -13,7 +13,7 @@ from plimsoll.sim.profiles import Profile
 from simulated.sequences import Sequence
 from tests.engine_image.simulated.lab import Engine, engine, profile
 
-Story = Callable[[Engine], list[Sequence]]
+Scenario = Callable[[Engine], list[Sequence]]
 
 
 def fills_the_cache(one: Engine) -> list[Sequence]:
@@ -98,7 +98,7 @@ def comes_at_a_steps_end(one: Engine) -> list[Sequence]:
     return [one.add(float(second), tokens=3) for second in (0, 1, 1, 2, 3)]
 
 
-STORIES = [
+SCENARIOS = [
     fills_the_cache,
     ends_on_a_block,
     one_token_each,
@@ -121,18 +121,18 @@ SHAPES = [
     profile(max_num_seqs=2, budget=3),
     profile(budget=10_000, max_num_seqs=1000),
 ]
-PACED = (leaves_after_its_preemption, is_preempted_with_a_fetched_prompt)  # two must run side by side
+CONCURRENT_SCENARIOS = (leaves_after_its_preemption, is_preempted_with_a_fetched_prompt)  # two must run side by side
 CASES = [
     pytest.param(story, shape, id=f"{story.__name__}-{shape.max_num_seqs}x{shape.budget}")
-    for story in STORIES
+    for story in SCENARIOS
     for shape in SHAPES
-    if story not in PACED or (shape.max_num_seqs > 2 and shape.budget > 8)
+    if story not in CONCURRENT_SCENARIOS or (shape.max_num_seqs > 2 and shape.budget > 8)
 ]
 
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("story", "shape"), CASES)
-def test_nothing_is_held_and_nothing_is_lost(story: Story, shape: Profile, caching: bool) -> None:
+def test_scheduler_adversarial_case_leaks_and_loses_nothing(story: Scenario, shape: Profile, caching: bool) -> None:
     one = engine(shape, blocks=10, caching=caching)
     stayed = story(one)
     one.run()

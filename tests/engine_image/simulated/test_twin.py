@@ -36,7 +36,7 @@ def output(
     )
 
 
-def test_a_prompt_comes_in_chunks_and_gives_its_token_with_the_last() -> None:
+def test_work_chunked_prompt_emits_with_last_chunk() -> None:
     counter = Counter()
     first = counter.work(output({"a": 64}, new=[("a", 0, 100)]))
     assert (first.tokens, first.pairs, first.sequences, first.emits) == (64, 64 * 32.0, 0, [False])
@@ -44,7 +44,7 @@ def test_a_prompt_comes_in_chunks_and_gives_its_token_with_the_last() -> None:
     assert (second.tokens, second.pairs, second.sequences, second.emits) == (36, 36 * 82.0, 0, [True])
 
 
-def test_what_decodes_reads_its_context() -> None:
+def test_work_decode_reads_its_context() -> None:
     counter = Counter()
     counter.work(output({"a": 100, "b": 20}, new=[("a", 0, 100), ("b", 0, 20)]))
     work = counter.work(output({"a": 1, "b": 1, "c": 50}, new=[("c", 0, 50)], known=[("a", 100, 1), ("b", 20, 1)]))
@@ -53,22 +53,22 @@ def test_what_decodes_reads_its_context() -> None:
     assert (work.tokens, work.pairs, work.sequences, work.cached) == (50, 1250.0, 2, 120)
 
 
-def test_cached_tokens_of_a_prompt_are_read_and_not_computed() -> None:
+def test_work_cached_prompt_tokens_are_not_computed() -> None:
     work = Counter().work(output({"a": 36}, new=[("a", 64, 100)]))
     assert (work.tokens, work.pairs, work.emits) == (36, 36 * 82.0, [True])
 
 
-def test_the_last_token_of_a_prompt_alone_costs_a_decode() -> None:
+def test_work_last_prompt_token_alone_counts_as_decode() -> None:
     work = Counter().work(output({"a": 1}, new=[("a", 99, 100)]))
     assert (work.tokens, work.sequences, work.cached, work.emits) == (0, 1, 99, [True])
 
 
-def test_a_prompt_of_one_token_is_a_prefill() -> None:
+def test_work_one_token_prompt_counts_as_prefill() -> None:
     work = Counter().work(output({"a": 1}, new=[("a", 0, 1)]))
     assert (work.tokens, work.sequences, work.emits) == (1, 0, [True])
 
 
-def test_who_lost_its_place_computes_its_answer_again_before_it_goes_on() -> None:
+def test_work_preempted_request_recomputes_before_emitting() -> None:
     counter = Counter()
     counter.work(output({"a": 10}, new=[("a", 0, 10)]))
     assert counter.work(output({"a": 12}, known=[("a", 0, 5)])).emits == [False]
@@ -76,7 +76,7 @@ def test_who_lost_its_place_computes_its_answer_again_before_it_goes_on() -> Non
     assert (again.tokens, again.emits) == (3, [True])
 
 
-def test_a_name_may_come_again_after_its_request_has_ended() -> None:
+def test_work_request_name_may_be_reused_after_its_end() -> None:
     counter = Counter()
     counter.work(output({"a": 10}, new=[("a", 0, 10)]))
     counter.work(output({}, finished=["a"]))
@@ -86,20 +86,20 @@ def test_a_name_may_come_again_after_its_request_has_ended() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 8192)), max_size=20))
-def test_every_token_is_prefilled_or_decoded(shares: list[tuple[int, int]]) -> None:
+def test_work_every_token_is_prefill_or_decode(shares: list[tuple[int, int]]) -> None:
     work = Work()
     for number, (computed, tokens) in enumerate(shares):
         work.put(str(number), computed, tokens, computed + tokens)
     assert work.tokens + work.sequences == sum(tokens for _, tokens in shares)
 
 
-def test_a_step_takes_what_the_plant_says_times_the_scale() -> None:
+def test_executor_step_takes_plant_time_times_scale() -> None:
     work = Work(tokens=512, pairs=512 * 256.0, sequences=100, cached=70_000)
     took_s = Plant(profile(HOT)).seconds(0.0, 512, 512 * 256.0, 100, 70_000)
     assert Card(Plant(profile(HOT)), 8.0).ends_s(work, 100.0) == pytest.approx(100.0 + 8.0 * took_s)
 
 
-def test_steps_run_one_after_another_however_late_they_are_heard_of() -> None:
+def test_executor_steps_run_back_to_back() -> None:
     card = Card(Plant(profile(PLAIN)))
     assert card.ends_s(Work(), 10.0) == 11.0
     assert card.ends_s(Work(), 10.0) == 12.0  # handed over while the first one runs
@@ -107,7 +107,7 @@ def test_steps_run_one_after_another_however_late_they_are_heard_of() -> None:
     assert card.ends_s(Work(), 20.0) == 21.0
 
 
-def test_heat_goes_by_the_accelerators_time() -> None:
+def test_executor_heat_follows_engine_time() -> None:
     cool = Coefficients(0.01, 0.0, 1e-4, 0.0, 0.0, 0.0)
     hot = Coefficients(0.01, 0.0, 2e-4, 0.0, 0.0, 0.0)
 

@@ -30,7 +30,7 @@ THIRTY = Rules(target=30.0)
         (THIRTY, 2, 27.0, 2),
     ],
 )
-def test_one_recommendation_is_aibrix_own(rules: Rules, replicas: int, value: float, wanted: int) -> None:
+def test_apa_recommendation_matches_aibrix_figures(rules: Rules, replicas: int, value: float, wanted: int) -> None:
     assert recommended(rules, value, replicas) == wanted
 
 
@@ -47,11 +47,11 @@ def test_one_recommendation_is_aibrix_own(rules: Rules, replicas: int, value: fl
         (60.0, 4, 9, 8, 8),
     ],
 )
-def test_with_a_guard_those_that_start_count(value: float, replicas: int, ready: int, wanted: int, found: int) -> None:
+def test_apa_guarded_counts_starting_replicas(value: float, replicas: int, ready: int, wanted: int, found: int) -> None:
     assert guarded(THIRTY, value, replicas, ready, wanted) == found
 
 
-def test_the_metric_is_meaned_over_engines_and_over_three_minutes() -> None:
+def test_apa_metric_averages_engines_over_three_minutes() -> None:
     apa = Apa(Rules(target=0.5), (1, 20))
     assert apa.sync(0.0, [0.2, 0.8], 2, 2) == 2
     for step in range(1, 19):
@@ -60,7 +60,7 @@ def test_the_metric_is_meaned_over_engines_and_over_three_minutes() -> None:
     assert apa.sync(200.0, [1.0, 1.0], 2, 2) == 3  # 0.5526 is not
 
 
-def test_what_is_called_cooldown_falls_to_the_least_of_the_window() -> None:
+def test_apa_cooldown_falls_to_window_minimum() -> None:
     """As it is written there: an old, low recommendation drags a small fall down with it."""
     rules = Rules(target=10.0, over_s=5.0)
     apa = Apa(rules, (1, 20))
@@ -74,13 +74,13 @@ def test_what_is_called_cooldown_falls_to_the_least_of_the_window() -> None:
     assert without.sync(40.0, [8.5], 8, 8) == 7
 
 
-def test_a_rise_window_takes_the_greatest_recommendation() -> None:
+def test_apa_rise_window_takes_largest_recommendation() -> None:
     apa = Apa(Rules(target=10.0, over_s=5.0, rise_s=60.0), (1, 20))
     assert apa.sync(0.0, [20.0], 4, 4) == 8
     assert apa.sync(10.0, [12.0], 4, 4) == 8
 
 
-def test_bounds_hold_and_silence_moves_nothing() -> None:
+def test_apa_out_of_bounds_or_no_metrics_clamps_and_holds() -> None:
     apa = Apa(Rules(), (2, 4))
     assert apa.sync(0.0, [], 3, 0) == 3
     assert apa.sync(10.0, [], 9, 0) == 4
@@ -89,7 +89,7 @@ def test_bounds_hold_and_silence_moves_nothing() -> None:
     assert Apa(Rules(cooldown_s=0.0), (2, 4)).sync(0.0, [0.0] * 4, 4, 4) == 2
 
 
-def test_the_default_metric_is_the_share_of_the_cache_at_one_half() -> None:
+def test_apa_default_metric_is_kv_cache_share_of_one_half() -> None:
     full = [looks.engine(name, kv=0.9) for name in "ab"]
     assert looks.policy("apa").wanted(looks.seen(0.0, 2, full)) == {Role.SERVE: 4}
     waiting = [looks.engine(name, waiting=9.0, kv=0.0) for name in "ab"]
@@ -97,7 +97,7 @@ def test_the_default_metric_is_the_share_of_the_cache_at_one_half() -> None:
     assert looks.policy("apa:metric=running,target=6").wanted(looks.seen(0.0, 2, waiting)) == {Role.SERVE: 1}
 
 
-def test_it_looks_every_ten_seconds_and_skips_engines_that_say_nothing() -> None:
+def test_apa_policy_polls_every_ten_seconds_and_skips_silent() -> None:
     policy = looks.policy("apa")
     readings = [looks.engine("a", kv=None), looks.engine("b", kv=0.7)]
     found = [policy.wanted(looks.seen(second, 2, readings)) for second in range(21)]
@@ -105,7 +105,7 @@ def test_it_looks_every_ten_seconds_and_skips_engines_that_say_nothing() -> None
     assert found[0] == {Role.SERVE: 3}
 
 
-def test_replicas_that_start_are_asked_for_again_unless_guarded() -> None:
+def test_apa_starting_replicas_ordered_again_unless_guarded() -> None:
     full = [looks.engine("a", kv=0.8)]
     assert looks.policy("apa").wanted(looks.seen(0.0, 4, full, starting=3)) == {Role.SERVE: 7}
     assert looks.policy("apa:guard=1").wanted(looks.seen(0.0, 4, full, starting=3)) == {Role.SERVE: 4}
@@ -122,6 +122,6 @@ def test_replicas_that_start_are_asked_for_again_unless_guarded() -> None:
         ("panic=2", "unknown panic"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: str, said: str) -> None:
+def test_apa_invalid_options_are_rejected(options: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         looks.policy(f"apa:{options}")

@@ -25,7 +25,7 @@ SERVE = Scene({Role.SERVE: (1, 4)}, lab.plant(), SLO)
 BOTH = Scene({Role.PREFILL: (1, 4), Role.DECODE: (1, 4)}, lab.plant(), SLO)
 
 
-def test_a_plan_is_followed() -> None:
+def test_clairvoyant_plan_is_followed() -> None:
     policy = registry.parse("clairvoyant:plan=0@1/2;30@4/2;60.5@1/1", BOTH)
     wanted = [policy.wanted(Look(at_s, {})) for at_s in (0.0, 29.0, 30.0, 60.0, 61.0, 9e9)]
     counts = [(one[Role.PREFILL], one[Role.DECODE]) for one in wanted]
@@ -37,23 +37,23 @@ def test_a_plan_is_followed() -> None:
 @pytest.mark.parametrize(
     "plan", ["", "1", "0@", "0@x", "5@1", "0@1;0@2", "0@1;9@2;5@1", "0@1;inf@2", "0@1/2", "nan@1", "0@-1"]
 )
-def test_plans_that_are_none_are_refused(plan: str) -> None:
+def test_clairvoyant_malformed_plan_is_rejected(plan: str) -> None:
     with pytest.raises(BadInput, match="plan is like"):
         registry.parse(f"clairvoyant:plan={plan}", SERVE)
 
 
 @pytest.mark.parametrize("plan", ["0@0", "0@1;10@5"])
-def test_plans_keep_to_the_bounds(plan: str) -> None:
+def test_clairvoyant_plan_out_of_bounds_is_rejected(plan: str) -> None:
     with pytest.raises(BadInput, match="are not from 1 to 4"):
         registry.parse(f"clairvoyant:plan={plan}", SERVE)
 
 
-def test_what_is_written_can_be_read() -> None:
+def test_clairvoyant_plan_round_trips() -> None:
     plan = ((0.0, (1, 2)), (12.5, (3, 2)), (86_400.0, (1, 1)))
     assert clairvoyant.read(clairvoyant.written(plan), 2) == plan
 
 
-def test_plans_of_two_tiers_become_one() -> None:
+def test_clairvoyant_plans_of_two_tiers_are_merged() -> None:
     assert clairvoyant.together(["plan=0@1;30@2;60@1", "plan=0@4;30@3"]) == "plan=0@1/4;30@2/3;60@1/3"
 
 
@@ -62,7 +62,7 @@ def test_plans_of_two_tiers_become_one() -> None:
 
 @pytest.mark.parametrize("ready", [True, False])
 @pytest.mark.parametrize("start_s", [0.0, 1.0, 2.5])
-def test_no_way_to_come_and_go_gains_more_than_the_best(ready: bool, start_s: float) -> None:
+def test_best_path_matches_exhaustive_search(ready: bool, start_s: float) -> None:
     random = Random(3)
     for _ in range(20):
         profit = np.array([random.uniform(-2.0, 3.0) for _ in range(7)])
@@ -85,7 +85,7 @@ def _gained(profit: bounds.Floats, path: tuple[int, ...], start_s: float, ready:
     return gain
 
 
-def test_the_cheapest_slot_of_a_life_is_found() -> None:
+def test_cheapest_slot_matches_exhaustive_search() -> None:
     random = Random(5)
     price = np.array([random.uniform(0.0, 2.0) for _ in range(13)])
     spans = [(first, last) for first in range(14) for last in range(first, 14)]
@@ -96,14 +96,14 @@ def test_the_cheapest_slot_of_a_life_is_found() -> None:
     assert all(a <= at <= b and whole[at] == value for (a, b), at, value in zip(spans, place, found, strict=True))
 
 
-def test_of_a_constant_load_nothing_but_its_work_is_asked() -> None:
+def test_bound_constant_load_equals_its_work() -> None:
     asked = [Asked(0.1 * n, 1000, 100) for n in range(6000)]
     found = Bound(asked, lab.plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)}, {Role.SERVE: 1}, 600.0)
     work = float(bounds._works(asked, lab.plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)})[Role.SERVE].sum())
     assert 0.97 * work <= 3600.0 * found.gpu_hours(1.0) <= 1.05 * work
 
 
-def test_start_ups_are_paid_where_the_load_rises_and_the_least_where_it_is_low() -> None:
+def test_bound_pays_startups_on_rise_and_minimum_when_low() -> None:
     asked = [Asked(0.1 * n, 200, 20) for n in range(100)]
     asked += [Asked(600.0 + 0.02 * n, 1500, 150) for n in range(15_000)]
     asked.append(Asked(1500.0, 10, 2))
@@ -116,7 +116,7 @@ def test_start_ups_are_paid_where_the_load_rises_and_the_least_where_it_is_low()
     assert found[200.0] >= found[5.0] + 0.5 * 195.0 * (work / 300.0 - 1.0)
 
 
-def test_a_start_beyond_the_most_may_stay() -> None:
+def test_bound_initial_above_maximum_may_stay() -> None:
     asked = [Asked(float(n), 200, 20) for n in range(1000)]
     of = Bound(asked, lab.plant(start_s=50.0), SLO, {Role.SERVE: (1, 1)}, {Role.SERVE: 6}, 1000.0, slots=20)
     gained, supply = of._gain(of._tiers[0], np.array([1.5] * 10 + [3.0] * 10))
@@ -124,7 +124,7 @@ def test_a_start_beyond_the_most_may_stay() -> None:
     assert gained == pytest.approx(6 * (500.0 * 0.5 + 500.0 * 2.0))
 
 
-def test_less_has_to_be_paid_for_less_and_the_other_way_round() -> None:
+def test_bound_cost_and_attainment_are_monotonic() -> None:
     asked = lab.Load(600, 6.0, seed=9).asked()
     of = Bound(asked, lab.plant(), SLO, {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, asked[-1].at_s)
     costs = [of.gpu_hours(share) for share in (0.5, 0.9, 0.99, 1.0)]
@@ -134,7 +134,7 @@ def test_less_has_to_be_paid_for_less_and_the_other_way_round() -> None:
     assert of.attainment(0.0) < 0.5
 
 
-def test_what_no_engine_can_do_costs_without_end() -> None:
+def test_bound_infeasible_slo_costs_infinity() -> None:
     asked = [Asked(float(n), 100, 50) for n in range(100)]
     of = Bound(asked, lab.plant(), Slo(0.9, 2.0, tpot_s=0.001), {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, 100.0)
     assert of.gpu_hours(0.01) == math.inf
@@ -145,7 +145,7 @@ def test_what_no_engine_can_do_costs_without_end() -> None:
 
 
 @pytest.mark.parametrize("start_s", [0.0, 4.0])
-def test_no_schedule_on_the_plant_is_below_the_bound(start_s: float) -> None:
+def test_bound_no_simulated_schedule_beats_it(start_s: float) -> None:
     asked = lab.Load(30, 1.0, 6000, 100, seed=11).asked()
     asked += [Asked(asked[-1].at_s + one.at_s, one.prompt_tokens, one.output_tokens) for one in
               lab.Load(400, 20.0, 6000, 100, seed=12).asked()]  # fmt: skip

@@ -76,7 +76,7 @@ def both(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Look
     )
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_without_package_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dynamo", None)
     with pytest.raises(BadInput, match=r"pip install '\.\[dynamo\]'.*ai-dynamo==1\.2\.1"):
         registry.parse("dynamo-load", SERVE)
@@ -96,14 +96,14 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         ("dynamo-throughput:interval=0", "at least 1"),
     ],
 )
-def test_what_is_no_setting_is_refused(text: str, words: str) -> None:
+def test_dynamo_invalid_setting_is_rejected(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         registry.parse(text, SERVE)
 
 
 @pytest.mark.usefixtures("stood_in")
 class TestStoodIn:
-    def test_it_is_set_up_as_the_product_is_with_the_services_targets_and_bounds(self) -> None:
+    def test_planner_config_has_service_targets_and_bounds(self) -> None:
         config = planner(policy("dynamo-load", replace(SERVE, gpus={Role.SERVE: 2}))).config
         assert (config.mode, config.optimization_target, config.enable_load_scaling) == ("agg", "throughput", True)
         assert (config.ttft_ms, config.itl_ms, config.max_gpu_budget) == (3000.0, 100.0, 16)
@@ -112,25 +112,25 @@ class TestStoodIn:
         assert (slow.mode, slow.optimization_target) == ("disagg", "sla")
         assert (slow.enable_throughput_scaling, slow.enable_load_scaling) == (True, False)
 
-    def test_it_knows_the_limits_of_an_engine_but_not_its_speed(self) -> None:
+    def test_planner_capabilities_have_engine_limits(self) -> None:
         found = planner(policy("dynamo-load", BOTH)).capabilities.decode
         own = BOTH.plant.profile
         assert (found.max_num_batched_tokens, found.max_num_seqs) == (own.budget, own.max_num_seqs)
         assert (found.max_kv_tokens, found.context_length) == (own.kv_tokens, own.max_model_len)
 
-    def test_it_is_asked_at_its_own_ticks_alone(self) -> None:
+    def test_planner_is_called_only_at_its_own_ticks(self) -> None:
         made = policy("dynamo-load")
         for second in range(12):
             made.wanted(look(float(second)))
         assert [seen.now_s for seen in planner(made).told] == [5.0, 10.0]
 
-    def test_an_order_is_done_once_and_within_the_bounds(self) -> None:
+    def test_planner_order_is_applied_once_and_clamped(self) -> None:
         made = policy("dynamo-load")
         planner(made).orders = [stand_in.order(decode=3), None, stand_in.order(decode=99), stand_in.order(decode=0)]
         found = [made.wanted(look(float(second))) for second in range(21)]
         assert [one for one in found if one] == [{Role.SERVE: 3}, {Role.SERVE: 8}, {Role.SERVE: 1}]
 
-    def test_orders_are_dropped_while_any_replica_starts(self) -> None:
+    def test_planner_orders_are_dropped_while_a_replica_starts(self) -> None:
         made = policy("dynamo-load", BOTH)
         planner(made).orders = [stand_in.order(2, 3)] * 3
         made.wanted(both(0.0, (1, 1), (1, 1)))
@@ -141,7 +141,7 @@ class TestStoodIn:
         assert first.worker_counts.expected_num_prefill is None
         assert (last.worker_counts.ready_num_prefill, last.worker_counts.expected_num_decode) == (2, 2)
 
-    def test_it_gets_each_ready_engines_newest_step_and_queue(self) -> None:
+    def test_planner_input_has_newest_step_and_queue_per_engine(self) -> None:
         made = policy("dynamo-load")
         step, queued = Did(2, 300, 40, 16, 32_000), Queued(5, 9_000, 1, 700)
         made.wanted(look(0.0))
@@ -156,7 +156,7 @@ class TestStoodIn:
         assert (waits.num_prefill_requests, waits.sum_prefill_tokens) == (5, 9_000)
         assert (waits.num_decode_requests, waits.sum_decode_kv_tokens) == (1, 700)
 
-    def test_traffic_is_of_requests_that_ended_since_the_last_slow_tick(self) -> None:
+    def test_planner_traffic_counts_completions_since_slow_tick(self) -> None:
         made = policy("dynamo-throughput")
         for second in range(0, 361, 5):
             readings = (ended("a", 2.0 * second, 1000.0, 100.0), ended("b", 1.0 * second, 4000.0, 400.0))
@@ -169,7 +169,7 @@ class TestStoodIn:
         assert second_one.num_req == 540.0
         assert second_one.isl == pytest.approx((360 * 1000 + 20 * 4000) / 380)
 
-    def test_the_fast_loop_alone_hears_of_cache_hits_and_of_nothing_else(self) -> None:
+    def test_planner_fast_loop_gets_only_kv_hit_rate(self) -> None:
         made = policy("dynamo-load")
         made.wanted(look(0.0))
         made.wanted(look(5.0))
@@ -178,7 +178,7 @@ class TestStoodIn:
         assert nothing.traffic is None
         assert (hits.traffic.num_req, hits.traffic.kv_hit_rate) == (0.0, 0.25)
 
-    def test_the_package_benchmarks_an_engine_that_does_both_at_decoding_alone(self) -> None:
+    def test_planner_aggregated_benchmark_is_decode_only(self) -> None:
         own = planner(policy("dynamo-load:target=sla")).benchmark["agg_fpms"]
         full = planner(policy("dynamo-load:target=sla,profile=full")).benchmark["agg_fpms"]
         assert {one.scheduled_requests.num_prefill_requests for one in own} == {0}
@@ -186,7 +186,7 @@ class TestStoodIn:
         assert set(planner(policy("dynamo-load", BOTH)).benchmark) == {"prefill_fpms", "decode_fpms"}
 
 
-def test_the_profile_is_the_plants_step_at_the_benchmarks_own_grid() -> None:
+def test_dynamo_profile_is_plant_step_time_on_benchmark_grid() -> None:
     plant, c = SERVE.plant, SERVE.plant.profile.coefficients
     prompts = dynamo_profile.prefill(plant, Role.SERVE)
     assert (len(prompts), prompts[0][1].tokens, prompts[-1][1].tokens) == (16, 10, 8192)
@@ -206,7 +206,7 @@ def test_the_profile_is_the_plants_step_at_the_benchmarks_own_grid() -> None:
 @needs_package
 @pytest.mark.filterwarnings("ignore")
 class TestPackage:
-    def test_latency_target_adds_one_at_a_time_and_waits_for_it(self) -> None:
+    def test_planner_latency_target_adds_one_replica_at_a_time(self) -> None:
         made = policy("dynamo-load:target=latency")
         kv = SERVE.plant.profile.kv_tokens
         busy, idle = Did(decodes=100, context=int(0.41 * kv)), Did(decodes=10, context=int(0.09 * kv))
@@ -216,7 +216,7 @@ class TestPackage:
         assert made.wanted(look(15.0, ordered=2, step=busy)) == {Role.SERVE: 3}
         assert made.wanted(look(20.0, ordered=3, step=idle)) == {Role.SERVE: 2}
 
-    def test_throughput_target_is_the_default_and_goes_up_when_the_cache_is_full(self) -> None:
+    def test_planner_throughput_target_scales_up_on_full_kv_cache(self) -> None:
         made = policy("dynamo-load")
         kv = SERVE.plant.profile.kv_tokens
         nearly, beyond = Did(decodes=200, context=int(0.99 * kv)), Queued(prefills=9, tokens=int(0.02 * kv))
@@ -224,7 +224,7 @@ class TestPackage:
         assert made.wanted(look(5.0, step=nearly)) == {}
         assert made.wanted(look(10.0, step=nearly, queued=beyond)) == {Role.SERVE: 2}
 
-    def test_the_slow_loop_orders_demand_over_what_one_engine_takes(self) -> None:
+    def test_planner_slow_loop_orders_demand_per_engine_capacity(self) -> None:
         made = policy("dynamo-throughput:predictor=constant,profile=full")
         orders = []
         for second in range(0, 181, 5):
@@ -238,7 +238,7 @@ class TestPackage:
         assert orders[:-1] == [{}] * 36
         assert orders[-1] == {Role.SERVE: min(8, -(-60 // rate))}
 
-    def test_a_fleet_under_it_serves_a_steady_load(self) -> None:
+    def test_dynamo_fleet_steady_load_serves_all_requests(self) -> None:
         asked = lab.Load(300, 3.0).asked()
         run = lab.simulate(asked, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)})))
         assert {visit.end for visit in run.visits} == {End.OK}

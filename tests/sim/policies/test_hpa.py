@@ -25,9 +25,7 @@ STILL = Behaviour(up_s=0.0, down_s=0.0)
         ([8.6], 4.4, 1, 2),
     ],
 )
-def test_a_mean_over_pods_gives_kubernetes_own_counts(
-    values: list[float], target: float, current: int, wanted: int
-) -> None:
+def test_by_pods_mean_matches_kubernetes_counts(values: list[float], target: float, current: int, wanted: int) -> None:
     assert by_pods(values, 0, target, current) == wanted
 
 
@@ -35,7 +33,7 @@ def test_a_mean_over_pods_gives_kubernetes_own_counts(
     ("usage", "target", "current", "wanted"),
     [(20, 5, 3, 4), (8.6, 2.15, 3, 4), (6, 2, 5, 3), (8.6, 2.867, 5, 3), (8.6, 2.9, 3, 3), (0, 1, 4, 0), (7, 1, 0, 7)],
 )
-def test_a_total_gives_kubernetes_own_counts(usage: float, target: float, current: int, wanted: int) -> None:
+def test_by_total_matches_kubernetes_counts(usage: float, target: float, current: int, wanted: int) -> None:
     assert by_total(usage, target, current) == wanted
 
 
@@ -52,30 +50,30 @@ def test_a_total_gives_kubernetes_own_counts(usage: float, target: float, curren
         ([40, 40], 2, 6, 8),  # 2 of four, which is more than there are
     ],
 )
-def test_pods_without_a_metric_never_turn_the_direction(
+def test_by_pods_missing_metrics_never_reverse_direction(
     values: list[float], missing: int, current: int, wanted: int
 ) -> None:
     assert by_pods(values, missing, 10.0, current) == wanted
 
 
-def test_no_metric_is_no_proposal_and_moves_nothing() -> None:
+def test_by_pods_no_metric_proposes_nothing() -> None:
     assert by_pods([], 3, 10.0, 3) is None
     assert Hpa(STILL, BOUNDS).sync(0.0, 3, None) == 3
 
 
-def test_tolerance_holds_on_both_sides_with_its_edges() -> None:
+def test_by_pods_tolerance_includes_both_edges() -> None:
     assert [by_pods([value], 0, 10.0, 1) for value in (9.0, 11.0)] == [1, 1]
     assert by_pods([11.001], 0, 10.0, 1) == 2
     assert by_pods([8.999] * 10, 0, 10.0, 10) == 9
     assert by_pods([10.5] * 4, 0, 10.0, 4, tolerance=0.0) == 5
 
 
-def test_means_are_whole_thousandths_rounded_down() -> None:
+def test_by_pods_mean_is_rounded_down_to_thousandths() -> None:
     """0.0019 and 0 mean 0.001 (2 // 2 thousandths), at a target of 0.001 exactly right."""
     assert by_pods([0.0019, 0.0], 0, 0.001, 2) == 2
 
 
-def test_up_at_most_doubles_or_adds_four_in_fifteen_seconds() -> None:
+def test_hpa_scale_up_at_most_doubles_or_adds_four_per_period() -> None:
     hpa = Hpa(Behaviour(), BOUNDS)
     counts = [1]
     for step in range(5):
@@ -83,7 +81,7 @@ def test_up_at_most_doubles_or_adds_four_in_fifteen_seconds() -> None:
     assert counts == [1, 5, 10, 20, 40, 80]
 
 
-def test_syncs_within_a_period_share_its_limit() -> None:
+def test_hpa_syncs_within_a_period_share_its_limit() -> None:
     hpa = Hpa(Behaviour(), BOUNDS)
     assert hpa.sync(0.0, 10, 14) == 14
     assert hpa.sync(5.0, 14, 90) == 20
@@ -91,13 +89,13 @@ def test_syncs_within_a_period_share_its_limit() -> None:
     assert hpa.sync(15.0, 20, 90) == 28  # the first change has just left its period: it began with 14
 
 
-def test_what_was_taken_counts_against_what_is_added() -> None:
+def test_hpa_removed_replicas_count_against_added_ones() -> None:
     hpa = Hpa(Behaviour(0.0, 0.0, (Limit(2.0, 60.0, percent=False),), (Limit(100.0, 15.0),)), BOUNDS)
     assert hpa.sync(0.0, 10, 6) == 6
     assert hpa.sync(15.0, 6, 20) == 12  # ten at the period's start, and two
 
 
-def test_down_waits_for_five_minutes_of_agreement() -> None:
+def test_hpa_scale_down_waits_for_stabilization_window() -> None:
     hpa, current, course = Hpa(Behaviour(), BOUNDS), 8, {}
     for step in range(30):
         now_s = 15.0 * step
@@ -107,7 +105,7 @@ def test_down_waits_for_five_minutes_of_agreement() -> None:
     assert course[300.0] == 2
 
 
-def test_down_goes_to_the_greatest_of_the_window_not_to_the_least() -> None:
+def test_hpa_scale_down_goes_to_window_maximum() -> None:
     hpa, current, course = Hpa(Behaviour(), BOUNDS), 8, {}
     for step in range(42):
         now_s = 15.0 * step
@@ -118,13 +116,13 @@ def test_down_goes_to_the_greatest_of_the_window_not_to_the_least() -> None:
     assert course[450.0] == 2
 
 
-def test_an_up_window_takes_the_least_that_was_proposed_in_it() -> None:
+def test_hpa_scale_up_window_takes_window_minimum() -> None:
     hpa = Hpa(Behaviour(up_s=30.0), BOUNDS)
     found = [hpa.sync(15.0 * step, 4, proposed) for step, proposed in enumerate((4, 9, 7, 8, 8))]
     assert found == [4, 4, 7, 7, 8]
 
 
-def test_one_less_in_two_minutes() -> None:
+def test_hpa_scale_down_one_per_two_minutes() -> None:
     rules = Behaviour(0.0, 0.0, down=(Limit(1.0, 120.0, percent=False),))
     hpa, counts = Hpa(rules, BOUNDS), [6]
     for step in range(25):
@@ -134,7 +132,7 @@ def test_one_less_in_two_minutes() -> None:
     assert counts[-1] == 2
 
 
-def test_bounds_hold_whatever_is_proposed() -> None:
+def test_hpa_proposals_are_clamped_to_bounds() -> None:
     hpa = Hpa(STILL, (2, 8))
     assert hpa.sync(0.0, 4, 0) == 2
     assert hpa.sync(60.0, 8, 90) == 8
@@ -142,7 +140,7 @@ def test_bounds_hold_whatever_is_proposed() -> None:
     assert hpa.sync(180.0, 0, None) == 2
 
 
-def test_a_flapping_metric_only_ratchets_up() -> None:
+def test_hpa_flapping_metric_never_scales_down() -> None:
     hpa, current, found = Hpa(Behaviour(), BOUNDS), 2, []
     for step in range(60):
         current = hpa.sync(15.0 * step, current, 12 if step % 2 else 2)

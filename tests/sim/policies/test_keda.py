@@ -37,11 +37,11 @@ from tests.sim.policies import looks
         (0.0, 5, 5, 0),
     ],
 )
-def test_the_formula(saturation: float, replicas: int, ready: int, wanted: int) -> None:
+def test_desired_matches_guide_formula(saturation: float, replicas: int, ready: int, wanted: int) -> None:
     assert desired(Law(), saturation, replicas, ready) == wanted
 
 
-def _told(pod: str, ttft: tuple[float, ...] | None, tpot: tuple[float, ...] | None = None) -> EngineReading:
+def _reading(pod: str, ttft: tuple[float, ...] | None, tpot: tuple[float, ...] | None = None) -> EngineReading:
     return replace(
         looks.engine(pod),
         ttft_s=None if ttft is None else looks.buckets(*ttft),
@@ -49,71 +49,71 @@ def _told(pod: str, ttft: tuple[float, ...] | None, tpot: tuple[float, ...] | No
     )
 
 
-def _ttft() -> Saturation:
+def _ttft_saturation() -> Saturation:
     return Saturation(Law(), [(lambda engine: engine.ttft_s, 3.0)])
 
 
-def test_the_percentile_is_that_of_the_last_minute_over_all_engines() -> None:
-    signal = _ttft()
-    signal.scraped(0.0, [_told("a", (100, 0, 0, 0)), _told("b", (0, 0, 0, 0))])
-    signal.scraped(5.0, [_told("a", (100, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
+def test_saturation_percentile_covers_last_minute_of_all_engines() -> None:
+    signal = _ttft_saturation()
+    signal.scraped(0.0, [_reading("a", (100, 0, 0, 0)), _reading("b", (0, 0, 0, 0))])
+    signal.scraped(5.0, [_reading("a", (100, 5, 0, 0)), _reading("b", (4, 0, 1, 0))])
     assert signal.recorded(5.0) == pytest.approx(2.0 / 3.0)  # 4, 5 and 1: nine of ten are within 2 s
-    signal.scraped(70.0, [_told("a", (100, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
-    signal.scraped(75.0, [_told("a", (110, 5, 0, 0)), _told("b", (4, 0, 1, 0))])
+    signal.scraped(70.0, [_reading("a", (100, 5, 0, 0)), _reading("b", (4, 0, 1, 0))])
+    signal.scraped(75.0, [_reading("a", (110, 5, 0, 0)), _reading("b", (4, 0, 1, 0))])
     assert signal.recorded(75.0) == pytest.approx(0.9 / 3.0)  # ten below 1 s, and the older sample is forgotten
 
 
-def test_the_signal_is_cut_and_meaned_over_three_samples() -> None:
-    signal = _ttft()
-    signal.scraped(0.0, [_told("a", (0, 0, 0, 0))])
+def test_saturation_is_capped_and_averaged_over_three_samples() -> None:
+    signal = _ttft_saturation()
+    signal.scraped(0.0, [_reading("a", (0, 0, 0, 0))])
     assert signal.recorded(0.0) == 0.0
-    signal.scraped(15.0, [_told("a", (0, 0, 0, 10))])
+    signal.scraped(15.0, [_reading("a", (0, 0, 0, 10))])
     assert signal.recorded(15.0) == pytest.approx((0.0 + 4.0 / 3.0) / 2.0)  # above the last edge is that edge
     assert signal.recorded(30.0) == pytest.approx(2.0 / 3.0 * 4.0 / 3.0)
     assert signal.recorded(45.0) == pytest.approx(4.0 / 3.0)
     steep = Saturation(Law(), [(lambda engine: engine.ttft_s, 0.1)])
-    steep.scraped(0.0, [_told("a", (0, 0, 0, 0))])
-    steep.scraped(5.0, [_told("a", (0, 0, 10, 0))])
+    steep.scraped(0.0, [_reading("a", (0, 0, 0, 0))])
+    steep.scraped(5.0, [_reading("a", (0, 0, 10, 0))])
     assert steep.recorded(5.0) == 2.0
 
 
-def test_the_worse_of_both_latencies_counts() -> None:
+def test_saturation_is_the_worse_of_ttft_and_tpot() -> None:
     signal = Saturation(Law(), [(lambda e: e.ttft_s, 4.0), (lambda e: e.tpot_s, 2.0)])
-    signal.scraped(0.0, [_told("a", (0, 0, 0, 0), (0, 0, 0, 0))])
-    signal.scraped(5.0, [_told("a", (10, 0, 0, 0), (10, 0, 0, 0))])
+    signal.scraped(0.0, [_reading("a", (0, 0, 0, 0), (0, 0, 0, 0))])
+    signal.scraped(5.0, [_reading("a", (10, 0, 0, 0), (10, 0, 0, 0))])
     assert signal.recorded(5.0) == pytest.approx(0.45)
 
 
-def test_silence_is_no_saturation_and_a_new_engine_counts_from_its_first_reading() -> None:
-    signal = _ttft()
+def test_saturation_no_data_is_zero_and_new_engine_starts_fresh() -> None:
+    signal = _ttft_saturation()
     assert signal.recorded(0.0) == 0.0
-    signal.scraped(5.0, [_told("a", None)])
-    signal.scraped(10.0, [_told("b", (0, 0, 50, 0))])
+    signal.scraped(5.0, [_reading("a", None)])
+    signal.scraped(10.0, [_reading("b", (0, 0, 50, 0))])
     assert signal.recorded(10.0) == 0.0
 
 
-def test_what_an_engine_counted_before_it_went_still_counts_and_one_that_starts_anew_does_not_go_below_zero() -> None:
-    signal = _ttft()
-    signal.scraped(0.0, [_told("a", (0, 0, 0, 0)), _told("b", (50, 0, 0, 0))])
-    signal.scraped(5.0, [_told("a", (0, 10, 0, 0)), _told("b", (0, 0, 0, 0))])
-    signal.scraped(10.0, [_told("b", (0, 0, 0, 0))])
+def test_saturation_keeps_removed_and_survives_reset_counters() -> None:
+    signal = _ttft_saturation()
+    signal.scraped(0.0, [_reading("a", (0, 0, 0, 0)), _reading("b", (50, 0, 0, 0))])
+    signal.scraped(5.0, [_reading("a", (0, 10, 0, 0)), _reading("b", (0, 0, 0, 0))])
+    signal.scraped(10.0, [_reading("b", (0, 0, 0, 0))])
     assert signal.recorded(10.0) == pytest.approx(1.9 / 3.0)
 
 
-def _course(policy_text: str, saturated: range, until_s: int, start: int) -> list[int]:
+def _replicas_per_second(policy_text: str, saturated: range, until_s: int, start: int) -> list[int]:
     """Orders where requests take 4 s in a time and 0.5 s else, replicas ready at once."""
     policy, ordered, found, fast, slow = looks.policy(policy_text), start, [], 0.0, 0.0
     for second in range(until_s):
         fast, slow = (fast, slow + 1) if second in saturated else (fast + 1, slow)
-        engine = _told("a", (fast, 0, slow, 0))
+        engine = _reading("a", (fast, 0, slow, 0))
         look = Look(second, {Role.SERVE: ordered}, engines={Role.SERVE: (engine,)}, ready={Role.SERVE: ordered})
         ordered = policy.wanted(look).get(Role.SERVE, ordered)
         found.append(ordered)
     return found
 
 
-def test_up_after_half_a_minute_of_agreement_and_down_by_one_in_two_minutes() -> None:
-    course = _course("keda-ttft", range(60, 120), 900, 3)
+def test_keda_scales_up_after_window_and_down_one_per_period() -> None:
+    course = _replicas_per_second("keda-ttft", range(60, 120), 900, 3)
     assert course[60] == 3
     first = next(second for second, count in enumerate(course) if count > 3)
     assert 75 <= first <= 120  # a sample that tells, and thirty seconds in which all proposed more
@@ -124,7 +124,7 @@ def test_up_after_half_a_minute_of_agreement_and_down_by_one_in_two_minutes() ->
     assert falls[0] >= 120 + 180
 
 
-def test_kubernetes_applies_it_as_the_guide_says() -> None:
+def test_keda_behaviour_matches_the_guide() -> None:
     rules = behaviour()
     assert (rules.up_s, rules.down_s, rules.tolerance) == (30.0, 180.0, 0.1)
     assert [(one.value, one.period_s, one.percent) for one in (*rules.up, *rules.down)] == [
@@ -134,11 +134,11 @@ def test_kubernetes_applies_it_as_the_guide_says() -> None:
     ]
 
 
-def test_prefill_answers_for_ttft_and_decode_for_tpot() -> None:
+def test_keda_prefill_uses_ttft_and_decode_uses_tpot() -> None:
     policy = looks.policy("keda-ttft:up=0", looks.BOTH)
     wanted = {}
     for second, count in ((0.0, 0.0), (15.0, 10.0)):
-        prefill, decode = _told("p", (0, 0, count, 0)), _told("d", (0, 0, count, 0), (count, 0, 0, 0))
+        prefill, decode = _reading("p", (0, 0, count, 0)), _reading("d", (0, 0, count, 0), (count, 0, 0, 0))
         look = Look(
             second,
             {Role.PREFILL: 2, Role.DECODE: 2},
@@ -161,11 +161,11 @@ def test_prefill_answers_for_ttft_and_decode_for_tpot() -> None:
         ("target=3", looks.SLO, "unknown target"),
     ],
 )
-def test_what_cannot_be_is_refused(options: str, slo: Slo | None, said: str) -> None:
+def test_keda_invalid_options_are_rejected(options: str, slo: Slo | None, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         looks.policy(f"keda-ttft:{options}", Scene(looks.SERVE.bounds, lab.plant(), slo))
 
 
-def test_a_decode_tier_without_a_promise_for_tpot_is_refused() -> None:
+def test_keda_decode_tier_without_tpot_target_is_rejected() -> None:
     with pytest.raises(BadInput, match="decode has no latency to go by"):
         looks.policy("keda-ttft", Scene(looks.BOTH.bounds, lab.plant(), Slo(0.95, ttft_s=1.0)))

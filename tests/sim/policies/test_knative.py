@@ -28,18 +28,18 @@ ONE = Rules(target=1.0, up=10.0, down=10.0)
         (TEN, 0, 1000.0, 888.0, 10),
     ],
 )
-def test_one_decision_gives_knatives_own_counts(
+def test_kpa_single_decision_matches_knative_counts(
     rules: Rules, ready: int, stable: float, panic: float, wanted: int
 ) -> None:
     assert Kpa(rules, 0.0, 0).scale(0.0, stable, panic, ready) == wanted
 
 
 @pytest.mark.parametrize(("stable", "panic", "wanted"), [(50.0, 30.0, 50), (20.0, 30.0, 30)])
-def test_in_panic_the_larger_of_both_means_counts(stable: float, panic: float, wanted: int) -> None:
+def test_kpa_panic_uses_larger_of_both_means(stable: float, panic: float, wanted: int) -> None:
     assert Kpa(ONE, -5.0, 5).scale(0.0, stable, panic, 5) == wanted
 
 
-def test_panic_ends_a_stable_window_after_the_last_breach() -> None:
+def test_kpa_panic_ends_one_stable_window_after_last_breach() -> None:
     kpa = Kpa(ONE, 0.0, 0)
     assert kpa.scale(0.0, 11.0, 25.0, 10) == 25
     assert kpa.panic_s == 0.0
@@ -49,14 +49,14 @@ def test_panic_ends_a_stable_window_after_the_last_breach() -> None:
     assert kpa.panic_s is None
 
 
-def test_a_further_breach_prolongs_panic() -> None:
+def test_kpa_further_breach_prolongs_panic() -> None:
     kpa = Kpa(ONE, 0.0, 0)
     kpa.scale(0.0, 11.0, 25.0, 10)
     assert kpa.scale(30.0, 30.0, 80.0, 40) == 80
     assert kpa.panic_s == 30.0
 
 
-def test_in_panic_nothing_is_given_back() -> None:
+def test_kpa_panic_never_scales_down() -> None:
     kpa = Kpa(TEN, 0.0, 0)
     assert kpa.scale(0.0, 100.0, 100.0, 1) == 10
     assert kpa.scale(2.0, 100.0, 1000.0, 10) == 100
@@ -64,7 +64,7 @@ def test_in_panic_nothing_is_given_back() -> None:
     assert kpa.scale(63.0, 1.0, 1.0, 10) == 1
 
 
-def test_load_that_multiplies_is_followed_step_by_step() -> None:
+def test_kpa_multiplying_load_is_followed_stepwise() -> None:
     kpa, ready = Kpa(ONE, 0.0, 0), 1
     for second, load in enumerate((6.0, 36.0, 216.0, 1296.0)):
         ready = kpa.scale(float(second), load, load, ready)
@@ -72,28 +72,28 @@ def test_load_that_multiplies_is_followed_step_by_step() -> None:
     assert kpa.scale(5.0, 1296.0, 1296.0, ready) == 1296
 
 
-def test_rates_limit_either_way() -> None:
+def test_kpa_rate_limits_apply_in_both_directions() -> None:
     kpa = Kpa(TEN, 0.0, 0)
     assert [kpa.scale(0.0, 1000.0, 1001.0, ready) for ready in (1, 10)] == [10, 100]
     kpa = Kpa(TEN, 0.0, 0)
     assert [kpa.scale(0.0, 1.0, 1.0, ready) for ready in (100, 10)] == [10, 1]
 
 
-def test_a_delay_holds_the_greatest_count() -> None:
+def test_kpa_scale_down_delay_holds_largest_count() -> None:
     rules = Rules(target=10.0, up=10.0, down=10.0, panic_at=100.0, delay_s=300.0)
     kpa = Kpa(rules, 0.0, 0)
     course = {2.0: 40.0, 300.0: 0.0, 302.0: 0.0, 540.0: 40.0, 600.0: 30.0, 660.0: 0.0, 840.0: 0.0, 900.0: 0.0}
     assert [kpa.scale(at_s, load, load, 1) for at_s, load in course.items()] == [4, 4, 0, 4, 4, 4, 3, 0]
 
 
-def test_more_than_one_at_the_start_begins_in_panic_and_keeps_them() -> None:
+def test_kpa_several_initial_replicas_start_in_panic() -> None:
     kpa = Kpa(TEN, 0.0, 6)
     assert kpa.scale(0.0, 0.0, 0.0, 6) == 6
     assert kpa.scale(60.0, 0.0, 0.0, 6) == 6
     assert kpa.scale(62.0, 0.0, 0.0, 6) == 0
 
 
-def test_a_window_is_a_mean_over_its_own_seconds() -> None:
+def test_kpa_window_is_mean_over_its_own_seconds() -> None:
     window = Window(6.0)
     assert window.mean(0.0) is None
     for second, value in enumerate((2.0, 4.0, 6.0)):
@@ -110,7 +110,7 @@ def test_a_window_is_a_mean_over_its_own_seconds() -> None:
     assert window.mean(20.0) == 3.0  # a whole window of silence: it begins anew
 
 
-def test_the_target_is_seventy_per_cent_of_the_soft_limit() -> None:
+def test_kpa_default_target_is_seventy_percent_of_soft_limit() -> None:
     course = looks.follow(looks.policy("kpa"), {0: 69.0, 10: 71.0}, 200)
     assert course[9] == 1
     assert course[-1] == 2
@@ -118,7 +118,7 @@ def test_the_target_is_seventy_per_cent_of_the_soft_limit() -> None:
     assert (course[9], course[-1]) == (1, 2)
 
 
-def test_a_burst_is_answered_within_seconds_and_given_back_after_the_panic() -> None:
+def test_kpa_burst_scales_up_in_seconds_and_down_after_panic() -> None:
     course = looks.follow(looks.policy("kpa:target=10"), {0: 5.0, 100: 42.0, 130: 5.0}, 400)
     assert course[99] == 1
     assert course[106] >= 5
@@ -126,14 +126,14 @@ def test_a_burst_is_answered_within_seconds_and_given_back_after_the_panic() -> 
     assert course[-1] == 1
 
 
-def test_bounds_hold_and_no_replica_ready_moves_nothing() -> None:
+def test_kpa_bounds_hold_and_no_ready_replica_holds_count() -> None:
     assert max(looks.follow(looks.policy("kpa:target=1"), {0: 1000.0}, 60)) == 8
     policy = looks.policy("kpa")
     for second in range(80):
         assert policy.wanted(looks.look(second, 3, [], starting=3)).get(Role.SERVE, 3) == 3
 
 
-def test_tiers_are_scaled_alone() -> None:
+def test_kpa_scales_each_tier_independently() -> None:
     look = Look(
         0.0,
         {Role.PREFILL: 1, Role.DECODE: 1},
@@ -156,6 +156,6 @@ def test_tiers_are_scaled_alone() -> None:
         ("metric=rps", "unknown metric"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: str, said: str) -> None:
+def test_kpa_invalid_options_are_rejected(options: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         looks.policy(f"kpa:{options}")

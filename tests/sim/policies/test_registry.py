@@ -11,7 +11,7 @@ from plimsoll.sim.policies.options import Options
 from tests.sim.policies.looks import BOTH, SERVE
 
 
-def test_policies_by_their_words() -> None:
+def test_parse_known_policies_sets_replicas_and_admission() -> None:
     assert registry.parse("plimsoll", SERVE).operator
     static = registry.parse("static:3", SERVE)
     assert static.initial == {Role.SERVE: 3}
@@ -55,13 +55,13 @@ def test_policies_by_their_words() -> None:
         ("follower:hold=1,hold=2", "hold is given twice"),
     ],
 )
-def test_policies_that_are_none_are_refused(text: str, words: str) -> None:
+def test_parse_malformed_policies_are_rejected(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         registry.parse(text, SERVE)
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if name != "clairvoyant"])
-def test_every_setting_worth_trying_is_one(name: str) -> None:
+def test_search_every_setting_is_unique_and_parses(name: str) -> None:
     if name.startswith("dynamo-"):
         pytest.importorskip("dynamo.planner")
     tried = registry.search(name)
@@ -71,11 +71,11 @@ def test_every_setting_worth_trying_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if name != "static"])
-def test_unknown_options_are_refused_by_name(name: str) -> None:
+def test_parse_unknown_option_is_rejected_by_name(name: str) -> None:
     with pytest.raises(BadInput, match="unknown warp"):
         registry.parse(f"{name}:warp=9", SERVE)
 
 
-def test_an_upper_limit_is_named() -> None:
+def test_options_value_above_limit_names_the_limit() -> None:
     with pytest.raises(BadInput, match=r"above 0 and at most 1, not 1\.5"):
         Options("--policy x", "share=1.5").positive("share", 0.5, most=1.0)

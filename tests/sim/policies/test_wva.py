@@ -21,20 +21,20 @@ RULES = wva.Rules()
 CHAT = wva.Seen(in_use=100_000.0, waiting=0.0, prompt=2_048.0, output=256.0)
 
 
-def test_compute_is_what_a_steps_budget_or_the_slots_keep_busy() -> None:
+def test_derived_compute_is_bound_by_step_budget_or_slots() -> None:
     assert wva.derived(LIMITS, 2_048.0, 256.0) == 256 * (2_048 + 128)  # slots bind
     assert wva.derived(LIMITS, 8_000.0, 100.0) == pytest.approx(8_192 * 100 / 8_100 * 8_050)  # the budget binds
     assert wva.derived(LIMITS, 0.0, 256.0) == wva.derived(LIMITS, 2_048.0, 0.0) == 0.0
 
 
-def test_a_replica_holds_the_lesser_of_memory_and_compute() -> None:
+def test_capacity_is_lesser_of_memory_and_compute() -> None:
     assert wva.Capacity(RULES, LIMITS).tokens(CHAT) == 256 * (2_048 + 128)
     memory = 0.8 * 720_000
     assert wva.Capacity(RULES, LIMITS).tokens(replace(CHAT, prompt=4_096.0)) == memory
     assert wva.Capacity(RULES, LIMITS).tokens(replace(CHAT, prompt=0.0)) == memory
 
 
-def test_a_long_queue_shows_where_compute_ends_and_that_is_remembered_by_length() -> None:
+def test_capacity_long_queue_is_learned_per_length() -> None:
     one = wva.Capacity(RULES, LIMITS)
     assert one.tokens(replace(CHAT, waiting=4.9)) == 256 * (2_048 + 128)
     assert one.tokens(replace(CHAT, in_use=90_000.0, waiting=5.0)) == 90_000.0
@@ -48,7 +48,7 @@ def test_a_long_queue_shows_where_compute_ends_and_that_is_remembered_by_length(
     assert one.tokens(CHAT) == 50_000.0
 
 
-def test_who_waits_will_need_prompt_and_answer_where_answers_are_written() -> None:
+def test_load_waiting_requests_add_prompt_and_output_by_role() -> None:
     waiting = replace(CHAT, waiting=2.0)
     assert wva.load(Role.SERVE, waiting) == wva.load(Role.DECODE, waiting) == 100_000 + 2 * 2_304
     assert wva.load(Role.PREFILL, waiting) == 100_000 + 2 * 2_048
@@ -68,11 +68,11 @@ def test_who_waits_will_need_prompt_and_answer_where_answers_are_written() -> No
         (70.0, 2, 1, 2),  # what starts is no spare
     ],
 )
-def test_replicas_between_the_thresholds(demand: float, ready: int, starting: int, wanted: int) -> None:
+def test_replicas_between_thresholds(demand: float, ready: int, starting: int, wanted: int) -> None:
     assert wva.replicas(RULES, 100.0, demand, ready, starting) == wanted
 
 
-def test_more_is_asked_for_at_once_and_less_after_kubernetes_window() -> None:
+def test_wva_scales_up_at_once_and_down_after_window() -> None:
     made, ordered, orders = policy("wva"), 1, {}
     for second in range(0, 700, 5):
         full = second < 200
@@ -87,7 +87,7 @@ def test_more_is_asked_for_at_once_and_less_after_kubernetes_window() -> None:
     assert last >= 200 + 60 + 285  # the largest of a minute, and the window
 
 
-def test_gauges_count_by_the_largest_of_a_minute() -> None:
+def test_wva_gauges_use_maximum_of_last_minute() -> None:
     made, found = policy("wva"), []
     for second in range(0, 120, 15):
         kv = 0.9 if second == 15 else 0.1
@@ -95,7 +95,7 @@ def test_gauges_count_by_the_largest_of_a_minute() -> None:
     assert found == [1, 2, 2, 2, 2, 2, 1, 1]
 
 
-def test_requests_that_gateways_hold_count_as_load() -> None:
+def test_wva_requests_queued_at_gateways_count_as_load() -> None:
     lengths = {"prompt_tokens": 2_048.0, "output_tokens": 256.0}
     told = {key: buckets(10.0)._replace(total=10.0 * mean) for key, mean in lengths.items()}
     reading = EngineReading("a", 0.0, "a", running=1.0, waiting=0.0, kv_used=0.1, **told)
@@ -110,7 +110,7 @@ def test_requests_that_gateways_hold_count_as_load() -> None:
     assert wanted(holding) == -(-load / 0.85 // capacity)
 
 
-def test_without_a_ready_engine_nothing_changes() -> None:
+def test_wva_no_ready_engine_changes_nothing() -> None:
     shown = Look(0.0, {Role.SERVE: 2}, engines={Role.SERVE: ()}, ready={Role.SERVE: 0}, starting={Role.SERVE: 2})
     assert policy("wva").wanted(shown) == {Role.SERVE: 2}
 
@@ -119,12 +119,12 @@ def test_without_a_ready_engine_nothing_changes() -> None:
     ("text", "words"),
     [("wva:up_at=0.7", "down_at is below up_at"), ("wva:kv=1.1", "at most 1"), ("wva:cycle=0", "above 0")],
 )
-def test_what_is_no_setting_is_refused(text: str, words: str) -> None:
+def test_wva_invalid_setting_is_rejected(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         registry.parse(text, SERVE)
 
 
-def test_windows_forget_what_is_older_and_who_is_gone() -> None:
+def test_sliding_windows_forget_old_values_and_removed_pods() -> None:
     gauge = Largest(60.0)
     assert [gauge.add(at_s, "a", value) for at_s, value in ((0.0, 9.0), (30.0, 1.0), (60.0, 2.0), (61.0, 0.0))] == [
         9.0, 9.0, 9.0, 2.0,
@@ -136,7 +136,7 @@ def test_windows_forget_what_is_older_and_who_is_gone() -> None:
     assert grown == [(15.0, 30.0), (30.0, 60.0), (60.0, 120.0), (60.0, 120.0), (60.0, 120.0), (60.0, 120.0)]
 
 
-def test_a_fleet_under_it_grows_when_requests_wait() -> None:
+def test_wva_fleet_grows_when_requests_wait() -> None:
     asked = lab.Load(700, 60.0).asked()
     small = lab.plant(replace(lab.H200, max_num_seqs=16), start_s=2.0)
     run = lab.simulate(asked, policy("wva", replace(SERVE, plant=small)), hardware=small)

@@ -17,7 +17,7 @@ from plimsoll.sim.policies.wva_chain import Chain, Observed, Sizes, Tuner, first
 from tests.sim.policies.looks import BOTH, SERVE, buckets, policy, seen
 
 # parameters, batch, queue, tokens in and out; rate; TTFT, ITL, highest rate; targets; rates for them. These are what
-# the controller's own Go package computes at the commit of 18 August 2026, to the digits that are written here.
+# the controller's own Go package computes at the commit of 18 August 2026, to the digits that are record_values here.
 GOLDEN = [
     ((12.0, 0.05, 0.0005), 48, 128, 128, 512, 3.0, "75.317 20.5345 3.8208", (60.0, 20.0), "2.911 2.874"),
     ((5.0, 0.05, 0.00005), 256, 100, 1024, 256, 8.0, "80.817 14.9906 11.8744", (500.0, 50.0), "11.599 11.271"),
@@ -26,7 +26,7 @@ GOLDEN = [
 TRUE = (9.0, 0.03, 0.0002)
 
 
-def written(words: str, values: list[float | None]) -> None:
+def record_values(words: str, values: list[float | None]) -> None:
     for word, value in zip(words.split(), values, strict=True):
         assert value is not None
         assert f"{value:.{len(word.partition('.')[2])}f}" == word
@@ -35,18 +35,18 @@ def written(words: str, values: list[float | None]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "batch", "queue", "prompt", "output", "rate", "found", "targets", "rates"), GOLDEN
 )
-def test_published_values(
+def test_chain_matches_published_values(
     parameters: tuple[float, float, float], batch: int, queue: int, prompt: int, output: int, rate: float, found: str,
     targets: tuple[float, float], rates: str,
 ) -> None:  # fmt: skip
     chain = Chain(parameters, Sizes(prompt, output), batch, queue)
     at = chain.at(rate)
-    written(found, [at.ttft_ms, at.itl_ms, chain.most])
-    written(rates, [chain.rate(targets[0], None), chain.rate(None, targets[1])])
+    record_values(found, [at.ttft_ms, at.itl_ms, chain.most])
+    record_values(rates, [chain.rate(targets[0], None), chain.rate(None, targets[1])])
     assert chain.rate(*targets) == min(filter(None, (chain.rate(targets[0], None), chain.rate(None, targets[1]))))
 
 
-def test_one_slot_is_the_textbooks_single_server_with_finite_room() -> None:
+def test_chain_one_slot_matches_mm1k_formula() -> None:
     """M/M/1/K: L = r (1 - (K + 1) r^K + K r^(K+1)) / ((1 - r)(1 - r^(K+1))), Kleinrock, Queueing Systems I, 3.6."""
     chain, room = Chain(TRUE, Sizes(500.0, 50.0), 1, 20), 21
     leave = chain.most / 0.999
@@ -56,7 +56,7 @@ def test_one_slot_is_the_textbooks_single_server_with_finite_room() -> None:
         assert chain.at(leave * r).wait_ms == pytest.approx(1000.0 * (inside / through - 1.0 / leave), rel=1e-9)
 
 
-def test_latency_grows_with_the_rate_and_a_rate_that_is_found_is_the_highest() -> None:
+def test_chain_latency_rises_with_rate_and_rate_is_highest() -> None:
     chain = Chain(TRUE, Sizes(1_000.0, 200.0), 64, 100)
     rates = np.linspace(chain.least, chain.most, 40)
     ttft = [chain.at(rate).ttft_ms for rate in rates]
@@ -69,7 +69,7 @@ def test_latency_grows_with_the_rate_and_a_rate_that_is_found_is_the_highest() -
     assert chain.rate(None, 0.9 * chain.at(chain.least).itl_ms) is None
 
 
-def test_the_tuner_comes_to_expect_what_engines_show() -> None:
+def test_tuner_converges_to_true_parameters() -> None:
     tuner, random = Tuner(64), np.random.default_rng(1)
     for _ in range(200):
         sizes = Sizes(float(random.uniform(300, 3000)), float(random.uniform(50, 400)))
@@ -84,7 +84,7 @@ def test_the_tuner_comes_to_expect_what_engines_show() -> None:
     assert learned.at(0.5 * true.most).itl_ms == pytest.approx(true.at(0.5 * true.most).itl_ms, rel=0.05)
 
 
-def test_the_tuner_refuses_what_it_finds_incredible_and_rates_beyond_it() -> None:
+def test_tuner_implausible_observations_are_rejected() -> None:
     tuner, sizes = Tuner(64), Sizes(1_000.0, 200.0)
     chain = Chain(TRUE, sizes, 64, 640)
     at = chain.at(0.5 * chain.most)
@@ -96,7 +96,7 @@ def test_the_tuner_refuses_what_it_finds_incredible_and_rates_beyond_it() -> Non
     assert tuner.parameters == before
 
 
-def test_a_first_observation_gives_parameters_that_explain_it_or_the_usual_ones() -> None:
+def test_first_observation_yields_consistent_or_default_values() -> None:
     sizes = Sizes(1_000.0, 200.0)
     alpha, beta, gamma = first(Observed(2.0, sizes, 150.0, 20.0))
     assert alpha == 18.0
@@ -105,7 +105,7 @@ def test_a_first_observation_gives_parameters_that_explain_it_or_the_usual_ones(
     assert first(Observed(2.0, sizes, 1.0, 20.0)) == (18.0, 0.05, 0.00005)
 
 
-def test_targets_that_nobody_gave_are_three_empty_iterations_and_the_work_itself() -> None:
+def test_usual_targets_are_three_base_steps_plus_work() -> None:
     ttft_ms, itl_ms = usual_targets((10.0, 0.1, 0.001), Sizes(1_000.0, 199.0), 3.0)
     assert ttft_ms == pytest.approx(30.0 + 101.0)
     assert itl_ms == pytest.approx(30.0 + 0.1 + 1.1)
@@ -134,13 +134,13 @@ def orders(text: str, rate: float, until_s: int, **engine: float) -> list[int]:
     return found
 
 
-def test_nothing_is_learned_and_nothing_ordered_in_the_first_two_minutes() -> None:
+def test_wva_queueing_first_two_minutes_order_nothing() -> None:
     found = orders("wva-queueing:itl=0.0115", 5.0, 150)
     assert found[:8] == [1] * 8
     assert found[8] > 1
 
 
-def test_replicas_are_all_arrivals_over_what_one_engine_takes() -> None:
+def test_wva_queueing_replicas_are_arrivals_over_engine_capacity() -> None:
     slow = {"ttft_s": 0.2, "itl_s": 0.03}
     found = orders("wva-queueing:ttft=1,itl=0.02,up=0", 4.0, 240, **slow)
     parameters = first(Observed(4.0, Sizes(1_000.0, 200.0), 200.0, 30.0))
@@ -153,7 +153,7 @@ def test_replicas_are_all_arrivals_over_what_one_engine_takes() -> None:
     assert orders("wva-queueing:ttft=1,itl=0.028", 4.0, 240, **slow)[8] == min(wanted, 5)  # four more at once
 
 
-def test_what_gateways_hold_or_refuse_is_no_arrival() -> None:
+def test_wva_queueing_rejected_and_queued_are_not_arrivals() -> None:
     def wanted(**kept: float) -> int:
         made, found = policy("wva-queueing:itl=0.0115"), 1
         for second in range(0, 150, 15):
@@ -165,7 +165,7 @@ def test_what_gateways_hold_or_refuse_is_no_arrival() -> None:
     assert wanted() > wanted(refused=15.0) == wanted(waiting=15.0)
 
 
-def test_a_rule_that_nobody_follows_is_refused() -> None:
+def test_wva_queueing_times_with_targets_is_rejected() -> None:
     with pytest.raises(BadInput, match="times goes without targets"):
         registry.parse("wva-queueing:times=4", SERVE)
     free = replace(SERVE, slo=None)
@@ -174,6 +174,6 @@ def test_a_rule_that_nobody_follows_is_refused() -> None:
         registry.parse("wva-queueing:times=4,ttft=1", free)
 
 
-def test_it_has_no_law_for_two_tiers() -> None:
+def test_wva_queueing_two_tiers_are_rejected() -> None:
     with pytest.raises(BadInput, match="prefill and decode apart"):
         registry.parse("wva-queueing", BOTH)

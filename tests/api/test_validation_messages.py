@@ -1,0 +1,17 @@
+"""What is refused is named, never what may be secret about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.core.errors import InvalidSpec
+from tests import builders
+
+
+@pytest.mark.parametrize("arg", ["--api-key=s3cret", "--api-key s3cret"])
+def test_rejected_flag_value_is_not_repeated(arg: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse(builders.service(engine={"args": [arg]}))
+    assert "--api-key" in str(caught.value)
+    assert "s3cret" not in str(caught.value)

@@ -1,0 +1,350 @@
+"""What the gateway's replicas say together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import orjson
+import pytest
+
+from plimsoll.adapters.kube import WatchEvent
+from plimsoll.controllers.gateways import TRUST_SECONDS, Gateways, View
+from plimsoll.controllers.store import Key
+from plimsoll.core.errors import Unavailable
+from tests.builders import PLATFORM
+
+CHAT = ("team", "chat")
+
+
+def signals(count: int, *, synced: bool = True, born: str = "a", arrived: int = 0) -> dict[str, Any]:
+    """A replica's document: a service with so many endpoints that can be reached."""
+    endpoints = [{"pod": f"p{n}", "role": "decode", "routable": True, "inflight": 0} for n in range(count)]
+    requests = {"arrived": arrived, "retried": 0, "answered": 0, "failed": 0, "cancelled": 0, "refused": {}}
+    services = {"team/chat": {"endpoints": endpoints, "requests": requests}}
+    return {"version": 2, "born": born, "synced": synced, "services": services}
+
+
+def name_of(address: str) -> str:
+    return f"gw-{address.rpartition('.')[2]}"
+
+
+def pod(address: str, uid: str | None = None) -> dict[str, Any]:
+    uid = uid or address
+    return {"metadata": {"uid": uid, "name": name_of(uid)}, "status": {"podIP": address, "phase": "Running"}}
+
+
+class Fleet:
+    """Gateway replicas that answer what the test says; an absent answer is a refused connection."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.hung: dict[str, asyncio.Event] = {}  # those that answer only once this is set
+        self.told: list[Key | None] = []
+        self.now_s = 100.0
+        self.elapsed_s = 0.0
+        self.gateways = Gateways(
+            None,  # type: ignore[arg-type]
+            PLATFORM.gateway,
+            self._answer,
+            self.told.append,
+            lambda: self.now_s,
+            lambda: self.elapsed_s,
+            patience_s=0.05,
+        )
+
+    async def _answer(self, address: str, port: int, path: str) -> bytes:
+        assert (port, path) == (PLATFORM.gateway.picker_port, "/signals")
+        if address in self.hung:
+            await self.hung[address].wait()
+        if address not in self.answers:
+            raise Unavailable("refused")
+        return orjson.dumps({"gateway": name_of(address), **self.answers[address]})
+
+    def present(self, *addresses: str) -> None:
+        self.gateways.saw(WatchEvent("SYNC", objects=tuple(pod(a) for a in addresses)))
+
+    async def ask(self) -> View:
+        await self.gateways.ask()
+        return self.gateways.view
+
+    async def counted(self) -> dict[str, tuple[str, float, float]]:
+        """After a round: born, time and arrivals by replica, of those whose word is fresh."""
+        await self.gateways.ask()
+        readings, _ = self.gateways.readings()
+        return {r.gateway: (r.born, r.at_s, r.services["team/chat"].arrived) for r in readings}
+
+
+async def test_endpoint_listed_by_one_replica_is_routable() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(0), "10.0.0.2": signals(1)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    assert await fleet.ask() == View(2, 2, {CHAT: 1})
+
+
+async def test_silent_replica_keeps_last_view_for_a_while() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1)}
+    fleet.present("10.0.0.1")
+    await fleet.ask()
+    fleet.answers = {}
+    assert (await fleet.ask()).routable == {CHAT: 1}
+
+
+async def test_hung_replica_does_not_block_other_replicas() -> None:
+    """Rounds go on without it; what it says in the end counts, and it is not asked twice at once."""
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, arrived=6)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    fleet.hung["10.0.0.2"] = asyncio.Event()
+    for arrived in (7, 8):
+        fleet.now_s += 1.0
+        fleet.answers["10.0.0.1"] = signals(1, arrived=arrived)
+        assert await fleet.counted() == {"gw-1": ("a", fleet.now_s, arrived), "gw-2": ("a", 100.0, 6)}
+    fleet.answers["10.0.0.2"] = signals(1, arrived=9)
+    fleet.hung.pop("10.0.0.2").set()
+    assert (await fleet.counted())["gw-2"] == ("a", fleet.now_s, 9)
+
+
+async def test_concurrent_poll_waiters_see_new_readings() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    fleet.present("10.0.0.1")
+    found: list[float] = []
+
+    async def wait() -> None:
+        for _ in range(2):
+            await fleet.gateways.asked()
+            found.append(fleet.gateways.readings()[0][0].services["team/chat"].arrived)
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0.0)
+    await fleet.ask()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=6)}
+    await asyncio.sleep(0.0)
+    await fleet.ask()
+    await waiting
+    assert found == [5, 6]
+
+
+async def test_readings_beyond_trust_window_are_dropped() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(0, arrived=6)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    del fleet.answers["10.0.0.1"]
+    fleet.elapsed_s = TRUST_SECONDS
+    assert fleet.gateways.readings() == ((), ("gw-1", "gw-2"))
+    assert await fleet.ask() == View(2, 1, {CHAT: 0})
+    assert list(await fleet.counted()) == ["gw-2"]
+
+
+async def test_replica_silent_from_start_counts_as_unknown() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    assert await fleet.ask() == View(1, 0, {})
+
+
+async def test_unsynced_replica_is_not_answering() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(0, synced=False)}
+    fleet.present("10.0.0.1")
+    assert (await fleet.ask()).answering == 0
+
+
+async def test_deleted_replica_is_dropped() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1)}
+    fleet.present("10.0.0.1")
+    await fleet.ask()
+    fleet.gateways.saw(WatchEvent("DELETED", pod("10.0.0.1")))
+    assert await fleet.ask() == View()
+
+
+async def test_routable_change_notifies_service() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(0)}
+    fleet.present("10.0.0.1")
+    await fleet.ask()
+    assert fleet.told == [None]
+    fleet.answers = {"10.0.0.1": signals(1)}
+    await fleet.ask()
+    fleet.answers = {"10.0.0.1": signals(2)}
+    await fleet.ask()
+    assert fleet.told == [None, CHAT]
+    fleet.answers = {"10.0.0.1": signals(0) | {"services": {}}}
+    await fleet.ask()
+    assert fleet.told == [None, CHAT, CHAT]
+
+
+async def test_synced_after_every_replica_answered() -> None:
+    fleet = Fleet()
+    assert not fleet.gateways.synced
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.answers = {"10.0.0.1": signals(1)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.answers["10.0.0.2"] = signals(0)
+    await fleet.ask()
+    assert fleet.gateways.synced
+
+
+async def test_synced_after_trust_window_without_answer() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    await fleet.ask()
+    assert not fleet.gateways.synced
+    fleet.elapsed_s = TRUST_SECONDS + 1.0
+    assert fleet.gateways.synced
+
+
+async def test_synced_without_replicas_after_first_round() -> None:
+    fleet = Fleet()
+    fleet.present()
+    assert not fleet.gateways.synced
+    await fleet.ask()
+    assert fleet.gateways.synced
+
+
+# ---------------------------------------------------------------- what they counted
+
+
+async def test_readings_before_first_round_are_empty() -> None:
+    assert Fleet().gateways.readings() == ((), ())
+
+
+async def test_readings_are_kept_per_replica() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.2", "10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, born="b", arrived=9)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5), "gw-2": ("b", 100.0, 9)}
+    assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
+
+
+async def test_restarted_replica_keeps_name_with_new_instance_id() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, born="a", arrived=500)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 500)}
+    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, born="b", arrived=3)}, 101.0
+    assert await fleet.counted() == {"gw-1": ("b", 101.0, 3)}
+
+
+async def test_readings_of_partial_round_list_all_replicas() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1", "10.0.0.2")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    assert list(await fleet.counted()) == ["gw-1"]
+    assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
+    assert (fleet.gateways.view.present, fleet.gateways.view.answering) == (2, 1)
+
+
+async def test_last_reading_of_silent_replica_keeps_its_time() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers, fleet.now_s = {}, 102.0
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5)}
+
+
+async def test_clock_set_back_silences_no_replica() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, arrived=6)}, -1000.0
+    assert await fleet.counted() == {"gw-1": ("a", -1000.0, 6)}
+    assert fleet.gateways.view.answering == 1
+
+
+async def test_unsynced_replica_has_no_reading() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(0, synced=False)}
+    assert await fleet.counted() == {}
+
+
+# ---------------------------------------------------------------- answers that are none
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"version": 99}, signals(1, arrived=-1), signals(1) | {"gateway": "gw-7"}, signals(1) | {"services": None}],
+    ids=["empty", "future", "negative", "of another pod", "no services"],
+)
+async def test_malformed_response_counts_as_silence(answer: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1", "10.0.0.2")
+    fleet.answers = {"10.0.0.1": answer, "10.0.0.2": signals(2)}
+    assert await fleet.ask() == View(2, 1, {CHAT: 2})
+    assert await fleet.ask() == View(2, 1, {CHAT: 2})
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert [(r.msg, r.__dict__["gateway"]) for r in warned] == [
+        ("what a gateway says of its signals cannot be read", "gw-1")
+    ]
+
+
+async def test_view_explains_why_no_replica_is_usable() -> None:
+    """One that may not watch the objects, and one of another release: neither is silent, and both can be mended."""
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1) | {"synced": False}}
+    assert (await fleet.ask()).why.startswith("it has not got the API server's objects yet")
+    told = len(fleet.told)
+    await fleet.ask()
+    assert fleet.told[told:] == []
+    fleet.answers = {"10.0.0.1": signals(1) | {"version": 99}}
+    assert "are operator and gateways of one release?" in (await fleet.ask()).why
+    assert fleet.told[told:] == [None]
+    fleet.answers = {}
+    assert (await fleet.ask()).why == ""
+    fleet.answers = {"10.0.0.1": signals(1)}
+    assert await fleet.ask() == View(1, 1, {CHAT: 1})
+
+
+async def test_malformed_response_keeps_last_reading() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
+    await fleet.ask()
+    fleet.answers = {"10.0.0.1": signals(1, arrived=-5)}
+    assert await fleet.counted() == {"gw-1": ("a", 100.0, 5)}
+
+
+async def test_changed_pod_address_is_polled() -> None:
+    fleet = Fleet()
+    fleet.present("10.0.0.1")
+    fleet.answers = {"10.0.0.9": signals(1) | {"gateway": "gw-1"}}
+    assert (await fleet.ask()).answering == 0
+    fleet.gateways.saw(WatchEvent("MODIFIED", pod("10.0.0.9", uid="10.0.0.1")))
+    assert await fleet.ask() == View(1, 1, {CHAT: 1})
+
+
+def names(*models: str) -> dict[str, Any]:
+    """A replica's document that tells the names of a service."""
+    document = signals(1)
+    document["services"]["team/chat"]["models"] = list(models)
+    return document
+
+
+async def test_view_lists_names_that_all_replicas_answer() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": names("new", "old"), "10.0.0.2": names("old")}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    assert (await fleet.ask()).models == {CHAT: {"old"}}
+    fleet.told.clear()
+    fleet.answers["10.0.0.2"] = names("new", "old")
+    assert (await fleet.ask()).models == {CHAT: {"new", "old"}}
+    assert fleet.told == [CHAT]
+
+
+async def test_view_silent_release_does_not_hide_names() -> None:
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": names("new"), "10.0.0.2": signals(1)}
+    fleet.present("10.0.0.1", "10.0.0.2")
+    assert (await fleet.ask()).models == {CHAT: {"new"}}

@@ -1,0 +1,198 @@
+"""Who is not heard is told when it is news, with what it means; what has just begun is no silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from plimsoll.api.conditions import Condition, Reason, Type, merge
+from plimsoll.api.events import EventReason
+from plimsoll.controllers import status
+from plimsoll.controllers.hearing import BEHIND_SECONDS, UNHEARD_SECONDS
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.ports import GatewayReading, Taken
+from plimsoll.core.signals.intervals import GAP_S
+from tests import builders
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
+
+KEY = ("team", "chat")
+Object = dict[str, Any]
+
+
+def ready_world(**spec: Any) -> tuple[World, Object]:
+    """One replica, ready."""
+    parent = builders.service(**{**PROMISED, **spec})
+    world = World(parent)
+    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+    world.store.put(ready(parent, "serve"))
+    return world, parent
+
+
+def run_tick(
+    world: World, at: float, gateway: bool = True, answers: bool = True, taken: Taken | None = None
+) -> list[Condition]:
+    """One tick, with a word of the gateway and, every fifth, of the engine; returns the conditions."""
+    if gateway:
+        reading = replace(arrivals(2.0 * at), taken=taken)
+        world.readings = (GatewayReading("gw-1", NOW_S + at, "a", {"/".join(KEY): reading}),)
+    if answers and at % 5 == 0:
+        world.scaler.hear_engine(KEY, Role.SERVE, engine(2.0 * at, NOW_S + at))
+    world.settle(world.scaler.decide(NOW_S + at))
+    report = world.scaler.report(KEY)
+    return [] if report is None else list(report.conditions)
+
+
+def told(world: World, kind: Type) -> Condition:
+    report = world.scaler.report(KEY)
+    assert report is not None
+    return next(c for c in report.conditions if c.type is kind)
+
+
+def test_newly_ready_engine_is_not_reported_silent() -> None:
+    world, _ = ready_world()
+    for at in range(1, 5):
+        run_tick(world, at, answers=False)
+        assert told(world, Type.METRICS_AVAILABLE).holds, f"lost after {at} s"
+
+
+def test_engine_never_answering_is_reported() -> None:
+    world, _ = ready_world()
+    for at in range(1, 10):
+        run_tick(world, at, answers=False)
+    assert told(world, Type.METRICS_AVAILABLE).reason is Reason.METRICS_MISSING
+
+
+def test_engine_silence_and_recovery_are_reported() -> None:
+    world, _ = ready_world()
+    for at in range(120):
+        run_tick(world, at)
+    seen = [told(world, Type.METRICS_AVAILABLE).holds]
+    lost_s = None
+    for at in range(120, 180):
+        run_tick(world, at, answers=False)
+        if not told(world, Type.METRICS_AVAILABLE).holds and lost_s is None:
+            lost_s = at - 115.0
+    for at in range(180, 186):
+        run_tick(world, at)
+    seen.append(told(world, Type.METRICS_AVAILABLE).holds)
+    assert lost_s is not None
+    assert lost_s <= GAP_S + UNHEARD_SECONDS + 2.0
+    assert seen == [True, True]
+
+
+def test_engines_read_through_prometheus_are_reported_at_once() -> None:
+    world, _ = ready_world()
+    for at in range(60):
+        run_tick(world, at)
+    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+    world.second_hand = ("serve",)
+    run_tick(world, 60)
+    found = told(world, Type.METRICS_AVAILABLE)
+    assert (found.holds, found.reason) == (True, Reason.METRICS_FRESH)
+    assert found.message.startswith("gateways answer; engines of serve do not answer the operator, Prometheus tells")
+    world.second_hand = ()
+    run_tick(world, 61)
+    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+
+
+def test_gateway_silence_sets_scaling_inactive() -> None:
+    world, _ = ready_world()
+    for at in range(120):
+        run_tick(world, at)
+    assert told(world, Type.SCALING_ACTIVE).holds
+    for at in range(120, 165):
+        run_tick(world, at, gateway=False)
+    active = told(world, Type.SCALING_ACTIVE)
+    assert (active.holds, active.reason) == (False, Reason.DEMAND_UNKNOWN)
+    assert "the last sample is" in active.message
+    assert told(world, Type.METRICS_AVAILABLE).reason is Reason.METRICS_MISSING
+
+
+def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
+    words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    world, parent = ready_world()
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    pod = builders.pod(parent, "serve", "q", conditions=[refused])
+    pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    world.store.put(builders.deployment(parent, "serve", replicas=2, ready=1))
+    world.store.put(pod)
+    for at in range(30):
+        run_tick(world, at)
+    found = told(world, Type.SCALING_LIMITED)
+    assert (found.holds, found.reason) == (True, Reason.UNSCHEDULABLE)
+    assert found.message.startswith("serve: ")
+    assert words in found.message
+
+
+# ---------------------------------------------------------------- gateways that do not go by what they are told
+
+CONFIG_APPLIED, CONFIG_UNREADABLE = (
+    Taken("7", True),
+    Taken("7", False, "status.admission: a model of version 4, not of version 3"),
+)
+
+
+def admission_condition(world: World, start: int, seconds: int, taken: Taken | None) -> Condition:
+    """What the condition is after so many seconds in which the gateway goes by this."""
+    found: list[Condition] = []
+    for at in range(start, start + seconds):
+        found = run_tick(world, at, taken=taken)
+    return next(c for c in found if c.type is Type.ADMITTING)
+
+
+def world_with_version(version: str = "7") -> World:
+    world, parent = ready_world()
+    world.store.put({**parent, "metadata": {**parent["metadata"], "resourceVersion": version}})
+    return world
+
+
+def test_unreadable_gateway_config_is_reported_until_fixed() -> None:
+    world = world_with_version()
+    assert admission_condition(world, 0, 60, CONFIG_APPLIED).holds
+    before = admission_condition(world, 60, int(BEHIND_SECONDS), CONFIG_UNREADABLE)
+    assert (before.holds, before.reason) == (True, Reason.LETTING_ALL_IN)
+    found = admission_condition(world, 60 + int(BEHIND_SECONDS), 2, CONFIG_UNREADABLE)
+    assert (found.holds, found.reason) == (None, Reason.GATEWAYS_BEHIND)
+    assert found.message == (
+        "of 1 gateways 1 lets in whatever comes, since it cannot read status.admission: a model of version 4, not of"
+        " version 3: gateways and operator are to be of one release (helm upgrade)"
+    )
+    after = admission_condition(world, 100, 2, CONFIG_APPLIED)
+    assert (after.holds, after.reason) == (True, Reason.LETTING_ALL_IN)
+    told = [merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (before, found)]
+    assert [event.reason for event in status.events(told[0], (found,))] == [EventReason.GATEWAYS_BEHIND]
+    assert [event.reason for event in status.events(told[1], (after,))] == [EventReason.GATEWAYS_IN_LINE]
+    assert status.events(told[1], (found,)) == []
+
+
+def test_gateway_without_admission_is_tolerated_at_first() -> None:
+    """Engines tell what they are after a while; from then on a gateway has its time."""
+    world = world_with_version()
+    none = Taken("7", False)
+    assert admission_condition(world, 0, 30, none).holds
+    assert (
+        "1 lets in whatever comes, though status.admission is there"
+        in admission_condition(world, 30, 200, none).message
+    )
+
+
+def test_gateway_with_stale_config_is_reported() -> None:
+    world = world_with_version("9")
+    for at in range(120):
+        now = run_tick(world, at, taken=Taken(str(at // 20), True))  # always some versions behind, yet coming after
+    assert next(c for c in now if c.type is Type.ADMITTING).holds
+    stuck = admission_condition(world, 120, int(BEHIND_SECONDS) + 2, Taken("6", True))
+    assert stuck.reason is Reason.GATEWAYS_BEHIND
+    assert "has an older version of this service than the operator" in stuck.message
+    assert admission_condition(world, 200, 60, Taken("12", True)).holds  # it is the operator that is behind
+
+
+def test_deleted_or_older_gateways_are_not_reported_stale() -> None:
+    world = world_with_version()
+    assert admission_condition(world, 0, 120, None).holds
+    admission_condition(world, 120, 40, CONFIG_UNREADABLE)
+    for at in range(160, 164):
+        world.readings = ()
+        world.gateways = ("gw-2",)
+        now = run_tick(world, at, gateway=False)
+    assert next(c for c in now if c.type is Type.ADMITTING).reason is not Reason.GATEWAYS_BEHIND

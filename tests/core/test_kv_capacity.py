@@ -1,0 +1,60 @@
+"""The load line of engines whose KV cache binds, held against the gate before engines that step, grow and preempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plimsoll.core import knee, load_line
+from plimsoll.core.admission import ClassPolicy
+from plimsoll.core.knee import Constraint
+from plimsoll.core.latency import KvTransfer
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.planning import settings
+from plimsoll.core.planning.settings import GRAPH_SIZES
+from tests.core.admission_lab import Engine, GatePolicy, run
+from tests.core.test_admission import gate
+from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, some_think, tier
+
+WINDOW, LEAST = 500, 0.94  # requests, and the share of them that is to be in promise: a point less than promised
+WARM_S, LASTS_S = 400.0, 2500.0
+TPOT_S = 0.1
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    ("draw", "windows"),
+    [
+        (lognormal(500, 3000, 0.0), 0.97),
+        (lognormal(500, 3000, 0.5), 0.97),
+        (lognormal(1500, 1500, 0.3), 0.97),
+        (some_think, 0.85),  # who stays twenty times as long clumps refusals, which the line knows nothing of
+    ],
+    ids=["alike", "half", "long prompts", "some think"],
+)
+def test_slo_capacity_kv_bound_keeps_windows_within_slo(draw: Draw, windows: float, replicas: int) -> None:
+    """It lies above that of engines which keep room for each answer's end."""
+    at = tier(draw)
+    reduced = knee.profile(at)
+    line = float(load_line.slo_rate(reduced, replicas)[0])
+    assert load_line.constraint(reduced, np.array([line]), replicas)[0] is Constraint.KV
+    assert line > 1.1 * float(load_line.slo_rate(reduced, replicas, admission=False)[0])
+    passed: list[bool] = []
+    for seed in (7, 17):
+        jobs = arrivals(draw, line, LASTS_S, seed)
+        engines = [Engine(at.model, KV, np.random.default_rng(8 + k)) for k in range(replicas)]
+        run(GatePolicy(gate(at, (ClassPolicy("chat", 0, PROMISE),), 0)), engines, jobs, LASTS_S + 1500.0)
+        kept = np.array([job.good(TPOT_S) for job in jobs if job.arrived_s > WARM_S])
+        shares = [kept[k : k + WINDOW].mean() for k in range(0, kept.size - WINDOW + 1, WINDOW)]
+        passed += [bool(share >= LEAST) for share in shares]
+        assert kept.mean() >= PROMISE.share
+    print(f"\n{line:.3f}/s on {replicas}: {sum(passed)} of {len(passed)} windows")
+    assert sum(passed) >= windows * len(passed)
+
+
+def test_max_sequences_loose_itl_target_keeps_kv_limit() -> None:
+    at = replace(tier(lognormal(500, 3000, 0.3)), role=Role.DECODE, transfer=KvTransfer(64, 128))
+    loose = replace(at, slo=replace(at.slo, itl_s=10.0))
+    assert settings.max_sequences(loose) == settings.max_sequences(at) > knee.profile(at).slots[0] + GRAPH_SIZES

@@ -1,0 +1,67 @@
+"""Refusals of a service with two tiers: which of them they are held against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.core.lifecycle import Starting
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.scaling import TierPolicy
+from plimsoll.core.signals import Heard
+from plimsoll.core.slo import Slo
+from tests.core.test_autoscaler import Fleet, heard, mix, need, wish
+
+PAIR = (Role.PREFILL, Role.DECODE)
+LONG_OUTPUTS = mix(50, 800)  # work for decode alone
+LONG_PROMPTS = mix(6000, 8)
+SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
+
+
+def make_metrics(rate: float, shed: float, lengths: object) -> Heard:
+    return replace(heard(rate, *PAIR), workload=lengths, arrived=60.0 * rate, shed_share=shed)
+
+
+def fleet(rate: float, lengths: object, most: int) -> Fleet:
+    """A pair that has grown to what it may have under this load."""
+    tiers = {str(role): TierPolicy(1, most) for role in PAIR}
+    made = Fleet(wish(slo=SLO, tiers=tiers))
+    made.run(make_metrics(rate, 0.0, lengths), 120)
+    return made
+
+
+def test_correction_during_decode_startup_spares_prefill() -> None:
+    """Prefill was whole all the time, and idle; the share of refusals is of a time in which decode was short."""
+    pair = fleet(0.5, LONG_OUTPUTS, 50)
+    before = dict(pair.replicas)
+    pair.arrives = False
+    while pair.tick(make_metrics(8.0, 0.0, LONG_OUTPUTS)).tiers["decode"].replicas == before["decode"]:
+        pass
+    ordered = pair.tick(make_metrics(8.0, 0.4, LONG_OUTPUTS)).tiers["decode"].replicas
+    pair.replicas["decode"] = ordered
+    starting = tuple(Starting(f"p{n}", pair.now_s) for n in range(ordered - before["decode"]))
+    for _ in range(40):
+        pair.tick(make_metrics(8.0, 0.4, LONG_OUTPUTS), decode=starting)
+    pair.arrives = True
+    for _ in range(30):  # of the last minute, some are still those that came while decode was short
+        pair.tick(make_metrics(8.0, 0.2, LONG_OUTPUTS))
+    for _ in range(30):  # and they are gone while load falls
+        pair.tick(make_metrics(0.5, 0.2, LONG_OUTPUTS))
+    assert pair.replicas["prefill"] == before["prefill"] == 1
+    assert need(pair, "prefill").short < 1.005
+
+
+def test_correction_applies_to_the_fullest_tier() -> None:
+    """Where each has one replica, it is not the first of them but the one that is near its line."""
+    for lengths, full, idle in ((LONG_OUTPUTS, "decode", "prefill"), (LONG_PROMPTS, "prefill", "decode")):
+        pair = fleet(0.5, lengths, 50)
+        assert pair.replicas == {"prefill": 1, "decode": 1}
+        line = need(pair, full)
+        rate = 0.7 * line.replica_work / line.request_gpu_s
+        pair = fleet(rate, lengths, 1)
+        pair.wish = wish(slo=SLO, tiers={str(role): TierPolicy(1, 50) for role in PAIR})
+        before = pair.run(make_metrics(rate, 0.0, lengths), 5)
+        assert before.tiers[idle].replicas == 1
+        pair.run(make_metrics(rate, 0.3, lengths), 90)
+        assert need(pair, idle).short < 1.005, idle
+        assert need(pair, full).short > 1.1, full
+        assert pair.replicas[idle] == 1

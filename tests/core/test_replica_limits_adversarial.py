@@ -1,0 +1,165 @@
+"""Rate limits, bounds, back-off and GPU budget against each other: long random sequences, and every split by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import product
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from plimsoll.core.lifecycle import Starting
+from plimsoll.core.scaling import Decision, Limit, Mode, Observation, Policy, RateLimit, State, TierPolicy, decide
+from plimsoll.core.scaling.course import Course
+from plimsoll.core.scaling.limits import limits
+from plimsoll.core.scaling.state import TierState
+from tests.core.scaling_lab import SLO, bounds, coming, tier
+
+NAMES = ("prefill", "decode", "serve")
+
+
+def split_budget(
+    wanted: list[int], gpus: list[int], least: list[int], granted: int | None
+) -> tuple[list[int], list[Course]]:
+    """What step 7 leaves of the counts wanted, of tiers with so many GPUs a replica and such minima."""
+    courses = [
+        Course(name, tier(0.0, count), TierPolicy(low, 1000, gpus=each), TierState(), (low, 1000), count=count)
+        for name, count, each, low in zip(NAMES, wanted, gpus, least, strict=False)
+    ]
+    limits(courses, granted, 0.0)
+    return [course.count for course in courses], courses
+
+
+TIERS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=3)
+
+
+@given(TIERS, st.integers(-5, 120))
+@example([(10, 1, 0), (10, 8, 0)], 82)
+def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, int, int]], granted: int) -> None:
+    gpus, least = [each for _, each, _ in tiers], [low for _, _, low in tiers]
+    wanted = [max(count, low) for count, _, low in tiers]
+    counts, courses = split_budget(wanted, gpus, least, granted)
+    used = sum(n * each for n, each in zip(counts, gpus, strict=True))
+    assert all(low <= n <= count for low, n, count in zip(least, counts, wanted, strict=True))
+    one_each = [max(low, min(1, count)) for low, count in zip(least, wanted, strict=True)]
+    if granted < sum(n * each for n, each in zip(one_each, gpus, strict=True)):
+        assert counts == least, "no tier serves alone"
+    else:
+        assert used <= granted
+        for n, count, each in zip(counts, wanted, gpus, strict=True):
+            assert n == count or used + each > granted, "no GPU is left that a tier wants and that it has room for"
+    for course, n, count in zip(courses, counts, wanted, strict=True):
+        assert (Limit.BUDGET in course.limits) == (n < count)
+
+
+@pytest.mark.parametrize("gpus", [(1, 1), (1, 2), (2, 1), (1, 4), (8, 1)])
+def test_gpu_budget_pair_is_reduced_proportionally(gpus: tuple[int, int]) -> None:
+    """Against every split that the budget allows: none has a larger share for the tier that is left with less, but for
+    the replica that does not fit."""
+    for wanted in ((3, 9), (8, 8), (12, 5)):
+        for granted in range(sum(gpus), sum(n * each for n, each in zip(wanted, gpus, strict=True)) + 1):
+            counts, _ = split_budget(list(wanted), list(gpus), [1, 1], granted)
+            least = min(n / want for n, want in zip(counts, wanted, strict=True))
+            best = max(
+                min(a / wanted[0], b / wanted[1])
+                for a, b in product(range(1, wanted[0] + 1), range(1, wanted[1] + 1))
+                if a * gpus[0] + b * gpus[1] <= granted
+            )
+            assert least >= best - 1.0 / min(wanted), (wanted, granted, counts)
+
+
+def test_gpu_budget_zero_or_negative_leaves_minimum() -> None:
+    assert split_budget([5, 5], [1, 1], [0, 0], 0)[0] == [0, 0]
+    assert split_budget([5, 5], [1, 1], [0, 2], -7)[0] == [0, 2]
+    assert split_budget([5, 5], [0, 1], [0, 0], 1)[0] == [5, 1], "who takes no GPU is no matter of the budget"
+
+
+# Over time
+
+
+def run(policy: TierPolicy, seed: int, ticks: int = 600, jumps: bool = False) -> list[tuple[float, int, int]]:
+    """(now, replicas before, replicas decided) of a tier whose load leaps about; its replicas are there at once."""
+    rng, state, count, now_s, found = random.Random(seed), State(), max(1, policy.min_replicas), 1e6, []
+    work = 1.0
+    for _ in range(ticks):
+        now_s += rng.choice((0.0, 1.0, 5.0, 20.0)) + (rng.choice((-500.0, 1e5)) if jumps and rng.random() < 0.02 else 0)
+        work = work if rng.random() < 0.7 else rng.uniform(0.0, 14.0)
+        decision = decide(
+            Observation({"serve": tier(coming(work), count)}, state), Policy({"serve": policy}, SLO), now_s
+        )
+        state = decision.state
+        found.append((now_s, count, decision.tiers["serve"].replicas))
+        count = decision.tiers["serve"].replicas
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rate_limit_is_respected_in_every_window(seed: int) -> None:
+    up, down = RateLimit(2, 30.0), RateLimit(1, 45.0)
+    moves = run(TierPolicy(1, 16, up=up, down=down), seed)
+    assert {after > before for _, before, after in moves if after != before} == {True, False}
+    for at, (now_s, before, after) in enumerate(moves):
+        in_force = [before] + [b for later_s, b, _ in moves[: at + 1] if later_s > now_s - up.per_s]
+        if after > before:
+            assert after <= min(in_force) + up.replicas
+        in_force = [before] + [b for later_s, b, _ in moves[: at + 1] if later_s > now_s - down.per_s]
+        if after < before:
+            assert after >= max(in_force) - down.replicas
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rate_limit_any_clock_keeps_bounds_and_expires(seed: int) -> None:
+    moves = run(TierPolicy(2, 11, up=RateLimit(1, 20.0), down=RateLimit(1, 20.0)), seed, jumps=True)
+    assert all(2 <= after <= 11 and abs(after - before) <= 1 for _, before, after in moves)
+    assert {2, 11} <= {after for _, _, after in moves}, "in 600 ticks it has been everywhere"
+
+
+def test_replica_bounds_take_precedence_over_rate_limit() -> None:
+    def one(policy: TierPolicy, work: float, count: int) -> int:
+        seen = Observation({"serve": tier(coming(work), count)}, State())
+        return decide(seen, Policy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
+
+    slow = RateLimit(1, 3600.0)
+    assert one(TierPolicy(6, 20, up=slow), 0.5, 1) == 6
+    assert one(TierPolicy(1, 4, down=slow), 0.5, 9) == 4
+    assert one(TierPolicy(3, 3), 50.0, 1) == 3
+    assert one(TierPolicy(0, 0), 50.0, 9) == 0
+
+
+def test_unschedulable_pods_back_off_and_are_removed() -> None:
+    state, count, asked, wanted = State(), 2, 0, 7.5
+    policy = Policy({"serve": bounds(1, 100)}, SLO)
+
+    def tick(now_s: float, work: float) -> Decision:
+        waits = tuple(Starting(f"p{n}", now_s - 30.0, refused="no room") for n in range(max(0, count - 2)))
+        return decide(Observation({"serve": tier(work, count, min(2, count), starting=waits)}, state), policy, now_s)
+
+    for second in range(3600):
+        decision = tick(float(second), wanted + second / 100.0)
+        state, before, count = decision.state, count, decision.tiers["serve"].replicas
+        asked += count > before
+        assert count >= before
+    assert 2 <= asked <= 12, "of the doubling back-off, though more is wanted at every tick"
+    for second in range(3600, 3900):
+        decision = tick(float(second), 0.5)
+        state, count = decision.state, decision.tiers["serve"].replicas
+    assert count <= 2
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.RECOMMEND])
+def test_paused_or_recommend_mode_ignores_limits(mode: Mode) -> None:
+    policy = Policy({"serve": TierPolicy(6, 20, up=RateLimit(1, 10.0))}, SLO, mode=mode, paused=mode is Mode.AUTO)
+    for granted in (None, 0, 3):
+        seen = Observation({"serve": tier(9.5, 2)}, State(), gpus_granted=granted)
+        assert decide(seen, policy, 0.0).tiers["serve"].replicas == 2
+
+
+def test_invalid_bounds_and_rate_limits_raise() -> None:
+    for least, most in ((2, 1), (-1, 3), (0, -1)):
+        with pytest.raises(ValueError, match=r"[Rr]eplicas"):
+            TierPolicy(least, most)
+    for replicas, per_s in ((0, 10.0), (1, 0.0), (1, math.nan), (1, math.inf), (-1, 10.0)):
+        with pytest.raises(ValueError, match=r"."):
+            RateLimit(replicas, per_s)

@@ -1,0 +1,69 @@
+"""Who comes back, and how long an answer was: what gateways learn beside the gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.core.admission.answers import LEAST_STREAMS, AnswerBytes
+from plimsoll.core.admission.returning import BACKOFF_S, KEPT, REPEATS, SECONDS, Refused
+
+
+def test_retry_header_counts_only_after_rejection() -> None:
+    refused = Refused()
+    assert not refused.is_retry(True, 7, 0.0)
+    refused.remember(7, 0.0)
+    assert refused.is_retry(True, 7, SECONDS - 1)
+    assert not refused.is_retry(True, 7, SECONDS + 1)
+    for n in range(KEPT):
+        refused.remember(100 + n, 2.0)
+    assert not refused.is_retry(True, 7, 2.0)
+
+
+@pytest.mark.parametrize(("told_s", "known_s"), [(None, BACKOFF_S), (30.0, 60.0)])
+def test_retry_same_body_is_detected_for_a_while(told_s: float | None, known_s: float) -> None:
+    for late_s, again in ((known_s - 0.1, True), (known_s + 0.1, False)):
+        refused = Refused()
+        refused.remember(7, 0.0, told_s)
+        assert refused.is_retry(False, 7, late_s) is again
+        assert not refused.is_retry(False, 8, late_s), "another demand"
+
+
+def test_retry_after_engine_failure_needs_header() -> None:
+    refused = Refused()
+    refused.remember(7, 0.0, 0.0)
+    assert not refused.is_retry(False, 7, 0.1)
+    assert refused.is_retry(True, 7, 0.1)
+
+
+def test_retry_repeats_above_limit_are_a_new_request() -> None:
+    refused = Refused()
+    told = []
+    for _ in range(2 * (REPEATS + 1)):
+        told.append(refused.is_retry(False, 7, 0.0))
+        refused.remember(7, 0.0)
+    assert told == 2 * [False, *([True] * REPEATS)]
+
+
+def test_retry_after_dispatch_is_a_new_request() -> None:
+    refused = Refused()
+    refused.remember(7, 0.0)
+    refused.forget(7)
+    assert not refused.is_retry(False, 7, 0.1)
+    assert not refused.is_retry(True, 7, 0.1)
+
+
+def test_token_estimator_needs_enough_responses() -> None:
+    answers = AnswerBytes()
+    for _ in range(LEAST_STREAMS - 1):
+        assert answers.tokens(1000, 1, 50.0) is None
+    assert answers.tokens(1000, 1, 50.0) == 50
+    assert answers.tokens(500, 1, 50.0) in (25, 26)
+    assert answers.tokens(2000, 2, 50.0) in (100, 101, 102)
+    assert answers.tokens(0, 1, 50.0) is None
+
+
+def test_token_estimator_learns_before_mean_is_known() -> None:
+    answers = AnswerBytes()
+    for _ in range(LEAST_STREAMS):
+        assert answers.tokens(1000, 1, None) is None
+    assert answers.tokens(1000, 1, 50.0) == 50

@@ -1,0 +1,256 @@
+"""The ledger of start-up times: its law, its memory, what it says of pods that are starting, and its stored form."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.core.lifecycle import (
+    PHASES_KEPT,
+    Backoff,
+    Eta,
+    Ledger,
+    Overdue,
+    Starting,
+    eta,
+    expecting,
+    from_dict,
+    prior,
+    record,
+    refused,
+    to_dict,
+)
+
+GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup": 4.0}  # 70 s
+
+
+def fed(*starts: float, guess: dict[str, float] | None = None) -> Ledger:
+    """A ledger after starts of one phase each."""
+    ledger = expecting(guess or {"start": 60.0})
+    for seconds in starts:
+        ledger = record(ledger, [("start", seconds)])
+    return ledger
+
+
+def total_s(ledger: Ledger, share: float) -> float:
+    return ledger.whole.quantile_s(share)
+
+
+def test_prior_is_bytes_over_bandwidth_plus_engine_time() -> None:
+    small = prior(10e9, 16e9, 16e9, 1e9, 2e9)
+    medians = {name: quantiles.p50_s for name, quantiles in small.quantiles}
+    assert medians["download"] == pytest.approx(16.0)
+    assert medians["load"] == pytest.approx(8.0)
+    assert medians["pull"] > 10.0
+    assert medians["total_s"] == pytest.approx(sum(medians.values()) - medians["total_s"])
+    large = prior(10e9, 140e9, 140e9, 1e9, 2e9)
+    assert total_s(large, 0.5) - total_s(small, 0.5) == pytest.approx(124.0 + 62.0)
+    local = prior(10e9, 0.0, 16e9, 1e9, 2e9)
+    assert total_s(local, 0.5) == pytest.approx(total_s(small, 0.5) - 16.0)
+
+
+def test_quantiles_cover_each_phase_and_the_total() -> None:
+    eta_of = expecting(GUESS).quantiles
+    assert [name for name, _ in eta_of] == [*GUESS, "total_s"]
+    for _, (p50_s, p90_s, p99_s) in eta_of:
+        assert p50_s < p90_s < p99_s
+
+
+def test_record_few_startups_override_wrong_guess() -> None:
+    ledger = fed(60.0, guess={"start": 175.0})
+    assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.1)
+    assert total_s(fed(60.0, 60.0, 60.0, guess={"start": 175.0}), 0.9) < 75.0
+
+
+def test_record_learns_spread_of_startups() -> None:
+    rng = np.random.default_rng(1)
+    ledger = fed(*(80.0 * np.exp(0.4 * rng.standard_normal(400))))
+    for share in (0.5, 0.9):
+        truth = 80.0 * math.exp(0.4 * NormalDist().inv_cdf(share))
+        assert total_s(ledger, share) == pytest.approx(truth, rel=0.3)
+
+
+def test_record_old_startups_decay() -> None:
+    ledger = fed(*(120.0,) * 40, *(60.0,) * 80)
+    assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.03)
+    assert ledger.horizon_s < 75.0
+
+
+def test_record_single_outlier_hardly_moves_median() -> None:
+    calm = fed(*(60.0,) * 20)
+    assert total_s(record(calm, [("start", 5000.0)]), 0.5) < 1.06 * total_s(calm, 0.5)
+
+
+def test_horizon_is_p90_and_overdue_max_of_p99_and_twice_p50() -> None:
+    sure = fed(*(60.0,) * 20)
+    assert sure.horizon_s == total_s(sure, 0.9)
+    assert sure.overdue_s == 2.0 * total_s(sure, 0.5)
+    unsure = expecting({"start": 60.0})
+    assert unsure.overdue_s == total_s(unsure, 0.99) > 2.0 * total_s(unsure, 0.5)
+
+
+# Pods that are starting
+
+
+def eta_of(ledger: Ledger, pod: Starting, now_s: float) -> Eta:
+    found = eta(ledger, pod, now_s)
+    assert isinstance(found, Eta)
+    return found
+
+
+def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
+    ledger = expecting(GUESS)
+    etas = [
+        eta_of(ledger, Starting("a", 0.0, phase, begun_s), begun_s)
+        for phase, begun_s in (("schedule", 0.0), ("pull", 1.0), ("load", 41.0), ("compile", 51.0), ("warmup", 66.0))
+    ]
+    likely = [one.likely_s for one in etas]
+    assert likely == sorted(likely, reverse=True)
+    assert likely[0] == pytest.approx(70.0)
+    assert likely[-1] == pytest.approx(4.0)
+    assert all(one.late_s > one.likely_s >= 0.0 for one in etas)
+
+
+def test_eta_long_running_phase_is_expected_to_continue() -> None:
+    ledger = expecting(GUESS)
+    early = eta_of(ledger, Starting("a", 0.0, "pull", 1.0), 2.0)
+    late = eta_of(ledger, Starting("a", 0.0, "pull", 1.0), 80.0)
+    assert late.likely_s > 29.0  # what comes after the pull alone
+    assert late.likely_s < early.likely_s
+
+
+def test_eta_without_phase_uses_rest_of_total() -> None:
+    ledger = expecting(GUESS)
+    for phase in (None, "unheard-of"):
+        assert eta_of(ledger, Starting("a", 0.0, phase, 5.0), 0.0).likely_s == pytest.approx(70.0)
+        assert 0.0 < eta_of(ledger, Starting("a", 0.0, phase, 5.0), 60.0).likely_s < 40.0
+
+
+def test_eta_pod_created_in_future_has_just_begun() -> None:
+    assert eta_of(expecting(GUESS), Starting("a", 100.0), 50.0).likely_s == pytest.approx(70.0)
+
+
+def test_eta_long_startup_is_overdue_in_any_phase() -> None:
+    ledger = fed(*(60.0,) * 20)
+    assert isinstance(eta(ledger, Starting("a", 0.0), 0.99 * ledger.overdue_s), Eta)
+    for phase in (None, "start"):
+        assert eta(ledger, Starting("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
+
+
+def test_eta_unschedulable_pod_is_not_overdue() -> None:
+    ledger = expecting(GUESS)
+    assert eta_of(ledger, Starting("a", 0.0, refused="no room"), 1e5).likely_s == pytest.approx(70.0)
+
+
+@given(elapsed=st.floats(0, 1000), later=st.floats(0, 100), seconds=st.floats(0.2, 500))
+def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) -> None:
+    ledger = fed(seconds)
+    for now_s in (elapsed, elapsed + later):
+        found = eta(ledger, Starting("a", 0.0), now_s)
+        assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s
+
+
+# Phases
+
+
+def test_record_replaces_guessed_phases_by_observed_order() -> None:
+    ledger = record(expecting(GUESS), [("schedule", 1.0), ("pull", 30.0), ("verify", 3.0), ("load", 9.0)])
+    assert [name for name, _ in ledger.phases] == ["schedule", "pull", "verify", "load"]
+    assert eta_of(ledger, Starting("a", 0.0, "verify", 31.0), 31.0).likely_s == pytest.approx(12.0, rel=0.1)
+
+
+def test_record_skipped_phase_keeps_its_position() -> None:
+    ledger = expecting(GUESS)
+    for took_s in ([("schedule", 1.0), ("pull", 30.0), ("load", 9.0)], [("schedule", 1.0), ("load", 9.0)]):
+        ledger = record(ledger, took_s)
+    assert [name for name, _ in ledger.phases] == ["schedule", "pull", "load"]
+
+
+def test_record_many_phase_names_stays_bounded() -> None:
+    ledger = expecting(GUESS)
+    for number in range(200):
+        ledger = record(ledger, [(f"phase-{number}-{k}", 1.0 + k) for k in range(30)])
+    assert len(ledger.phases) <= PHASES_KEPT
+    assert len(json.dumps(to_dict(ledger))) < 1100
+    assert total_s(ledger, 0.5) == pytest.approx(sum(1.0 + k for k in range(30)), rel=0.05)
+
+
+# Stored
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(GUESS)), st.floats(0, 2000)), min_size=1, max_size=8))
+def test_startup_model_round_trip_keeps_estimates(took_s: list[tuple[str, float]]) -> None:
+    ledger = record(expecting(GUESS), took_s)
+    stored = json.loads(json.dumps(to_dict(ledger)))
+    back = from_dict(stored)
+    assert to_dict(back) == stored
+    assert back.horizon_s == pytest.approx(ledger.horizon_s, rel=1e-3)
+    assert [name for name, _ in back.phases] == [name for name, _ in ledger.phases]
+
+
+GOOD = to_dict(record(expecting(GUESS), [("pull", 30.0), ("load", 8.0)]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        {},
+        GOOD | {"version": 2},
+        GOOD | {"phases": []},
+        GOOD | {"phases": [["pull", 30.0, 1.0, 3.0, 0.0]] * 2},
+        GOOD | {"phases": [["pull", 30.0, 1.0, 3.0, 0.0]] * 50},
+        GOOD | {"phases": [[30.0, 1.0, 3.0, 0.0]]},
+        GOOD | {"phases": ["pull"]},
+        GOOD | {"total_s": None},
+        GOOD | {"total_s": [60.0, 1.0, 4.0]},
+        GOOD | {"total_s": [60.0, 1.0, math.nan, 0.0]},
+        GOOD | {"total_s": [60.0, True, 4.0, 0.0]},
+        GOOD | {"total_s": [60.0, 1.0, 4.0, -1.0]},
+        GOOD | {"total_s": [0.0, 1.0, 4.0, 0.0]},
+        GOOD | {"total_s": [60.0, 1e6, 4.0, 0.0]},
+        GOOD | {"total_s": [60.0, 1.0, 400.0, 0.0]},
+    ],
+)
+def test_from_dict_invalid_startup_model_raises(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"ledger|phase|numbers|figures"):
+        from_dict(bad)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_record_invalid_durations_raise(seconds: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        record(expecting(GUESS), [("pull", seconds)])
+    with pytest.raises(ValueError, match="finite"):
+        expecting({"pull": seconds})
+    with pytest.raises(ValueError, match="image_bytes"):
+        prior(seconds, 0.0, 1e9, 1e9, 1e9)
+    with pytest.raises(ValueError, match="disk_bytes_per_s"):
+        prior(1e9, 0.0, 1e9, 1e9, seconds)
+    with pytest.raises(ValueError, match="phases"):
+        record(expecting(GUESS), [])
+
+
+# Back-off
+
+
+def test_backoff_doubles_up_to_half_an_hour() -> None:
+    backoff, waits, now_s = Backoff(), [], 0.0
+    for _ in range(40):
+        backoff = refused(backoff, now_s)
+        waits.append(backoff.until_s - now_s)
+        assert refused(backoff, now_s + 0.5 * waits[-1]) == backoff
+        now_s = backoff.until_s
+    assert waits[:4] == [30.0, 60.0, 120.0, 240.0]
+    assert max(waits) == waits[-1] == 1800.0
+
+
+def test_backoff_after_clock_set_back_is_bounded() -> None:
+    assert refused(Backoff(1, 1e9), 1000.0).until_s <= 1000.0 + 1800.0

@@ -1,0 +1,72 @@
+"""The API server refuses what breaks a rule, names the field, and says what to write instead.
+
+The same tables as for `parse`, through both ways of applying; each way judges a whole table in one call of kubectl.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_admission import ADMISSION_CASES
+from tests.api.cases_pod import POD_CASES
+from tests.api.cases_scaling import SCALING_CASES
+from tests.api.manifests import examples
+from tests.api.mutations import Mutation, mutations
+from tests.crds.conftest import WAYS, Kubectl
+
+pytestmark = pytest.mark.api
+
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES]
+
+Judge = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def verdicts(kubectl: Kubectl) -> Judge:
+    """What the API server says to the whole table, by the way of applying; asked once."""
+    manifests = [case.manifest() for case in CASES]
+    return functools.cache(lambda way: kubectl.judge(manifests, *WAYS[way]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
+def test_broken_rule_names_field_and_remedy(verdicts: Judge, number: int, way: str) -> None:
+    case, said = CASES[number], verdicts(way)[number]
+    path, words = _expected(case, way)
+    assert f"{path}: " in _keys_as_fields(said)
+    assert words in said
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("example", examples())
+def test_wrong_type_names_field(kubectl: Kubectl, example: str, way: str) -> None:
+    broken = list(mutations(example, examples()[example]))
+    verdicts = kubectl.judge([mutation.manifest for mutation in broken], *WAYS[way])
+    assert [said for mutation, said in zip(broken, verdicts, strict=True) if not _is_named(mutation, said)] == []
+
+
+def _is_named(mutation: Mutation, verdict: str) -> bool:
+    path, said = _without_positions(mutation.path), _without_positions(verdict)
+    return f"{path}: " in said or f'unknown field "{path}"' in said
+
+
+def _expected(case: Case, way: str) -> tuple[str, str]:
+    if way == "server-side" and case.typed:
+        return case.typed
+    return case.path, case.server or case.says
+
+
+def _keys_as_fields(said: str) -> str:
+    """The API server writes a key of a mapping as `.cpu` or as `[cpu]`, after what finds fault with it."""
+    return re.sub(r"\[([A-Za-z][A-Za-z0-9./-]*)\]", r".\1", said)
+
+
+def _without_positions(said: str) -> str:
+    """Items of lists are `[0]`, `[name="A"]`, `[="Mon"]` or `: element 0`, after what finds fault with them."""
+    said = re.sub(r'\[\w*=(\[\]|"[^"]*"|[^\]]*)\]|\[\d+\]|: element \d+', "[]", said)
+    return _keys_as_fields(said)

@@ -1,0 +1,162 @@
+"""The manifests by which an HPA or KEDA follows the advice (docs/tasks/recommend-first.md) are right, and do follow it.
+
+What an API server can judge it judges, field by field: the HPA itself, and the one that KEDA would make of its
+ScaledObject. Queries are held against the operator's metrics, and that the count follows against the HPA's algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll.sim.policies import hpa
+from plimsoll.telemetry import metrics
+from tests.apiserver import ApiServer
+from tests.chart.rendering import ROOT
+from tests.chart.test_monitoring import KNOWN
+from tests.docs.test_snippets import blocks
+
+PAGE = ROOT / "docs" / "tasks" / "recommend-first.md"
+RECOMMENDATION_METRIC = "plimsoll_scaling_desired_replicas"
+KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
+# What of KEDA's ScaledObject the page uses, as its reference has it; metadata of a trigger are strings.
+SCALED = {
+    "spec": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "triggers", "advanced"},
+    "trigger": {"type", "metricType", "metadata"},
+    "metadata": {"serverAddress", "query", "threshold", "ignoreNullValues"},
+}
+
+
+@cache
+def documents() -> dict[str, Any]:
+    found = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml"]
+    return {one.get("kind", next(iter(one))): one for one in found}
+
+
+def autoscaler(kind: str) -> dict[str, Any]:
+    """The HPA as written, or the one that KEDA makes."""
+    document: dict[str, Any] = documents()[kind]
+    if kind == "HorizontalPodAutoscaler":
+        return document
+    spec, (trigger,) = document["spec"], document["spec"]["triggers"]
+    metric = {"name": "s0-prometheus", "selector": {"matchLabels": {"keda": document["metadata"]["name"]}}}
+    target = {"type": trigger["metricType"], "averageValue": trigger["metadata"]["threshold"]}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {**document["metadata"], "name": f"keda-hpa-{document['metadata']['name']}"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", **spec["scaleTargetRef"]},
+            "minReplicas": spec["minReplicaCount"],
+            "maxReplicas": spec["maxReplicaCount"],
+            "metrics": [{"type": "External", "external": {"metric": metric, "target": target}}],
+            **spec["advanced"]["horizontalPodAutoscalerConfig"],
+        },
+    }
+
+
+def applied(server: ApiServer, *arguments: str, document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(server.kubectl),
+        "--kubeconfig",
+        str(server.kubeconfig),
+        "apply",
+        *arguments,
+        "-o",
+        "json",
+        "-f",
+        "-",
+    ]
+    return subprocess.run(command, input=json.dumps(document), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.api
+@pytest.mark.parametrize("kind", KINDS)
+def test_autoscaler_manifest_is_accepted_by_api_server(apiserver: ApiServer, kind: str) -> None:
+    name = documents()[kind]["metadata"]["namespace"]
+    applied(apiserver, document={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    answer = applied(apiserver, "--dry-run=server", document=autoscaler(kind))
+    assert answer.returncode == 0, answer.stderr
+    kept = json.loads(answer.stdout)["spec"]
+    for direction in ("scaleUp", "scaleDown"):
+        assert kept["behavior"][direction]["stabilizationWindowSeconds"] == 0
+        assert kept["behavior"][direction]["tolerance"] == "0", "dropped by a server that does not know it"
+
+
+def test_scaled_object_uses_fields_known_to_keda() -> None:
+    document = documents()["ScaledObject"]
+    (trigger,) = document["spec"]["triggers"]
+    assert document["apiVersion"] == "keda.sh/v1alpha1"
+    assert set(document["spec"]) == SCALED["spec"]
+    assert set(trigger) == SCALED["trigger"]
+    assert set(trigger["metadata"]) == SCALED["metadata"]
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "else no answer is a count of 0"
+
+
+def asked(kind: str) -> str:
+    """The query that Prometheus gets."""
+    document = documents()[kind]
+    if kind == "ScaledObject":
+        return str(document["spec"]["triggers"][0]["metadata"]["query"])
+    (rule,), (metric,) = documents()["externalRules"]["externalRules"], document["spec"]["metrics"]
+    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
+    (label,) = rule["resources"]["overrides"]
+    labels = metric["external"]["metric"]["selector"]["matchLabels"]
+    values = {**labels, label: document["metadata"]["namespace"]}  # what the adapter adds of itself
+    query = re.sub(r'<<index \.LabelValuesByName "(\w+)">>', lambda match: values[match[1]], rule["metricsQuery"])
+    return query.replace("<<.Series>>", rule["seriesQuery"])
+
+
+def test_hpa_and_keda_query_the_same_metric() -> None:
+    queries = [re.sub(r"\s", "", asked(kind)) for kind in KINDS]
+    assert queries == [f'max({RECOMMENDATION_METRIC}{{service="team/chat",tier="serve"}})'] * 2
+
+
+def test_recommendation_metric_has_the_queried_labels() -> None:
+    for kind in KINDS:
+        names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", asked(kind))
+        assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
+        assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
+    assert list(metrics.SCALING_DESIRED._labelnames) == ["service", "tier"]
+
+
+def test_hpa_selector_values_are_valid_labels() -> None:
+    """An API server takes others, and the autoscaler then refuses them at every look."""
+    (metric,) = documents()["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    for value in metric["external"]["metric"]["selector"]["matchLabels"].values():
+        assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autoscaler_replicas_equal_recommendation_at_next_sync(kind: str) -> None:
+    spec = autoscaler(kind)["spec"]
+    limits = {}
+    for direction in ("scaleUp", "scaleDown"):
+        (policy,) = spec["behavior"][direction]["policies"]
+        limits[direction] = (hpa.Limit(policy["value"], policy["periodSeconds"], policy["type"] == "Percent"),)
+    up, down = (spec["behavior"][direction] for direction in ("scaleUp", "scaleDown"))
+    assert up["tolerance"] == down["tolerance"]
+    windows = up["stabilizationWindowSeconds"], down["stabilizationWindowSeconds"]
+    rules = hpa.Behaviour(*windows, limits["scaleUp"], limits["scaleDown"], up["tolerance"])
+    target = float(spec["metrics"][0]["external"]["target"]["averageValue"])
+    assert _simulate_autoscaler(rules, target) == RECOMMENDED_REPLICAS
+    assert _simulate_autoscaler(hpa.Behaviour(), target) != RECOMMENDED_REPLICAS
+
+
+RECOMMENDED_REPLICAS = [1, 12, 13, 14, 4, 30, 29, 28, 1]
+
+
+def _simulate_autoscaler(rules: hpa.Behaviour, target: float) -> list[int]:
+    """Counts of an autoscaler that looks every 15 s, at advice that has just changed."""
+    scaler, counts, count = hpa.Hpa(rules, (1, 100)), [], 1
+    for look, advice in enumerate(RECOMMENDED_REPLICAS):
+        count = scaler.sync(15.0 * look, count, hpa.by_total(advice, target, count, rules.tolerance))
+        counts.append(count)
+    return counts

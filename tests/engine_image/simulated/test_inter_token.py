@@ -1,0 +1,35 @@
+"""The light engine's own histogram of gaps between tokens, beside the law that sizes by it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from plimsoll.core.gaps import Gaps
+from plimsoll.core.latency import StepModel, serve_tier
+from plimsoll.core.workload import from_samples
+from tests.engine_image.simulated.lab import HOT, engine, profile
+from tests.sim.lab import Load
+
+EDGES_S = (0.01, 0.025, 0.05, 0.075)  # of vLLM's histogram
+
+
+@pytest.mark.parametrize(("budget", "per_s"), [(8192, 4.0), (8192, 12.0), (2048, 12.0), (1024, 8.0)])
+def test_itl_histogram_matches_inter_token_law(budget: int, per_s: float) -> None:
+    """Within an eighth of that share."""
+    light = engine(
+        profile(HOT, kv_tokens=919_824, max_num_seqs=1024, budget=budget, block_size=16, max_model_len=40_960)
+    )
+    load = Load(1500, per_s, seed=3).draw()
+    for at_s, prompt, output in load:
+        light.add(at_s, prompt, output)
+    light.run()
+    seen = light.meters.histograms["inter_token_latency_seconds"]
+    model = StepModel(HOT.base, HOT.anypre, HOT.pretok, HOT.preattn, HOT.dec, HOT.ctx)
+    mix = from_samples([one[1] for one in load], [0.0] * len(load), [one[2] for one in load])
+    law = Gaps(serve_tier(model, mix), budget)
+    rate = len(load) / load[-1][0]
+    for edge in EDGES_S:
+        long = 1 - sum(seen.counts[: seen.bounds.index(edge) + 1]) / math.fsum(seen.counts)
+        assert law.longer(rate, edge) == pytest.approx(long, rel=0.125, abs=1e-4)

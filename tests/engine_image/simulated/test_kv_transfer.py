@@ -1,0 +1,151 @@
+"""Prompts computed on one engine and fetched by another: what it costs, what is kept, what happens if it fails."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from plimsoll.core.latency import KvTransfer
+from simulated.transfer import LOST_SHARE, Leases, Wire
+from tests.engine_image.simulated.lab import engine, profile
+
+
+def test_post_time_matches_kv_transfer_law() -> None:
+    tokens = np.array([1, 16, 17, 1200, 8192])
+    law = KvTransfer(layers=32, block_tokens=16)
+    wire = Wire(32, 16, 131_072, 1e11)
+    assert [wire.post_s(int(one)) for one in tokens] == pytest.approx(law.post_s(tokens).tolist())
+    assert law.lost_share == LOST_SHARE
+
+
+def test_travel_time_counts_whole_blocks_at_link_rate() -> None:
+    wire = Wire(2, 4, 1000, 1e6, scale=2.0)
+    assert (wire.bytes(5), wire.pieces(5)) == (8000, 4)
+    assert wire.travel_s(5) == pytest.approx(2 * (1.9e-3 + 8e-3))
+
+
+def test_remote_prompt_first_token_comes_one_step_after_transfer() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=3, remote=True)
+    there = 0.7e-3 + 17.4e-6 + 13.9e-3  # posting six pieces, then three blocks of 4,000 bytes on the way
+    assert (one.core.loading, one.core.running) == (1, 0)
+    assert one.core.next_s() == pytest.approx(there)
+    one.run()
+    assert sequence.first_s == pytest.approx(there + 1.0)
+    counters = one.meters.counters
+    assert (counters["external_kv_transfer"], counters["local_compute"], counters["prompt_tokens"]) == (10, 0, 10)
+    assert one.meters.nixl["nixl_bytes_transferred"].total == 12_000
+    assert one.meters.histograms["iteration_tokens_total"].total == 3
+
+
+def test_posting_delays_decoding_sequences() -> None:
+    alone, beside = engine(), engine()
+    for one in (alone, beside):
+        one.add(0.0, prompt=4, tokens=20)
+    beside.add(2.5, prompt=2000, tokens=1, remote=True)
+    late = [one.run(21.0) for one in (alone, beside)]
+    post = Wire(2, 4, 1000, 1e6).post_s(2000)
+    assert late[1] - late[0] == pytest.approx(LOST_SHARE * post)
+
+
+def test_only_uncached_blocks_are_transferred() -> None:
+    one = engine()
+    one.add(0.0, prompt=16, tokens=1, start=0)
+    one.run()
+    again = one.add(5.0, prompt=18, tokens=1, start=0, remote=True)
+    one.run()
+    assert (again.cached_tokens, again.fetched_tokens) == (16, 2)
+
+
+def test_transferred_prompt_is_cached_afterwards() -> None:
+    one = engine()
+    one.add(0.0, prompt=16, tokens=1, start=0, remote=True)
+    one.run()
+    again = one.add(5.0, prompt=16, tokens=1, start=0)
+    one.run()
+    assert again.cached_tokens == 12
+
+
+def test_failed_transfer_is_computed_locally() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
+    one.core.fetch_failed(sequence, 0.001)
+    one.run()
+    assert (sequence.emitted, sequence.fetched_tokens) == (2, 0)
+    assert sequence.first_s == pytest.approx(1.001)
+    assert one.meters.counters["local_compute"] == 10
+    assert one.core.pool.used == 0
+
+
+def test_failure_after_transfer_changes_nothing() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
+    one.core.fetch_failed(sequence, 0.5)
+    one.run()
+    assert (sequence.fetched_tokens, sequence.emitted) == (10, 2)
+
+
+def test_waiting_sequence_with_lost_source_is_computed() -> None:
+    one = engine(blocks=4, caching=False)
+    one.add(0.0, prompt=12, tokens=3)
+    sequence = one.add(0.1, prompt=10, tokens=1, remote=True)
+    one.core.fetch_failed(sequence, 0.2)
+    one.run()
+    assert (sequence.fetched_tokens, sequence.emitted) == (0, 1)
+
+
+def test_disconnect_during_transfer_frees_blocks() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
+    one.core.forget(sequence, 0.001)
+    one.run()
+    assert (one.core.pool.used, sequence.emitted) == (0, 0)
+
+
+def test_prefill_engine_keeps_blocks_until_fetched() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=1, produce=True)
+    one.run(2.0)
+    assert (one.core.running, one.core.pool.used) == (0, 3)
+    assert len(one.core.leases.blocks(sequence.request_id)) == 3
+    assert one.core.free_lease(sequence.request_id, 3.0)
+    assert one.core.pool.used == 0
+    assert not one.core.free_lease(sequence.request_id, 4.0)
+
+
+def test_expired_lease_frees_blocks_for_waiting_requests() -> None:
+    one = engine(blocks=4, caching=False, lease_s=30.0)
+    one.add(0.0, prompt=14, tokens=1, produce=True)
+    one.run(2.0)
+    waiting = one.add(5.0, prompt=14, tokens=1)
+    one.run()
+    assert waiting.first_s == 1.0 + 30.0 + 1.0
+    assert one.meters.counters["nixl_num_kv_expired_reqs"] == 1
+
+
+def test_lease_does_not_expire_while_being_fetched() -> None:
+    leases = Leases(10.0)
+    leases.grant("a", [1, 2], 7, now_s=0.0)
+    assert leases.claim("a") == 7
+    assert leases.next_s() == math.inf
+    leases.leave("a", 50.0)
+    assert leases.expired(59.9) == []
+    assert leases.expired(60.0) == [[1, 2]]
+    assert leases.claim("a") is None
+
+
+def test_aborted_prefill_keeps_no_blocks() -> None:
+    one = engine()
+    sequence = one.add(0.0, prompt=10, tokens=5, produce=True)
+    one.core.end(sequence, "abort", 0.5)
+    assert one.core.pool.used == 0
+
+
+def test_remote_and_local_prefills_all_complete() -> None:
+    one = engine(profile(max_num_seqs=2))
+    made = [one.add(0.0, prompt=8, tokens=3, remote=number % 2 == 0) for number in range(6)]
+    one.run()
+    assert [sequence.emitted for sequence in made] == [3] * 6
+    assert one.core.pool.used == 0

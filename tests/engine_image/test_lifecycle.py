@@ -1,0 +1,268 @@
+"""Phases of a start, the plan of a warm-up, when a leaving engine stops, and what the launcher's port says."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import client, contract, drain, health, warmup
+from launcher.contract import Drain, Warmup
+from launcher.health import HealthServer, Status, exposition
+from launcher.phases import Phases
+from launcher.prompts import COMPLETIONS, Prompts
+from launcher.state import State
+from tests.engine_image.lab import CONTRACT
+
+LOG = {
+    "import": b"(EngineCore pid=7) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: x\n",
+    "download": b"INFO [weight_utils.py:4] Time spent downloading weights for m: 1.5 seconds\n",
+    "load": b"INFO [default_loader.py:501] Loading weights took 0.08 seconds\n",
+    "init": b"INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 0.08 s (compilation: 3 s)\n",
+}
+
+
+def phases() -> Phases:
+    return Phases(CONTRACT.start_phases, 100.0)
+
+
+def test_startup_phases_add_up() -> None:
+    times = phases()
+    times.end("launch", 101.0)
+    for at, line in zip((105.0, 106.0, 110.0, 120.0), LOG.values(), strict=True):
+        times.observe(line, at)
+    times.end("api", 121.0)
+    times.end("warmup", 124.0)
+    assert times.seconds() == {
+        "launch": 1.0, "import": 4.0, "download": 1.0, "load": 4.0, "init": 10.0, "api": 1.0, "warmup": 3.0,
+    }  # fmt: skip
+
+
+def test_startup_phases_missing_line_counts_for_next_phase() -> None:
+    times = phases()
+    times.observe(LOG["import"], 105.0)
+    times.observe(LOG["init"], 120.0)
+    assert times.seconds() == {"import": 5.0, "init": 15.0}
+
+
+def test_startup_phases_late_and_repeated_lines_are_ignored() -> None:
+    times = phases()
+    times.observe(LOG["import"], 105.0)
+    times.observe(LOG["load"], 110.0)
+    times.observe(LOG["import"], 111.0)
+    times.observe(LOG["load"], 112.0)
+    times.observe(b"anything else", 113.0)
+    assert times.seconds() == {"import": 5.0, "load": 5.0}
+
+
+def test_startup_phases_current_phase_and_elapsed_time() -> None:
+    times = phases()
+    assert times.current(100.5) == ("launch", 0.5)
+    times.end("launch", 101.0)
+    assert times.current(103.0) == ("import", 2.0)
+    times.observe(LOG["load"], 104.0)
+    assert times.current(104.0) == ("init", 0.0)
+    times.end("warmup", 110.0)
+    assert times.current(999.0) is None
+
+
+def test_startup_phases_skipped_phase_is_never_current() -> None:
+    times = Phases(CONTRACT.start_phases, 100.0, skipped=("download",))
+    times.observe(LOG["import"], 105.0)
+    assert times.current(107.0) == ("load", 2.0)
+    times.observe(LOG["download"], 108.0)
+    assert times.seconds() == {"import": 5.0, "download": 3.0}
+
+
+DRAIN = Drain(5, 2, 10, 600, 15)
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "may"),
+    [
+        (104.9, None, False),
+        (105.0, None, True),
+        (105.0, 102.9, True),
+        (105.0, 103.1, False),
+        (107.0, 105.1, False),
+        (107.2, 105.1, True),
+        (110.0, 109.9, True),
+    ],
+)
+def test_drain_may_stop_by_last_request_and_limits(now: float, last: float | None, may: bool) -> None:
+    assert drain.may_stop(now, 100.0, last, DRAIN) is may
+
+
+async def test_drain_quiet_waits_until_it_may_stop(tmp_path: Path) -> None:
+    limits = Drain(0.3, 0, 5, 1, 1)
+    began = time.time()
+    await drain.quiet(State(tmp_path), limits)
+    assert drain.may_stop(time.time(), began, None, limits)
+
+
+def test_drain_longest_fits_grace_period() -> None:
+    limits = CONTRACT.drain
+    grace = limits.shutdown_timeout_seconds + limits.grace_margin_seconds + limits.quiet_seconds
+    assert limits.max_unready_seconds + limits.shutdown_timeout_seconds + 5 <= grace
+    assert limits.min_unready_seconds <= limits.max_unready_seconds
+
+
+def test_pod_state_marks_are_cleared_by_reset(tmp_path: Path) -> None:
+    state = State(tmp_path / "a")
+    state.reset()
+    state.mark_draining()
+    state.mark_stopping()
+    state.mark_request()
+    state.mark_request()
+    assert (state.draining, state.stopping, state.last_request() is None) == (True, True, False)
+    state.reset()
+    assert (state.draining, state.stopping, state.last_request()) == (False, False, None)
+
+
+def test_pod_state_counts_requests_of_crashed_processes(tmp_path: Path) -> None:
+    launcher = State(tmp_path)
+    launcher.reset()
+    own = State(tmp_path)
+    own.hold()
+    own.hold()
+    own.let_go()
+    held = "from launcher.state import State; import os; s = State(os.environ['AT']); s.hold(); s.hold(); os._exit(9)"
+    environment = {"AT": str(tmp_path), "PYTHONPATH": str(contract.ROOT)}
+    assert subprocess.run([sys.executable, "-c", held], env=environment, check=False).returncode == 9
+    assert launcher.held == 1 + 2
+    own.let_go()
+    assert launcher.held == 2
+    launcher.reset()
+    assert launcher.held == 0
+
+
+WARMUP = Warmup((16, 128, 1024), (1, 4), 8, 5.0)
+
+
+def test_warmup_plan_has_each_length_and_batch() -> None:
+    plan = warmup.plan(WARMUP, 4096)
+    assert [(batch.size, batch.prompt_tokens) for batch in plan] == [(1, 16), (1, 128), (1, 1024), (4, 16)]
+
+
+def test_warmup_plan_fits_max_model_len() -> None:
+    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 200)] == [16, 128, 16]
+    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 12)] == [4, 4]
+
+
+def test_warmup_prompts_have_distinct_prefixes() -> None:
+    batches = warmup.bodies(warmup.plan(WARMUP, 4096), Prompts("m"), 8)
+    requests = [json.loads(raw) for batch in batches for raw in batch]
+    assert len({tuple(request["prompt"][:4]) for request in requests}) == len(requests) == 7
+
+
+def test_prompts_ten_thousand_have_distinct_prefixes_and_length() -> None:
+    prompts = Prompts("m")
+    begun = {tuple(prompts.new(16)[:2]) for _ in range(10_000)}
+    assert len(begun) == 10_000
+    assert [len(prompts.new(tokens)) for tokens in (1, 2, 3, 500)] == [1, 2, 3, 500]
+
+
+async def test_warmup_rejecting_model_still_completes() -> None:
+    asked: list[str] = []
+
+    async def ask(path: str, _: bytes | None) -> client.Response:
+        asked.append(path)
+        if path == warmup.MODELS:
+            return client.Response(200, b'{"data":[{"max_model_len":4096}]}')
+        return client.Response(400, b"no")
+
+    await warmup.run(ask, WARMUP, Prompts("m"))
+    assert asked.count(COMPLETIONS) == 7
+    assert asked.count(warmup.CHAT) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP")])
+async def test_warmup_failing_engine_ends_warmup(error: Exception) -> None:
+    asked = []
+
+    async def ask(*what: object) -> client.Response:
+        asked.append(what)
+        raise error
+
+    await warmup.run(ask, WARMUP, Prompts("m"))
+    assert asked
+
+
+@pytest.mark.parametrize(
+    "models", [b"", b"[]", b'{"data":[]}', b'{"data":[{}]}', b'{"data":[{"max_model_len":null}]}', b"[" * 9999]
+)
+def test_max_model_len_missing_is_reported(models: bytes) -> None:
+    with pytest.raises(ValueError, match="/v1/models names no max_model_len"):
+        warmup.max_model_len(models)
+
+
+def about() -> bytes:
+    return b"{}"
+
+
+def port_of(server: asyncio.Server) -> int:
+    """The IPv4 port: with port 0 each address family has its own."""
+    return next(int(one.getsockname()[1]) for one in server.sockets if one.family == socket.AF_INET)
+
+
+@pytest.mark.parametrize(
+    ("status", "ready", "word"),
+    [
+        (Status(), 503, b"starting"),
+        (Status(warm=True), 200, b"ready"),
+        (Status(warm=True, draining=True), 503, b"draining"),
+        (Status(warm=True, dead=True), 503, b"dead"),
+    ],
+)
+async def test_health_server_paths_reflect_status(status: Status, ready: int, word: bytes) -> None:
+    async def scrape() -> bytes:
+        return b"vllm:x 1\n"
+
+    server = await HealthServer(CONTRACT, status, phases(), scrape, about).start(0)
+    port = port_of(server)
+    async with server:
+        assert await client.request(port, "/readyz") == client.Response(ready, word)
+        assert (await client.request(port, "/livez?verbose")).status == 200
+        assert (await client.request(port, "/other")).status == 404
+        assert await client.request(port, "/about?x") == client.Response(200, b"{}")
+        metrics = (await client.request(port, "/metrics")).body
+    assert metrics.endswith(b"vllm:x 1\n")
+    assert b"plimsoll_engine_ready %d\n" % (ready == 200) in metrics
+
+
+async def test_health_server_survives_malformed_requests() -> None:
+    async def scrape() -> bytes:
+        return b""
+
+    server = await HealthServer(CONTRACT, Status(), phases(), scrape, about).start(0)
+    port = port_of(server)
+    async with server:
+        for raw in (b"\r\n\r\n", b"x" * (health.MAX_HEADER_BYTES + 9), b"\xff\xfe\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            await writer.drain()
+            try:
+                await reader.read()
+            except ConnectionResetError:
+                pass
+            writer.close()
+        assert (await client.request(port, "/livez")).status == 200
+
+
+def test_exposition_has_startup_phase_seconds() -> None:
+    times = phases()
+    times.end("launch", 100.25)
+    assert 'plimsoll_engine_start_phase_seconds{phase="launch"} 0.250\n' in exposition(CONTRACT, Status(), times)
+
+
+def test_contract_can_be_overridden_by_environment(tmp_path: Path) -> None:
+    document = json.loads((contract.ROOT / "contract.json").read_text())
+    document["ports"]["api"] = 9000
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(document))
+    assert contract.load({contract.OVERRIDE: str(path)}).ports["api"] == 9000
+    assert contract.load({}).ports["api"] == 8000

@@ -1,0 +1,96 @@
+"""Lines of Envoy's access log, and what they say about a request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.gateway.accesslog import AccessLog, Outcome, Record
+
+LINE = (
+    b'{"ticket":"ab-1","host":"10.0.0.1:8000","cluster":"pick/team/chat","code":200,"flags":"-","attempts":1,'
+    b'"ttft_us":1500,"duration_us":90000,"sent":100,"id":"x","details":"via_upstream"}\n'
+)
+
+
+def records(*pieces: bytes) -> tuple[list[Record], int]:
+    taken: list[Record] = []
+    log = AccessLog(Path("unused"), taken.append)
+    for piece in pieces:
+        log.feed(piece)
+    return taken, log.bad
+
+
+def test_parse_line_is_one_record() -> None:
+    (record,), bad = records(LINE)
+    assert (record.ticket, record.host, record.code, record.ttft_us, bad) == ("ab-1", "10.0.0.1:8000", 200, 1500, 0)
+
+
+@given(st.lists(st.integers(1, 300), max_size=12))
+def test_parse_chunk_boundaries_do_not_matter(cuts: list[int]) -> None:
+    stream, pieces = LINE * 5, []
+    for cut in cuts:
+        pieces.append(stream[:cut])
+        stream = stream[cut:]
+    taken, bad = records(*pieces, stream)
+    assert (len(taken), bad) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "ttft_s", "e2e_s"),
+    [
+        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, 0.0015, 0.09),
+        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": None}, 0.0015, None),
+        ({"code": 404, "flags": "-", "ttft_us": 1500, "duration_us": 1600}, None, None),
+        ({"code": 200, "flags": "UC", "ttft_us": 1500, "duration_us": 90_000}, None, None),  # cut short
+        ({"code": 200, "flags": "DC", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+        ({"code": 503, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+    ],
+)
+def test_record_only_complete_success_has_latencies(
+    line: dict[str, object], ttft_s: float | None, e2e_s: float | None
+) -> None:
+    (record,), _ = records(json.dumps(line).encode() + b"\n")
+    assert (record.ttft_s, record.e2e_s) == (ttft_s, e2e_s)
+
+
+def test_parse_broken_line_is_counted_and_skipped() -> None:
+    taken, bad = records(LINE[50:], LINE, b"\x00\xff\n", b"[]\n", b"\n", LINE)
+    assert (len(taken), bad) == (2, 3)
+
+
+def test_parse_missing_fields_are_none() -> None:
+    (record,), _ = records(b'{"ticket":null,"host":null,"code":0,"ttft_us":null,"flags":"DC"}\n')
+    assert (record.ticket, record.host, record.ttft_us) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "outcome"),
+    [
+        (200, "-", Outcome.ANSWERED),
+        (400, "-", Outcome.ANSWERED),
+        (500, "-", Outcome.FAILED),
+        (503, "URX", Outcome.FAILED),
+        (200, "UPE", Outcome.FAILED),
+        (200, "UC", Outcome.FAILED),
+        (503, "UC", Outcome.FAILED),
+        (503, "UF,URX", Outcome.FAILED),
+        (200, "SI", Outcome.FAILED),
+        (200, "DC", Outcome.CANCELLED),
+        (0, "DC", Outcome.CANCELLED),
+        (200, "DR", Outcome.CANCELLED),
+        (0, "-", Outcome.FAILED),
+    ],
+)
+def test_record_outcome_follows_code_and_flags(code: int, flags: str, outcome: Outcome) -> None:
+    assert Record(ticket="t", host="h", code=code, flags=flags).outcome is outcome
+
+
+def test_record_reset_before_first_byte_is_not_cut_stream() -> None:
+    assert Record(flags="UC", code=503).reset_before_first_byte
+    assert not Record(flags="UC", code=200, ttft_us=10).reset_before_first_byte
+    assert not Record(flags="UF", code=503).reset_before_first_byte

@@ -1,0 +1,61 @@
+"""One closed set of reasons for refusals, whoever says them: each is in the documentation, with its status."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.errors import Reason as EngineReason
+from plimsoll.gateway import localreply
+from plimsoll.gateway.replies import STATUS
+
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "request.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\d{3}) \| ([\w, ]+) \| [^|]+ \|$", re.MULTILINE)
+ENGINE = {EngineReason.BODY_TOO_LARGE: 413, EngineReason.REQUEST_TOO_LARGE: 400}  # all others are 503
+
+
+class ReasonUse(NamedTuple):
+    """A reason, its status, and who says it."""
+
+    reason: str
+    status: int
+    by: str
+
+
+def documented_reasons() -> list[ReasonUse]:
+    return [
+        ReasonUse(reason, int(status), by)
+        for reason, status, who in ROW.findall(PAGE.read_text())
+        for by in who.split(", ")
+    ]
+
+
+def coded_reasons() -> set[ReasonUse]:
+    envoy = {ReasonUse(words.code, status, "Envoy") for status, words in localreply.WORDS.items()}
+    others = {localreply.FULL: localreply.FULL_WORDS, 400: localreply.TWO_HOSTS, 403: localreply.PREFLIGHT}
+    envoy |= {ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: localreply.DRAINING}).items()}
+    engine = {ReasonUse(r.value, ENGINE.get(r, 503), "engine") for r in EngineReason}
+    return {ReasonUse(reason.value, status, "picker") for reason, status in STATUS.items()} | envoy | engine
+
+
+def test_every_reason_is_documented_and_used() -> None:
+    assert set(documented_reasons()) == coded_reasons()
+    assert len(documented_reasons()) == len(coded_reasons())
+
+
+def test_envoy_default_reason_is_known() -> None:
+    assert localreply.OTHERS.code in {words.code for words in localreply.WORDS.values()}
+
+
+def test_reason_has_one_status() -> None:
+    reasons = {said.reason for said in coded_reasons()}
+    assert len({(said.reason, said.status) for said in coded_reasons()}) == len(reasons)
+
+
+def test_envoy_local_reply_names_reason_and_retry() -> None:
+    mappers = localreply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
+    for mapper in mappers:
+        told = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
+        assert told["x-plimsoll-reason"] == mapper["body_format_override"]["json_format"]["error"]["code"]
+        assert ("retry-after" in told) != ("x-should-retry" in told)

@@ -1,0 +1,153 @@
+"""Services and endpoints from API objects."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher import command
+from launcher.contract import load
+from plimsoll.core.admission.outcome import MOST_SEQUENCES
+from plimsoll.core.picking.endpoint import Role
+from plimsoll.gateway.endpoints import DEFAULT_MAX_SEQUENCES, fleet
+from tests.gateway.objects import Object, pod, service
+
+
+def test_service_has_model_name_and_long_name() -> None:
+    known = fleet([service(model="org/tiny-1.5")], [])
+    assert set(known.by_name) == {"org/tiny-1.5", "team/chat"}
+    assert known.services["team/chat"].names == ("org/tiny-1.5", "team/chat")
+    assert known.services["team/chat"].created == 1767323045
+
+
+def test_model_name_defaults_to_object_name() -> None:
+    assert set(fleet([service()], []).by_name) == {"chat", "team/chat"}
+
+
+def test_older_service_keeps_model_name() -> None:
+    old = service("one", model="tiny")
+    new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
+    known = fleet([new, old], [])
+    assert known.by_name["tiny"].name == "one"
+    assert known.services["team/two"].names == ("team/two",)
+
+
+def test_deleted_service_gives_up_model_name() -> None:
+    old = service("one", model="tiny", deletionTimestamp="2026-06-01T00:00:00Z")
+    new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
+    known = fleet([new, old], [])
+    assert known.by_name["tiny"].name == "two"
+    assert set(known.services) == {"team/two"}
+
+
+def test_pods_become_endpoints_of_their_service() -> None:
+    pods = [
+        pod("10.0.0.1:8000", role="prefill"),
+        pod("10.0.0.2:8000", role="decode", ready=False),
+        pod("10.0.0.3:8000", role="decode", deletionTimestamp="2026-06-01T00:00:00Z"),
+        pod("10.0.0.4:8000", role="decode"),
+        pod("10.0.0.5:8000", service="other"),
+        pod("10.0.0.6:8000", namespace="elsewhere"),
+    ]
+    found = fleet([service()], pods).services["team/chat"]
+    assert {(e.address, e.role, e.ready, e.terminating) for e in found.endpoints} == {
+        ("10.0.0.1:8000", Role.PREFILL, True, False),
+        ("10.0.0.2:8000", Role.DECODE, False, False),
+        ("10.0.0.3:8000", Role.DECODE, True, True),
+        ("10.0.0.4:8000", Role.DECODE, True, False),
+    }
+    assert [e.address for e in found.answering] == ["10.0.0.4:8000"]
+
+
+def without_address() -> Object:
+    made = pod("10.0.0.1:8000")
+    del made["status"]["podIP"]
+    return made
+
+
+def finished() -> Object:
+    made = pod("10.0.0.1:8000")
+    made["status"]["phase"] = "Failed"
+    return made
+
+
+@pytest.mark.parametrize("odd", [without_address(), finished(), pod("10.0.0.1:8000", role="other")])
+def test_unusable_pods_are_not_endpoints(odd: Object) -> None:
+    assert fleet([service()], [odd]).services["team/chat"].endpoints == ()
+
+
+def test_endpoint_port_is_pod_port_or_contract_default() -> None:
+    other = pod("10.0.0.1:9000")
+    silent = pod("10.0.0.2:9000")
+    silent["spec"] = {"containers": [{"name": "engine"}]}
+    six = pod("10.0.0.3:8000")
+    six["status"]["podIP"] = "fd00::3"
+    found = fleet([service()], [other, silent, six]).services["team/chat"].endpoints
+    assert {e.address for e in found} == {"10.0.0.1:9000", "10.0.0.2:8000", "[fd00::3]:8000"}
+
+
+def test_routable_requires_envoy_health_and_client_role() -> None:
+    pods = [pod("10.0.0.1:8000"), pod("10.0.0.2:8000"), pod("10.0.0.3:8000", ready=False)]
+    pods.append(pod("10.0.0.4:8000", role="prefill"))
+    every = {f"10.0.0.{n}:8000" for n in (1, 3, 4)}
+    found = fleet([service()], pods).with_healthy({"team/chat": every})
+    assert [e.address for e in found.services["team/chat"].endpoints if e.routable] == ["10.0.0.1:8000"]
+    assert found.by_name["chat"] is found.services["team/chat"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs", "16"], 16),
+        (["--max-num-seqs=32", "--other"], 32),
+        (["--max_num_seqs=48"], 48),
+        (["--max-num-seqs=8", "--max-num-seqs", "64"], 64),
+        (["--max-num-seqs", "--max-model-len=8"], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs"], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs", "many"], DEFAULT_MAX_SEQUENCES),
+    ],
+)
+def test_max_sequences_is_read_from_engine_args(args: list[str], expected: int) -> None:
+    made = service()
+    made["spec"]["engine"] = {"args": args}
+    assert fleet([made], []).services["team/chat"].max_sequences == expected
+
+
+@pytest.mark.parametrize(
+    ("defaults", "args", "limit"),
+    [
+        ([], [], 2048),
+        ([], ["--max-num-seqs", "16"], 128),
+        (["--max-num-seqs=4"], [], 64),
+        (["--max-num-seqs", "256"], ["--max_num_seqs", "16"], 128),
+        (["--max-num-queued-reqs", "1k"], ["--max-num-seqs", "16"], 1000),
+        ([], ["--max-num-seqs", "1k"], 2048),
+        ([], ["--max-num-seqs", "\u00b2"], 2048),
+    ],
+)
+def test_max_queued_of_a_pod_follows_its_launcher(defaults: list[str], args: list[str], limit: int) -> None:
+    made = pod("10.0.0.1:8000")
+    made["spec"]["containers"][0]["env"] = [
+        {"name": "PLIMSOLL_DEFAULT_ARGS", "value": json.dumps(defaults)},
+        {"name": "PLIMSOLL_ARGS", "value": json.dumps(args)},
+    ]
+    assert fleet([service()], [made]).services["team/chat"].max_queued == limit
+    queue = command.queue_guard((*defaults, *args), load()) or ["", str(limit)]
+    assert queue[1] == str(limit)
+
+
+@pytest.mark.parametrize("value", [None, "", "{", "7", '{"a":1}'])
+def test_max_queued_of_unreadable_arguments_is_the_default(value: str | None) -> None:
+    made = pod("10.0.0.1:8000")
+    made["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": value}]
+    assert fleet([service()], [made]).services["team/chat"].max_queued == 2048
+
+
+def test_max_queued_is_that_of_the_largest_engine() -> None:
+    small, large = pod("10.0.0.1:8000"), pod("10.0.0.2:8000")
+    small["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-num-seqs","1"]'}]
+    assert fleet([service()], [small]).services["team/chat"].max_queued == 64
+    assert fleet([service()], [small, large]).services["team/chat"].max_queued == 2048
+    assert fleet([service()], []).services["team/chat"].max_queued == MOST_SEQUENCES

@@ -1,0 +1,285 @@
+"""The gate's runs: what they are called, how they are judged, the cap beside them, and who may read what."""
+
+import argparse
+import asyncio
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from bench.hardware import client, keep, traces
+from bench.hardware.gate import compare, measure, operated, predict, turnstile
+from bench.hardware.gate.runs import CAP, GATE, NONE, One, Run, call, cap_seconds, judged, seen_path
+from bench.hardware.gate.turnstile import Turnstile
+from bench.hardware.summary import Seen
+from plimsoll.core.slo import Slo
+from plimsoll.gateway.endpoints import fleet
+
+SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
+DATA = Path(predict.__file__).parents[1] / "data" / "8b-gate"
+LONG_WAIT_S = 3600.0
+
+
+def test_run_parse_and_format_round_trip() -> None:
+    assert Run.parse("gate@1.3", 0) == Run(GATE, 1.3, None, 0)
+    assert Run.parse("cap96@2", 4) == Run(CAP, 2.0, 96, 4)
+    assert [Run.parse(word, 0).word for word in ("none@1", "cap96@2.6")] == ["none@1", "cap96@2.6"]
+    assert Run.parse("gate@1.3", 0).trace == Run.parse("none@1.3", 5).trace == "run130.csv"
+    assert Run.parse("cap96@2", 4).told("a") == "a04.cap96.200"
+
+
+@pytest.mark.parametrize("word", ["gate", "cap@2", "cap0@2", "gate@-1", "gates@1", "gate@1,5"])
+def test_run_parse_malformed_word_is_rejected(word: str) -> None:
+    with pytest.raises(ValueError, match="is none of"):
+        Run.parse(word, 0)
+
+
+def test_call_runs_with_admission_must_come_first() -> None:
+    assert [run.number for run in call(["gate@1", "gate@2", "none@2"])] == [0, 1, 2]
+    with pytest.raises(ValueError, match="come first"):
+        call(["gate@1", "none@2", "gate@2"])
+
+
+def one(at_s: float, *, ttft_s: float | None = 0.2, ok: bool = True, refused: bool = False) -> One:
+    return One(Seen(at_s, 10, ttft_s, 0.01 if ok else None, None, ok), refused)
+
+
+def test_summary_rejected_request_misses_slo_and_is_not_admitted() -> None:
+    late, cut, away = one(3, ttft_s=1.1), one(4, ok=False), one(5, ttft_s=None, ok=False, refused=True)
+    found = judged([one(0.5), one(2), late, cut, away, one(7)], SLO, 1.0, 5.0)
+    assert (found["sent"], found["offered_rps"], found["goodput_rps"]) == (4, 0.8, 0.2)
+    assert (found["in_promise"], found["shed"], found["unfinished"]) == (0.25, 0.25, 1)
+    assert found["admitted_in_promise"] == pytest.approx(1 / 3)
+
+
+def test_summary_all_rejected_has_no_admitted_attainment() -> None:
+    found = judged([one(2, ttft_s=None, ok=False, refused=True)], SLO, 1.0, 5.0)
+    assert (found["in_promise"], found["admitted_in_promise"], found["shed"]) == (0.0, None, 1.0)
+
+
+def test_cap_wait_is_half_of_remaining_ttft_budget() -> None:
+    assert cap_seconds(SLO, 0.2) == pytest.approx(0.4)
+    assert cap_seconds(SLO, 1.5) == 0.0
+
+
+async def entered(own: Turnstile, count: int) -> None:
+    while own.inside != count:
+        await asyncio.sleep(0.001)
+
+
+async def test_static_cap_bounds_concurrency_in_arrival_order(tmp_path: Path) -> None:
+    own, path = Turnstile(2, lambda prompt: LONG_WAIT_S), tmp_path / "turn"
+    async with await own.serve(path):
+        one, two = [await turnstile.enter(str(path), 5) for _ in range(2)]
+        waiting = []
+        for _ in range(2):
+            waiting.append(asyncio.create_task(turnstile.enter(str(path), 5)))
+            while own.waiting != len(waiting):
+                await asyncio.sleep(0.001)
+        assert one is not None
+        assert two is not None
+        one.close()
+        third = await waiting[0]
+        assert third is not None
+        assert not waiting[1].done()
+        assert own.most == own.inside == 2
+        for place in (two, third):
+            place.close()
+        fourth = await waiting[1]
+        assert fourth is not None
+        fourth.close()
+        await entered(own, 0)
+
+
+async def test_static_cap_wait_timeout_rejects_and_takes_no_slot(tmp_path: Path) -> None:
+    own, path = Turnstile(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
+    async with await own.serve(path):
+        inside = await turnstile.enter(str(path), 100)
+        assert inside is not None
+        assert await turnstile.enter(str(path), 1) is None
+        inside.close()
+        await entered(own, 0)
+        after = await turnstile.enter(str(path), 1)
+        assert after is not None
+        after.close()
+
+
+async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> None:
+    asked: list[int] = []
+    own, path = Turnstile(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(own.inside)
+        usage = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
+        return web.Response(body=b'data: {"choices":[{"text":"w"}],"usage":null}\n\n' + usage + b"data: [DONE]\n\n")
+
+    app = web.Application()
+    app.router.add_post(client.COMPLETIONS, answer)
+    traces.write(tmp_path / "t.csv", [traces.Request(0.0, 100, 5)])
+    async with await own.serve(path), TestServer(app) as server:
+        given = arguments(tmp_path / "t.csv", str(server.make_url("")), path)
+        rows = await client.worker(given)
+        assert (rows[0]["status"], rows[0]["ok"], asked) == (200, True, [1])
+        await entered(own, 0)
+        inside = await turnstile.enter(str(path), 100)
+        assert inside is not None
+        traces.write(tmp_path / "t.csv", [traces.Request(0.0, 5, 5)])
+        rows = await client.worker(given)
+        assert (rows[0]["status"], rows[0]["ok"], rows[0]["first_s"], asked) == (client.AWAY, False, None, [1])
+        inside.close()
+
+
+def arguments(trace: Path, url: str, turn: Path) -> argparse.Namespace:
+    """Of one worker that sends all at once."""
+    given = {"start": 0.0, "worker": "0/1", "seed": 1, "prefill": "", "remote_from": 0, "drain": LONG_WAIT_S}
+    return argparse.Namespace(trace=trace, url=url.rstrip("/"), turnstile=str(turn), **given)
+
+
+def test_predict_chooses_three_caps_around_the_best() -> None:
+    goods = {64: 1.0, 80: 2.0, 96: 4.0, 112: 3.0, 128: 2.0}
+    assert predict.chosen({cap: {"goodput_rps": good} for cap, good in goods.items()}) == (64, 96, 128)
+    assert predict.chosen({cap: {"goodput_rps": 1.0 / cap} for cap in goods}) == (64, 96, 128)
+
+
+def test_predict_calls_all_parse() -> None:
+    plays = predict.calls((64, 96, 128))
+    found = {word for words in plays.values() for word in words}
+    assert all(call(words) for words in plays.values())
+    assert {f"{arm}@{factor:g}" for arm in (GATE, NONE) for factor in predict.FACTORS} <= found
+    assert {"cap64@2", "cap96@2", "cap128@2"} <= found
+
+
+def test_predict_simulated_admission_keeps_goodput_in_overload(tmp_path: Path) -> None:
+    """Ten seconds at twice the line, after as many at the line: a gate knows nothing before anything has ended."""
+    _, plant = predict.predict.of_prior("8b")
+    sent = [traces.poisson(rate, 20.0, seed) for rate, seed in ((20.0, 1), (42.0, 2))]
+    config = dict(predict.shapes.CONFIGS["8b"])
+    gated = predict.gated(plant, config, sent, tmp_path)
+    bare = predict.simulated(plant, config, sent[1], "static:1", tmp_path)
+    assert [len(run) for run in gated] == [len(run) for run in sent]
+    behind, alone = (judged(run, SLO, 10.0, 10.0) for run in (gated[1], bare))
+    assert behind["goodput_rps"] > 18.0
+    assert behind["admitted_in_promise"] is not None
+    assert behind["admitted_in_promise"] > 0.95
+    assert alone["goodput_rps"] < 2.0
+    assert alone["shed"] == 0.0
+
+
+async def nobody(address: str, port: int, path: str) -> bytes:
+    raise AssertionError(f"{address}:{port}{path} was asked")
+
+
+def test_operated_objects_are_those_a_gateway_serves(tmp_path: Path) -> None:
+    """One engine at the address that is asked, behind the service's name; nothing is told of admission yet."""
+    manifest = predict.service(SLO)
+    operated.Operated(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", nobody)
+    objects = json.loads((tmp_path / "objects.json").read_text())
+    found = fleet(objects["inferenceservices"], objects["pods"])
+    service = found.by_name[predict.NAME]
+    assert [endpoint.address for endpoint in service.answering] == [f"127.0.0.1:{operated.API_PORT}"]
+    assert service.policy is not None
+    assert not service.policy.gated
+    assert service.policy.classes[0].slo == SLO
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """A prediction of two runs and what was seen of them: half are turned away at the gate, all are late without."""
+
+    def make() -> tuple[Path, Path]:
+        said, seen = tmp_path / "said", tmp_path / "seen"
+        said.mkdir()
+        seen.mkdir()
+        traces.write(said / "run200.csv", [traces.Request(float(at), 50, 10) for at in range(8)])
+        words = ["gate@2", "cap96@2", "none@2"]
+        figures = judged([one(at) for at in range(8)], SLO, 2.0, 6.0)
+        told = {
+            "slo": {"share": 0.95, "ttft_s": 1.0, "ttft_per_1k_tokens_s": 0.0, "tpot_s": 0.05},
+            "warm_s": 2.0,
+            "window_s": 6.0,
+            "traces": {"run200.csv": hashlib.sha256((said / "run200.csv").read_bytes()).hexdigest()},
+            "calls": {"a": words},
+            "from": {"sheet": {"a": [{"run": word, **figures} for word in words]}},
+        }
+        (said / "prediction.json").write_text(json.dumps(told))
+        for run, first_s in zip(call(words), (0.2, 0.2, 5.0), strict=True):
+            rows = [row(number, first_s, away=run.arm != NONE and number % 2 == 0) for number in range(8)]
+            document = {"codes": [0], "requests": rows}
+            with gzip.open(seen / f"{run.told('a')}.requests.json.gz", "wt") as file:
+                json.dump(document, file)
+        return said, seen
+
+    return make
+
+
+def row(number: int, first_s: float, *, away: bool) -> dict[str, Any]:
+    times = {"first_s": None, "last_s": None} if away else {"first_s": first_s, "last_s": first_s + 0.1}
+    status = {"status": 429} if away else {}
+    given = {"row": number, "at_s": float(number), "late_s": 0.0, "prompt": 50, "output": 10, "gap_s": None}
+    return {**given, **times, "ok": not away, **status}
+
+
+def test_compare_shows_prediction_beside_measurement(
+    played: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, seen = played()
+    assert compare.main([str(said), str(seen)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| a | seen | gate@2 | 1.0 | 0.5 | 50.0% | 100.0% | 50.0% | 200 / 200 | 11.1 / 11.1 |"
+    assert "goodput behind the gate, by load: 2: 0.5" in lines[lines.index("seen:") + 1]
+    assert lines[lines.index("seen:") + 2].endswith("of the best of 1 runs under a cap (cap96@2, 0.5/s): 100.0%")
+    assert lines[lines.index("seen:") + 3] == "  in the mean 0.50/s, 100.0% of cap96@2 (0.50/s)"
+
+
+def test_compare_rejects_changed_trace_and_skips_missing_run(
+    played: Callable[..., tuple[Path, Path]],
+) -> None:
+    said, seen = played()
+    told = json.loads((said / "prediction.json").read_text())
+    path = seen_path(seen, call(told["calls"]["a"])[2], "a")
+    assert path is not None
+    path.unlink()
+    assert [one["run"] for one in compare.measured(said, [seen], told)["a"]] == ["gate@2", "cap96@2"]
+    (said / "run200.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    with pytest.raises(ValueError, match="not the trace"):
+        compare.measured(said, [seen], told)
+
+
+def test_archive_keeps_rejected_requests(tmp_path: Path) -> None:
+    seen, kept = tmp_path / "seen", tmp_path / "kept"
+    seen.mkdir()
+    whole = {**row(0, 0.2, away=False), "status": 200, "tokens": 10}
+    document = {"codes": [0], "requests": [whole, {**row(1, 0.2, away=True), "error": "busy"}]}
+    (seen / "a00.gate.200.requests.json").write_text(json.dumps(document))
+    (seen / "a.operator.jsonl").write_text('{"admission": null}\n')
+    for name in ("gpu.csv", "clock.json", "result.json"):
+        (seen / name).write_text("{}\n")
+    keep.main([str(seen), str(kept)])
+    rows = keep.complete(kept / "a00.gate.200.requests.json.gz")
+    assert [row.get("status") for row in rows] == [None, 429]
+    assert [one.refused for one in compare.ones(rows)] == [False, True]
+    assert gzip.decompress((kept / "a.operator.jsonl.gz").read_bytes()) == b'{"admission": null}\n'
+
+
+def test_stored_prediction_matches_stored_traces() -> None:
+    told = json.loads((DATA / "prediction.json").read_text())
+    for name, digest in told["traces"].items():
+        assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() == digest
+    runs = {run.trace for words in told["calls"].values() for run in call(words)}
+    assert runs == told["traces"].keys()
+    for calls in told["from"].values():
+        assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == told["calls"]
+
+
+def test_drain_is_shortened_only_for_overload_without_admission() -> None:
+    kept = [
+        word for word in ("gate@2.6", "cap96@2", "none@1.3") if measure.drain_s(Run.parse(word, 0)) < client.DRAIN_S
+    ]
+    assert not kept
+    assert measure.drain_s(Run.parse("none@2", 0)) < client.DRAIN_S

@@ -1,0 +1,255 @@
+"""The engine's pod: what a spec becomes, and what always holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll.api import labels
+from plimsoll.api.contract import contract
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1.pod import OWN_MOUNTS, OWN_VOLUMES
+from plimsoll.resources import pod
+from tests import builders
+
+Object = dict[str, Any]
+
+
+def rendered(kind: str = "decode", platform: Any = builders.PLATFORM, **spec: Any) -> Object:
+    return pod.template(parse(builders.service(**spec)), kind, platform)  # type: ignore[arg-type]
+
+
+def container(template: Object) -> Object:
+    found: Object = template["spec"]["containers"][0]
+    return found
+
+
+def environment(template: Object) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(template)["env"]}
+
+
+def tiers(**decode: Any) -> Object:
+    return {"prefill": {}, "decode": decode}
+
+
+def test_pod_meets_restricted_standard() -> None:
+    made = rendered()
+    security = container(made)["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert made["spec"]["automountServiceAccountToken"] is False
+
+
+def test_pod_requests_limits_and_tolerates_gpus() -> None:
+    made = rendered(tiers=tiers(gpus=4))
+    assert container(made)["resources"]["requests"]["nvidia.com/gpu"] == "4"
+    assert container(made)["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in made["spec"]["tolerations"]
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", "4"]
+
+
+def test_pod_without_gpus_mentions_no_gpu_resource() -> None:
+    made = rendered(tiers=tiers(gpus=0))
+    assert "nvidia.com/gpu" not in json.dumps(made)
+
+
+def test_pod_uses_custom_gpu_resource_everywhere() -> None:
+    made = rendered(tiers=tiers(gpus=1, gpuResource="amd.com/gpu"))
+    assert container(made)["resources"]["limits"]["amd.com/gpu"] == "1"
+    assert [t["key"] for t in made["spec"]["tolerations"]] == ["amd.com/gpu"]
+
+
+def test_pod_user_resources_override_chart_by_key() -> None:
+    made = rendered(tiers=tiers(gpus=0, pod={"resources": {"requests": {"cpu": "3"}}}))
+    assert container(made)["resources"] == {"requests": {"cpu": "3", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+
+
+def test_pod_args_are_role_then_chart_then_user() -> None:
+    found = environment(rendered(engine={"args": ["--block-size=64"]}))
+    assert json.loads(found["PLIMSOLL_DEFAULT_ARGS"]) == ["--block-size", "128", "--enforce-eager"]
+    assert json.loads(found["PLIMSOLL_ARGS"]) == ["--block-size=64"]
+
+
+def test_pod_aggregated_tier_has_no_block_size() -> None:
+    made = rendered("serve", tiers={"serve": {}})
+    assert "--block-size" not in environment(made)["PLIMSOLL_DEFAULT_ARGS"]
+
+
+def test_pod_user_env_overrides_without_duplicates() -> None:
+    made = rendered(engine={"env": [{"name": "OMP_NUM_THREADS", "value": "8"}, {"name": "HF_HOME", "value": "/x"}]})
+    names = [e["name"] for e in container(made)["env"]]
+    assert len(names) == len(set(names))
+    assert environment(made)["OMP_NUM_THREADS"] == "8"
+    assert environment(made)["HF_HOME"] == "/x"
+
+
+@pytest.mark.parametrize(
+    ("uri", "model", "volume"),
+    [
+        ("hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B", {"emptyDir": {"sizeLimit": "64Gi"}}),
+        ("file:///models/tiny", "/models/tiny", None),
+        (
+            "pvc://weights/a/b",
+            "/models/claim/a/b",
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+        ),
+    ],
+)
+def test_pod_model_location_follows_uri(uri: str, model: str, volume: Object | None) -> None:
+    made = rendered(model={"uri": uri})
+    assert environment(made)["PLIMSOLL_MODEL"] == model
+    extra = [v for v in made["spec"]["volumes"] if v["name"] in ("model", "model-cache")]
+    assert [{k: v for k, v in e.items() if k != "name"} for e in extra] == ([volume] if volume else [])
+
+
+def test_pod_cache_claim_and_hf_token_are_mounted() -> None:
+    model = {"uri": "hf://a/b", "cache": {"claimName": "hub"}, "secretRef": {"name": "hf"}}
+    made = rendered(model=model)
+    assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "hub"}} in made["spec"]["volumes"]
+    assert environment(made)["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+
+
+def test_pod_overrides_are_applied() -> None:
+    overrides = {
+        "nodeSelector": {"pool": "h200"},
+        "affinity": {"nodeAffinity": {}},
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "high",
+        "schedulerName": "mine",
+        "serviceAccountName": "me",
+        "imagePullSecrets": [{"name": "reg"}],
+        "annotations": {"example.com/a": "b"},
+        "labels": {"example.com/team": "x"},
+        "volumes": [{"name": "extra", "emptyDir": {}}],
+        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    }
+    made = rendered(tiers=tiers(gpus=0, pod=overrides))
+    spec = made["spec"]
+    assert spec["nodeSelector"] == {"pool": "h200"}
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert (spec["runtimeClassName"], spec["priorityClassName"], spec["schedulerName"]) == ("nvidia", "high", "mine")
+    assert spec["serviceAccountName"] == "me"
+    assert spec["imagePullSecrets"] == [{"name": "reg"}]
+    assert {"name": "extra", "emptyDir": {}} in spec["volumes"]
+    assert "/extra" in [m["mountPath"] for m in container(made)["volumeMounts"]]
+    assert made["metadata"]["annotations"] == {"example.com/a": "b"}
+    assert made["metadata"]["labels"]["example.com/team"] == "x"
+
+
+def test_pod_grace_period_exceeds_drain() -> None:
+    drain = contract().drain
+    for engine, seconds in (({}, drain["shutdown_timeout_seconds"]), ({"drainTimeout": "1h30m"}, 5400)):
+        made = rendered(engine=engine)
+        assert environment(made)["PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS"] == str(seconds)
+        grace = made["spec"]["terminationGracePeriodSeconds"]
+        assert grace == drain["max_unready_seconds"] + seconds + drain["grace_margin_seconds"]
+
+
+def test_pod_revision_is_shared_by_pd_and_changes_with_engine() -> None:
+    def revision(kind: str, **spec: Any) -> str:
+        return str(rendered(kind, **spec)["metadata"]["labels"][labels.REVISION])
+
+    assert revision("prefill") == revision("decode") == revision("decode", tiers=tiers(gpus=2))
+    assert revision("decode", engine={"args": ["--kv-cache-dtype=fp8"]}) != revision("decode")
+    assert revision("decode", engine={"image": "other:1"}) != revision("decode")
+
+
+@pytest.mark.parametrize(
+    ("reference", "repository"),
+    [
+        ("engine", "engine"),
+        ("engine:1", "engine"),
+        ("host:5000/team/engine", "host:5000/team/engine"),
+        ("host:5000/team/engine:1", "host:5000/team/engine"),
+        ("host/engine@sha256:abc", "host/engine"),
+        ("host/engine:1@sha256:abc", "host/engine"),
+    ],
+)
+def test_repository_strips_tag_and_digest(reference: str, repository: str) -> None:
+    assert pod.repository(reference) == repository
+
+
+def test_pod_engine_version_sets_image_tag() -> None:
+    assert container(rendered(engine={"version": "9"}))["image"] == "example.com/engine:9"
+
+
+SIMULATED = {"runtime": "simulated"}
+SIMULATED_PLATFORM = builders.PLATFORM.model_copy(
+    update={
+        "engine": builders.PLATFORM.engine.model_copy(
+            update={"simulated_image": "example.com/simulated:1", "runtime_class_name": "nvidia"}
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, "example.com/engine:1"),
+        (SIMULATED, "example.com/simulated:1"),
+        ({**SIMULATED, "version": "9"}, "example.com/simulated:9"),
+        ({**SIMULATED, "image": "own:2"}, "own:2"),
+    ],
+)
+def test_pod_image_follows_runtime(engine: Object, expected: str) -> None:
+    assert container(rendered(platform=SIMULATED_PLATFORM, engine=engine))["image"] == expected
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "simulated"])
+def test_pod_env_sets_runtime(runtime: str) -> None:
+    assert environment(rendered(engine={"runtime": runtime}))["PLIMSOLL_RUNTIME"] == runtime
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "hf://a/b", "secretRef": {"name": "absent"}},
+        {"uri": "hf://a/b", "cache": {"claimName": "absent"}},
+        {"uri": "pvc://absent/path"},
+        {"uri": "file:///absent"},
+    ],
+    ids=str,
+)
+def test_pod_simulated_engine_needs_no_weights_or_gpus(model: Object) -> None:
+    made = rendered(platform=SIMULATED_PLATFORM, model=model, engine=SIMULATED, tiers=tiers(gpus=2))
+    assert {v["name"] for v in made["spec"]["volumes"]} == {"scratch", "home", "shm"}
+    assert {m["name"] for m in container(made)["volumeMounts"]} == {"scratch", "home", "shm"}
+    assert "HF_TOKEN" not in environment(made)
+    assert "nvidia" not in json.dumps(made)
+    assert "tolerations" not in made["spec"]
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", "2"]
+
+
+def test_pod_simulated_engine_keeps_user_overrides() -> None:
+    own = {"runtimeClassName": "gvisor", "resources": {"limits": {"memory": "1Gi"}}}
+    made = rendered(platform=SIMULATED_PLATFORM, engine=SIMULATED, tiers=tiers(pod=own))
+    assert made["spec"]["runtimeClassName"] == "gvisor"
+    assert container(made)["resources"]["limits"] == {"memory": "1Gi"}
+
+
+def test_pod_simulated_engine_has_own_revision() -> None:
+    real, simulated = rendered(platform=SIMULATED_PLATFORM), rendered(platform=SIMULATED_PLATFORM, engine=SIMULATED)
+    assert real["metadata"]["labels"][labels.REVISION] != simulated["metadata"]["labels"][labels.REVISION]
+
+
+def test_pod_own_volumes_and_mounts_are_reserved() -> None:
+    for uri in ("hf://a/b", "pvc://claim/path", "file:///models/tiny"):
+        made = rendered(model={"uri": uri})
+        assert {v["name"] for v in made["spec"]["volumes"]} <= set(OWN_VOLUMES)
+        assert {m["mountPath"] for m in container(made)["volumeMounts"]} <= set(OWN_MOUNTS)
+
+
+def test_engine_serves_under_its_long_name_first() -> None:
+    made = rendered(model={"uri": "file:///models/tiny", "name": "public"})
+    assert json.loads(environment(made)["PLIMSOLL_SERVED_NAMES"]) == ["team/chat", "public"]
+
+
+def test_engine_serves_one_name_where_both_are_equal() -> None:
+    made = rendered(model={"uri": "file:///models/tiny", "name": "team/chat"})
+    assert json.loads(environment(made)["PLIMSOLL_SERVED_NAMES"]) == ["team/chat"]
