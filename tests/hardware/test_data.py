@@ -13,7 +13,7 @@ from plimsoll.core.planning import settings
 from plimsoll.sim import profile
 
 DATA = Path(fit.__file__).parent / "data"
-PROFILES = Path(__file__).parents[2] / "engine-image" / "simulated" / "profiles"
+PROFILES = Path(__file__).parents[2] / "operator" / "plimsoll" / "sim" / "profiles"
 
 
 @pytest.mark.parametrize(
