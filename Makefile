@@ -9,7 +9,7 @@ STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
 # One more than there are cores: some tests wait for what others do.
 TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-GENERATED := crds charts/plimsoll/files docs/reference docs/scoreboard.md
+GENERATED := engine-image/contract.json crds charts/plimsoll/files docs/reference docs/scoreboard.md
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
@@ -44,6 +44,7 @@ check: setup ## Linter, formatter, types, layers
 	@$(STAGE) layers lint-imports
 
 generate: setup ## Make again what is generated: CRDs, reference pages, the scoreboard's results
+	@$(STAGE) contract cp operator/plimsoll/api/contract.json engine-image/contract.json
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
 	@$(STAGE) values $(PYTHON) charts/docs.py
 	@$(STAGE) docs $(PYTHON) docs/generate.py

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS = (
-    "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so is"
-    " `ScalingLimited`; all others are true when things are well. A condition that does not apply is absent. `kubectl"
-    " wait --for=condition=Ready plim/NAME` works, and so does Flux."
+    "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so are"
+    " `ScalingLimited` and `InternalError`; all others are true when things are well. A condition that does not apply"
+    " is absent. `kubectl wait --for=condition=Ready plim/NAME` works, and so does Flux."
 )
 
 

@@ -1,6 +1,7 @@
 # A simulated engine with the launcher: vLLM's HTTP, metrics and scheduling at a measured accelerator's pace, in 40 MB of
-# memory. Context: this folder. Works with the legacy builder.
-#   docker build -f simulated.Dockerfile -t plimsoll/engine-simulated .
+# memory. Context: the root of the checkout, since the
+# profiles of accelerators are the simulator's. Works with the legacy builder.
+#   docker build -f engine-image/simulated.Dockerfile -t plimsoll/engine-simulated .
 ARG DEBIAN=debian:bookworm-slim
 
 FROM ${DEBIAN} AS build
@@ -15,7 +16,7 @@ ARG PIP_FIND_LINKS
 ARG PIP_TRUSTED_HOST
 ARG PIP_CERT
 ARG PIP_DEFAULT_TIMEOUT
-COPY simulated.lock /build/
+COPY engine-image/simulated.lock /build/
 RUN python3 -m venv /opt/simulated \
  && /opt/simulated/bin/pip install --quiet --no-cache-dir --no-deps --only-binary :all: -r /build/simulated.lock \
  && /opt/simulated/bin/pip uninstall --quiet --yes pip setuptools
@@ -27,9 +28,12 @@ RUN apt-get update -qq \
 COPY --from=build /opt/simulated /opt/simulated
 ENV PATH=/opt/simulated/bin:$PATH \
     PLIMSOLL_RUNTIME=simulated
-COPY simulated /opt/plimsoll/simulated
+COPY operator/plimsoll/__init__.py /opt/plimsoll/plimsoll/
+COPY operator/plimsoll/sim/__init__.py operator/plimsoll/sim/profiles.py /opt/plimsoll/plimsoll/sim/
+COPY operator/plimsoll/sim/profiles /opt/plimsoll/plimsoll/sim/profiles
+COPY engine-image/simulated /opt/plimsoll/simulated
 # The root file system is read-only where this runs: compile now, not at every start.
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/plimsoll/simulated
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/plimsoll
 
 FROM simulated
 # The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.
@@ -41,5 +45,5 @@ USER 1000:1000
 EXPOSE 8000 8001 5600
 ENTRYPOINT ["sh", "/opt/plimsoll/launcher/start.sh"]
 CMD []
-COPY contract.json /opt/plimsoll/
-COPY launcher /opt/plimsoll/launcher
+COPY engine-image/contract.json /opt/plimsoll/
+COPY engine-image/launcher /opt/plimsoll/launcher

@@ -40,7 +40,7 @@ def code() -> Program:
     """The program as it is now."""
     root = Path(plimsoll.__file__).parent
     files = [_HERE / name for name in _PLAYING]
-    files += (root / "sim" / "profiles").glob("*.json")  # rglob follows no link
+    files += (root / "sim" / "profiles").glob("*.json")
     for name in _DECIDING:
         files += [path for path in (root / name).rglob("*") if path.suffix in (".py", ".json")]
     files = [path for path in files if not path.is_relative_to(root / _ASIDE)]

@@ -68,7 +68,7 @@ def running(vllm: Path, words: list[str], port: int, log: Path) -> Iterator[str]
     It stays in this session: a kernel that shares cores by session would let a lonely engine starve.
     """
     own = os.environ | ENVIRONMENT
-    own["PYTHONPATH"] = str(IMAGE)
+    own["PYTHONPATH"] = f"{IMAGE}:{IMAGE.parent / 'operator'}"
     with log.open("wb") as file:
         process = subprocess.Popen([str(vllm), *words], env=own, stdout=file, stderr=subprocess.STDOUT)
     try:

@@ -39,12 +39,14 @@ class Image:
         return f"{REPOSITORY}/{self.name}:{TAG}"
 
 
+_PLIMSOLL = ("__init__.py", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
+_PROFILES = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL)
 IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
     Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
-    Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image/.",)),
+    Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_PROFILES)),
 )
 
 
@@ -89,7 +91,7 @@ def _context(parts: Iterable[str]) -> Iterator[Path]:
 
 
 def _copy(part: str, context: Path) -> None:
-    """A folder under its own path, or, with `/.`, its content at the top; links are followed, they may lead outside."""
+    """A folder under its own path, or, with `/.`, its content at the top."""
     source = ROOT / part
     target = context if part.endswith("/.") else context / part
     ignored = shutil.ignore_patterns("__pycache__")

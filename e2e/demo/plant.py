@@ -16,10 +16,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Final
 
+from plimsoll.sim.profiles import Profile, load
 from simulated.core import Core
 from simulated.meters import Meters
 from simulated.plant import Plant
-from simulated.profiles import Profile, load
 from simulated.scheduler import Limits
 from simulated.sequences import Sequence
 from simulated.transfer import Leases, Wire

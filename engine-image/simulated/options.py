@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from plimsoll.sim.profiles import Profile, ProfileError, load
 from simulated.families import FAMILIES
-from simulated.profiles import Profile, ProfileError, load
 
 _SUFFIXES: Final = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 LEASE_SECONDS: Final = 30.0

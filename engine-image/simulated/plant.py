@@ -16,7 +16,7 @@ import math
 import random
 from typing import Final
 
-from simulated.profiles import Coefficients, Profile
+from plimsoll.sim.profiles import Coefficients, Profile
 
 _HOTTEST: Final = 1.2
 _HEAT_SECONDS: Final = 2.0

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from plimsoll.controllers.past import PAST_S, Past
-from plimsoll.core import autoscaler, forecast
+from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.errors import Unavailable
+from plimsoll.core.forecast.past import replay, with_past
+from plimsoll.core.forecast.stored import to_dict as forecast_to_dict
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, ready
 
@@ -34,7 +36,7 @@ class Told:
         return [(at_s, 40.0 if (at_s - NOW_S) % DAY_S < DAY_S / 2 else 4.0) for at_s in times]
 
 
-def sized() -> autoscaler.Service:
+def sized() -> Service:
     """A service whose load line is known, after half a minute of load."""
     parent = builders.service(**PROMISED)
     world = World(parent)
@@ -53,7 +55,7 @@ async def settle(past: Past) -> None:
 def new(history: Told | None) -> Past:
     """One that has met a service of which nothing is remembered."""
     past = Past(history)
-    past.meet(KEY, autoscaler.Service.of(["serve"]))
+    past.meet(KEY, Service.of(["serve"]))
     return past
 
 
@@ -66,8 +68,8 @@ async def test_the_past_is_asked_for_once_and_its_shape_is_known() -> None:
     after = service.tiers["serve"].demand
     assert history.asked == [("team/chat", NOW_S + 30.0 - PAST_S, NOW_S + 30.0)]
     assert (after.now, after.at_s) == (before.now, before.at_s)
-    assert len(forecast.to_dict(after)["season"][4][0]) > 0
-    assert forecast.to_dict(after)["season"] != forecast.to_dict(before)["season"]
+    assert len(forecast_to_dict(after)["season"][4][0]) > 0
+    assert forecast_to_dict(after)["season"] != forecast_to_dict(before)["season"]
 
 
 async def test_a_store_that_cannot_tell_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,12 +87,12 @@ async def test_a_store_that_cannot_tell_is_one_line_in_the_log(caplog: pytest.Lo
 async def test_nobody_is_asked_before_a_request_has_a_cost_nor_for_what_is_gone_or_remembered() -> None:
     history = Told()
     past = new(history)
-    past.look({KEY: autoscaler.Service.of(["serve"])}, NOW_S)
+    past.look({KEY: Service.of(["serve"])}, NOW_S)
     past.look({}, NOW_S)
     past.look({KEY: sized()}, NOW_S)
     remembering = sized()
     tier = remembering.tiers["serve"]
-    tier.demand = forecast.with_past(tier.demand, forecast.replay(history.request_rate("", 0.0, NOW_S), 1.0))
+    tier.demand = with_past(tier.demand, replay(history.request_rate("", 0.0, NOW_S), 1.0))
     history.asked.clear()
     past.meet(KEY, remembering)
     past.look({KEY: remembering}, NOW_S)

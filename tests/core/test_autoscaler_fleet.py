@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core import forecast
 from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.state import State
+from plimsoll.core.forecast.stored import to_dict as forecast_to_dict
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import About, Ladder
@@ -76,9 +77,7 @@ class Fleet:
                 known = made[roles].tiers[role]
                 assert isinstance(known.line, Line)
                 fresh = replace(known.line, rungs=type(known.line.rungs)())
-                self.services[n].tiers[role] = replace(
-                    known, demand=forecast.State(), looked_s=START_S + n % 5, line=fresh
-                )
+                self.services[n].tiers[role] = replace(known, demand=State(), looked_s=START_S + n % 5, line=fresh)
 
     def seen(
         self, n: int, rate: float | Unknown, starting: dict[str, tuple[Starting, ...]], tpot_s: float = 0.02
@@ -137,8 +136,8 @@ def test_what_stands_is_what_would_be_decided(seed: int) -> None:
     assert any(known.trials or known.idle for known in tried), "whether needs return is learned meanwhile"
     for n, service in whole.services.items():
         assert service.state == partly.services[n].state
-        assert {name: forecast.to_dict(tier.demand) for name, tier in service.tiers.items()} == {
-            name: forecast.to_dict(tier.demand) for name, tier in partly.services[n].tiers.items()
+        assert {name: forecast_to_dict(tier.demand) for name, tier in service.tiers.items()} == {
+            name: forecast_to_dict(tier.demand) for name, tier in partly.services[n].tiers.items()
         }
     assert stood > 0.2 * SECONDS * services, "hardly any decision stood: nothing was tried"
 

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from plimsoll.core import forecast
 from plimsoll.core.forecast import Forecast, State
+from plimsoll.core.forecast.past import replay, with_past
+from plimsoll.core.forecast.predict import forecast as forecast_demand
+from plimsoll.core.forecast.state import observe
 
 DAY_S = 86400.0
 START_S = 20_000 * DAY_S  # a midnight
@@ -27,12 +29,12 @@ def seconds(at_s: float, n: int) -> State:
     """A forecast that has watched for so many seconds."""
     state = State()
     for second in range(n):
-        state = forecast.observe(state, at_s + second, COST * rate(at_s))
+        state = observe(state, at_s + second, COST * rate(at_s))
     return state
 
 
 def known(state: State, now_s: float) -> Forecast:
-    found = forecast.forecast(state, now_s, 1800.0, 0.9)
+    found = forecast_demand(state, now_s, 1800.0, 0.9)
     assert isinstance(found, Forecast)
     return found
 
@@ -40,7 +42,7 @@ def known(state: State, now_s: float) -> Forecast:
 def test_the_rise_of_the_morning_is_known_on_the_first_day() -> None:
     now_s = START_S + 3 * DAY_S + 6 * 3600.0
     own = seconds(now_s, 60)
-    seeded = forecast.with_past(own, forecast.replay(minutes(3.25), COST))
+    seeded = with_past(own, replay(minutes(3.25), COST))
     without, with_it = known(own, now_s + 60.0), known(seeded, now_s + 60.0)
     rises = COST * (rate(now_s + 1800.0) - rate(now_s))
     assert without.season == 0.0
@@ -51,13 +53,13 @@ def test_the_rise_of_the_morning_is_known_on_the_first_day() -> None:
 def test_what_is_seen_now_stays_and_goes_on() -> None:
     now_s = START_S + 3 * DAY_S
     own = seconds(now_s, 60)
-    seeded = forecast.with_past(own, forecast.replay(minutes(3.0), COST))
+    seeded = with_past(own, replay(minutes(3.0), COST))
     assert (seeded.now, seeded.noise, seeded.at_s) == (own.now, own.noise, own.at_s)
-    on = forecast.observe(seeded, now_s + 60.0, COST * rate(now_s))
+    on = observe(seeded, now_s + 60.0, COST * rate(now_s))
     assert known(on, now_s + 61.0).level == pytest.approx(known(own, now_s + 61.0).level)
 
 
 def test_no_past_changes_nothing_that_matters() -> None:
     own = seconds(START_S, 600)
-    assert known(forecast.with_past(own, State()), START_S + 600.0).season == 0.0
-    assert known(forecast.with_past(own, State()), START_S + 600.0).level == known(own, START_S + 600.0).level
+    assert known(with_past(own, State()), START_S + 600.0).season == 0.0
+    assert known(with_past(own, State()), START_S + 600.0).level == known(own, START_S + 600.0).level

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from plimsoll.core import forecast as demand_of
 from plimsoll.core.forecast import Odds, Pauses, Unknown, pauses
+from plimsoll.core.forecast.predict import forecast as forecast_demand
+from plimsoll.core.forecast.spare import odds
+from plimsoll.core.forecast.state import State as ForecastState
+from plimsoll.core.forecast.state import observe
 from plimsoll.core.lifecycle import Ledger, Starting, expecting, record
 from plimsoll.core.scaling import (
     Decision,
@@ -75,12 +78,12 @@ class Fleet:
     stuck: bool = False  # its new pods fit on no node
     born_s: list[float] = field(default_factory=list)
     ledger: Ledger = field(default_factory=lambda: expecting({"start": 60.0}))
-    demand: demand_of.State = field(default_factory=demand_of.State)
+    demand: ForecastState = field(default_factory=ForecastState)
     backlog_gpu_s: float = 0.0
     history: list[TierDecision] = field(default_factory=list)
 
     def sees(self, now_s: float, work: float | Unknown) -> TierObservation:
-        self.demand = demand_of.observe(self.demand, now_s, work)
+        self.demand = observe(self.demand, now_s, work)
         up = [] if self.stuck else [born_s for born_s in self.born_s if now_s - born_s >= self.start_s]
         for born_s in up:
             self.born_s.remove(born_s)
@@ -89,13 +92,13 @@ class Fleet:
         if not isinstance(work, Unknown):
             self.backlog_gpu_s = 0.0 if ready else self.backlog_gpu_s + work * TICK_S
         horizon_s = self.ledger.horizon_s + TICK_S
-        found = demand_of.forecast(self.demand, now_s, horizon_s, 0.95)
+        found = forecast_demand(self.demand, now_s, horizon_s, 0.95)
         known: Demand | Unknown = Unknown("nothing yet")
         need: Need | Unknown = Unknown("nothing yet")
         if isinstance(found, Unknown):
             known = need = found
         else:
-            known = Demand(found, demand_of.odds(self.demand, horizon_s))
+            known = Demand(found, odds(self.demand, horizon_s))
             need = needed(known, ready, self.backlog_gpu_s)
         words = "no room" if self.stuck else None
         starting = tuple(Starting(f"p{i}", born_s, refused=words) for i, born_s in enumerate(self.born_s))

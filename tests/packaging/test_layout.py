@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+import re
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from plimsoll.api.contract import contract
-from plimsoll.sim import profiles
 
 ROOT = Path(__file__).parents[2]
+DOCKERFILES = [ROOT / "operator" / "Dockerfile", *sorted((ROOT / "engine-image").glob("*.Dockerfile"))]
 
 
 def test_the_source_root_hides_no_standard_module() -> None:
@@ -20,11 +24,20 @@ def test_the_source_root_hides_no_standard_module() -> None:
 
 def test_operator_and_engine_image_read_one_contract() -> None:
     bundled = ROOT / "operator" / "plimsoll" / "api" / "contract.json"
-    assert bundled.resolve() == ROOT / "engine-image" / "contract.json"
+    assert bundled.read_bytes() == (ROOT / "engine-image" / "contract.json").read_bytes()
     assert contract().ports["api"] == 8000
 
 
-def test_simulator_and_light_engine_read_one_kind_of_profile() -> None:
-    light = ROOT / "engine-image" / "simulated"
-    assert Path(profiles.__file__).resolve() == light / "profiles.py"
-    assert profiles.FOLDER.resolve() == light / "profiles"
+def test_checkout_holds_no_symbolic_link() -> None:
+    tracked = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert [line for line in tracked.splitlines() if line.startswith("120000")] == []
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_dockerfile_copies_what_its_context_holds(dockerfile: Path) -> None:
+    """The context is the one of the `docker build` line in the file's head or in the docs."""
+    context = ROOT if dockerfile.name in ("Dockerfile", "simulated.Dockerfile") else dockerfile.parent
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile.read_text(), re.MULTILINE)
+    sources = [source for line in copies for source in line.split()]
+    assert sources
+    assert [source for source in sources if not (context / source).exists()] == []

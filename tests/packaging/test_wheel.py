@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["sim/profiles.py", "sim/profiles/h200-8b.json", "api/contract.json"])
-def test_what_is_a_link_here_is_a_file_there(wheel: Path, name: str) -> None:
+def test_wheel_data_file_equals_its_source(wheel: Path, name: str) -> None:
     bundled, source = wheel / "plimsoll" / name, ROOT / "operator" / "plimsoll" / name
     assert bundled.is_file()
     assert not bundled.is_symlink()

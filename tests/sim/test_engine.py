@@ -11,10 +11,10 @@ import pytest
 
 from plimsoll.sim.job import Job
 from plimsoll.sim.pace import Pace
+from plimsoll.sim.profiles import load
 from simulated.core import Core
 from simulated.meters import Meters as LightMeters
 from simulated.plant import Plant as LightPlant
-from simulated.profiles import load
 from simulated.scheduler import Limits
 from simulated.sequences import Sequence
 from simulated.transfer import Leases

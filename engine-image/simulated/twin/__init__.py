@@ -9,6 +9,6 @@ HTTP, the tokenizer, the queues between its processes, chunked prefill, two step
     vllm serve MODEL --load-format dummy --distributed-executor-backend simulated.twin.executor.TwinExecutor \
       --additional-config '{"twin": {"profile": "h200-8b", "time_scale": 8}}'
 
-with `engine-image` on PYTHONPATH. It takes vLLM's build for the CPU, a folder with config.json and a tokenizer, and no
-weights. `python -m bench.twin` runs it and compares; it proves the schedule, not the time of a step.
+with `engine-image` and `operator` on PYTHONPATH. It takes vLLM's build for the CPU, a folder with config.json and a
+tokenizer, and no weights. `python -m bench.twin` runs it and compares; it proves the schedule, not the time of a step.
 """

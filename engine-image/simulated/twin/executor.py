@@ -17,8 +17,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from plimsoll.sim.profiles import Profile, load
 from simulated.plant import Plant
-from simulated.profiles import Profile, load
 from simulated.twin.work import Card, Counter, Work
 
 _NOTHING_TO_DO: Final = frozenset(

@@ -23,6 +23,7 @@ from kubernetes.aio.leaderelection.electionconfig import Config as ElectionConfi
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
+from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.core.errors import ClusterError, Conflict, Fenced, Forbidden, NotFound, Rejected, Unavailable
 from plimsoll.telemetry import metrics
@@ -119,7 +120,7 @@ class Kube:
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
         """Raises NotFound."""
-        return await self._json("GET", resource.path(namespace, name))
+        return normalize(await self._json("GET", resource.path(namespace, name)))
 
     async def list(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
@@ -134,8 +135,8 @@ class Kube:
             for item in page.get("items") or []:
                 item.setdefault("kind", resource.kind)
                 item.setdefault("apiVersion", resource.api_version)
-                items.append(item)
-            meta = page.get("metadata", {})
+                items.append(normalize(item))
+            meta = page.get("metadata") or {}
             if not meta.get("continue"):
                 return items, str(meta.get("resourceVersion", ""))
             query["continue"] = meta["continue"]
@@ -152,7 +153,7 @@ class Kube:
                 delay = 0.5
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
-            except (ClusterError, TimeoutError, aiohttp.ClientError) as error:
+            except (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
                 log.warning("watch broke, will list again", extra={"resource": resource.plural, "error": str(error)})
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 30.0)
@@ -174,7 +175,7 @@ class Kube:
             async with contextlib.aclosing(_lines(response.response)) as lines:
                 async for line in lines:
                     change = json.loads(line)
-                    kind, obj = change["type"], change["object"]
+                    kind, obj = change["type"], normalize(change["object"])
                     if kind == "ERROR":
                         return
                     version = obj["metadata"]["resourceVersion"]
@@ -185,13 +186,14 @@ class Kube:
         """Server-side apply of one object; returns it as the server now has it. Raises Rejected, Conflict, Fenced."""
         resource = BY_KIND[obj["kind"]] if subresource != "scale" else DEPLOYMENTS
         meta = obj["metadata"]
-        return await self._json(
+        live = await self._json(
             "PATCH",
             resource.path(meta.get("namespace"), meta["name"], subresource),
             {"fieldManager": manager, "force": "true" if force else "false"},
             obj,
             "application/apply-patch+yaml",
         )
+        return normalize(live)
 
     async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
         """Own and set spec.replicas of a Deployment, and nothing else of it."""
@@ -207,7 +209,7 @@ class Kube:
         """Raises Conflict when an object of that name exists."""
         resource = BY_KIND[obj["kind"]]
         path = resource.path(obj["metadata"].get("namespace"))
-        return await self._json("POST", path, None, obj, "application/json")
+        return normalize(await self._json("POST", path, None, obj, "application/json"))
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, uid: str) -> None:
         """Delete exactly the object with this uid; one that is gone already is no error."""
@@ -304,6 +306,14 @@ class _Lock(LeaseLock):  # type: ignore[misc]
 
     renewed = float("-inf")
 
+    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
+        """The election record. A lease that cannot be read is asked for again, like one that is not answered."""
+        try:
+            found: tuple[bool, Any] = await super().get(name, namespace)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError) as error:
+            return False, client.ApiException(status=0, reason=f"{type(error).__name__}: {error}")
+        return found
+
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
         return await self._timed(self._create(name, namespace, election_record))
 
@@ -388,6 +398,6 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 async def _release(kube: Kube, namespace: str, name: str, identity: str) -> None:
     with contextlib.suppress(ClusterError):
         lease = await kube.get(LEASES, namespace, name)
-        if lease.get("spec", {}).get("holderIdentity") == identity:
+        if lease["spec"].get("holderIdentity") == identity:
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             await kube._json("PUT", LEASES.path(namespace, name), None, lease, "application/json")

@@ -1,9 +1,9 @@
 """Conditions and their reasons: the contract that people, `kubectl wait`, Flux and Argo CD read.
 
-Closed lists, so that a reason can be documented, alerted on and tested. All but `ScalingLimited`, `Reconciling` and
-`Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A condition that does not
-apply is absent. The transition time moves only when the status flips; `observedGeneration` is that of the object
-judged.
+Closed lists, so that a reason can be documented, alerted on and tested. All but `InternalError`, `ScalingLimited`,
+`Reconciling` and `Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A
+condition that does not apply is absent. The transition time moves only when the status flips; `observedGeneration` is
+that of the object judged.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Type(StrEnum):
     SLO_MET = "SLOMet"
     ADMITTING = "Admitting"
     FALLBACK_FOUND = "FallbackFound"
+    INTERNAL_ERROR = "InternalError"
 
 
 class Reason(StrEnum):
@@ -83,6 +84,7 @@ class Reason(StrEnum):
     GATEWAYS_BEHIND = "GatewaysBehind"
     FALLBACK_FOUND = "FallbackFound"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    OPERATOR_ERROR = "OperatorError"
 
 
 MEANING: dict[Reason, str] = {
@@ -132,6 +134,7 @@ MEANING: dict[Reason, str] = {
     Reason.GATEWAYS_BEHIND: "A gateway does not let in by what the operator tells it; the message has the remedy.",
     Reason.FALLBACK_FOUND: "The service that takes what this one cannot is there.",
     Reason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
+    Reason.OPERATOR_ERROR: "An error in the operator about the object that the message names; other objects go on.",
 }
 
 TIER_READY = {"prefill": Type.PREFILL_READY, "decode": Type.DECODE_READY, "serve": Type.SERVE_READY}

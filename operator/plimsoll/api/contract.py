@@ -1,7 +1,7 @@
-"""What the operator and the engine image agree on: `engine-image/contract.json`, read by both sides.
+"""What the operator and the engine image agree on: `contract.json`, read by both sides.
 
-Ports, paths, environment names, headers and drain times stand in one file. The launcher in the image reads its own
-copy, the operator reads this one, so that neither can drift without the other noticing at build time.
+Ports, paths, environment names, headers and drain times stand in one file. The launcher in the
+image reads a copy, `engine-image/contract.json`, which `make generate` writes and `make verify` compares.
 """
 
 from __future__ import annotations

@@ -22,13 +22,15 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import explain, memory, report, starts, victims
 from plimsoll.controllers.gauges import Gauges
 from plimsoll.controllers.hearing import SILENT_SECONDS, Hearing
+from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.past import Past
 from plimsoll.controllers.report import Report
-from plimsoll.controllers.store import Key, Store, key_of, version_of
-from plimsoll.core import autoscaler
+from plimsoll.controllers.store import Key, Store, key_of, role_of, version_of
 from plimsoll.core.admission.published import Published, from_dict
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.fleet import decide_all
 from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
+from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.errors import ClusterError, InvalidSpec, NotFound
 from plimsoll.core.forecast import Unknown
 from plimsoll.core.picking.endpoint import Role
@@ -43,7 +45,7 @@ from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
 Tell = Callable[[Object, Event], Awaitable[None]]
-Asked = tuple[autoscaler.Service, Seen, Wish]
+Asked = tuple[Service, Seen, Wish]
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class Change:
 class _Known:
     """One service in this process. starting: pods that were seen before they were ready, so that their start counts."""
 
-    service: autoscaler.Service
+    service: Service
     listener: Listener
     gatekeeper: Gatekeeper
     uid: str  # of the object: another one of the same name begins anew
@@ -201,8 +203,10 @@ class Autoscaler:
         tell: Tell,
         changed: Callable[[Key], None],
         monotonic: Callable[[], float] = time.monotonic,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """changed: called with a service whose report says something new."""
+        self._errors = errors or ObjectErrors()
         self._store = store
         self._kube = kube
         self._sources = sources
@@ -238,13 +242,17 @@ class Autoscaler:
         due = self.decide(now_s)
         took_s = self._monotonic() - began_s
         for change in due:
-            await self._set(change)
+            with self._apart(key_of(change.raw), now_s):
+                await self._set(change)
+        for key, known in self._known.items():
+            if not known.is_failed(now_s):
+                self._errors.clear(Stage.SCALING, key, _subject(key))
         self._past.look({key: known.service for key, known in self._known.items()}, now_s)
         return took_s
 
     def decide(self, now_s: float) -> list[Change]:
         """Every tier that must be scaled; reads the caches alone."""
-        typed = {key_of(raw): (raw, service) for raw, service in self._services()}
+        typed = {key_of(raw): (raw, service) for raw, service in self._services(now_s)}
         for gone in self._known.keys() - typed.keys():
             del self._known[gone]
             self._gauges.forget(gone)
@@ -276,7 +284,7 @@ class Autoscaler:
     def _decided(self, asked: dict[Key, Asked], now_s: float) -> dict[Key, Asked]:
         """Those for which a decision was made: all in one pass or, where that fails, each by itself."""
         try:
-            autoscaler.decide_all(asked, now_s)
+            decide_all(asked, now_s)
         except Exception:  # of one of them, which is found below
             log.exception("the pass over all services failed, each is decided by itself")
         else:
@@ -284,7 +292,7 @@ class Autoscaler:
         found = {}
         for key, one in asked.items():
             with self._apart(key, now_s):
-                autoscaler.decide_all({key: one}, now_s)
+                decide_all({key: one}, now_s)
                 found[key] = one
         return found
 
@@ -295,25 +303,28 @@ class Autoscaler:
             yield
         except Exception as error:  # uncaught it would end the operator, now and after each restart
             log.exception("not decided, its replicas stay", extra={"service": "/".join(key)})
+            self._errors.record(Stage.SCALING, key, _subject(key), error)
             known = self._known.get(key)
             if known is not None:
                 known.failed_s = now_s
                 known.report = report.failed(known.report or self._nothing(known, now_s), error)
                 self._changed(key)
 
-    def _services(self) -> Iterable[tuple[Object, InferenceService]]:
+    def _services(self, now_s: float) -> Iterable[tuple[Object, InferenceService]]:
         for raw in self._store.all(labels.KIND):
+            service: InferenceService | InvalidSpec | None = None
             if not raw["metadata"].get("deletionTimestamp"):
-                service = self._store.typed(raw)
-                if not isinstance(service, InvalidSpec):
-                    yield raw, service
+                with self._apart(key_of(raw), now_s):
+                    service = self._store.typed(raw)
+            if isinstance(service, InferenceService):
+                yield raw, service
 
     def _meet(self, key: Key, raw: Object, service: InferenceService, now_s: float) -> _Known:
         roles = [kind for kind, _ in service.spec.tiers.items()]
         status = raw.get("status") or {}
         kept, listener = status.get("learned"), Listener([Role(role) for role in roles])
         keeper, uid = Gatekeeper.after(_told(status)), raw["metadata"]["uid"]
-        known = _Known(autoscaler.Service.of(roles), listener, keeper, uid, kept, now_s)
+        known = _Known(Service.of(roles), listener, keeper, uid, kept, now_s)
         self._known[key] = known
         memory.recall(known.service, kept)
         memory.retell(known.service, status)
@@ -380,7 +391,7 @@ class Autoscaler:
         live = self._store.get("Deployment", (namespace, meta.tier_name(name, tier)))
         return live if live is not None and meta.owner_uid(live) == raw["metadata"]["uid"] else None
 
-    def _changes(self, raw: Object, service: autoscaler.Service, wanted: Wish) -> Iterable[Change]:
+    def _changes(self, raw: Object, service: Service, wanted: Wish) -> Iterable[Change]:
         if wanted.policy.mode is not Mode.AUTO or wanted.policy.paused or service.last is None:
             return
         for tier, decision in service.last.decision.tiers.items():
@@ -431,7 +442,10 @@ class Autoscaler:
             return
         direction = "up" if change.decision.replicas > change.before else "down"
         metrics.OPERATOR_SCALED.labels(change.tier, direction).inc()
-        await self._tell(change.raw, change.event(going))
+        try:
+            await self._tell(change.raw, change.event(going))
+        except ClusterError as error:
+            log.warning("scaled without an Event", extra={"deployment": target["name"], "error": str(error)})
 
     async def _mark(self, change: Change) -> str:
         """Name those that are to go; returns who, in words. A failure leaves the choice to Kubernetes."""
@@ -451,5 +465,9 @@ class Autoscaler:
         return going.words
 
 
+def _subject(key: Key) -> str:
+    return f"{labels.KIND} {'/'.join(key)}"
+
+
 def _of_tier(pod: Object, tier: str) -> bool:
-    return pod["metadata"]["labels"].get(labels.ROLE) == tier and not starts.is_leaving(pod)
+    return role_of(pod) == tier and not starts.is_leaving(pod)

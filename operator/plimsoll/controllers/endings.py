@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import orjson
 
 from plimsoll.adapters.kube import WatchEvent
+from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers.store import Key, Store, service_of
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
+from plimsoll.controllers.store import Key, Store, role_of, service_of
 from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
@@ -60,14 +61,14 @@ def of_pod(pod: Object) -> Ending | None:
     ended = _ended(pod)
     if ended is None or service is None:
         return None
-    tier, name, uid = meta["labels"].get(labels.ROLE, ""), meta["name"], meta["uid"]
+    tier, name, uid = role_of(pod), meta["name"], meta["uid"]
     said = _said(ended.get("message", ""))
     if said is not None:
         return Ending(service, tier, name, uid, *said)
-    due = meta.get("deletionTimestamp")
-    if ended.get("exitCode") != KILLED or ended.get("reason") == "OOMKilled" or not due or "finishedAt" not in ended:
+    due_s, ended_s = epoch_s(meta.get("deletionTimestamp")), epoch_s(ended.get("finishedAt"))
+    if ended.get("exitCode") != KILLED or ended.get("reason") == "OOMKilled" or due_s is None or ended_s is None:
         return None
-    if _epoch_s(ended["finishedAt"]) < _epoch_s(due) - CLOCK_S:  # the kubelet kills when the time of deletion has come
+    if ended_s < due_s - CLOCK_S:  # the kubelet kills when the time of deletion has come
         return None
     return Ending(service, tier, name, uid, None, float(meta.get("deletionGracePeriodSeconds", 0)))
 
@@ -75,8 +76,9 @@ def of_pod(pod: Object) -> Ending | None:
 class Endings:
     """Of each service, what is to be told of its pods."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, errors: ObjectErrors | None = None) -> None:
         self._store = store
+        self._errors = errors or ObjectErrors()
         self._seen: set[str] = set()  # uids of pods that ended badly and are still there
         self._owed: dict[Key, dict[str, Event]] = {}
 
@@ -86,11 +88,14 @@ class Endings:
             case "SYNC":
                 there = {pod["metadata"]["uid"]: pod for pod in self._store.all("Pod")}
                 self._seen &= there.keys()
+                self._errors.retain(Stage.POD_ENDING, {subject_of(pod) for pod in there.values()})
                 for pod in there.values():
                     self._see(pod)
             case "DELETED":
                 self._see(event.object)
                 self._seen.discard(event.object["metadata"]["uid"])
+                if (service := service_of(event.object)) is not None:
+                    self._errors.clear(Stage.POD_ENDING, service, subject_of(event.object))
             case _:
                 self._see(event.object)
 
@@ -99,7 +104,11 @@ class Endings:
         service = service_of(pod)
         if service is None or self._store.get(labels.KIND, service) is None:
             return
-        series = ("/".join(service), pod["metadata"]["labels"].get(labels.ROLE, ""))
+        with self._errors.contained(Stage.POD_ENDING, service, subject_of(pod)):
+            self._count(service, pod)
+
+    def _count(self, service: Key, pod: Object) -> None:
+        series = ("/".join(service), role_of(pod))
         drains, lost = metrics.OPERATOR_DRAINS_TIMED_OUT.labels(*series), metrics.OPERATOR_CUT_OFF.labels(*series)
         found = None if pod["metadata"]["uid"] in self._seen else of_pod(pod)
         if found is None:
@@ -142,7 +151,3 @@ def _said(message: str) -> tuple[int, float] | None:
         return int(document["cutOff"]), float(document["drainSeconds"])
     except (ValueError, TypeError, KeyError):  # anything else that a container can say
         return None
-
-
-def _epoch_s(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

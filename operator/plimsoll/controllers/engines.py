@@ -16,8 +16,8 @@ import math
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from plimsoll.adapters import about as launcher
@@ -26,6 +26,7 @@ from plimsoll.adapters.scrape import Ask, fetch
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.controllers import starts
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.store import Key, Store, service_of
 from plimsoll.core.errors import Unavailable
 from plimsoll.core.picking.endpoint import Role
@@ -80,10 +81,12 @@ class Engines:
         parse: Parse = launcher.parse,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """ask: what a pod answers at an address, a port and a path, or Unavailable. heard: called with every reading,
         its service and tier. parse: reads /about, or raises ValueError. clock: seconds since the epoch, for the
         readings; who is asked when goes by `monotonic`."""
+        self._errors = errors or ObjectErrors()
         self._store = store
         self._ask_pod = ask
         self._heard = heard
@@ -149,11 +152,22 @@ class Engines:
         for pod in self._pods.values():
             if pod.metrics_s <= now_s:
                 pod.metrics_s = math.inf
-                jobs.append(self._ask_metrics(pod))
+                jobs.append(self._contained(Stage.ENGINE_METRICS, pod, self._ask_metrics(pod)))
             if pod.about_s <= now_s:
                 pod.about_s = math.inf
-                jobs.append(self._ask_about(pod))
+                jobs.append(self._contained(Stage.ENGINE_ABOUT, pod, self._ask_about(pod)))
         await asyncio.gather(*jobs)
+
+    async def _contained(self, stage: Stage, pod: _Pod, asking: Awaitable[None]) -> None:
+        """Ask one pod. After an error it is asked again, like one that says nothing."""
+        with self._errors.contained(stage, pod.key, _subject(pod)):
+            await asking
+            return
+        due_s = self._monotonic() + SELDOM_S
+        if stage is Stage.ENGINE_ABOUT:
+            pod.about_s = min(pod.about_s, due_s)
+        elif pod.ready:
+            pod.metrics_s = min(pod.metrics_s, due_s)
 
     def _pause_s(self) -> float:
         due_s = min((min(pod.metrics_s, pod.about_s) for pod in self._pods.values()), default=math.inf)
@@ -162,7 +176,7 @@ class Engines:
     def _look(self, now_s: float) -> None:
         """Meet new pods, follow the known ones, forget those that are gone."""
         self._looked_s = now_s
-        present = {obj["metadata"]["uid"]: pod for obj in self._store.all("Pod") if (pod := _pod(obj)) is not None}
+        present = self._present()
         for uid in self._pods.keys() - present.keys():
             gone = self._pods.pop(uid)
             self._calm(gone)
@@ -170,6 +184,24 @@ class Engines:
             self._follow(self._pods.setdefault(uid, pod), pod, now_s)
         self._names = {pod.name: pod for pod in self._pods.values()}
         self._stirred = {key: until_s for key, until_s in self._stirred.items() if until_s > now_s}
+
+    def _present(self) -> dict[str, _Pod]:
+        """The engine pods that can be asked, by uid. One that cannot be read now stays as it was."""
+        found: dict[str, _Pod] = {}
+        every = list(self._store.all("Pod"))
+        for obj in every:
+            uid = obj["metadata"]["uid"]
+            known = self._pods.get(uid)
+            pod = None if known is None else replace(known)
+            with self._errors.contained(Stage.ENGINE_LIST, service_of(obj), subject_of(obj)):
+                pod = _pod(obj)
+            if pod is not None:
+                found[uid] = pod
+        if self._errors.present:
+            subjects = {subject_of(obj) for obj in every}
+            for stage in (Stage.ENGINE_LIST, Stage.ENGINE_METRICS, Stage.ENGINE_ABOUT):
+                self._errors.retain(stage, subjects)
+        return found
 
     def _follow(self, known: _Pod, seen: _Pod, now_s: float) -> None:
         known.address = seen.address
@@ -252,6 +284,10 @@ class Engines:
             return
         if pod.silences or not pod.ready or not was_ready:
             pod.about_s = asked_s + (SELDOM_S if pod.ready and pod.silences > 2 else ABOUT_S)
+
+
+def _subject(pod: _Pod) -> str:
+    return f"Pod {pod.key[0]}/{pod.name}"
 
 
 def _port() -> int:

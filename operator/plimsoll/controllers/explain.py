@@ -16,12 +16,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from plimsoll.core import forecast
 from plimsoll.core.autoscaler import Service, Tier
 from plimsoll.core.autoscaler.service import TICK_S, Told
 from plimsoll.core.autoscaler.tier import PESSIMISM
 from plimsoll.core.calibration.answer import knowledge
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.predict import forecast as forecast_demand
 from plimsoll.core.scaling import Line, TierDecision
 from plimsoll.core.signals import Heard
 from plimsoll.core.sizing import Infeasible
@@ -175,7 +175,7 @@ def _forecast(service: Service, name: str, tier: Tier, horizon_s: float | None) 
         return _unknown(Unknown("nothing is promised, so nothing is foretold"))
     reach_s = tier.ledger.horizon_s + TICK_S if horizon_s is None else horizon_s
     risk, cost = service.risk, service.miss_cost(name, policy)
-    found = forecast.forecast(tier.demand, service.last.at_s, reach_s, risk.quantile, risk.promised, cost)
+    found = forecast_demand(tier.demand, service.last.at_s, reach_s, risk.quantile, risk.promised, cost)
     if isinstance(found, Unknown):
         return _unknown(found)
     return {

@@ -17,6 +17,7 @@ from typing import Any
 
 from plimsoll.adapters.kube import PODS, Kube, WatchEvent
 from plimsoll.adapters.signals import Heard, parse
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.store import Key
 from plimsoll.core.errors import Unavailable
 from plimsoll.core.ports import GatewayReading
@@ -77,9 +78,11 @@ class Gateways:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_SECONDS,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """ask: what a pod answers, or Unavailable. changed: called with a service whose routability changed, or with
         None when any may have. clock: seconds since the epoch, for the readings; `monotonic` tells what is fresh."""
+        self._errors = errors or ObjectErrors()
         self._kube = kube
         self._settings = settings
         self._page = ask
@@ -133,7 +136,8 @@ class Gateways:
             self._replicas = {uid: r for uid, r in self._replicas.items() if uid in present}
         for pod in event.objects or (event.object,):
             if pod:
-                self._note(pod, gone=event.type == "DELETED")
+                with self._errors.contained(Stage.GATEWAY, None, subject_of(pod)):
+                    self._note(pod, gone=event.type == "DELETED")
 
     def _note(self, pod: Mapping[str, Any], *, gone: bool) -> None:
         uid, address = pod["metadata"]["uid"], pod.get("status", {}).get("podIP")
@@ -151,17 +155,18 @@ class Gateways:
         finally:
             for job in self._asking.values():
                 job.cancel()
+            self._asking.clear()
 
     async def ask(self) -> None:
         """One round: every replica that is not still being asked, then the view and who must be told."""
         known = self._listed is not None
         due = [(uid, replica) for uid, replica in self._replicas.items() if uid not in self._asking]
-        jobs = {uid: asyncio.create_task(self._ask(replica)) for uid, replica in due}
+        jobs = {uid: asyncio.create_task(self._ask_contained(replica)) for uid, replica in due}
         self._asking |= jobs
         if jobs:
             await asyncio.wait(jobs.values(), timeout=self._patience_s)
         for uid in [uid for uid, job in self._asking.items() if job.done()]:
-            self._asking.pop(uid).result()
+            del self._asking[uid]
         self._asked = self._asked or known
         now = self._monotonic()
         fresh = [said for r in self._replicas.values() if (said := r.fresh(now))]
@@ -184,6 +189,10 @@ class Gateways:
             was, is_now = (bool(one.routable.get(key)) for one in (before, view))
             if was != is_now or before.models.get(key) != view.models.get(key):
                 self._changed(key)
+
+    async def _ask_contained(self, replica: _Replica) -> None:
+        with self._errors.contained(Stage.GATEWAY, None, f"Pod {self._settings.namespace}/{replica.name}"):
+            await self._ask(replica)
 
     async def _ask(self, replica: _Replica) -> None:
         about = {"gateway": replica.name, "address": replica.address}

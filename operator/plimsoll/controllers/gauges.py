@@ -74,6 +74,13 @@ class Conditions:
         if now:
             self._shown[key] = set(now)
 
+    def add(self, key: Key, condition: Condition) -> None:
+        """One more condition beside those that are shown."""
+        kind, reason = condition.type.value, condition.reason.value
+        holds = -1 if condition.holds is None else condition.holds
+        metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
+        self._shown.setdefault(key, set()).add((kind, reason))
+
 
 def _show_replicas(name: str, tier: str, service: Service, there: TierSeen) -> None:
     assert service.last is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import kopf
 
+from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.controllers.settings import tune
 
@@ -29,7 +30,7 @@ def registry(changed: Changed, *, namespaced: bool) -> kopf.OperatorRegistry:
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=made)
     async def service(event: Any, **_: Any) -> None:
         obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
-        changed(obj, event["type"] == "DELETED")
+        changed(normalize(obj), event["type"] == "DELETED")
 
     return made
 

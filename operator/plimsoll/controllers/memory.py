@@ -15,32 +15,33 @@ from typing import Any
 
 import orjson
 
-from plimsoll.core import autoscaler
-from plimsoll.core.autoscaler.service import Told
+from plimsoll.core.autoscaler.service import Service, Told
+from plimsoll.core.autoscaler.stored import restore as autoscaler_restore
+from plimsoll.core.autoscaler.stored import to_dict as autoscaler_to_dict
 from plimsoll.core.scaling import Decision, State, Step, TierDecision
 
 FORM = "zlib"
 LIMIT = 1 << 20  # bytes of what is read; a hand-made text could unfold to anything
 
 
-def write(service: autoscaler.Service) -> dict[str, str]:
+def write(service: Service) -> dict[str, str]:
     """About 4 KB a tier once there is history."""
-    return {FORM: base64.b64encode(zlib.compress(orjson.dumps(autoscaler.to_dict(service)), 9)).decode()}
+    return {FORM: base64.b64encode(zlib.compress(orjson.dumps(autoscaler_to_dict(service)), 9)).decode()}
 
 
-def recall(service: autoscaler.Service, kept: object) -> None:
+def recall(service: Service, kept: object) -> None:
     """Put back what `write` gave; whatever else it may be, the service begins anew."""
     text = kept.get(FORM) if isinstance(kept, Mapping) else None
     if not isinstance(text, str):
         return
     try:
         unfolded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), LIMIT)
-        autoscaler.restore(service, orjson.loads(unfolded))
+        autoscaler_restore(service, orjson.loads(unfolded))
     except (binascii.Error, zlib.error, ValueError):
         return
 
 
-def retell(service: autoscaler.Service, status: Mapping[str, Any]) -> None:
+def retell(service: Service, status: Mapping[str, Any]) -> None:
     """Put back the decisions that a status shows; one that cannot be read is left out."""
     before = status.get("decisions")
     shown = [status.get("lastDecision"), *(before if isinstance(before, Sequence) else ())]

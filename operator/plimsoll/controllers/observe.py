@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateways import View
@@ -77,7 +78,7 @@ def fallback(store: Store, raw: Object) -> tuple[str, str] | None:
 
 
 def _falls_back_to(raw: Object) -> Key | None:
-    name = ((raw.get("spec", {}).get("admission") or {}).get("fallback") or {}).get("name")
+    name = value_at(raw, "spec", "admission", "fallback", "name")
     return (raw["metadata"]["namespace"], str(name)) if name else None
 
 
@@ -94,8 +95,7 @@ def claims(store: Store) -> list[Claim]:
 
 def claimed(raw: Object) -> str:
     """The bare model name that a service claims."""
-    model = raw.get("spec", {}).get("model") or {}
-    return str(model.get("name") or raw["metadata"]["name"])
+    return str(value_at(raw, "spec", "model", "name") or raw["metadata"]["name"])
 
 
 def _names(raw: Object) -> frozenset[str]:

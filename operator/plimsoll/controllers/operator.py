@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from plimsoll.adapters.kube import (
     Kube,
     LeaseTimes,
     Resource,
+    WatchEvent,
     lead,
 )
 from plimsoll.api import labels
@@ -38,12 +39,13 @@ from plimsoll.controllers.autoscale import Autoscaler, Sources
 from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.engines import Engines
 from plimsoll.controllers.gateways import Gateways
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
 from plimsoll.controllers.observe import rivals
 from plimsoll.controllers.reconcile import Reconciler
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.secondhand import SecondHand
 from plimsoll.controllers.settings import Settings
-from plimsoll.controllers.store import Key, Store, key_of
+from plimsoll.controllers.store import Key, Store, key_of, service_of
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.picking.endpoint import Role
@@ -83,10 +85,12 @@ class Operator:
         self._namespaces = settings.platform.watch_namespaces
         self._synced: set[tuple[str, str | None]] = set()
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
+        self.errors = ObjectErrors(self.queue.add)
         self.store = Store(self.queue.add)
-        self.gateways = Gateways(kube, settings.platform.gateway, partial(pods.get, session), self._routability_changed)
-        self.engines = Engines(self.store, partial(pods.get, session), self._engine_heard)
-        self.endings = Endings(self.store)
+        ask = partial(pods.get, session)
+        self.gateways = Gateways(kube, settings.platform.gateway, ask, self._routability_changed, errors=self.errors)
+        self.engines = Engines(self.store, ask, self._engine_heard, errors=self.errors)
+        self.endings = Endings(self.store, self.errors)
         self.reconciler = Reconciler(
             kube,
             self.store,
@@ -95,6 +99,7 @@ class Operator:
             self._report,
             self.endings,
             settings.identity,
+            self.errors,
             self.queue.add_later,
         )
         store = _prometheus(settings.prometheus_url)
@@ -108,23 +113,17 @@ class Operator:
             store,
             self.second_hand.tiers,
         )
-        self.autoscaler = Autoscaler(self.store, kube, sources, self.reconciler.tell, self.queue.add)
+        tell = self.reconciler.tell
+        self.autoscaler = Autoscaler(self.store, kube, sources, tell, self.queue.add, errors=self.errors)
 
     async def run(self) -> None:
-        """Until SIGTERM or cancellation; any part that fails ends them all."""
+        """Until SIGTERM or cancellation. A part that fails is started again; the others go on meanwhile."""
         await self._list_services()
         try:
             async with asyncio.TaskGroup() as group:
-                for namespace in self._namespaces or (None,):
-                    for resource, selector in WATCHED:
-                        group.create_task(self._follow(resource, selector, namespace))
-                group.create_task(self._watch_services())
-                group.create_task(self._forget_gone_for_ever())
-                group.create_task(self.gateways.run())
-                group.create_task(self.engines.run())
-                group.create_task(self.second_hand.run())
-                group.create_task(self.queue.run())
-                group.create_task(self._tick_for_ever())
+                for name, work in self._parts():
+                    group.create_task(supervise(name, work, self.errors))
+                group.create_task(self._watch_until_stopped())
         except* _Stopped:
             log.info("told to end")
 
@@ -136,9 +135,27 @@ class Operator:
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
                 self.store.replace(labels.KIND, tuple(items), namespace)
 
-    async def _watch_services(self) -> None:
-        await handlers.watch_services(self._service_changed, self._namespaces)
+    def _parts(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What runs all the time, but for the watch of services, by name."""
+        for namespace in self._namespaces or (None,):
+            for resource, selector in WATCHED:
+                yield f"watch of {resource.plural}", partial(self._follow, resource, selector, namespace)
+        yield "list of services", self._forget_gone_for_ever
+        yield "gateways", self.gateways.run
+        yield "engines", self.engines.run
+        yield "metrics store", self.second_hand.run
+        yield "work queue", self.queue.run
+        yield "scaling", self._tick_for_ever
+
+    async def _watch_until_stopped(self) -> None:
+        """kopf takes over SIGTERM, so that its return is the end of the process."""
+        watch = partial(handlers.watch_services, self._contained_change, self._namespaces)
+        await supervise("watch of services", watch, self.errors)
         raise _Stopped
+
+    def _contained_change(self, obj: dict[str, Any], gone: bool) -> None:
+        with self.errors.contained(Stage.WATCH, service_of(obj), subject_of(obj)):
+            self._service_changed(obj, gone)
 
     def _service_changed(self, obj: dict[str, Any], gone: bool) -> None:
         before = self.store.get(labels.KIND, key_of(obj))
@@ -177,16 +194,20 @@ class Operator:
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):
-            match event.type:
-                case "SYNC":
-                    self.store.replace(resource.kind, event.objects, namespace)
-                    self._synced.add((resource.plural, namespace))
-                case "DELETED":
-                    self.store.drop(event.object)
-                case _:
-                    self.store.put(event.object)
-            if resource is PODS:
-                self.endings.hear(event)
+            with self.errors.contained(Stage.WATCH, None, subject_of(event.object)):
+                self._take(resource, namespace, event)
+
+    def _take(self, resource: Resource, namespace: str | None, event: WatchEvent) -> None:
+        match event.type:
+            case "SYNC":
+                self.store.replace(resource.kind, event.objects, namespace)
+                self._synced.add((resource.plural, namespace))
+            case "DELETED":
+                self.store.drop(event.object)
+            case _:
+                self.store.put(event.object)
+        if resource is PODS:
+            self.endings.hear(event)
 
     async def _reconcile(self, key: Key) -> None:
         if not self.synced:
@@ -212,7 +233,7 @@ class Operator:
             self.queue.add(key)
             return
         for raw in self.store.all(labels.KIND):
-            self.queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+            self.queue.add(key_of(raw))
 
 
 def _prometheus(url: str) -> Prometheus | None:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from plimsoll.controllers.store import Key
-from plimsoll.core import forecast
 from plimsoll.core.autoscaler import Service
 from plimsoll.core.errors import Unavailable
+from plimsoll.core.forecast.past import has_past, replay, with_past
+from plimsoll.core.forecast.state import State
 from plimsoll.core.ports import History
 from plimsoll.core.scaling import Line
 
@@ -36,7 +37,7 @@ class Past:
 
     def meet(self, key: Key, service: Service) -> None:
         """A service is new to this process, what was remembered of it put back already."""
-        if self._history is not None and not any(forecast.has_past(tier.demand) for tier in service.tiers.values()):
+        if self._history is not None and not any(has_past(tier.demand) for tier in service.tiers.values()):
             self._wanting.add(key)
 
     def look(self, services: Mapping[Key, Service], now_s: float) -> None:
@@ -62,15 +63,16 @@ async def seed(history: History, name: str, service: Service, now_s: float) -> N
     except Unavailable as error:
         log.warning("the past is not known", extra={"service": name, "error": str(error)})
         return
+    except Exception:  # of a task that nobody awaits
+        log.exception("the past cannot be read", extra={"service": name})
+        return
     for role, (minutes, past) in pasts.items():
         tier = service.tiers[role]
-        tier.demand = forecast.with_past(tier.demand, past)
+        tier.demand = with_past(tier.demand, past)
         log.info("the past is known", extra={"service": name, "tier": role, "minutes": minutes})
 
 
-def _replayed(
-    history: History, name: str, costs: Mapping[str, float], now_s: float
-) -> dict[str, tuple[int, forecast.State]]:
+def _replayed(history: History, name: str, costs: Mapping[str, float], now_s: float) -> dict[str, tuple[int, State]]:
     """By tier: how many minutes were known, and the state after them; nothing where none was."""
     minutes = history.request_rate(name, now_s - PAST_S, now_s)
-    return {role: (len(minutes), forecast.replay(minutes, cost)) for role, cost in costs.items()} if minutes else {}
+    return {role: (len(minutes), replay(minutes, cost)) for role, cost in costs.items()} if minutes else {}

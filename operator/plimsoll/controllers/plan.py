@@ -42,7 +42,7 @@ def plan(seen: Observed, service: InferenceService, replicas: Mapping[str, int],
     for kind, _ in service.spec.tiers.items():
         name = revisions[kind] = objects.revision_name(service, kind)
         kept = seen.revisions.get(name)
-        if kept is None:
+        if kept is None or not kept.get("data"):
             earlier = seen.revisions.get(objects.earlier_revision_name(service, kind), {})
             kept = objects.revision(service, seen.raw, kind, platform, earlier.get("data"))
             keep.append(kept)

@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from plimsoll.adapters.kube import BY_KIND, CONTROLLERREVISIONS, Kube
@@ -24,13 +24,14 @@ from plimsoll.controllers.drift import Memory
 from plimsoll.controllers.endings import Endings
 from plimsoll.controllers.gateways import View
 from plimsoll.controllers.gauges import Conditions
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.modelnames import ModelNames, model_names
 from plimsoll.controllers.observe import Observed, claimed, observe
 from plimsoll.controllers.plan import Plan, plan
 from plimsoll.controllers.report import Report
 from plimsoll.controllers.status import Sight, TierSight
-from plimsoll.controllers.store import Key, Store, key_of
-from plimsoll.core.errors import Conflict, Forbidden, NotFound, Rejected, Unavailable
+from plimsoll.controllers.store import Key, Store, key_of, role_of
+from plimsoll.core.errors import Conflict, Forbidden, NotFound, PlimsollError, Rejected, Unavailable
 from plimsoll.resources import meta
 from plimsoll.resources.platform import Platform
 
@@ -56,10 +57,12 @@ class Reconciler:
         report: Callable[[Key], Report | None],
         endings: Endings,
         identity: str,
+        errors: ObjectErrors | None = None,
         later: Callable[[Key, float], None] = lambda key, seconds: None,
     ) -> None:
         """report: what the autoscaler says of a service, None before it has looked at it. later: has a service
         reconciled after some seconds."""
+        self._errors = errors or ObjectErrors()
         self._kube = kube
         self._store = store
         self._platform = platform
@@ -72,11 +75,27 @@ class Reconciler:
         self._shown = Conditions()
 
     async def reconcile(self, key: Key) -> None:
-        """One round. Raises ClusterError if it must be tried again."""
+        """One round. Raises ClusterError if it must be tried again; any other error is first shown in the status."""
+        try:
+            await self._round(key)
+        except PlimsollError:
+            raise
+        except Exception as error:
+            raw = self._store.get(labels.KIND, key)
+            if raw is not None:
+                self._errors.record(Stage.RECONCILE, key, subject_of(raw), error)
+                await self._publish_error(key, raw)
+            raise
+        raw = self._store.get(labels.KIND, key)
+        if raw is not None:
+            self._errors.clear(Stage.RECONCILE, key, subject_of(raw))
+
+    async def _round(self, key: Key) -> None:
         seen = observe(self._store, self._gateways(), key)
         if seen is None:
             self._memory.forget(key)
             self._endings.forget(key)
+            self._errors.forget(key)
             self._shown.show(key, ())
             return
         todo: Plan | None = None
@@ -90,7 +109,7 @@ class Reconciler:
         seen = observe(self._store, self._gateways(), key) or seen
         names = names_of(seen, datetime.datetime.now(datetime.UTC))
         sight = sight_of(seen, todo, rejected, self._report(key), self._platform, names)
-        await self._publish(seen.raw, sight)
+        await self._publish(seen.raw, replace(sight, internal_error=self._errors.condition(key)))
         if names.next_s is not None:
             self._later(key, names.next_s)
         if todo is not None:
@@ -133,7 +152,8 @@ class Reconciler:
         owners = live["metadata"].get("ownerReferences", [])
         if any(owner.get("uid") == parent["metadata"]["uid"] for owner in owners):
             return
-        if any(owner.get("kind") == labels.KIND and owner["name"] == parent["metadata"]["name"] for owner in owners):
+        former = (labels.KIND, parent["metadata"]["name"])
+        if any((owner.get("kind"), owner.get("name")) == former for owner in owners):
             raise Conflict(f"{kind} {wish_meta['name']} of an earlier service of this name is still being deleted")
         raise Rejected(f"{kind} {wish_meta['name']} exists and is not this service's; rename one of the two")
 
@@ -156,8 +176,28 @@ class Reconciler:
             "conditions": conditions.merge(old.get("conditions", []), stated, generation, now()),
             **status.scaling(sight, old),
         }
-        if new == old:
+        if new != old:
+            await self._write_status(raw, new)
+
+    async def _publish_error(self, key: Key, raw: Object) -> None:
+        """The status as it is, with the condition of the error. Where it cannot be written, the next round tries."""
+        condition = self._errors.condition(key)
+        old = raw.get("status") or {}
+        before = old.get("conditions", [])
+        if condition is None:
             return
+        self._shown.add(key, condition)
+        others = [one for one in before if one.get("type") != condition.type.value]
+        generation = raw["metadata"].get("generation", 0)
+        stated = [*others, *conditions.merge(before, (condition,), generation, now())]
+        if stated == before:
+            return
+        try:
+            await self._write_status(raw, {**old, "conditions": stated})
+        except Exception:
+            log.exception("the status does not show an internal error", extra={"service": "/".join(key)})
+
+    async def _write_status(self, raw: Object, new: Object) -> None:
         body = {
             "apiVersion": labels.API_VERSION,
             "kind": labels.KIND,
@@ -177,7 +217,7 @@ class Reconciler:
         """Drop kept templates that no pod needs any more, so that going back to an old spec renders anew."""
         done = {tier.kind for tier in sight.tiers if status.rolled_out(tier)}
         for name, revision in seen.revisions.items():
-            tier = revision["metadata"]["labels"].get(labels.ROLE)
+            tier = role_of(revision)
             if tier in done and name != todo.revisions[tier]:
                 spare = revision["metadata"]
                 await self._kube.delete(CONTROLLERREVISIONS, spare["namespace"], name, spare["uid"])
@@ -250,7 +290,7 @@ def _tiers(seen: Observed, todo: Plan, report: Report | None) -> tuple[TierSight
             kind=kind,
             desired=replicas[kind],
             deployment=seen.children.get(("Deployment", meta.tier_name(seen.service.metadata.name, kind))),
-            pods=tuple(p for p in seen.pods if p["metadata"]["labels"].get(labels.ROLE) == kind),
+            pods=tuple(p for p in seen.pods if role_of(p) == kind),
             revision=todo.revisions[kind],
         )
         for kind, _ in seen.service.spec.tiers.items()

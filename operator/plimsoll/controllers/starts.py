@@ -6,10 +6,10 @@ are one list of phases, in order, whose sum is the time from the pod's creation 
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from plimsoll.adapters.about import Start
+from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api.contract import contract
 from plimsoll.core.lifecycle import Starting
 from plimsoll.core.variants import MOST_CHARACTERS, Variant
@@ -22,7 +22,7 @@ def variant(pod: Object) -> Variant:
     """What a pod, or a template of one, is made of, as far as it tells: model, image, GPUs and the nodes asked for."""
     spec = pod.get("spec") or {}
     engine: Object = next((c for c in spec.get("containers") or () if c.get("name") == "engine"), {})
-    env = {entry["name"]: entry.get("value", "") for entry in engine.get("env") or ()}
+    env = {entry.get("name"): entry.get("value", "") for entry in engine.get("env") or ()}
     names = contract().env
     model, revision = env.get(names["model"], ""), env.get(names["model_revision"], "")
     limits = (engine.get("resources") or {}).get("limits") or {}
@@ -46,8 +46,8 @@ def is_leaving(pod: Object) -> bool:
 
 
 def created_s(pod: Object) -> float:
-    """When it was made, seconds since the epoch."""
-    return _epoch_s(pod["metadata"]["creationTimestamp"])
+    """When it was made, seconds since the epoch; 0 where that is not known, so that its start is overdue."""
+    return epoch_s(pod["metadata"].get("creationTimestamp")) or 0.0
 
 
 def starting(pod: Object, told: Start | None) -> Starting:
@@ -57,7 +57,7 @@ def starting(pod: Object, told: Start | None) -> Starting:
     if scheduled.get("status") != "True":
         refused = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
         return Starting(pod["metadata"]["name"], made_s, "schedule", made_s, refused)
-    placed_s = _epoch_s(scheduled["lastTransitionTime"])
+    placed_s = epoch_s(scheduled.get("lastTransitionTime"))
     running_s = _running_s(pod)
     if running_s is None:
         return Starting(pod["metadata"]["name"], made_s, "pull", placed_s)
@@ -70,10 +70,10 @@ def starting(pod: Object, told: Start | None) -> Starting:
 def took(pod: Object, told: Start | None) -> Phases:
     """The phases of a pod that has become ready, seconds; empty where its times make no sense (a restart, a clock)."""
     made_s = created_s(pod)
-    ready, scheduled, running_s = _condition(pod, "Ready"), _condition(pod, "PodScheduled"), _running_s(pod)
-    if running_s is None or "lastTransitionTime" not in ready or "lastTransitionTime" not in scheduled:
+    ready_s, placed_s = _since_s(pod, "Ready"), _since_s(pod, "PodScheduled")
+    running_s = _running_s(pod)
+    if running_s is None or ready_s is None or placed_s is None:
         return []
-    placed_s, ready_s = _epoch_s(scheduled["lastTransitionTime"]), _epoch_s(ready["lastTransitionTime"])
     phases: Phases = [("schedule", placed_s - made_s), ("pull", running_s - placed_s)]
     if told is not None and told.phases:
         phases += [(name, seconds) for name, seconds in told.phases]
@@ -90,23 +90,24 @@ def told_whole(told: Start | None) -> bool:
 
 def ready_for_s(pod: Object, now_s: float) -> float:
     """Since when a ready pod is ready, seconds ago; 0 where that is not told."""
-    since = _condition(pod, "Ready").get("lastTransitionTime")
-    return now_s - _epoch_s(since) if since else 0.0
+    since_s = _since_s(pod, "Ready")
+    return 0.0 if since_s is None else now_s - since_s
 
 
 def _running_s(pod: Object) -> float | None:
     """When the engine's container last began to run, seconds since the epoch; None if it does not."""
     for container in pod.get("status", {}).get("containerStatuses", []):
-        began = container.get("state", {}).get("running", {}).get("startedAt")
-        if began:
-            return _epoch_s(began)
+        began_s = epoch_s(container.get("state", {}).get("running", {}).get("startedAt"))
+        if began_s is not None:
+            return began_s
     return None
 
 
 def _condition(pod: Object, kind: str) -> Object:
-    found: Object = next((c for c in pod.get("status", {}).get("conditions", []) if c["type"] == kind), {})
+    found: Object = next((c for c in pod.get("status", {}).get("conditions", []) if c.get("type") == kind), {})
     return found
 
 
-def _epoch_s(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+def _since_s(pod: Object, kind: str) -> float | None:
+    """When a condition got its present status, seconds since the epoch."""
+    return epoch_s(_condition(pod, kind).get("lastTransitionTime"))

@@ -61,6 +61,7 @@ class Sight:
     report: Report | None = None  # of the autoscaler, None before its first word
     sleeps: bool = False  # may have no replica at all
     fallback: tuple[str, str] | None = None  # the service that takes what this one cannot, and why it cannot, or ""
+    internal_error: Condition | None = None  # of the operator, about the service or one of its objects
 
 
 def conditions(sight: Sight) -> tuple[Condition, ...]:
@@ -71,6 +72,7 @@ def conditions(sight: Sight) -> tuple[Condition, ...]:
             *_ready(sight, ()),
             Condition(Type.RECONCILING, False, Reason.INVALID_SPEC, "waiting for a spec that can be acted on"),
             Condition(Type.STALLED, True, Reason.INVALID_SPEC, message),
+            *_internal_error(sight),
         )
     slow = sight.report.slow_transfer if sight.report else None
     tiers = tuple(_tier(tier, slow if tier.kind == "prefill" else None) for tier in sight.tiers)
@@ -82,7 +84,12 @@ def conditions(sight: Sight) -> tuple[Condition, ...]:
         _name_owned(sight),
         *_fallback(sight),
         *(sight.report.conditions if sight.report else ()),
+        *_internal_error(sight),
     )
+
+
+def _internal_error(sight: Sight) -> tuple[Condition, ...]:
+    return () if sight.internal_error is None else (sight.internal_error,)
 
 
 def _ready(sight: Sight, tiers: tuple[Condition, ...]) -> tuple[Condition, ...]:

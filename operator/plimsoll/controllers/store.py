@@ -31,10 +31,15 @@ def service_of(obj: Object) -> Key | None:
     return (meta.get("namespace", ""), name) if name else None
 
 
+def role_of(obj: Object) -> str:
+    """The tier that an object belongs to, by its label; empty where it has none."""
+    return str(obj["metadata"].get("labels", {}).get(labels.ROLE, ""))
+
+
 def version_of(obj: Object) -> int:
     """Which write made it, as the API server counts; 0 where that is not told."""
     text = obj["metadata"].get("resourceVersion", "0")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 class Store:

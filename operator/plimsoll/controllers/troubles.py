@@ -47,7 +47,7 @@ def of_pod(pod: Object) -> Trouble | None:
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions", []):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             words = condition.get("message", "")
             return Trouble(Reason.UNSCHEDULABLE, f"{name} fits on no node: {words}")
     for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
@@ -80,6 +80,6 @@ def _last_words(ended: Object) -> str:
 
 def _refused(deployment: Object | None) -> Trouble | None:
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             return Trouble(Reason.PODS_REFUSED, condition.get("message", ""))
     return None

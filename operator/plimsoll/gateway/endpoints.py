@@ -9,19 +9,24 @@ Envoy reports as healthy is laid over it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
 from plimsoll.core.picking.endpoint import Endpoint, Role
 from plimsoll.core.picking.names import Claim, names_of, owners, published
 from plimsoll.gateway.policy import Policies, Policy
 from plimsoll.resources import arguments
+from plimsoll.telemetry import metrics
 
 Object = Mapping[str, Any]
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQUENCES = 1024  # vLLM's own, on the largest GPUs; less elsewhere
 
@@ -77,16 +82,19 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
     policies: what was read of the same objects before.
     """
     policies = policies or Policies()
-    live = [obj for obj in inference_services if not obj["metadata"].get("deletionTimestamp")]
-    claims = {_key(obj): _claim(obj) for obj in live}
+    claimed = [(obj, claim) for obj in inference_services if (claim := _read(_claim, labels.KIND, obj)) is not None]
+    live = [obj for obj, _ in claimed]
+    claims = {_key(obj): claim for obj, claim in claimed}
     owned = owners(claims.values())
     engines: dict[str, list[Endpoint]] = {key: [] for key in claims}
     for pod in pods:
-        found = _endpoint(pod)
+        found = _read(_endpoint, "Pod", pod)
         if found and found[0] in engines:
             engines[found[0]].append(found[1])
-    services = {
-        key: Service(
+
+    def service(obj: Object) -> Service:
+        key = _key(obj)
+        return Service(
             namespace=claims[key].namespace,
             name=claims[key].name,
             names=names_of(claims[key], owned),
@@ -97,10 +105,10 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
             version=obj["metadata"].get("resourceVersion", ""),
             unread=policies.unread(key),
         )
-        for key, obj in ((_key(obj), obj) for obj in live)
-    }
+
+    services = {one.key: one for obj in live if (one := _read(service, labels.KIND, obj)) is not None}
     policies.keep(set(services))
-    by_name = {name: services[claim.long_name] for name, claim in owned.items()}
+    by_name = {name: services[claim.long_name] for name, claim in owned.items() if claim.long_name in services}
     return Fleet(services, by_name)
 
 
@@ -116,23 +124,34 @@ def _key(obj: Object) -> str:
     return f"{meta['namespace']}/{meta['name']}"
 
 
-def _claim(obj: Object) -> Claim:
+def _read(reader: Callable[[Object], T | None], kind: str, obj: Object) -> T | None:
+    """What a reader makes of an object; None where it fails, so that one object stops no other service."""
+    try:
+        return reader(obj)
+    except Exception:
+        log.exception("an object cannot be read and is left out", extra={"kind": kind, "object": obj.get("metadata")})
+        metrics.GATEWAY_UNREADABLE.labels(kind).inc()
+        return None
+
+
+def _claim(obj: Object) -> Claim | None:
+    """The model name that a service claims; None of one that is being deleted."""
     meta = obj["metadata"]
-    model = obj.get("spec", {}).get("model", {}).get("name") or meta["name"]
+    if meta.get("deletionTimestamp"):
+        return None
+    model = value_at(obj, "spec", "model", "name") or meta["name"]
     created, uid = meta.get("creationTimestamp") or "", meta.get("uid") or ""
-    return Claim(meta["namespace"], meta["name"], model, created, uid, published(obj))
+    return Claim(meta["namespace"], meta["name"], str(model), created, uid, published(obj))
 
 
 def _unix(created: str) -> int:
-    try:
-        return int(datetime.fromisoformat(created).timestamp())
-    except ValueError:
-        return 0
+    return int(epoch_s(created) or 0)
 
 
 def _max_sequences(obj: Object) -> int:
     """`--max-num-seqs` of the user's engine arguments, if it is there."""
-    stated = arguments.stated(obj.get("spec", {}).get("engine", {}).get("args") or ())
+    args = value_at(obj, "spec", "engine", "args")
+    stated = arguments.stated(args if isinstance(args, list) else ())
     return arguments.count(stated.get("--max-num-seqs", "")) or DEFAULT_MAX_SEQUENCES
 
 
@@ -158,6 +177,6 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
 def _api_port(pod: Object) -> int:
     for container in pod.get("spec", {}).get("containers") or ():
         for port in container.get("ports") or ():
-            if port.get("name") == "api":
+            if port.get("name") == "api" and "containerPort" in port:
                 return int(port["containerPort"])
     return contract().ports["api"]

@@ -60,6 +60,6 @@ def digest(value: object, length: int = 10) -> str:
 def owner_uid(child: Object) -> str | None:
     """The uid of the service that controls an object, if one does."""
     for owner in child["metadata"].get("ownerReferences", []):
-        if owner.get("controller"):
+        if owner.get("controller") and "uid" in owner:
             return str(owner["uid"])
     return None

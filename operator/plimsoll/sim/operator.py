@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.core import autoscaler
 from plimsoll.core.admission.published import Published
 from plimsoll.core.autoscaler import Seen, TierSeen, Wish
+from plimsoll.core.autoscaler.fleet import decide_all
 from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
+from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.scaling import Decision
@@ -39,7 +40,7 @@ class Operator:
         self._gatekeeper = Gatekeeper()
         self._gateways: dict[str, ServiceReading] = {}
         self._running: dict[str, float] = {}
-        self.service = autoscaler.Service.of(roles)
+        self.service = Service.of(roles)
 
     @property
     def told(self) -> Published | None:
@@ -79,6 +80,6 @@ class Operator:
         )
         share = DEFAULT_SHARE if slo is None else slo.share
         seen = Seen(self._listener.heard(now_s, ready, gateways, share), tiers)
-        decision = autoscaler.decide_all({_KEY: (self.service, seen, wish)}, now_s)[_KEY]
+        decision = decide_all({_KEY: (self.service, seen, wish)}, now_s)[_KEY]
         self._gatekeeper.tell(self.service, seen, wish, gateways, now_s)
         return decision

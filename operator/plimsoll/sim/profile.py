@@ -1,7 +1,7 @@
 """What one replica's hardware does with one model: the coefficients of a step and the engine's limits, from JSON.
 
-Module and files are the light engine's (`engine-image/simulated/profiles`), bundled by links as the contract is, so
-that a simulation and a fleet of light engines have the same plant. Here a fault is one of the user's input.
+The engine simulator of `engine-image` reads the same module and files (`profiles`), so that a simulation and a fleet of
+simulated engines have the same plant. Here a fault is one of the user's input.
 """
 
 from __future__ import annotations

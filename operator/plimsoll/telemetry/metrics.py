@@ -100,6 +100,12 @@ GATEWAY_BAD_RECORDS = Counter(
     "Lines of Envoy's access log that could not be read; a restart may cut one.",
     registry=GATEWAY,
 )
+GATEWAY_UNREADABLE = Counter(
+    "plimsoll_gateway_unreadable_objects",
+    "Times that an object of the API server could not be read and was left out (kind: InferenceService, Pod).",
+    ["kind"],
+    registry=GATEWAY,
+)
 GATEWAY_FILES_WRITTEN = Counter(
     "plimsoll_gateway_config_files_written",
     "Cluster and endpoint files written for Envoy.",
@@ -162,6 +168,13 @@ OPERATOR_RECONCILE_SECONDS = Histogram(
 OPERATOR_QUEUE = Gauge(
     "plimsoll_operator_queue_keys",
     "Services that wait for a round of work.",
+    registry=OPERATOR,
+)
+OPERATOR_INTERNAL_ERRORS = Counter(
+    "plimsoll_operator_internal_errors",
+    "Unexpected errors of the operator, each contained to one object or one part of the process (stage: watch,"
+    " pod_ending, engine_list, engine_metrics, engine_about, gateway, scaling, reconcile, part).",
+    ["stage"],
     registry=OPERATOR,
 )
 OPERATOR_WRITES = Counter(
@@ -362,6 +375,8 @@ def forget_drained_service(service: str) -> None:
         counter.remove_by_labels({"service": service})
 
 
+for _kind in ("InferenceService", "Pod"):
+    GATEWAY_UNREADABLE.labels(_kind)
 for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):

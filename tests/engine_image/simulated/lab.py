@@ -6,11 +6,11 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
+from plimsoll.sim.profiles import Coefficients, Profile
 from simulated import words
 from simulated.core import Core
 from simulated.meters import Meters
 from simulated.plant import Plant
-from simulated.profiles import Coefficients, Profile
 from simulated.scheduler import Limits
 from simulated.sequences import Sequence
 from simulated.transfer import Leases, Wire

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.core.latency import StepModel
+from plimsoll.sim.profiles import Coefficients, load
 from simulated.plant import Plant
-from simulated.profiles import Coefficients, load
 from tests.engine_image.simulated.lab import HOT, profile
 
 LOADS = ((0, 0.0, 0, 0), (0, 0.0, 1, 700), (512, 512 * 256.0, 0, 0), (8192, 3e7, 120, 90_000), (100, 5e4, 255, 700_000))

@@ -37,7 +37,7 @@ async def engine(folder: Path, *flags: str, drain_s: int = 600) -> AsyncIterator
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT.parent / "operator"))),
         "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
         "PLIMSOLL_RUNTIME": "simulated",
         "PLIMSOLL_MODEL": "org/m",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulated.profiles import FOLDER, ProfileError, load, parse
+from plimsoll.sim.profiles import FOLDER, ProfileError, load, parse
 
 SIX: dict[str, Any] = {"base": 0.005, "anypre": -0.001, "pretok": 2e-5, "preattn": 1e-9, "dec": 1e-5, "ctx": 3e-8}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simulated.profiles import Profile
+from plimsoll.sim.profiles import Profile
 from simulated.sequences import Sequence
 from tests.engine_image.simulated.lab import Engine, engine, profile
 

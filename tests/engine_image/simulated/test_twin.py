@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.sim.profiles import Coefficients
 from simulated.plant import Plant
-from simulated.profiles import Coefficients
 from simulated.twin.work import Card, Counter, Work
 from tests.engine_image.simulated.lab import HOT, PLAIN, profile
 

@@ -13,9 +13,9 @@ from plimsoll.api.v1alpha1.base import IntOrString, Model, Rule, Rules, matching
 from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, decimal, duration
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.tiers import MAX_REPLICAS
-from plimsoll.core import scaling as core
 from plimsoll.core import units
 from plimsoll.core.forecast import MISS_COST
+from plimsoll.core.scaling.policy import RateLimit as ScalingRateLimit
 
 MAX_MISS_COST: Final = 100_000
 MAX_SCHEDULE: Final = 16
@@ -34,8 +34,8 @@ class RateLimit(Model):
         duration("0s", "24h", "must be longer than zero and at most 24 hours", above=True),
     ] = Field(description="Length of the stretch, such as 5m: above 0, at most 24h.")
 
-    def to_core(self) -> core.RateLimit:
-        return core.RateLimit(self.replicas, units.parse_duration(self.per))
+    def to_core(self) -> ScalingRateLimit:
+        return ScalingRateLimit(self.replicas, units.parse_duration(self.per))
 
 
 class RatioBounds(Model):

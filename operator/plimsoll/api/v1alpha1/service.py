@@ -25,10 +25,10 @@ from plimsoll.api.v1alpha1.schedule import windows
 from plimsoll.api.v1alpha1.slo import Slo
 from plimsoll.api.v1alpha1.status import Status
 from plimsoll.api.v1alpha1.tiers import ROLES, Role, Tier, Tiers
-from plimsoll.core import scaling as core
 from plimsoll.core.admission import ClassPolicy, TenantPolicy
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.forecast import MISS_COST
+from plimsoll.core.scaling.policy import Mode, Policy, TierPolicy, Window
 
 _WAKES = "without it no tier at zero would be woken or sized"
 
@@ -172,7 +172,7 @@ class InferenceService(Model):
     def _admission(self) -> Admission:
         return self.spec.admission or OPEN
 
-    def policy(self, now_s: float) -> core.Policy:
+    def policy(self, now_s: float) -> Policy:
         """What the user wants of scaling, with the schedule's windows from now_s (seconds since the epoch) on.
 
         It holds for a week; made again at each tick, it follows the schedule and the clocks for ever.
@@ -180,19 +180,19 @@ class InferenceService(Model):
         scaling, slo = self.spec.scaling, self.spec.slo
         ratio = scaling.prefill_per_decode
         ahead = windows(scaling.schedule, now_s)
-        return core.Policy(
+        return Policy(
             tiers={role: self._tier_policy(tier, ahead) for role, tier in self.spec.tiers.items()},
             slo=None if slo is None else slo.to_core(),
-            mode=core.Mode(scaling.mode),
+            mode=Mode(scaling.mode),
             paused=scaling.paused,
             miss_cost=MISS_COST if scaling.miss_cost is None else float(scaling.miss_cost),
             prefill_per_decode=(0.0, math.inf) if ratio is None else ratio.to_core(),
         )
 
-    def _tier_policy(self, tier: Tier, ahead: tuple[core.Window, ...]) -> core.TierPolicy:
+    def _tier_policy(self, tier: Tier, ahead: tuple[Window, ...]) -> TierPolicy:
         scaling = self.spec.scaling
         least, most = tier.bounds
-        return core.TierPolicy(
+        return TierPolicy(
             min_replicas=least,
             max_replicas=most,
             warm_replicas=scaling.warm_replicas,

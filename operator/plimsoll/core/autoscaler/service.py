@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from plimsoll.core import buckets, forecast
+from plimsoll.core import buckets
 from plimsoll.core.autoscaler import owed
 from plimsoll.core.autoscaler.owed import Owed
 from plimsoll.core.autoscaler.seen import Seen, TierSeen, Wish
@@ -19,6 +19,7 @@ from plimsoll.core.autoscaler.tier import Tier, spent_elsewhere_s, without_posti
 from plimsoll.core.autoscaler.watch import Watch
 from plimsoll.core.forecast import Forecast, Pauses, RiskControl, Unknown, pauses
 from plimsoll.core.forecast.doubt import miss_costs
+from plimsoll.core.forecast.predict import forecast as forecast_demand
 from plimsoll.core.forecast.risk import begin, feed
 from plimsoll.core.knee import HIGHEST_RATE
 from plimsoll.core.knee import Tier as Sized
@@ -199,7 +200,7 @@ class Service:
         horizon_s = self.horizon_s(name, wish)
         assert self.risk is not None
         risk, cost = self.risk, self.miss_cost(name, wish.policy)
-        found = forecast.forecast(tier.demand, now_s, horizon_s, risk.quantile, risk.promised, cost)
+        found = forecast_demand(tier.demand, now_s, horizon_s, risk.quantile, risk.promised, cost)
         if isinstance(found, Unknown):
             return found
         return Demand(found, self.watch.of(name).chances.at(tier.demand, horizon_s))

@@ -14,12 +14,16 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any, Final
 
-from plimsoll.core import forecast, scaling, variants
+from plimsoll.core import variants
 from plimsoll.core.autoscaler.service import Service
 from plimsoll.core.autoscaler.tier import FIRST_LEDGER, Tier
 from plimsoll.core.calibration import state as calibration
 from plimsoll.core.forecast import RiskControl, pauses
+from plimsoll.core.forecast.stored import from_dict as forecast_from_dict
+from plimsoll.core.forecast.stored import to_dict as forecast_to_dict
 from plimsoll.core.latency import StepModel
+from plimsoll.core.scaling.state import from_dict as scaling_from_dict
+from plimsoll.core.scaling.state import to_dict as scaling_to_dict
 
 VERSION: Final = 1
 
@@ -28,7 +32,7 @@ def to_dict(service: Service) -> dict[str, Any]:
     """All of it as JSON can hold it; about 10 KB a tier once there is history."""
     return {
         "version": VERSION,
-        "scaling": scaling.to_dict(service.state),
+        "scaling": scaling_to_dict(service.state),
         "risk": None if service.risk is None else [service.risk.budget, service.risk.score],
         "pauses": pauses.to_dict(service.pauses),
         "tiers": {name: _tier(tier) for name, tier in service.tiers.items()},
@@ -40,7 +44,7 @@ def restore(service: Service, stored: Any) -> None:
     if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
         return
     with contextlib.suppress(ValueError, KeyError):
-        service.state = scaling.from_dict(stored["scaling"])
+        service.state = scaling_from_dict(stored["scaling"])
     with contextlib.suppress(ValueError, KeyError, TypeError):
         budget, score = stored["risk"]
         service.risk = RiskControl(float(budget), float(score))
@@ -61,14 +65,14 @@ def _tier(tier: Tier) -> dict[str, Any]:
             "floor": list(astuple(tier.posterior.floor)),
             "learned": calibration.to_dict(tier.posterior, tier.key),
         }
-    return {"starts": variants.to_dict(tier.starts), "demand": forecast.to_dict(tier.demand), "speed": speed}
+    return {"starts": variants.to_dict(tier.starts), "demand": forecast_to_dict(tier.demand), "speed": speed}
 
 
 def _restore(tier: Tier, stored: Mapping[str, Any]) -> None:
     with contextlib.suppress(ValueError, KeyError):
         tier.starts = variants.from_dict(stored["starts"], FIRST_LEDGER)
     with contextlib.suppress(ValueError, KeyError):
-        tier.demand = forecast.from_dict(stored["demand"])
+        tier.demand = forecast_from_dict(stored["demand"])
     with contextlib.suppress(ValueError, KeyError, TypeError):
         speed = stored["speed"]
         key = calibration.EngineKey(*map(str, speed["engine"]))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from plimsoll.core import forecast, ladder
+from plimsoll.core import ladder
 from plimsoll.core.calibration.answer import pessimistic
 from plimsoll.core.calibration.belief import Posterior, unknown
 from plimsoll.core.calibration.replicas import Replicas
@@ -20,6 +20,8 @@ from plimsoll.core.calibration.state import EngineKey
 from plimsoll.core.calibration.update import refusal, update_all
 from plimsoll.core.calibration.window import WindowSums, filled, lengths_of
 from plimsoll.core.forecast import Unknown
+from plimsoll.core.forecast.noise import dispersion
+from plimsoll.core.forecast.state import State, rescaled
 from plimsoll.core.knee import HTTP_S, HTTP_TOKEN_S, pace
 from plimsoll.core.knee import Tier as Sized
 from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
@@ -50,7 +52,7 @@ FIRST_LEDGER: Final = prior(10e9, 0.0, 16e9, 1e9, 2e9)
 
 _TELLING: Final = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
 NO_STARTS: Final = Ledgers(FIRST_LEDGER)
-NO_DEMAND: Final = forecast.State()
+NO_DEMAND: Final = State()
 NO_ENGINE: Final = Unknown("no engine of the tier has told what it is yet")
 
 
@@ -95,7 +97,7 @@ class Tier:
 
     role: Role
     starts: Ledgers = NO_STARTS
-    demand: forecast.State = NO_DEMAND
+    demand: State = NO_DEMAND
     key: EngineKey | None = None
     posterior: Posterior | None = None
     limits: EngineLimits | None = None
@@ -209,7 +211,7 @@ class Tier:
     def redraw(self, made: Line | Infeasible) -> None:
         """The line has been made from the last draft."""
         if isinstance(made, Line) and isinstance(self.line, Line):  # the work of before, by what is known of it now
-            self.demand = forecast.rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
+            self.demand = rescaled(self.demand, made.request_gpu_s / self.line.request_gpu_s)
         self.line = made if isinstance(made, Line) else _hopeless(made)
 
     def _based_on(self, sized: Sized) -> _Basis:
@@ -248,7 +250,7 @@ class Tier:
         """The same as it is measured over seconds; samples are of arrivals, each with the work of the mix. The last
         figure holds until it has moved by BUNCHED."""
         if not isinstance(self.line, Unknown) and self.demand.at_s is not None:
-            found = forecast.dispersion(self.demand.noise, self.line.request_gpu_s)
+            found = dispersion(self.demand.noise, self.line.request_gpu_s)
             if abs(found - self._arrival_cv2) > BUNCHED * self._arrival_cv2:
                 self._arrival_cv2 = found
         return self._arrival_cv2

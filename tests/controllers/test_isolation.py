@@ -1,0 +1,415 @@
+"""An unexpected error about one object: its service shows it, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.kube import PODS, Kube, WatchEvent
+from plimsoll.adapters.normalize import normalize
+from plimsoll.api import labels
+from plimsoll.api.conditions import Reason, Type
+from plimsoll.api.events import Event
+from plimsoll.controllers import autoscale, engines, handlers, reconcile
+from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
+from plimsoll.controllers.endings import Endings
+from plimsoll.controllers.engines import Engines
+from plimsoll.controllers.gateways import Gateways, View
+from plimsoll.controllers.isolation import NAMED, ObjectErrors, Stage, supervise
+from plimsoll.controllers.operator import Operator
+from plimsoll.controllers.reconcile import Reconciler
+from plimsoll.controllers.settings import Settings
+from plimsoll.controllers.store import Key, Store
+from plimsoll.core.errors import NotFound, Unavailable
+from plimsoll.gateway import endpoints
+from plimsoll.telemetry import metrics
+from tests import builders
+from tests.controllers.test_autoscale import NOW_S, PROMISED, ready
+
+Object = dict[str, Any]
+
+CHAT, OTHER = ("team", "chat"), ("team", "other")
+
+
+def counted(stage: Stage) -> float:
+    name = "plimsoll_operator_internal_errors_total"
+    return metrics.OPERATOR.get_sample_value(name, {"stage": stage.value}) or 0.0
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise KeyError("finishedAt")
+
+
+def never_started(parent: Object) -> Object:
+    """A pod whose container never ran, as the API server sends it after its deletion."""
+    found = ready(parent, "serve")
+    found["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "name": "broken", "uid": "broken"}
+    ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None}
+    found["status"]["containerStatuses"] = [{"name": "engine", "state": {"terminated": ended}}]
+    return found
+
+
+class Cluster(Kube):
+    """An API server that keeps what is written; pod_events: what its watch of pods says."""
+
+    def __init__(self, *pod_events: WatchEvent) -> None:
+        self.pod_events = pod_events
+        self.statuses: list[Object] = []
+        self.scaled: list[str] = []
+        self.service: Object = {}
+
+    async def watch(self, resource: Any, *_: Any) -> AsyncIterator[WatchEvent]:  # type: ignore[override]
+        for event in self.pod_events if resource is PODS else ():
+            yield event
+
+    async def apply(self, obj: Object, *_: Any, **options: Any) -> Object:
+        if options.get("subresource") == "status":
+            self.statuses.append(obj["status"])
+            return {**self.service, "status": obj["status"]}
+        return obj
+
+    async def get(self, *_: Any) -> Object:
+        raise NotFound("no object is there before it is applied")
+
+    async def create(self, obj: Object) -> Object:
+        return obj
+
+    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+        self.scaled.append(deployment)
+
+
+def test_contained_error_is_the_condition_of_its_service() -> None:
+    changed: list[Key] = []
+    errors, before = ObjectErrors(changed.append), counted(Stage.POD_ENDING)
+    for _ in range(2):
+        with errors.contained(Stage.POD_ENDING, CHAT, "Pod team/p"):
+            fail()
+    found = errors.condition(CHAT)
+    assert found is not None
+    assert (found.type, found.holds, found.reason) == (Type.INTERNAL_ERROR, True, Reason.OPERATOR_ERROR)
+    assert found.message.startswith("Pod team/p: KeyError while the end of its container was read. ")
+    assert "correct or delete the object" in found.message
+    assert (changed, counted(Stage.POD_ENDING) - before) == ([CHAT], 2)
+    assert errors.condition(OTHER) is None
+
+
+def test_contained_success_clears_the_condition() -> None:
+    changed: list[Key] = []
+    errors = ObjectErrors(changed.append)
+    errors.record(Stage.SCALING, CHAT, "x", KeyError())
+    with errors.contained(Stage.SCALING, CHAT, "another"):
+        pass
+    assert errors.condition(CHAT) is not None
+    with errors.contained(Stage.SCALING, CHAT, "x"):
+        pass
+    assert errors.condition(CHAT) is None
+    assert changed == [CHAT, CHAT]
+
+
+def test_errors_of_objects_that_are_gone_are_cleared() -> None:
+    errors = ObjectErrors()
+    for name in ("a", "b"):
+        errors.record(Stage.ENGINE_LIST, CHAT, name, KeyError())
+    errors.record(Stage.SCALING, OTHER, "c", KeyError())
+    errors.retain(Stage.ENGINE_LIST, {"b"})
+    assert errors.condition(CHAT) is not None
+    errors.retain(Stage.ENGINE_LIST, set())
+    assert errors.condition(CHAT) is None
+    assert errors.condition(OTHER) is not None
+
+
+def test_condition_of_many_errors_lists_some() -> None:
+    errors = ObjectErrors()
+    for number in range(NAMED + 2):
+        errors.record(Stage.POD_ENDING, CHAT, f"Pod team/p{number}", KeyError())
+    found = errors.condition(CHAT)
+    assert found is not None
+    assert found.message.count("Pod team/") == NAMED
+    assert "; 2 more. " in found.message
+
+
+async def test_supervise_restarts_a_part_that_fails() -> None:
+    runs: list[str] = []
+
+    async def part() -> None:
+        runs.append("run")
+        if len(runs) == 1:
+            raise KeyError("x")
+        if len(runs) == 2:
+            raise asyncio.CancelledError  # as of a task of its own
+
+    before = counted(Stage.PART)
+    await supervise("part", part, ObjectErrors(), first_pause_s=0.001)
+    assert (len(runs), counted(Stage.PART) - before) == (3, 2)
+
+
+async def test_supervise_ends_when_it_is_cancelled() -> None:
+    running = asyncio.create_task(supervise("part", asyncio.Event().wait, ObjectErrors()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_operator_with_a_container_never_started_goes_on() -> None:
+    parent = builders.service("chat", tiers={"serve": {}})
+    events = (
+        WatchEvent("SYNC"),
+        WatchEvent("MODIFIED", never_started(parent)),
+        WatchEvent("ADDED", ready(parent, "serve")),
+    )
+    operator = Operator(Cluster(*events), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    operator.store.put(parent)
+    before = counted(Stage.WATCH)
+    await operator._follow(PODS, "", None)
+    assert [pod["metadata"]["name"] for pod in operator.store.all("Pod")] == ["broken", "p"]
+    assert counted(Stage.WATCH) == before
+    assert operator.errors.condition(CHAT) is None
+
+
+async def test_operator_event_that_fails_stops_no_later_one() -> None:
+    parent = builders.service("chat", tiers={"serve": {}})
+    events = (WatchEvent("ADDED", {"kind": "Pod", "metadata": {}}), WatchEvent("ADDED", ready(parent, "serve")))
+    operator = Operator(Cluster(*events), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    before = counted(Stage.WATCH)
+    await operator._follow(PODS, "", None)
+    assert [pod["metadata"]["name"] for pod in operator.store.all("Pod")] == ["p"]
+    assert counted(Stage.WATCH) == before + 1
+
+
+async def test_operator_part_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator(Cluster(), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    queued, stop = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        queued.set()
+        await asyncio.Event().wait()
+
+    async def stopped(*_: Any) -> None:
+        await stop.wait()
+
+    async def nothing() -> None:
+        return None
+
+    monkeypatch.setattr(operator, "_list_services", nothing)
+    monkeypatch.setattr(operator.gateways, "run", fail)
+    monkeypatch.setattr(operator.queue, "run", work)
+    monkeypatch.setattr(handlers, "watch_services", stopped)
+    running = asyncio.create_task(operator.run())
+    await queued.wait()
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    stop.set()
+    await running
+
+
+def test_endings_error_about_one_pod_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, store, errors = builders.service("chat"), Store(), ObjectErrors()
+    bad, good = (builders.pod(parent, "decode", name) for name in ("bad", "good"))
+    for obj in (parent, bad, good):
+        store.put(obj)
+    seen: list[str] = []
+
+    def read(pod: Object) -> None:
+        seen.append(pod["metadata"]["name"])
+        if pod["metadata"]["name"] == "bad":
+            fail()
+
+    monkeypatch.setattr("plimsoll.controllers.endings.of_pod", read)
+    endings = Endings(store, errors)
+    endings.hear(WatchEvent("SYNC", objects=(bad, good)))
+    assert seen == ["bad", "good"]
+    condition = errors.condition(CHAT)
+    assert condition is not None
+    assert "Pod team/bad: KeyError" in condition.message
+    endings.hear(WatchEvent("DELETED", bad))
+    assert errors.condition(CHAT) is None
+    endings.forget(CHAT)
+
+
+def reconciler(store: Store, kube: Kube, errors: ObjectErrors) -> Reconciler:
+    endings = Endings(store)
+    return Reconciler(kube, store, builders.PLATFORM, View, lambda key: None, endings, "me", errors)
+
+
+async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[Key] = []
+    store, kube, errors = Store(), Cluster(), ObjectErrors(changed.append)
+    raw = builders.service("chat")
+    known = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    raw["status"] = {"url": "http://x", "conditions": [known]}
+    store.put(raw)
+    working = reconciler(store, kube, errors)
+    monkeypatch.setattr(reconcile, "plan", fail)
+    with pytest.raises(KeyError):
+        await working.reconcile(CHAT)
+    (status,) = kube.statuses
+    assert (status["url"], status["conditions"][0]) == ("http://x", known)
+    shown = status["conditions"][1]
+    assert (shown["type"], shown["status"], shown["reason"]) == ("InternalError", "True", "OperatorError")
+    assert shown["message"].startswith("InferenceService team/chat: KeyError while it was reconciled")
+    series = {"service": "team/chat", "type": "InternalError", "reason": "OperatorError"}
+    assert metrics.OPERATOR.get_sample_value("plimsoll_service_condition", series) == 1
+
+
+async def test_reconcile_success_removes_the_condition() -> None:
+    changed: list[Key] = []
+    store, kube, errors = Store(), Cluster(), ObjectErrors(changed.append)
+    kube.service = builders.service("chat")
+    store.put(kube.service)
+    errors.record(Stage.RECONCILE, CHAT, "InferenceService team/chat", KeyError())
+    working = reconciler(store, kube, errors)
+    await working.reconcile(CHAT)
+    assert changed == [CHAT, CHAT]  # so that one more round follows
+    await working.reconcile(CHAT)
+    stated = [{one["type"] for one in status["conditions"]} for status in kube.statuses]
+    assert ["InternalError" in types for types in stated] == [True, False]
+
+
+def scaler(
+    kube: Cluster, errors: ObjectErrors, tell: Callable[[Object, Event], Awaitable[None]] | None = None
+) -> tuple[Store, Autoscaler]:
+    """Two services with a tier that has two replicas more than it may have."""
+    store = Store()
+    for name in ("chat", "other"):
+        parent = builders.service(name, **PROMISED | {"tiers": {"serve": {"minReplicas": 1, "maxReplicas": 1}}})
+        store.put(parent)
+        store.put(builders.deployment(parent, "serve", replicas=3))
+
+    async def told(*_: Any) -> None:
+        return None
+
+    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    return store, Autoscaler(store, kube, sources, tell or told, lambda key: None, errors=errors)
+
+
+async def test_tick_without_an_event_scales_all_services() -> None:
+    async def tell(*_: Any) -> None:
+        raise Unavailable("away")
+
+    kube, errors = Cluster(), ObjectErrors()
+    _, working = scaler(kube, errors, tell)
+    await working.tick(NOW_S)
+    assert kube.scaled == ["chat-serve", "other-serve"]
+    assert errors.condition(CHAT) is None
+
+
+async def test_tick_error_while_one_is_set_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube, errors = Cluster(), ObjectErrors()
+    _, working = scaler(kube, errors)
+    whole = working._mark
+
+    async def mark(change: Change) -> str:
+        return fail() if change.raw["metadata"]["name"] == "chat" else await whole(change)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(working, "_mark", mark)
+        await working.tick(NOW_S)
+    assert kube.scaled == ["other-serve"]
+    condition = errors.condition(CHAT)
+    assert condition is not None
+    assert "InferenceService team/chat: KeyError while its replicas were decided" in condition.message
+    assert errors.condition(OTHER) is None
+    await working.tick(NOW_S + autoscale.FAILED_SECONDS)
+    assert errors.condition(CHAT) is None
+    assert "chat-serve" in kube.scaled
+
+
+async def test_tick_with_a_service_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube, errors = Cluster(), ObjectErrors()
+    store, working = scaler(kube, errors)
+    whole = store.typed
+    monkeypatch.setattr(store, "typed", lambda raw: fail() if raw["metadata"]["name"] == "chat" else whole(raw))
+    await working.tick(NOW_S)
+    assert kube.scaled == ["other-serve"]
+    assert errors.condition(CHAT) is not None
+
+
+async def test_engines_error_about_one_pod_stops_no_other() -> None:
+    store, errors, clock, heard = Store(), ObjectErrors(), [0.0], list[str]()
+    parent = builders.service("chat")
+    for name in ("bad", "good"):
+        pod = builders.pod(parent, "decode", name, podIP=name, conditions=[{"type": "Ready", "status": "True"}])
+        store.put(pod)
+
+    async def ask(address: str, port: int, path: str) -> bytes:
+        return fail() if address == "bad" else b"vllm:num_requests_running 1\n"
+
+    def take(key: Key, role: Any, reading: Any) -> None:
+        heard.append(reading.pod)
+
+    asking = Engines(store, ask, take, monotonic=lambda: clock[0], errors=errors)
+    for _ in range(12):
+        await asking.ask()
+        clock[0] += 1.0
+    assert len(heard) > 1
+    condition = errors.condition(CHAT)
+    assert condition is not None
+    assert "Pod team/bad: KeyError" in condition.message
+    before = counted(Stage.ENGINE_METRICS)
+    clock[0] += engines.SELDOM_S
+    await asking.ask()
+    assert counted(Stage.ENGINE_METRICS) == before + 1
+    for pod in list(store.all("Pod")):
+        store.drop(pod)
+    clock[0] += 1.0
+    await asking.ask()
+    assert errors.condition(CHAT) is None
+
+
+def test_engines_pod_that_cannot_be_read_keeps_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, errors = Store(), ObjectErrors()
+    store.put(builders.pod(builders.service("chat"), "decode", "p", podIP="1"))
+    asking = Engines(store, lambda *_: asyncio.sleep(0, b""), lambda *_: None, errors=errors)
+    asking._look(0.0)
+    (before,) = asking._pods.values()
+    due_s = before.about_s
+    monkeypatch.setattr(engines, "_pod", fail)
+    asking._look(50.0)
+    (after,) = asking._pods.values()
+    assert (after is before, after.about_s) == (True, due_s)
+    assert errors.condition(CHAT) is not None
+
+
+async def test_gateways_error_about_one_replica_stops_no_other() -> None:
+    asked: list[str] = []
+
+    async def ask(address: str, port: int, path: str) -> bytes:
+        asked.append(address)
+        return fail()
+
+    gateways = Gateways(None, builders.PLATFORM.gateway, ask, lambda key: None)  # type: ignore[arg-type]
+    pods = [{"metadata": {"name": name, "uid": name}, "status": {"podIP": name}} for name in ("a", "b")]
+    before = counted(Stage.GATEWAY)
+    gateways.saw(WatchEvent("ADDED", {"metadata": {}, "status": {}}))
+    for pod in pods:
+        gateways.saw(WatchEvent("ADDED", pod))
+    for _ in range(2):
+        await gateways.ask()
+    assert asked == ["a", "b", "a", "b"]
+    assert counted(Stage.GATEWAY) == before + 5
+
+
+def test_fleet_leaves_out_what_cannot_be_read() -> None:
+    parent, name = builders.service("chat"), "plimsoll_gateway_unreadable_objects_total"
+    good = builders.pod(parent, "decode", "good", podIP="10.0.0.1")
+    bad = {"kind": "Pod", "metadata": {"labels": good["metadata"]["labels"]}, "status": {"podIP": "10.0.0.2"}}
+    odd: Object = {"kind": labels.KIND, "metadata": {"uid": "u"}, "spec": {}}
+    before = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)}
+    found = endpoints.fleet([parent, odd], [bad, good])
+    assert [one.pod for one in found.services["team/chat"].endpoints] == ["good"]
+    assert set(found.services) == {"team/chat"}
+    after = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}
+    assert after == {kind: count + 1 for kind, count in before.items()}
+
+
+async def test_kopf_object_is_normalised() -> None:
+    taken: list[Object] = []
+    made = handlers.registry(lambda obj, gone: taken.append(obj), namespaced=False)
+    (handler,) = made._watching.get_all_handlers()
+    raw = {**builders.service("chat"), "status": {"conditions": None, "learned": 7}}
+    await handler.fn(event={"type": "MODIFIED", "object": raw})
+    assert taken[0] == normalize({**raw, "status": {}})
