@@ -63,6 +63,18 @@ def parse(body: bytes) -> Any:
         return None
 
 
+def sequences(body: bytes) -> tuple[int, int]:
+    """Answers to each prompt (`n`) and the number of prompts, 1 where the body does not say."""
+    document = parse(body)
+    if not isinstance(document, dict):
+        return 1, 1
+    n, prompt = document.get("n"), document.get("prompt")
+    if isinstance(n, float) and n.is_integer():  # vLLM reads 2.0 as 2
+        n = int(n)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return n if type(n) is int and n > 0 else 1, prompts
+
+
 def strip(body: bytes, deep: bool) -> bytes:
     """The body without transfer parameters; the same object where it has none.
 

@@ -56,6 +56,12 @@ def count_of(arguments: tuple[str, ...], name: str) -> int | None:
     return count if count >= 1 else None
 
 
+def queue_limit(arguments: tuple[str, ...], contract: Contract) -> int | None:
+    """The sequences that an engine accepts at once; None where its arguments set a limit that is no number."""
+    guard = queue_guard(arguments, contract)
+    return int(guard[1]) if guard else count_of(arguments, QUEUE_GUARD)
+
+
 def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
     """The limit on requests in an engine (running and waiting) that holds when nothing in front of it does.
 
@@ -65,7 +71,7 @@ def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
         return []
     sequences = value_of(arguments, MAX_SEQUENCES)
     limit = contract.limits["queued_requests"]
-    if sequences is not None and sequences.isdigit():
+    if sequences is not None and sequences.isdecimal():
         limit = max(64, int(sequences) * contract.limits["queued_per_sequence"])
     return [QUEUE_GUARD, str(limit)]
 

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     ABORTED = "aborted"
     UNAVAILABLE = "engine_unavailable"  # whatever else vLLM says 503 for
     BODY_TOO_LARGE = "body_too_large"
+    REQUEST_TOO_LARGE = "request_too_large"
 
 
 # Codes that OpenAI's clients know, by words that vLLM uses.
@@ -78,6 +79,13 @@ def _words(said: Any, status: int) -> str:
 def queue_full(message: str) -> bool:
     """Whether an engine refused because its queue is full: another engine may take the request."""
     return any(words in message for words in QUEUE_FULL)
+
+
+def too_many(n: int, prompts: int, limit: int) -> dict[str, Any]:
+    """The error of a request for more sequences (`n` times prompts) than the engine accepts even when it is idle."""
+    asked = f"The request asks for {n * prompts} sequences ('n' is {n}, prompts: {prompts})"
+    words = f"{asked}: this engine accepts at most {limit}. Lower 'n', or send fewer prompts in one request."
+    return error(words, 400, "prompt" if n == 1 else "n", Reason.REQUEST_TOO_LARGE)
 
 
 def event(message: str, code: str) -> bytes:

@@ -12,6 +12,7 @@ the answer becomes a 503 that the gateway may take to another engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from launcher import errors
 from launcher.asgi import Headers, Message, Receive, Send, replaced, respond
@@ -30,6 +31,7 @@ class AnswerGuard:
 
     `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
     `rename` puts the client's name of the model into answers.
+    `impossible`: the error of a request that the engine's queue never has room for, None for others.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class AnswerGuard:
         dead: Callable[[], bool],
         generation: bool,
         rename: Rename = unchanged,
+        impossible: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         self._send = send
         self._names = names
@@ -47,6 +50,7 @@ class AnswerGuard:
         self._dead = dead
         self._generation = generation
         self._rename = rename
+        self._impossible = impossible
         self._gone = False
         self._start: Message | None = None
         self._held: list[bytes] | None = None
@@ -130,6 +134,8 @@ class AnswerGuard:
             document = errors.reshape(body, status)
             if status == 503:
                 full = errors.queue_full(document["error"]["message"])
+                if full and await self._final():
+                    return
                 reason = Reason.QUEUE_FULL if full else Reason.UNAVAILABLE
                 headers = replaced(headers, errors.marks(self._names, reason, elsewhere=full))
                 document["error"]["code"] = reason
@@ -155,6 +161,17 @@ class AnswerGuard:
         told = {} if reason is None else errors.marks(self._names, reason)
         await respond(self._send, status, errors.dump(errors.error(words, status, code=reason)), told)
 
+    async def _final(self) -> bool:
+        """Refuses with 400 a request that a full queue is no reason to send again; False for others."""
+        document = self._impossible()
+        if document is None:
+            return False
+        self._sent = self._finished = True
+        reason = Reason.REQUEST_TOO_LARGE.value.encode()
+        headers = {b"x-should-retry": b"false", self._names["reason"].encode(): reason}
+        await respond(self._send, 400, errors.dump(document), headers)
+        return True
+
     async def _elsewhere(self, words: str, reason: Reason, counted: str) -> None:
         """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
         self._count(counted)
@@ -173,6 +190,9 @@ class AnswerGuard:
                 await self._elsewhere(words, Reason.ENGINE_FAILED, "engine_dead")
                 return
             if errors.queue_full(words):
+                if await self._final():
+                    self._cut = True
+                    return
                 await self._elsewhere(words, Reason.QUEUE_FULL, "engine_error")
                 return
         self._sent = True

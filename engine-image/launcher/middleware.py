@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from launcher import body as bodies
+from launcher import command, errors, pd, settings
 from launcher import contract as contracts
-from launcher import errors, pd, settings
 from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
 from launcher.errors import Reason
 from launcher.guard import AnswerGuard
@@ -50,6 +51,7 @@ class Config:
     state: State
     meters: Meters
     served_names: tuple[str, ...] = ()
+    queue_limit: int | None = None  # sequences that the engine accepts at once
 
     @classmethod
     def from_environment(cls) -> Config:
@@ -60,7 +62,8 @@ class Config:
         host = f"[{own.pod_ip}]" if ":" in own.pod_ip else own.pod_ip
         address = f"{host}:{contract.ports['api']}" if host else ""
         limits = own.leg_deadline, own.max_body_bytes
-        return cls(own.role, address, *limits, contract, state, Meters(contract), own.served_names)
+        queue_limit = command.queue_limit((*own.default_args, *own.args), contract)
+        return cls(own.role, address, *limits, contract, state, Meters(contract), own.served_names, queue_limit)
 
 
 def engine_dead(scope: Scope) -> bool:
@@ -127,7 +130,7 @@ class Plimsoll:
         if address and self._config.role == "decode" and scope["path"] in GENERATION:
             await self._decode(scope, receive, send, body, address, rename)
         else:
-            await self._engine(scope, bodies.replay(body, receive), send, len(body), rename)
+            await self._engine(scope, bodies.replay(body, receive), send, body, rename)
 
     def _is_leg(self, scope: Scope) -> bool:
         return self._config.role == "prefill" and header(scope, self._leg_header) == "prefill"
@@ -162,7 +165,7 @@ class Plimsoll:
             return await asyncio.shield(end)
 
         try:
-            await self._engine(scope, bodies.replay(body, ending), send, len(body), rename)
+            await self._engine(scope, bodies.replay(body, ending), send, body, rename)
         finally:
             end.cancel()
 
@@ -190,13 +193,19 @@ class Plimsoll:
         finally:
             leg.cancel()  # closes its connection; nothing where it is done
 
+    def _impossible(self, body: bytes) -> dict[str, Any] | None:
+        """The error of a request for more sequences than the engine ever accepts; None for others."""
+        n, prompts = bodies.sequences(body)
+        limit = self._config.queue_limit
+        return errors.too_many(n, prompts, limit) if limit is not None and n * prompts > limit else None
+
     async def _engine(
-        self, scope: Scope, receive: Receive, send: Send, length: int | None = None, rename: Rename = unchanged
+        self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged
     ) -> None:
         """Passes a request on to vLLM and watches the answer."""
-        if length is not None:
+        if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
-            scope = {**scope, "headers": replaced(headers, {b"content-length": str(length).encode()})}
+            scope = {**scope, "headers": replaced(headers, {b"content-length": str(len(body)).encode()})}
         guard = AnswerGuard(
             send,
             self._headers,
@@ -204,6 +213,7 @@ class Plimsoll:
             lambda: engine_dead(scope),
             scope["path"] in GENERATION,
             rename,
+            lambda: None if body is None else self._impossible(body),
         )
         state = self._config.state
         state.hold()

@@ -111,7 +111,7 @@ def test_the_grace_of_a_gateway_pod_is_longer_than_its_drain(seconds: int) -> No
 
 
 def test_the_gateway_understands_its_environment() -> None:
-    headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant"}
+    headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant", "corsAllowedOrigins": ["https://a.b:8", "*"]}
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
@@ -119,6 +119,7 @@ def test_the_gateway_understands_its_environment() -> None:
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
+    assert settings.cors_origins == ("https://a.b:8", "*")
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])

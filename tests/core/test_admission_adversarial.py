@@ -158,7 +158,24 @@ def test_who_may_go_elsewhere_goes_while_there_is_time_for_it_there() -> None:
 def test_more_sequences_than_the_batch_wait_for_an_empty_replica() -> None:
     door = gate()
     assert door.offer(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome is Outcome.ADMITTED
-    assert door.offer(ask("b", sequences=2000, prompt_tokens=10), 0.0).outcome is Outcome.SHED_NO_CAPACITY
+    assert door.offer(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is Outcome.HELD
+    check(door)
+    door.end("a", 0.1)
+    assert [decision.outcome for decision in door.release(0.1)] == [Outcome.ADMITTED]
+    check(door)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "sequences"), [(199_990, 1), (30_000, 17)])
+def test_prompts_that_fit_one_by_one_are_admitted(prompt_tokens: int, sequences: int) -> None:
+    """Sequences take turns in the cache of 200,000 tokens, and the context ends an answer."""
+    door = gate()
+    large = ask("a", prompt_tokens=prompt_tokens, sequences=sequences)
+    assert door.offer(large, 0.0).outcome is Outcome.ADMITTED
+    assert door.offer(ask("b"), 0.0).outcome is not Outcome.SHED_NO_CAPACITY
+    check(door)
+    door.end("a", 5.0)
+    door.release(5.0)
+    assert door.offer(ask("c", 40.0), 40.0).outcome is Outcome.ADMITTED
     check(door)
 
 

@@ -187,13 +187,18 @@ ADDRESS = "10.0.0.7:8000"  # of the engine under test, as the gateway knows it
 
 @asynccontextmanager
 async def bench(
-    engine: FakeEngine, role: str, folder: Path, deadline: float = 5.0, names: tuple[str, ...] = ()
+    engine: FakeEngine,
+    role: str,
+    folder: Path,
+    deadline: float = 5.0,
+    names: tuple[str, ...] = (),
+    queue_limit: int | None = None,
 ) -> AsyncIterator[Bench]:
     """The middleware of a role, with its own registry and state folder."""
     registry = CollectorRegistry()
     state = State(folder / "state")
     state.reset()
-    config = Config(role, ADDRESS, deadline, 1 << 20, CONTRACT, state, Meters(CONTRACT, registry), names)
+    config = Config(role, ADDRESS, deadline, 1 << 20, CONTRACT, state, Meters(CONTRACT, registry), names, queue_limit)
     app = Plimsoll(engine, config)
     yield Bench(engine, config, registry, app)
     await app.close()

@@ -235,3 +235,39 @@ async def test_an_empty_error_stays_empty(tmp_path: Path) -> None:
     async with bench(answer(503, b""), "serve", tmp_path) as serve:
         got = await serve.send(b"", path="/health", method="GET")
     assert (got.status, got.body) == (503, b"")
+
+
+BUSY = "The engine is currently busy and cannot accept new requests."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 129, "messages": []}, "n"),
+        ({"n": 129.0, "prompt": "a"}, "n"),
+        ({"n": 10, "prompt": ["a"] * 13}, "n"),
+        ({"prompt": [[1, 2]] * 129}, "prompt"),
+    ],
+)
+async def test_full_queue_of_a_request_too_large_is_a_400(
+    tmp_path: Path, fields: dict[str, object], param: str, stream: bool
+) -> None:
+    error = {"message": BUSY, "type": "Service Unavailable", "code": 503}
+    full = streaming([event(error=error), DONE]) if stream else answer(503, json.dumps({"error": error}).encode())
+    async with bench(full, "serve", tmp_path, queue_limit=128) as serve:
+        got = await serve.send({"model": "x", "stream": stream, **fields})
+        assert not serve.config.state.held
+    said = got.json["error"]
+    assert (got.status, said["code"], said["param"]) == (400, "request_too_large", param)
+    assert (got.headers["x-plimsoll-reason"], got.headers["x-should-retry"]) == ("request_too_large", "false")
+    assert "at most 128" in said["message"]
+    assert not {"x-plimsoll-retry", "retry-after"} & got.headers.keys()
+
+
+@pytest.mark.parametrize("fields", [{"n": 128}, {"prompt": [1] * 500}, {"n": "x"}, {"n": True}, {"n": -1}])
+async def test_full_queue_of_a_possible_request_stays_a_503(tmp_path: Path, fields: dict[str, object]) -> None:
+    raw = json.dumps({"error": {"message": BUSY, "code": 503}}).encode()
+    async with bench(answer(503, raw), "serve", tmp_path, queue_limit=128) as serve:
+        got = await serve.send({"model": "x", **fields})
+    assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")

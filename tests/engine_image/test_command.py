@@ -133,6 +133,20 @@ def test_the_users_queue_limit_stands(args: str) -> None:
     assert sum(command.flag(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "limit"),
+    [
+        ((), 2048),
+        (("--max-num-seqs", "16"), 128),
+        (("--max-num-seqs", "\u00b2"), 2048),
+        (("--max-num-queued-reqs", "1k"), 1000),
+        (("--max-num-queued-reqs", "many"), None),
+    ],
+)
+def test_queue_limit_is_the_one_that_vllm_gets(args: tuple[str, ...], limit: int | None) -> None:
+    assert command.queue_limit(args, CONTRACT) == limit
+
+
 @pytest.mark.parametrize("arg", ["--port", "--port=1", "--served_model_name", "--kv-transfer-config.kv_role", "--uds"])
 def test_reserved_flags_are_refused_by_name(arg: str) -> None:
     with pytest.raises(SettingsError, match="PLIMSOLL_ARGS: --"):

@@ -168,15 +168,24 @@ async def test_a_quota_is_kept_while_there_is_room() -> None:
     picked(world.ask())
 
 
-async def test_a_request_that_fits_on_no_engine_is_told_so_in_its_own_terms() -> None:
+async def test_prompt_on_no_engine_names_the_limit() -> None:
     world = World(promised(), pods=engines(1))
-    reply = refused(world.ask(n=2000))
+    reply = refused(world.ask(prompt="x" * 4_000_000))
     assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (400, "request_too_large", "false")
     message = str(reply.error["message"])
-    assert "2000 sequences" in message
-    assert "1024 sequences and 200000 tokens" in message
-    assert "maximum context length" in message
+    assert "The prompt is too long" in message
+    assert "about 1000000 tokens" in message
+    assert "This model's maximum context length is at most 200000 tokens" in message
     assert world.outcomes() == {"ShedNoCapacity": 1}
+
+
+async def test_n_above_every_engine_is_refused_unasked() -> None:
+    world = World(promised(), pods=engines(1))
+    reply = refused(world.ask(n=2049))
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "request_too_large", "n")
+    assert "at most 2048 sequences" in str(reply.error["message"])
+    assert world.outcomes() == {"ShedNoCapacity": 1}
+    picked(world.ask(n=2048))
 
 
 async def test_a_guess_from_bytes_alone_says_of_no_prompt_that_it_is_too_long() -> None:

@@ -41,9 +41,9 @@ def reason(body: bytes) -> Reason | None:
         ('{"model":"m","n":"four"}', Prompt(0, 1)),
         ('{"model":"m","n":-4}', Prompt(0, 1)),
         ('{"model":"m","n":16384}', Prompt(0, 16384)),
-        ('{"model":"m","n":16385}', Prompt(0, 1)),  # an engine refuses it
-        ('{"model":"m","n":1' + "0" * 400 + "}", Prompt(0, 1)),
-        ('{"model":"m","n":18446744073709551617}', Prompt(0, 1)),
+        ('{"model":"m","n":2.0}', Prompt(0, 2)),
+        ('{"model":"m","n":2.5}', Prompt(0, 1)),
+        ('{"model":"m","n":true}', Prompt(0, 1)),
     ],
 )
 def test_size_of_a_prompt(body: str, prompt: Prompt) -> None:
@@ -88,6 +88,10 @@ def test_the_beginning_of_a_prompt_is_its_raw_json() -> None:
         (b'{"model":null}', Reason.MODEL_REQUIRED),
         (b'{"model":""}', Reason.MODEL_REQUIRED),
         (b'{"model":7}', Reason.MODEL_REQUIRED),
+        (b'{"model":"m","n":16385}', Reason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":1e300}', Reason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":1' + b"0" * 400 + b"}", Reason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":18446744073709551617}', Reason.REQUEST_TOO_LARGE),
         (b"", Reason.INVALID_JSON),
         (b"[]", Reason.INVALID_JSON),
         (b'{"model":"m"', Reason.INVALID_JSON),

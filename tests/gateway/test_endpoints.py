@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from launcher import command
+from launcher.contract import load
+from plimsoll.core.admission.outcome import MOST_SEQUENCES
 from plimsoll.core.picking.endpoint import Role
 from plimsoll.gateway.endpoints import DEFAULT_MAX_SEQUENCES, fleet
 from tests.gateway.objects import Object, pod, service
@@ -108,3 +113,41 @@ def test_how_many_streams_one_engine_can_cut_at_once(args: list[str], expected: 
     made = service()
     made["spec"]["engine"] = {"args": args}
     assert fleet([made], []).services["team/chat"].max_sequences == expected
+
+
+@pytest.mark.parametrize(
+    ("defaults", "args", "limit"),
+    [
+        ([], [], 2048),
+        ([], ["--max-num-seqs", "16"], 128),
+        (["--max-num-seqs=4"], [], 64),
+        (["--max-num-seqs", "256"], ["--max_num_seqs", "16"], 128),
+        (["--max-num-queued-reqs", "1k"], ["--max-num-seqs", "16"], 1000),
+        ([], ["--max-num-seqs", "1k"], 2048),
+        ([], ["--max-num-seqs", "\u00b2"], 2048),
+    ],
+)
+def test_max_queued_of_a_pod_follows_its_launcher(defaults: list[str], args: list[str], limit: int) -> None:
+    made = pod("10.0.0.1:8000")
+    made["spec"]["containers"][0]["env"] = [
+        {"name": "PLIMSOLL_DEFAULT_ARGS", "value": json.dumps(defaults)},
+        {"name": "PLIMSOLL_ARGS", "value": json.dumps(args)},
+    ]
+    assert fleet([service()], [made]).services["team/chat"].max_queued == limit
+    queue = command.queue_guard((*defaults, *args), load()) or ["", str(limit)]
+    assert queue[1] == str(limit)
+
+
+@pytest.mark.parametrize("value", [None, "", "{", "7", '{"a":1}'])
+def test_max_queued_of_unreadable_arguments_is_the_default(value: str | None) -> None:
+    made = pod("10.0.0.1:8000")
+    made["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": value}]
+    assert fleet([service()], [made]).services["team/chat"].max_queued == 2048
+
+
+def test_max_queued_is_that_of_the_largest_engine() -> None:
+    small, large = pod("10.0.0.1:8000"), pod("10.0.0.2:8000")
+    small["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-num-seqs","1"]'}]
+    assert fleet([service()], [small]).services["team/chat"].max_queued == 64
+    assert fleet([service()], [small, large]).services["team/chat"].max_queued == 2048
+    assert fleet([service()], []).services["team/chat"].max_queued == MOST_SEQUENCES

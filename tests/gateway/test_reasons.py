@@ -12,6 +12,7 @@ from plimsoll.gateway.replies import STATUS
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "request.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\d{3}) \| ([\w, ]+) \| [^|]+ \|$", re.MULTILINE)
+ENGINE = {EngineReason.BODY_TOO_LARGE: 413, EngineReason.REQUEST_TOO_LARGE: 400}  # all others are 503
 
 
 class Said(NamedTuple):
@@ -30,8 +31,9 @@ def documented() -> list[Said]:
 
 def coded() -> set[Said]:
     envoy = {Said(words.code, status, "Envoy") for status, words in localreply.WORDS.items()}
-    envoy |= {Said(localreply.FULL_WORDS.code, localreply.FULL, "Envoy")}
-    engine = {Said(r.value, 413 if r is EngineReason.BODY_TOO_LARGE else 503, "engine") for r in EngineReason}
+    others = {localreply.FULL: localreply.FULL_WORDS, 400: localreply.TWO_HOSTS, 403: localreply.PREFLIGHT}
+    envoy |= {Said(words.code, status, "Envoy") for status, words in (others | {503: localreply.DRAINING}).items()}
+    engine = {Said(r.value, ENGINE.get(r, 503), "engine") for r in EngineReason}
     return {Said(reason.value, status, "picker") for reason, status in STATUS.items()} | envoy | engine
 
 
@@ -50,7 +52,7 @@ def test_a_reason_has_one_status_whoever_says_it() -> None:
 
 
 def test_each_of_envoys_replies_names_its_reason() -> None:
-    mappers = localreply.local_reply_config()["mappers"][1:]  # the first passes on what the picker said
+    mappers = localreply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
     for mapper in mappers:
         told = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
         assert told["x-plimsoll-reason"] == mapper["body_format_override"]["json_format"]["error"]["code"]

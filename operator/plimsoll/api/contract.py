@@ -24,6 +24,7 @@ class Contract:
     headers: dict[str, str]
     drain: dict[str, int]
     leg_deadline_seconds: int
+    limits: dict[str, int]
     metrics: dict[str, str]
     start_phases: tuple[str, ...]
     runtimes: tuple[str, ...]

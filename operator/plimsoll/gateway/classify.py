@@ -21,7 +21,7 @@ from plimsoll.gateway.replies import Reason, Refusal
 LARGE = 256 * 1024  # bytes; a slow parse of more than this runs in a worker process
 BYTES_PER_TOKEN = 4
 BEGINNING = BLOCK_BYTES * MOST_BLOCKS + 1  # bytes of a prompt by which it is known again
-MOST_ANSWERS = 16_384  # of one prompt, in any engine: a request for more is refused there, and costs nothing
+MOST_ANSWERS = 16_384  # of one prompt: vLLM's own limit on `n`
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -29,7 +29,7 @@ class Request(msgspec.Struct):
     """What one completion request asks for, not to be changed. model is the name the client used.
 
     max_tokens: the lesser of the limits that it sets on one answer, None without. stream: the answer comes in events.
-    beginning: of its prompt, as raw JSON.
+    beginning: of its prompt, as raw JSON. n: answers to each prompt.
     """
 
     model: str
@@ -37,6 +37,7 @@ class Request(msgspec.Struct):
     max_tokens: int | None = None
     stream: bool = False
     beginning: bytes = b""
+    n: int = 1
 
 
 class _Body(msgspec.Struct):
@@ -81,10 +82,15 @@ def _request(fields: _Body, key: bytes, text: bytes) -> Request | Refusal:
     if not isinstance(model, str) or not model:
         said = "is missing" if model is None else "is empty" if model == "" else "must be a string"
         return Refusal(Reason.MODEL_REQUIRED, f"The field 'model' {said}: name the model to use.", param="model")
-    prompt = _prompt(fields.n, key, text)
+    n = _n(fields.n)
+    if n > MOST_ANSWERS:
+        value = n if n < 10**12 else "10^12 or more"
+        words = f"The field 'n' is {value}: the limit is {MOST_ANSWERS} answers to one prompt. Lower 'n'."
+        return Refusal(Reason.REQUEST_TOO_LARGE, words, param="n")
+    prompt = _prompt(n, key, text)
     if prompt.tokens > MOST_TOKENS or prompt.sequences > MOST_SEQUENCES:
         prompt = Prompt(min(prompt.tokens, MOST_TOKENS), min(prompt.sequences, MOST_SEQUENCES))
-    return Request(model, prompt, _max_tokens(fields), fields.stream is True, text[:BEGINNING])
+    return Request(model, prompt, _max_tokens(fields), fields.stream is True, text[:BEGINNING], n)
 
 
 def _max_tokens(fields: _Body) -> int | None:
@@ -92,6 +98,12 @@ def _max_tokens(fields: _Body) -> int | None:
     if told == (None, None):
         return None
     return min([m for m in told if type(m) is int and 0 < m <= MOST_TOKENS], default=None)
+
+
+def _n(told: object) -> int:
+    """The body's `n`; 1 for what an engine does not take for a count of at least 1. vLLM reads 2.0 as 2."""
+    whole = int(told) if isinstance(told, float) and told.is_integer() else told
+    return whole if type(whole) is int and whole > 0 else 1
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -108,9 +120,8 @@ def _words(error: Exception) -> str:
     return "it is nested too deep." if isinstance(error, RecursionError) else f"{str(error)[:200]}."
 
 
-def _prompt(told: object, key: bytes, text: bytes) -> Prompt:
-    """Tokens of the first sequence and the number of sequences: `n` times prompts. told: the body's `n`."""
-    n = told if isinstance(told, int) and 0 < told <= MOST_ANSWERS else 1
+def _prompt(n: int, key: bytes, text: bytes) -> Prompt:
+    """Tokens of the first sequence and the number of sequences: `n` times prompts."""
     if key is MESSAGES or text[:1] != b"[":
         return Prompt(len(text) // BYTES_PER_TOKEN, n)
     if text.lstrip(b"[ \t\r\n")[:1].isdigit():

@@ -1,7 +1,8 @@
 """What is behind the picker's two doors, by path.
 
 On the unix socket, from Envoy: `/check/...` with a client's body (the question of ext_authz), any path with the header
-`x-plimsoll-reply` (a refusal to be written out), `/v1/models`, and `/healthz` for Envoy's health check.
+`x-plimsoll-reply` (a refusal to be written out), `/v1/models`, `/v1/models/NAME`, and `/healthz` for Envoy's health
+check.
 On TCP: `/healthz`, `/readyz`, `/metrics`, `/signals`.
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from random import Random
+from urllib.parse import unquote_to_bytes
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from plimsoll.gateway import words
 from plimsoll.gateway.classify import needs_worker
+from plimsoll.gateway.endpoints import Service
 from plimsoll.gateway.http1 import Request, response
 from plimsoll.gateway.listener import CHECK_PREFIX, MODELS
 from plimsoll.gateway.picker import Picker, written
-from plimsoll.gateway.replies import from_header
+from plimsoll.gateway.replies import answer, from_header
 from plimsoll.gateway.server import Reply
 from plimsoll.gateway.signals import show_metrics, signals
 from plimsoll.gateway.worker import Worker
@@ -25,6 +30,7 @@ from plimsoll.telemetry import metrics
 
 JSON = (("content-type", "application/json"),)
 _CHECK = CHECK_PREFIX.encode()
+_MODEL = f"{MODELS}/".encode()
 
 
 class EnvoyDoor:
@@ -40,8 +46,11 @@ class EnvoyDoor:
             return self._check(request)
         if (reply := request.headers.get(b"x-plimsoll-reply")) is not None:
             return written(from_header(reply.decode("ascii")))
-        if request.path.partition(b"?")[0] == MODELS.encode():
+        path = request.path.partition(b"?")[0]
+        if path == MODELS.encode():
             return response(200, JSON, models(self._picker))
+        if path.startswith(_MODEL):
+            return model(self._picker, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
         if request.path != b"/healthz":
             return response(404)
         self.asked = True
@@ -63,11 +72,20 @@ class EnvoyDoor:
 
 def models(picker: Picker) -> bytes:
     """The body of `/v1/models`: every service under its preferred name."""
-    listed = [
-        {"id": service.names[0], "object": "model", "created": service.created, "owned_by": "plimsoll"}
-        for service in sorted(picker.fleet.services.values(), key=lambda s: s.names[0])
-    ]
-    return orjson.dumps({"object": "list", "data": listed})
+    services = sorted(picker.fleet.services.values(), key=lambda s: s.names[0])
+    return orjson.dumps({"object": "list", "data": [_card(service, service.names[0]) for service in services]})
+
+
+def model(picker: Picker, name: str) -> bytes:
+    """The response to `/v1/models/NAME`: any name that requests may use."""
+    service = picker.fleet.by_name.get(name)
+    if service is None:
+        return written(answer(words.unknown(name), Random(0)))
+    return response(200, JSON, orjson.dumps(_card(service, name)))
+
+
+def _card(service: Service, name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": service.created, "owned_by": "plimsoll"}
 
 
 class PublicDoor:

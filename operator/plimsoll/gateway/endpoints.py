@@ -14,9 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import orjson
+
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.contract import contract
+from plimsoll.core.admission.outcome import MOST_SEQUENCES
 from plimsoll.core.picking.endpoint import Endpoint, Role
 from plimsoll.core.picking.names import Claim, names_of, owners, published
 from plimsoll.gateway.policy import Policies, Policy
@@ -36,7 +39,8 @@ class Service:
     """One InferenceService as the gateway serves it.
 
     key: NAMESPACE/NAME. names: what it answers to, the preferred one first. created: Unix seconds.
-    max_sequences: what one engine runs at once, and so what one death can cut at once. policy: None without a promise.
+    max_sequences: what one engine runs at once, and so what one death can cut at once. max_queued: sequences that one
+    engine accepts at once, running and waiting; one request cannot have more. policy: None without a promise.
     version: of its object, as the API server counts. unread: what of the object cannot be read, and why, else "".
     """
 
@@ -46,6 +50,7 @@ class Service:
     created: int
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_MAX_SEQUENCES
+    max_queued: int = MOST_SEQUENCES
     policy: Policy | None = None
     version: str = ""
     unread: str = ""
@@ -87,10 +92,13 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
     claims = {_key(obj): claim for obj, claim in claimed}
     owned = owners(claims.values())
     engines: dict[str, list[Endpoint]] = {key: [] for key in claims}
+    queues: dict[str, list[int]] = {key: [] for key in claims}
     for pod in pods:
         found = _read(_endpoint, "Pod", pod)
         if found and found[0] in engines:
             engines[found[0]].append(found[1])
+            if found[1].role is not Role.PREFILL:
+                queues[found[0]].append(_read(_max_queued, "Pod", pod) or MOST_SEQUENCES)
 
     def service(obj: Object) -> Service:
         key = _key(obj)
@@ -101,6 +109,7 @@ def fleet(inference_services: Iterable[Object], pods: Iterable[Object], policies
             created=_unix(claims[key].created),
             endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
+            max_queued=max(queues[key], default=MOST_SEQUENCES),
             policy=policies.of(key, obj),
             version=obj["metadata"].get("resourceVersion", ""),
             unread=policies.unread(key),
@@ -153,6 +162,36 @@ def _max_sequences(obj: Object) -> int:
     args = value_at(obj, "spec", "engine", "args")
     stated = arguments.stated(args if isinstance(args, list) else ())
     return arguments.count(stated.get("--max-num-seqs", "")) or DEFAULT_MAX_SEQUENCES
+
+
+def _max_queued(pod: Object) -> int:
+    """Sequences that the engine of a pod accepts at once, by the rule of its launcher."""
+    stated, limits = arguments.stated(_pod_args(pod)), contract().limits
+    if "--max-num-queued-reqs" in stated:
+        return arguments.count(stated["--max-num-queued-reqs"]) or MOST_SEQUENCES
+    sequences = stated.get("--max-num-seqs", "")
+    if not sequences.isdecimal():
+        return limits["queued_requests"]
+    return max(64, int(sequences) * limits["queued_per_sequence"])
+
+
+def _pod_args(pod: Object) -> tuple[object, ...]:
+    """The engine arguments in a pod's environment, defaults first; what cannot be read is as if it were not there."""
+    names = contract().env
+    given = {
+        entry.get("name"): entry.get("value")
+        for container in pod.get("spec", {}).get("containers") or ()
+        for entry in container.get("env") or ()
+    }
+    return tuple(arg for name in ("default_args", "args") for arg in _list(given.get(names[name])))
+
+
+def _list(text: object) -> list[object]:
+    try:
+        read = orjson.loads(text) if isinstance(text, str) else []
+    except ValueError:
+        return []
+    return read if isinstance(read, list) else []
 
 
 def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from plimsoll.gateway.localreply import local_reply_config
+from plimsoll.gateway.localreply import HEALTH, local_reply_config
 from plimsoll.gateway.settings import Settings
 
 Json = dict[str, Any]
@@ -30,6 +30,9 @@ METADATA = "plimsoll"  # namespace of what a cluster says of its service
 CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-ticket")
 # What a client sees of the picker's refusal besides its status.
 REFUSAL_HEADERS = ("content-type", "retry-after", "x-should-retry", "x-plimsoll-reason", "x-plimsoll-eta")
+CORS = "envoy.filters.http.cors"
+CORS_EXPOSED = (*REFUSAL_HEADERS[1:], "x-request-id")
+CORS_MAX_AGE = 600  # seconds for which a browser keeps the answer to a preflight
 
 ACCESS_LOG = {
     "ticket": "%REQ(X-PLIMSOLL-TICKET)%",
@@ -88,11 +91,12 @@ def _manager(settings: Settings) -> Json:
         },
         "normalize_path": True,
         "merge_slashes": False,
-        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        # A client that asks for the model NAMESPACE/NAME escapes the slash. Routes see the path decoded, as engines do.
+        "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "early_header_mutation_extensions": [_strip()],
-        "local_reply_config": local_reply_config(),
-        "route_config": {"name": "api", "virtual_hosts": [{"name": "api", "domains": ["*"], "routes": _routes()}]},
-        "http_filters": [_ask_picker(settings), _fail_open(), _router()],
+        "local_reply_config": local_reply_config(settings.max_body_bytes),
+        "route_config": {"name": "api", "virtual_hosts": [_host(settings)]},
+        "http_filters": [_cors(), _health(), _ask_picker(settings), _fail_open(), _router()],
         "access_log": [_access_log(settings)],
     }
 
@@ -119,11 +123,37 @@ def _strip() -> Json:
     }
 
 
-def _routes() -> list[Json]:
-    routes = [_connect()]
+def _host(settings: Settings) -> Json:
+    origins = [{"safe_regex": {"regex": ".+"}} if o == "*" else {"exact": o} for o in settings.cors_origins]
+    host: Json = {"name": "api", "domains": ["*"], "routes": _routes(origins)}
+    if origins:
+        host["typed_per_filter_config"] = {CORS: _policy(origins)}
+    return host
+
+
+def _policy(origins: list[Json]) -> Json:
+    """Scripts of these origins may read answers. Never with a browser's own credentials; a script sends its key."""
+    return {
+        "@type": f"{TYPE}.extensions.filters.http.cors.v3.CorsPolicy",
+        "allow_origin_string_match": origins,
+        "allow_methods": "GET, POST",
+        "allow_headers": "authorization, *",  # the wildcard leaves out this one
+        "expose_headers": ",".join(CORS_EXPOSED),
+        "max_age": str(CORS_MAX_AGE),
+    }
+
+
+def _routes(origins: list[Json]) -> list[Json]:
+    """origins: those of which the CORS filter answers the preflights."""
+    routes = [_connect(), _two_hosts()]
+    # The filter passes over routes that only respond; it answers before this cluster is asked.
+    routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
+    routes += [_refused(_preflight({"present_match": True}), 403)]
     for path in COMPLETIONS:
-        routes += [_reply(path), _engines(path), _refused({"path": path}, 405)]
-    routes += [_models(), _refused({"path": MODELS}, 405), _refused({"prefix": "/"}, 404)]
+        routes += [_compressed(path), _reply(path), _engines(path), _refused({"path": path}, 405, allow="POST")]
+    for match in ({"path": MODELS}, {"prefix": f"{MODELS}/"}):
+        routes += [_models(match), _refused(match, 405, allow="GET")]
+    routes += [_refused({"path": HEALTH}, 405, allow="GET, HEAD"), _refused({"prefix": "/"}, 404)]
     return routes
 
 
@@ -136,13 +166,33 @@ def _connect() -> Json:
     return _refused({"connect_matcher": {}}, 403)
 
 
-def _refused(match: Json, status: int) -> Json:
-    return {"match": match, "direct_response": {"status": status}}
+def _refused(match: Json, status: int, **headers: str) -> Json:
+    """headers: of the answer, with _ for -."""
+    added = [{"header": {"key": key.replace("_", "-"), "value": value}} for key, value in headers.items()]
+    return {"match": match, "direct_response": {"status": status}, "response_headers_to_add": added}
 
 
-def _models() -> Json:
+def _two_hosts() -> Json:
+    """Envoy joins the values of several Host headers by a comma, which no host has."""
+    return _refused({"prefix": "/", "headers": [{"name": ":authority", "string_match": {"contains": ","}}]}, 400)
+
+
+def _preflight(origin: Json) -> Json:
+    """Matches a browser's question whether a script of such an origin may send a request."""
+    asked = {"name": "access-control-request-method", "present_match": True}
+    return {"prefix": "/v1/", "headers": [_method("OPTIONS"), {"name": "origin", **origin}, asked]}
+
+
+def _compressed(path: str) -> Json:
+    plain = {"string_match": {"exact": "identity", "ignore_case": True}}
+    coding = {"name": "content-encoding", **plain, "invert_match": True}
+    present = {"name": "content-encoding", "present_match": True}
+    return _refused({"path": path, "headers": [_method("POST"), present, coding]}, 415, accept_encoding="identity")
+
+
+def _models(match: Json) -> Json:
     return {
-        "match": {"path": MODELS, "headers": [_method("GET")]},
+        "match": {**match, "headers": [_method("GET")]},
         "route": {"cluster": "picker", "timeout": "5s"},
     }
 
@@ -195,6 +245,25 @@ def _own_model() -> Json:
     """The name by which the engines of a cluster know their model, whatever clients call it."""
     header = {"key": "x-plimsoll-model", "value": f"%CLUSTER_METADATA({METADATA}:service)%"}
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _cors() -> Json:
+    """Answers preflights and marks answers where the virtual host names origins; else it does nothing."""
+    return {"name": CORS, "typed_config": {"@type": f"{TYPE}.extensions.filters.http.cors.v3.Cors"}}
+
+
+def _health() -> Json:
+    """For load balancers and load generators: 200 while this gateway serves, with or without its picker."""
+    path = {"name": ":path", "string_match": {"safe_regex": {"regex": rf"{HEALTH}(\?.*)?"}}}
+    method = {"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}
+    return {
+        "name": "envoy.filters.http.health_check",
+        "typed_config": {
+            "@type": f"{TYPE}.extensions.filters.http.health_check.v3.HealthCheck",
+            "pass_through_mode": False,
+            "headers": [path, method],
+        },
+    }
 
 
 def _ask_picker(settings: Settings) -> Json:

@@ -125,7 +125,7 @@ class Picker:
             self._refresh(now)
         came.retry = self.admission.comes_back(came, now) or came.retry
         self.tally(service.key).arrive(asked.prompt, retry=came.retry)
-        reply = self._act(came, self.admission.offer(came, now, self._has_room(came)), now)
+        reply = self._first(service, came, now)
         self._release((), now)
         return self._hold(came, now) if reply is None else reply
 
@@ -148,6 +148,18 @@ class Picker:
             self._refresh(now)
         self._release((flight.service,), now)
         return True
+
+    def _first(self, service: Service, came: Visit, now: float) -> bytes | None:
+        """What follows from its arrival, as `_act` says it. More sequences than any engine accepts are refused."""
+        sequences = came.prompt.sequences
+        if sequences <= service.max_queued:
+            return self._act(came, self.admission.offer(came, now, self._has_room(came)), now)
+        to = None if came.fallback is None else self.fleet.services[came.fallback]
+        if to is not None and sequences <= to.max_queued:
+            return self._downgrade(came, now)
+        limit = max(service.max_queued, 0 if to is None else to.max_queued)
+        self.tally(service.key).decide(Outcome.SHED_NO_CAPACITY)
+        return self._refuse(words.too_many(came.model, sequences, came.n, limit), came, now)
 
     def _fallback(self, service: Service) -> str | None:
         """Key of the service to which this one's requests may go; None where there is none."""

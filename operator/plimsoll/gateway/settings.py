@@ -33,6 +33,7 @@ class Settings:
     poll_seconds: float = 2.0  # between two looks at Envoy's own state
     class_header: str = "x-gateway-inference-objective"
     tenant_header: str = "x-gateway-inference-fairness-id"
+    cors_origins: tuple[str, ...] = ()  # of web pages whose scripts may use this gateway; "*" is all
 
     @property
     def fifo(self) -> Path:
@@ -57,15 +58,20 @@ class Settings:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """Raises ValueError for a number that is none."""
-        namespaces = environ.get("PLIMSOLL_WATCH_NAMESPACES", "").split(",")
         return cls(
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
             picker_port=int(environ.get("PLIMSOLL_PICKER_PORT", "8081")),
-            namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+            namespaces=_list(environ.get("PLIMSOLL_WATCH_NAMESPACES", "")),
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
             drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
+            cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
         )
+
+
+def _list(text: str) -> tuple[str, ...]:
+    """The parts between commas that are not blank."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -36,9 +36,9 @@ class Visit(msgspec.Struct, eq=False):
 
     ticket: its name everywhere. model: as the client calls it. prompt, max_tokens, stream: see `classify.Request`.
     service: key of the one that the client named, place: of the one that has it now, the same or its fallback.
-    fallback: key of the one that may take it. klass, tenant: as told, unchecked. digest, size: of its body.
-    blocks: hashes of its prompt's beginning. retry: the client was refused before. request: as the gate of its place
-    was asked. answer: there while it is held.
+    fallback: key of the one that may take it. klass, tenant: as told, unchecked. digest, size: of its body. n: answers
+    to each prompt. blocks: hashes of its prompt's beginning. retry: the client was refused before. request: as the gate
+    of its place was asked. answer: there while it is held.
     """
 
     ticket: str
@@ -54,6 +54,7 @@ class Visit(msgspec.Struct, eq=False):
     size: int
     idempotency_key: str | None
     arrived_s: float
+    n: int = 1
     blocks: tuple[int, ...] = ()
     fallback: str | None = None
     retry: bool = False
@@ -102,4 +103,5 @@ def visit(
         size,
         key.decode("ascii", "replace") if 0 < len(key) <= KEY_LENGTH else None,
         now,
+        asked.n,
     )

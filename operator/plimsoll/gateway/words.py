@@ -17,24 +17,38 @@ _REASON = {
 
 
 def refusal(visit: Visit, decision: Decision, ready: int, limits: Limits | None, now: float) -> Refusal:
-    """ready: engines of its service that are. limits: of one of them, where it is too small for the request."""
+    """ready: engines of its service that are. limits: of one of them, where it is too small for the prompt."""
     if decision.outcome is Outcome.SHED_NO_CAPACITY and limits is not None:
-        return too_large(visit, limits)
+        return too_long(visit.model, visit.prompt.tokens, limits.kv_tokens)
     told = decision.told or NOT_AGAIN
     words = _words(visit, decision.outcome, ready, now)
     return Refusal(_REASON[decision.outcome], words, eta_seconds=told.eta_s, again=told.again)
 
 
-def too_large(visit: Visit, limits: Limits) -> Refusal:
-    """A request that no engine can hold. LiteLLM looks for the words "maximum context length"."""
-    prompt = visit.prompt
-    many = f"{prompt.sequences} sequences" if prompt.sequences > 1 else "a sequence"
+def too_long(model: str, tokens: int, context: int) -> Refusal:
+    """A prompt that no engine can hold; tokens: estimated, context: at most what one sequence may have.
+
+    LiteLLM knows it by "This model's maximum context length is", LangChain by "prompt is too long".
+    """
     message = (
-        f"The request is larger than an engine of the model '{visit.model}': it asks for {many} of about"
-        f" {prompt.tokens} prompt tokens and an answer, and an engine holds {limits.max_sequences} sequences and"
-        f" {limits.kv_tokens} tokens in all, so that the maximum context length is not more."
+        f"The prompt is too long for the model '{model}': it has about {tokens} tokens (estimated from its bytes)."
+        f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
     )
     return Refusal(Reason.REQUEST_TOO_LARGE, message)
+
+
+def too_many(model: str, sequences: int, n: int, limit: int) -> Refusal:
+    """More sequences than any engine accepts from one request. sequences: `n` times prompts."""
+    prompts = sequences // n
+    if prompts == 1:
+        asked, todo = f"The field 'n' is {n}", f"Lower 'n' to at most {limit}."
+    elif n == 1:
+        asked, todo = f"The field 'prompt' has {prompts} prompts", f"Send at most {limit} prompts in one request."
+    else:
+        asked = f"The field 'n' is {n} and 'prompt' has {prompts} prompts, {sequences} sequences in all"
+        todo = "Lower 'n', or send fewer prompts in one request."
+    message = f"{asked}: an engine of the model '{model}' accepts at most {limit} sequences in one request. {todo}"
+    return Refusal(Reason.REQUEST_TOO_LARGE, message, param="prompt" if n == 1 else "n")
 
 
 def nobody(model: str, reachable: bool) -> Refusal:

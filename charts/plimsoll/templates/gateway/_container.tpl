@@ -24,6 +24,7 @@ volumeMounts:
 - {name: PLIMSOLL_MAX_BODY_BYTES, value: {{ int64 .Values.gateway.maxBodyBytes | quote }}}
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
+- {name: PLIMSOLL_CORS_ALLOWED_ORIGINS, value: {{ join "," .Values.gateway.corsAllowedOrigins | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}
 {{- end }}

@@ -21,7 +21,6 @@ from plimsoll.core.admission.limits import Limits, Need
 from plimsoll.core.admission.line import Line
 from plimsoll.core.admission.outcome import Request
 from plimsoll.core.admission.replica import SOON_S, Replica, Resident
-from plimsoll.core.knee import KV_QUANTILE
 from plimsoll.core.picking.affinity import Held
 
 LOOKS: Final = 4  # replicas with the least load that are looked at for one request
@@ -127,10 +126,11 @@ class Fleet:
         return need if near is None else need._replace(alone_s=min(need.alone_s, near.alone_s))
 
     def could_hold(self, need: Need) -> bool:
-        """Whether an empty replica of this tier could hold it."""
-        limits = self.limits
-        tokens = need.kv_mean_tokens + KV_QUANTILE * math.sqrt(need.kv_variance)
-        return need.sequences <= limits.max_sequences and tokens <= limits.kv_tokens
+        """Whether an empty replica of this tier could serve it: its sequences may run in turns, each prompt must fit.
+
+        An answer ends at the latest where the engine's context does, and that fits into its cache.
+        """
+        return need.prompt_tokens < self.limits.kv_tokens
 
     def place(self, request: Request, need: Need, klass: int, fill: float, within_s: float, now: float) -> Place:
         """The replica on which all stay in promise and its first token comes within so many seconds from now.

@@ -81,6 +81,11 @@ class Need(NamedTuple):
     chunks: int
     most_tokens: float
 
+    @property
+    def prompt_tokens(self) -> float:
+        """Of one sequence."""
+        return (self.kv_mean_tokens - self.output_tokens) / self.sequences
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

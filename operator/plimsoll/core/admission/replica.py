@@ -270,7 +270,7 @@ class Replica:
         if not self.cap:
             return math.inf
         if not self.sequences:
-            return 0.0 if need.kv_mean_tokens <= self.kv_tokens else math.inf
+            return 0.0 if need.prompt_tokens < self.kv_tokens else math.inf
         if self.present + need.sequences > self.most * fill:
             return math.inf
         allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
