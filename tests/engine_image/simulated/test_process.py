@@ -116,8 +116,8 @@ async def test_a_request_for_another_service_is_answered_in_its_place(tmp_path: 
     body = json.dumps({"model": "busy/other", "prompt": "a", "max_tokens": 3}).encode()
     async with engine(tmp_path) as one:
         alone = await client.request(one.api, "/v1/completions", body)
-        url, named = f"http://127.0.0.1:{one.api}/v1/completions", {"x-plimsoll-model": "m", "x-plimsoll-response-model": "small"}
-        sent = {"content-type": "application/json", **named}
+        url, named = f"http://127.0.0.1:{one.api}/v1/completions", {"x-plimsoll-model": "m"}
+        sent = {"content-type": "application/json", "x-plimsoll-response-model": "small", **named}
         async with aiohttp.ClientSession(headers=sent) as session, session.post(url, data=body) as answer:
             document = await answer.json()
     assert alone.status == 404
