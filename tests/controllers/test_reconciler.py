@@ -188,6 +188,39 @@ async def test_reconcile_spec_change_creates_new_template(world: World) -> None:
     assert len(await world.names("ControllerRevision")) == 4
 
 
+async def test_renamed_model_keeps_template_and_old_name(world: World) -> None:
+    service = await world.create(model={"uri": "file:///models/tiny", "name": f"{world.namespace}-old"})
+    operator = await world.round("chat")
+    before = (await world.get("Deployment", "chat-decode"))["spec"]["template"]
+    service["spec"]["model"]["name"] = f"{world.namespace}-new"
+    await world.edit(service)
+    await world.round("chat", operator)
+    assert (await world.get("Deployment", "chat-decode"))["spec"]["template"] == before
+    status = (await world.service())["status"]
+    old, new = f"{world.namespace}-old", f"{world.namespace}-new"
+    assert status["modelNames"] == [new, f"{world.namespace}/chat", old]
+    assert [one["name"] for one in status["formerModelNames"]] == [old]
+    writes = world.kube.writes
+    await world.round("chat", operator)
+    assert world.kube.writes == writes
+
+
+async def test_former_name_of_old_end_leaves_the_status(world: World) -> None:
+    await world.create()
+    operator = await world.round("chat")
+    live = await world.service()
+    past = {"name": "gone", "until": "2020-01-01T00:00:00Z"}
+    names = [*live["status"]["modelNames"], "gone"]
+    status = {**live["status"], "modelNames": names, "formerModelNames": [past]}
+    body = {key: live[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "chat"}, "status": status}
+    body["metadata"]["namespace"] = world.namespace
+    await world.kube.apply(body, labels.MANAGER, subresource="status")
+    await world.round("chat", operator)
+    found = (await world.service())["status"]
+    assert found["modelNames"] == ["chat", f"{world.namespace}/chat"]
+    assert "formerModelNames" not in found
+
+
 async def test_reconcile_older_service_keeps_model_name(world: World) -> None:
     await world.create("first", model={"uri": "file:///models/tiny", "name": "shared"})
     await world.create("second", model={"uri": "file:///models/tiny", "name": "shared"})

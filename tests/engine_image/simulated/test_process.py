@@ -117,11 +117,11 @@ async def test_process_request_with_named_model_is_rewritten(tmp_path: Path) -> 
     async with engine(tmp_path) as one:
         alone = await client.request(one.api, "/v1/completions", body)
         url, named = f"http://127.0.0.1:{one.api}/v1/completions", {"x-plimsoll-model": "m"}
-        sent = {"content-type": "application/json", **named}
+        sent = {"content-type": "application/json", "x-plimsoll-response-model": "small", **named}
         async with aiohttp.ClientSession(headers=sent) as session, session.post(url, data=body) as answer:
             document = await answer.json()
     assert alone.status == 404
-    assert (document["model"], document["usage"]["completion_tokens"]) == ("m", 3)
+    assert (document["model"], document["usage"]["completion_tokens"]) == ("small", 3)
 
 
 async def test_process_dead_engine_core_breaks_stream_and_fails_pod(tmp_path: Path) -> None:
