@@ -9,7 +9,7 @@ STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
 # One more than there are cores: some tests wait for what others do.
 TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-GENERATED := engine-image/contract.json crds charts/plimsoll/files docs/reference docs/scoreboard.md
+GENERATED := engine-image/contract.json crds charts/plimsoll/files docs/reference docs/evaluation
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
@@ -49,7 +49,7 @@ generate: setup ## Make again what is generated: CRDs, reference pages, the scor
 	@$(STAGE) values $(PYTHON) charts/docs.py
 	@$(STAGE) docs $(PYTHON) docs/generate.py
 	@$(STAGE) scoreboard $(PYTHON) -m bench scoreboard --page
-	@$(STAGE) reference $(PYTHON) -m plimsoll.api.reference
+	@$(STAGE) reference $(PYTHON) -m plimsoll.api.reference_page
 
 verify: generate ## Fail when something generated was out of date
 	@git diff --exit-code --stat -- $(GENERATED) && test -z "$$(git ls-files --others --exclude-standard -- $(GENERATED))" \

@@ -12,12 +12,12 @@ import json
 import sys
 from collections.abc import Callable
 
-from bench.controlplane import at_rest, decision, edit, objects, start
-from bench.foreign import board as foreign
+from bench.controlplane import apply_latency, code_rollout, decision_latency, idle_footprint, pod_startup
+from bench.dynamo_replay import command as foreign
 from bench.gateway import latency
-from bench.planning import board as planning
-from bench.scoreboard import board
-from bench.trust import board as trust
+from bench.planning import command as planning
+from bench.scoreboard import command
+from bench.trust import command as trust
 from e2e.cluster.settings import ROOT
 from e2e.lib import stack
 from e2e.lib.kube import Cluster
@@ -27,18 +27,18 @@ REPORT = ROOT / "build" / "bench" / "report.json"
 MEASUREMENTS: dict[str, Callable[[Cluster], dict[str, object]]] = {
     "added latency of the gateway at 50 requests/s (target: p50 2 ms)": lambda _: latency.run(20.0),
     "added latency of the gateway at 500 requests/s (target: p99 2 ms)": lambda _: latency.run(20.0, 500.0),
-    "manifest to objects (target: 2 s)": objects.measure,
-    "request to the first decision that knows of it (target: 2 s)": decision.measure,
-    "operator at rest with 10 services (target: 120 MB, 1 % of a core)": at_rest.measure,
-    "engine pod start (target: vLLM's own time + 3 s)": start.measure,
-    "edit of operator code to running (target: 40 s)": edit.measure,
+    "manifest to objects (target: 2 s)": apply_latency.measure,
+    "request to the first decision that knows of it (target: 2 s)": decision_latency.measure,
+    "operator at rest with 10 services (target: 120 MB, 1 % of a core)": idle_footprint.measure,
+    "engine pod start (target: vLLM's own time + 3 s)": pod_startup.measure,
+    "edit of operator code to running (target: 40 s)": code_rollout.measure,
 }
 
 
 def main(wanted: list[str]) -> int:
     """Run the measurements whose title has one of the words, all of them without words."""
     report: dict[str, object] = {}
-    with stack.connect() as cluster:
+    with stack.connect_cluster() as cluster:
         stack.install(cluster)
         for title, measure in MEASUREMENTS.items():
             if wanted and not any(word in title for word in wanted):
@@ -53,5 +53,5 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    boards = {"scoreboard": board.main, "trust": trust.main, "plan": planning.main, "foreign": foreign.main}
+    boards = {"scoreboard": command.main, "trust": trust.main, "plan": planning.main, "foreign": foreign.main}
     sys.exit(boards.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda _: main(sys.argv[1:]))(sys.argv[2:]))

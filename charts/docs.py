@@ -1,7 +1,7 @@
-"""The chart's generated files: the reference page of its values, and its copy of the CRD.
+"""Generates the chart's reference page of values, and its copy of the CRD.
 
-The comments in values.yaml are the only documentation of the values, and crds/ the only source of the definition; a
-chart, however, can hold no file from outside, and people want to read a table. So both are made here:
+The comments in values.yaml are the source of the page. A chart cannot contain files from outside, so it needs a copy of
+the CRD in crds/:
 
     python charts/docs.py            writes what differs
     python charts/docs.py --check    writes nothing, names what differs and exits 1
@@ -30,8 +30,8 @@ HEADING = re.compile(r"# -- (?P<title>.+)")
 
 
 @dataclass(frozen=True)
-class Value:
-    """One key of values.yaml. comment: its documentation, one paragraph; section: the `# --` heading above it."""
+class ChartValue:
+    """One key of values.yaml. comment: its documentation as one paragraph; section: the `# --` heading above it."""
 
     path: tuple[str, ...]
     default: Any
@@ -43,8 +43,8 @@ class Value:
         return ".".join(self.path)
 
 
-def read(text: str) -> list[Value]:
-    """Every mapping key of a values file, in its order, with the comment lines right above it."""
+def read(text: str) -> list[ChartValue]:
+    """Return every mapping key of a values file, in order, with the comment directly above it."""
     lines = text.splitlines()
     headings = {number: match["title"] for number, line in enumerate(lines) if (match := HEADING.fullmatch(line))}
     found = []
@@ -52,27 +52,27 @@ def read(text: str) -> list[Value]:
     for path, line, default in _keys(yaml.compose(text), ()):
         section = next((headings[n] for n in sorted(headings, reverse=True) if n < line), "")
         # The comment belongs to the first key of a line, not to those in its braces.
-        found.append(Value(path, default, "" if line in seen else _comment_above(lines, line), section))
+        found.append(ChartValue(path, default, "" if line in seen else _comment_above(lines, line), section))
         seen.add(line)
     return found
 
 
-def documented(values: list[Value]) -> list[Value]:
-    """Those with a row of their own: commented keys below which no key is commented."""
+def rows_of(values: list[ChartValue]) -> list[ChartValue]:
+    """Return the values that get a row: commented keys without commented child keys."""
     commented = [value for value in values if value.comment]
     sections = {value.path[:depth] for value in commented for depth in range(1, len(value.path))}
     return [value for value in commented if value.path not in sections]
 
 
-def page(values: list[Value]) -> str:
-    """The reference page: a table per heading; the comments of groups come before the table."""
-    rows = documented(values)
+def render_page(values: list[ChartValue]) -> str:
+    """Return the reference page: a table per heading, preceded by the comments of groups."""
+    rows = rows_of(values)
     out = ["# Chart values", "", "Generated from the comments of `charts/plimsoll/values.yaml` by `make verify`."]
     for section in dict.fromkeys(value.section for value in rows):
         out += ["", f"## {section}", ""]
         groups = [v for v in values if v.section == section and v.comment and v not in rows]
         out += [f"- `{value.name}`: {value.comment}" for value in groups]
-        out += [*([""] if groups else []), "| value | default | what it is |", "|---|---|---|"]
+        out += [*([""] if groups else []), "| value | default | description |", "|---|---|---|"]
         out += [f"| `{v.name}` | {_cell(v.default)} | {_escape(v.comment)} |" for v in rows if v.section == section]
     return "\n".join(out) + "\n"
 
@@ -81,19 +81,19 @@ def _keys(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
-        here = (*path, key.value)
-        yield here, key.start_mark.line, yaml.safe_load(yaml.serialize(value))
-        yield from _keys(value, here)
+        key_path = (*path, key.value)
+        yield key_path, key.start_mark.line, yaml.safe_load(yaml.serialize(value))
+        yield from _keys(value, key_path)
 
 
 def _comment_above(lines: list[str], line: int) -> str:
-    words: list[str] = []
+    comment_lines: list[str] = []
     for text in reversed(lines[:line]):
         stripped = text.strip()
         if not stripped.startswith("#") or HEADING.fullmatch(stripped):
             break
-        words.insert(0, stripped.removeprefix("#").strip())
-    return " ".join(words)
+        comment_lines.insert(0, stripped.removeprefix("#").strip())
+    return " ".join(comment_lines)
 
 
 def _cell(default: Any) -> str:
@@ -105,20 +105,20 @@ def _escape(text: str) -> str:
 
 
 def outputs() -> dict[Path, str]:
-    """Every generated file and the text it should have."""
-    return {PAGE: page(read(VALUES.read_text())), CRD_COPY: CRD.read_text()}
+    """Return every generated file with its text."""
+    return {PAGE: render_page(read(VALUES.read_text())), CRD_COPY: CRD.read_text()}
 
 
 def main(arguments: list[str]) -> int:
-    stale = [path for path, text in outputs().items() if not path.exists() or path.read_text() != text]
-    for path in stale:
+    outdated = [path for path, text in outputs().items() if not path.exists() or path.read_text() != text]
+    for path in outdated:
         if "--check" in arguments:
-            print(f"{path.relative_to(ROOT)} is out of date: python charts/docs.py", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} is out of date: run python charts/docs.py", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(outputs()[path])
             print(f"wrote {path.relative_to(ROOT)}")
-    return 1 if stale and "--check" in arguments else 0
+    return 1 if outdated and "--check" in arguments else 0
 
 
 if __name__ == "__main__":

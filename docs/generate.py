@@ -22,7 +22,7 @@ from plimsoll.telemetry import metrics
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
-KSTATUS = (
+KSTATUS_NOTE = (
     "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so are"
     " `ScalingLimited` and `InternalError`; all others are true when things are well. A condition that does not apply"
     " is absent. `kubectl wait --for=condition=Ready plim/NAME` works, and so does Flux."
@@ -35,10 +35,10 @@ def anchor(text: str) -> str:
 
 def conditions_page() -> str:
     """Types and reasons of conditions."""
-    lines = ["# Conditions", "", KSTATUS, "", "| type |", "|---|"]
-    lines += [f"| `{kind.value}` |" for kind in conditions.Type]
+    lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type |", "|---|"]
+    lines += [f"| `{kind.value}` |" for kind in conditions.ConditionType]
     lines += ["", "| reason | what it means |", "|---|---|"]
-    lines += [f"| {anchor(r.value)}`{r.value}` | {text} |" for r, text in conditions.MEANING.items()]
+    lines += [f"| {anchor(r.value)}`{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -49,8 +49,8 @@ def events_page() -> str:
         " `kubectl events --for plim/NAME` lists them."
     )
     lines = ["# Events", "", intro, "", "| reason | type | what happened |", "|---|---|---|"]
-    for reason, text in events.MEANING.items():
-        kind = "Normal" if reason in events.NORMAL else "Warning"
+    for reason, text in events.EVENT_MEANINGS.items():
+        kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
         lines.append(f"| {anchor(reason.value)}`{reason.value}` | {kind} | {text} |")
     return "\n".join(lines) + "\n"
 
@@ -74,16 +74,16 @@ def engine_rows() -> Iterator[str]:
     """What launcher and middleware measure, as a fresh engine tells it, with the values that a label may have."""
     if ENGINE_IMAGE not in sys.path:
         sys.path.append(ENGINE_IMAGE)  # a program of another image: it is not installed here
-    from launcher import contract, health, meters, phases
+    from launcher import contract, health, middleware_metrics, startup_phases
 
-    told = contract.load({})
-    start = phases.Phases(told.start_phases, 0.0)
-    for phase in told.start_phases:
+    metric_families = contract.load({})
+    start = startup_phases.StartupPhases(metric_families.startup_phases, 0.0)
+    for phase in metric_families.startup_phases:
         start.end(phase, 0.0)
-    for family in text_string_to_metric_families(health.exposition(told, health.Status(), start)):
+    for family in text_string_to_metric_families(health.render_metrics(metric_families, health.EngineStatus(), start)):
         yield _row(_with_values(family), dict.fromkeys(label for sample in family.samples for label in sample.labels))
     registry = CollectorRegistry()
-    meters.Meters(told, registry)
+    middleware_metrics.MiddlewareMetrics(metric_families, registry)
     for collector in registry._collector_to_names:
         for family in collector.collect():
             yield _row(_with_values(family), collector._labelnames)
@@ -117,9 +117,9 @@ CLI_INTRO = (
     "Exit status: 0 done, 1 it could not be done, 2 the words were off, 130 interrupted. Logs go to standard error; "
     "`PLIMSOLL_LOG_LEVEL` (`INFO` if not set) says how many.\n"
 )
-SEE = {
-    "status": "[Read a decision](../tasks/read-a-decision.md)",
-    "explain": "[Read a decision](../tasks/read-a-decision.md)",
+SEE_ALSO = {
+    "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
+    "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](baselines.md)",
     "plan": "[Plan](../tasks/plan.md), [choose an SLO](../tasks/choose-an-slo.md)",
 }
@@ -132,10 +132,10 @@ def cli_page() -> str:
     lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
     for parser, text in verbs:
         lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
-        rows = [_option(action) for action in _own(parser)]
+        rows = [_option(action) for action in _own_options(parser)]
         if rows:
             lines += ["", "| argument | what it is | default |", "|---|---|---|", *rows]
-        see = SEE.get(parser.prog.split()[-1])
+        see = SEE_ALSO.get(parser.prog.split()[-1])
         if see:
             lines += ["", f"More: {see}."]
     return "\n".join(lines) + "\n"
@@ -150,22 +150,22 @@ def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentP
                 yield from list(_verbs(child)) or [(child, helps[name])]
 
 
-def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
     """What must be given; all else is `[OPTION]...`."""
-    actions = _own(parser)
+    actions = _own_options(parser)
     words = [parser.prog]
-    words += [f"{max(action.option_strings, key=len)} {_value(action)}" for action in actions if _must(action)]
+    words += [f"{max(action.option_strings, key=len)} {_value(action)}" for action in actions if _is_required(action)]
     words += ["[OPTION]..."] if any(action.option_strings and not action.required for action in actions) else []
     names = (action for action in actions if not action.option_strings)
     words += [str(action.metavar) if action.nargs is None else f"[{action.metavar}]" for action in names]
     return " ".join(words)
 
 
-def _must(action: argparse.Action) -> bool:
+def _is_required(action: argparse.Action) -> bool:
     return bool(action.option_strings) and action.required
 
 
@@ -182,7 +182,7 @@ def _option(action: argparse.Action) -> str:
     text = (action.help or "").removesuffix("(%(default)s)").strip() % vars(action)
     none = action.default is None or action.default is False or action.default == math.inf
     default = "" if none else f"`{action.default}`"
-    return f"| `{shown}` | {text}{'; required' if _must(action) else ''} | {default} |"
+    return f"| `{shown}` | {text}{'; required' if _is_required(action) else ''} | {default} |"
 
 
 def _sentence(text: str) -> str:
@@ -199,13 +199,13 @@ PAGES = {
 
 def main(arguments: list[str]) -> int:
     """Exit status 1 where something differs and only a check was asked for."""
-    stale = [name for name, page in PAGES.items() if _text(FOLDER / name) != page()]
+    outdated = [name for name, page in PAGES.items() if _text(FOLDER / name) != page()]
     if "--check" in arguments:
-        for name in stale:
+        for name in outdated:
             print(f"docs/reference/{name} differs: run make generate", file=sys.stderr)
-        return 1 if stale else 0
+        return 1 if outdated else 0
     FOLDER.mkdir(exist_ok=True)
-    for name in stale:
+    for name in outdated:
         (FOLDER / name).write_text(PAGES[name]())
     return 0
 

@@ -14,22 +14,44 @@ import pytest
 
 from e2e.cluster.settings import KUBECONFIG
 from e2e.lib import stack
+from e2e.lib.failure_report import describe
 from e2e.lib.kube import Cluster
-from e2e.lib.metrics import Gateway
+from e2e.lib.metrics import GatewayClient
 from e2e.lib.prober import Prober
-from e2e.lib.report import explain
-from e2e.lib.service import Service, manifest
+from e2e.lib.service import Service, make_manifest
 
 SHARED = "e2e-shared"
 TIMEOUT_S = 900
-PD = manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
-SOLO = manifest("solo", {"serve": {}})
+PD_MANIFEST = make_manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
+SOLO_MANIFEST = make_manifest("solo", {"serve": {}})
 
 # What leaves the operator and the shared services alone comes before test_quiet, whose quiet time it is. What
 # changes or breaks things follows; what removes everything is the last.
-ORDER = ("i_", "a_", "b_", "names", "words", "hub", "clients", "light", "scaling", "one_tier", "drain", "quiet")
-ORDER_OF_THE_END = ("monitoring", "g_", "c_", "d_", "e_", "f_", "admission", "adversity")
-ORDER_OF_THE_END += ("signal_alone", "gateways", "restarts", "upgrade", "h_")
+FIRST_SCENARIOS = (
+    "manifests",
+    "first_response",
+    "prefill_decode",
+    "model_name_conflict",
+    "condition_messages",
+    "gated_model",
+    "clients",
+    "engine_simulator",
+    "scaling",
+    "independent_tiers",
+    "drain",
+    "idle_api_writes",
+)
+LAST_SCENARIOS = (
+    "monitoring",
+    "drift",
+    "prefill_deleted",
+    "engine_killed",
+    "rolling_update",
+    "picker_failure",
+    "admission",
+    "disturbances",
+)
+LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "upgrade", "uninstall")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,12 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    items.sort(key=_place)
+    items.sort(key=_order)
 
 
-def _place(item: pytest.Item) -> int:
-    names = [*ORDER, *ORDER_OF_THE_END]
-    return next((n for n, name in enumerate(names) if item.path.stem.startswith(f"test_{name}")), len(ORDER))
+def _order(item: pytest.Item) -> int:
+    names = [*FIRST_SCENARIOS, *LAST_SCENARIOS]
+    return next((n for n, name in enumerate(names) if item.path.stem.startswith(f"test_{name}")), len(FIRST_SCENARIOS))
 
 
 @pytest.fixture(scope="session")
@@ -57,15 +79,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The local cluster with the chart installed; `make e2e` has made it and the images."""
     if not KUBECONFIG.exists():
         pytest.exit("there is no cluster: run make e2e", returncode=2)
-    with stack.connect() as access:
+    with stack.connect_cluster() as access:
         if not request.config.getoption("--no-setup"):
             stack.install(access)
         yield access
 
 
 @pytest.fixture(scope="session")
-def gateway(cluster: Cluster) -> Gateway:
-    return Gateway(cluster, stack.SYSTEM)
+def gateway(cluster: Cluster) -> GatewayClient:
+    return GatewayClient(cluster, stack.SYSTEM)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +101,7 @@ def shared(cluster: Cluster, prober: Prober, request: pytest.FixtureRequest) -> 
     """The shared services, Ready and probed."""
     stack.make_namespace(cluster, SHARED)
     start = time.monotonic()
-    cluster.apply(PD, SOLO, namespace=SHARED)
+    cluster.apply(PD_MANIFEST, SOLO_MANIFEST, namespace=SHARED)
     services = {name: Service(cluster, SHARED, name, stack.GATEWAY_URL) for name in ("pd", "solo")}
     for service in services.values():
         service.wait_ready()
@@ -88,7 +110,7 @@ def shared(cluster: Cluster, prober: Prober, request: pytest.FixtureRequest) -> 
         prober.watch(service.key, service.target, service.get)
     yield services
     for service in services.values():
-        prober.forget(service.key)
+        prober.unwatch(service.key)
     if not request.config.getoption("--keep"):
         stack.drop_namespace(cluster, SHARED)
 
@@ -125,14 +147,14 @@ def service(cluster: Cluster, namespace: str) -> Callable[[str], Service]:
 
 
 @pytest.fixture(autouse=True)
-def promises(prober: Prober) -> Iterator[None]:
+def ready_invariant(prober: Prober) -> Iterator[None]:
     """Beside every scenario: no probe failed while Ready had been true for two seconds."""
     start = time.time()
     yield
     if prober.probes(start):
         print(prober.summary(start))
-    broken = prober.broken_promises(start)
-    assert not broken, "probes failed while Ready:\n" + "\n".join(p.record.line(start) for p in broken)
+    violations = prober.ready_violations(start)
+    assert not violations, "probes failed while Ready:\n" + "\n".join(p.record.line(start) for p in violations)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -142,7 +164,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     fixtures = getattr(item, "funcargs", {})
     if report.failed and "cluster" in fixtures:
         namespaces = {SHARED, fixtures.get("namespace", SHARED)}
-        report.sections.append(("the cluster", explain(fixtures["cluster"], sorted(namespaces), stack.SYSTEM)))
+        report.sections.append(("the cluster", describe(fixtures["cluster"], sorted(namespaces), stack.SYSTEM)))
     if report.when == "call" and report.passed and report.capstdout:
         terminal = item.config.pluginmanager.getplugin("terminalreporter")
         terminal.write_line(

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.resources.platform import EngineDefaults, EngineSettings, GatewaySettings, Platform
+from plimsoll.resources.platform_config import EngineDefaults, EngineSettings, GatewaySettings, PlatformConfig
 
 Object = dict[str, Any]
 
-PLATFORM = Platform(
+PLATFORM = PlatformConfig(
     engine=EngineSettings(
         image="example.com/engine:1",
         defaults=EngineDefaults(

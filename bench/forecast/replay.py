@@ -27,65 +27,59 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.forecast.jump_prior import read
-from plimsoll.core.forecast import (
-    MISS_COST,
-    Forecast,
-    State,
-    forecast,
-    observe,
-    odds,
-    risk,
-    spare_replicas,
-)
+from bench.forecast.growth_prior import read
+from plimsoll.core.demand import risk_control
+from plimsoll.core.demand.demand_state import DemandState, observe
+from plimsoll.core.demand.forecasting import Forecast, forecast
+from plimsoll.core.demand.standby_value import MISS_COST, growth_distribution, standby_replicas
 
 Floats = NDArray[np.float64]
 REQUEST_GPU_S = 0.08
-SIGMA = 0.6  # of the lognormal request sizes
+SIZE_SIGMA = 0.6  # of the lognormal request sizes
 REPLICA_WORK = 0.96  # 12 such requests a second
 MISS_COSTS = (5.0, 10.0, MISS_COST, 50.0, 100.0)
 
 
-def requests(rates: Floats, tick_s: float, seed: int) -> list[float]:
+def poisson_work(rates: Floats, tick_s: float, seed: int) -> list[float]:
     """Work per second in each tick of Poisson requests at `rates`; shape (ticks,)."""
     rng = np.random.default_rng(seed)
     counts = rng.poisson(rates * tick_s)
-    sizes = rng.lognormal(math.log(REQUEST_GPU_S) - SIGMA**2 / 2, SIGMA, counts.sum())
+    sizes = rng.lognormal(math.log(REQUEST_GPU_S) - SIZE_SIGMA**2 / 2, SIZE_SIGMA, counts.sum())
     work = np.zeros(len(rates))
     np.add.at(work, np.repeat(np.arange(len(rates)), counts), sizes)
-    return [float(one) for one in work / tick_s]
+    return [float(size) for size in work / tick_s]
 
 
-def fed(works: Iterable[float], tick_s: float, state: State | None = None) -> State:
+def update_all(works: Iterable[float], tick_s: float, state: DemandState | None = None) -> DemandState:
     """The state after samples every `tick_s`."""
-    state = state or State()
-    start_s = state.at_s or 0.0
+    state = state or DemandState()
+    start_s = state.last_sample_s or 0.0
     for number, work in enumerate(works, start=1):
         state = observe(state, start_s + number * tick_s, work)
     return state
 
 
-def _told(state: State, horizon_s: float, quantile: float) -> Forecast:
-    found = forecast(state, state.at_s or 0.0, horizon_s, quantile)
-    assert isinstance(found, Forecast)
-    return found
+def _forecast(state: DemandState, horizon_s: float, quantile: float) -> Forecast:
+    result = forecast(state, state.last_sample_s or 0.0, horizon_s, quantile)
+    assert isinstance(result, Forecast)
+    return result
 
 
 def cost(tiers: int = 50, ticks: int = 120) -> None:
     """Microseconds of process time per tier and tick, over many tiers."""
     for tick_s in (1.0, 15.0):
-        works = [requests(np.full(ticks + 600, 6.0), tick_s, seed) for seed in range(tiers)]
-        states = [fed(series[:600], tick_s) for series in works]
-        spent = {"observe": 0.0, "forecast": 0.0}
+        works = [poisson_work(np.full(ticks + 600, 6.0), tick_s, seed) for seed in range(tiers)]
+        states = [update_all(series[:600], tick_s) for series in works]
+        cpu_s = {"observe": 0.0, "forecast": 0.0}
         for tick in range(600, 600 + ticks):
             started = time.process_time()
             states = [observe(s, (tick + 1) * tick_s, series[tick]) for s, series in zip(states, works, strict=True)]
             seen = time.process_time()
             for state in states:
                 forecast(state, (tick + 1) * tick_s, 120.0, 0.95)
-            spent["observe"] += seen - started
-            spent["forecast"] += time.process_time() - seen
-        figures = ", ".join(f"{name} {1e6 * s / tiers / ticks:.1f} us" for name, s in spent.items())
+            cpu_s["observe"] += seen - started
+            cpu_s["forecast"] += time.process_time() - seen
+        figures = ", ".join(f"{name} {1e6 * s / tiers / ticks:.1f} us" for name, s in cpu_s.items())
         print(f"  tick {tick_s:4.0f} s, {tiers} tiers: {figures} a tier")
 
 
@@ -93,81 +87,87 @@ def constant() -> None:
     """Range of the answer, and false alarms, under constant Poisson load, from the second hour on."""
     for tick_s, rate, hours in ((1.0, 1.0, 12), (1.0, 6.0, 12), (1.0, 50.0, 12), (15.0, 1.0, 96), (15.0, 50.0, 96)):
         per_hour = int(3600 / tick_s)
-        works = requests(np.full(hours * per_hour, rate), tick_s, seed=1)
-        state, answers, alarms = fed(works[:per_hour], tick_s), [], set()
+        works = poisson_work(np.full(hours * per_hour, rate), tick_s, seed=1)
+        state, forecasts, alarms = update_all(works[:per_hour], tick_s), [], set()
         for number, work in enumerate(works[per_hour:], start=per_hour + 1):
             state = observe(state, number * tick_s, work)
-            alarms.add(state.changed_s)
+            alarms.add(state.level_shift_s)
             if number % max(1, round(60 / tick_s)) == 0:
-                answers.append(_told(state, 120.0, 0.95).work / (rate * REQUEST_GPU_S))
+                forecasts.append(_forecast(state, 120.0, 0.95).work / (rate * REQUEST_GPU_S))
         print(
             f"  tick {tick_s:4.0f} s, {rate:4.0f} req/s, {hours} h: {len(alarms) - 1} false alarms, answer over truth"
-            f" {min(answers):.3f} to {max(answers):.3f}, mean {np.mean(answers):.3f}"
+            f" {min(forecasts):.3f} to {max(forecasts):.3f}, mean {np.mean(forecasts):.3f}"
         )
 
 
-def leap_and_ramp() -> None:
+def level_shift_and_ramp() -> None:
     """What is told in the seconds after a leap, and along a ramp, in requests a second."""
     for name, tick_s in (("6 to 36 req/s", 1.0), ("6 to 36 req/s", 15.0)):
-        works = requests(np.concatenate([np.full(int(600 / tick_s), 6.0), np.full(600, 36.0)]), tick_s, seed=1)
-        state, seen = fed(works[: int(600 / tick_s)], tick_s), []
+        works = poisson_work(np.concatenate([np.full(int(600 / tick_s), 6.0), np.full(600, 36.0)]), tick_s, seed=1)
+        state, history = update_all(works[: int(600 / tick_s)], tick_s), []
         for after in range(5):
-            state = fed([works[int(600 / tick_s) + after]], tick_s, state)
-            seen.append(f"{_told(state, 120.0, 0.95).work / REQUEST_GPU_S:.0f}")
-        print(f"  {name}, tick {tick_s:.0f} s, after each of the first ticks: {' '.join(seen)}")
+            state = update_all([works[int(600 / tick_s) + after]], tick_s, state)
+            history.append(f"{_forecast(state, 120.0, 0.95).work / REQUEST_GPU_S:.0f}")
+        print(f"  {name}, tick {tick_s:.0f} s, after each of the first ticks: {' '.join(history)}")
     rates = 5 + 31 * np.sin(np.pi * np.arange(1800) / 1800)
-    works = requests(rates, 1.0, seed=1)
-    told = (
-        f"{now}: {_told(fed(works[:now], 1.0), 120.0, 0.5).work / REQUEST_GPU_S:.1f}"
+    works = poisson_work(rates, 1.0, seed=1)
+    forecast = (
+        f"{now}: {_forecast(update_all(works[:now], 1.0), 120.0, 0.5).work / REQUEST_GPU_S:.1f}"
         f" ({rates[now : now + 120].max():.1f})"
         for now in (120, 240, 360, 480, 600, 900, 1200)
     )
-    print(f"  5 + 31 sin(pi t / 1800), told at t (largest in 120 s): {', '.join(told)}")
+    print(f"  5 + 31 sin(pi t / 1800), told at t (largest in 120 s): {', '.join(forecast)}")
 
 
-def spare() -> None:
-    """Spare over start-up time and missCost, for 6 req/s on replicas of 12."""
+def standby_table() -> None:
+    """Spare over start-up time and sloMissCost, for 6 req/s on replicas of 12."""
     for name, seconds in (("7.5 minutes", 450), ("2 hours", 7200)):
-        state = fed(requests(np.full(seconds, 6.0), 1.0, seed=1), 1.0)
-        ordinary = _told(state, 60.0, 0.5).ordinary
+        state = update_all(poisson_work(np.full(seconds, 6.0), 1.0, seed=1), 1.0)
+        baseline = _forecast(state, 60.0, 0.5).baseline
         for horizon_s in (10.0, 30.0, 60.0, 120.0, 240.0, 600.0):
-            chances = odds(state, horizon_s)
-            kept = (f"{m:.0f}: {spare_replicas(chances, ordinary, REPLICA_WORK, 1, 8, m)}" for m in MISS_COSTS)
-            print(f"  after {name}, start-up {horizon_s:3.0f} s, spare at missCost {', '.join(kept)}")
+            growth = growth_distribution(state, horizon_s)
+            standby = (
+                f"{miss_cost:.0f}: {standby_replicas(growth, baseline, REPLICA_WORK, 1, 8, miss_cost)}"
+                for miss_cost in MISS_COSTS
+            )
+            print(f"  after {name}, start-up {horizon_s:3.0f} s, spare at sloMissCost {', '.join(standby)}")
 
 
-def series(name: str, minutes: Floats, horizon_s: float) -> None:
+def replay_series(name: str, minutes: Floats, horizon_s: float) -> None:
     """Misses and holding on one series of minutes; shape (minutes,)."""
     works = [float(work) for work in minutes / minutes.mean()]
     ahead = math.ceil(horizon_s / 60.0)
     fixed: dict[float, list[tuple[float, float]]] = {0.5: [], 0.9: [], 0.95: [], 0.99: []}
-    steered: list[tuple[float, float]] = []
-    control, state, losses = risk.begin(0.05), State(), []
+    controlled: list[tuple[float, float]] = []
+    margin_control, state, quantile_losses = risk_control.initial_control(0.05), DemandState(), []
     for number, work in enumerate(works[:-ahead], start=1):
         state = observe(state, 60.0 * number, work)
         if number < 60 or number % ahead:
             continue
-        due = np.array(works[number : number + ahead])
-        for quantile, found in fixed.items():
-            found.append(_against(due, _told(state, horizon_s, quantile).work))
-        sized = _told(state, horizon_s, control.quantile).work
-        steered.append(_against(due, sized))
-        if due.sum() > 0:
-            losses.append(steered[-1][0] / float(due.sum()))
-            control = risk.feed(control, losses[-1])
-    largest = sum(max(works[n : n + ahead]) for n in range(60, len(works) - ahead) if n % ahead == 0)
+        actual = np.array(works[number : number + ahead])
+        for quantile, losses in fixed.items():
+            losses.append(_losses(actual, _forecast(state, horizon_s, quantile).work))
+        sized_for = _forecast(state, horizon_s, margin_control.quantile).work
+        controlled.append(_losses(actual, sized_for))
+        if actual.sum() > 0:
+            quantile_losses.append(controlled[-1][0] / float(actual.sum()))
+            margin_control = risk_control.update_control(margin_control, quantile_losses[-1])
+    largest = sum(max(works[index : index + ahead]) for index in range(60, len(works) - ahead) if index % ahead == 0)
     total = sum(works[60:])
-    rows = [f"{quantile}: {_row(found, largest, total)}" for quantile, found in fixed.items()]
-    print(f"  {name}: {'; '.join(rows)}; steered: {_row(steered, largest, total)} loss {np.mean(losses):.3f}")
+    rows = [f"{quantile}: {_print_row(forecast, largest, total)}" for quantile, forecast in fixed.items()]
+    print(
+        f"  {name}: {'; '.join(rows)}; "
+        f"steered: {_print_row(controlled, largest, total)} loss {np.mean(quantile_losses):.3f}"
+    )
 
 
-def _against(due: Floats, sized: float) -> tuple[float, float]:
+def _losses(due: Floats, sized: float) -> tuple[float, float]:
     return float(np.maximum(0.0, due - sized).sum()), sized
 
 
-def _row(found: list[tuple[float, float]], largest: float, total: float) -> str:
-    lost, sized = np.array(found).T
-    return f"missed {np.mean(lost > 0):.3f} lost {lost.sum() / total:.3f} held {sized.sum() / largest:.2f}"
+def _print_row(metrics: list[tuple[float, float]], largest: float, total: float) -> str:
+    missed, sized = np.array(metrics).T
+    return f"missed {np.mean(missed > 0):.3f} lost {missed.sum() / total:.3f} held {sized.sum() / largest:.2f}"
 
 
 def main(arguments: list[str]) -> int:
@@ -179,15 +179,15 @@ def main(arguments: list[str]) -> int:
     for title, measure in (
         ("cost", cost),
         ("constant load, 0.95 over 120 s", constant),
-        ("leap and ramp", leap_and_ramp),
-        ("spare replicas", spare),
+        ("leap and ramp", level_shift_and_ramp),
+        ("spare replicas", standby_table),
     ):
         print(title)
         measure()
     for path in given.files:
         print(f"{path.name}, {given.horizon:.0f} s ahead")
         for number, minutes in enumerate(read(path), start=1):
-            series(f"column {number}", minutes, given.horizon)
+            replay_series(f"column {number}", minutes, given.horizon)
     return 0
 
 

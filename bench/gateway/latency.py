@@ -24,12 +24,12 @@ from typing import Any
 
 import uvloop
 
-from tests.gateway.gated import promised
-from tests.gateway.objects import pod
-from tests.gateway.stack import ROOT, Stack, free_port, stop
+from tests.gateway.kube_objects import pod
+from tests.gateway.picker_harness import service_with_slo
+from tests.gateway.stack import ROOT, GatewayStack, free_port, stop
 
 RATE = 50.0  # requests a second on each way
-PLACES = 500  # at the upstream: none is ever refused
+MAX_CONNECTIONS = 500  # at the upstream: none is ever refused
 BODY = json.dumps(
     {"model": "chat", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 16}
 ).encode()
@@ -40,7 +40,7 @@ REQUEST = (
 WARM_UP = 100
 
 
-class Way:
+class Route:
     """One way to the upstream: a pool of kept-alive connections and the latencies seen, in seconds."""
 
     def __init__(self, port: int) -> None:
@@ -48,7 +48,7 @@ class Way:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.latencies: list[float] = []
 
-    async def ask(self) -> None:
+    async def send(self) -> None:
         pair = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = pair
         began = time.perf_counter()
@@ -61,7 +61,7 @@ class Way:
             raise RuntimeError(f"not answered: {head[:200]!r}")
         self._idle.append(pair)
 
-    def figures(self) -> dict[str, float]:
+    def quantiles(self) -> dict[str, float]:
         ordered = sorted(self.latencies)
         return {f"p{q}": round(1e3 * ordered[int(q / 100 * (len(ordered) - 1))], 3) for q in (50, 95, 99)}
 
@@ -76,15 +76,15 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-async def drive(ways: list[Way], count: int, rate: float) -> None:
+async def drive(routes: list[Route], count: int, rate: float) -> None:
     """Ask each way `count` times at this rate, in turns, without waiting for answers."""
     began = time.perf_counter()
-    asked = []
-    for number in range(count * len(ways)):
-        due = began + number / (rate * len(ways))
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        asked.append(asyncio.ensure_future(ways[number % len(ways)].ask()))
-    await asyncio.gather(*asked)
+    tasks = []
+    for number in range(count * len(routes)):
+        due_s = began + number / (rate * len(routes))
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        tasks.append(asyncio.ensure_future(routes[number % len(routes)].send()))
+    await asyncio.gather(*tasks)
 
 
 def run(seconds: float, rate: float = RATE) -> dict[str, Any]:
@@ -99,42 +99,42 @@ def run(seconds: float, rate: float = RATE) -> dict[str, Any]:
 
 
 async def measure(directory: Path, upstream_port: int, count: int, rate: float) -> dict[str, Any]:
-    stack = Stack(directory, poll_seconds=2.0)
+    stack = GatewayStack(directory, poll_seconds=2.0)
     try:
-        await stack.up([promised(batch=PLACES)], [pod(f"127.0.0.1:{upstream_port}")])
+        await stack.start([service_with_slo(batch=MAX_CONNECTIONS)], [pod(f"127.0.0.1:{upstream_port}")])
         return await compare(stack, upstream_port, count, rate)
     finally:
-        await stack.down()
+        await stack.shut_down()
 
 
-async def compare(stack: Stack, upstream_port: int, count: int, rate: float) -> dict[str, Any]:
+async def compare(stack: GatewayStack, upstream_port: int, count: int, rate: float) -> dict[str, Any]:
     assert stack.picker is not None
     assert stack.envoy is not None
-    direct, through = Way(upstream_port), Way(stack.settings.port)
-    await drive([direct, through], WARM_UP, rate)
-    for way in (direct, through):
-        way.latencies.clear()
+    direct, via_gateway = Route(upstream_port), Route(stack.settings.port)
+    await drive([direct, via_gateway], WARM_UP, rate)
+    for route in (direct, via_gateway):
+        route.latencies.clear()
     pids = {"picker": stack.picker.pid, "envoy": stack.envoy.pid}
     idle_before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     await asyncio.sleep(2.0)
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     idle = {name: (before[name] - idle_before[name]) / 2.0 for name in pids}
-    began = time.perf_counter()
-    await drive([direct, through], count, rate)
-    lasted = time.perf_counter() - began
-    used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+    started = time.perf_counter()
+    await drive([direct, via_gateway], count, rate)
+    duration_s = time.perf_counter() - started
+    cpu_s_used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     failed_open = (await stack.admin.stats()).failed_open
-    for way in (direct, through):
-        way.close()
-    added = {name: round(value - direct.figures()[name], 3) for name, value in through.figures().items()}
+    for route in (direct, via_gateway):
+        route.close()
+    added = {name: round(value - direct.quantiles()[name], 3) for name, value in via_gateway.quantiles().items()}
     return {
         "requests_each_way": count,
         "rate_each_way": rate,
-        "direct_ms": direct.figures(),
-        "through_gateway_ms": through.figures(),
+        "direct_ms": direct.quantiles(),
+        "through_gateway_ms": via_gateway.quantiles(),
         "added_ms": added,
         "failed_open": failed_open,
-        "cpu_us_per_request": {n: round(1e6 * (used[n] - idle[n] * lasted) / count, 1) for n in pids},
+        "cpu_us_per_request": {n: round(1e6 * (cpu_s_used[n] - idle[n] * duration_s) / count, 1) for n in pids},
         "cpu_percent_at_rest": {n: round(100 * idle[n], 2) for n in pids},
         "load_average": os.getloadavg()[0],
     }

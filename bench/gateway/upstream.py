@@ -8,14 +8,14 @@ from typing import cast
 
 import uvloop
 
-from plimsoll.gateway.http1 import Parser, response
+from plimsoll.gateway.http1 import HttpParser, response
 
 ANSWER = response(200, (("content-type", "application/json"),), b'{"choices":[{"message":{"content":"hello"}}]}')
 
 
 class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._parser = Parser(1 << 24)
+        self._parser = HttpParser(1 << 24)
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -23,16 +23,16 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from bench.hardware import gaps, keep, traces
-from bench.hardware.gate import turnstile
-from bench.hardware.summary import Seen
+from bench.hardware import archive, itl_histogram, traces
+from bench.hardware.admission import static_cap
+from bench.hardware.summary import ObservedRequest
 
 COMPLETIONS: Final = "/v1/completions"
 PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: where to have the prompt read
-_LOWEST, _HIGHEST = 1000, 100_000  # token ids of prompts: none of them special
+_MIN_TOKEN_ID, _MAX_TOKEN_ID = 1000, 100_000  # token ids of prompts: none of them special
 _LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
-DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
-AWAY: Final = 429  # the status of a request that a turnstile turned away
+CLIENT_DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
+REJECTED_STATUS: Final = 429  # the status of a request that a turnstile turned away
 IDLE_S: Final = 2.0  # after which a connection is not used again: vLLM closes it after 5 s, and a request on it is lost
 
 
@@ -43,43 +43,51 @@ def session() -> aiohttp.ClientSession:
 
 def prompt(seed: Sequence[int], tokens: int) -> list[int]:
     """A prompt that no other seed shares a beginning with."""
-    found: list[int] = np.random.default_rng(list(seed)).integers(_LOWEST, _HIGHEST, tokens).tolist()
-    return found
+    token_ids: list[int] = np.random.default_rng(list(seed)).integers(_MIN_TOKEN_ID, _MAX_TOKEN_ID, tokens).tolist()
+    return token_ids
 
 
-def body(tokens: list[int], output: int, *, stream: bool) -> dict[str, Any]:
-    asked: dict[str, Any] = {"model": "m", "prompt": tokens, "max_tokens": output, "ignore_eos": True, "temperature": 0}
-    return asked | {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+def request_body(tokens: list[int], output: int, *, stream: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "model": "m",
+        "prompt": tokens,
+        "max_tokens": output,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    return document | {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
 
 
-async def streamed(
-    http: aiohttp.ClientSession, url: str, asked: dict[str, Any], headers: Mapping[str, str] | None = None
+async def send_streamed(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """One streamed request: seconds from its sending to the first and last token, gaps, and how it ended.
 
     `ok` only for the exact count of tokens by the engine's own usage, and a proper end.
     """
-    seen = _nothing()
-    began, done = time.monotonic(), False
+    result = _empty_result()
+    started_s, done = time.monotonic(), False
     try:
-        async with http.post(url + COMPLETIONS, json=asked, headers=dict(headers or {})) as answer:
-            seen["status"] = answer.status
-            if answer.status != 200:
-                seen["error"] = (await answer.text())[:300]
-                seen["headers"] = {key: value for key, value in answer.headers.items() if key.startswith("x-plimsoll")}
-                return seen
-            async for line in answer.content:
+        async with http.post(url + COMPLETIONS, json=body, headers=dict(headers or {})) as response:
+            result["status"] = response.status
+            if response.status != 200:
+                result["error"] = (await response.text())[:300]
+                result["headers"] = {
+                    key: value for key, value in response.headers.items() if key.startswith("x-plimsoll")
+                }
+                return result
+            async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
                     done = True
                 elif line.startswith(b"data: {"):
-                    _event(seen, line, time.monotonic() - began)
+                    _record_event(result, line, time.monotonic() - started_s)
     except (aiohttp.ClientError, OSError, asyncio.CancelledError) as error:
-        seen["error"] = f"{type(error).__name__}: {error}"[:300]
-    seen["ok"] = done and seen["tokens"] == asked["max_tokens"]
-    return seen
+        result["error"] = f"{type(error).__name__}: {error}"[:300]
+    result["ok"] = done and result["tokens"] == body["max_tokens"]
+    return result
 
 
-def _nothing() -> dict[str, Any]:
+def _empty_result() -> dict[str, Any]:
     """What is seen of a request before anything has come."""
     return {
         "status": 0,
@@ -92,31 +100,34 @@ def _nothing() -> dict[str, Any]:
     }
 
 
-def _event(seen: dict[str, Any], line: bytes, at_s: float) -> None:
+def _record_event(result: dict[str, Any], line: bytes, at_s: float) -> None:
     if b'"choices":[]' in line and b'"usage"' in line:
-        seen["tokens"] = json.loads(line[6:])["usage"]["completion_tokens"]
+        result["tokens"] = json.loads(line[6:])["usage"]["completion_tokens"]
     elif b'"text":' in line:
-        if seen["first_s"] is None:
-            seen["first_s"] = at_s
+        if result["first_s"] is None:
+            result["first_s"] = at_s
         else:
-            seen["gaps_s"].append(round(at_s - seen["last_s"], 5))
-            seen["gap_s"] = max(seen["gap_s"] or 0.0, at_s - seen["last_s"])
-        seen["last_s"] = at_s
+            result["gaps_s"].append(round(at_s - result["last_s"], 5))
+            result["gap_s"] = max(result["gap_s"] or 0.0, at_s - result["last_s"])
+        result["last_s"] = at_s
 
 
 async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Sends this process's share of the trace; unfinished requests are cut some time after the last one was sent."""
-    own, of = (int(part) for part in given.worker.split("/"))
+    index, workers = (int(rows) for rows in given.worker.split("/"))
     asked = traces.read(given.trace)
-    mine = range(own, len(asked), of)
-    bodies = {row: body(prompt((given.seed, row), asked[row].prompt), asked[row].output, stream=True) for row in mine}
+    own_rows = range(index, len(asked), workers)
+    bodies = {
+        row: request_body(prompt((given.seed, row), asked[row].prompt), asked[row].output, stream=True)
+        for row in own_rows
+    }
     tasks: list[asyncio.Task[dict[str, Any]]] = []
     async with session() as http:
-        for row in mine:
+        for row in own_rows:
             await asyncio.sleep(max(0.0, given.start + asked[row].at_s - time.monotonic()))
             remote = given.prefill and asked[row].prompt >= given.remote_from
             headers = {PREFILL: given.prefill} if remote else {}
-            tasks.append(asyncio.create_task(_one(http, given, row, asked[row], bodies.pop(row), headers)))
+            tasks.append(asyncio.create_task(_send_one(http, given, row, asked[row], bodies.pop(row), headers)))
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=given.drain)
             for task in late:
@@ -124,33 +135,40 @@ async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
         return list(await asyncio.gather(*tasks))
 
 
-async def _one(
+async def _send_one(
     http: aiohttp.ClientSession,
     given: argparse.Namespace,
     row: int,
-    one: traces.Request,
-    asked: dict[str, Any],
+    request: traces.PlannedRequest,
+    body: dict[str, Any],
     headers: Mapping[str, str],
 ) -> dict[str, Any]:
-    late = time.monotonic() - given.start - one.at_s
+    late = time.monotonic() - given.start - request.at_s
     urls = given.url.split(",")
-    ask = partial(streamed, http, urls[row % len(urls)], asked, headers)
-    seen = await (_in_turn(given.turnstile, one.prompt, ask) if given.turnstile else ask())
-    return {"row": row, "at_s": one.at_s, "late_s": late, "prompt": one.prompt, "output": one.output, **seen}
+    send = partial(send_streamed, http, urls[row % len(urls)], body, headers)
+    result = await (_with_cap(given.turnstile, request.prompt, send) if given.turnstile else send())
+    return {
+        "row": row,
+        "at_s": request.at_s,
+        "late_s": late,
+        "prompt": request.prompt,
+        "output": request.output,
+        **result,
+    }
 
 
-async def _in_turn(path: str, prompt: int, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+async def _with_cap(path: str, prompt: int, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     """One request through a turnstile: what it sees, counted from its coming, or that it was turned away."""
     began = time.monotonic()
-    place = await turnstile.enter(path, prompt)
-    if place is None:
-        return _nothing() | {"status": AWAY}
+    slot = await static_cap.acquire_slot(path, prompt)
+    if slot is None:
+        return _empty_result() | {"status": REJECTED_STATUS}
     try:
         waited_s = time.monotonic() - began
-        seen = await ask()
+        result = await send()
     finally:
-        place.close()
-    return seen | {key: seen[key] + waited_s for key in ("first_s", "last_s") if seen[key] is not None}
+        slot.close()
+    return result | {key: result[key] + waited_s for key in ("first_s", "last_s") if result[key] is not None}
 
 
 def run(
@@ -162,8 +180,8 @@ def run(
     seed: int,
     prefill: str = "",
     remote_from: int = 0,
-    drain_s: float = DRAIN_S,
-    turn: str = "",
+    drain_s: float = CLIENT_DRAIN_S,
+    cap_socket: str = "",
 ) -> list[dict[str, Any]]:
     """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock.
 
@@ -173,7 +191,7 @@ def run(
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
     command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from), "--drain", str(drain_s)]
-    command += ["--turnstile", turn]
+    command += ["--turnstile", cap_socket]
     started = [
         subprocess.Popen([*command, "--worker", f"{number}/{workers}", "--out", str(part)])
         for number, part in enumerate(parts)
@@ -183,24 +201,26 @@ def run(
     for part in parts:
         part.unlink(missing_ok=True)
     rows.sort(key=lambda row: row["at_s"])
-    counts = gaps.counted(rows)
+    counts = itl_histogram.count_itl(rows)
     for row in rows:
         del row["gaps_s"]
-    told = {"trace": trace.name, "start": start, "codes": codes, "gaps": counts, "requests": rows}
-    out.write_text(json.dumps(told))
-    keep.whole(out.name, rows, codes, len(traces.read(trace)))
+    document = {"trace": trace.name, "start": start, "codes": codes, "gaps": counts, "requests": rows}
+    out.write_text(json.dumps(document))
+    archive.check_complete(out.name, rows, codes, len(traces.read(trace)))
     return rows
 
 
-def seen(rows: Sequence[Mapping[str, Any]]) -> list[Seen]:
+def to_observed(rows: Sequence[Mapping[str, Any]]) -> list[ObservedRequest]:
     """The rows as what predictions are compared with: a time is the client's, the delay of its sending included."""
-    return [_seen(row) for row in rows]
+    return [_observed(row) for row in rows]
 
 
-def _seen(row: Mapping[str, Any]) -> Seen:
+def _observed(row: Mapping[str, Any]) -> ObservedRequest:
     first, last, output = row["first_s"], row["last_s"], row["output"]
     each = (last - first) / (output - 1) if row["ok"] and output > 1 else None
-    return Seen(row["at_s"], output, None if first is None else first + row["late_s"], each, row["gap_s"], row["ok"])
+    return ObservedRequest(
+        row["at_s"], output, None if first is None else first + row["late_s"], each, row["gap_s"], row["ok"]
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -213,7 +233,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
     parser.add_argument("--prefill", default="", help="host:port of a prefill engine")
     parser.add_argument("--remote-from", type=int, default=0, help="tokens from which a prompt is read there")
-    parser.add_argument("--drain", type=float, default=DRAIN_S, help="seconds after the last request was sent")
+    parser.add_argument("--drain", type=float, default=CLIENT_DRAIN_S, help="seconds after the last request was sent")
     parser.add_argument("--turnstile", default="", help="socket of a turnstile that each request goes through")
     given = parser.parse_args(words)
     given.out.write_text(json.dumps(asyncio.run(worker(given))))

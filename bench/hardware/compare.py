@@ -1,4 +1,4 @@
-"""Prediction and measurement side by side, as the tables of docs/hardware.md.
+"""Prediction and measurement side by side, as the tables of docs/evaluation/hardware.md.
 
     python -m bench.hardware.compare PREDICTION_DIR MEASURED_DIR [--json FILE]
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.hardware import client, traces
-from bench.hardware.keep import complete, runs
-from bench.hardware.summary import milliseconds, shown, summary
+from bench.hardware.archive import read_complete, runs
+from bench.hardware.summary import format_ms, milliseconds, summary
 from plimsoll.core.slo import Slo
 
 
@@ -26,39 +26,41 @@ def measured(prediction: Path, folder: Path) -> list[dict[str, Any]]:
 
     Raises ValueError for another trace, and where a request of it has no row or a client ended badly.
     """
-    told = json.loads((prediction / "prediction.json").read_text())
-    slo, found = Slo(**told["slo"]), []
-    for name, digest in sorted(told["traces"].items()):
-        sent = traces.predicted(prediction / name, digest)
-        seen = next((path for path in runs(folder) if path.name.startswith(f"{Path(name).stem}.")), None)
-        if seen is None:  # the measurement was cut short
+    predicted = json.loads((prediction / "prediction.json").read_text())
+    slo, figures = Slo(**predicted["slo"]), []
+    for name, digest in sorted(predicted["traces"].items()):
+        sent = traces.find_trace(prediction / name, digest)
+        observed = next((path for path in runs(folder) if path.name.startswith(f"{Path(name).stem}.")), None)
+        if observed is None:  # the measurement was cut short
             break
-        rows = complete(seen, len(sent))
-        after = [one for one in client.seen(rows) if one.sent_s >= told["warm_s"]]
-        found.append(summary(after, slo, told["window_s"]))
-    return found
+        rows = read_complete(observed, len(sent))
+        after = [
+            rate_figures for rate_figures in client.to_observed(rows) if rate_figures.sent_s >= predicted["warm_s"]
+        ]
+        figures.append(summary(after, slo, predicted["window_s"]))
+    return figures
 
 
-def table(told: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[str]:
+def table(predicted: dict[str, Any], measured_figures: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown: a row for each rate, measured first, then each source's simulator and closed form."""
-    sources = list(told["from"])
+    sources = list(predicted["from"])
     head = ["share of line", "req/s", "in promise", "TTFT p50 / p95", "TPOT p50 / p95"]
     for source in sources:
         head += [f"{source}: in promise", "TTFT p50 / p95", "TPOT p50 / p95", "closed form: in promise, TPOT p95"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for number, one in enumerate(found):
-        row = [f"{told['shares_of_line'][number]:.0%}", f"{one['rate_rps']:.1f}", *_cells(one)]
+    for number, one in enumerate(measured_figures):
+        row = [f"{predicted['shares_of_line'][number]:.0%}", f"{one['rate_rps']:.1f}", *_cells(one)]
         for source in sources:
-            said = told["from"][source]["rates"][number]
-            tpot = said["core"]["p95_tpot_s"]
-            closed = f"{said['core']['in_promise']:.1%}, {milliseconds(tpot)}"
-            row += [*_cells(said["simulator"]), closed]
+            source_figures = predicted["from"][source]["rates"][number]
+            tpot = source_figures["core"]["p95_tpot_s"]
+            closed = f"{source_figures['core']['in_promise']:.1%}, {milliseconds(tpot)}"
+            row += [*_cells(source_figures["simulator"]), closed]
         lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    return [f"{one['in_promise']:.1%}", shown(one["ttft_s"]), shown(one["tpot_s"])]
+    return [f"{one['in_promise']:.1%}", format_ms(one["ttft_s"]), format_ms(one["tpot_s"])]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -67,11 +69,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(words)
-    told = json.loads((given.prediction / "prediction.json").read_text())
-    found = measured(given.prediction, given.measured)
-    print("\n".join(table(told, found)))
+    prediction = json.loads((given.prediction / "prediction.json").read_text())
+    measured_figures = measured(given.prediction, given.measured)
+    print("\n".join(table(prediction, measured_figures)))
     if given.json is not None:
-        given.json.write_text(json.dumps({"prediction": told, "measured": found}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"prediction": prediction, "measured": measured_figures}, indent=1) + "\n")
     return 0
 
 

@@ -28,19 +28,19 @@ from bench.hardware import client
 IMAGE: Final = Path(__file__).resolve().parents[2] / "engine-image"
 STEPLOG: Final = Path(__file__).resolve().parent / "steplog"  # a plugin of vLLM
 _POLL_S: Final = 0.1
-_KEPT_PREFIX: Final = "plimsoll_engine_"
+_OWN_METRIC_PREFIX: Final = "plimsoll_engine_"
 
 
 @dataclass
-class Engine:
+class LaunchedEngine:
     """A launcher's process; ports and state of its own, so that several share a machine."""
 
     name: str
     process: subprocess.Popen[bytes]
     api: int
     port: int
-    began: float
-    said: dict[str, Any] = field(default_factory=dict)
+    started_s: float
+    last_documents: dict[str, Any] = field(default_factory=dict)
     timeline: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -57,22 +57,22 @@ class Engine:
         except OSError:
             return 0, b""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads /about and /readyz once and keeps what changed, with the seconds since the process began."""
-        at_s = time.monotonic() - self.began
+        at_s = time.monotonic() - self.started_s
         status, raw = self.get("/about")
         if status != 200:
             return
-        self.said = json.loads(raw)
+        self.last_documents = json.loads(raw)
         ready, _ = self.get("/readyz")
-        seen = {key: self.said[key] for key in ("phase", "ready", "draining")} | {"readyz": ready}
+        seen = {key: self.last_documents[key] for key in ("phase", "ready", "draining")} | {"readyz": ready}
         if not self.timeline or any(self.timeline[-1][key] != value for key, value in seen.items()):
             self.timeline.append({"at_s": round(at_s, 2), **seen})
 
     def wait_ready(self, seconds: float) -> bool:
         """Watches the start until it is ready or over; False if it never is."""
-        while time.monotonic() < self.began + seconds and self.process.poll() is None:
-            self.look()
+        while time.monotonic() < self.started_s + seconds and self.process.poll() is None:
+            self.poll()
             if self.timeline and self.timeline[-1]["readyz"] == 200:
                 return True
             time.sleep(_POLL_S)
@@ -83,7 +83,7 @@ class Engine:
 
     def own_metrics(self) -> list[str]:
         """The launcher's own lines of /metrics."""
-        return [line for line in self.metrics().splitlines() if line.startswith(_KEPT_PREFIX)]
+        return [line for line in self.metrics().splitlines() if line.startswith(_OWN_METRIC_PREFIX)]
 
     def kill(self) -> None:
         """Ends what `start` began with all its descendants: vLLM leads a process group of its own."""
@@ -95,18 +95,18 @@ class Engine:
 
 def descendants(pid: int) -> list[int]:
     """Children of a process, theirs, and so on; nobody's where there is no /proc."""
-    found, frontier = [], [pid]
+    processes, frontier = [], [pid]
     while frontier:
         parent = frontier.pop()
         for file in Path(f"/proc/{parent}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 frontier += [int(child) for child in file.read_text().split()]
         if parent != pid:
-            found.append(parent)
-    return found
+            processes.append(parent)
+    return processes
 
 
-def start(
+def launch(
     name: str,
     model: Path,
     out: Path,
@@ -117,7 +117,7 @@ def start(
     args: Sequence[str] = (),
     default_args: Sequence[str] = (),
     runtime: str = "vllm",
-) -> Engine:
+) -> LaunchedEngine:
     """Starts the launcher as the operator would, with a log of its steps; `gpus` is CUDA_VISIBLE_DEVICES, empty for
     all."""
     with socket.socket() as probe:
@@ -128,9 +128,9 @@ def start(
     contract["paths"]["state"] = str(out / f"{name}.state")
     file = out / f"{name}.contract.json"
     file.write_text(json.dumps(contract))
-    own = dict(os.environ)
-    own["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), str(STEPLOG), own.get("PYTHONPATH", "")]))
-    own |= {
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), str(STEPLOG), environment.get("PYTHONPATH", "")]))
+    environment |= {
         "PLIMSOLL_CONTRACT": str(file),
         "PLIMSOLL_ROLE": role,
         "PLIMSOLL_MODEL": str(model),
@@ -143,12 +143,12 @@ def start(
         "STEPLOG_PATH": str(out / f"{name}.steps.csv"),
         "STEPLOG_WEIGHTS": "1",
     }
-    own |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    environment |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
     log = (out / f"{name}.log").open("wb")
-    began = time.monotonic()
+    started_s = time.monotonic()
     command = ["sh", str(IMAGE / "launcher" / "start.sh")]
-    process = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    return Engine(name, process, api, api + 1, began)
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    return LaunchedEngine(name, process, api, api + 1, started_s)
 
 
 def command_line(out: Path, name: str) -> str:
@@ -159,27 +159,31 @@ def command_line(out: Path, name: str) -> str:
     return ""
 
 
-async def drain(engine: Engine, streams: int = 4, tokens: int = 400) -> dict[str, Any]:
+async def check_drain(engine: LaunchedEngine, streams: int = 4, tokens: int = 400) -> dict[str, Any]:
     """SIGTERM with streams under way: they must end well, what comes later must be refused with the mark to retry."""
     async with client.session() as http:
-        under_way = [
+        in_flight = [
             asyncio.create_task(
-                client.streamed(http, engine.url, client.body(client.prompt((7, row), 200), tokens, stream=True))
+                client.send_streamed(
+                    http, engine.url, client.request_body(client.prompt((7, row), 200), tokens, stream=True)
+                )
             )
             for row in range(streams)
         ]
         await asyncio.sleep(0.5)
-        began = time.monotonic()
+        started_s = time.monotonic()
         engine.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.4)
-        await asyncio.to_thread(engine.look)
-        late = await client.streamed(http, engine.url, client.body(client.prompt((8,), 50), 5, stream=True))
-        finished = await asyncio.gather(*under_way)
+        await asyncio.to_thread(engine.poll)
+        late_response = await client.send_streamed(
+            http, engine.url, client.request_body(client.prompt((8,), 50), 5, stream=True)
+        )
+        finished = await asyncio.gather(*in_flight)
         code = await asyncio.to_thread(engine.process.wait, 90)
     return {
-        "streams": [{key: one[key] for key in ("status", "tokens", "ok", "last_s")} for one in finished],
-        "late": {key: late.get(key) for key in ("status", "headers", "error")},
+        "streams": [{key: result[key] for key in ("status", "tokens", "ok", "last_s")} for result in finished],
+        "late": {key: late_response.get(key) for key in ("status", "headers", "error")},
         "exit_code": code,
-        "seconds": round(time.monotonic() - began, 2),
+        "seconds": round(time.monotonic() - started_s, 2),
         "timeline": engine.timeline[-3:],
     }

@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
+TRACE_COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Request:
+class PlannedRequest:
     """One request: seconds after the start of its run, and its tokens."""
 
     at_s: float
@@ -30,14 +30,14 @@ class Request:
     output: int
 
 
-def lengths(generator: np.random.Generator, size: int) -> tuple[Counts, Counts]:
+def chat_lengths(generator: np.random.Generator, size: int) -> tuple[Counts, Counts]:
     """Prompt and output tokens of a chat: lognormal, means near 1,190 and 220."""
     prompt = np.clip(generator.lognormal(np.log(1000), 0.6, size), 50, 8000)
     output = np.clip(generator.lognormal(np.log(195), 0.5, size), 10, 1000)
     return prompt.astype(np.int64), output.astype(np.int64)
 
 
-def poisson(rate_per_s: float, seconds: float, seed: int) -> list[Request]:
+def poisson(rate_per_s: float, seconds: float, seed: int) -> list[PlannedRequest]:
     """Poisson arrivals over `seconds` of which there are as many as the rate says, with the lengths of a chat.
 
     Given their number, the arrivals of a Poisson process lie uniformly: what is left to chance is when, not how many.
@@ -48,7 +48,7 @@ def poisson(rate_per_s: float, seconds: float, seed: int) -> list[Request]:
     return _with_lengths(generator, np.sort(generator.uniform(0, seconds, round(rate_per_s * seconds))))
 
 
-def bunched(rate_per_s: float, seconds: float, gap_cv2: float, seed: int) -> list[Request]:
+def gamma_arrivals(rate_per_s: float, seconds: float, gap_cv2: float, seed: int) -> list[PlannedRequest]:
     """The same with gamma gaps of the squared coefficient of variation `gap_cv2`; above 1 arrivals bunch."""
     if not (rate_per_s > 0 and seconds > 0 and gap_cv2 > 0):
         raise ValueError(f"rate, seconds and gap_cv2 must be above 0, not {rate_per_s}, {seconds} and {gap_cv2}")
@@ -58,23 +58,24 @@ def bunched(rate_per_s: float, seconds: float, gap_cv2: float, seed: int) -> lis
     return _with_lengths(generator, seconds * np.cumsum(gaps[:size]) / gaps.sum())
 
 
-def _with_lengths(generator: np.random.Generator, arrivals: npt.NDArray[np.float64]) -> list[Request]:
-    prompt, output = lengths(generator, arrivals.size)
+def _with_lengths(generator: np.random.Generator, arrivals: npt.NDArray[np.float64]) -> list[PlannedRequest]:
+    prompt, output = chat_lengths(generator, arrivals.size)
     rows = zip(arrivals.tolist(), prompt.tolist(), output.tolist(), strict=True)
-    return [Request(round(at, 6), p, o) for at, p, o in rows]
+    return [PlannedRequest(round(at, 6), p, o) for at, p, o in rows]
 
 
-def write(path: Path, requests: list[Request]) -> None:
+def write(path: Path, requests: list[PlannedRequest]) -> None:
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(COLUMNS)
+        rows.writerow(TRACE_COLUMNS)
         rows.writerows((one.at_s, one.prompt, one.output) for one in requests)
 
 
-def read(path: Path) -> list[Request]:
+def read(path: Path) -> list[PlannedRequest]:
     with path.open(newline="") as file:
         return [
-            Request(float(row[COLUMNS[0]]), int(row[COLUMNS[1]]), int(row[COLUMNS[2]])) for row in csv.DictReader(file)
+            PlannedRequest(float(row[TRACE_COLUMNS[0]]), int(row[TRACE_COLUMNS[1]]), int(row[TRACE_COLUMNS[2]]))
+            for row in csv.DictReader(file)
         ]
 
 
@@ -83,8 +84,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def predicted(path: Path, told: str) -> list[Request]:
+def find_trace(path: Path, prediction: str) -> list[PlannedRequest]:
     """The trace of this digest; raises ValueError for another one."""
-    if digest(path) != told:
+    if digest(path) != prediction:
         raise ValueError(f"{path} is not the trace that was predicted")
     return read(path)

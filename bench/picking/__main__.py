@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bench.picking.replay import Asked, ideal, replay, trace
-from plimsoll.core.admission.fleet import BLOCK_TOKENS
+from bench.picking.prefix_replay import PrefixRequest, ideal_cached_tokens, load_trace, replay
+from plimsoll.core.admission.placement import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
-class Case:
+class PickingCase:
     """A trace, played so many times as fast, on engines that each hold so many tokens."""
 
     trace: str
@@ -24,29 +24,31 @@ class Case:
 
 
 CASES = (
-    Case("synthetic", 1.0, 6, 2_870_000),  # HBM and as much again twice over on the host
-    Case("synthetic", 1.0, 6, 919_824),  # HBM alone
-    Case("synthetic", 2.0, 8, 2_870_000),
-    Case("arxiv", 1.0, 6, 919_824),
-    Case("arxiv", 1.5, 4, 919_824),
+    PickingCase("synthetic", 1.0, 6, 2_870_000),  # HBM and as much again twice over on the host
+    PickingCase("synthetic", 1.0, 6, 919_824),  # HBM alone
+    PickingCase("synthetic", 2.0, 8, 2_870_000),
+    PickingCase("arxiv", 1.0, 6, 919_824),
+    PickingCase("arxiv", 1.5, 4, 919_824),
 )
 
 
-def print_case(case: Case) -> None:
+def print_case(case: PickingCase) -> None:
     """One case, by gateways."""
-    asked: list[Asked] = trace(case.trace, speed=case.speed)
-    endless = sum(ideal(asked))
-    pooled = sum(ideal(asked, math.floor(case.engines * case.kv_tokens / BLOCK_TOKENS)))
+    requests: list[PrefixRequest] = load_trace(case.trace, speed=case.speed)
+    ideal_tokens = sum(ideal_cached_tokens(requests))
+    pooled_share = sum(ideal_cached_tokens(requests, math.floor(case.engines * case.kv_tokens / BLOCK_TOKENS)))
     print(
         f"\n{case.trace}, {case.speed:g} times as fast, {case.engines} engines of {case.kv_tokens:,} tokens: "
-        f"{endless / sum(a.prompt for a in asked):.0%} of all tokens could be hits; "
-        f"one cache of all engines' size would take {pooled / endless:.0%} of them"
+        f"{ideal_tokens / sum(request.prompt for request in requests):.0%} of all tokens could be hits; "
+        f"one cache of all engines' size would take {pooled_share / ideal_tokens:.0%} of them"
     )
     print(f"{'gateways':>8} {'':<12}{'of ideal':>9}{'p50 s':>8}{'p95 s':>8}{'shed':>6}")
     for gateways in (1, 2, 3):
-        for name, told in (("least work", False), ("affinity", True)):
-            row = replay(asked, case.engines, case.kv_tokens, gateways, told)
-            print(f"{gateways:>8} {name:<12}{row.hits:9.1%}{row.p50_s:8.3f}{row.p95_s:8.3f}{row.lost:6}", flush=True)
+        for name, prefix_aware in (("least work", False), ("affinity", True)):
+            row = replay(requests, case.engines, case.kv_tokens, gateways, prefix_aware)
+            print(
+                f"{gateways:>8} {name:<12}{row.hits:9.1%}{row.p50_s:8.3f}{row.p95_s:8.3f}{row.unfinished:6}", flush=True
+            )
 
 
 if __name__ == "__main__":

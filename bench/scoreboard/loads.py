@@ -14,24 +14,24 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.attempt import TraceRequest
 
 Floats = NDArray[np.float64]
 
 
-class Load(Protocol):
+class LoadGenerator(Protocol):
     """length_s: of the load."""
 
     @property
     def length_s(self) -> float: ...
 
-    def make(self, seed: int) -> list[Asked]:
+    def make(self, seed: int) -> list[TraceRequest]:
         """Its requests in order of time."""
         ...
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """Mean tokens in and out of lognormal draws."""
 
     prompt: float
@@ -45,75 +45,75 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Phase:
+class RatePhase:
     """So many requests a second for so many seconds."""
 
     seconds: float
     rate: float
-    lengths: Lengths
+    lengths: LengthDistribution
 
 
 @dataclass(frozen=True)
-class Phases:
+class PhasedLoad:
     """Poisson arrivals at one rate after another."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[RatePhase, ...]
 
     @property
     def length_s(self) -> float:
         return sum(one.seconds for one in self.phases)
 
-    def make(self, seed: int) -> list[Asked]:
-        rng, asked = np.random.default_rng(seed), []
-        starts_s = itertools.accumulate((one.seconds for one in self.phases), initial=0.0)
-        for start_s, one in zip(starts_s, self.phases, strict=False):
-            at_s = _poisson(rng, one.seconds, one.rate)
-            asked += _joined(start_s + at_s, one.lengths.draw(rng, len(at_s)))
-        return asked
+    def make(self, seed: int) -> list[TraceRequest]:
+        rng, requests = np.random.default_rng(seed), []
+        starts_s = itertools.accumulate((phase.seconds for phase in self.phases), initial=0.0)
+        for start_s, phase in zip(starts_s, self.phases, strict=False):
+            at_s = _poisson(rng, phase.seconds, phase.rate)
+            requests += _to_requests(start_s + at_s, phase.lengths.draw(rng, len(at_s)))
+        return requests
 
 
 @dataclass(frozen=True)
-class Sine:
+class SineLoad:
     """Poisson arrivals at base + height sin(pi t / seconds): up and down again."""
 
     base: float
     height: float
     seconds: float
-    lengths: Lengths
+    lengths: LengthDistribution
 
     @property
     def length_s(self) -> float:
         return self.seconds
 
-    def make(self, seed: int) -> list[Asked]:
+    def make(self, seed: int) -> list[TraceRequest]:
         rng = np.random.default_rng(seed)
-        top = self.base + self.height
-        at_s = _poisson(rng, self.seconds, top)
+        peak = self.base + self.height
+        at_s = _poisson(rng, self.seconds, peak)
         rates = self.base + self.height * np.sin(math.pi * at_s / self.seconds)
-        at_s = at_s[rng.uniform(0.0, top, len(at_s)) < rates]
-        return _joined(at_s, self.lengths.draw(rng, len(at_s)))
+        at_s = at_s[rng.uniform(0.0, peak, len(at_s)) < rates]
+        return _to_requests(at_s, self.lengths.draw(rng, len(at_s)))
 
 
 @dataclass(frozen=True)
-class Renewal:
+class RenewalLoad:
     """A constant rate with gamma gaps of this coefficient of variation; 1 is Poisson."""
 
     rate: float
     cv: float
     seconds: float
-    lengths: Lengths
+    lengths: LengthDistribution
 
     @property
     def length_s(self) -> float:
         return self.seconds
 
-    def make(self, seed: int) -> list[Asked]:
+    def make(self, seed: int) -> list[TraceRequest]:
         rng, shape = np.random.default_rng(seed), 1.0 / self.cv**2
-        most = int(self.rate * self.seconds + 10.0 * self.cv * math.sqrt(self.rate * self.seconds) + 100)
-        at_s = np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate), most))
+        max_requests = int(self.rate * self.seconds + 10.0 * self.cv * math.sqrt(self.rate * self.seconds) + 100)
+        at_s = np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate), max_requests))
         assert at_s[-1] > self.seconds  # ten standard deviations
         at_s = at_s[at_s < self.seconds]
-        return _joined(at_s, self.lengths.draw(rng, len(at_s)))
+        return _to_requests(at_s, self.lengths.draw(rng, len(at_s)))
 
 
 def _poisson(rng: np.random.Generator, seconds: float, rate: float) -> Floats:
@@ -121,5 +121,5 @@ def _poisson(rng: np.random.Generator, seconds: float, rate: float) -> Floats:
     return np.sort(rng.uniform(0.0, seconds, rng.poisson(rate * seconds)))
 
 
-def _joined(at_s: Floats, lengths: list[tuple[int, int]]) -> list[Asked]:
-    return [Asked(float(at), prompt, output) for at, (prompt, output) in zip(at_s, lengths, strict=True)]
+def _to_requests(at_s: Floats, lengths: list[tuple[int, int]]) -> list[TraceRequest]:
+    return [TraceRequest(float(at), prompt, output) for at, (prompt, output) in zip(at_s, lengths, strict=True)]

@@ -10,7 +10,7 @@ Detail = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Check:
+class SimulatorCheck:
     """figure: how far the simulator is off, in `unit`. bound: how far it may be; None where nothing was promised."""
 
     group: str
@@ -28,7 +28,7 @@ class Check:
         return {**asdict(self), "holds": self.holds}
 
 
-def shown(checks: Iterable[Check]) -> list[str]:
+def shown(checks: Iterable[SimulatorCheck]) -> list[str]:
     """A table, one line a check."""
     lines = [f"{'check':<58}{'figure':>12}{'bound':>12}  holds"]
     group = ""

@@ -16,58 +16,58 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.trust import records, sweeps
-from bench.trust.check import Check
-from bench.trust.records import DATA, Seen, Sweep
+from bench.trust import recorded_runs, sweep_replay
+from bench.trust.check import SimulatorCheck
+from bench.trust.recorded_runs import DATA, RequestRecord, SweepRun
 from plimsoll.sim import profile
-from plimsoll.sim.profile import Profile
+from plimsoll.sim.profile import HardwareProfile
 
-RUNS: Final = "twin.json"
-REQUESTS: Final = "twin.csv.gz"
+RUNS_FILE: Final = "twin.json"
+REQUESTS_FILE: Final = "twin.csv.gz"
 
 
 @dataclass(frozen=True)
-class Twin:
+class TwinRun:
     """One run. own: the profile that its steps had, with the front end that was measured on the machine it ran on."""
 
-    sweep: Sweep
-    own: Profile
+    sweep: SweepRun
+    profile: HardwareProfile
 
 
-def read(folder: Path = DATA) -> list[Twin]:
+def read_runs(folder: Path = DATA) -> list[TwinRun]:
     """The recorded runs of a folder."""
-    document = json.loads((folder / RUNS).read_text())
-    requests: dict[str, list[Seen]] = {}
-    for row in records.lines(folder / REQUESTS):
-        requests.setdefault(row["run"], []).append(records.request(row))
-    return [_twin(document, run, requests[run["name"]]) for run in document["runs"]]
+    document = json.loads((folder / RUNS_FILE).read_text())
+    requests: dict[str, list[RequestRecord]] = {}
+    for row in recorded_runs.lines(folder / REQUESTS_FILE):
+        requests.setdefault(row["run"], []).append(recorded_runs.parse_record(row))
+    return [_to_run(document, run, requests[run["name"]]) for run in document["runs"]]
 
 
-def _twin(document: Mapping[str, Any], run: Mapping[str, Any], requests: list[Seen]) -> Twin:
-    own = replace(
+def _to_run(document: Mapping[str, Any], run: Mapping[str, Any], requests: list[RequestRecord]) -> TwinRun:
+    profile_used = replace(
         profile.parse(document["profile"]),
         frontend=document["frontend_s"],
         frontend_token=document["frontend_token_s"],
     )
-    seconds = requests[-1].sent.at_s - requests[0].sent.at_s
-    sweep = Sweep(
+    seconds = requests[-1].request.at_s - requests[0].request.at_s
+    sweep = SweepRun(
         name=run["name"],
         model="twin",
-        budget=own.budget,
+        budget=profile_used.budget,
         seen_per_s=(len(requests) - 1) / seconds,
-        judged=len(requests),
+        measured_requests=len(requests),
         patience_s=run["patience_s"],
         rho=math.nan,
         requests=tuple(requests),
     )
-    return Twin(sweep, own)
+    return TwinRun(sweep, profile_used)
 
 
-def checks(runs: list[Twin]) -> list[Check]:
+def checks(runs: list[TwinRun]) -> list[SimulatorCheck]:
     """Shares of each run at ten scales, and its quantiles."""
-    return [check for one in runs for check in of_run(one)]
+    return [check for twin_run in runs for check in run_checks(twin_run)]
 
 
-def of_run(one: Twin) -> list[Check]:
-    group = f"twin {one.sweep.name}, {one.sweep.judged} requests"
-    return sweeps.compared(sweeps.replay(one.sweep, one.own), group, None)
+def run_checks(twin_run: TwinRun) -> list[SimulatorCheck]:
+    group = f"twin {twin_run.sweep.name}, {twin_run.sweep.measured_requests} requests"
+    return sweep_replay.comparison_checks(sweep_replay.replay_sweep(twin_run.sweep, twin_run.profile), group, None)

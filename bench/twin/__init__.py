@@ -1,1 +1,1 @@
-"""Real vLLM with steps of a profile's length, under load; what came of it is docs/trust.md."""
+"""Real vLLM under load with simulated step times. Results: docs/evaluation/simulator-validation.md."""

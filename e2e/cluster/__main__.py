@@ -5,54 +5,54 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from e2e.cluster import base, binaries, images, kind, machine, node, registry
-from e2e.cluster.decide import Plan, Source, announce, decide, removal
-from e2e.cluster.facts import look
+from e2e.cluster import base_image, binaries, docker_daemon, images, kind, node_image, registry
+from e2e.cluster.facts import collect
+from e2e.cluster.planning import NodeImageSource, Plan, announce, decide, removal
 from e2e.cluster.settings import KUBECONFIG
-from e2e.cluster.shell import Failed, fail, log_to, say
+from e2e.cluster.shell import CommandFailed, fail, log_to, print_line
 
 
 def check() -> None:
     """What stands in the way of `up`, before anything is built."""
-    _accepted(decide(look()))
+    _confirm_plan(decide(collect()))
 
 
 def up() -> None:
     """Everything that is missing, in order; nothing when nothing is."""
-    facts = look()
-    plan = _accepted(decide(facts))
+    facts = collect()
+    plan = _confirm_plan(decide(facts))
     if plan.changes_machine:
-        machine.prepare(plan)
-        facts = look()  # now that there is a Docker, it can tell where images come from
-        plan = _accepted(decide(facts))
+        docker_daemon.ensure_docker(plan)
+        facts = collect()  # now that there is a Docker, it can tell where images come from
+        plan = _confirm_plan(decide(facts))
     if plan.source is None:
-        raise Failed("Docker was started and does not answer")
-    binaries.adopt(plan.adopt)
+        raise CommandFailed("Docker was started and does not answer")
+    binaries.adopt(plan.binaries_from_path)
     binaries.ensure(plan.binaries)
-    if plan.source is Source.BUILD:
-        base.ensure()
-    kind.ensure(node.ensure(plan.source, lenient_runc=not facts.sys_resource))
+    if plan.source is NodeImageSource.BUILD:
+        base_image.ensure()
+    kind.ensure(node_image.ensure(plan.source, lenient_runc=not facts.sys_resource))
     registry.ensure(plan.source)
     kind.advertise_gpus()
-    say(f"the cluster is up: export KUBECONFIG={KUBECONFIG}")
+    print_line(f"the cluster is up: export KUBECONFIG={KUBECONFIG}")
 
 
 def down() -> None:
     """Cluster and registry container go; images, binaries and what was pushed stay for the next time."""
-    plan = removal(look())
-    if plan.refusals:
-        raise Failed("\n".join(plan.refusals))
+    plan = removal(collect())
+    if plan.blockers:
+        raise CommandFailed("\n".join(plan.blockers))
     if plan.changes_machine:
-        machine.prepare(plan)
+        docker_daemon.ensure_docker(plan)
     kind.delete()
     registry.remove()
 
 
-def _accepted(plan: Plan) -> Plan:
-    if plan.refusals:
-        raise Failed("\n".join(plan.refusals))
+def _confirm_plan(plan: Plan) -> Plan:
+    if plan.blockers:
+        raise CommandFailed("\n".join(plan.blockers))
     if lines := announce(plan):
-        say("to be done on this machine: " + "; ".join(lines))
+        print_line("to be done on this machine: " + "; ".join(lines))
     return plan
 
 
@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
     log_to(f"cluster-{words[0]}")
     try:
         VERBS[words[0]](words[1:])
-    except Failed as error:
+    except CommandFailed as error:
         return fail(str(error))
     return 0
 

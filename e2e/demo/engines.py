@@ -10,24 +10,26 @@ import yaml
 
 from e2e.cluster.settings import ROOT
 from e2e.demo import trace
-from e2e.demo.asking import plan
 from e2e.demo.figures import Targets
-from e2e.demo.stages import Report
-from e2e.demo.watch import Seen, watched
+from e2e.demo.observer import RunObservations, observe_load
+from e2e.demo.prompts import plan_load
+from e2e.demo.stages import StageReport
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
-from e2e.lib.ledger import Record
 from e2e.lib.load import Arrival, Load, OpenLoop, unique_text
-from e2e.lib.metrics import Gateway, prompt_sources
+from e2e.lib.metrics import GatewayClient, prompt_sources
+from e2e.lib.request_log import RequestRecord
 from e2e.lib.service import MODEL_URI, Service
 
-RUN: Final = "engines"
+ENGINES_RUN: Final = "engines"
 NAME: Final = "chat"
 MANIFEST: Final = ROOT / "crds" / "examples" / "prefill-decode.yaml"
 TARGETS: Final = Targets(ttft_s=5.0, tpot_s=0.300)
 CALIBRATION_WORDS: Final = 200
-MOVED: Final = 0.9  # of the trace's prompt tokens: a leg that a starved machine makes late is done locally, by design
+MIN_TRANSFERRED_SHARE: Final = (
+    0.9  # of the trace's prompt tokens: a leg that a starved machine makes late is done locally, by design
+)
 
 
 def engines_manifest() -> Object:
@@ -46,44 +48,50 @@ def service(cluster: Cluster, namespace: str) -> Service:
     return Service(cluster, namespace, NAME, stack.GATEWAY_URL)
 
 
-def ask(chat: Service, report: Report) -> float:
+def check_transfer(chat: Service, report: StageReport) -> float:
     """Asks once, shows the stream's text and the road of its KV cache; returns bytes of text a token."""
     before = chat.metrics("decode")
     text = unique_text(CALIBRATION_WORDS, f"ask {time.time_ns()}")
-    answer = _sent(chat, Prompt(text, max_tokens=24))
-    report.check(answer.ok, f"a streamed answer of {answer.output_tokens} tokens in {answer.events} events")
-    print(f"   {answer.text!r} (a random model: the words mean nothing)")
-    moved = prompt_sources(chat.metrics("decode") - before)
-    print(f"   the decode tier's prompt tokens by source: {moved}")
+    response = _send(chat, Prompt(text, max_tokens=24))
+    report.check(response.ok, f"a streamed answer of {response.output_tokens} tokens in {response.events} events")
+    print(f"   {response.text!r} (a random model: the words mean nothing)")
+    transferred = prompt_sources(chat.metrics("decode") - before)
+    print(f"   the decode tier's prompt tokens by source: {transferred}")
     report.check(
-        moved.get("external_kv_transfer") == answer.prompt_tokens and not moved.get("local_compute"),
-        f"all {answer.prompt_tokens} prompt tokens' KV cache moved from prefill to decode, none was computed again",
+        transferred.get("external_kv_transfer") == response.prompt_tokens and not transferred.get("local_compute"),
+        f"all {response.prompt_tokens} prompt tokens' KV cache moved from prefill to decode, none was computed again",
     )
-    return len(text.encode()) / answer.prompt_tokens
+    return len(text.encode()) / response.prompt_tokens
 
 
-def _sent(chat: Service, prompt: Prompt) -> Record:
+def _send(chat: Service, prompt: Prompt) -> RequestRecord:
     [record] = Load(chat.target, OpenLoop([Arrival(0, prompt)]), source="demo").run().records
     return record
 
 
 def run(
-    chat: Service, rows: Sequence[trace.Asked], bytes_per_token: float, report: Report
-) -> tuple[Seen, dict[str, Any]]:
+    chat: Service, rows: Sequence[trace.TraceRequest], bytes_per_token: float, report: StageReport
+) -> tuple[RunObservations, dict[str, Any]]:
     """Sends the rows; returns what was seen, and by which roads the prompts came to the decode tier.
 
     What should hold and does not is in the report's `broken`.
     """
-    gateway = Gateway(chat.cluster, stack.SYSTEM)
-    before, roads = chat.metrics("decode"), gateway.prefills(chat.key)
-    seen = watched(chat, RUN, TARGETS, rows, plan(rows, bytes_per_token, f"{time.time_ns():x}"))
-    moved = prompt_sources(chat.metrics("decode") - before)
-    roads = gateway.prefills(chat.key) - roads
-    print(f"   decode tier's prompt tokens by source: {moved}; prefills: {dict(roads)}")
-    failed = [row for row in seen.requests if row.broken or row.refused or row.gone]
-    kinds = sorted({f"{row.outcome} {row.status} {row.reason}".strip() for row in failed})
-    report.expect(not failed, f"{len(seen.requests)} requests, {len(failed)} failed {kinds or ''}".strip())
-    prompts = sum(row.prompt_tokens for row in seen.requests)
-    share = moved.get("external_kv_transfer", 0) / max(1, prompts)
-    report.expect(share >= MOVED, f"{share:.1%} of the prompt tokens' KV cache moved to the decode tier")
-    return seen, {"prompt_tokens_by_source": moved, "prefills": dict(roads)}
+    gateway = GatewayClient(chat.cluster, stack.SYSTEM)
+    before, prefill_counts = chat.metrics("decode"), gateway.prefill_counts(chat.key)
+    observations = observe_load(
+        chat, ENGINES_RUN, TARGETS, rows, plan_load(rows, bytes_per_token, f"{time.time_ns():x}")
+    )
+    transferred = prompt_sources(chat.metrics("decode") - before)
+    prefill_counts = gateway.prefill_counts(chat.key) - prefill_counts
+    print(f"   decode tier's prompt tokens by source: {transferred}; prefills: {dict(prefill_counts)}")
+    failed = [row for row in observations.requests if row.broken or row.rejected or row.client_gone]
+    outcomes = sorted({f"{row.outcome} {row.status} {row.reason}".strip() for row in failed})
+    report.check_later(
+        not failed, f"{len(observations.requests)} requests, {len(failed)} failed {outcomes or ''}".strip()
+    )
+    prompts = sum(row.prompt_tokens for row in observations.requests)
+    share = transferred.get("external_kv_transfer", 0) / max(1, prompts)
+    report.check_later(
+        share >= MIN_TRANSFERRED_SHARE, f"{share:.1%} of the prompt tokens' KV cache moved to the decode tier"
+    )
+    return observations, {"prompt_tokens_by_source": transferred, "prefills": dict(prefill_counts)}

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 
-class Failed(Exception):
+class DemoFailed(Exception):
     """Something that the demo promises did not happen; the message says what."""
 
 
-class Report:
+class StageReport:
     """What the demo did: seconds of each stage, findings, and whether all of it happened."""
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +22,7 @@ class Report:
         self._start = time.monotonic()
         self.stages: dict[str, float] = {}
         self.findings: dict[str, Any] = {}
-        self.broken: list[str] = []  # what was to be reached and was not
+        self.failures: list[str] = []  # what was to be reached and was not
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -38,14 +38,14 @@ class Report:
     def check(self, holds: bool, what: str) -> None:
         """Raises Failed unless it holds."""
         if not holds:
-            raise Failed(what)
+            raise DemoFailed(what)
         print(f"   ok: {what}", flush=True)
 
-    def expect(self, holds: bool, what: str) -> None:
+    def check_later(self, holds: bool, what: str) -> None:
         """Says whether it holds; what does not is kept in `broken`, and the demo goes on."""
         print(f"   {'ok' if holds else 'FAILS'}: {what}", flush=True)
         if not holds:
-            self.broken.append(what)
+            self.failures.append(what)
 
     def write(self, error: str | None) -> None:
         """The report as JSON: `ok`, `error`, `seconds`, `stages`, and the findings."""

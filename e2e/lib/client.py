@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from e2e.lib.ledger import SSE, Outcome, Record, Seen, judge
+from e2e.lib.request_log import RequestRecord, RequestResult, ResponseTrace, SseParser, classify
 
-PATIENCE_S = 120.0
+CLIENT_TIMEOUT_S = 120.0
 _numbers = itertools.count()
 _RUN = f"{os.getpid():x}{int(time.time()):x}"
 
@@ -74,60 +74,64 @@ def session() -> aiohttp.ClientSession:
 
 
 async def send(
-    http: aiohttp.ClientSession, target: Target, prompt: Prompt, source: str, patience_s: float = PATIENCE_S
-) -> Record:
+    http: aiohttp.ClientSession, target: Target, prompt: Prompt, source: str, patience_s: float = CLIENT_TIMEOUT_S
+) -> RequestRecord:
     """Sends one request and returns its record; no failure of the request raises."""
     request_id = f"{source}-{_RUN}-{next(_numbers)}"
-    seen, details, sent_at = Seen(), [], time.time()
+    trace_seen, details, sent_at = ResponseTrace(), [], time.time()
     try:
         async with asyncio.timeout(patience_s):
-            details.append(await _exchange(http, target, prompt, request_id, seen))
+            details.append(await _exchange(http, target, prompt, request_id, trace_seen))
     except TimeoutError:
-        seen.timed_out = True
+        trace_seen.timed_out = True
         details.append(f"no end after {patience_s:.0f} s")
     except (aiohttp.ClientError, ConnectionError, ValueError) as error:
-        seen.broke = f"{type(error).__name__}: {error}"
+        trace_seen.transport_error = f"{type(error).__name__}: {error}"
     ended_at = time.time()
-    outcome = judge(seen, prompt.max_tokens)
-    return Record(
+    outcome = classify(trace_seen, prompt.max_tokens)
+    return RequestRecord(
         id=request_id,
         source=source,
         model=target.model,
         sent_at=sent_at,
         ended_at=ended_at,
-        ttft_s=seen.first_byte_at - sent_at if seen.first_byte_at else None,
-        status=seen.status,
+        ttft_s=trace_seen.first_byte_at - sent_at if trace_seen.first_byte_at else None,
+        status=trace_seen.status,
         outcome=outcome,
         asked_tokens=prompt.max_tokens,
-        prompt_tokens=seen.prompt_tokens,
-        output_tokens=seen.output_tokens,
-        finish_reason=seen.finish_reason,
-        events=seen.events,
-        text="".join(seen.text),
-        detail="" if outcome is Outcome.OK else " ".join(filter(None, [*details, seen.error_event, seen.broke]))[:500],
-        tpot_s=seen.tpot_s,
-        reason=seen.reason,
-        retry_after_s=seen.retry_after_s,
+        prompt_tokens=trace_seen.prompt_tokens,
+        output_tokens=trace_seen.output_tokens,
+        finish_reason=trace_seen.finish_reason,
+        events=trace_seen.events,
+        text="".join(trace_seen.text),
+        detail=""
+        if outcome is RequestResult.OK
+        else " ".join(filter(None, [*details, trace_seen.error_event, trace_seen.transport_error]))[:500],
+        tpot_s=trace_seen.tpot_s,
+        reason=trace_seen.reason,
+        retry_after_s=trace_seen.retry_after_s,
         labels=prompt.labels,
     )
 
 
-async def _exchange(http: aiohttp.ClientSession, target: Target, prompt: Prompt, request_id: str, seen: Seen) -> str:
+async def _exchange(
+    http: aiohttp.ClientSession, target: Target, prompt: Prompt, request_id: str, trace_seen: ResponseTrace
+) -> str:
     """Fills `seen`; returns the words of a refusal."""
     headers = {**dict(prompt.headers), "x-request-id": request_id}
-    async with http.post(target.url + prompt.path, json=prompt.body(target.model), headers=headers) as answer:
-        seen.status = answer.status
-        if answer.status != 200:
-            retry = answer.headers.get("retry-after") or answer.headers.get("x-should-retry")
-            seen.reason = answer.headers.get("x-plimsoll-reason", "")
-            seen.retry_after_s = _seconds(answer.headers.get("retry-after"))
-            return f"retry={retry} {(await answer.text())[:300]}"
-        events = SSE()
-        async for chunk in answer.content.iter_any():
+    async with http.post(target.url + prompt.path, json=prompt.body(target.model), headers=headers) as response:
+        trace_seen.status = response.status
+        if response.status != 200:
+            retry = response.headers.get("retry-after") or response.headers.get("x-should-retry")
+            trace_seen.reason = response.headers.get("x-plimsoll-reason", "")
+            trace_seen.retry_after_s = _seconds(response.headers.get("retry-after"))
+            return f"retry={retry} {(await response.text())[:300]}"
+        events = SseParser()
+        async for chunk in response.content.iter_any():
             now = time.time()
-            seen.first_byte_at = seen.first_byte_at or now
+            trace_seen.first_byte_at = trace_seen.first_byte_at or now
             for data in events.feed(chunk):
-                seen.take(data, now)
+                trace_seen.add_event(data, now)
     return ""
 
 

@@ -53,10 +53,10 @@ class Cluster:
         argv = ["kubectl", "proxy", "--address=127.0.0.1", "--port=0"]
         self._proxy = subprocess.Popen(argv, env=self._env, stdout=subprocess.PIPE, text=True)
         assert self._proxy.stdout
-        said = self._proxy.stdout.readline()
-        if "127.0.0.1:" not in said:
-            raise KubectlError(f"kubectl proxy did not start: {said!r}")
-        url = f"http://{said.split()[-1]}"
+        first_line = self._proxy.stdout.readline()
+        if "127.0.0.1:" not in first_line:
+            raise KubectlError(f"kubectl proxy did not start: {first_line!r}")
+        url = f"http://{first_line.split()[-1]}"
         self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)
         return self
 
@@ -79,32 +79,32 @@ class Cluster:
     def call(self, path: str, body: Object, timeout_s: float = 60) -> Object:
         """POST of JSON to an API path (a pod behind the API server's proxy); raises httpx.HTTPStatusError."""
         assert self._http, "use the cluster as a context manager"
-        answer = self._http.post(path, json=body, timeout=timeout_s)
-        answer.raise_for_status()
-        return dict(answer.json())
+        response = self._http.post(path, json=body, timeout=timeout_s)
+        response.raise_for_status()
+        return dict(response.json())
 
     def get(self, plural: str, name: str, namespace: str | None = None) -> Object | None:
         """One object, or None if there is none."""
-        answer = self.raw(f"{_collection(plural, namespace)}/{name}")
-        if answer.status_code == 404:
+        response = self.raw(f"{_collection(plural, namespace)}/{name}")
+        if response.status_code == 404:
             return None
-        answer.raise_for_status()
-        return dict(answer.json())
+        response.raise_for_status()
+        return dict(response.json())
 
     def list(self, plural: str, namespace: str | None = None, selector: str = "") -> list[Object]:
         """All objects of a kind, in one namespace or in all."""
         query = f"?labelSelector={selector}" if selector else ""
-        answer = self.raw(_collection(plural, namespace) + query)
-        if answer.status_code == 404:
+        response = self.raw(_collection(plural, namespace) + query)
+        if response.status_code == 404:
             return []
-        answer.raise_for_status()
-        return list(answer.json()["items"])
+        response.raise_for_status()
+        return list(response.json()["items"])
 
     def in_pod(self, namespace: str, pod: str, port: int, path: str) -> str:
         """GET inside a pod, through the API server's pod proxy; raises httpx.HTTPStatusError."""
-        answer = self.raw(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}")
-        answer.raise_for_status()
-        return answer.text
+        response = self.raw(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}")
+        response.raise_for_status()
+        return response.text
 
     # Changing, as a person would.
 

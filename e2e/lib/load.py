@@ -20,12 +20,12 @@ from typing import Self
 
 import aiohttp
 
-from e2e.lib.client import PATIENCE_S, Prompt, Target, send, session
-from e2e.lib.ledger import Ledger
+from e2e.lib.client import CLIENT_TIMEOUT_S, Prompt, Target, send, session
+from e2e.lib.request_log import RequestLog
 
 MAX_REQUESTS = 10_000
 MAX_SECONDS = 900.0
-FAILURE_NAP_S = 0.1  # a closed loop must not spin when every request is refused at once
+FAILURE_BACKOFF_S = 0.1  # a closed loop must not spin when every request is refused at once
 
 _TEXT = (
     "the line on the hull shows how much a ship may carry and still come home "
@@ -93,8 +93,8 @@ class Load:
     whatever the plan says: at most MAX_REQUESTS requests, nothing sent after MAX_SECONDS.
     """
 
-    def __init__(self, target: Target, plan: Plan, source: str = "load", patience_s: float = PATIENCE_S) -> None:
-        self.ledger = Ledger()
+    def __init__(self, target: Target, plan: Plan, source: str = "load", patience_s: float = CLIENT_TIMEOUT_S) -> None:
+        self.ledger = RequestLog()
         self._target, self._plan, self._source, self._patience_s = target, plan, source, patience_s
         self._stop = threading.Event()
         self._left = itertools.count(MAX_REQUESTS, -1)
@@ -114,14 +114,14 @@ class Load:
         """Sends no further request; those under way go on."""
         self._stop.set()
 
-    def wait(self) -> Ledger:
+    def wait(self) -> RequestLog:
         """Waits until the plan is done and every request has ended. Raises TimeoutError if it never does."""
         self._thread.join(MAX_SECONDS + self._patience_s)
         if self._thread.is_alive():
             raise TimeoutError("the load did not end")
         return self.ledger
 
-    def run(self) -> Ledger:
+    def run(self) -> RequestLog:
         """The whole plan, in the foreground."""
         self._thread.start()
         return self.wait()
@@ -129,23 +129,23 @@ class Load:
     async def _run(self) -> None:
         async with session() as http, asyncio.TaskGroup() as tasks:
             if isinstance(self._plan, OpenLoop):
-                await self._open(self._plan, http, tasks)
+                await self._run_open(self._plan, http, tasks)
             else:
-                self._closed(self._plan, http, tasks)
+                self._run_closed(self._plan, http, tasks)
 
     def _may_send(self, elapsed_s: float) -> bool:
         return not self._stop.is_set() and elapsed_s < MAX_SECONDS and next(self._left) > 0
 
-    async def _open(self, plan: OpenLoop, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
+    async def _run_open(self, plan: OpenLoop, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         start = time.monotonic()
         for arrival in plan.arrivals:
             early = start + arrival.at_s - time.monotonic()
             await asyncio.to_thread(self._stop.wait, max(0.0, early))  # so that stop() need not wait for an arrival
             if not self._may_send(time.monotonic() - start):
                 return
-            tasks.create_task(self._one(http, arrival.prompt))
+            tasks.create_task(self._send(http, arrival.prompt))
 
-    def _closed(self, plan: ClosedLoop, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
+    def _run_closed(self, plan: ClosedLoop, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         numbers = itertools.count()
         for _ in range(plan.concurrency):
             tasks.create_task(self._worker(plan, http, numbers))
@@ -153,10 +153,10 @@ class Load:
     async def _worker(self, plan: ClosedLoop, http: aiohttp.ClientSession, numbers: Iterator[int]) -> None:
         start = time.monotonic()
         while (elapsed := time.monotonic() - start) < plan.seconds and self._may_send(elapsed):
-            went_well = await self._one(http, plan.prompts(next(numbers)))
-            await asyncio.sleep(plan.think_s if went_well else max(plan.think_s, FAILURE_NAP_S))
+            succeeded = await self._send(http, plan.prompts(next(numbers)))
+            await asyncio.sleep(plan.think_s if succeeded else max(plan.think_s, FAILURE_BACKOFF_S))
 
-    async def _one(self, http: aiohttp.ClientSession, prompt: Prompt) -> bool:
+    async def _send(self, http: aiohttp.ClientSession, prompt: Prompt) -> bool:
         record = await send(http, self._target, prompt, self._source, self._patience_s)
         self.ledger.add(record)
         return record.ok

@@ -41,15 +41,17 @@ class Samples:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of all samples of that name which carry these labels; 0 if there is none."""
-        wanted = set(labels.items())
-        return sum(value for (n, have), value in self._values.items() if n == name and wanted <= have)
+        label_items = set(labels.items())
+        return sum(
+            value for (n, sample_labels), value in self._values.items() if n == name and label_items <= sample_labels
+        )
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sums of a metric by one label's values."""
         sums: Counter[str] = Counter()
-        for (n, have), value in self._values.items():
+        for (n, sample_labels), value in self._values.items():
             if n == name:
-                sums[dict(have).get(label, "")] += value  # type: ignore[assignment]
+                sums[dict(sample_labels).get(label, "")] += value  # type: ignore[assignment]
         return dict(sums)
 
     def names(self, prefix: str) -> set[str]:
@@ -58,11 +60,11 @@ class Samples:
 
 def prompt_sources(samples: Samples) -> dict[str, int]:
     """Prompt tokens of a tier by where their KV cache came from."""
-    found = samples.by("vllm:prompt_tokens_by_source_total", "source")
-    return {source: int(tokens) for source, tokens in found.items()}
+    by_source = samples.by("vllm:prompt_tokens_by_source_total", "source")
+    return {source: int(tokens) for source, tokens in by_source.items()}
 
 
-class Gateway:
+class GatewayClient:
     """The gateway's own pages, read in its pods."""
 
     def __init__(self, cluster: Cluster, namespace: str, picker_port: int = 8081) -> None:
@@ -86,7 +88,7 @@ class Gateway:
         """What each gateway that knows service NAMESPACE/NAME says about it."""
         return [found for signals in self.signals() if (found := signals["services"].get(key))]
 
-    def prefills(self, key: str) -> Counter[str]:
+    def prefill_counts(self, key: str) -> Counter[str]:
         """How many requests were prefilled remotely and locally."""
         total: Counter[str] = Counter()
         for service in self.services(key):
@@ -105,8 +107,8 @@ class Gateway:
         total: Counter[str] = Counter()
         program = _ADMIN.format(path=f"/stats?filter={pattern}")
         for pod in self.pods:
-            said = self._cluster.execute(self._namespace, pod, "picker", "python3", "-c", program)
-            lines = (line.split(": ") for line in said.splitlines() if ": " in line)
+            output = self._cluster.execute(self._namespace, pod, "picker", "python3", "-c", program)
+            lines = (line.split(": ") for line in output.splitlines() if ": " in line)
             total.update({name: int(value) for name, value in lines if value.isdigit()})
         return total
 

@@ -42,7 +42,7 @@ def signal_container(pod: Object, container: str, signal: str) -> None:
 
 
 @contextmanager
-def unheard(source: str, port: int) -> Iterator[None]:
+def drop_packets(source: str, port: int) -> Iterator[None]:
     """While the block lasts, nothing that the pod at address `source` sends to this port of other pods gets there."""
     rule = ["FORWARD", "-s", source, "-p", "tcp", "--dport", str(port), "-j", "DROP"]
     on_node("iptables", "-I", *rule)
@@ -52,7 +52,7 @@ def unheard(source: str, port: int) -> Iterator[None]:
         on_node("iptables", "-D", *rule)
 
 
-def ended(pid: str) -> bool:
+def has_ended(pid: str) -> bool:
     """True once a container's first process has ended: the kernel ends all others of its PID namespace before it."""
     state = on_node("sh", "-c", f"cat /proc/{pid}/stat 2>/dev/null || true").rpartition(")")[2].split()
     return not state or state[0] in "ZX"
@@ -100,7 +100,7 @@ def _call(event: dict[str, Any]) -> ApiCall:
     )
 
 
-def audit(since: float) -> list[ApiCall]:
+def audit_writes(since: float) -> list[ApiCall]:
     """The writes to the API server since `since`, by anybody but the cluster's own components."""
     lines = on_node("sh", "-c", f"grep -hvE '{_COMPONENTS}' {AUDIT_LOG} || true").splitlines()
     return [call for call in parse_audit(lines) if call.at >= since and call.verb in WRITES]

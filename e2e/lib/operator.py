@@ -13,7 +13,7 @@ LEASE = "plimsoll-operator"
 PORT = 8081
 
 
-class Operator:
+class OperatorClient:
     """Found by its lease at every question, so that a restart in between is none of the scenario's business."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -35,21 +35,21 @@ class Operator:
 
     def log(self, tail: int = 2000) -> list[Object]:
         """The last lines of its log."""
-        said = self._cluster.logs(self._namespace, self.leader, "operator", tail)
-        return [dict(json.loads(line)) for line in said.splitlines() if line.startswith("{")]
+        output = self._cluster.logs(self._namespace, self.leader, "operator", tail)
+        return [dict(json.loads(line)) for line in output.splitlines() if line.startswith("{")]
 
 
-def heard_at(document: Object) -> float:
+def observed_at(document: Object) -> float:
     """When the last tick was that `explain` tells of, seconds since the epoch."""
-    return datetime.fromisoformat(document["heard"]["at"]).timestamp()
+    return datetime.fromisoformat(document["metrics"]["at"]).timestamp()
 
 
-def read_at(document: Object) -> float:
+def gateways_read_at(document: Object) -> float:
     """When the gateways had said what that tick heard."""
-    return heard_at(document) - float(document["heard"]["gateways"]["age_s"] or 0.0)
+    return observed_at(document) - float(document["metrics"]["gateways"]["age_s"] or 0.0)
 
 
-def figure(document: Object, name: str) -> float:
+def metric_value(document: Object, name: str) -> float:
     """What gateways told, 0 where it is not known."""
-    value: Any = document["heard"]["gateways"][name]
+    value: Any = document["metrics"]["gateways"][name]
     return float(value) if isinstance(value, int | float) else 0.0

@@ -24,13 +24,13 @@ import aiohttp
 
 from e2e.lib.client import Prompt, Target, send, session
 from e2e.lib.kube import condition
-from e2e.lib.ledger import Ledger, Record
 from e2e.lib.load import unique_text
+from e2e.lib.request_log import RequestLog, RequestRecord
 
-BEAT_S = 1.0
+PROBE_INTERVAL_S = 1.0
 SETTLED_S = 2.0
 PATIENCE_S = 90.0
-MOST_UNDER_WAY = 10  # for all services; a starved machine is not starved further
+MAX_IN_FLIGHT = 10  # for all services; a starved machine is not starved further
 KEEP_TOKENS = 8
 PROMPT_WORDS = 130
 
@@ -41,11 +41,11 @@ Look = Callable[[], dict[str, Any] | None]
 class Probe:
     """One probe and for how long the service had been Ready when it was sent, None if it was not."""
 
-    record: Record
+    record: RequestRecord
     ready_for_s: float | None
 
     @property
-    def binding(self) -> bool:
+    def counts_against_ready(self) -> bool:
         return self.ready_for_s is not None and self.ready_for_s >= SETTLED_S
 
 
@@ -79,25 +79,25 @@ class Prober:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(PATIENCE_S + BEAT_S)
+        self._thread.join(PATIENCE_S + PROBE_INTERVAL_S)
 
     def watch(self, key: str, target: Target, look: Look) -> None:
         """Probes `target` from now on; `look` reads the InferenceService."""
         with self._lock:
             self._watched[key] = (target, look)
 
-    def forget(self, key: str) -> None:
+    def unwatch(self, key: str) -> None:
         """Probes it no more; returns when its last probe has ended, so that what `look` reads from may be closed."""
         with self._lock:
             self._watched.pop(key, None)
             self._lock.wait_for(lambda: not self._under_way[key], PATIENCE_S)
 
-    def excuse(self, begin: float, end: float) -> None:
+    def allow_failures(self, begin: float, end: float) -> None:
         """An engine or a gateway was killed between `begin` and `end`: probes open then may have been its own."""
         self._kills.append((begin, end))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """No probe is under way in the block: for reading counters that must add up to the token."""
         with self._lock:
             self._held = True
@@ -112,17 +112,17 @@ class Prober:
         with self._lock:
             return [p for p in self._probes if p.record.sent_at >= since and model in (None, p.record.model)]
 
-    def ledger(self, since: float, model: str | None = None) -> Ledger:
-        return Ledger(p.record for p in self.probes(since, model))
+    def ledger(self, since: float, model: str | None = None) -> RequestLog:
+        return RequestLog(p.record for p in self.probes(since, model))
 
-    def broken_promises(self, since: float) -> list[Probe]:
+    def ready_violations(self, since: float) -> list[Probe]:
         """Probes that failed although Ready had been true for two seconds, and that no kill excuses."""
-        failed = (p for p in self.probes(since) if p.binding and not p.record.ok)
-        return [p for p in failed if not any(p.record.overlaps(*kill) for kill in self._kills)]
+        failed = (p for p in self.probes(since) if p.counts_against_ready and not p.record.ok)
+        return [p for p in failed if not any(p.record.overlaps(*allowed) for allowed in self._kills)]
 
     def summary(self, since: float) -> str:
         probes = self.probes(since)
-        early = sum(not p.binding for p in probes)
+        early = sum(not p.counts_against_ready for p in probes)
         failed = sum(not p.record.ok for p in probes)
         return (
             f"prober: {len(probes)} probes, {failed} failed; {early} of all before Ready had held for {SETTLED_S:.0f} s"
@@ -132,16 +132,16 @@ class Prober:
         async with session() as http, asyncio.TaskGroup() as tasks:
             while not self._stop.is_set():
                 beat = time.monotonic()
-                for key, target, look in self._due():
+                for key, target, look in self._next_probes():
                     tasks.create_task(self._probe(http, key, target, look))
-                await asyncio.sleep(max(0.0, beat + BEAT_S - time.monotonic()))
+                await asyncio.sleep(max(0.0, beat + PROBE_INTERVAL_S - time.monotonic()))
 
-    def _due(self) -> list[tuple[str, Target, Look]]:
+    def _next_probes(self) -> list[tuple[str, Target, Look]]:
         with self._lock:
-            if self._held or self._under_way.total() >= MOST_UNDER_WAY:
+            if self._held or self._under_way.total() >= MAX_IN_FLIGHT:
                 return []
             self._under_way.update(self._watched.keys())
-            return [(key, *watched) for key, watched in self._watched.items()]
+            return [(key, *targets_watched) for key, targets_watched in self._watched.items()]
 
     async def _probe(self, http: aiohttp.ClientSession, key: str, target: Target, look: Look) -> None:
         try:

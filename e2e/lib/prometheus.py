@@ -22,7 +22,7 @@ RATE_INTERVAL = "1m"  # what Grafana makes of $__rate_interval at a scrape inter
 
 
 @dataclass(frozen=True)
-class Query:
+class PanelQuery:
     """One target of a panel, its variables filled in."""
 
     panel: str
@@ -30,12 +30,12 @@ class Query:
     expr: str
 
 
-def queries(dashboard: Path, service: str) -> Iterator[Query]:
+def queries(dashboard: Path, service: str) -> Iterator[PanelQuery]:
     """Every query of a dashboard for one service (NAMESPACE/NAME)."""
     for panel in json.loads(dashboard.read_text())["panels"]:
         for target in panel.get("targets", ()):
             expr = target["expr"].replace("$__rate_interval", RATE_INTERVAL).replace("$service", service)
-            yield Query(panel["title"], target["refId"], expr)
+            yield PanelQuery(panel["title"], target["refId"], expr)
 
 
 def discovered(pods: Iterable[Object]) -> list[Object]:
@@ -56,7 +56,7 @@ def discovered(pods: Iterable[Object]) -> list[Object]:
     return found
 
 
-class Prometheus:
+class PrometheusClient:
     """Raises AssertionError with Prometheus' own words where it says no: in a scenario that is a finding."""
 
     def __init__(self, get: Callable[[str], httpx.Response]) -> None:
@@ -81,10 +81,12 @@ class Prometheus:
         return [rule for group in self._data("/api/v1/rules")["groups"] for rule in group["rules"]]
 
     def _data(self, path: str) -> Object:
-        answer = self._get(path)
+        response = self._get(path)
         try:
-            said = answer.json()
+            error_text = response.json()
         except ValueError:
-            said = {}
-        assert said.get("status") == "success", f"{path}: {answer.status_code} {said.get('error') or answer.text[:300]}"
-        return dict(said["data"])
+            error_text = {}
+        assert error_text.get("status") == "success", (
+            f"{path}: {response.status_code} {error_text.get('error') or response.text[:300]}"
+        )
+        return dict(error_text["data"])

@@ -14,7 +14,7 @@ from e2e.cluster.settings import CACHE
 NODE_PACKAGE = "openai@7.55.0"
 
 
-def need(package: str) -> None:
+def require_package(package: str) -> None:
     """Skip where a Python package is missing."""
     if not importlib.util.find_spec(package):
         pytest.skip(f"{package} is not installed (make test and make e2e install it)")

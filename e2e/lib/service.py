@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from e2e.lib.client import Target
 from e2e.lib.kube import Cluster, Object, condition, is_true
 from e2e.lib.metrics import Samples
-from e2e.lib.wait import until
+from e2e.lib.wait import wait_until
 from plimsoll.api import labels
-from plimsoll.api.contract import contract
+from plimsoll.api.contract import engine_contract
 
 MODEL_URI = "file:///models/tiny"
 START_S = 420.0  # patience for engines to start: seconds on a quiet machine, minutes on a busy one
-API_PORT, LAUNCHER_PORT = contract().ports["api"], contract().ports["launcher"]
+API_PORT, LAUNCHER_PORT = engine_contract().ports["api"], engine_contract().ports["launcher"]
 
 
-def manifest(
+def make_manifest(
     name: str, tiers: Object, model: Object | None = None, engine: Object | None = None, slo: Object | None = None
 ) -> Object:
     """An InferenceService; `tiers` as in its spec."""
@@ -67,9 +67,9 @@ class Service:
 
     def events(self) -> list[Object]:
         """Events about the InferenceService itself."""
-        found = self.cluster.list("events", self.namespace)
+        items = self.cluster.list("events", self.namespace)
         return [
-            e for e in found if e["involvedObject"]["kind"] == labels.KIND and e["involvedObject"]["name"] == self.name
+            e for e in items if e["involvedObject"]["kind"] == labels.KIND and e["involvedObject"]["name"] == self.name
         ]
 
     def engine_metrics(self, pod: str) -> Samples:
@@ -90,25 +90,27 @@ class Service:
         if not obj or not is_true(obj, "Ready") or is_true(obj, "Reconciling"):
             return False
         current = obj["metadata"]["generation"]
-        judged = all(condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling"))
-        return judged and len(self.pods()) == len(self.ready_pods())
+        conditions_current = all(
+            condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling")
+        )
+        return conditions_current and len(self.pods()) == len(self.ready_pods())
 
-    def wait_told(self, kind: str, timeout_s: float = 60, **fields: str) -> Object:
+    def wait_condition(self, kind: str, timeout_s: float = 60, **fields: str) -> Object:
         """The condition of that type, once it has these fields (`status`, `reason`)."""
 
-        def told() -> Object | None:
-            found = self.condition(kind)
-            return found if found and fields.items() <= found.items() else None
+        def matching_condition() -> Object | None:
+            condition_found = self.condition(kind)
+            return condition_found if condition_found and fields.items() <= condition_found.items() else None
 
-        return until(f"{self.key}: {kind} has {fields}", told, timeout_s)
+        return wait_until(f"{self.key}: {kind} has {fields}", matching_condition, timeout_s)
 
     def wait_events(self, reason: str, timeout_s: float = 60) -> list[Object]:
         """The Events of that reason, once there is one."""
         what = f"{self.key}: an Event tells of {reason}"
-        return until(what, lambda: [e for e in self.events() if e["reason"] == reason], timeout_s)
+        return wait_until(what, lambda: [e for e in self.events() if e["reason"] == reason], timeout_s)
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         try:
-            until(f"{self.key} is Ready and converged", self.is_ready, timeout_s)
+            wait_until(f"{self.key} is Ready and converged", self.is_ready, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(self.status(), indent=1)}") from None

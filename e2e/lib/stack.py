@@ -11,7 +11,7 @@ import httpx
 
 from e2e.cluster.settings import BIN, GATEWAY_PORT, KUBECONFIG, REGISTRY_PORT, ROOT
 from e2e.lib.kube import Cluster, Object, is_true
-from e2e.lib.wait import until
+from e2e.lib.wait import wait_until
 from plimsoll.api import labels
 
 RELEASE = "plimsoll"
@@ -34,19 +34,19 @@ def cluster_verb(verb: str) -> None:
     subprocess.run([sys.executable, "-m", "e2e.cluster", verb], cwd=ROOT, check=True)
 
 
-def connect() -> Cluster:
+def connect_cluster() -> Cluster:
     """Access to the local cluster; a context manager."""
     return Cluster(KUBECONFIG, BIN)
 
 
 def make_namespace(cluster: Cluster, name: str) -> None:
     """A namespace that enforces the restricted pod security standard; an earlier one of that name must have gone."""
-    until(f"no namespace {name} is going", lambda: not _leaves(cluster, name), DRAIN_S)
+    wait_until(f"no namespace {name} is going", lambda: not _is_terminating(cluster, name), DRAIN_S)
     metadata: Object = {"name": name, "labels": RESTRICTED}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
 
-def _leaves(cluster: Cluster, name: str) -> bool:
+def _is_terminating(cluster: Cluster, name: str) -> bool:
     return "deletionTimestamp" in (cluster.get("namespaces", name) or {"metadata": {}})["metadata"]
 
 
@@ -58,7 +58,7 @@ def drop_namespace(cluster: Cluster, name: str) -> None:
     """
     if cluster.list("inferenceservices", name):  # empty, too, once the definition is gone
         cluster.delete("inferenceservices", "--all", namespace=name)
-    until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
+    wait_until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
     cluster.delete("namespace", name, wait=False)
 
 
@@ -74,13 +74,13 @@ def install(cluster: Cluster, *extra: str, chart: Path = CHART) -> None:
         "upgrade", "--install", RELEASE, str(chart), "-n", SYSTEM, *values, "--wait", "--timeout", "240s", *extra
     )
     _restart_stale(cluster)
-    until("the gateway answers", lambda: gateway_answers(), 60)
+    wait_until("the gateway answers", lambda: gateway_answers(), 60)
 
 
 def uninstall(cluster: Cluster) -> None:
     """Uninstalls the chart and waits until its pods are gone; what the chart keeps stays."""
     cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", "--timeout", "120s")
-    until("no pod of Plimsoll is left", lambda: not cluster.list("pods", SYSTEM), 120)
+    wait_until("no pod of Plimsoll is left", lambda: not cluster.list("pods", SYSTEM), 120)
 
 
 def installed(cluster: Cluster) -> bool:

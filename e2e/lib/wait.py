@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(what: str, look: Callable[[], T | None], timeout_s: float = 60, every_s: float = 0.5) -> T:
+def wait_until(what: str, look: Callable[[], T | None], timeout_s: float = 60, every_s: float = 0.5) -> T:
     """The first true thing that `look` returns.
 
     Raises AssertionError, with `what` and the last answer, when there is none within `timeout_s` seconds: in a
@@ -17,14 +17,14 @@ def until(what: str, look: Callable[[], T | None], timeout_s: float = 60, every_
     """
     end = time.monotonic() + timeout_s
     while True:
-        found = look()
-        if found:
-            return found
+        result = look()
+        if result:
+            return result
         if time.monotonic() > end:
-            raise AssertionError(f"not after {timeout_s:.0f} s: {what} (last seen: {found!r})")
+            raise AssertionError(f"not after {timeout_s:.0f} s: {what} (last seen: {result!r})")
         time.sleep(every_s)
 
 
-def pause(seconds: float) -> None:
+def sleep(seconds: float) -> None:
     """Lets time pass where the scenario is about time passing (a prober's beat, a quiet spell)."""
     time.sleep(seconds)

@@ -25,12 +25,12 @@ import pytest
 from e2e.lib import sdks, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true, uids
-from e2e.lib.ledger import Ledger, Outcome, Record
 from e2e.lib.load import Load, OpenLoop, poisson, unique_text
-from e2e.lib.metrics import Gateway
+from e2e.lib.metrics import GatewayClient
 from e2e.lib.node import signal_container
-from e2e.lib.service import Service, manifest
-from e2e.lib.wait import pause, until
+from e2e.lib.request_log import RequestLog, RequestRecord, RequestResult
+from e2e.lib.service import Service, make_manifest
+from e2e.lib.wait import sleep, wait_until
 from plimsoll.api import labels
 
 SCALE = 8.0  # of the profile's step times: about 40 ms a step
@@ -56,7 +56,7 @@ def _service(
     args = [str(word) for flag in flags.items() for word in flag]
     tiers = {"serve": {"minReplicas": least, "maxReplicas": most, "gpus": 0}}
     engine = {"runtime": "simulated", "args": args}
-    made = manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=engine, slo=SLO)
+    made = make_manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=engine, slo=SLO)
     made["spec"] |= spec
     return made
 
@@ -70,34 +70,34 @@ def _steady(rate: float, seconds: float, name: str, seed: int) -> OpenLoop:
     return poisson(rate, seconds, _prompts(name), seed)
 
 
-def _is_within_slo(record: Record) -> bool:
+def _is_within_slo(record: RequestRecord) -> bool:
     """Whether the promise to this request was kept."""
     on_time = record.ttft_s is not None and record.ttft_s <= TTFT_S
     return record.ok and on_time and (record.tpot_s is None or record.tpot_s <= TPOT_S)
 
 
-def _records_between(ledger: Ledger, begin: float, end: float) -> list[Record]:
+def _records_between(ledger: RequestLog, begin: float, end: float) -> list[RequestRecord]:
     return [record for record in ledger.records if begin <= record.sent_at < end]
 
 
-def _unexpected_failures(records: list[Record]) -> list[Record]:
+def _unexpected_failures(records: list[RequestRecord]) -> list[RequestRecord]:
     """Failures of any other kind than a refusal that says whether and when to come back."""
     told = {429, 503}
     return [
         r
         for r in records
-        if not r.ok and (r.outcome is not Outcome.REFUSED or r.status not in told or "retry=None" in r.detail)
+        if not r.ok and (r.outcome is not RequestResult.REJECTED or r.status not in told or "retry=None" in r.detail)
     ]
 
 
-def _describe(records: list[Record]) -> str:
+def _describe(records: list[RequestRecord]) -> str:
     origin = min((r.sent_at for r in records), default=0.0)
     return "\n".join(r.line(origin) for r in records[:20])
 
 
 def _replica_capacity(service: Service) -> float:
     """What one replica carries by the status, requests a second."""
-    return float(service.status()["tiers"]["serve"]["knee"].removesuffix(" req/s"))
+    return float(service.status()["tiers"]["serve"]["capacityPerReplica"].removesuffix(" req/s"))
 
 
 def _desired(service: Service) -> int:
@@ -107,19 +107,21 @@ def _desired(service: Service) -> int:
 def _learn_capacity(service: Service) -> None:
     """Lets a service see a light load until its gateways have been told what its engines can do."""
     with Load(service.target, _steady(LOW, 200, f"learn {service.name}", seed=1)) as load:
-        until(
-            f"{service.key} has a load line", lambda: "knee" in service.status()["tiers"]["serve"], CONDITION_TIMEOUT_S
-        )
-        until(
-            f"{service.key} tells it",
-            lambda: (service.status().get("admission") or {}).get("limits"),
+        wait_until(
+            f"{service.key} has a load line",
+            lambda: "capacityPerReplica" in service.status()["tiers"]["serve"],
             CONDITION_TIMEOUT_S,
         )
-        pause(SETTLED_S)
+        wait_until(
+            f"{service.key} tells it",
+            lambda: (service.status().get("admission") or {}).get("costModel"),
+            CONDITION_TIMEOUT_S,
+        )
+        sleep(SETTLED_S)
     assert not load.ledger.failures, load.ledger.explain()
 
 
-def _outcomes(gateway: Gateway, service: Service) -> Counter[str]:
+def _outcomes(gateway: GatewayClient, service: Service) -> Counter[str]:
     """Of admission, since the gateways began."""
     total: Counter[str] = Counter()
     for told in gateway.services(service.key):
@@ -152,20 +154,20 @@ def gate(learned: dict[str, Service]) -> Service:
     return learned["gate"]
 
 
-def test_overload_admits_95_percent_within_slo(gate: Service, gateway: Gateway) -> None:
+def test_overload_admits_95_percent_within_slo(gate: Service, gateway: GatewayClient) -> None:
     """Those let in have the promise, the others are told when to come back, and nothing is left lying idle."""
     seconds, before = 70.0, _outcomes(gateway, gate)
     started = time.time()
     with Load(gate.target, _steady(OVERLOAD, seconds, "overload", seed=2)) as load:
-        gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="False", reason="Shedding")
+        gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="False", reason="Shedding")
         told_s = time.time() - started
         events = [e["message"] for e in gate.wait_events("SheddingStarted")]
-        pause(max(0.0, started + seconds - time.time()))
+        sleep(max(0.0, started + seconds - time.time()))
         knee = _replica_capacity(gate)
     begin, end = started + SETTLED_S, started + seconds
     records = _records_between(load.ledger, begin, end)
-    admitted = [r for r in records if r.outcome is not Outcome.REFUSED]
-    refused = [r for r in records if r.outcome is Outcome.REFUSED]
+    admitted = [r for r in records if r.outcome is not RequestResult.REJECTED]
+    refused = [r for r in records if r.outcome is RequestResult.REJECTED]
     kept = sum(map(_is_within_slo, admitted))
     goodput = kept / (end - begin)
     print(f"{load.ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}; told {told_s:.0f} s after")
@@ -177,13 +179,13 @@ def test_overload_admits_95_percent_within_slo(gate: Service, gateway: Gateway) 
     assert goodput >= 0.8 * knee
 
 
-def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway: Gateway) -> None:
+def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway: GatewayClient) -> None:
     """While the fallback has room nothing is refused, and its answers say whose they are."""
     main, spare = learned["main"], learned["spare"]
     before, served = _outcomes(gateway, main), spare.metrics("serve")
     started = time.time()
     with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
-        pause(SETTLED_S)
+        sleep(SETTLED_S)
         answers = Counter(_responding_model(main, n) for n in range(20))
     outcomes = _outcomes(gateway, main) - before
     taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
@@ -201,7 +203,7 @@ def test_fallback_renamed_under_load_loses_no_request(learned: dict[str, Service
     main, spare = learned["main"], learned["spare"]
     engines = uids(spare.pods())
     with Load(main.target, _steady(OVERLOAD, 140, "fallback renamed", seed=6)) as load:
-        pause(SETTLED_S)
+        sleep(SETTLED_S)
         _rename(cluster, spare, "spare-renamed")
         renamed = Counter(_responding_model(main, n) for n in range(20))
         _rename(cluster, spare, None)
@@ -219,7 +221,7 @@ def _rename(cluster: Cluster, service: Service, name: str | None) -> None:
     """Sets or removes the model's name, and waits until every gateway answers to it."""
     cluster.patch("inferenceservices", service.name, service.namespace, {"spec": {"model": {"name": name}}})
     public = name or service.name
-    until(f"{public} is answered", lambda: service.status()["modelNames"][0] == public)
+    wait_until(f"{public} is answered", lambda: service.status()["modelNames"][0] == public)
 
 
 def _responding_model(service: Service, n: int) -> str:
@@ -243,10 +245,10 @@ def _mixed_prompt(n: int) -> Prompt:
     return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, klass), (TENANT, tenant)), labels=labels)
 
 
-def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: Gateway) -> None:
+def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: GatewayClient) -> None:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
     seconds, before = 70.0, _outcomes(gateway, gate)
-    gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="True")
+    gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="True")
     assert gate.wait_events("SheddingStopped"), "of the overload before"
     _set_fill(gate, "80%")
     started = time.time()
@@ -259,7 +261,8 @@ def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gatew
     share, fair = let_in["large"] / let_in.total(), TENANTS["large"] / sum(TENANTS.values())
     print(f"{ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}")
     print(
-        f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, {sum(map(_is_within_slo, urgent))} within the promise"
+        f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, "
+        f"{sum(map(_is_within_slo, urgent))} within the SLO"
     )
     print(f"others: {let_in.total()} of {len(others)} answered, by tenant {dict(let_in)}: {share:.0%}, fair {fair:.0%}")
     print(_describe([r for r in urgent if not r.ok]))
@@ -271,7 +274,7 @@ def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gatew
 
 def _set_fill(service: Service, fill: str) -> None:
     """How full the engine may be for those who are not urgent."""
-    admission = {"classes": [URGENT, {**DEFAULT, "fill": fill}]}
+    admission = {"classes": [URGENT, {**DEFAULT, "maxUtilization": fill}]}
     service.cluster.patch(labels.PLURAL, service.name, service.namespace, {"spec": {"admission": admission}})
 
 
@@ -292,7 +295,7 @@ def _settled_replicas(service: Service, seconds: float = 40.0) -> int:
             last, since = now, time.time()
         return time.time() - since >= seconds
 
-    until(f"the replicas of {service.key} are settled", unchanged, 240)
+    wait_until(f"the replicas of {service.key} are settled", unchanged, 240)
     return last
 
 
@@ -318,15 +321,15 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     The fleet may still become smaller as its engines become better known: for the load that is there.
     """
     with Load(fleet.target, _steady(OVERLOAD, 600, "anew", seed=8)) as load:
-        until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
+        wait_until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
         before = _settled_replicas(fleet)
         struck_at, seen, told = time.time(), [], len(_scaled_down(fleet))
         _kill_pickers(cluster)
-        until("the gateways are whole", lambda: all(is_true(pod, "Ready") for pod in _gateway_pods(cluster)), 120)
+        wait_until("the gateways are whole", lambda: all(is_true(pod, "Ready") for pod in _gateway_pods(cluster)), 120)
         whole_s = time.time() - struck_at
         for _ in range(60):
             seen.append(_desired(fleet))
-            pause(1.0)
+            sleep(1.0)
         down = _scaled_down(fleet)[told:]
     after = [r for r in load.ledger.records if r.ended_at >= struck_at]
     failed = [r for r in after if not r.ok]
@@ -340,17 +343,17 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
 
 def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
-    sdks.need("openai")
-    gate.wait_told("Admitting", CONDITION_TIMEOUT_S, status="True")
+    sdks.require_package("openai")
+    gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="True")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
     with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
-        pause(SETTLED_S)
+        sleep(SETTLED_S)
         env = {**os.environ, "NO_PROXY": "*"}
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     users = json.loads(done.stdout.splitlines()[-1])
     told = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= MAX_SDK_RETRY_AFTER_S]
-    came_back = [user for user in told if user["answered"]]
+    came_back = [user for user in told if user["succeeded"]]
     first_time = sum(user["statuses"][1:2] == [200] for user in told)
     print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
     print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")

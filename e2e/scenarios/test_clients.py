@@ -15,7 +15,7 @@ import pytest
 from e2e.lib import sdks, stack
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.service import Service
-from e2e.lib.wait import until
+from e2e.lib.wait import wait_until
 
 CLIENTS = Path(__file__).with_name("clients")
 TOKENS = 12
@@ -41,7 +41,7 @@ def _run(*argv: str, service: Service, cwd: Path | None = None) -> dict[str, Any
 def test_python_client_stream_equals_full_response(
     script: str, package: str, name: str, shared: dict[str, Service]
 ) -> None:
-    sdks.need(package)
+    sdks.require_package(package)
     found = _run(sys.executable, str(CLIENTS / f"{script}.py"), service=shared[name])
     assert found["same"], "the stream and the whole answer differ"
     assert found["tokens"][0] == TOKENS
@@ -114,7 +114,7 @@ def test_vllm_bench_serve_gets_exact_token_count(pd: Service, cluster: Cluster, 
     """Held to the exact token count: by its own word, cut streams are completed ones."""
     url = f"http://plimsoll-gateway.{stack.SYSTEM}.svc"
     cluster.apply(_bench(url, pd.name), namespace=namespace)
-    phase = until("the bench ends", lambda: _final_phase(cluster.get("pods", "bench", namespace)), 300)
+    phase = wait_until("the bench ends", lambda: _final_phase(cluster.get("pods", "bench", namespace)), 300)
     said = cluster.logs(namespace, "bench", "bench", tail=60)
     assert phase == "Succeeded", said
     found = json.loads(said.splitlines()[-1])

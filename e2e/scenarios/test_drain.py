@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.lib import light, stack
+from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
-from e2e.lib.ledger import Outcome
 from e2e.lib.load import Arrival, Load, OpenLoop, unique_text
 from e2e.lib.metrics import Samples
+from e2e.lib.request_log import RequestResult
 from e2e.lib.service import Service
-from e2e.lib.wait import until
+from e2e.lib.wait import wait_until
 
 DRAIN_S = 5
 LONG, SHORT = 3000, 50  # tokens of about 40 ms: two minutes, and done before the drain begins
 METRICS_PORT = 8081
-CUT_OUTCOMES = {Outcome.CUT, Outcome.ERROR_EVENT}
+CUT_OUTCOMES = {RequestResult.CUT, RequestResult.ERROR_EVENT}
 
 
 def _drain_timeout_counts(cluster: Cluster, key: str) -> tuple[float, float]:
@@ -30,13 +30,15 @@ def _drain_timeout_counts(cluster: Cluster, key: str) -> tuple[float, float]:
         if "deletionTimestamp" not in pod["metadata"]
     )
     drains = pages.total("plimsoll_operator_drains_timed_out_total", service=key)
-    return drains, pages.total("plimsoll_operator_requests_cut_off_total", service=key)
+    return drains, pages.total("plimsoll_operator_requests_aborted_total", service=key)
 
 
 @pytest.fixture(scope="module")
 def leaving(cluster: Cluster, namespace: str) -> Iterator[Service]:
     """One engine that may take five seconds for what it still answers when it goes."""
-    made = light.fleet("leaving", {"serve": light.bounds(1, 1)}, max_model_len=8192)
+    made = simulated_fleet.fleet_manifest(
+        "leaving", {"serve": simulated_fleet.replica_bounds(1, 1)}, max_model_len=8192
+    )
     made["spec"]["engine"]["drainTimeout"] = f"{DRAIN_S}s"
     cluster.apply(made, namespace=namespace)
     found = Service(cluster, namespace, "leaving", stack.GATEWAY_URL)
@@ -60,8 +62,8 @@ def _delete(cluster: Cluster, service: Service, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("grace", "words", "counted"),
     [
-        ((), "2 requests were cut off with serve pod {}: not done 5 s after it was stopped", 2),
-        (("--grace-period=3",), "serve pod {} was killed when its grace of 3 s was over", 0),
+        ((), "2 requests were aborted in serve pod {}, still running 5 s after its stop", 2),
+        (("--grace-period=3",), "serve pod {} was killed after its termination grace period of 3 s", 0),
     ],
     ids=["in time", "killed"],
 )
@@ -71,9 +73,11 @@ def test_drain_timeout_cuts_streams_and_reports_them(
     leaving.wait_ready()
     drains, requests = _drain_timeout_counts(cluster, leaving.key)
     with Load(leaving.target, _plan(LONG, LONG, SHORT)) as load:
-        until("the engine answers", lambda: len(load.ledger.records) == 1 or None, 60)
+        wait_until("the engine answers", lambda: len(load.ledger.records) == 1 or None, 60)
         pod = _delete(cluster, leaving, *grace)
-    told = until("it is told", lambda: [e for e in leaving.wait_events("DrainTimedOut") if pod in e["message"]], 60)
+    told = wait_until(
+        "it is told", lambda: [e for e in leaving.wait_events("DrainTimedOut") if pod in e["message"]], 60
+    )
     print(load.ledger.explain(), told[0]["message"], sep="\n")
     assert words.format(pod) in told[0]["message"]
     assert sorted(r.outcome in CUT_OUTCOMES for r in load.ledger.records) == [False, True, True]

@@ -17,15 +17,15 @@ import pytest
 import yaml
 
 from e2e.cluster.settings import ROOT
-from e2e.lib import light, stack
+from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Load, poisson, unique_text
-from e2e.lib.node import signal_container, unheard
-from e2e.lib.operator import Operator
-from e2e.lib.prometheus import Prometheus, discovered, queries
-from e2e.lib.service import LAUNCHER_PORT, Service, manifest
-from e2e.lib.wait import until
+from e2e.lib.node import drop_packets, signal_container
+from e2e.lib.operator import OperatorClient
+from e2e.lib.prometheus import PrometheusClient, discovered, queries
+from e2e.lib.service import LAUNCHER_PORT, Service, make_manifest
+from e2e.lib.wait import wait_until
 from plimsoll.api import labels
 
 IMAGE = "localhost:5001/plimsoll/prometheus:dev"
@@ -40,7 +40,7 @@ CORE = (
     "Time to first token",
     "Time per output token",
     "Within the promise",
-    "Held",
+    "Queued",
     "Outcomes",
 )
 FOLDER = "/etc/prometheus"
@@ -100,7 +100,7 @@ def watched(cluster: Cluster, namespace: str) -> Service:
     engine = {"runtime": "simulated", "args": ["--profile", "h200-8b", "--start-seconds", "2"]}
     tiers = {"serve": {"minReplicas": 1, "maxReplicas": 2, "gpus": 0}}
     model = {"uri": "hf://example/sim-8b"}
-    made = manifest("watched", tiers, model=model, engine=engine, slo={"ttft": "2s", "tpot": "80ms"})
+    made = make_manifest("watched", tiers, model=model, engine=engine, slo={"ttft": "2s", "tpot": "80ms"})
     cluster.apply(made, namespace=namespace)
     found = Service(cluster, namespace, "watched", stack.GATEWAY_URL)
     found.wait_ready()
@@ -108,7 +108,7 @@ def watched(cluster: Cluster, namespace: str) -> Service:
 
 
 @pytest.fixture(scope="module")
-def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus:
+def prometheus(cluster: Cluster, namespace: str, watched: Service) -> PrometheusClient:
     """One that runs in the scenario's namespace under the restricted pod security standard."""
     unit_tests = yaml.safe_load(UNIT_TESTS.read_text()) | {"rule_files": ["plimsoll.yaml"]}
     files = {
@@ -124,9 +124,9 @@ def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus
         {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": _pod()},
         namespace=namespace,
     )
-    until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
+    wait_until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
     path = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
-    return Prometheus(lambda asked: cluster.raw(path + asked))
+    return PrometheusClient(lambda asked: cluster.raw(path + asked))
 
 
 def _parts(cluster: Cluster) -> list[Object]:
@@ -138,7 +138,7 @@ def _parts(cluster: Cluster) -> list[Object]:
 
 
 def test_prometheus_scrapes_all_parts_and_answers_all_queries(
-    prometheus: Prometheus, watched: Service, cluster: Cluster, namespace: str
+    prometheus: PrometheusClient, watched: Service, cluster: Cluster, namespace: str
 ) -> None:
     start = time.time()
 
@@ -146,11 +146,13 @@ def test_prometheus_scrapes_all_parts_and_answers_all_queries(
         return Prompt(unique_text(100, f"watched {start} {n}"), max_tokens=16)
 
     with Load(watched.target, poisson(RATE, SECONDS, prompt, seed=1)) as load:
-        until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 60)
+        wait_until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 60)
         for verb, file in (("check", "plimsoll.yaml"), ("test", "plimsoll_test.yaml")):
             argv = ("promtool", verb, "rules", f"{FOLDER}/{file}")
             print(cluster.execute(namespace, "prometheus", "prometheus", *argv, timeout_s=180).strip())
-        until("each recording rule has a value", lambda: not _without_value(prometheus, watched), SECONDS, every_s=3)
+        wait_until(
+            "each recording rule has a value", lambda: not _without_value(prometheus, watched), SECONDS, every_s=3
+        )
         asked = list(queries(DASHBOARD, watched.key))
         empty = [f"{q.panel} {q.ref}" for q in asked if not prometheus.query(q.expr)]
         rules = prometheus.rules()
@@ -179,82 +181,88 @@ def test_network_policies_admit_metrics_from_peers(watched: Service, cluster: Cl
 
 
 @pytest.fixture
-def asking(cluster: Cluster, namespace: str, watched: Service, prometheus: Prometheus) -> Iterator[Operator]:
+def asking(
+    cluster: Cluster, namespace: str, watched: Service, prometheus: PrometheusClient
+) -> Iterator[OperatorClient]:
     """An operator that asks this Prometheus; it leads when it is given."""
-    operator = Operator(cluster, stack.SYSTEM)
+    operator = OperatorClient(cluster, stack.SYSTEM)
     before = operator.leader
     stack.install(cluster, "--set", f"monitoring.prometheus.url=http://prometheus.{namespace}:9090")
-    until("the new operator leads", lambda: operator.leader not in ("", before), 60)
+    wait_until("the new operator leads", lambda: operator.leader not in ("", before), 60)
     yield operator
     stack.install(cluster)
-    until("the operator of the others decides", lambda: _is_deciding(operator, watched), 60)
+    wait_until("the operator of the others decides", lambda: _is_deciding(operator, watched), 60)
 
 
 def test_unreachable_engines_are_read_through_prometheus(
-    asking: Operator, prometheus: Prometheus, watched: Service, cluster: Cluster
+    asking: OperatorClient, prometheus: PrometheusClient, watched: Service, cluster: Cluster
 ) -> None:
     """The operator's way to the engines' port is cut: what they do is known all the same, and so is which way."""
-    with Load(watched.target, poisson(RATE, 240, light.prompts("second hand", 100, 200), seed=7)) as load:
-        until(
+    with Load(watched.target, poisson(RATE, 240, simulated_fleet.prompts("second hand", 100, 200), seed=7)) as load:
+        wait_until(
             "the operator knows its engines", lambda: _engines(asking, watched).get("coverage") == 1.0, POLL_TIMEOUT_S
         )
         before = {event["metadata"]["name"] for event in watched.events()}
         operator = cluster.get("pods", asking.leader, stack.SYSTEM)
         assert operator
-        with unheard(operator["status"]["podIP"], LAUNCHER_PORT):
-            said = until("that it is so is told", lambda: _fallback_message(watched), POLL_TIMEOUT_S)
+        with drop_packets(operator["status"]["podIP"], LAUNCHER_PORT):
+            said = wait_until("that it is so is told", lambda: _fallback_message(watched), POLL_TIMEOUT_S)
             began, heard = time.time(), []
             while time.time() < began + FALLBACK_S:
                 if one := _engines(asking, watched):
                     heard.append(one | {"told": watched.condition("MetricsAvailable")["status"]})
                 time.sleep(0.5)
         scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
-        until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
+        wait_until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
     reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}
     ages, running = [one["age_s"] for one in heard], {one["running"] for one in heard}
     print(f"{said}\nages {min(ages):.1f} to {max(ages):.1f} s, running {sorted(running)}; {load.ledger.summary()}")
     assert {(one["coverage"], one["told"]) for one in heard} == {(1.0, "True")}
     assert len(running) > 1, "it hears nothing new"
     assert running <= set(scraped)
-    assert watched.condition("MetricsAvailable")["message"] == "gateways and engines answer"
+    assert watched.condition("MetricsAvailable")["message"] == "all gateways and engines report metrics"
     assert "MetricsLost" not in reasons
     assert not load.ledger.failures, load.ledger.explain()
 
 
 def test_prometheus_outage_in_burst_changes_no_decision(
-    asking: Operator, prometheus: Prometheus, cluster: Cluster, namespace: str
+    asking: OperatorClient, prometheus: PrometheusClient, cluster: Cluster, namespace: str
 ) -> None:
     """It hangs when it is asked, then it is gone: ticks go on, the fleet grows, nothing goes back, the log tells it."""
-    cluster.apply(light.fleet("burst", {"serve": light.bounds(1, 3)}), namespace=namespace)
+    cluster.apply(
+        simulated_fleet.fleet_manifest("burst", {"serve": simulated_fleet.replica_bounds(1, 3)}), namespace=namespace
+    )
     burst = Service(cluster, namespace, "burst", stack.GATEWAY_URL)
     burst.wait_ready()
     signal_container(_prometheus(cluster, namespace), "prometheus", "STOP")
-    with Load(burst.target, poisson(BURST, 300, light.prompts("burst", 300, 48), seed=5)) as load:
-        said = until("that the past is not known is told", lambda: _backfill_failures(asking, burst), POLL_TIMEOUT_S)
-        until("the fleet grows", lambda: light.desired(burst) > 1, POLL_TIMEOUT_S)
+    with Load(burst.target, poisson(BURST, 300, simulated_fleet.prompts("burst", 300, 48), seed=5)) as load:
+        said = wait_until(
+            "that the past is not known is told", lambda: _backfill_failures(asking, burst), POLL_TIMEOUT_S
+        )
+        wait_until("the fleet grows", lambda: simulated_fleet.desired_replicas(burst) > 1, POLL_TIMEOUT_S)
         signal_container(_prometheus(cluster, namespace), "prometheus", "KILL")
         began, ticks, desired = time.time(), set(), []
         while time.time() < began + OBSERVED_S:
-            ticks.add(asking.explain(burst.key)["heard"]["at"])
-            desired.append(light.desired(burst))
+            ticks.add(asking.explain(burst.key)["metrics"]["at"])
+            desired.append(simulated_fleet.desired_replicas(burst))
         known = {kind: burst.condition(kind)["status"] for kind in ("MetricsAvailable", "ScalingActive")}
-    until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
-    until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
+    wait_until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
+    wait_until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
     print(f"{said}\n{len(ticks)} ticks in {OBSERVED_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
     print(load.ledger.summary())
-    lost = light.lost(load.ledger.records)
-    assert not lost, light.lines(lost)
+    lost = simulated_fleet.unexpected_failures(load.ledger.records)
+    assert not lost, simulated_fleet.format_records(lost)
     assert desired == sorted(desired)
     assert len(ticks) >= OBSERVED_S / 5, "it decides no more"
     assert set(known.values()) == {"True"}
-    assert [line["message"] for line in said] == ["the past is not known"], "asked once, told once"
+    assert [line["message"] for line in said] == ["request history is not available"], "asked once, told once"
     cluster.kubectl("delete", "plim", "burst", "-n", namespace)
 
 
-def _engines(operator: Operator, service: Service) -> Object:
+def _engines(operator: OperatorClient, service: Service) -> Object:
     """What was heard of the engines by the last tick; empty before the first one."""
     try:
-        return dict(operator.explain(service.key)["heard"]["tiers"]["serve"])
+        return dict(operator.explain(service.key)["metrics"]["tiers"]["serve"])
     except (httpx.HTTPError, KeyError, TypeError):
         return {}
 
@@ -265,7 +273,7 @@ def _fallback_message(service: Service) -> str:
     return message if "engines of serve do not answer the operator" in message else ""
 
 
-def _is_deciding(operator: Operator, service: Service) -> bool:
+def _is_deciding(operator: OperatorClient, service: Service) -> bool:
     try:
         return bool(operator.explain(service.key)["decisions"])
     except httpx.HTTPError:
@@ -278,11 +286,11 @@ def _prometheus(cluster: Cluster, namespace: str) -> Object:
     return found
 
 
-def _backfill_failures(operator: Operator, service: Service) -> list[Object]:
-    return [line for line in operator.log() if line.get("service") == service.key and "past" in line["message"]]
+def _backfill_failures(operator: OperatorClient, service: Service) -> list[Object]:
+    return [line for line in operator.log() if line.get("service") == service.key and "history" in line["message"]]
 
 
-def _all_up(prometheus: Prometheus, cluster: Cluster, watched: Service) -> bool:
+def _all_up(prometheus: PrometheusClient, cluster: Cluster, watched: Service) -> bool:
     """Every pod is one target, named by its labels, and answers."""
     wanted = {pod["metadata"]["name"] for pod in _parts(cluster)} | set(watched.ready_pods())
     targets = prometheus.targets()
@@ -291,6 +299,6 @@ def _all_up(prometheus: Prometheus, cluster: Cluster, watched: Service) -> bool:
     return sorted(up) == sorted(wanted) and own == set(watched.ready_pods())
 
 
-def _without_value(prometheus: Prometheus, watched: Service) -> list[str]:
+def _without_value(prometheus: PrometheusClient, watched: Service) -> list[str]:
     names = [rule["name"] for rule in prometheus.rules() if rule["type"] == "recording"]
     return [name for name in names if not prometheus.query(f'{name}{{service="{watched.key}"}}')]

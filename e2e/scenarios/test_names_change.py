@@ -11,10 +11,10 @@ import httpx
 
 from e2e.lib.client import Prompt, Target
 from e2e.lib.kube import Cluster, Object, uids
-from e2e.lib.ledger import Ledger
 from e2e.lib.load import ClosedLoop, Load, unique_text
-from e2e.lib.service import Service, manifest
-from e2e.lib.wait import pause, until
+from e2e.lib.request_log import RequestLog
+from e2e.lib.service import Service, make_manifest
+from e2e.lib.wait import sleep, wait_until
 
 USERS = 2  # of each name
 FLOW_S = 8.0  # under each state of the names
@@ -23,9 +23,9 @@ ADDED, CHANGED = "names-added", "org/names-changed-2.0"
 
 def test_names_changing_under_load_lose_no_request(service: Callable[[str], Service], cluster: Cluster) -> None:
     chat = service("chat")
-    cluster.apply(manifest("chat", {"serve": {}}), namespace=chat.namespace)
+    cluster.apply(make_manifest("chat", {"serve": {}}), namespace=chat.namespace)
     chat.wait_ready()
-    engines, ledgers = uids(chat.pods()), dict[str, Ledger]()
+    engines, ledgers = uids(chat.pods()), dict[str, RequestLog]()
     with ExitStack() as loads:
         for name in (chat.name, chat.key):
             ledgers[name] = loads.enter_context(_flow(chat, name)).ledger
@@ -35,7 +35,7 @@ def test_names_changing_under_load_lose_no_request(service: Callable[[str], Serv
             _names_are_true(chat)
             if name is not None:
                 ledgers[name] = loads.enter_context(_flow(chat, name)).ledger
-            pause(FLOW_S)
+            sleep(FLOW_S)
     for name, ledger in ledgers.items():
         print(f"{name}: {ledger.summary()}")
         assert not ledger.failures, ledger.explain()
@@ -50,14 +50,14 @@ def test_names_former_one_goes_to_who_claims_it(service: Callable[[str], Service
     """The service that claims it has no engine, so that its answer cannot be taken for the former owner's."""
     first, heir = service("former"), service("heir")
     nowhere = {"serve": {"pod": {"nodeSelector": {"example.com/nowhere": "yes"}}}}
-    cluster.apply(manifest("former", nowhere, model={"name": "names-inherited"}), namespace=first.namespace)
-    until("the name is listed", lambda: "names-inherited" in first.status().get("modelNames", ()))
+    cluster.apply(make_manifest("former", nowhere, model={"name": "names-inherited"}), namespace=first.namespace)
+    wait_until("the name is listed", lambda: "names-inherited" in first.status().get("modelNames", ()))
     _claim(cluster, first, None)
-    until("it is a former name", lambda: first.status().get("formerModelNames"))
+    wait_until("it is a former name", lambda: first.status().get("formerModelNames"))
     assert "names-inherited" in first.status()["modelNames"]
-    cluster.apply(manifest("heir", nowhere, model={"name": "names-inherited"}), namespace=heir.namespace)
-    until("the heir lists it", lambda: heir.status().get("modelNames", [""])[0] == "names-inherited")
-    until("the former owner does not", lambda: "names-inherited" not in first.status()["modelNames"])
+    cluster.apply(make_manifest("heir", nowhere, model={"name": "names-inherited"}), namespace=heir.namespace)
+    wait_until("the heir lists it", lambda: heir.status().get("modelNames", [""])[0] == "names-inherited")
+    wait_until("the former owner does not", lambda: "names-inherited" not in first.status()["modelNames"])
     assert "formerModelNames" not in first.status()
     for one in (first, heir):
         cluster.delete("inferenceservices", one.name, namespace=one.namespace)
@@ -80,14 +80,14 @@ def _claim(cluster: Cluster, service: Service, name: str | None) -> None:
 
 
 def _wait_listed_first(service: Service, name: str) -> None:
-    until(f"{name} is the first name", lambda: service.status().get("modelNames", [""])[0] == name)
+    wait_until(f"{name} is the first name", lambda: service.status().get("modelNames", [""])[0] == name)
 
 
 def _names_are_true(service: Service) -> None:
     """Every name in the status is answered, whole and streamed, under itself; the gateway lists the first one."""
     names = service.status()["modelNames"]
     listed = [m["id"] for m in httpx.get(f"{service.url}/v1/models", trust_env=False).json()["data"]]
-    told = service.condition("ModelNameOwned")
+    told = service.condition("ModelNameAccepted")
     print(f"names {names}; models {listed}; {told['status']}: {told['message']}")
     assert names[0] in listed
     assert not set(names[1:]) & set(listed)

@@ -18,16 +18,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.lib import light, stack
+from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
-from e2e.lib.ledger import Ledger, Outcome
 from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
-from e2e.lib.metrics import Gateway
-from e2e.lib.node import audit
-from e2e.lib.operator import Operator, figure, heard_at, read_at
-from e2e.lib.service import Service, manifest
-from e2e.lib.wait import pause, until
+from e2e.lib.metrics import GatewayClient
+from e2e.lib.node import audit_writes
+from e2e.lib.operator import OperatorClient, gateways_read_at, metric_value, observed_at
+from e2e.lib.request_log import RequestLog, RequestResult
+from e2e.lib.service import Service, make_manifest
+from e2e.lib.wait import sleep, wait_until
 
 SCALE = 8.0  # of the profile's step times: about 40 ms a step
 START_UP_S = 15
@@ -50,7 +50,7 @@ SCALE_UP_TIMEOUT_S = 120.0  # horizon, a tick, and a busy machine
 
 def _fleet(name: str, most: int, **scaling: object) -> Object:
     tiers = {"serve": {"minReplicas": 1, "maxReplicas": most, "gpus": 0}}
-    made = manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=SLO)
+    made = make_manifest(name, tiers, model={"uri": "hf://example/sim-8b"}, engine=ENGINE, slo=SLO)
     made["spec"]["scaling"] = scaling
     return made
 
@@ -78,16 +78,16 @@ def _scales_up(document: Object) -> bool:
     return bool(tier["before"] < tier["replicas"])
 
 
-def _documents_until_scale_up(operator: Operator, fleet: Service) -> list[Object]:
+def _documents_until_scale_up(operator: OperatorClient, fleet: Service) -> list[Object]:
     """What each tick had heard and decided, up to the one that ordered more."""
     told: dict[str, Object] = {}
 
     def ordered() -> bool:
         document = operator.explain(fleet.key)
-        told[document["heard"]["at"]] = document
+        told[document["metrics"]["at"]] = document
         return _scales_up(document) or len(fleet.pods("serve")) > 1
 
-    until("more is ordered", ordered, SCALE_UP_TIMEOUT_S, every_s=0.2)
+    wait_until("more is ordered", ordered, SCALE_UP_TIMEOUT_S, every_s=0.2)
     return list(told.values())
 
 
@@ -102,14 +102,14 @@ class ScaleDownResult:
     told: str
     open: Counter[str]
     counts: dict[str, list[int]]
-    streams: Ledger
-    short: Ledger
+    streams: RequestLog
+    short: RequestLog
 
 
-def _scale_down(fleet: Service, gateway: Gateway, most: int) -> ScaleDownResult:
+def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownResult:
     """No load but long streams, on all replicas and not alike on all; once replicas are given back, short ones."""
     known = {e["metadata"]["name"] for e in fleet.events()}
-    long, begin = light.prompts("long", 50, STREAM_TOKENS), Counter[str]()
+    long, begin = simulated_fleet.prompts("long", 50, STREAM_TOKENS), Counter[str]()
     streams = Load(fleet.target, OpenLoop([Arrival(0.0, long(n)) for n in range(STREAMS * most + 1)]))
 
     def given_back() -> bool:
@@ -121,17 +121,19 @@ def _scale_down(fleet: Service, gateway: Gateway, most: int) -> ScaleDownResult:
         return False
 
     with streams:
-        until("the fleet gives back what it does not need", given_back, 300)
-        with Load(fleet.target, poisson(SHORT, 300, light.prompts("short", 50, OUTPUT_TOKENS), seed=4)) as short:
-            new = until(
+        wait_until("the fleet gives back what it does not need", given_back, 300)
+        with Load(
+            fleet.target, poisson(SHORT, 300, simulated_fleet.prompts("short", 50, OUTPUT_TOKENS), seed=4)
+        ) as short:
+            new = wait_until(
                 "it is told", lambda: [e for e in _scale_down_events(fleet) if e["metadata"]["name"] not in known]
             )
             told = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
             going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", told)
-            until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
-            pause(IN_TRANSIT_S)
+            wait_until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
+            sleep(IN_TRANSIT_S)
             counts: dict[str, list[int]] = {pod: [] for pod in going}
-            until(
+            wait_until(
                 "they are gone",
                 lambda: not [pod for pod in going if _sample_requests(fleet, pod, counts[pod])],
                 DRAIN_TIMEOUT_S,
@@ -143,7 +145,7 @@ def _scale_down_events(fleet: Service) -> list[Object]:
     return [e for e in fleet.events() if e["reason"] == "ScaledDown"]
 
 
-def _routable_pods(gateway: Gateway, fleet: Service) -> set[str]:
+def _routable_pods(gateway: GatewayClient, fleet: Service) -> set[str]:
     """The pods that some gateway would pick."""
     return {e["pod"] for told in gateway.services(fleet.key) for e in told["endpoints"] if e["routable"]}
 
@@ -160,25 +162,27 @@ def _sample_requests(fleet: Service, pod: str, counts: list[int]) -> bool:
     return True
 
 
-def test_load_step_scales_up_then_down_without_lost_streams(fleet: Service, cluster: Cluster, gateway: Gateway) -> None:
+def test_load_step_scales_up_then_down_without_lost_streams(
+    fleet: Service, cluster: Cluster, gateway: GatewayClient
+) -> None:
     """Up in one go while the load lasts, down after it; what is refused is refused while engines start, and told so.
 
     The emptiest replicas go. They end their streams, to the last token, and get no other request.
     """
-    operator = Operator(cluster, stack.SYSTEM)
+    operator = OperatorClient(cluster, stack.SYSTEM)
     prompts = _prompts("step")
     low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
     before = _desired(fleet)
-    pause(IDLE_S)
-    assert figure(operator.explain(fleet.key), "rate_per_s") == 0.0
+    sleep(IDLE_S)
+    assert metric_value(operator.explain(fleet.key), "rate_per_s") == 0.0
     started = time.time()
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
         heard = _documents_until_scale_up(operator, fleet)
-        until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
+        wait_until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
         told_s = time.time() - started
-        until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
+        wait_until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
         served = time.time()
-        until(
+        wait_until(
             "all engines serve that are wanted",
             lambda: len(fleet.ready_pods("serve")) == _desired(fleet),
             SCALE_UP_TIMEOUT_S,
@@ -187,21 +191,23 @@ def test_load_step_scales_up_then_down_without_lost_streams(fleet: Service, clus
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
     back = _scale_down(fleet, gateway, most)
     sent = min(r.sent_at for r in load.ledger.records)
-    saw = next(one for one in heard if figure(one, "rate_per_s") > 0.0)
+    saw = next(one for one in heard if metric_value(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
-    written = [call.at for call in audit(started) if (call.resource, call.name) == ("deployments/scale", name)]
-    times = {"decided by": heard_at(saw), "written": written[0]}
+    written = [call.at for call in audit_writes(started) if (call.resource, call.name) == ("deployments/scale", name)]
+    times = {"decided by": observed_at(saw), "written": written[0]}
     if _scales_up(heard[-1]):  # somebody looked at that tick
-        times = {"decided by": heard_at(saw), "ordered": heard_at(heard[-1]), "written": written[0]}
+        times = {"decided by": observed_at(saw), "ordered": observed_at(heard[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
     print("\n".join([*up, back.told]))
     looks = {pod: f"{len(seen)} looks, requests {set(seen)}" for pod, seen in back.counts.items()}
     print(f"open streams {dict(back.open)}; those that go {looks}; {back.streams.summary()}; {back.short.summary()}")
     assert most > before
-    assert read_at(saw) <= heard_at(saw)  # the oldest of the gateways' words: another one may tell of the request
+    assert gateways_read_at(saw) <= observed_at(
+        saw
+    )  # the oldest of the gateways' words: another one may tell of the request
     assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
-    assert all("serve" in message and "->" in message and "knee" in message for message in up)
+    assert all("serve" in message and "->" in message and "capacityPerReplica" in message for message in up)
     assert not low.failures, low.explain()
     assert not back.streams.failures, back.streams.explain()
     assert not back.short.failures, back.short.explain()
@@ -211,7 +217,9 @@ def test_load_step_scales_up_then_down_without_lost_streams(fleet: Service, clus
     for pod, counts in back.counts.items():
         assert counts, f"{pod} was gone before it was looked at"
         assert set(counts) == {counts[0]}, f"{pod} took more after it was unrouted"
-    late = [r for r in load.ledger.failures if r.outcome is not Outcome.REFUSED or r.sent_at > served + SETTLES_S]
+    late = [
+        r for r in load.ledger.failures if r.outcome is not RequestResult.REJECTED or r.sent_at > served + SETTLES_S
+    ]
     assert not late, load.ledger.explain()
 
 
@@ -219,7 +227,7 @@ def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
     status = fleet.status()
     tier, last = status["tiers"]["serve"], status["lastDecision"]
     print(f"{tier}\n{status.get('slo')}\n{status['coldStart']}\n{last}")
-    assert tier["knee"].endswith("req/s")
+    assert tier["capacityPerReplica"].endswith("req/s")
     assert {"needed", "model"} <= tier.keys()
     assert {"p50", "p90"} <= tier["startup"].keys()
     assert last["tiers"]["serve"]["why"]
@@ -240,7 +248,7 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
     document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
     assert "Serving" in told["status"]
-    assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "load line", "start-up"))
+    assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "SLO capacity", "start-up"))
     assert any(one["tiers"].get("serve", {}).get("why") == last["why"] for one in document["decisions"])
 
 
@@ -251,7 +259,7 @@ def test_recommend_mode_changes_no_replicas(
     advised = service("advised")
     advised.wait_ready()
     with Load(advised.target, poisson(HIGH, 120, _prompts("advice"), seed=3)) as load:
-        until(
+        wait_until(
             "more is recommended", lambda: advised.status()["tiers"]["serve"].get("needed", 0) > 1, SCALE_UP_TIMEOUT_S
         )
     deployment = cluster.get("deployments", "advised-serve", namespace)

@@ -9,7 +9,7 @@ from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, uids
 from e2e.lib.load import ClosedLoop, Load, unique_text
 from e2e.lib.service import Service
-from e2e.lib.wait import pause, until
+from e2e.lib.wait import sleep, wait_until
 
 USERS = 2
 NEXT = "0.1.99"
@@ -33,8 +33,8 @@ def test_upgrade_restarts_no_engine_and_fails_no_request(shared: dict[str, Servi
         Load(solo.target, ClosedLoop(USERS, more, think_s=0.5)) as two,
     ):
         stack.install(cluster, "--set", f"image.tag={NEXT}", "--set", f"engine.image={engine}", chart=chart)
-        until("every service was seen by the new operator", lambda: all(s.is_ready() for s in shared.values()), 60)
-        pause(SETTLE_S)
+        wait_until("every service was seen by the new operator", lambda: all(s.is_ready() for s in shared.values()), 60)
+        sleep(SETTLE_S)
     running = {c["image"] for p in cluster.list("pods", stack.SYSTEM) for c in p["spec"]["containers"]}
     after = {s.key: uids(s.pods()) for s in shared.values()}
     stack.install(cluster)

@@ -20,17 +20,17 @@ def header(scope: Scope, name: str) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "")
 
 
-def replaced(headers: Headers, changes: dict[bytes, bytes]) -> Headers:
+def replace_headers(headers: Headers, changes: dict[bytes, bytes]) -> Headers:
     """Headers with some set to new values, whatever they were."""
     return [*((key, value) for key, value in headers if key.lower() not in changes), *changes.items()]
 
 
-async def first_of(*futures: asyncio.Future[Any]) -> None:
+async def wait_first(*futures: asyncio.Future[Any]) -> None:
     """Waits until one of the futures is done; cancels none."""
     await asyncio.wait(set(futures), return_when=asyncio.FIRST_COMPLETED)
 
 
-async def respond(send: Send, status: int, body: bytes, headers: dict[bytes, bytes]) -> None:
+async def send_json(send: Send, status: int, body: bytes, headers: dict[bytes, bytes]) -> None:
     """Sends a whole JSON answer."""
     length = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
     await send({"type": "http.response.start", "status": status, "headers": list({**length, **headers}.items())})

@@ -30,13 +30,13 @@ async def request(port: int, path: str, body: bytes | None = None, timeout: floa
             )
             writer.write(head.encode() + payload)
             await writer.drain()
-            answer = await reader.read()
+            raw = await reader.read()
         finally:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-    header, _, rest = answer.partition(b"\r\n\r\n")
-    words = header.split(b" ", 2)
-    if len(words) < 2 or not words[1].isdigit():
+    header, _, rest = raw.partition(b"\r\n\r\n")
+    status_line = header.split(b" ", 2)
+    if len(status_line) < 2 or not status_line[1].isdigit():
         raise ValueError("the engine's answer is not HTTP")
-    return Response(int(words[1]), rest)
+    return Response(int(status_line[1]), rest)

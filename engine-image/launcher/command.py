@@ -11,21 +11,21 @@ import json
 import re
 from collections.abc import Mapping
 
-from launcher.contract import ROOT, Contract
+from launcher.contract import IMAGE_ROOT, Contract
 from launcher.settings import Settings, SettingsError
 
-PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
+RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
-QUEUE_GUARD = "--max-num-queued-reqs"
-MAX_SEQUENCES = "--max-num-seqs"
-TOKEN_BUDGET = "--max-num-batched-tokens"
-TENSOR = "--tensor-parallel-size"
-COUNT = re.compile(r"(?P<whole>[0-9]{1,12})(?P<part>\.[0-9]{1,12})?(?P<unit>[kKmMgGtT]?)")
+QUEUE_LIMIT_FLAG = "--max-num-queued-reqs"
+MAX_SEQUENCES_FLAG = "--max-num-seqs"
+TOKEN_BUDGET_FLAG = "--max-num-batched-tokens"
+TENSOR_PARALLEL_FLAG = "--tensor-parallel-size"
+COUNT_PATTERN = re.compile(r"(?P<whole>[0-9]{1,12})(?P<part>\.[0-9]{1,12})?(?P<unit>[kKmMgGtT]?)")
 # The launcher and its scrapers ask for these every second: no line of log for each.
-QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics")
+ACCESS_LOG_ARGUMENTS = ("--disable-access-log-for-endpoints", "/health,/metrics")
 
 
-def flag(argument: str) -> str:
+def flag_name(argument: str) -> str:
     """The flag that an argument sets, as vLLM reads it: `--a_b=4` and `--a-b.c` are both `--a-b`; empty for a value."""
     if not argument.startswith("--"):
         return ""
@@ -34,12 +34,12 @@ def flag(argument: str) -> str:
 
 def value_of(arguments: tuple[str, ...], name: str) -> str | None:
     """The last value given for a flag, or None where it is not given (or given without a value)."""
-    found = None
+    value = None
     for position, argument in enumerate(arguments):
-        if flag(argument) == name:
+        if flag_name(argument) == name:
             following = arguments[position + 1] if position + 1 < len(arguments) else None
-            found = argument.split("=", 1)[1] if "=" in argument else following
-    return found
+            value = argument.split("=", 1)[1] if "=" in argument else following
+    return value
 
 
 def count_of(arguments: tuple[str, ...], name: str) -> int | None:
@@ -47,36 +47,36 @@ def count_of(arguments: tuple[str, ...], name: str) -> int | None:
 
     Flags that vLLM knows by a short name too are not looked for under it.
     """
-    found = COUNT.fullmatch(value_of(arguments, name) or "")
-    if not found or (found["part"] and not found["unit"].islower()):  # vLLM takes a part of a decimal unit only
+    match = COUNT_PATTERN.fullmatch(value_of(arguments, name) or "")
+    if not match or (match["part"] and not match["unit"].islower()):  # vLLM takes a part of a decimal unit only
         return None
-    place = "kmgt".find(found["unit"].lower()) + 1 if found["unit"] else 0
-    unit = 1000**place if found["unit"].islower() else 1024**place
-    count = int(found["whole"]) * unit + int(float(found["part"] or 0) * unit)
+    exponent = "kmgt".find(match["unit"].lower()) + 1 if match["unit"] else 0
+    unit = 1000**exponent if match["unit"].islower() else 1024**exponent
+    count = int(match["whole"]) * unit + int(float(match["part"] or 0) * unit)
     return count if count >= 1 else None
 
 
 def queue_limit(arguments: tuple[str, ...], contract: Contract) -> int | None:
     """The sequences that an engine accepts at once; None where its arguments set a limit that is no number."""
-    guard = queue_guard(arguments, contract)
-    return int(guard[1]) if guard else count_of(arguments, QUEUE_GUARD)
+    guard = queue_limit_arguments(arguments, contract)
+    return int(guard[1]) if guard else count_of(arguments, QUEUE_LIMIT_FLAG)
 
 
-def queue_guard(arguments: tuple[str, ...], contract: Contract) -> list[str]:
+def queue_limit_arguments(arguments: tuple[str, ...], contract: Contract) -> list[str]:
     """The limit on requests in an engine (running and waiting) that holds when nothing in front of it does.
 
     Some sequences' worth of queue for each that can run; the contract's number where --max-num-seqs is vLLM's choice.
     """
-    if any(flag(argument) == QUEUE_GUARD for argument in arguments):
+    if any(flag_name(argument) == QUEUE_LIMIT_FLAG for argument in arguments):
         return []
-    sequences = value_of(arguments, MAX_SEQUENCES)
+    sequences = value_of(arguments, MAX_SEQUENCES_FLAG)
     limit = contract.limits["queued_requests"]
     if sequences is not None and sequences.isdecimal():
         limit = max(64, int(sequences) * contract.limits["queued_per_sequence"])
-    return [QUEUE_GUARD, str(limit)]
+    return [QUEUE_LIMIT_FLAG, str(limit)]
 
 
-def kv_transfer(role: str, cpu: bool) -> dict[str, str] | None:
+def kv_transfer_config(role: str, cpu: bool) -> dict[str, str] | None:
     """vLLM's KV transfer configuration of a role; None for an engine that serves alone.
 
     `recompute`: with vLLM's default a stream whose prefill engine died ends well, without a token.
@@ -98,14 +98,20 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     """
     arguments = (*settings.default_args, *settings.args)
     for argument in arguments:
-        if flag(argument) in contract.reserved_args:
-            raise SettingsError(f"{contract.env['args']}: {flag(argument)} is set by Plimsoll")
-    command = [*PROGRAMS[settings.runtime], settings.model, *QUIET, *arguments, *queue_guard(arguments, contract)]
+        if flag_name(argument) in contract.reserved_args:
+            raise SettingsError(f"{contract.env['args']}: {flag_name(argument)} is set by Plimsoll")
+    command = [
+        *RUNTIME_PROGRAMS[settings.runtime],
+        settings.model,
+        *ACCESS_LOG_ARGUMENTS,
+        *arguments,
+        *queue_limit_arguments(arguments, contract),
+    ]
     command += ["--host", "::" if ":" in settings.pod_ip else "0.0.0.0", "--port", str(contract.ports["api"])]
     command += ["--served-model-name", *settings.served_names]
     if settings.revision:
         command += ["--revision", settings.revision]
-    transfer = kv_transfer(settings.role, cpu)
+    transfer = kv_transfer_config(settings.role, cpu)
     if transfer:
         command += ["--kv-transfer-config", json.dumps(transfer)]
     return [*command, "--middleware", MIDDLEWARE, "--shutdown-timeout", str(settings.shutdown_timeout)]
@@ -114,13 +120,13 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
 def engine_environment(base: Mapping[str, str], settings: Settings, contract: Contract) -> dict[str, str]:
     """The engine's environment: the launcher's own, where NIXL is reached, and the path to the middleware."""
     environment = dict(base)
-    environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), base.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE_ROOT), base.get("PYTHONPATH", "")]))
     environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(contract.ports["nixl"])
     if settings.pod_ip:
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.pod_ip
     return environment
 
 
-def cpu_platform(version: str) -> bool:
+def is_cpu_build(version: str) -> bool:
     """Whether vLLM will choose its CPU platform: it looks for this word in its own version (`0.32.0+cpu`)."""
     return "cpu" in version

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-OVERRIDE = "PLIMSOLL_CONTRACT"
+IMAGE_ROOT = Path(__file__).resolve().parent.parent
+CONTRACT_PATH_VARIABLE = "PLIMSOLL_CONTRACT"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Warmup:
 
 
 @dataclass(frozen=True)
-class Measuring:
+class BenchmarkSettings:
     """How the warm engine is timed: rounds, output tokens of a batch's requests, and what it may take in all."""
 
     repeats: int
@@ -60,10 +60,10 @@ class Contract:
     limits: Mapping[str, int]
     drain: Drain
     warmup: Warmup
-    ladder: Measuring
-    leg_deadline_seconds: float
-    start_phases: tuple[str, ...]
-    leg_outcomes: tuple[str, ...]
+    self_benchmark: BenchmarkSettings
+    remote_prefill_deadline_seconds: float
+    startup_phases: tuple[str, ...]
+    remote_prefill_outcomes: tuple[str, ...]
     stream_error_reasons: tuple[str, ...]
     runtimes: tuple[str, ...]
     roles: tuple[str, ...]
@@ -80,8 +80,8 @@ def parse(document: Mapping[str, Any]) -> Contract:
         headers=document["headers"],
         metrics=document["metrics"],
         limits=document["limits"],
-        start_phases=tuple(document["start_phases"]),
-        leg_outcomes=tuple(document["leg_outcomes"]),
+        startup_phases=tuple(document["startup_phases"]),
+        remote_prefill_outcomes=tuple(document["remote_prefill_outcomes"]),
         stream_error_reasons=tuple(document["stream_error_reasons"]),
         runtimes=tuple(document["runtimes"]),
         roles=tuple(document["roles"]),
@@ -93,12 +93,12 @@ def parse(document: Mapping[str, Any]) -> Contract:
             warmup["completion_tokens"],
             warmup["timeout_seconds"],
         ),
-        ladder=Measuring(**document["ladder"]),
-        leg_deadline_seconds=document["leg_deadline_seconds"],
+        self_benchmark=BenchmarkSettings(**document["self_benchmark"]),
+        remote_prefill_deadline_seconds=document["remote_prefill_deadline_seconds"],
     )
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Contract:
     """Reads the contract file of this image, or the one that PLIMSOLL_CONTRACT names."""
-    path = Path(environment.get(OVERRIDE) or ROOT / "contract.json")
+    path = Path(environment.get(CONTRACT_PATH_VARIABLE) or IMAGE_ROOT / "contract.json")
     return parse(json.loads(path.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ import asyncio
 import time
 
 from launcher.contract import Drain
-from launcher.state import State
+from launcher.pod_state import PodState
 
 POLL_SECONDS = 0.1
 
@@ -26,7 +26,7 @@ def may_stop(now: float, unready_at: float, last_request: float | None, drain: D
     return quiet and unready >= drain.min_unready_seconds
 
 
-async def quiet(state: State, drain: Drain) -> None:
+async def wait_until_quiet(state: PodState, drain: Drain) -> None:
     """Waits until the engine may be stopped."""
     unready_at = time.time()
     while not may_stop(time.time(), unready_at, state.last_request(), drain):  # noqa: ASYNC110  another process

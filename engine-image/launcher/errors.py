@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-MAX_WORDS = 4000
+MAX_MESSAGE_CHARS = 4000
 
 
-class Reason(StrEnum):
+class RejectionReason(StrEnum):
     """Why an engine has not answered a request; the value is the error's `code` and a header of the answer."""
 
     DRAINING = "draining"
@@ -30,76 +30,78 @@ class Reason(StrEnum):
 
 
 # Codes that OpenAI's clients know, by words that vLLM uses.
-KNOWN_CODES = (("does not exist", "model_not_found"), ("maximum context length", "context_length_exceeded"))
+OPENAI_CODES = (("does not exist", "model_not_found"), ("maximum context length", "context_length_exceeded"))
 # vLLM's words for a full queue (max_num_queued_reqs) and for too many tokens waiting (max_num_queued_tokens).
-QUEUE_FULL = ("currently busy and cannot accept new requests", "has reached its prefill token backlog limit")
+QUEUE_FULL_MESSAGES = ("currently busy and cannot accept new requests", "has reached its prefill token backlog limit")
 
 
-def error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_document(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The error object for a message and an HTTP status."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def marks(names: Mapping[str, str], reason: Reason, elsewhere: bool = False) -> dict[bytes, bytes]:
+def rejection_headers(
+    names: Mapping[str, str], reason: RejectionReason, retry_elsewhere: bool = False
+) -> dict[bytes, bytes]:
     """Headers of a 503, spelt as the contract's `names`; elsewhere: the gateway may try another engine."""
-    retry = {names["retry"].encode(): b"1"} if elsewhere else {}
-    return {b"retry-after": b"1", names["reason"].encode(): reason.value.encode(), **retry}
+    retry_header = {names["retry"].encode(): b"1"} if retry_elsewhere else {}
+    return {b"retry-after": b"1", names["reason"].encode(): reason.value.encode(), **retry_header}
 
 
-def dump(document: dict[str, Any]) -> bytes:
+def to_json(document: dict[str, Any]) -> bytes:
     """Compact JSON."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
-def reshape(raw: bytes, status: int) -> dict[str, Any]:
+def to_openai_error(raw: bytes, status: int) -> dict[str, Any]:
     """OpenAI's error object from any error body of the engine, with the engine's words."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
-        return error(raw[:MAX_WORDS].decode("utf-8", "replace").strip() or f"HTTP {status}", status)
+        return error_document(raw[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip() or f"HTTP {status}", status)
     details = document.get("error", document) if isinstance(document, dict) else {"message": document}
     if not isinstance(details, dict):
         details = {"message": details}
-    message = _words(details.get("message", details.get("detail")), status)
+    message = _message_text(details.get("message", details.get("detail")), status)
     param, code = details.get("param"), details.get("code")
     if not isinstance(code, str):
-        code = next((known for words, known in KNOWN_CODES if words in message), None)
-    return error(message, status, param if isinstance(param, str) else None, code)
+        code = next((known_code for text, known_code in OPENAI_CODES if text in message), None)
+    return error_document(message, status, param if isinstance(param, str) else None, code)
 
 
-def _words(said: Any, status: int) -> str:
-    if isinstance(said, list):  # FastAPI's list of {"loc": ..., "msg": ...}
-        said = "; ".join(str(item.get("msg", item) if isinstance(item, dict) else item) for item in said)
-    if not isinstance(said, str):
-        said = json.dumps(said) if said is not None else f"HTTP {status}"
-    return str(said)[:MAX_WORDS] or f"HTTP {status}"
+def _message_text(content: Any, status: int) -> str:
+    if isinstance(content, list):  # FastAPI's list of {"loc": ..., "msg": ...}
+        content = "; ".join(str(item.get("msg", item) if isinstance(item, dict) else item) for item in content)
+    if not isinstance(content, str):
+        content = json.dumps(content) if content is not None else f"HTTP {status}"
+    return str(content)[:MAX_MESSAGE_CHARS] or f"HTTP {status}"
 
 
-def queue_full(message: str) -> bool:
+def is_queue_full(message: str) -> bool:
     """Whether an engine refused because its queue is full: another engine may take the request."""
-    return any(words in message for words in QUEUE_FULL)
+    return any(text in message for text in QUEUE_FULL_MESSAGES)
 
 
 def too_many(n: int, prompts: int, limit: int) -> dict[str, Any]:
     """The error of a request for more sequences (`n` times prompts) than the engine accepts even when it is idle."""
     asked = f"The request asks for {n * prompts} sequences ('n' is {n}, prompts: {prompts})"
     words = f"{asked}: this engine accepts at most {limit}. Lower 'n', or send fewer prompts in one request."
-    return error(words, 400, "prompt" if n == 1 else "n", Reason.REQUEST_TOO_LARGE)
+    return error_document(words, 400, "prompt" if n == 1 else "n", RejectionReason.REQUEST_TOO_LARGE)
 
 
-def event(message: str, code: str) -> bytes:
+def error_event(message: str, code: str) -> bytes:
     """A server-sent event that carries an error; SDKs raise on it."""
-    return b"data: " + dump(error(message, 500, code=code)) + b"\n\n"
+    return b"data: " + to_json(error_document(message, 500, code=code)) + b"\n\n"
 
 
-def of_event(raw: bytes) -> str:
+def event_message(raw: bytes) -> str:
     """The words of a vLLM error event."""
     line, _, _ = raw.partition(b"\n\n")
-    return str(reshape(line.removeprefix(b"data: "), 500)["error"]["message"])
+    return str(to_openai_error(line.removeprefix(b"data: "), 500)["error"]["message"])
 
 
-def reshape_event(raw: bytes) -> bytes:
+def to_openai_event(raw: bytes) -> bytes:
     """A vLLM error event (`data: {"error": ...}`) in OpenAI's shape; what follows it in the chunk is kept."""
     line, separator, rest = raw.partition(b"\n\n")
-    return b"data: " + dump(reshape(line.removeprefix(b"data: "), 500)) + separator + rest
+    return b"data: " + to_json(to_openai_error(line.removeprefix(b"data: "), 500)) + separator + rest

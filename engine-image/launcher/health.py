@@ -14,16 +14,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from launcher.contract import Contract
-from launcher.phases import Phases
+from launcher.startup_phases import StartupPhases
 
 REQUEST_SECONDS = 5.0
 MAX_HEADER_BYTES = 16384
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-JSON = "application/json"
+TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+JSON_CONTENT_TYPE = "application/json"
 
 
 @dataclass
-class Status:
+class EngineStatus:
     """What the launcher knows of its engine; it is ready when warmed up, and neither dead nor leaving."""
 
     warm: bool = False
@@ -36,16 +36,16 @@ class Status:
         return self.warm and not self.dead and not self.draining
 
     @property
-    def word(self) -> str:
+    def state_name(self) -> str:
         """The state in one word, for whoever asks with curl."""
         if self.draining:
             return "draining"
         if self.dead:
-            return "dead"
+            return "unreachable"
         return "ready" if self.warm else "starting"
 
 
-def exposition(contract: Contract, status: Status, phases: Phases) -> str:
+def render_metrics(contract: Contract, status: EngineStatus, phases: StartupPhases) -> str:
     """The launcher's own metrics in Prometheus' text format."""
     names = contract.metrics
     lines = [
@@ -55,10 +55,12 @@ def exposition(contract: Contract, status: Status, phases: Phases) -> str:
         f"# HELP {names['draining']} 1 while this engine finishes its requests to leave.",
         f"# TYPE {names['draining']} gauge",
         f"{names['draining']} {int(status.draining)}",
-        f"# HELP {names['start_phase']} Seconds that a phase of this start took; phases add up to the whole.",
-        f"# TYPE {names['start_phase']} gauge",
+        f"# HELP {names['startup_phase']} Seconds that a phase of this start took; phases add up to the whole.",
+        f"# TYPE {names['startup_phase']} gauge",
     ]
-    lines += [f'{names["start_phase"]}{{phase="{phase}"}} {took:.3f}' for phase, took in phases.seconds().items()]
+    lines += [
+        f'{names["startup_phase"]}{{phase="{phase}"}} {seconds:.3f}' for phase, seconds in phases.seconds().items()
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -70,38 +72,40 @@ class HealthServer:
     """
 
     contract: Contract
-    status: Status
-    phases: Phases
-    scrape: Callable[[], Awaitable[bytes]]
-    about: Callable[[], bytes]
+    status: EngineStatus
+    phases: StartupPhases
+    scrape_engine: Callable[[], Awaitable[bytes]]
+    engine_info: Callable[[], bytes]
 
     async def start(self, port: int) -> asyncio.Server:
         """Listens on all addresses (IPv6 too where there is any); the caller closes the server."""
         return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES)
 
-    async def answer(self, path: str) -> tuple[int, bytes]:
+    async def respond(self, path: str) -> tuple[int, bytes]:
         """Status code and body for a path."""
         paths = self.contract.paths
         if path == paths["ready"]:
-            return (200 if self.status.ready else 503), self.status.word.encode()
+            return (200 if self.status.ready else 503), self.status.state_name.encode()
         if path == paths["live"]:
-            return 200, self.status.word.encode()
+            return 200, self.status.state_name.encode()
         if path == paths["metrics"]:
-            return 200, exposition(self.contract, self.status, self.phases).encode() + await self.scrape()
+            return 200, render_metrics(self.contract, self.status, self.phases).encode() + await self.scrape_engine()
         if path == paths["about"]:
-            return 200, self.about()
+            return 200, self.engine_info()
         return 404, b"not found"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            words = head.split(b" ", 2)
-            target = words[1].decode("latin-1") if len(words) == 3 else ""
+            request_line = head.split(b" ", 2)
+            target = request_line[1].decode("latin-1") if len(request_line) == 3 else ""
             path = target.split("?", 1)[0]
-            code, body = await self.answer(path)
-            kind = JSON if path == self.contract.paths["about"] else TEXT
-            lines = f"HTTP/1.1 {code} -\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close"
-            writer.write(lines.encode() + b"\r\n\r\n" + (b"" if words[0] == b"HEAD" else body))
+            code, body = await self.respond(path)
+            content_type = JSON_CONTENT_TYPE if path == self.contract.paths["about"] else TEXT_CONTENT_TYPE
+            lines = (
+                f"HTTP/1.1 {code} -\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close"
+            )
+            writer.write(lines.encode() + b"\r\n\r\n" + (b"" if request_line[0] == b"HEAD" else body))
             await writer.drain()
         writer.close()

@@ -18,26 +18,24 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import body as bodies
-from launcher import command, errors, pd, settings
-from launcher import contract as contracts
-from launcher.asgi import App, Message, Receive, Scope, Send, first_of, header, replaced, respond
-from launcher.errors import Reason
-from launcher.guard import AnswerGuard
-from launcher.meters import Meters
+from launcher import command, contract, errors, remote_prefill, request_body, settings
+from launcher.asgi import App, Message, Receive, Scope, Send, header, replace_headers, send_json, wait_first
+from launcher.errors import RejectionReason
+from launcher.middleware_metrics import MiddlewareMetrics
 from launcher.modelname import Rename, renaming, unchanged
-from launcher.state import State
+from launcher.pod_state import PodState
+from launcher.response_guard import ResponseGuard
 
-CHAT = "/v1/chat/completions"
-GENERATION = ("/v1/completions", CHAT)
-LEAVING = "This engine is shutting down. Please try again on a different instance."
-DEAD = "This engine has failed. Please try again on a different instance."
+CHAT_PATH = "/v1/chat/completions"
+GENERATION_PATHS = ("/v1/completions", CHAT_PATH)
+DRAINING_MESSAGE = "This engine is shutting down. Please try again on a different instance."
+ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
 STRAYED = "This engine does not serve the model that was asked for. Please try again."
-TOO_LARGE = "The request body is longer than {} bytes."
+BODY_TOO_LARGE_MESSAGE = "The request body is longer than {} bytes."
 
 
 @dataclass(frozen=True)
-class Config:
+class MiddlewareConfig:
     """What the middleware needs to know; `from_environment` is the real one.
 
     `served_names`: what the engine answers to, the one that it writes into its answers first; empty if not known.
@@ -45,28 +43,37 @@ class Config:
 
     role: str
     address: str  # host:port by which the gateway knows this engine; empty outside a pod
-    leg_deadline: float
+    remote_prefill_deadline: float
     max_body_bytes: int
-    contract: contracts.Contract
-    state: State
-    meters: Meters
+    contract: contract.Contract
+    state: PodState
+    metrics: MiddlewareMetrics
     served_names: tuple[str, ...] = ()
     queue_limit: int | None = None  # sequences that the engine accepts at once
 
     @classmethod
-    def from_environment(cls) -> Config:
+    def from_environment(cls) -> MiddlewareConfig:
         """Reads contract and settings as the launcher did, in the environment that it passed on."""
-        contract = contracts.load()
-        own = settings.read(os.environ, contract)
-        state = State(contract.paths["state"])
-        host = f"[{own.pod_ip}]" if ":" in own.pod_ip else own.pod_ip
-        address = f"{host}:{contract.ports['api']}" if host else ""
-        limits = own.leg_deadline, own.max_body_bytes
-        queue_limit = command.queue_limit((*own.default_args, *own.args), contract)
-        return cls(own.role, address, *limits, contract, state, Meters(contract), own.served_names, queue_limit)
+        engine_contract = contract.load()
+        engine_settings = settings.read(os.environ, engine_contract)
+        state = PodState(engine_contract.paths["state"])
+        host = f"[{engine_settings.pod_ip}]" if ":" in engine_settings.pod_ip else engine_settings.pod_ip
+        address = f"{host}:{engine_contract.ports['api']}" if host else ""
+        limits = engine_settings.remote_prefill_deadline, engine_settings.max_body_bytes
+        queue_limit = command.queue_limit((*engine_settings.default_args, *engine_settings.args), engine_contract)
+        return cls(
+            engine_settings.role,
+            address,
+            *limits,
+            engine_contract,
+            state,
+            MiddlewareMetrics(engine_contract),
+            engine_settings.served_names,
+            queue_limit,
+        )
 
 
-def engine_dead(scope: Scope) -> bool:
+def is_engine_dead(scope: Scope) -> bool:
     """Whether vLLM knows that its engine core has died; it serves on for some seconds then."""
     state = getattr(scope.get("app"), "state", None)
     return bool(getattr(getattr(state, "engine_client", None), "errored", False))
@@ -75,153 +82,163 @@ def engine_dead(scope: Scope) -> bool:
 class Plimsoll:
     """The middleware, as vLLM's `--middleware` takes it."""
 
-    def __init__(self, app: App, config: Config | None = None) -> None:
+    def __init__(self, app: App, config: MiddlewareConfig | None = None) -> None:
         self._app = app
-        self._config = config or Config.from_environment()
+        self._config = config or MiddlewareConfig.from_environment()
         headers = self._config.contract.headers
         self._headers = headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
-        self._leg_header = headers["leg"]
+        self._remote_prefill_header = headers["remote_prefill"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
-        self._client = pd.PrefillClient(self._config.leg_deadline, self._leg_header)
+        self._prefill_client = remote_prefill.RemotePrefillClient(
+            self._config.remote_prefill_deadline, self._remote_prefill_header
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection event of the API server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["method"] != "POST" or header(scope, "content-type").startswith("multipart/"):
-            await self._engine(scope, receive, send)
+            await self._forward_to_engine(scope, receive, send)
         else:
-            await self._posted(scope, receive, send)
+            await self._handle_post(scope, receive, send)
 
     async def close(self) -> None:
         """Closes connections to prefill engines."""
-        await self._client.close()
+        await self._prefill_client.close()
 
-    async def _posted(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_post(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await bodies.read(receive, self._config.max_body_bytes)
-        except bodies.ClientGone:
+            body = await request_body.read(receive, self._config.max_body_bytes)
+        except request_body.ClientGone:
             return
-        except bodies.TooLarge:
-            words = TOO_LARGE.format(self._config.max_body_bytes)
-            reason = Reason.BODY_TOO_LARGE
-            told = {b"x-should-retry": b"false", self._headers["reason"].encode(): reason.value.encode()}
-            document = errors.error(words, 413, code=reason)
-            await respond(send, 413, errors.dump(document), {b"connection": b"close", **told})
+        except request_body.TooLarge:
+            message = BODY_TOO_LARGE_MESSAGE.format(self._config.max_body_bytes)
+            reason = RejectionReason.BODY_TOO_LARGE
+            rejection_headers = {b"x-should-retry": b"false", self._headers["reason"].encode(): reason.value.encode()}
+            document = errors.error_document(message, 413, code=reason)
+            await send_json(send, 413, errors.to_json(document), {b"connection": b"close", **rejection_headers})
             return
-        if self._config.state.draining or engine_dead(scope):
-            await self._refuse(scope, send)
+        if self._config.state.draining or is_engine_dead(scope):
+            await self._reject(scope, send)
             return
         self._config.state.mark_request()
-        if not self._is_leg(scope):
-            body = bodies.strip(body, deep=scope["path"] not in GENERATION)
+        if not self._is_remote_prefill(scope):
+            body = request_body.strip_transfer_params(body, nested=scope["path"] not in GENERATION_PATHS)
         await self._named(scope, receive, send, body)
 
     async def _named(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         """Serves a request under the name that the gateway gives it, and answers under the client's."""
         model, own = header(scope, self._model_header), self._config.served_names
         if model and own and model not in own:
-            await self._elsewhere(send, STRAYED, Reason.WRONG_ENGINE)
+            await self._elsewhere(send, STRAYED, RejectionReason.WRONG_ENGINE)
             return
-        body, asked = bodies.asking(body, model)
+        body, asked = request_body.rewrite_model(body, model)
         rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
         address = header(scope, self._prefill_header)
-        if address and self._config.role == "decode" and scope["path"] in GENERATION:
-            await self._decode(scope, receive, send, body, address, rename)
+        if address and self._config.role == "decode" and scope["path"] in GENERATION_PATHS:
+            await self._decode_with_prefill(scope, receive, send, body, address, rename)
         else:
-            await self._engine(scope, bodies.replay(body, receive), send, body, rename)
+            await self._forward_to_engine(scope, request_body.replay_body(body, receive), send, body, rename)
 
-    def _is_leg(self, scope: Scope) -> bool:
-        return self._config.role == "prefill" and header(scope, self._leg_header) == "prefill"
+    def _is_remote_prefill(self, scope: Scope) -> bool:
+        return self._config.role == "prefill" and header(scope, self._remote_prefill_header) == "prefill"
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    async def _reject(self, scope: Scope, send: Send) -> None:
         """A 503 that the gateway may take to another engine; the connection is not used again."""
-        words, reason = (DEAD, Reason.ENGINE_FAILED) if engine_dead(scope) else (LEAVING, Reason.DRAINING)
-        await self._elsewhere(send, words, reason)
+        message, reason = (
+            (ENGINE_FAILED_MESSAGE, RejectionReason.ENGINE_FAILED)
+            if is_engine_dead(scope)
+            else (DRAINING_MESSAGE, RejectionReason.DRAINING)
+        )
+        await self._elsewhere(send, message, reason)
 
-    async def _elsewhere(self, send: Send, words: str, reason: Reason) -> None:
+    async def _elsewhere(self, send: Send, words: str, reason: RejectionReason) -> None:
         """Refuses with the mark that lets the gateway try another engine."""
-        marks = errors.marks(self._headers, reason, elsewhere=True) | {b"connection": b"close"}
-        await respond(send, 503, errors.dump(errors.error(words, 503, code=reason)), marks)
+        marks = errors.rejection_headers(self._headers, reason, retry_elsewhere=True) | {b"connection": b"close"}
+        await send_json(send, 503, errors.to_json(errors.error_document(words, 503, code=reason)), marks)
 
-    async def _decode(
+    async def _decode_with_prefill(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str, rename: Rename
     ) -> None:
         """Runs the prefill leg, then the engine with or without its result."""
-        end = asyncio.ensure_future(receive())  # the body is in: what comes next is the client's end
-        leg = await self._leg(scope, body, address, end)
-        self._config.meters.leg(leg.outcome, leg.seconds)
-        if leg.outcome == "cancelled":
+        client_disconnect = asyncio.ensure_future(receive())  # the body is in: what comes next is the client's end
+        result = await self._prefill_remotely(scope, body, address, client_disconnect)
+        self._config.metrics.count_remote_prefill(result.outcome, result.seconds)
+        if result.outcome == "cancelled":
             return
         if self._config.state.stopping:  # the leg outlasted the drain: vLLM would say 500
-            end.cancel()
-            await self._refuse(scope, send)
+            client_disconnect.cancel()
+            await self._reject(scope, send)
             return
-        if leg.params is not None:
-            body = pd.with_params(body, leg.params)
+        if result.params is not None:
+            body = remote_prefill.with_transfer_params(body, result.params)
 
-        async def ending() -> Message:
-            return await asyncio.shield(end)
+        async def wait_disconnect() -> Message:
+            return await asyncio.shield(client_disconnect)
 
         try:
-            await self._engine(scope, bodies.replay(body, ending), send, body, rename)
+            await self._forward_to_engine(scope, request_body.replay_body(body, wait_disconnect), send, body, rename)
         finally:
-            end.cancel()
+            client_disconnect.cancel()
 
-    def _strayed(self, scope: Scope) -> bool:
+    def _is_misrouted(self, scope: Scope) -> bool:
         """Whether the gateway meant other engines: Envoy went past its list, maybe to an engine of another revision.
 
         KV blocks of another revision's prefill engine would be read as if they were ours.
         """
-        meant = header(scope, self._endpoint_header)
-        return bool(meant and self._config.address) and self._config.address not in meant.split(",")
+        intended = header(scope, self._endpoint_header)
+        return bool(intended and self._config.address) and self._config.address not in intended.split(",")
 
-    async def _leg(self, scope: Scope, body: bytes, address: str, end: asyncio.Future[Message]) -> pd.Leg:
+    async def _prefill_remotely(
+        self, scope: Scope, body: bytes, address: str, client_disconnect: asyncio.Future[Message]
+    ) -> remote_prefill.RemotePrefillResult:
         """The leg's outcome; `cancelled` where the client went away first."""
-        if self._strayed(scope):
-            return pd.Leg("strayed")
-        request = bodies.parse(body)
-        if not pd.suited(request):
-            return pd.Leg("unsuited")
+        if self._is_misrouted(scope):
+            return remote_prefill.RemotePrefillResult("misrouted")
+        request = request_body.parse(body)
+        if not remote_prefill.is_eligible(request):
+            return remote_prefill.RemotePrefillResult("ineligible")
         path = scope["path"]
-        sent = pd.leg_body(body, request, chat=path == CHAT)
-        leg = asyncio.create_task(self._client.run(address, path, sent, pd.forwarded(scope["headers"])))
+        prefill_body = remote_prefill.prefill_request_body(body, request, chat=path == CHAT_PATH)
+        prefill = asyncio.create_task(
+            self._prefill_client.run(address, path, prefill_body, remote_prefill.forwarded_headers(scope["headers"]))
+        )
         try:
-            await first_of(leg, end)
-            return leg.result() if leg.done() else pd.Leg("cancelled")
+            await wait_first(prefill, client_disconnect)
+            return prefill.result() if prefill.done() else remote_prefill.RemotePrefillResult("cancelled")
         finally:
-            leg.cancel()  # closes its connection; nothing where it is done
+            prefill.cancel()  # closes its connection; nothing where it is done
 
     def _impossible(self, body: bytes) -> dict[str, Any] | None:
         """The error of a request for more sequences than the engine ever accepts; None for others."""
-        n, prompts = bodies.sequences(body)
+        n, prompts = request_body.sequences(body)
         limit = self._config.queue_limit
         return errors.too_many(n, prompts, limit) if limit is not None and n * prompts > limit else None
 
-    async def _engine(
+    async def _forward_to_engine(
         self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged
     ) -> None:
         """Passes a request on to vLLM and watches the answer."""
         if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
-            scope = {**scope, "headers": replaced(headers, {b"content-length": str(len(body)).encode()})}
-        guard = AnswerGuard(
+            scope = {**scope, "headers": replace_headers(headers, {b"content-length": str(len(body)).encode()})}
+        guard = ResponseGuard(
             send,
             self._headers,
-            self._config.meters.stream_error,
-            lambda: engine_dead(scope),
-            scope["path"] in GENERATION,
+            self._config.metrics.count_stream_error,
+            lambda: is_engine_dead(scope),
+            scope["path"] in GENERATION_PATHS,
             rename,
             lambda: None if body is None else self._impossible(body),
         )
         state = self._config.state
-        state.hold()
+        state.begin_request()
         try:
-            await self._app(scope, guard.watching(receive), guard.send)
+            await self._app(scope, guard.watch_disconnect(receive), guard.send)
         except Exception:  # the boundary to vLLM: the client gets an error, the server's own handler the exception
-            await guard.failed()
+            await guard.on_exception()
             raise
         finally:
             if guard.finished or not state.stopping:  # else it was cut off: it stays among those that are held
-                state.let_go()
+                state.end_request()

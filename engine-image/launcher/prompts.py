@@ -10,28 +10,28 @@ import itertools
 import json
 from typing import Any
 
-COMPLETIONS = "/v1/completions"
-FIRST_ID, IDS = 10, 200
+COMPLETIONS_PATH = "/v1/completions"
+FIRST_TOKEN_ID, TOKEN_ID_COUNT = 10, 200
 
 
-class Prompts:
+class PromptFactory:
     """Bodies of requests to one model, each with a prompt of its own."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._serial = itertools.count()
 
-    def new(self, tokens: int) -> list[int]:
+    def new_prompt(self, tokens: int) -> list[int]:
         """A prompt of so many tokens that has not been before."""
         serial = next(self._serial)
-        places = [serial, serial // IDS, *(serial + place for place in range(2, tokens))]
-        return [FIRST_ID + place % IDS for place in places[:tokens]]
+        offsets = [serial, serial // TOKEN_ID_COUNT, *(serial + place for place in range(2, tokens))]
+        return [FIRST_TOKEN_ID + place % TOKEN_ID_COUNT for place in offsets[:tokens]]
 
-    def completion(self, prompt: list[int], max_tokens: int) -> bytes:
+    def completion_request(self, prompt: list[int], max_tokens: int) -> bytes:
         """A greedy completion that ends after exactly `max_tokens` tokens."""
-        return self.body(max_tokens, prompt=prompt)
+        return self.request_json(max_tokens, prompt=prompt)
 
-    def body(self, max_tokens: int, **fields: Any) -> bytes:
+    def request_json(self, max_tokens: int, **fields: Any) -> bytes:
         """A greedy request with these fields."""
         common = {"model": self._model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         return json.dumps({**common, **fields}).encode()

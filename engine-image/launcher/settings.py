@@ -33,15 +33,15 @@ class Settings:
     args: tuple[str, ...]
     pod_ip: str
     shutdown_timeout: int
-    leg_deadline: float
+    remote_prefill_deadline: float
     max_body_bytes: int
 
 
 def read(environment: Mapping[str, str], contract: Contract) -> Settings:
     """Settings from environment variables; raises SettingsError."""
     names = contract.env
-    runtime = _one_of(environment, names["runtime"], "vllm", contract.runtimes)
-    role = _one_of(environment, names["role"], "serve", contract.roles)
+    runtime = _read_choice(environment, names["runtime"], "vllm", contract.runtimes)
+    role = _read_choice(environment, names["role"], "serve", contract.roles)
     model = environment.get(names["model"], "")
     if not model:
         raise SettingsError(f"{names['model']} is not set")
@@ -50,24 +50,28 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
         role=role,
         model=model,
         revision=environment.get(names["model_revision"], ""),
-        served_names=_strings(environment, names["served_names"]) or (model,),
-        default_args=_strings(environment, names["default_args"]),
-        args=_strings(environment, names["args"]),
+        served_names=_read_strings(environment, names["served_names"]) or (model,),
+        default_args=_read_strings(environment, names["default_args"]),
+        args=_read_strings(environment, names["args"]),
         pod_ip=environment.get(names["pod_ip"], ""),
-        shutdown_timeout=int(_number(environment, names["shutdown_timeout"], contract.drain.shutdown_timeout_seconds)),
-        leg_deadline=_number(environment, names["leg_deadline"], contract.leg_deadline_seconds),
-        max_body_bytes=int(_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
+        shutdown_timeout=int(
+            _read_number(environment, names["shutdown_timeout"], contract.drain.shutdown_timeout_seconds)
+        ),
+        remote_prefill_deadline=_read_number(
+            environment, names["remote_prefill_deadline"], contract.remote_prefill_deadline_seconds
+        ),
+        max_body_bytes=int(_read_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
     )
 
 
-def _one_of(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:
+def _read_choice(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:
     value = environment.get(name, default)
     if value not in known:
         raise SettingsError(f"{name}: {value!r} is not one of {', '.join(known)}")
     return value
 
 
-def _strings(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+def _read_strings(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
     text = environment.get(name, "")
     if not text:
         return ()
@@ -80,7 +84,7 @@ def _strings(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+def _read_number(environment: Mapping[str, str], name: str, default: float) -> float:
     text = environment.get(name, "")
     try:
         value = float(text) if text else float(default)

@@ -15,66 +15,69 @@ from dataclasses import dataclass
 
 from launcher.client import Response
 from launcher.contract import Warmup
-from launcher.prompts import COMPLETIONS, Prompts
+from launcher.prompts import COMPLETIONS_PATH, PromptFactory
 
-CHAT = "/v1/chat/completions"
-MODELS = "/v1/models"
+CHAT_PATH = "/v1/chat/completions"
+MODELS_PATH = "/v1/models"
 
 log = logging.getLogger(__name__)
 
 # (path, JSON body or None for a GET) -> answer
-Ask = Callable[[str, bytes | None], Awaitable[Response]]
+SendRequest = Callable[[str, bytes | None], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Batch:
+class WarmupBatch:
     """Requests that run at the same time: `size` prompts of `prompt_tokens` each."""
 
     size: int
     prompt_tokens: int
 
 
-def plan(warmup: Warmup, max_model_len: int) -> list[Batch]:
+def plan_batches(warmup: Warmup, max_model_len: int) -> list[WarmupBatch]:
     """Each prompt length alone, then each batch size with short prompts; what does not fit the model is left out."""
-    room = max_model_len - warmup.completion_tokens
-    lengths = [length for length in warmup.prompt_tokens if length <= room] or [max(1, room)]
+    max_prompt_tokens = max_model_len - warmup.completion_tokens
+    lengths = [length for length in warmup.prompt_tokens if length <= max_prompt_tokens] or [max(1, max_prompt_tokens)]
     return [
-        *(Batch(1, length) for length in lengths),
-        *(Batch(size, lengths[0]) for size in warmup.batches if size > 1),
+        *(WarmupBatch(1, length) for length in lengths),
+        *(WarmupBatch(size, lengths[0]) for size in warmup.batches if size > 1),
     ]
 
 
-def bodies(batches: list[Batch], prompts: Prompts, completion_tokens: int) -> Iterator[list[bytes]]:
+def request_bodies(batches: list[WarmupBatch], prompts: PromptFactory, completion_tokens: int) -> Iterator[list[bytes]]:
     """The requests of each batch."""
     for batch in batches:
-        yield [prompts.completion(prompts.new(batch.prompt_tokens), completion_tokens) for _ in range(batch.size)]
+        yield [
+            prompts.completion_request(prompts.new_prompt(batch.prompt_tokens), completion_tokens)
+            for _ in range(batch.size)
+        ]
 
 
-async def run(ask: Ask, warmup: Warmup, prompts: Prompts) -> None:
+async def run(send_request: SendRequest, warmup: Warmup, prompts: PromptFactory) -> None:
     """Warms the engine up; never fails, and ends at the contract's time at the latest."""
     try:
         async with asyncio.timeout(warmup.timeout_seconds):
-            batches = plan(warmup, max_model_len((await ask(MODELS, None)).body))
-            for requests in bodies(batches, prompts, warmup.completion_tokens):
-                await asyncio.gather(*(_ask(ask, COMPLETIONS, request) for request in requests))
-            chat = prompts.body(2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
-            await _ask(ask, CHAT, chat)
+            batches = plan_batches(warmup, parse_max_model_len((await send_request(MODELS_PATH, None)).body))
+            for requests in request_bodies(batches, prompts, warmup.completion_tokens):
+                await asyncio.gather(*(_send(send_request, COMPLETIONS_PATH, request) for request in requests))
+            chat_request = prompts.request_json(2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
+            await _send(send_request, CHAT_PATH, chat_request)
     except (OSError, TimeoutError, ValueError) as error:
         log.warning("warm-up ended early: %s: %s", type(error).__name__, error)
 
 
-def max_model_len(models: bytes) -> int:
+def parse_max_model_len(body: bytes) -> int:
     """The longest prompt and output together, in tokens, from the engine's list of models; raises ValueError."""
     try:
-        found = json.loads(models)["data"][0]["max_model_len"]
+        length = json.loads(body)["data"][0]["max_model_len"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, int) or found < 1:
-        raise ValueError(f"{MODELS} names no max_model_len")
-    return found
+        length = None
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"{MODELS_PATH} names no max_model_len")
+    return length
 
 
-async def _ask(ask: Ask, path: str, body: bytes) -> None:
-    answer = await ask(path, body)
-    if answer.status != 200:
-        log.warning("warm-up: %s answered %d: %s", path, answer.status, answer.body[:200].decode(errors="replace"))
+async def _send(send_request: SendRequest, path: str, body: bytes) -> None:
+    response = await send_request(path, body)
+    if response.status != 200:
+        log.warning("warm-up: %s answered %d: %s", path, response.status, response.body[:200].decode(errors="replace"))

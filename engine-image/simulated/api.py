@@ -16,23 +16,23 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, Final
 
-from simulated import answers, protocol
-from simulated.driver import Driver
+from simulated import protocol, responses
+from simulated.cold_start import VERSION
 from simulated.exposition import CONTENT_TYPE
-from simulated.options import Options
-from simulated.protocol import Asked, Refused
-from simulated.sequences import Sequence
-from simulated.start import VERSION
+from simulated.options import EngineOptions
+from simulated.protocol import GenerationRequest, RequestError
+from simulated.real_time_driver import RealTimeDriver
+from simulated.sequence import EngineSequence
 
-COMPLETIONS: Final = "/v1/completions"
-CHAT: Final = "/v1/chat/completions"
-JSON: Final = "application/json"
-DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-STOPPING: Final = "cannot schedule new futures after shutdown"
-BUSY: Final = (
+COMPLETIONS_PATH: Final = "/v1/completions"
+CHAT_PATH: Final = "/v1/chat/completions"
+JSON_CONTENT_TYPE: Final = "application/json"
+ENGINE_DEAD_MESSAGE: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+STOPPING_MESSAGE: Final = "cannot schedule new futures after shutdown"
+QUEUE_FULL_MESSAGE: Final = (
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 )
-BACKLOG: Final = (
+BACKLOG_FULL_MESSAGE: Final = (
     "The engine has reached its prefill token backlog limit and cannot accept new requests. Please try again later or "
     "on a different instance."
 )
@@ -51,45 +51,47 @@ class ClientGone(Exception):
 class Generation:
     """The sequences of one request, and a way to wait for their news."""
 
-    def __init__(self, driver: Driver, sequences: list[Sequence]) -> None:
+    def __init__(self, driver: RealTimeDriver, sequences: list[EngineSequence]) -> None:
         self.sequences = sequences
-        self.gone = False
+        self.client_gone = False
         self._driver = driver
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
         for sequence in sequences:
-            sequence.heard = self._news.set
+            sequence.on_update = self._updated.set
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the last token has come out."""
         return all(sequence.outcome for sequence in self.sequences)
 
-    async def news(self) -> None:
+    async def wait_for_update(self) -> None:
         """Waits for news; raises ClientGone, and Refused where the engine cannot go on."""
-        await self._news.wait()
-        self._news.clear()
-        if self.gone:
+        await self._updated.wait()
+        self._updated.clear()
+        if self.client_gone:
             raise ClientGone
-        if self._driver.dead and not self.over:
-            raise protocol.internal(DEAD)
+        if self._driver.dead and not self.is_complete:
+            raise protocol.internal_error(ENGINE_DEAD_MESSAGE)
         if any(sequence.outcome == "error" for sequence in self.sequences):
-            raise protocol.internal("Internal server error")
+            raise protocol.internal_error("Internal server error")
 
-    def leave(self) -> None:
+    def on_disconnect(self) -> None:
         """The client has gone."""
-        self.gone = True
-        self._news.set()
+        self.client_gone = True
+        self._updated.set()
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Nobody wants the answer any more."""
         for sequence in self.sequences:
-            self._driver.drop(sequence)
+            self._driver.abort_sequence(sequence)
 
 
-class Api:
+class OpenAiApi:
     """The application. `metrics` gives the text of /metrics."""
 
-    def __init__(self, options: Options, driver: Driver, engine_id: str, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self, options: EngineOptions, driver: RealTimeDriver, engine_id: str, metrics: Callable[[], bytes]
+    ) -> None:
         self.stopping = False
         self.state = SimpleNamespace(engine_client=self)
         self._options = options
@@ -97,18 +99,18 @@ class Api:
         self._engine_id = engine_id
         self._metrics = metrics
         self._created = int(time.time())
-        self._get: dict[str, Callable[[], tuple[int, bytes, str]]] = {
+        self._get_routes: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": self._health,
             "/ping": self._health,
-            "/metrics": self._scraped,
+            "/metrics": self._metrics_response,
             "/version": self._version,
             "/v1/models": self._models,
         }
-        self._post = {COMPLETIONS: False, CHAT: True}
-        self._inner: App = self._serve
+        self._post_routes = {COMPLETIONS_PATH: False, CHAT_PATH: True}
+        self._app: App = self._serve
         for path in options.middleware:
             module, _, name = path.rpartition(".")
-            self._inner = getattr(importlib.import_module(module), name)(self._inner)
+            self._app = getattr(importlib.import_module(module), name)(self._app)
 
     @property
     def errored(self) -> bool:
@@ -118,33 +120,33 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection event."""
         scope["app"] = self
-        await self._inner(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
         try:
-            if path in self._get and method in ("GET", "HEAD"):
-                await respond(send, *self._get[path]())
-            elif path in self._post and method == "POST":
-                await self._generate(scope, receive, send, chat=self._post[path])
+            if path in self._get_routes and method in ("GET", "HEAD"):
+                await send_response(send, *self._get_routes[path]())
+            elif path in self._post_routes and method == "POST":
+                await self._generate(scope, receive, send, chat=self._post_routes[path])
             else:
-                known = path in self._get or path in self._post
-                words = "Method Not Allowed" if known else "Not Found"
-                await respond(send, 405 if known else 404, answers.dump({"detail": words}))
-        except Refused as refused:
-            await respond(send, refused.status, answers.dump(refused.document))
+                known = path in self._get_routes or path in self._post_routes
+                detail = "Method Not Allowed" if known else "Not Found"
+                await send_response(send, 405 if known else 404, responses.to_json({"detail": detail}))
+        except RequestError as error:
+            await send_response(send, error.status, responses.to_json(error.document))
         except ClientGone:
             return
 
     def _health(self) -> tuple[int, bytes, str]:
-        return (503 if self._driver.dead else 200), b"", JSON
+        return (503 if self._driver.dead else 200), b"", JSON_CONTENT_TYPE
 
     def _version(self) -> tuple[int, bytes, str]:
         """vLLM's version, and whose speed this engine has."""
-        said = {"version": VERSION, "accelerator": self._options.profile.accelerator}
-        return 200, answers.dump(said), JSON
+        document = {"version": VERSION, "accelerator": self._options.profile.accelerator}
+        return 200, responses.to_json(document), JSON_CONTENT_TYPE
 
     def _models(self) -> tuple[int, bytes, str]:
         options = self._options
@@ -159,108 +161,114 @@ class Api:
                 "max_model_len": options.profile.max_model_len,
                 "permission": [],
             }
-            for name in options.names
+            for name in options.served_names
         ]
-        return 200, answers.dump({"object": "list", "data": cards}), JSON
+        return 200, responses.to_json({"object": "list", "data": cards}), JSON_CONTENT_TYPE
 
-    def _scraped(self) -> tuple[int, bytes, str]:
+    def _metrics_response(self) -> tuple[int, bytes, str]:
         self._driver.catch_up()
         return 200, self._metrics(), CONTENT_TYPE
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send, chat: bool) -> None:
         arrived_s = self._driver.now()
-        kind = _header(scope, b"content-type").split(";")[0].strip().lower()
-        if kind != JSON:
-            raise Refused(415, "Unsupported Media Type: Only 'application/json' is allowed", "Unsupported Media Type")
+        content_type = _header(scope, b"content-type").split(";")[0].strip().lower()
+        if content_type != JSON_CONTENT_TYPE:
+            raise RequestError(
+                415, "Unsupported Media Type: Only 'application/json' is allowed", "Unsupported Media Type"
+            )
         body = await _body(receive)
         if self._driver.dead or self.stopping:
-            raise protocol.internal(DEAD if self._driver.dead else STOPPING)
-        asked = protocol.read(body, chat, self._options.names, self._options.profile.max_model_len)
-        base = _header(scope, b"x-request-id") or asked.request_id or uuid.uuid4().hex
+            raise protocol.internal_error(ENGINE_DEAD_MESSAGE if self._driver.dead else STOPPING_MESSAGE)
+        request = protocol.parse_request(body, chat, self._options.served_names, self._options.profile.max_model_len)
+        base = _header(scope, b"x-request-id") or request.request_id or uuid.uuid4().hex
         name = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
-        generation = Generation(self._driver, self._sequences(asked, name, arrived_s))
-        leaving = asyncio.ensure_future(_until_gone(receive, generation))
+        generation = Generation(self._driver, self._sequences(request, name, arrived_s))
+        disconnect_watch = asyncio.ensure_future(_until_gone(receive, generation))
         try:
-            await (self._stream if asked.stream else self._whole)(asked, name, generation, send)
+            await (self._stream if request.stream else self._respond_complete)(request, name, generation, send)
         finally:
-            leaving.cancel()
-            generation.drop()
+            disconnect_watch.cancel()
+            generation.abort()
 
-    def _sequences(self, asked: Asked, name: str, arrived_s: float) -> list[Sequence]:
+    def _sequences(self, request: GenerationRequest, name: str, arrived_s: float) -> list[EngineSequence]:
         """The sequences of a request: each prompt `n` times."""
-        prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
-        transfer = asked.transfer or {}
+        prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
+        transfer = request.transfer or {}
         return [
-            Sequence(
+            EngineSequence(
                 request_id=name if len(prompts) == 1 else f"{index}_{name}",
                 prompt=prompt,
-                max_tokens=asked.max_tokens,
+                max_tokens=request.max_tokens,
                 arrived_s=arrived_s,
-                salt=asked.salt,
-                streamed=asked.stream,
-                remote=bool(transfer.get("do_remote_prefill")) and self._options.role in ("kv_consumer", "kv_both"),
-                produce=bool(transfer.get("do_remote_decode")) and self._options.role in ("kv_producer", "kv_both"),
+                salt=request.salt,
+                streamed=request.stream,
+                remote=bool(transfer.get("do_remote_prefill")) and self._options.kv_role in ("kv_consumer", "kv_both"),
+                keeps_kv=bool(transfer.get("do_remote_decode")) and self._options.kv_role in ("kv_producer", "kv_both"),
             )
             for index, prompt in enumerate(prompts)
         ]
 
-    async def _begin(self, asked: Asked, generation: Generation) -> None:
+    async def _submit(self, request: GenerationRequest, generation: Generation) -> None:
         """Hands the sequences to the engine, unless it takes none."""
         options, driver = self._options, self._driver
-        most, tokens = options.max_num_queued_reqs, options.max_num_queued_tokens
-        if most is not None and len(driver.live) + len(generation.sequences) > most:
-            raise self._rejected("max_num_queued_reqs", BUSY)
-        asking = sum(sequence.prompt_tokens for sequence in generation.sequences)
-        if tokens is not None and driver.backlog_tokens() + asking > tokens:
-            raise self._rejected("max_num_queued_tokens", BACKLOG)
+        max_requests, max_tokens = options.max_num_queued_reqs, options.max_num_queued_tokens
+        if max_requests is not None and len(driver.live) + len(generation.sequences) > max_requests:
+            raise self._rejected("max_num_queued_reqs", QUEUE_FULL_MESSAGE)
+        new_tokens = sum(sequence.prompt_tokens for sequence in generation.sequences)
+        if max_tokens is not None and driver.backlog_tokens() + new_tokens > max_tokens:
+            raise self._rejected("max_num_queued_tokens", BACKLOG_FULL_MESSAGE)
         profile = options.profile
         for sequence in generation.sequences:
             delay_s = (profile.frontend + profile.frontend_token * sequence.prompt_tokens) * options.time_scale
-            if sequence.remote and asked.transfer is not None:
-                await driver.submit_remote(sequence, asked.transfer, delay_s)
+            if sequence.remote and request.transfer is not None:
+                await driver.submit_remote(sequence, request.transfer, delay_s)
             else:
                 driver.submit(sequence, delay_s)
 
-    def _rejected(self, reason: str, words: str) -> Refused:
-        self._driver.core.meters.rejected[reason] += 1
-        return Refused(503, words, "Service Unavailable")
+    def _rejected(self, reason: str, message: str) -> RequestError:
+        self._driver.core.metrics.rejected[reason] += 1
+        return RequestError(503, message, "Service Unavailable")
 
-    async def _whole(self, asked: Asked, name: str, generation: Generation, send: Send) -> None:
-        await self._begin(asked, generation)
-        await generation.news()
-        while not generation.over:
-            await generation.news()
-        self._finished(asked, generation)
-        transfer = self._transfer(generation.sequences[0])
-        await respond(send, 200, answers.whole(asked, name, int(time.time()), generation.sequences, transfer))
+    async def _respond_complete(
+        self, request: GenerationRequest, name: str, generation: Generation, send: Send
+    ) -> None:
+        await self._submit(request, generation)
+        await generation.wait_for_update()
+        while not generation.is_complete:
+            await generation.wait_for_update()
+        self._record_request(request, generation)
+        transfer = self._transfer_params(generation.sequences[0])
+        await send_response(
+            send, 200, responses.complete_response(request, name, int(time.time()), generation.sequences, transfer)
+        )
 
-    async def _stream(self, asked: Asked, name: str, generation: Generation, send: Send) -> None:
+    async def _stream(self, request: GenerationRequest, name: str, generation: Generation, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        events = answers.Stream(asked, name, int(time.time()), generation.sequences)
+        events = responses.ResponseStream(request, name, int(time.time()), generation.sequences)
         end = b""
         try:
-            await self._begin(asked, generation)
+            await self._submit(request, generation)
             while not end:
-                await generation.news()
-                body = events.news()
-                if generation.over:
-                    end = events.end()
-                    self._finished(asked, generation)
+                await generation.wait_for_update()
+                body = events.new_events()
+                if generation.is_complete:
+                    end = events.final_events()
+                    self._record_request(request, generation)
                 if body + end:
                     await send({"type": "http.response.body", "body": body + end, "more_body": True})
-        except Refused as refused:
-            await send({"type": "http.response.body", "body": answers.failure(refused), "more_body": True})
+        except RequestError as error:
+            await send({"type": "http.response.body", "body": responses.error_events(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _finished(self, asked: Asked, generation: Generation) -> None:
-        seen = self._driver.core.meters.histograms
-        seen["request_params_n"].observe(asked.n)
-        seen["request_max_num_generation_tokens"].observe(max(one.emitted for one in generation.sequences))
+    def _record_request(self, request: GenerationRequest, generation: Generation) -> None:
+        histograms = self._driver.core.metrics.histograms
+        histograms["request_params_n"].observe(request.n)
+        histograms["request_max_num_generation_tokens"].observe(max(one.emitted_tokens for one in generation.sequences))
 
-    def _transfer(self, sequence: Sequence) -> dict[str, Any] | None:
+    def _transfer_params(self, sequence: EngineSequence) -> dict[str, Any] | None:
         """What a decode engine needs to fetch the prompt's KV."""
-        if not sequence.produce or sequence.outcome != "length":
+        if not sequence.keeps_kv or sequence.outcome != "length":
             return None
         return {
             "do_remote_prefill": True,
@@ -268,8 +276,8 @@ class Api:
             "remote_block_ids": [self._driver.core.leases.blocks(sequence.request_id)],
             "remote_engine_id": self._engine_id,
             "remote_request_id": sequence.request_id,
-            "remote_host": self._options.side_host,
-            "remote_port": self._options.side_port,
+            "remote_host": self._options.side_channel_host,
+            "remote_port": self._options.side_channel_port,
             "tp_size": 1,
             "dcp_size": 1,
             "pp_size": 1,
@@ -280,9 +288,9 @@ class Api:
         }
 
 
-async def respond(send: Send, status: int, body: bytes, kind: str = JSON) -> None:
+async def send_response(send: Send, status: int, body: bytes, content_type: str = JSON_CONTENT_TYPE) -> None:
     """Sends a whole answer."""
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -301,7 +309,7 @@ async def _body(receive: Receive) -> bytes:
 async def _until_gone(receive: Receive, generation: Generation) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    generation.leave()
+    generation.on_disconnect()
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from simulated.core import Core
-from simulated.families import COUNTERS, GAUGES, HISTOGRAMS, NIXL_COUNTERS
-from simulated.meters import Histogram, Meters
-from simulated.options import Options
+from simulated.engine_core import EngineCore
+from simulated.engine_metrics import EngineMetrics, MetricHistogram
+from simulated.metric_families import COUNTER_HELP, GAUGE_HELP, HISTOGRAM_HELP, NIXL_COUNTER_HELP
+from simulated.options import EngineOptions
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -20,36 +20,38 @@ _SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _REJECTIONS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
 
-Read = Callable[[], float]
+ReadValue = Callable[[], float]
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A sample's value as Prometheus' clients write it."""
     return repr(float(value))
 
 
-def labels(pairs: Mapping[str, str]) -> str:
+def format_labels(pairs: Mapping[str, str]) -> str:
     """Labels in braces, in alphabetical order."""
     escaped = {key: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for key, value in pairs.items()}
     return "{" + ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped)) + "}"
 
 
-class Exposition:
+class MetricsExposition:
     """The text of one engine; `since` is the Unix time of its start, `deferred` counts what waits for KV elsewhere."""
 
-    def __init__(self, options: Options, core: Core, meters: Meters, since: float, deferred: Read) -> None:
-        self._since = since
+    def __init__(
+        self, options: EngineOptions, core: EngineCore, metrics: EngineMetrics, created_s: float, deferred: ReadValue
+    ) -> None:
+        self._created_s = created_s
         self._export = options.export
-        self._own = {"engine": "0", "model_name": options.names[0]}
-        self._parts: list[str | tuple[str, Read]] = []
-        self._histograms: list[tuple[int, list[str], Histogram]] = []
+        self._base_labels = {"engine": "0", "model_name": options.served_names[0]}
+        self._parts: list[str | tuple[str, ReadValue]] = []
+        self._histograms: list[tuple[int, list[str], MetricHistogram]] = []
         self._gauges(core, deferred)
-        self._counts(core, meters)
-        for name, histogram in meters.histograms.items():
+        self._counters(core, metrics)
+        for name, histogram in metrics.histograms.items():
             self._histogram(name, histogram)
-        self._info(options)
-        if options.role:
-            self._transfers(core, meters)
+        self._cache_info(options)
+        if options.kv_role:
+            self._transfers(core, metrics)
 
     def text(self) -> str:
         """All samples as they are now."""
@@ -58,55 +60,61 @@ class Exposition:
             if isinstance(part, str):
                 lines.append(part)
             else:
-                lines.append(part[0] + number(part[1]()))
+                lines.append(part[0] + format_number(part[1]()))
         for place, starts, histogram in self._histograms:
-            values: list[float] = [*histogram.cumulated()]
+            values: list[float] = [*histogram.cumulative()]
             values += [values[-1], histogram.total]
-            lines[place] = "\n".join([start + number(value) for start, value in zip(starts, values, strict=True)])
+            lines[place] = "\n".join(
+                [start + format_number(value) for start, value in zip(starts, values, strict=True)]
+            )
         lines.append("")
         return "\n".join(lines)
 
-    def _head(self, name: str, kind: str, words: str) -> None:
-        self._parts.append(f"# HELP vllm:{name} {words}\n# TYPE vllm:{name} {kind}")
+    def _head(self, name: str, kind: str, help_text: str) -> None:
+        self._parts.append(f"# HELP vllm:{name} {help_text}\n# TYPE vllm:{name} {kind}")
 
-    def _gauge(self, name: str, samples: Iterable[tuple[dict[str, str], Read]]) -> None:
+    def _gauge(self, name: str, samples: Iterable[tuple[dict[str, str], ReadValue]]) -> None:
         if name not in self._export:
             return
-        self._head(name, "gauge", GAUGES[name])
-        self._parts += [(f"vllm:{name}{labels({**self._own, **extra})} ", read) for extra, read in samples]
+        self._head(name, "gauge", GAUGE_HELP[name])
+        self._parts += [
+            (f"vllm:{name}{format_labels({**self._base_labels, **extra})} ", read) for extra, read in samples
+        ]
 
-    def _counter(self, name: str, words: str, samples: Iterable[tuple[dict[str, str], Read]]) -> None:
+    def _counter(self, name: str, help_text: str, samples: Iterable[tuple[dict[str, str], ReadValue]]) -> None:
         """A counter of vLLM's naming, with the time since when it counts."""
         if name not in self._export:
             return
-        self._head(f"{name}_total", "counter", words)
-        made = [(labels(extra), read) for extra, read in samples]
-        self._parts += [(f"vllm:{name}_total{braces} ", read) for braces, read in made]
-        self._head(f"{name}_created", "gauge", words)
-        self._parts += [f"vllm:{name}_created{braces} {number(self._since)}" for braces, _ in made]
+        self._head(f"{name}_total", "counter", help_text)
+        labelled = [(format_labels(extra), read) for extra, read in samples]
+        self._parts += [(f"vllm:{name}_total{braces} ", read) for braces, read in labelled]
+        self._head(f"{name}_created", "gauge", help_text)
+        self._parts += [f"vllm:{name}_created{braces} {format_number(self._created_s)}" for braces, _ in labelled]
 
-    def _histogram(self, name: str, histogram: Histogram) -> None:
+    def _histogram(self, name: str, histogram: MetricHistogram) -> None:
         if name not in self._export:
             return
-        words, braces = HISTOGRAMS[name], labels(self._own)
-        self._head(name, "histogram", words)
-        edges = [*(number(bound) for bound in histogram.bounds), "+Inf"]
-        starts = [f"vllm:{name}_bucket{labels({**self._own, 'le': _edge(edge)})} " for edge in edges]
+        help_text, braces = HISTOGRAM_HELP[name], format_labels(self._base_labels)
+        self._head(name, "histogram", help_text)
+        bounds = [*(format_number(bound) for bound in histogram.bounds), "+Inf"]
+        starts = [
+            f"vllm:{name}_bucket{format_labels({**self._base_labels, 'le': _format_bound(edge)})} " for edge in bounds
+        ]
         starts += [f"vllm:{name}_count{braces} ", f"vllm:{name}_sum{braces} "]
         self._histograms.append((len(self._parts), starts, histogram))
         self._parts.append("")
-        self._head(f"{name}_created", "gauge", words)
-        self._parts.append(f"vllm:{name}_created{braces} {number(self._since)}")
+        self._head(f"{name}_created", "gauge", help_text)
+        self._parts.append(f"vllm:{name}_created{braces} {format_number(self._created_s)}")
 
-    def _gauges(self, core: Core, deferred: Read) -> None:
-        def aside() -> float:
+    def _gauges(self, core: EngineCore, deferred: ReadValue) -> None:
+        def waiting_for_kv() -> float:
             return core.loading + deferred()
 
         self._gauge("num_requests_running", [({}, lambda: core.running)])
-        self._gauge("num_requests_waiting", [({}, lambda: core.waiting + aside())])
+        self._gauge("num_requests_waiting", [({}, lambda: core.waiting + waiting_for_kv())])
         self._gauge(
             "num_requests_waiting_by_reason",
-            [({"reason": "capacity"}, lambda: core.waiting), ({"reason": "deferred"}, aside)],
+            [({"reason": "capacity"}, lambda: core.waiting), ({"reason": "deferred"}, waiting_for_kv)],
         )
         self._gauge(
             "engine_sleep_state",
@@ -118,27 +126,36 @@ class Exposition:
         )
         self._gauge("kv_cache_usage_perc", [({}, lambda: core.pool.used / core.pool.total)])
 
-    def _counts(self, core: Core, meters: Meters) -> None:
-        own, counters = self._own, meters.counters
-        model = {"model_name": own["model_name"]}
-        samples: dict[str, Iterable[tuple[dict[str, str], Read]]] = {
-            "num_preemptions": [(own, lambda: core.preemptions)],
-            "prompt_tokens_by_source": [({**own, "source": source}, _count(counters, source)) for source in _SOURCES],
-            "prompt_tokens_cached": [(own, lambda: counters["local_cache_hit"] + counters["external_kv_transfer"])],
-            "prompt_tokens_cached_by_source": [
-                ({**own, "source": "device"}, lambda: counters["prefix_cache_hits"]),
-                ({**own, "source": "host"}, lambda: 0.0),
-                ({**own, "source": "p2p"}, lambda: counters["external_prefix_cache_hits"]),
-                ({**own, "source": "disk"}, lambda: 0.0),
-                ({**own, "source": "external_unspecified"}, lambda: 0.0),
+    def _counters(self, core: EngineCore, metrics: EngineMetrics) -> None:
+        base_labels, counters = self._base_labels, metrics.counters
+        model = {"model_name": base_labels["model_name"]}
+        samples: dict[str, Iterable[tuple[dict[str, str], ReadValue]]] = {
+            "num_preemptions": [(base_labels, lambda: core.preemptions)],
+            "prompt_tokens_by_source": [
+                ({**base_labels, "source": source}, _count_reader(counters, source)) for source in _SOURCES
             ],
-            "request_success": [({**own, "finished_reason": why}, _count(meters.finished, why)) for why in _REASONS],
-            "admission_rejections": [({**model, "reason": why}, _count(meters.rejected, why)) for why in _REJECTIONS],
+            "prompt_tokens_cached": [
+                (base_labels, lambda: counters["local_cache_hit"] + counters["external_kv_transfer"])
+            ],
+            "prompt_tokens_cached_by_source": [
+                ({**base_labels, "source": "device"}, lambda: counters["prefix_cache_hits"]),
+                ({**base_labels, "source": "host"}, lambda: 0.0),
+                ({**base_labels, "source": "p2p"}, lambda: counters["external_prefix_cache_hits"]),
+                ({**base_labels, "source": "disk"}, lambda: 0.0),
+                ({**base_labels, "source": "external_unspecified"}, lambda: 0.0),
+            ],
+            "request_success": [
+                ({**base_labels, "finished_reason": reason}, _count_reader(metrics.finished, reason))
+                for reason in _REASONS
+            ],
+            "admission_rejections": [
+                ({**model, "reason": reason}, _count_reader(metrics.rejected, reason)) for reason in _REJECTIONS
+            ],
         }
-        for name, words in COUNTERS.items():
-            self._counter(name, words, samples.get(name, [(own, _count(counters, name))]))
+        for name, help_text in COUNTER_HELP.items():
+            self._counter(name, help_text, samples.get(name, [(base_labels, _count_reader(counters, name))]))
 
-    def _info(self, options: Options) -> None:
+    def _cache_info(self, options: EngineOptions) -> None:
         profile = options.profile
         config = {
             "block_size": profile.block_size,
@@ -155,13 +172,13 @@ class Exposition:
         }
         self._head("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
         pairs = {"engine": "0", **{key: str(value) for key, value in config.items()}}
-        self._parts.append(f"vllm:cache_config_info{labels(pairs)} 1.0")
+        self._parts.append(f"vllm:cache_config_info{format_labels(pairs)} 1.0")
 
-    def _transfers(self, core: Core, meters: Meters) -> None:
-        for name, histogram in meters.nixl.items():
+    def _transfers(self, core: EngineCore, metrics: EngineMetrics) -> None:
+        for name, histogram in metrics.nixl.items():
             self._histogram(name, histogram)
-        for name, words in NIXL_COUNTERS.items():
-            self._counter(name, words, [(self._own, _count(meters.counters, name))])
+        for name, help_text in NIXL_COUNTER_HELP.items():
+            self._counter(name, help_text, [(self._base_labels, _count_reader(metrics.counters, name))])
         self._gauge(
             "num_requests_kv_fetch_by_stage",
             [
@@ -172,12 +189,12 @@ class Exposition:
         )
 
 
-def _count(counts: Mapping[str, float], name: str) -> Read:
+def _count_reader(counts: Mapping[str, float], name: str) -> ReadValue:
     """Reads one of several counts, also one that nothing has counted into yet."""
     return lambda: counts.get(name, 0)
 
 
-def _edge(text: str) -> str:
+def _format_bound(text: str) -> str:
     """A bucket's edge as prometheus_client writes it: 2097152.0 is 2.097152e+06."""
     if text == "+Inf" or float(text) < 1e6:
         return text

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from plimsoll.sim.profiles import Profile, ProfileError, load
-from simulated.families import FAMILIES
+from plimsoll.sim.profiles import HardwareProfile, ProfileError, load
+from simulated.metric_families import METRIC_FAMILIES
 
 _SUFFIXES: Final = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 LEASE_SECONDS: Final = 30.0
@@ -28,18 +28,18 @@ class OptionsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Options:
+class EngineOptions:
     """One engine. Times in seconds of the wall clock, the scale of time applied."""
 
     model: str
-    names: tuple[str, ...]
+    served_names: tuple[str, ...]
     host: str
     port: int
-    profile: Profile
-    factor: float  # of every step: scales and spread
+    profile: HardwareProfile
+    step_factor: float  # of every step: scales and spread
     noise: float
     seed: int
-    start_s: float
+    startup_s: float
     time_scale: float
     transfer_rate: float
     coalesce_s: float
@@ -50,67 +50,69 @@ class Options:
     blocks: int
     middleware: tuple[str, ...]
     shutdown_s: float
-    role: str  # of the KV connector: kv_producer, kv_consumer, kv_both, or empty without one
+    kv_role: str  # of the KV connector: kv_producer, kv_consumer, kv_both, or empty without one
     recompute: bool  # what to do where KV cannot be had
     lease_s: float
-    side_host: str
-    side_port: int
+    side_channel_host: str
+    side_channel_port: int
     ignored: tuple[str, ...]
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionsParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise OptionsError(message)
 
 
-def _whole(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
-    if not found:
+def _parse_count(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(float(found[1]) * _SUFFIXES[found[2]])
+    return int(float(match[1]) * _SUFFIXES[match[2]])
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return value
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not in 0..1")
     return value
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")
     return value
 
 
-def _duration(text: str) -> tuple[float, float]:
+def _parse_duration(text: str) -> tuple[float, float]:
     """Seconds, or `uniform:LEAST,MOST`."""
     kind, _, rest = text.rpartition(":")
     parts = [float(part) for part in rest.split(",")]
-    least, most = parts[0], parts[-1]
-    if kind not in ("", "uniform") or len(parts) != (2 if kind else 1) or not 0 <= least <= most < float("inf"):
+    minimum, maximum = parts[0], parts[-1]
+    if kind not in ("", "uniform") or len(parts) != (2 if kind else 1) or not 0 <= minimum <= maximum < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither seconds nor uniform:LEAST,MOST")
-    return least, most
+    return minimum, maximum
 
 
-def _families(text: str) -> frozenset[str]:
+def _parse_families(text: str) -> frozenset[str]:
     """Metric families, as vLLM names them and with commas between."""
-    found = frozenset(name.removeprefix("vllm:") for name in text.split(","))
-    if unknown := sorted(found - FAMILIES):
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} not among {', '.join(sorted(FAMILIES))}")
-    return found
+    families = frozenset(name.removeprefix("vllm:") for name in text.split(","))
+    if unknown := sorted(families - METRIC_FAMILIES):
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))} not among {', '.join(sorted(METRIC_FAMILIES))}"
+        )
+    return families
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="simulated", allow_abbrev=False, description=__doc__)
+def _parser() -> _OptionsParser:
+    parser = _OptionsParser(prog="simulated", allow_abbrev=False, description=__doc__)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
     vllm = parser.add_argument_group("vLLM's")
@@ -118,36 +120,43 @@ def _parser() -> _Parser:
     vllm.add_argument("--port", type=int, default=8000)
     vllm.add_argument("--served-model-name", nargs="+")
     vllm.add_argument("--revision")
-    vllm.add_argument("--max-model-len", type=_whole)
-    vllm.add_argument("--max-num-seqs", type=_whole)
-    vllm.add_argument("--max-num-batched-tokens", type=_whole)
-    vllm.add_argument("--block-size", type=_whole)
-    vllm.add_argument("--num-gpu-blocks-override", type=_whole)
-    vllm.add_argument("--kv-cache-memory-bytes", type=_whole)
+    vllm.add_argument("--max-model-len", type=_parse_count)
+    vllm.add_argument("--max-num-seqs", type=_parse_count)
+    vllm.add_argument("--max-num-batched-tokens", type=_parse_count)
+    vllm.add_argument("--block-size", type=_parse_count)
+    vllm.add_argument("--num-gpu-blocks-override", type=_parse_count)
+    vllm.add_argument("--kv-cache-memory-bytes", type=_parse_count)
     vllm.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    vllm.add_argument("--max-num-queued-reqs", type=_whole)
-    vllm.add_argument("--max-num-queued-tokens", type=_whole)
-    vllm.add_argument("--kv-transfer-config", type=_object, default={})
+    vllm.add_argument("--max-num-queued-reqs", type=_parse_count)
+    vllm.add_argument("--max-num-queued-tokens", type=_parse_count)
+    vllm.add_argument("--kv-transfer-config", type=_parse_object, default={})
     vllm.add_argument("--middleware", action="append", default=[])
     vllm.add_argument("--shutdown-timeout", type=float, default=0.0)
     vllm.add_argument("--disable-access-log-for-endpoints")
     own = parser.add_argument_group("the simulation's")
     own.add_argument("--profile", default="h200-8b", help="a name, or the path of a .json file")
-    own.add_argument("--profile-scale", type=_positive, default=1.0, help="every step takes so many times as long")
-    own.add_argument("--spread", type=_share, default=0.1, help="this replica's steps: within +- so much, drawn once")
-    own.add_argument("--noise", type=_share, default=0.02, help="a step's relative standard deviation")
+    own.add_argument(
+        "--profile-scale", type=_parse_positive, default=1.0, help="every step takes so many times as long"
+    )
+    own.add_argument(
+        "--spread", type=_parse_share, default=0.1, help="this replica's steps: within +- so much, drawn once"
+    )
+    own.add_argument("--noise", type=_parse_share, default=0.02, help="a step's relative standard deviation")
     own.add_argument("--seed", type=int, help="of spread, noise and start; from the pod's name without")
-    own.add_argument("--start-seconds", type=_duration, default=(0.0, 0.0), help="seconds, or uniform:LEAST,MOST")
-    own.add_argument("--time-scale", type=_positive, default=1.0, help="every time takes so many times as long")
-    own.add_argument("--transfer-rate", type=_positive, default=1e11, help="bytes a second of KV transfers")
+    own.add_argument("--start-seconds", type=_parse_duration, default=(0.0, 0.0), help="seconds, or uniform:LEAST,MOST")
+    own.add_argument("--time-scale", type=_parse_positive, default=1.0, help="every time takes so many times as long")
+    own.add_argument("--transfer-rate", type=_parse_positive, default=1e11, help="bytes a second of KV transfers")
     own.add_argument("--coalesce-seconds", type=float, default=0.02, help="how long tokens may wait for the next")
     own.add_argument(
-        "--export", type=_families, default=FAMILIES, help="metric families, all without: vllm:NAME,vllm:NAME"
+        "--export",
+        type=_parse_families,
+        default=METRIC_FAMILIES,
+        help="metric families, all without: vllm:NAME,vllm:NAME",
     )
     return parser
 
 
-def _spelled(argument: str) -> str:
+def _canonical_flag(argument: str) -> str:
     """A flag in vLLM's canonical spelling."""
     if not argument.startswith("--"):
         return argument
@@ -155,32 +164,32 @@ def _spelled(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
+def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineOptions:
     """The options of a command line; raises OptionsError."""
-    given, ignored = _parser().parse_known_args([_spelled(argument) for argument in arguments])
+    given, ignored = _parser().parse_known_args([_canonical_flag(argument) for argument in arguments])
     try:
         profile = _profile(given)
     except ProfileError as error:
         raise OptionsError(f"argument --profile: {error}") from None
     transfer = given.kv_transfer_config
-    role = _role(transfer)
+    role = _kv_role(transfer)
     extra = transfer.get("kv_connector_extra_config") or {}
     pod = environment.get("HOSTNAME", "")
     seed = given.seed if given.seed is not None else zlib.crc32(pod.encode())
-    draw = random.Random(seed)
-    spread = 1.0 + given.spread * draw.uniform(-1.0, 1.0)
+    random_source = random.Random(seed)
+    spread = 1.0 + given.spread * random_source.uniform(-1.0, 1.0)
     scale = given.time_scale
-    alone = {"kv_producer": profile.producer_factor, "kv_consumer": profile.consumer_factor}.get(role, 1.0)
-    return Options(
+    role_factor = {"kv_producer": profile.producer_factor, "kv_consumer": profile.consumer_factor}.get(role, 1.0)
+    return EngineOptions(
         model=given.model,
-        names=tuple(given.served_model_name or [given.model]),
+        served_names=tuple(given.served_model_name or [given.model]),
         host=given.host,
         port=given.port,
         profile=profile,
-        factor=given.profile_scale * scale * spread * alone,
+        step_factor=given.profile_scale * scale * spread * role_factor,
         noise=given.noise,
         seed=seed,
-        start_s=draw.uniform(*given.start_seconds) * scale,
+        startup_s=random_source.uniform(*given.start_seconds) * scale,
         time_scale=scale,
         transfer_rate=given.transfer_rate,
         coalesce_s=given.coalesce_seconds,
@@ -191,16 +200,16 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         blocks=profile.kv_tokens // profile.block_size,
         middleware=tuple(given.middleware),
         shutdown_s=given.shutdown_timeout,
-        role=role,
+        kv_role=role,
         recompute=transfer.get("kv_load_failure_policy", "fail") == "recompute",
         lease_s=float(extra.get("kv_lease_duration", LEASE_SECONDS)) * scale,
-        side_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
-        side_port=int(environment.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")),
+        side_channel_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
+        side_channel_port=int(environment.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")),
         ignored=tuple(ignored),
     )
 
 
-def _profile(given: argparse.Namespace) -> Profile:
+def _profile(given: argparse.Namespace) -> HardwareProfile:
     """The profile with what vLLM's flags change in it."""
     profile = load(given.profile)
     size = given.block_size or profile.block_size
@@ -224,10 +233,10 @@ def _profile(given: argparse.Namespace) -> Profile:
         "max_num_seqs": given.max_num_seqs or profile.max_num_seqs,
         "budget": given.max_num_batched_tokens or profile.budget,
     }
-    return Profile(**changed)
+    return HardwareProfile(**changed)
 
 
-def _role(transfer: Mapping[str, Any]) -> str:
+def _kv_role(transfer: Mapping[str, Any]) -> str:
     if not transfer:
         return ""
     role = transfer.get("kv_role")

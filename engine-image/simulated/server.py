@@ -20,55 +20,57 @@ from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
 
-from simulated import start
-from simulated.api import Api
-from simulated.core import Core
-from simulated.driver import DEAD_SECONDS, Driver
-from simulated.exposition import Exposition
-from simulated.meters import Meters
-from simulated.options import Options, OptionsError, parse
-from simulated.peers import Lender
-from simulated.plant import Plant
-from simulated.scheduler import Limits
-from simulated.transfer import Leases, Wire
+from simulated import cold_start
+from simulated.api import OpenAiApi
+from simulated.engine_core import EngineCore
+from simulated.engine_metrics import EngineMetrics
+from simulated.exposition import MetricsExposition
+from simulated.kv_side_channel import LeaseServer
+from simulated.kv_transfer import KvLink, LeaseTable
+from simulated.options import EngineOptions, OptionsError, parse_options
+from simulated.plant import StepTimePlant
+from simulated.real_time_driver import DEAD_ENGINE_EXIT_SECONDS, RealTimeDriver
+from simulated.scheduler import StepLimits
 
 KEEP_ALIVE_SECONDS = 5
-BACKLOG = 2048
+LISTEN_BACKLOG = 2048
 
 
-def log(process: str, source: str, words: str, level: str = "INFO") -> None:
+def log_line(process: str, source: str, message: str, level: str = "INFO") -> None:
     """A line in the form of vLLM's log."""
     stamp = time.strftime("%m-%d %H:%M:%S")
-    print(f"({process} pid={os.getpid()}) {level} {stamp} [{source}] {words}", flush=True)
+    print(f"({process} pid={os.getpid()}) {level} {stamp} [{source}] {message}", flush=True)
 
 
-def make_core(options: Options) -> tuple[Core, Meters]:
+def make_core(options: EngineOptions) -> tuple[EngineCore, EngineMetrics]:
     """The engine core that the options describe, and its meters."""
     profile = options.profile
-    meters = Meters(profile.max_model_len, bool(options.role))
-    core = Core(
-        Limits(profile.max_num_seqs, profile.budget, profile.block_size, options.prefix_caching),
+    metrics = EngineMetrics(profile.max_model_len, bool(options.kv_role))
+    core = EngineCore(
+        StepLimits(profile.max_num_seqs, profile.budget, profile.block_size, options.prefix_caching),
         options.blocks,
-        Plant(profile, options.factor, options.noise, options.seed),
-        Wire(profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate, options.time_scale),
-        Leases(options.lease_s),
-        meters,
+        StepTimePlant(profile, options.step_factor, options.noise, options.seed),
+        KvLink(
+            profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate, options.time_scale
+        ),
+        LeaseTable(options.lease_s),
+        metrics,
     )
-    return core, meters
+    return core, metrics
 
 
-def make_api(options: Options, since: float) -> tuple[Api, Driver, str]:
+def make_api(options: EngineOptions, created_s: float) -> tuple[OpenAiApi, RealTimeDriver, str]:
     """Everything behind the HTTP server, on the running loop, and the engine's name; `since` is a Unix time."""
-    core, meters = make_core(options)
-    driver = Driver(core, options.coalesce_s, options.recompute)
-    exposition = Exposition(options, core, meters, since, lambda: driver.deferred)
+    core, metrics = make_core(options)
+    driver = RealTimeDriver(core, options.coalesce_s, options.recompute)
+    exposition = MetricsExposition(options, core, metrics, created_s, lambda: driver.deferred)
     engine_id = str(uuid.uuid4())
     # the middleware's own counters and the process's are in the library's registry, as in vLLM
-    api = Api(options, driver, engine_id, lambda: generate_latest(REGISTRY) + exposition.text().encode())
+    api = OpenAiApi(options, driver, engine_id, lambda: generate_latest(REGISTRY) + exposition.text().encode())
     return api, driver, engine_id
 
 
-def listening(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """The API's socket, bound but closed to connections until the engine is ready, as vLLM's is."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,30 +78,30 @@ def listening(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def serve(options: Options) -> None:
+async def serve(options: EngineOptions) -> None:
     """One engine from its cold start to its end; our own imports are part of the start's seconds."""
-    due = time.monotonic()
-    sock = listening(options.host, options.port)
+    due_s = time.monotonic()
+    sock = bind_socket(options.host, options.port)
     api, driver, engine_id = make_api(options, time.time())
-    for phase in start.phases(options):
-        due += phase.seconds
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        for source, words in phase.lines:
-            log("EngineCore", source, words)
+    for phase in cold_start.startup_phases(options):
+        due_s += phase.seconds
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        for source, message in phase.log_lines:
+            log_line("EngineCore", source, message)
     async with contextlib.AsyncExitStack() as open_servers:
-        if options.role in ("kv_producer", "kv_both"):
-            lender = Lender(
+        if options.kv_role in ("kv_producer", "kv_both"):
+            lease_server = LeaseServer(
                 engine_id,
                 driver.core.leases.claim,
-                lambda request_id: driver.core.leases.leave(request_id, driver.now()),
-                driver.freed,
+                lambda request_id: driver.core.leases.restart_expiry(request_id, driver.now()),
+                driver.on_lease_freed,
             )
-            side = await lender.listen(options.side_host, options.side_port)
-            open_servers.callback(side.close)
-        await _answer(options, api, driver, sock)
+            side_channel = await lease_server.listen(options.side_channel_host, options.side_channel_port)
+            open_servers.callback(side_channel.close)
+        await _serve_http(options, api, driver, sock)
 
 
-async def _answer(options: Options, api: Api, driver: Driver, sock: socket.socket) -> None:
+async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDriver, sock: socket.socket) -> None:
     # not in the environment that checks types
     uvicorn: Any = importlib.import_module("uvicorn")
     config = uvicorn.Config(
@@ -109,7 +111,7 @@ async def _answer(options: Options, api: Api, driver: Driver, sock: socket.socke
         lifespan="off",
         log_config=None,
         access_log=False,
-        backlog=BACKLOG,
+        backlog=LISTEN_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=KEEP_ALIVE_SECONDS,
     )
@@ -118,34 +120,34 @@ async def _answer(options: Options, api: Api, driver: Driver, sock: socket.socke
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, driver.die)
-    log("APIServer", "api_server.py:1370", f"Starting vLLM server on http://{options.host}:{options.port}")
+    loop.add_signal_handler(signal.SIGUSR1, driver.kill_core)
+    log_line("APIServer", "api_server.py:1370", f"Starting vLLM server on http://{options.host}:{options.port}")
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    ending = asyncio.ensure_future(_end(options, api, driver, stop))
+    ending = asyncio.ensure_future(_wait_for_end(options, api, driver, stop))
     await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
     ending.cancel()
 
 
-async def _end(options: Options, api: Api, driver: Driver, stop: asyncio.Event) -> None:
+async def _wait_for_end(options: EngineOptions, api: OpenAiApi, driver: RealTimeDriver, stop: asyncio.Event) -> None:
     """Returns when the server may close: after SIGTERM and what it lets finish, or some time after the core's death."""
     stopping = asyncio.ensure_future(stop.wait())
-    dying = asyncio.ensure_future(driver.death.wait())
+    dying = asyncio.ensure_future(driver.core_died.wait())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     dying.cancel()
     if driver.dead:
-        log("APIServer", "async_llm.py:810", "AsyncLLM output_handler failed: EngineDeadError", "ERROR")
-        await asyncio.sleep(DEAD_SECONDS * options.time_scale)
+        log_line("APIServer", "async_llm.py:810", "AsyncLLM output_handler failed: EngineDeadError", "ERROR")
+        await asyncio.sleep(DEAD_ENGINE_EXIT_SECONDS * options.time_scale)
         return
     api.stopping = True
-    log("APIServer", "launcher.py:139", f"Draining: up to {options.shutdown_s:g} s")
-    if not await driver.drained(options.shutdown_s):
-        driver.abort()
+    log_line("APIServer", "launcher.py:139", f"Draining: up to {options.shutdown_s:g} s")
+    if not await driver.wait_drained(options.shutdown_s):
+        driver.abort_all()
 
 
-def _run(options: Options) -> None:
+def _run(options: EngineOptions) -> None:
     try:
         uvloop: Any = importlib.import_module("uvloop")
     except ImportError:
@@ -157,11 +159,11 @@ def _run(options: Options) -> None:
 def main(arguments: list[str]) -> int:
     """Runs an engine; returns the exit code."""
     try:
-        options = parse(arguments, os.environ)
+        options = parse_options(arguments, os.environ)
     except OptionsError as error:
         print(f"simulated serve: error: {error}", file=sys.stderr, flush=True)
         return 2
     if options.ignored:
-        log("APIServer", "options", f"without meaning here: {' '.join(options.ignored)}", "WARNING")
+        log_line("APIServer", "options", f"without meaning here: {' '.join(options.ignored)}", "WARNING")
     _run(options)
     return 0

@@ -10,23 +10,23 @@ from typing import Any
 import orjson
 import pytest
 
-from plimsoll.adapters.signals import parse
-from plimsoll.core import buckets
-from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.core.ports import Buckets, GatewayReading, Judged, ServiceReading, Taken
-from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.endpoints import fleet
+from plimsoll.adapters.gateway_signals import parse_signals
+from plimsoll.core import histogram
+from plimsoll.core.ports import BucketCounts, GatewayConfigState, GatewayReading, ServiceReading, SloCounts
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.replies import Reason
-from plimsoll.gateway.signals import signals
-from tests.gateway.objects import pod, service
+from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.signals_document import build_signals
+from tests.gateway.kube_objects import pod, service
 
 Json = dict[str, Any]
 
 V2: Json = {
     "version": 2,
     "gateway": "gw-0",
-    "born": "a1",
+    "instance_id": "a1",
     "at": 1e9,
     "synced": True,
     "services": {
@@ -54,10 +54,10 @@ V2: Json = {
                 "arrived": 10,
                 "arrived_tokens": 5000,
                 "retried": 3,
-                "answered": 4,
+                "succeeded": 4,
                 "failed": 1,
                 "cancelled": 2,
-                "refused": {"model_starting": 5},
+                "rejected": {"model_starting": 5},
             },
             "ttft": {"sum_s": 1.5, "buckets": [70, 3], "counts": [3, 1]},
             "prefill": {"remote": 0, "local": 0},
@@ -67,11 +67,11 @@ V2: Json = {
 
 
 ADMISSION: Json = {
-    "held": 4,
-    "held_work_s": 1.5,
-    "ticket_work_s": 0.25,
+    "queued": 4,
+    "queued_work_s": 1.5,
+    "reserved_work_s": 0.25,
     "in_use": 9,
-    "units": 20,
+    "slots": 20,
     "outcomes": {"Admitted": 7, "ShedSaturated": 2},
 }
 
@@ -88,7 +88,7 @@ def v1() -> Json:
     """What the release before said."""
     document = copy.deepcopy(V2)
     document["version"] = 1
-    del document["born"], document["at"]
+    del document["instance_id"], document["at"]
     del document["services"]["team/chat"]["requests"]["arrived_tokens"], document["services"]["team/chat"]["ttft"]
     return document
 
@@ -108,7 +108,7 @@ def changed(path: str, value: object) -> Json:
 
 
 def chat(document: bytes | Json) -> ServiceReading:
-    return parse(document, "gw-0", 5.0).reading.services["team/chat"]
+    return parse_signals(document, "gw-0", 5.0).reading.services["team/chat"]
 
 
 # ---------------------------------------------------------------- what ours says
@@ -116,31 +116,31 @@ def chat(document: bytes | Json) -> ServiceReading:
 
 def test_parse_admission_is_read_from_version_3() -> None:
     told = chat(v3())
-    assert (told.waiting, told.held_work_s, told.ticket_work_s) == (4, 1.5, 0.25)
-    assert (told.units, told.in_use, told.outcomes) == (20, 9, {"Admitted": 7, "ShedSaturated": 2})
+    assert (told.queued, told.queued_work_s, told.reserved_work_s) == (4, 1.5, 0.25)
+    assert (told.slot_limit, told.slots_in_use, told.outcomes) == (20, 9, {"Admitted": 7, "ShedSaturated": 2})
     before = chat(V2)
-    assert (before.waiting, before.held_work_s, before.units, before.outcomes) == (0, 0.0, 0, {})
+    assert (before.queued, before.queued_work_s, before.slot_limit, before.outcomes) == (0, 0.0, 0, {})
 
 
 @pytest.mark.parametrize(
     "admission",
     [
-        {"held": -1},
-        {"held": 1.5},
-        {"held_work_s": -1.0},
-        {"ticket_work_s": "1"},
+        {"queued": -1},
+        {"queued": 1.5},
+        {"queued_work_s": -1.0},
+        {"reserved_work_s": "1"},
         {"in_use": None},
         {"outcomes": {"A": -1}},
     ],
 )
 def test_parse_invalid_admission_raises(admission: Json) -> None:
     with pytest.raises(ValueError, match="admission"):
-        parse(v3(**admission), "gw-0", 5.0)
+        parse_signals(v3(**admission), "gw-0", 5.0)
 
 
 @pytest.mark.parametrize("document", [V2, orjson.dumps(V2)], ids=["mapping", "bytes"])
 def test_parse_v2_document_reads_all_fields(document: bytes | Json) -> None:
-    heard = parse(document, "gw-0", 5.0)
+    heard = parse_signals(document, "gw-0", 5.0)
     assert heard == (
         True,
         GatewayReading(
@@ -152,11 +152,11 @@ def test_parse_v2_document_reads_all_fields(document: bytes | Json) -> None:
                     arrived=10,
                     arrived_tokens=5000,
                     retried=3,
-                    answered=4,
+                    succeeded=4,
                     failed=1,
                     cancelled=2,
-                    refused={"model_starting": 5},
-                    ttft_s=buckets.from_sparse(buckets.LATENCY_EDGES_S, {70: 3, 3: 1}, 1.5),
+                    rejected={"model_starting": 5},
+                    ttft_s=histogram.from_sparse(histogram.LATENCY_EDGES_S, {70: 3, 3: 1}, 1.5),
                     inflight={"d": 7, "p": 2},
                 )
             },
@@ -167,57 +167,61 @@ def test_parse_v2_document_reads_all_fields(document: bytes | Json) -> None:
 
 
 def test_parse_gateway_without_names_has_no_models() -> None:
-    assert parse(changed("services.team/chat.models", None), "gw-0", 5.0).models == {}
+    assert parse_signals(changed("services.team/chat.models", None), "gw-0", 5.0).models == {}
 
 
 def test_parse_picker_document_equals_its_counts() -> None:
     picker = Picker(Random(1))
-    picker.set_fleet(fleet([service(), service("quiet")], [pod("10.0.0.1:8000"), pod("10.0.0.2:8000", role="prefill")]))
-    tally = picker.tally("team/chat")
-    tally.arrive(Prompt(100, 3), retry=False)
-    tally.arrive(Prompt(100, 3), retry=True)
-    tally.refuse(Reason.MODEL_STARTING)
+    picker.set_catalog(
+        build_catalog([service(), service("quiet")], [pod("10.0.0.1:8000"), pod("10.0.0.2:8000", role="prefill")])
+    )
+    tally = picker.stats("team/chat")
+    tally.record_arrival(Prompt(100, 3), retry=False)
+    tally.record_arrival(Prompt(100, 3), retry=True)
+    tally.record_rejection(RejectionReason.MODEL_STARTING)
     for ttft_us in (250_000, 250_000, 4_000_000):
-        tally.end(Record(ticket="t", host="h", code=200, flags="-", ttft_us=ttft_us, duration_us=3 * ttft_us))
-    heard = parse(orjson.dumps(signals(picker, "gw-0", synced=True)), "gw-0", 5.0)
-    assert heard.reading.born == picker.born
-    assert heard.routable == {("team", "chat"): 0, ("team", "quiet"): 0}
+        tally.record_completion(
+            AccessRecord(request_id="t", upstream="h", status=200, flags="-", ttft_us=ttft_us, duration_us=3 * ttft_us)
+        )
+    heard = parse_signals(orjson.dumps(build_signals(picker, "gw-0", synced=True)), "gw-0", 5.0)
+    assert heard.reading.instance_id == picker.instance_id
+    assert heard.routable_endpoints == {("team", "chat"): 0, ("team", "quiet"): 0}
     found = heard.reading.services["team/chat"]
-    assert (found.arrived, found.arrived_tokens, found.retried, found.answered) == (1, 300, 1, 3)
-    assert found.refused == {"model_starting": 1}
+    assert (found.arrived, found.arrived_tokens, found.retried, found.succeeded) == (1, 300, 1, 3)
+    assert found.rejected == {"model_starting": 1}
     assert found.ttft_s is not None
-    assert found.ttft_s.total == 4.5
-    assert buckets.quantile(found.ttft_s, 0.5) == pytest.approx(0.25, rel=0.09)
-    assert buckets.quantile(found.ttft_s, 1.0) == pytest.approx(4.0, rel=0.09)
+    assert found.ttft_s.value_sum == 4.5
+    assert histogram.quantile(found.ttft_s, 0.5) == pytest.approx(0.25, rel=0.09)
+    assert histogram.quantile(found.ttft_s, 1.0) == pytest.approx(4.0, rel=0.09)
     assert found.e2e_s is not None
-    assert found.e2e_s.total == 13.5
-    assert buckets.quantile(found.e2e_s, 1.0) == pytest.approx(12.0, rel=0.09)
+    assert found.e2e_s.value_sum == 13.5
+    assert histogram.quantile(found.e2e_s, 1.0) == pytest.approx(12.0, rel=0.09)
     quiet = heard.reading.services["team/quiet"]
     for nothing in (quiet.ttft_s, quiet.e2e_s):
         assert nothing is not None
-        assert buckets.count(nothing) == 0.0
+        assert histogram.total_count(nothing) == 0.0
 
 
 def test_parse_only_answering_roles_are_routable() -> None:
     for role, count in (("decode", 1), ("serve", 1), ("prefill", 0), ("another", 0)):
         document = changed("services.team/chat.endpoints.0.role", role)
-        assert parse(document, "gw-0", 5.0).routable == {("team", "chat"): count}
+        assert parse_signals(document, "gw-0", 5.0).routable_endpoints == {("team", "chat"): count}
     document = changed("services.team/chat.endpoints.0.routable", False)
-    assert parse(document, "gw-0", 5.0).routable == {("team", "chat"): 0}
+    assert parse_signals(document, "gw-0", 5.0).routable_endpoints == {("team", "chat"): 0}
 
 
 def test_parse_unsynced_picker_is_marked() -> None:
-    assert not parse(changed("synced", False), "gw-0", 5.0).synced
+    assert not parse_signals(changed("synced", False), "gw-0", 5.0).synced
 
 
 # ---------------------------------------------------------------- other releases
 
 
 def test_parse_v1_document_has_no_tokens_or_latencies() -> None:
-    heard = parse(v1(), "gw-0", 5.0)
+    heard = parse_signals(v1(), "gw-0", 5.0)
     found = heard.reading.services["team/chat"]
-    assert (heard.reading.born, heard.routable) == ("", {("team", "chat"): 1})
-    assert (found.arrived, found.answered, found.inflight) == (10, 4, {"d": 7, "p": 2})
+    assert (heard.reading.instance_id, heard.routable_endpoints) == ("", {("team", "chat"): 1})
+    assert (found.arrived, found.succeeded, found.inflight) == (10, 4, {"d": 7, "p": 2})
     assert found.arrived_tokens is None
     assert found.ttft_s is None
 
@@ -232,8 +236,8 @@ def test_parse_absent_field_is_none(path: str, name: str) -> None:
 def test_parse_other_reservation_unit_is_ignored() -> None:
     document = v3()
     told = document["services"]["team/chat"]["admission"]
-    told["ticket_work"] = told.pop("ticket_work_s")  # GPU-seconds a second
-    assert (chat(document).ticket_work_s, chat(document).held_work_s) == (0.0, 1.5)
+    told["ticket_work"] = told.pop("reserved_work_s")  # GPU-seconds a second
+    assert (chat(document).reserved_work_s, chat(document).queued_work_s) == (0.0, 1.5)
 
 
 def test_parse_e2e_histogram_is_optional_and_validated() -> None:
@@ -241,7 +245,7 @@ def test_parse_e2e_histogram_is_optional_and_validated() -> None:
     document = v3()
     document["services"]["team/chat"]["e2e"] = {"sum_s": 9.0, "buckets": [90, 88], "counts": [2, 1]}
     found = chat(document).e2e_s
-    assert found == buckets.from_sparse(buckets.LATENCY_EDGES_S, {90: 2, 88: 1}, 9.0)
+    assert found == histogram.from_sparse(histogram.LATENCY_EDGES_S, {90: 2, 88: 1}, 9.0)
     for broken in ({"sum_s": -1.0, "buckets": [1], "counts": [1]}, {"sum_s": 1.0, "buckets": [1], "counts": [1, 2]}):
         document["services"]["team/chat"]["e2e"] = broken
         with pytest.raises(ValueError, match=r"sum_s|each bucket of the e2e of team/chat"):
@@ -249,44 +253,48 @@ def test_parse_e2e_histogram_is_optional_and_validated() -> None:
 
 
 def test_parse_slo_counts_are_optional_and_validated() -> None:
-    assert chat(v3()).judged is None
-    told = {"judged": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    assert chat(v3()).slo_counts is None
+    told = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
     document = v3()
-    document["services"]["team/chat"]["promise"] = told
-    assert chat(document).judged == Judged(9.0, 4.0, 3.0, 2.0)
-    for broken in ({"missed": 10}, {"missed": 2}, {"judged": -1}, {"missed_e2e": 1.5}, {"missed_ttft": None}):
-        document["services"]["team/chat"]["promise"] = told | broken
-        with pytest.raises(ValueError, match=r"judged|missed"):
+    document["services"]["team/chat"]["slo"] = told
+    assert chat(document).slo_counts == SloCounts(9.0, 4.0, 3.0, 2.0)
+    for broken in ({"missed": 10}, {"missed": 2}, {"assessed": -1}, {"missed_e2e": 1.5}, {"missed_ttft": None}):
+        document["services"]["team/chat"]["slo"] = told | broken
+        with pytest.raises(ValueError, match=r"assessed|missed"):
             chat(document)
 
 
 def test_parse_tpot_targets_are_optional_and_validated() -> None:
-    judged = {"judged": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    judged = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
     document = v3()
-    document["services"]["team/chat"]["promise"] = judged
-    assert chat(document).paced is None
-    told = {"targets_s": [0.03, 0.2], "answers": [5, 4]}
-    document["services"]["team/chat"]["promise"] = judged | {"tpot": told}
-    assert chat(document).paced == {0.03: 5.0, 0.2: 4.0}
+    document["services"]["team/chat"]["slo"] = judged
+    assert chat(document).by_tpot_target is None
+    told = {"targets_s": [0.03, 0.2], "counts": [5, 4]}
+    document["services"]["team/chat"]["slo"] = judged | {"tpot": told}
+    assert chat(document).by_tpot_target == {0.03: 5.0, 0.2: 4.0}
     for broken in (
-        {"answers": [5, 5]},
-        {"answers": [5]},
-        {"answers": [-1, 3]},
+        {"counts": [5, 5]},
+        {"counts": [5]},
+        {"counts": [-1, 3]},
         {"targets_s": [0.2, 0.2]},
         {"targets_s": [0.0, 0.2]},
     ):
-        document["services"]["team/chat"]["promise"] = judged | {"tpot": told | broken}
-        with pytest.raises(ValueError, match=r"pace|tpot"):
+        document["services"]["team/chat"]["slo"] = judged | {"tpot": told | broken}
+        with pytest.raises(ValueError, match=r"TPOT|tpot"):
             chat(document)
 
 
 def test_parse_applied_object_is_optional_and_validated() -> None:
     document = v3()
-    assert chat(document).taken is None
-    told = {"version": "812", "gated": False, "unread": "status.admission: a model of version 9, not of version 3"}
+    assert chat(document).config_state is None
+    told = {
+        "version": "812",
+        "admission_active": False,
+        "parse_error": "status.admission: a model of version 9, not of version 3",
+    }
     document["services"]["team/chat"]["object"] = told
-    assert chat(document).taken == Taken("812", False, told["unread"])
-    for broken in ({"version": 812}, {"gated": "no"}, {"unread": "x" * 400}, {"version": None}):
+    assert chat(document).config_state == GatewayConfigState("812", False, told["parse_error"])
+    for broken in ({"version": 812}, {"admission_active": "no"}, {"parse_error": "x" * 400}, {"version": None}):
         document["services"]["team/chat"]["object"] = told | broken
         with pytest.raises(ValueError, match="object"):
             chat(document)
@@ -301,27 +309,27 @@ def test_parse_unknown_keys_are_ignored() -> None:
 
 def test_picker_restart_changes_instance_id() -> None:
     first, second = Picker(Random(1)), Picker(Random(1))
-    assert first.born != second.born
+    assert first.instance_id != second.instance_id
 
 
 def test_parse_ignores_gateway_clock() -> None:
-    backwards = parse(changed("at", -1e9), "gw-0", 6.0).reading
-    assert (backwards.at_s, backwards.services) == (6.0, parse(V2, "gw-0", 5.0).reading.services)
+    backwards = parse_signals(changed("at", -1e9), "gw-0", 6.0).reading
+    assert (backwards.at_s, backwards.services) == (6.0, parse_signals(V2, "gw-0", 5.0).reading.services)
 
 
 def test_histogram_difference_handles_gateway_restart() -> None:
     """Each source's own difference first, then the sum: a restart adds what the new process has counted."""
-    edges = buckets.LATENCY_EDGES_S
+    edges = histogram.LATENCY_EDGES_S
 
-    def ttft(born: str, counts: list[int]) -> Buckets:
+    def ttft(born: str, counts: list[int]) -> BucketCounts:
         document = changed("services.team/chat.ttft", {"sum_s": 1.0 * sum(counts), "buckets": [5, 6], "counts": counts})
-        found = chat(document | {"born": born}).ttft_s
+        found = chat(document | {"instance_id": born}).ttft_s
         assert found is not None
         return found
 
-    kept = buckets.difference(ttft("a", [4, 4]), ttft("a", [1, 4]))
-    restarted = buckets.difference(ttft("c", [1, 2]), ttft("b", [40, 40]))
-    assert buckets.merged([kept, restarted]) == buckets.from_sparse(edges, {5: 4, 6: 2}, 6.0)
+    kept = histogram.difference(ttft("a", [4, 4]), ttft("a", [1, 4]))
+    restarted = histogram.difference(ttft("c", [1, 2]), ttft("b", [40, 40]))
+    assert histogram.merge([kept, restarted]) == histogram.from_sparse(edges, {5: 4, 6: 2}, 6.0)
 
 
 # ---------------------------------------------------------------- hostile and broken
@@ -346,7 +354,7 @@ REQUESTS = "services.team/chat.requests"
         (changed("version", 0), "version"),
         (changed("version", 4), "version"),
         (changed("version", "2"), "version"),
-        (changed("gateway", "gw-1"), "'gw-1', not that of 'gw-0'"),
+        (changed("gateway", "gw-1"), "'gw-1', not from 'gw-0'"),
         (changed("gateway", None), "gateway"),
         (changed("synced", None), "synced"),
         (changed("synced", "yes"), "synced"),
@@ -365,8 +373,8 @@ REQUESTS = "services.team/chat.requests"
         (changed(f"{REQUESTS}.arrived", True), "arrived"),
         (changed(f"{REQUESTS}.arrived_tokens", -1), "arrived_tokens"),
         (changed(f"{REQUESTS}.arrived_tokens", 10**30), "arrived_tokens"),
-        (changed(f"{REQUESTS}.refused", {"busy": -1}), "refused"),
-        (changed(f"{REQUESTS}.refused", {"busy": math.inf}), "refused"),
+        (changed(f"{REQUESTS}.rejected", {"busy": -1}), "rejected"),
+        (changed(f"{REQUESTS}.rejected", {"busy": math.inf}), "rejected"),
         (changed("services.team/chat.endpoints.0.inflight", -1), "inflight"),
         (changed("services.team/chat.endpoints.0.pod", 7), "pod"),
         (changed("services.team/chat.endpoints.0.routable", None), "routable"),
@@ -384,7 +392,7 @@ REQUESTS = "services.team/chat.requests"
 )
 def test_parse_invalid_document_raises_with_reason(document: bytes | Json, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parse(document, "gw-0", 5.0)
+        parse_signals(document, "gw-0", 5.0)
 
 
 def test_parse_infinite_bucket_count_is_accepted() -> None:

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from plimsoll.adapters.kube import Kube
-from plimsoll.controllers.probes import Answers, app
-from plimsoll.core.errors import Forbidden, NotFound, Rejected, Unavailable
+from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.controllers.http_server import HttpEndpoints, build_app
+from plimsoll.core.errors import BackendUnavailable, Forbidden, NotFound, ObjectRejected
 from tests.apiserver import ApiServer, free_port
 
 pytestmark = pytest.mark.api
@@ -34,8 +34,8 @@ def cluster(apiserver: ApiServer) -> ApiServer:
 
 
 @pytest.fixture
-async def kube(cluster: ApiServer) -> AsyncIterator[Kube]:
-    made = await Kube.connect(str(cluster.kubeconfig))
+async def kube(cluster: ApiServer) -> AsyncIterator[KubeClient]:
+    made = await KubeClient.connect(str(cluster.kubeconfig))
     yield made
     await made.close()
 
@@ -51,7 +51,7 @@ def own_address() -> str | None:
     return None if address.startswith("127.") else address
 
 
-async def pod(kube: Kube, name: str, address: str | None) -> None:
+async def pod(kube: KubeClient, name: str, address: str | None) -> None:
     """A pod that is taken to run at an address."""
     spec = {"containers": [{"name": "operator", "image": "example.com/operator:1"}]}
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}}
@@ -68,9 +68,9 @@ def grant(server: ApiServer, user: str) -> None:
 
 
 @asynccontextmanager
-async def serving(answers: Answers, address: str) -> AsyncIterator[int]:
+async def serving(answers: HttpEndpoints, address: str) -> AsyncIterator[int]:
     """The operator's own server at an address; its port."""
-    runner = web.AppRunner(app(answers))
+    runner = web.AppRunner(build_app(answers))
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, address, port).start()
@@ -88,36 +88,36 @@ def address() -> str:
     return found
 
 
-async def test_get_from_pod_returns_response_and_maps_errors(kube: Kube, address: str) -> None:
-    answers = Answers({("team", "chat"): DOCUMENT}.get)
+async def test_get_from_pod_returns_response_and_maps_errors(kube: KubeClient, address: str) -> None:
+    answers = HttpEndpoints({("team", "chat"): DOCUMENT}.get)
     await pod(kube, "leader", address)
     async with serving(answers, address) as port:
-        assert await kube.ask_pod(NAMESPACE, "leader", port, "explain/team/chat") == DOCUMENT
-        with pytest.raises(NotFound, match="does not scale a service team/absent"):
-            await kube.ask_pod(NAMESPACE, "leader", port, "explain/team/absent")
+        assert await kube.get_from_pod(NAMESPACE, "leader", port, "explain/team/chat") == DOCUMENT
+        with pytest.raises(NotFound, match="does not scale InferenceService team/absent"):
+            await kube.get_from_pod(NAMESPACE, "leader", port, "explain/team/absent")
         with pytest.raises(NotFound, match=r"^404: Not Found"):
-            await kube.ask_pod(NAMESPACE, "leader", port, "unheard-of")
-        with pytest.raises(Unavailable, match="/healthz"):  # it answers, but not in JSON
-            await kube.ask_pod(NAMESPACE, "leader", port, "healthz")
+            await kube.get_from_pod(NAMESPACE, "leader", port, "unheard-of")
+        with pytest.raises(BackendUnavailable, match="/healthz"):  # it answers, but not in JSON
+            await kube.get_from_pod(NAMESPACE, "leader", port, "healthz")
         answers.explain = None
-        with pytest.raises(Unavailable, match="does not lead"):
-            await kube.ask_pod(NAMESPACE, "leader", port, "explain/team/chat")
-    with pytest.raises(Unavailable, match="trying to reach"):
-        await kube.ask_pod(NAMESPACE, "leader", port, "explain/team/chat")
+        with pytest.raises(BackendUnavailable, match="does not lead"):
+            await kube.get_from_pod(NAMESPACE, "leader", port, "explain/team/chat")
+    with pytest.raises(BackendUnavailable, match="trying to reach"):
+        await kube.get_from_pod(NAMESPACE, "leader", port, "explain/team/chat")
 
 
-async def test_get_from_pod_missing_or_without_address_raises(kube: Kube) -> None:
+async def test_get_from_pod_missing_or_without_address_raises(kube: KubeClient) -> None:
     with pytest.raises(NotFound, match=r'^pods "absent" not found'):
-        await kube.ask_pod(NAMESPACE, "absent", 8081, "explain/team/chat")
+        await kube.get_from_pod(NAMESPACE, "absent", 8081, "explain/team/chat")
     await pod(kube, "waiting", None)
-    with pytest.raises((Rejected, Unavailable)):
-        await kube.ask_pod(NAMESPACE, "waiting", 8081, "explain/team/chat")
+    with pytest.raises((ObjectRejected, BackendUnavailable)):
+        await kube.get_from_pod(NAMESPACE, "waiting", 8081, "explain/team/chat")
 
 
-async def test_get_from_pod_without_permission_names_missing_rbac_rule(cluster: ApiServer, kube: Kube) -> None:
+async def test_get_from_pod_without_permission_names_missing_rbac_rule(cluster: ApiServer, kube: KubeClient) -> None:
     kube._api.default_headers["Impersonate-User"] = "jane"
     with pytest.raises(Forbidden, match=r'cannot get resource "pods/proxy".*in the namespace "ask-pod"'):
-        await kube.ask_pod(NAMESPACE, "leader", 8081, "explain/team/chat")
+        await kube.get_from_pod(NAMESPACE, "leader", 8081, "explain/team/chat")
     await asyncio.to_thread(grant, cluster, "jane")
     with pytest.raises(NotFound):
-        await kube.ask_pod(NAMESPACE, "absent", 8081, "explain/team/chat")
+        await kube.get_from_pod(NAMESPACE, "absent", 8081, "explain/team/chat")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from plimsoll.adapters import kube
-from plimsoll.adapters.kube import PODS, Kube, _Lock
+from plimsoll.adapters import kube_client
+from plimsoll.adapters.kube_client import PODS, KubeClient, _RenewalLeaseLock
 from plimsoll.adapters.normalize import epoch_s, normalize, value_at
 
 Object = dict[str, Any]
@@ -88,7 +88,7 @@ def test_value_at_a_path_through_no_mapping_is_none() -> None:
     assert value_at({"spec": {"model": {"name": "n"}}}, "spec", "model", "name") == "n"
 
 
-class Answering(Kube):
+class Answering(KubeClient):
     """A server that answers every request with one document."""
 
     def __init__(self, document: Object) -> None:
@@ -113,7 +113,7 @@ async def test_kube_answers_are_normalised(monkeypatch: pytest.MonkeyPatch) -> N
         yield json.dumps({"type": "MODIFIED", "object": versioned}).encode()
         yield b"not JSON"
 
-    monkeypatch.setattr(kube, "_lines", lines)
+    monkeypatch.setattr(kube_client, "_read_lines", lines)
     following = server._follow(PODS, None, None, "1")
     assert (await anext(following)).object["status"] == CLEAN["status"]  # type: ignore[call-overload]
 
@@ -125,8 +125,8 @@ async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.Mo
     async def at_once(_: float) -> None:
         return None
 
-    monkeypatch.setattr(kube, "_lines", lines)
-    monkeypatch.setattr(kube.asyncio, "sleep", at_once)
+    monkeypatch.setattr(kube_client, "_read_lines", lines)
+    monkeypatch.setattr(kube_client.asyncio, "sleep", at_once)
     watching = Answering({"items": []}).watch(PODS)
     assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]
 
@@ -136,6 +136,6 @@ async def test_lease_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.
         raise ValueError("renewTime is no time")
 
     monkeypatch.setattr(LeaseLock, "get", broken)
-    lock = _Lock.__new__(_Lock)
+    lock = _RenewalLeaseLock.__new__(_RenewalLeaseLock)
     found, error = await lock.get("n", "ns")
     assert (found, error.reason) == (False, "ValueError: renewTime is no time")

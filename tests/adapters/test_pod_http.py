@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from plimsoll.adapters.pods import get
-from plimsoll.core.errors import Unavailable
+from plimsoll.adapters.pod_http import get_page
+from plimsoll.core.errors import BackendUnavailable
 
 Get = Callable[[str], Awaitable[bytes]]
 
@@ -73,38 +73,38 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_get_page_returns_complete_body(session: aiohttp.ClientSession, port: int) -> None:
-    assert await get(session, "127.0.0.1", port, "/fine") == b"{}"
-    assert await get(session, "127.0.0.1", port, "/pieces") == b"x" * 100_000
+    assert await get_page(session, "127.0.0.1", port, "/fine") == b"{}"
+    assert await get_page(session, "127.0.0.1", port, "/pieces") == b"x" * 100_000
 
 
 @pytest.mark.parametrize(("path", "status"), [("/none", 404), ("/elsewhere", 302)])
 async def test_get_page_error_status_raises_with_status(
     session: aiohttp.ClientSession, port: int, path: str, status: int
 ) -> None:
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}{path} answered with {status}") as error:
-        await get(session, "127.0.0.1", port, path)
+    with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}{path} answered with {status}") as error:
+        await get_page(session, "127.0.0.1", port, path)
     assert error.value.status == status
 
 
 async def test_get_page_truncated_body_raises(session: aiohttp.ClientSession, port: int) -> None:
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}/cut: "):
-        await get(session, "127.0.0.1", port, "/cut")
+    with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}/cut: "):
+        await get_page(session, "127.0.0.1", port, "/cut")
 
 
 async def test_get_page_oversized_body_raises(session: aiohttp.ClientSession, port: int) -> None:
-    with pytest.raises(Unavailable, match="more than 50000 bytes"):
-        await get(session, "127.0.0.1", port, "/pieces", most_bytes=50_000)
+    with pytest.raises(BackendUnavailable, match="more than 50000 bytes"):
+        await get_page(session, "127.0.0.1", port, "/pieces", max_bytes=50_000)
 
 
 @pytest.mark.parametrize("path", ["/never", "/stuck"])
 async def test_get_page_timeout_raises(session: aiohttp.ClientSession, port: int, path: str) -> None:
-    with pytest.raises(Unavailable, match=r"did not answer within 0\.05 s"):
-        await get(session, "127.0.0.1", port, path, timeout_s=0.05)
+    with pytest.raises(BackendUnavailable, match=r"did not answer within 0\.05 s"):
+        await get_page(session, "127.0.0.1", port, path, timeout_s=0.05)
 
 
 @pytest.mark.parametrize(
     ("address", "words"), [("127.0.0.1", "onnect"), ("::1", r"http://\[::1\]:"), ("no ip", "no ip")]
 )
 async def test_get_page_unreachable_address_raises(session: aiohttp.ClientSession, address: str, words: str) -> None:
-    with pytest.raises(Unavailable, match=words):
-        await get(session, address, unused_port(), "/fine")
+    with pytest.raises(BackendUnavailable, match=words):
+        await get_page(session, address, unused_port(), "/fine")

@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.adapters import scrape
-from plimsoll.adapters.prometheus import STEP_S, Prometheus
-from plimsoll.core.errors import Unavailable
+from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters.prometheus_history import QUERY_STEP_S, PrometheusHistory
+from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
 from tests.adapters.test_scrape import PAGE
 
@@ -40,7 +40,7 @@ class RangeQueryServer:
         return found if isinstance(found, web.Response) else web.json_response(found)
 
     async def rate(self, days: float = 1.0, timeout_s: float = 5.0) -> Sequence[tuple[float, float]]:
-        past = Prometheus(self.url, timeout_s)
+        past = PrometheusHistory(self.url, timeout_s)
         return await asyncio.to_thread(past.request_rate, "team/chat", END_S - days * DAY_S, END_S)
 
 
@@ -66,8 +66,8 @@ def matrix(*values: Any) -> Any:
 
 
 def minutes(start_s: float, end_s: float) -> Any:
-    steps = range(int((end_s - start_s) // STEP_S) + 1)
-    return matrix(*([start_s + STEP_S * n, str(0.5 * n)] for n in steps))
+    steps = range(int((end_s - start_s) // QUERY_STEP_S) + 1)
+    return matrix(*([start_s + QUERY_STEP_S * n, str(0.5 * n)] for n in steps))
 
 
 async def test_request_rate_two_weeks_is_queried_by_week_and_joined(store: RangeQueryServer) -> None:
@@ -108,20 +108,20 @@ async def test_request_rate_invalid_samples_are_dropped(store: RangeQueryServer)
 )
 async def test_request_rate_bad_response_raises_with_url(store: RangeQueryServer, said: web.Response) -> None:
     store.answer = lambda start_s, end_s: said
-    with pytest.raises(Unavailable, match=r"Prometheus at http://127\.0\.0\.1.*/prefix: ."):
+    with pytest.raises(BackendUnavailable, match=r"Prometheus at http://127\.0\.0\.1.*/prefix: ."):
         await store.rate()
     assert len(store.asked) == 1, "asked again"
 
 
 async def test_request_rate_timeout_raises(store: RangeQueryServer) -> None:
     store.answer = lambda start_s, end_s: None
-    with pytest.raises(Unavailable, match="timed out"):
+    with pytest.raises(BackendUnavailable, match="timed out"):
         await store.rate(timeout_s=0.05)
 
 
 async def test_request_rate_connection_refused_raises(store: RangeQueryServer) -> None:
     store.url = f"http://127.0.0.1:{unused_port()}"
-    with pytest.raises(Unavailable, match="refused"):
+    with pytest.raises(BackendUnavailable, match="refused"):
         await store.rate()
 
 
@@ -158,7 +158,7 @@ class InstantQueryServer:
         return web.json_response(data, status=self.status)
 
     async def engines(self, *pods: str) -> dict[str, EngineReading]:
-        found = await asyncio.to_thread(Prometheus(self.url).engines, "team", pods)
+        found = await asyncio.to_thread(PrometheusHistory(self.url).engine_readings, "team", pods)
         return {reading.pod: reading for reading in found}
 
 
@@ -173,7 +173,7 @@ async def now() -> AsyncIterator[InstantQueryServer]:
 async def test_engine_readings_scraped_reading_equals_direct_reading(now: InstantQueryServer) -> None:
     """Figures, histograms and the process's start, whichever way they came."""
     now.series = scraped(PAGE, "a", SCRAPED_S)
-    assert await now.engines("a") == {"a": scrape.read(PAGE.encode(), "a", SCRAPED_S)}
+    assert await now.engines("a") == {"a": vllm_metrics.parse_metrics(PAGE.encode(), "a", SCRAPED_S)}
     assert re.fullmatch(r'\{namespace="team",pod=~"a",__name__=~"[a-z:_|]+"\}\[30s\]', now.asked[0])
 
 
@@ -219,5 +219,5 @@ async def test_engine_readings_many_pods_are_split_to_fit_url(now: InstantQueryS
 
 async def test_engine_readings_error_status_raises_unavailable(now: InstantQueryServer) -> None:
     now.status = 503
-    with pytest.raises(Unavailable, match=r"Prometheus at http://127\.0\.0\.1:\d+: HTTP Status Code 503"):
+    with pytest.raises(BackendUnavailable, match=r"Prometheus at http://127\.0\.0\.1:\d+: HTTP Status Code 503"):
         await now.engines("a")

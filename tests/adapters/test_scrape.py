@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from plimsoll.adapters import scrape
-from plimsoll.core.errors import Unavailable
+from plimsoll.adapters import vllm_metrics
+from plimsoll.core.errors import BackendUnavailable
 
 AT_S = 1.8e9
 
@@ -69,86 +69,94 @@ def without(page: str, *words: str) -> bytes:
 
 
 def test_parse_recent_release_reads_every_field() -> None:
-    reading = scrape.read(PAGE.encode(), "a", AT_S)
-    assert (reading.pod, reading.at_s, reading.born) == ("a", AT_S, "1795170475.15")
+    reading = vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
+    assert (reading.pod, reading.at_s, reading.instance_id) == ("a", AT_S, "1795170475.15")
     assert (reading.running, reading.waiting, reading.kv_used, reading.preemptions) == (3.0, 2.0, 0.25, 1.0)
     assert (reading.steps, reading.computed_tokens, reading.generated_tokens) == (120.0, 1300.0, 500.0)
     assert reading.local_prompt_tokens == 800.0
     assert reading.cached_prompt_tokens == 390.0
-    assert reading.moved_prompt_tokens == 60.0
+    assert reading.transferred_prompt_tokens == 60.0
     assert (reading.post_s, reading.transfer_s) == (0.5, 1.25)
 
 
 def test_parse_buckets_are_not_cumulative() -> None:
-    reading = scrape.read(PAGE.encode(), "a", AT_S)
+    reading = vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
     assert reading.prompt_tokens == ((1.0, 200.0, math.inf), (0.0, 3.0, 1.0), 900.0)
     assert reading.ttft_s == ((0.1, math.inf), (2.0, 3.0), 1.5)
 
 
 def test_parse_tpot_excludes_single_token_requests() -> None:
-    assert scrape.read(PAGE.encode(), "a", AT_S).tpot_s == ((0.01, 0.025, math.inf), (1.0, 2.0, 0.0), 0.042)
+    assert vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S).tpot_s == (
+        (0.01, 0.025, math.inf),
+        (1.0, 2.0, 0.0),
+        0.042,
+    )
 
 
 def test_parse_ranks_are_summed_and_kv_usage_is_max() -> None:
     other = PAGE.replace('engine="0"', 'engine="1"').replace("perc{engine=", "perc{dp=").replace("} 0.25", "} 0.75")
-    reading = scrape.read((PAGE + other).encode(), "a", AT_S)
+    reading = vllm_metrics.parse_metrics((PAGE + other).encode(), "a", AT_S)
     assert (reading.running, reading.waiting, reading.kv_used, reading.steps) == (6.0, 4.0, 0.75, 240.0)
     assert reading.local_prompt_tokens == 1600.0
     assert reading.ttft_s == ((0.1, math.inf), (4.0, 6.0), 3.0)
-    assert reading.born == "1795170475.15"
+    assert reading.instance_id == "1795170475.15"
 
 
 def test_parse_two_processes_join_start_times() -> None:
     other = "process_start_time_seconds 1.7e+09\n"
-    assert scrape.read((PAGE + other).encode(), "a", AT_S).born == "1700000000.0,1795170475.15"
+    assert vllm_metrics.parse_metrics((PAGE + other).encode(), "a", AT_S).instance_id == "1700000000.0,1795170475.15"
 
 
 def test_parse_without_process_start_uses_oldest_created() -> None:
     page = without(PAGE, "process_start")
     later = b'vllm:request_success_created{finished_reason="abort"} 1.795199e+09\n'  # a label that came later
-    assert scrape.read(page, "a", AT_S).born == scrape.read(page + later, "a", AT_S).born == "1795170000.0"
-    assert scrape.read(without(PAGE, "process_start", "_created"), "a", AT_S).born == ""
+    assert (
+        vllm_metrics.parse_metrics(page, "a", AT_S).instance_id
+        == vllm_metrics.parse_metrics(page + later, "a", AT_S).instance_id
+        == "1795170000.0"
+    )
+    assert vllm_metrics.parse_metrics(without(PAGE, "process_start", "_created"), "a", AT_S).instance_id == ""
 
 
 def test_parse_old_kv_usage_name_is_fallback() -> None:
     old = PAGE.replace("kv_cache_usage", "gpu_cache_usage")
-    assert scrape.read(old.encode(), "a", AT_S).kv_used == 0.25
+    assert vllm_metrics.parse_metrics(old.encode(), "a", AT_S).kv_used == 0.25
     both = PAGE + 'vllm:gpu_cache_usage_perc{engine="0"} 0.5\n'
-    assert scrape.read(both.encode(), "a", AT_S).kv_used == 0.25
+    assert vllm_metrics.parse_metrics(both.encode(), "a", AT_S).kv_used == 0.25
 
 
 def test_parse_old_release_without_sources_omits_computed_tokens() -> None:
-    reading = scrape.read(without(PAGE, "by_source"), "a", AT_S)
+    reading = vllm_metrics.parse_metrics(without(PAGE, "by_source"), "a", AT_S)
     assert reading.local_prompt_tokens is None
     assert reading.cached_prompt_tokens == 400.0
-    assert reading.moved_prompt_tokens == 50.0
+    assert reading.transferred_prompt_tokens == 50.0
     assert reading.computed_tokens is None  # its iterations counted cached tokens too
 
 
 def test_parse_old_release_without_hits_uses_iteration_tokens() -> None:
     page = without(PAGE, "by_source").replace(b"} 400.0", b"} 0.0").replace(b"} 50.0", b"} 0.0")
-    assert scrape.read(page, "a", AT_S).computed_tokens == 1750.0
+    assert vllm_metrics.parse_metrics(page, "a", AT_S).computed_tokens == 1750.0
 
 
 def test_parse_iteration_tokens_do_not_inflate_computed_tokens() -> None:
     page = PAGE.replace('tokens_total_sum{engine="0",model_name="m"} 1750.0', "tokens_total_sum{} 2200.0")
-    assert scrape.read(page.encode(), "a", AT_S).computed_tokens == 1300.0
+    assert vllm_metrics.parse_metrics(page.encode(), "a", AT_S).computed_tokens == 1300.0
 
 
 def test_parse_inter_token_histogram_is_not_tpot() -> None:
     old = PAGE.replace("inter_token_latency", "time_per_output_token")
-    assert scrape.read(without(old, "request_time_per"), "a", AT_S).tpot_s is None
+    assert vllm_metrics.parse_metrics(without(old, "request_time_per"), "a", AT_S).tpot_s is None
 
 
 @pytest.mark.parametrize("name", ["inter_token_latency", "time_per_output_token"])
 def test_parse_inter_token_latency_accepts_old_and_new_name(name: str) -> None:
     page = PAGE.replace("inter_token_latency", name).encode()
-    assert scrape.read(page, "a", AT_S).gaps_s == ((math.inf,), (495.0,), 9.9)
-    assert scrape.read(without(PAGE, "inter_token_latency"), "a", AT_S).gaps_s is None
+    assert vllm_metrics.parse_metrics(page, "a", AT_S).itl_s == ((math.inf,), (495.0,), 9.9)
+    assert vllm_metrics.parse_metrics(without(PAGE, "inter_token_latency"), "a", AT_S).itl_s is None
 
 
 def test_parse_missing_metric_is_none() -> None:
-    reading = scrape.read(b"vllm:num_requests_running 0.0\n", "a", AT_S)
+    reading = vllm_metrics.parse_metrics(b"vllm:num_requests_running 0.0\n", "a", AT_S)
     assert reading.running == 0.0
     assert (reading.waiting, reading.kv_used, reading.steps, reading.post_s, reading.tpot_s) == (None,) * 5
 
@@ -170,29 +178,29 @@ def test_parse_missing_metric_is_none() -> None:
 )
 def test_parse_broken_line_is_skipped(line: bytes) -> None:
     text = PAGE.encode().replace(b"# HELP python", line + b"\n# HELP python")
-    assert scrape.read(text, "a", AT_S) == scrape.read(PAGE.encode(), "a", AT_S)
+    assert vllm_metrics.parse_metrics(text, "a", AT_S) == vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
 
 
 def test_parse_accepts_syntax_in_labels_and_timestamps() -> None:
     odd = r'vllm:num_requests_running{model_name="a {le=\"1\"} b",engine="0"} 7.0 1800000000000'
-    assert scrape.read(odd.encode(), "a", AT_S).running == 7.0
-    assert scrape.read(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
+    assert vllm_metrics.parse_metrics(odd.encode(), "a", AT_S).running == 7.0
+    assert vllm_metrics.parse_metrics(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
 
 
 @pytest.mark.parametrize("missing", ['le="+Inf"', "_tokens_sum"])
 def test_parse_incomplete_histogram_is_none(missing: str) -> None:
-    assert scrape.read(without(PAGE, missing), "a", AT_S).prompt_tokens is None
+    assert vllm_metrics.parse_metrics(without(PAGE, missing), "a", AT_S).prompt_tokens is None
 
 
 def test_parse_decreasing_histogram_is_none() -> None:
     page = PAGE.replace('le="200.0",model_name="m"} 3.0', 'le="200.0",model_name="m"} 9.0')
-    assert scrape.read(page.encode(), "a", AT_S).prompt_tokens is None
+    assert vllm_metrics.parse_metrics(page.encode(), "a", AT_S).prompt_tokens is None
 
 
 @pytest.mark.parametrize("text", [b"", b"plimsoll_engine_ready 0\n", b"<html>no</html>", b"vllm:unheard_of 1.0\n"])
 def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
     with pytest.raises(ValueError, match="no metric of a vLLM engine"):
-        scrape.read(text, "a", AT_S)
+        vllm_metrics.parse_metrics(text, "a", AT_S)
 
 
 async def test_fetch_queries_engine_address_and_stamps_time() -> None:
@@ -202,7 +210,7 @@ async def test_fetch_queries_engine_address_and_stamps_time() -> None:
         asked.append((address, port, path))
         return PAGE.encode()
 
-    reading = await scrape.fetch(ask, "10.0.0.7", 8001, "/metrics", "a", lambda: AT_S)
+    reading = await vllm_metrics.fetch_metrics(ask, "10.0.0.7", 8001, "/metrics", "a", lambda: AT_S)
     assert asked == [("10.0.0.7", 8001, "/metrics")]
     assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
 
@@ -211,13 +219,13 @@ async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
     async def launcher_alone(address: str, port: int, path: str) -> bytes:
         return b"plimsoll_engine_ready 0\n"
 
-    with pytest.raises(Unavailable, match="a: no metric of a vLLM engine"):
-        await scrape.fetch(launcher_alone, "10.0.0.7", 8001, "/metrics", "a")
+    with pytest.raises(BackendUnavailable, match="a: the page has no metric of a vLLM engine"):
+        await vllm_metrics.fetch_metrics(launcher_alone, "10.0.0.7", 8001, "/metrics", "a")
 
 
 async def test_fetch_unreachable_engine_raises_unavailable() -> None:
     async def silence(address: str, port: int, path: str) -> bytes:
-        raise Unavailable(f"{address} did not answer within 2 s")
+        raise BackendUnavailable(f"{address} did not answer within 2 s")
 
-    with pytest.raises(Unavailable, match="did not answer"):
-        await scrape.fetch(silence, "10.0.0.7", 8001, "/metrics", "a")
+    with pytest.raises(BackendUnavailable, match="did not answer"):
+        await vllm_metrics.fetch_metrics(silence, "10.0.0.7", 8001, "/metrics", "a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.api.cases import BAD_DURATIONS, DURATION, LONG, Case, one, text
+from tests.api.cases import BAD_DURATIONS, DURATION, TOO_MANY_DIGITS, Case, single_edit, text_cases
 from tests.api.cases_scaling import BAD_DECIMALS
 from tests.api.manifests import Manifest, aggregated, service
 
@@ -14,13 +14,13 @@ CLASSES, TENANTS, FALLBACK = f"{ADMISSION}.classes", f"{ADMISSION}.tenants", f"{
 SLO = {"ttft": "1s", "tpot": "50ms"}
 
 
-def promised(**edits: Any) -> Manifest:
+def service_with_slo(**edits: Any) -> Manifest:
     """A prefill and a decode tier with a promise."""
     return service(**{"spec.slo": SLO, **edits})
 
 
 def _one(path: str, value: Any, says: str, server: str = "", **more: Any) -> Case:
-    return one(path, value, says, server, base=promised, **more)
+    return single_edit(path, value, says, server, base=service_with_slo, **more)
 
 
 def _downgrade(name: str) -> Manifest:
@@ -29,20 +29,27 @@ def _downgrade(name: str) -> Manifest:
 
 _SERVICE_NAME = "must begin with a lower-case letter, end with a letter or digit"
 
-WHOLE = [
-    one(ADMISSION, {}, "slo is needed with admission: requests are let in while its targets", at="spec.slo"),
-    one(ADMISSION, {"classes": [{"name": "a", "slo": {"tpot": "1s"}}]}, "slo is needed with admission", at="spec.slo"),
-    one(ADMISSION, {}, "slo is needed with admission", at="spec.slo", base=aggregated),
+ADMISSION_RULES = [
+    single_edit(
+        ADMISSION, {}, "slo is required with admission: requests are admitted while its targets", at="spec.slo"
+    ),
+    single_edit(
+        ADMISSION, {"classes": [{"name": "a", "slo": {"tpot": "1s"}}]}, "slo is required with admission", at="spec.slo"
+    ),
+    single_edit(ADMISSION, {}, "slo is required with admission", at="spec.slo", base=aggregated),
     *[
-        _one(f"{ADMISSION}.whenFull", value, "must be 'Hold', 'Shed' or 'Downgrade', not", "Unsupported value")
-        for value in ("hold", "", "Queue")
+        _one(f"{ADMISSION}.whenFull", value, "must be 'Queue', 'Shed' or 'Downgrade', not", "Unsupported value")
+        for value in ("queue", "", "Hold")
     ],
     _one(ADMISSION, {"whenFull": "Downgrade"}, "whenFull: Downgrade needs fallback, the InferenceService", at=FALLBACK),
     *[
         _one(
-            ADMISSION, {"fallback": {"name": "small"}, **more}, "fallback is only for whenFull: Downgrade", at=FALLBACK
+            ADMISSION,
+            {"fallback": {"name": "small"}, **more},
+            "fallback is allowed only with whenFull: Downgrade",
+            at=FALLBACK,
         )
-        for more in ({}, {"whenFull": "Hold"}, {"whenFull": "Shed"})
+        for more in ({}, {"whenFull": "Queue"}, {"whenFull": "Shed"})
     ],
     _one(
         ADMISSION,
@@ -51,23 +58,23 @@ WHOLE = [
         "Required value",
         at=f"{FALLBACK}.name",
     ),
-    *text(
+    *text_cases(
         ADMISSION,
         40,
         _SERVICE_NAME,
         ("1small", "Small", "my.small", "small-", "other/small", "small\n"),
         at=f"{FALLBACK}.name",
         build=_downgrade,
-        base=promised,
+        base=service_with_slo,
     ),
     Case(
         {"metadata.name": "itself", ADMISSION: _downgrade("itself")},
         f"{FALLBACK}.name",
-        "must be another service: this one is full when its fallback is asked",
-        base=promised,
+        "must be another service: this one is full when it uses its fallback",
+        base=service_with_slo,
     ),
-    _one(f"{ADMISSION}.maxHeld", 0, "must be at least 1", "greater than or equal to 1"),
-    _one(f"{ADMISSION}.maxHeld", 100_001, "must be at most 100000", "less than or equal to 100000"),
+    _one(f"{ADMISSION}.maxQueued", 0, "must be at least 1", "greater than or equal to 1"),
+    _one(f"{ADMISSION}.maxQueued", 100_001, "must be at most 100000", "less than or equal to 100000"),
 ]
 
 
@@ -77,15 +84,15 @@ def _class(fields: Manifest, field: str, says: str, server: str = "", **more: An
 
 def _shares(*shares: str) -> Case:
     classes = [{"name": f"c{number}", "guaranteedShare": share} for number, share in enumerate(shares)]
-    return _one(CLASSES, classes, "guaranteedShare of all classes together must be at most 100%")
+    return _one(CLASSES, classes, "the guaranteedShare values of all classes must add up to at most 100%")
 
 
-def _held(*classes: Manifest) -> Case:
-    says = "whenFull: Shed holds nothing, so no class may have holdFor"
+def _queue_times(*classes: Manifest) -> Case:
+    says = "whenFull: Shed queues no request, so no class may have maxQueueTime"
     return _one(ADMISSION, {"whenFull": "Shed", "classes": list(classes)}, says, at=CLASSES)
 
 
-def _listed(path: str, longest: int, missing: Manifest, says: str, wrong: Sequence[str]) -> list[Case]:
+def _list_rules(path: str, longest: int, missing: Manifest, says: str, wrong: Sequence[str]) -> list[Case]:
     """A list that is a map by its items' names. missing: an item without one."""
     return [
         _one(path, [{"name": f"a{i}"} for i in range(longest + 1)], f"must have at most {longest} entries", "Too many"),
@@ -95,52 +102,55 @@ def _listed(path: str, longest: int, missing: Manifest, says: str, wrong: Sequen
         _one(
             path,
             [{"name": "a"}, {"name": "b"}, {"name": "a"}],
-            "a is there twice",
+            "a is listed twice",
             "Duplicate value",
             at=f"{path}[2]",
             typed=(path, "duplicate entries"),
         ),
-        *text(
+        *text_cases(
             path,
             64 if path == TENANTS else 63,
             says,
             wrong,
             at=f"{path}[0].name",
             build=lambda name: [{"name": name}],
-            base=promised,
+            base=service_with_slo,
         ),
     ]
 
 
 CLASS_LISTS = [
-    *_listed(
+    *_list_rules(
         CLASSES,
         16,
         {"priority": 1},
         "must have only lower-case letters, digits and '-', and begin and end with a letter or digit",
         ("Chat", "a b", "-a", "a-", "a.b", "a_b", "ä", "a\n"),
     ),
-    _one(CLASSES, [], "must have a class; leave it out for one class of all requests"),
+    _one(CLASSES, [], "must have at least one class; omit the field for a single class of all requests"),
     _class({"priority": -1001}, ".priority", "must be at least -1000", "greater than or equal to -1000"),
     _class({"priority": 1001}, ".priority", "must be at most 1000", "less than or equal to 1000"),
-    *[_class({"holdFor": value}, ".holdFor", DURATION) for value in BAD_DURATIONS],
-    *[_class({"holdFor": value}, ".holdFor", "must be at most 120 seconds") for value in ("120s1ns", "3m", "1h")],
-    _class({"holdFor": LONG}, ".holdFor", "must have at most 32 characters", "Too long"),
+    *[_class({"maxQueueTime": value}, ".maxQueueTime", DURATION) for value in BAD_DURATIONS],
+    *[
+        _class({"maxQueueTime": value}, ".maxQueueTime", "must be at most 120 seconds")
+        for value in ("120s1ns", "3m", "1h")
+    ],
+    _class({"maxQueueTime": TOO_MANY_DIGITS}, ".maxQueueTime", "must have at most 32 characters", "Too long"),
     *[
         _class({"guaranteedShare": value}, ".guaranteedShare", "must be a whole percentage from 0% to 90%")
         for value in ("", "10", "91%", "100%", "-1%", "0.5%", "010%", "half", "9%%", "5%\n")
     ],
-    _class({"guaranteedShare": LONG}, ".guaranteedShare", "must have at most 8 characters", "Too long"),
+    _class({"guaranteedShare": TOO_MANY_DIGITS}, ".guaranteedShare", "must have at most 8 characters", "Too long"),
     *[
-        _class({"fill": value}, ".fill", "must be a whole percentage from 10% to 100%")
+        _class({"maxUtilization": value}, ".maxUtilization", "must be a whole percentage from 10% to 100%")
         for value in ("", "50", "0%", "9%", "09%", "101%", "110%", "-10%", "99.5%", "full", "50%\n")
     ],
-    _class({"fill": LONG}, ".fill", "must have at most 8 characters", "Too long"),
+    _class({"maxUtilization": TOO_MANY_DIGITS}, ".maxUtilization", "must have at most 8 characters", "Too long"),
     _shares("51%", "50%"),
     _shares("90%", "0%", "9%", "2%"),
     _shares(*["7%"] * 15),
-    _held({"name": "a", "holdFor": "10s"}),
-    _held({"name": "a"}, {"name": "b", "holdFor": "0s"}),
+    _queue_times({"name": "a", "maxQueueTime": "10s"}),
+    _queue_times({"name": "a"}, {"name": "b", "maxQueueTime": "0s"}),
 ]
 
 
@@ -151,7 +161,7 @@ def _targets(targets: Manifest, field: str, says: str, server: str = "") -> Case
 CLASS_TARGETS = [
     _targets({}, "", "needs ttft, tpot or e2e"),
     _targets({"ttft": "2s", "e2e": "1s"}, ".e2e", "e2e must be longer than ttft"),
-    _targets({"ttftPerKToken": "1ms", "tpot": "1s"}, ".ttftPerKToken", "ttftPerKToken is added to ttft, which is"),
+    _targets({"ttftPerKToken": "1ms", "tpot": "1s"}, ".ttftPerKToken", "ttftPerKToken needs ttft, to which it is"),
     *[
         case
         for name in ("ttft", "tpot", "e2e")
@@ -161,12 +171,17 @@ CLASS_TARGETS = [
                 _targets({name: value}, f".{name}", "must be longer than zero and at most one hour")
                 for value in ("0s", "61m")
             ],
-            _targets({name: LONG}, f".{name}", "must have at most 32 characters", "Too long"),
+            _targets({name: TOO_MANY_DIGITS}, f".{name}", "must have at most 32 characters", "Too long"),
         )
     ],
     _targets({"ttft": "1s", "ttftPerKToken": "fast"}, ".ttftPerKToken", DURATION),
     _targets({"ttft": "1s", "ttftPerKToken": "61m"}, ".ttftPerKToken", "must be at most one hour"),
-    _targets({"ttft": "1s", "ttftPerKToken": LONG}, ".ttftPerKToken", "must have at most 32 characters", "Too long"),
+    _targets(
+        {"ttft": "1s", "ttftPerKToken": TOO_MANY_DIGITS},
+        ".ttftPerKToken",
+        "must have at most 32 characters",
+        "Too long",
+    ),
 ]
 
 
@@ -175,11 +190,11 @@ def _tenant(fields: Manifest, field: str, says: str, server: str = "") -> Case:
 
 
 TENANT_LISTS = [
-    *_listed(
+    *_list_rules(
         TENANTS,
         256,
         {"weight": 2},
-        "must have only letters, digits and signs of ASCII, without spaces: it is a header",
+        "must have only printable ASCII characters without spaces, because it is a header value",
         ("a b", " a", "a\t", "a\n", "ä", "\u2028"),
     ),
     _tenant({"weight": 0}, ".weight", "must be at least 1", "greater than or equal to 1"),
@@ -199,41 +214,43 @@ TENANT_LISTS = [
 ]
 
 
-def _half_asleep(zero: str, other: str, **more: Any) -> Case:
+def _one_tier_at_zero(zero: str, other: str, **more: Any) -> Case:
     return Case(
         {f"spec.tiers.{zero}.minReplicas": 0, **more},
         f"spec.tiers.{other}.minReplicas",
-        f"must be 0 as {zero}.minReplicas is: both tiers go to zero together, or neither does",
-        base=promised,
+        f"must be 0 because {zero}.minReplicas is 0: both tiers scale to zero together",
+        base=service_with_slo,
     )
 
 
-_UNPROMISED = "slo is needed where a tier has minReplicas 0: without it no tier at zero would be woken or sized"
+_ZERO_WITHOUT_SLO = (
+    "slo is required if a tier has minReplicas 0: without it a tier at zero replicas is neither woken nor sized"
+)
 _ZERO_HOURS = [{"from": "20:00", "until": "06:00", "minReplicas": 0}]
 
 ZEROS = [
-    _half_asleep("prefill", "decode"),
-    _half_asleep("decode", "prefill"),
-    _half_asleep("prefill", "decode", **{"spec.tiers.decode.minReplicas": 2}),
-    _half_asleep("decode", "prefill", **{"spec.tiers.prefill.minReplicas": 1}),
-    one("spec.tiers.serve.minReplicas", 0, _UNPROMISED, at="spec.slo", base=aggregated),
-    Case({f"spec.tiers.{role}.minReplicas": 0 for role in ("prefill", "decode")}, "spec.slo", _UNPROMISED),
+    _one_tier_at_zero("prefill", "decode"),
+    _one_tier_at_zero("decode", "prefill"),
+    _one_tier_at_zero("prefill", "decode", **{"spec.tiers.decode.minReplicas": 2}),
+    _one_tier_at_zero("decode", "prefill", **{"spec.tiers.prefill.minReplicas": 1}),
+    single_edit("spec.tiers.serve.minReplicas", 0, _ZERO_WITHOUT_SLO, at="spec.slo", base=aggregated),
+    Case({f"spec.tiers.{role}.minReplicas": 0 for role in ("prefill", "decode")}, "spec.slo", _ZERO_WITHOUT_SLO),
     *[
-        one(
+        single_edit(
             "spec.scaling.schedule",
             _ZERO_HOURS,
-            "slo is needed where an entry of scaling.schedule has minReplicas 0: without it no tier at zero",
+            "slo is required if an entry of scaling.schedule has minReplicas 0: without it a tier at zero",
             at="spec.slo",
             base=base,
         )
         for base in (service, aggregated)
     ],
-    one(
+    single_edit(
         "spec.scaling.schedule",
         [{**_ZERO_HOURS[0], "until": "07:00", "minReplicas": 2}, *_ZERO_HOURS],
-        "slo is needed where an entry of scaling.schedule has minReplicas 0",
+        "slo is required if an entry of scaling.schedule has minReplicas 0",
         at="spec.slo",
     ),
 ]
 
-ADMISSION_CASES = [*WHOLE, *CLASS_LISTS, *CLASS_TARGETS, *TENANT_LISTS, *ZEROS]
+ADMISSION_CASES = [*ADMISSION_RULES, *CLASS_LISTS, *CLASS_TARGETS, *TENANT_LISTS, *ZEROS]

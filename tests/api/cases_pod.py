@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.cases import DECODE, OBJECT_NAME, POD, Case, one, text
+from tests.api.cases import DECODE, OBJECT_NAME, POD, Case, single_edit, text_cases
 
 LABEL = "must be a label value"
 KEY = "every key must be a name such as example.com/pool"
-OURS = "are set by Plimsoll"
+SET_BY_PLIMSOLL = "are set by Plimsoll"
 
 METADATA = [
     *[
-        one(f"{POD}.{place}", {key: "x"}, KEY)
+        single_edit(f"{POD}.{place}", {key: "x"}, KEY)
         for place in ("nodeSelector", "labels", "annotations")
         for key in ("-a", "a/b/c", "Example.com/a", "a b", "")
     ],
     *[
-        one(f"{POD}.{place}", {"a": value}, LABEL, at=f"{POD}.{place}.a")
+        single_edit(f"{POD}.{place}", {"a": value}, LABEL, at=f"{POD}.{place}.a")
         for place in ("nodeSelector", "labels")
         for value in ("-a", "a b", "a/b")
     ],
     *[
-        one(f"{POD}.{place}", {"a": "x" * 64}, "must have at most 63 characters", "Too long", at=f"{POD}.{place}.a")
+        single_edit(
+            f"{POD}.{place}", {"a": "x" * 64}, "must have at most 63 characters", "Too long", at=f"{POD}.{place}.a"
+        )
         for place in ("nodeSelector", "labels")
     ],
     *[
-        one(f"{POD}.{place}", {f"a{i}": "x" for i in range(65)}, "must have at most", "Too many")
+        single_edit(f"{POD}.{place}", {f"a{i}": "x" for i in range(65)}, "must have at most", "Too many")
         for place in ("nodeSelector", "labels", "annotations")
     ],
-    one(f"{POD}.annotations", {"a": "x" * 16385}, "must have at most 16384", "Too long", at=f"{POD}.annotations.a"),
+    single_edit(
+        f"{POD}.annotations", {"a": "x" * 16385}, "must have at most 16384", "Too long", at=f"{POD}.annotations.a"
+    ),
     *[
-        one(f"{POD}.{place}", {key: "x"}, OURS)
+        single_edit(f"{POD}.{place}", {key: "x"}, SET_BY_PLIMSOLL)
         for place in ("labels", "annotations")
         for key in ("plimsoll.dev/role", "plimsoll.dev/x", "app.kubernetes.io/name", "app.kubernetes.io/instance")
     ],
@@ -40,17 +44,17 @@ METADATA = [
 NAMES = [
     case
     for place in ("runtimeClassName", "priorityClassName", "schedulerName", "serviceAccountName")
-    for case in text(f"{POD}.{place}", 253, OBJECT_NAME, ("A", "a_b", "-a", "a.", "a..b"))
+    for case in text_cases(f"{POD}.{place}", 253, OBJECT_NAME, ("A", "a_b", "-a", "a.", "a..b"))
 ]
 
 
 def _toleration(toleration: dict[str, Any], field: str, says: str, server: str = "") -> Case:
     at = f"{POD}.tolerations[0]{field}"
-    return one(f"{POD}.tolerations", [toleration], says, server, at=at)
+    return single_edit(f"{POD}.tolerations", [toleration], says, server, at=at)
 
 
 TOLERATIONS = [
-    one(f"{POD}.tolerations", [{"operator": "Exists"}] * 33, "must have at most 32 entries", "Too many"),
+    single_edit(f"{POD}.tolerations", [{"operator": "Exists"}] * 33, "must have at most 32 entries", "Too many"),
     _toleration({}, ".key", "key is required with operator Equal"),
     _toleration({"key": ""}, ".key", "key is required with operator Equal"),
     _toleration({"key": "k" * 318, "operator": "Exists"}, ".key", "must have at most 317 characters", "Too long"),
@@ -64,8 +68,10 @@ TOLERATIONS = [
 ]
 
 PULL_SECRETS = [
-    one(f"{POD}.imagePullSecrets", [{"name": f"a{i}"} for i in range(17)], "must have at most 16 entries", "Too many"),
-    *text(
+    single_edit(
+        f"{POD}.imagePullSecrets", [{"name": f"a{i}"} for i in range(17)], "must have at most 16 entries", "Too many"
+    ),
+    *text_cases(
         f"{POD}.imagePullSecrets",
         253,
         OBJECT_NAME,
@@ -76,7 +82,7 @@ PULL_SECRETS = [
     Case(
         {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "a"}]},
         f"{POD}.imagePullSecrets[1]",
-        "a is there twice",
+        "a is listed twice",
         "Duplicate value",
         (f"{POD}.imagePullSecrets", "duplicate entries"),
     ),
@@ -94,32 +100,36 @@ RESOURCES = [
     for kind in ("requests", "limits")
     for case in (
         *[
-            one(
+            single_edit(
                 f"{POD}.resources.{kind}",
                 {"cpu": value},
-                "must be a quantity that is not negative",
+                "must be a non-negative quantity",
                 at=f"{POD}.resources.{kind}.cpu",
             )
             for value in (-1, "-1", "many", "1 Gi", "", "1GB", "0x1")
         ],
-        one(
+        single_edit(
             f"{POD}.resources.{kind}",
             {"cpu": "1" * 33},
             "must have at most 32 characters",
             "Too long",
             at=f"{POD}.resources.{kind}.cpu",
         ),
-        one(f"{POD}.resources.{kind}", {"gpu": 1}, "every key must be cpu, memory, ephemeral-storage, hugepages-SIZE"),
-        one(f"{POD}.resources.{kind}", {f"a.b/c{i}": 1 for i in range(17)}, "must have at most 12 entries", "Too many"),
-        one(f"{POD}.resources.{kind}", {"nvidia.com/gpu": 1}, "GPUs are asked for with the tier's gpus"),
+        single_edit(
+            f"{POD}.resources.{kind}", {"gpu": 1}, "every key must be cpu, memory, ephemeral-storage, hugepages-SIZE"
+        ),
+        single_edit(
+            f"{POD}.resources.{kind}", {f"a.b/c{i}": 1 for i in range(17)}, "must have at most 12 entries", "Too many"
+        ),
+        single_edit(f"{POD}.resources.{kind}", {"nvidia.com/gpu": 1}, "set the tier's gpus instead of GPUs"),
         Case(
             {f"{POD}.resources.{kind}": {"amd.com/gpu": 1}, f"{DECODE}.gpuResource": "amd.com/gpu"},
             f"{POD}.resources.{kind}",
-            "GPUs are asked for with the tier's gpus",
+            "set the tier's gpus instead of GPUs",
         ),
     )
 ] + [
-    one(
+    single_edit(
         f"{POD}.resources",
         {"requests": {name: request}, "limits": {name: limit}},
         "a request must not exceed the limit of the same resource",
@@ -136,7 +146,7 @@ RESOURCES = [
 
 
 def _volumes(volumes: list[dict[str, Any]], field: str, says: str, server: str = "", **more: Any) -> Case:
-    return one(f"{POD}.volumes", volumes, says, server, at=f"{POD}.volumes{field}", **more)
+    return single_edit(f"{POD}.volumes", volumes, says, server, at=f"{POD}.volumes{field}", **more)
 
 
 def _mount(mount: dict[str, Any], field: str, says: str, server: str = "", **more: Any) -> Case:
@@ -155,7 +165,7 @@ VOLUMES = [
     _volumes(
         [{"name": "a"}, {"name": "a"}],
         "[1]",
-        "a is there twice",
+        "a is listed twice",
         "Duplicate value",
         typed=(f"{POD}.volumes", "duplicate entries"),
     ),
@@ -170,10 +180,10 @@ VOLUMES = [
     _volumes([{"name": "a" * 64}], "[0].name", "must have at most 63 characters", "Too long"),
     _volumes([{"name": "A.b"}], "[0].name", "must be a volume name"),
     *[
-        _volumes([{"name": name}], "[0].name", "is a volume of Plimsoll's own")
+        _volumes([{"name": name}], "[0].name", "is reserved for Plimsoll's volumes")
         for name in ("scratch", "home", "shm", "model", "model-cache")
     ],
-    one(
+    single_edit(
         f"{POD}.volumeMounts",
         [{"name": "data", "mountPath": "/data"}],
         "every volumeMount must name one of pod.volumes",
@@ -182,12 +192,12 @@ VOLUMES = [
     _mount({"mountPath": "/a:b"}, ".mountPath", "must be an absolute path without ':'"),
     _mount({"mountPath": "/" + "a" * 512}, ".mountPath", "must have at most 512 characters", "Too long"),
     *[
-        _mount({"mountPath": path}, ".mountPath", "is a mount of Plimsoll's own")
+        _mount({"mountPath": path}, ".mountPath", "is reserved for Plimsoll's mounts")
         for path in ("/tmp", "/home/plimsoll", "/home/plimsoll/hf", "/models", "/models/claim", "/dev/shm")
     ],
     _mount({"name": ""}, ".name", "must not be empty", "should be at least 1 chars long"),
     _mount({"name": "a" * 64}, ".name", "must have at most 63 characters", "Too long"),
-    one(
+    single_edit(
         f"{POD}.volumeMounts",
         [{"mountPath": "/a"}],
         "is required",
@@ -212,7 +222,7 @@ VOLUMES = [
             f"{POD}.volumeMounts": [{"name": "data", "mountPath": "/a"}] * 2,
         },
         f"{POD}.volumeMounts[1]",
-        "/a is there twice",
+        "/a is listed twice",
         "Duplicate value",
         (f"{POD}.volumeMounts", "duplicate entries"),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.api.v1alpha1.schedule import DAYS
-from tests.api.cases import BAD_DURATIONS, DURATION, LONG, Case, one, text
+from tests.api.cases import BAD_DURATIONS, DURATION, TOO_MANY_DIGITS, Case, single_edit, text_cases
 from tests.api.manifests import aggregated
 
 SCALING, SCHEDULE, COST = "spec.scaling", "spec.scaling.schedule", "spec.cost"
@@ -18,21 +18,21 @@ def _digits(texts: str) -> str:
 
 
 MODES = [
-    one(f"{SCALING}.mode", "auto", "must be 'Auto', 'Recommend' or 'Off', not 'auto'", "Unsupported value"),
-    one(f"{SCALING}.mode", "", "must be 'Auto', 'Recommend' or 'Off', not ''", "Unsupported value"),
-    *text(
+    single_edit(f"{SCALING}.mode", "auto", "must be 'Auto', 'Recommend' or 'Off', not 'auto'", "Unsupported value"),
+    single_edit(f"{SCALING}.mode", "", "must be 'Auto', 'Recommend' or 'Off', not ''", "Unsupported value"),
+    *text_cases(
         f"{SCALING}.headroom", 8, PERCENTAGE, ("91%", "100%", "10", "0.1", "-1%", "1.5%", "", "010%"), may_be_empty=True
     ),
-    one(f"{SCALING}.missCost", -1, "must be at least 0", "greater than or equal to 0"),
-    one(f"{SCALING}.missCost", 100_001, "must be at most 100000", "less than or equal to 100000"),
-    one(f"{SCALING}.warmReplicas", -1, "must be at least 0", "greater than or equal to 0"),
-    one(f"{SCALING}.warmReplicas", 1001, "must be at most 1000", "less than or equal to 1000"),
-    *[one(f"{SCALING}.horizon", value, DURATION) for value in BAD_DURATIONS],
+    single_edit(f"{SCALING}.sloMissCost", -1, "must be at least 0", "greater than or equal to 0"),
+    single_edit(f"{SCALING}.sloMissCost", 100_001, "must be at most 100000", "less than or equal to 100000"),
+    single_edit(f"{SCALING}.warmReplicas", -1, "must be at least 0", "greater than or equal to 0"),
+    single_edit(f"{SCALING}.warmReplicas", 1001, "must be at most 1000", "less than or equal to 1000"),
+    *[single_edit(f"{SCALING}.horizon", value, DURATION) for value in BAD_DURATIONS],
     *[
-        one(f"{SCALING}.horizon", value, "must be from one second to two hours")
+        single_edit(f"{SCALING}.horizon", value, "must be from one second to two hours")
         for value in ("0s", "999ms", "2h1ns", "121m", "7201s")
     ],
-    *text(f"{SCALING}.horizon", 32, may_be_empty=True, build=_digits),
+    *text_cases(f"{SCALING}.horizon", 32, may_be_empty=True, build=_digits),
 ]
 
 
@@ -40,16 +40,16 @@ def _rates(name: str) -> list[Case]:
     at = f"{SCALING}.{name}"
 
     def limit(path: str, replicas: int, per: str, says: str, server: str = "") -> Case:
-        return one(at, {"replicas": replicas, "per": per}, says, server, at=f"{at}.{path}")
+        return single_edit(at, {"replicas": replicas, "per": per}, says, server, at=f"{at}.{path}")
 
     return [
-        one(at, {"per": "1m"}, "is required", "Required value", at=f"{at}.replicas"),
-        one(at, {"replicas": 1}, "is required", "Required value", at=f"{at}.per"),
+        single_edit(at, {"per": "1m"}, "is required", "Required value", at=f"{at}.replicas"),
+        single_edit(at, {"replicas": 1}, "is required", "Required value", at=f"{at}.per"),
         limit("replicas", 0, "1m", "must be at least 1", "greater than or equal to 1"),
         limit("replicas", 1001, "1m", "must be at most 1000", "less than or equal to 1000"),
         *[limit("per", 1, per, DURATION) for per in BAD_DURATIONS],
         *[limit("per", 1, per, "must be longer than zero and at most 24 hours") for per in ("0s", "24h1ns", "1441m")],
-        limit("per", 1, LONG, "must have at most 32 characters", "Too long"),
+        limit("per", 1, TOO_MANY_DIGITS, "must have at most 32 characters", "Too long"),
     ]
 
 
@@ -57,7 +57,7 @@ RATES = [case for name in ("scaleUp", "scaleDown") for case in _rates(name)]
 
 
 def _ratio(bounds: dict[str, Any], field: str, says: str, server: str = "") -> Case:
-    return one(f"{SCALING}.prefillPerDecode", bounds, says, server, at=f"{SCALING}.prefillPerDecode{field}")
+    return single_edit(f"{SCALING}.prefillPerDecode", bounds, says, server, at=f"{SCALING}.prefillPerDecode{field}")
 
 
 RATIOS = [
@@ -76,10 +76,10 @@ RATIOS = [
     ],
     _ratio({"min": "1" * 9}, ".min", "must have at most 8 characters", "Too long"),
     _ratio({"max": "1" * 9}, ".max", "must have at most 8 characters", "Too long"),
-    one(
+    single_edit(
         f"{SCALING}.prefillPerDecode",
         {"min": 1},
-        "prefillPerDecode is only for prefill and decode tiers, not for serve",
+        "prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         base=aggregated,
     ),
 ]
@@ -91,7 +91,7 @@ _HOURS = {"from": "08:00", "until": "20:00"}
 def _entry(edits: dict[str, Any], field: str, says: str, server: str = "", **more: Any) -> Case:
     """An entry with other fields; a field that is None is left out."""
     entry = {name: value for name, value in {**_ENTRY, **edits}.items() if value is not None}
-    return one(SCHEDULE, [entry], says, server, at=f"{SCHEDULE}[0]{field}", **more)
+    return single_edit(SCHEDULE, [entry], says, server, at=f"{SCHEDULE}[0]{field}", **more)
 
 
 def _twice(**edits: Any) -> Case:
@@ -99,13 +99,17 @@ def _twice(**edits: Any) -> Case:
     other = {**entry, "minReplicas": 3}
     if "days" in entry:
         other["days"] = entry["days"][::-1]
-    return one(SCHEDULE, [entry, {**_ENTRY, "until": "21:00"}, other], "two entries have the same days, from, until")
+    return single_edit(
+        SCHEDULE, [entry, {**_ENTRY, "until": "21:00"}, other], "two entries have the same days, from, until"
+    )
 
 
 _BAD_HOURS = ("8:00", "24:01", "25:00", "12:60", "8", "", "1200", "8 am", "-1:00", "08:00\n")
 
 SCHEDULES = [
-    one(SCHEDULE, [{**_ENTRY, "until": f"21:{i}"} for i in range(10, 27)], "must have at most 16 entries", "Too many"),
+    single_edit(
+        SCHEDULE, [{**_ENTRY, "until": f"21:{i}"} for i in range(10, 27)], "must have at most 16 entries", "Too many"
+    ),
     _entry({"from": None}, ".from", "is required", "Required value"),
     _entry({"until": None}, ".until", "is required", "Required value"),
     _entry({"minReplicas": None}, "", "needs minReplicas or maxReplicas"),
@@ -126,8 +130,8 @@ SCHEDULES = [
     *[_entry({"from": hour}, ".from", "must be a time of day") for hour in _BAD_HOURS[4:] if len(hour) < 6],
     _entry({"from": "08:00\n"}, ".from", "must have at most 5 characters", "Too long"),
     _entry({"until": "08:00:00"}, ".until", "must have at most 5 characters", "Too long"),
-    _entry({"until": "08:00"}, ".until", "until must differ from from; a whole day is from 00:00 until 24:00"),
-    _entry({"days": []}, ".days", "must name a day; leave it out for every day"),
+    _entry({"until": "08:00"}, ".until", "until must differ from from; use 00:00 and 24:00 for a whole day"),
+    _entry({"days": []}, ".days", "must have at least one day; omit the field for every day"),
     _entry(
         {"days": [*DAYS, "Mon"]},
         ".days",
@@ -147,12 +151,12 @@ SCHEDULES = [
     _entry(
         {"days": ["Mon", "Tue", "Mon"]},
         ".days[2]",
-        "Mon is there twice",
+        "Mon is listed twice",
         "Duplicate value",
         typed=(f"{SCHEDULE}[0].days", "duplicate entries"),
     ),
     *[
-        _entry({"timeZone": zone}, ".timeZone", "must be a time zone's name, such as UTC or Europe/Berlin")
+        _entry({"timeZone": zone}, ".timeZone", "must be the name of a time zone, such as UTC or Europe/Berlin")
         for zone in (
             "",
             "+02:00",
@@ -178,7 +182,7 @@ SCHEDULES = [
 
 
 def _price(cost: dict[str, Any], field: str, says: str, server: str = "") -> Case:
-    return one(COST, cost, says, server, at=f"{COST}.{field}")
+    return single_edit(COST, cost, says, server, at=f"{COST}.{field}")
 
 
 COSTS = [
@@ -189,7 +193,11 @@ COSTS = [
     ],
     _price({"gpuHour": "1" * 17}, "gpuHour", "must have at most 16 characters", "Too long"),
     *[
-        _price({"gpuHour": 1, "currency": value}, "currency", "must be a currency's three capital letters, such as USD")
+        _price(
+            {"gpuHour": 1, "currency": value},
+            "currency",
+            "must be an ISO 4217 currency code of three capital letters, such as USD",
+        )
         for value in ("", "usd", "US", "EURO", "$", "€", "US1", "USD\n")
     ],
     _price({"gpuHour": 1, "currency": "DOLLARSUS"}, "currency", "must have at most 8 characters", "Too long"),

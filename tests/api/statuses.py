@@ -9,12 +9,12 @@ from plimsoll.api.v1alpha1 import (
     CostStatus,
     DecisionStatus,
     FormerNameStatus,
-    LatencyStatus,
-    MetStatus,
+    InferenceServiceStatus,
     PhaseStatus,
     SloStatus,
     StartupStatus,
-    Status,
+    StepTimeStatus,
+    TargetAttainmentStatus,
     TierChangesStatus,
     TierChangeStatus,
     TiersStatus,
@@ -29,9 +29,11 @@ TIER = TierStatus(
     summary="2/3",
     revision="abc",
     selector="a=b",
-    utilisation="71%",
-    knee="9.1 req/s",
-    model=LatencyStatus(base_seconds="0.0072", work_seconds="0.109", known=True, words="measured over 4,100 requests"),
+    utilization="71%",
+    capacity_per_replica="9.1 req/s",
+    model=StepTimeStatus(
+        base_seconds="0.0072", work_seconds="0.109", calibrated=True, summary="measured over 4,100 requests"
+    ),
     startup=StartupStatus(p50="41s", p90="63s"),
 )
 STARTS = ColdStartStatus(
@@ -40,7 +42,7 @@ STARTS = ColdStartStatus(
 CHANGE = TierChangeStatus(from_=3, to=5, why="forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each)")
 CHANGES = TierChangesStatus(prefill=CHANGE, decode=CHANGE, serve=CHANGE)
 DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", tiers=CHANGES, binding="decode")
-STATUS = Status(
+STATUS = InferenceServiceStatus(
     observed_generation=2,
     url="http://gateway/v1",
     model_names=("chat", "old"),
@@ -59,10 +61,10 @@ STATUS = Status(
     slo=SloStatus(
         ttft="412ms",
         tpot="38ms",
-        met=MetStatus(ttft="99%", tpot="98%", e2e="98%"),
+        attainment_by_target=TargetAttainmentStatus(ttft="99%", tpot="98%", e2e="98%"),
         attainment="97%",
-        attainment_offered="95%",
-        not_known="TPOT is not known: the engines do not tell",
+        attainment_including_rejected="95%",
+        unavailable_reason="TPOT is not known: the engines do not tell",
         offered="41.2 req/s",
         window="1m",
         e2e="9.4s",

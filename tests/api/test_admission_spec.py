@@ -7,37 +7,40 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import InferenceService, parse
-from plimsoll.core.admission import ClassPolicy, TenantPolicy
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.slo import Slo
-from tests.api.cases_admission import promised
+from tests.api.cases_admission import service_with_slo
 from tests.api.manifests import examples, service
 
 SERVICE_SLO = Slo(share=0.95, ttft_s=1.0, tpot_s=0.05)
 
 
 def parse_admission(**written: Any) -> InferenceService:
-    return parse(promised(**{"spec.admission": written}))
+    return parse(service_with_slo(**{"spec.admission": written}))
 
 
 @pytest.mark.parametrize("edits", [{}, {"spec.admission": {}}], ids=str)
 def test_admission_absent_is_one_queueing_default_class(edits: dict[str, Any]) -> None:
-    read = parse(promised(**edits))
-    assert read.classes == (ClassPolicy("default", 0, SERVICE_SLO, hold_s=30.0, guaranteed_share=0.0, fill=1.0),)
+    read = parse(service_with_slo(**edits))
+    assert read.classes == (
+        ClassPolicy("default", 0, SERVICE_SLO, max_queue_time_s=30.0, guaranteed_share=0.0, max_utilization=1.0),
+    )
     assert read.tenants == {}
-    assert (read.when_full, read.fallback, read.max_held) == ("Hold", None, 1000)
+    assert (read.when_full, read.fallback, read.max_queued) == ("Queue", None, 1000)
 
 
 def test_admission_without_slo_has_no_classes() -> None:
     read = parse(service())
     assert read.classes == ()
-    assert (read.tenants, read.when_full, read.fallback, read.max_held) == ({}, "Hold", None, 1000)
+    assert (read.tenants, read.when_full, read.fallback, read.max_queued) == ({}, "Queue", None, 1000)
 
 
 def test_admission_class_without_fields_equals_default() -> None:
     (named,) = parse_admission(classes=[{"name": "chat"}]).classes
     (default,) = parse_admission().classes
-    assert named == ClassPolicy("chat", default.priority, default.slo, default.hold_s)
+    assert named == ClassPolicy("chat", default.priority, default.slo, default.max_queue_time_s)
 
 
 def test_admission_classes_keep_their_order() -> None:
@@ -68,21 +71,23 @@ def test_admission_class_uses_service_percentile() -> None:
     assert caught.value.problems == ("spec.admission.classes[0].slo.percentile: is not a known field",)
 
 
-@pytest.mark.parametrize(("written", "hold_s"), [({}, 30.0), ({"holdFor": "0s"}, 0.0), ({"holdFor": "1m30s"}, 90.0)])
+@pytest.mark.parametrize(
+    ("written", "hold_s"), [({}, 30.0), ({"maxQueueTime": "0s"}, 0.0), ({"maxQueueTime": "1m30s"}, 90.0)]
+)
 @pytest.mark.parametrize("rest", [{}, {"whenFull": "Downgrade", "fallback": {"name": "small"}}], ids=str)
 def test_admission_class_hold_for_sets_queue_time(written: dict[str, Any], hold_s: float, rest: dict[str, Any]) -> None:
     (one,) = parse_admission(classes=[{"name": "chat", **written}], **rest).classes
-    assert one.hold_s == hold_s
+    assert one.max_queue_time_s == hold_s
 
 
 @pytest.mark.parametrize("classes", [{}, {"classes": [{"name": "a"}, {"name": "b"}]}], ids=str)
 def test_admission_when_full_shed_queues_nothing(classes: dict[str, Any]) -> None:
-    assert {one.hold_s for one in parse_admission(whenFull="Shed", **classes).classes} == {0.0}
+    assert {one.max_queue_time_s for one in parse_admission(whenFull="Shed", **classes).classes} == {0.0}
 
 
 def test_admission_share_and_fill_are_read_as_ratios() -> None:
-    (one,) = parse_admission(classes=[{"name": "chat", "guaranteedShare": "90%", "fill": "10%"}]).classes
-    assert (one.guaranteed_share, one.fill) == (0.9, 0.1)
+    (one,) = parse_admission(classes=[{"name": "chat", "guaranteedShare": "90%", "maxUtilization": "10%"}]).classes
+    assert (one.guaranteed_share, one.max_utilization) == (0.9, 0.1)
 
 
 def test_admission_guaranteed_shares_may_sum_to_one() -> None:
@@ -113,11 +118,11 @@ def test_admission_full_example_is_read() -> None:
     read = parse(examples()["admission"])
     slow = Slo(share=0.95, ttft_s=60.0, ttft_per_1k_tokens_s=1.0, tpot_s=0.2)
     assert read.classes == (
-        ClassPolicy("chat", 100, SERVICE_SLO, hold_s=10.0, guaranteed_share=0.6),
+        ClassPolicy("chat", 100, SERVICE_SLO, max_queue_time_s=10.0, guaranteed_share=0.6),
         ClassPolicy("default", 0, SERVICE_SLO, guaranteed_share=0.1),
-        ClassPolicy("batch", -100, slow, hold_s=120.0, fill=0.8),
+        ClassPolicy("batch", -100, slow, max_queue_time_s=120.0, max_utilization=0.8),
     )
     assert read.tenants == {"help-desk": TenantPolicy(4.0), "research": TenantPolicy(1.0, 2.5, 600_000.0)}
-    assert (read.when_full, read.max_held) == ("Downgrade", 500)
+    assert (read.when_full, read.max_queued) == ("Downgrade", 500)
     assert read.fallback is not None
     assert read.fallback[1] == parse(examples()["admission-fallback"]).metadata.name

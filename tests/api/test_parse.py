@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.api.v1alpha1 import InferenceService, Status, parse
+from plimsoll.api.v1alpha1 import InferenceService, InferenceServiceStatus, parse
 from plimsoll.core.errors import InvalidSpec
-from tests.api.accepted import GOOD
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
@@ -16,6 +15,7 @@ from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
 from tests.api.mutations import mutations
 from tests.api.statuses import STATUS
+from tests.api.valid_manifests import VALID_EDITS
 
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
 def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
     (problem,) = problems(case.manifest())
     assert problem.startswith(f"{case.path}: ")
-    assert case.says in problem
+    assert case.message in problem
 
 
 @pytest.mark.parametrize("name", examples())
@@ -39,7 +39,7 @@ def test_parse_wrong_type_names_field(name: str) -> None:
         assert any(problem.startswith(f"{broken.path}: ") for problem in problems(broken.manifest)), broken.path
 
 
-@pytest.mark.parametrize("edits", GOOD, ids=str)
+@pytest.mark.parametrize("edits", VALID_EDITS, ids=str)
 def test_parse_boundary_values_are_accepted(edits: Manifest) -> None:
     assert parse(service(**edits)).metadata.uid == ""
 
@@ -118,12 +118,12 @@ def test_parse_status_ignores_unknown_fields() -> None:
 )
 def test_parse_learned_state_survives_unreadable_status(unread: Manifest) -> None:
     status = parse({**service(), "status": {"url": "http://x", "learned": {"a": [1]}, **unread}}).status
-    assert status == Status(url="http://x", learned={"a": [1]})
+    assert status == InferenceServiceStatus(url="http://x", learned={"a": [1]})
 
 
 @pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"learned": "x"}])
 def test_parse_invalid_status_is_empty(status: Any) -> None:
-    assert parse({**service(), "status": status}).status == Status()
+    assert parse({**service(), "status": status}).status == InferenceServiceStatus()
 
 
 def test_parse_status_round_trips() -> None:
@@ -141,7 +141,7 @@ def test_parse_absent_fields_have_documented_defaults() -> None:
     tiers = dict(read.spec.tiers.items())
     assert list(tiers) == ["prefill", "decode"]
     decode = tiers["decode"]
-    assert decode.bounds == (1, 1)
+    assert decode.replica_bounds == (1, 1)
     assert (decode.gpus, decode.gpu_resource) == (1, None)
     assert (decode.rollout.max_surge, decode.rollout.max_unavailable) == (1, 0)
     assert read.model_name == "chat"
@@ -151,7 +151,7 @@ def test_parse_absent_fields_have_documented_defaults() -> None:
 
 def test_parse_tier_without_maximum_stays_at_minimum() -> None:
     tiers = parse(aggregated(**{"spec.tiers.serve.minReplicas": 3})).spec.tiers
-    assert [tier.bounds for _, tier in tiers.items()] == [(3, 3)]
+    assert [tier.replica_bounds for _, tier in tiers.items()] == [(3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_parse_e2e_target_round_trips_and_requires_text() -> None:
     assert (slo.e2e_seconds, slo.manifest()["e2e"]) == (60.5, "1m0.5s")
     assert problems(service(**{"spec.slo": {"ttft": "500ms", "e2E": "1m"}})) == ("spec.slo.e2E: is not a known field",)
     assert problems(service(**{"spec.slo": {"ttft": "1s", "e2e": 20}})) == (
-        "spec.slo.e2e: must be text, not a whole number; put it in quotes",
+        "spec.slo.e2e: must be a string, not an integer; put it in quotes",
     )
 
 

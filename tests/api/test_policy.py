@@ -11,23 +11,24 @@ from typing import Any, get_args
 import pytest
 
 from plimsoll.api import contract
-from plimsoll.api.v1alpha1 import Cost, Engine, InferenceService, Scaling, Slo, parse
-from plimsoll.core.forecast import MISS_COST, Unknown
-from plimsoll.core.scaling import Mode, Policy, RateLimit, TierPolicy
+from plimsoll.api.v1alpha1 import CostSpec, EngineSpec, InferenceService, ScalingOptions, SloSpec, parse
+from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMode, ScalingPolicy, TierPolicy
+from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.slo import Slo as CoreSlo
+from plimsoll.core.types import Unavailable
 from tests.api.manifests import aggregated, examples, service
 
 NOON_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()  # a Wednesday
 START_S = 300.0
 
 
-def scaling(**written: Any) -> Policy:
+def scaling(**written: Any) -> ScalingPolicy:
     return parse(service(**{"spec.scaling": written})).policy(NOON_S)
 
 
 def test_policy_default_is_minimum_replicas_without_slo() -> None:
     one = TierPolicy(min_replicas=1, max_replicas=1)
-    assert parse(service()).policy(NOON_S) == Policy({"prefill": one, "decode": one})
+    assert parse(service()).policy(NOON_S) == ScalingPolicy({"prefill": one, "decode": one})
 
 
 def test_policy_full_example_is_read() -> None:
@@ -35,10 +36,10 @@ def test_policy_full_example_is_read() -> None:
     made = read.policy(NOON_S)
     decode = made.tiers["decode"]
     assert list(made.tiers) == ["prefill", "decode"]
-    assert (decode.min_replicas, decode.max_replicas, decode.warm_replicas, decode.gpus) == (2, 16, 1, 1)
-    assert (decode.up, decode.down) == (RateLimit(8, 60.0), RateLimit(2, 300.0))
+    assert (decode.min_replicas, decode.max_replicas, decode.warm_replicas, decode.gpus_per_replica) == (2, 16, 1, 1)
+    assert (decode.scale_up_limit, decode.scale_down_limit) == (ReplicaRateLimit(8, 60.0), ReplicaRateLimit(2, 300.0))
     assert made.slo == CoreSlo(share=0.95, ttft_s=0.5, ttft_per_1k_tokens_s=0.12, tpot_s=0.05)
-    assert (made.mode, made.paused, made.miss_cost) == (Mode.AUTO, False, 25.0)
+    assert (made.mode, made.paused, made.miss_cost) == (ScalingMode.AUTO, False, 25.0)
     assert made.prefill_per_decode == (0.25, 1.0)
     assert (read.spec.scaling.headroom_share, read.spec.scaling.horizon_s) == (0.1, 180.0)
 
@@ -73,19 +74,19 @@ def test_policy_bounds_hold_for_a_week() -> None:
 
 @pytest.mark.parametrize("mode", ["Auto", "Recommend", "Off"])
 def test_policy_mode_equals_core_mode(mode: str) -> None:
-    assert scaling(mode=mode).mode is Mode(mode)
+    assert scaling(mode=mode).mode is ScalingMode(mode)
 
 
 def test_mode_values_of_api_equal_core_modes() -> None:
-    assert list(get_args(Scaling.model_fields["mode"].annotation)) == [mode.value for mode in Mode]
+    assert list(get_args(ScalingOptions.model_fields["mode"].annotation)) == [mode.value for mode in ScalingMode]
 
 
 def test_runtime_values_of_api_equal_launcher_contract() -> None:
     told = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
-    assert list(get_args(Engine.model_fields["runtime"].annotation)) == told["runtimes"]
+    assert list(get_args(EngineSpec.model_fields["runtime"].annotation)) == told["runtimes"]
 
 
-@pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"missCost": 0}, 0.0), ({"missCost": 7}, 7.0)])
+@pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"sloMissCost": 0}, 0.0), ({"sloMissCost": 7}, 7.0)])
 def test_policy_miss_cost_defaults_and_keeps_zero(written: dict[str, int], cost: float) -> None:
     assert scaling(**written).miss_cost == cost
 
@@ -106,7 +107,7 @@ def test_policy_prefill_ratio_is_unbounded_where_unset(bounds: dict[str, Any], r
 def test_policy_of_paused_aggregated_service_is_read() -> None:
     made = parse(aggregated(**{"spec.scaling.paused": True, "spec.tiers.serve.gpus": 8})).policy(NOON_S)
     assert made.paused
-    assert {name: tier.gpus for name, tier in made.tiers.items()} == {"serve": 8}
+    assert {name: tier.gpus_per_replica for name, tier in made.tiers.items()} == {"serve": 8}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_policy_of_paused_aggregated_service_is_read() -> None:
     ],
 )
 def test_slo_to_core_converts_each_target(written: dict[str, Any], promise: CoreSlo) -> None:
-    assert Slo.model_validate(written).to_core() == promise
+    assert SloSpec.model_validate(written).to_core() == promise
 
 
 @pytest.mark.parametrize("name", examples())
@@ -141,22 +142,24 @@ def test_policy_exists_for_every_example(name: str) -> None:
     ],
 )
 def test_cost_per_hour_multiplies_gpus_and_formats(price: str | int, gpus: int, per_hour: float, shown: str) -> None:
-    cost = Cost.model_validate({"gpuHour": price})
+    cost = CostSpec.model_validate({"gpuHour": price})
     assert cost.per_hour(gpus) == per_hour
-    assert cost.shown(cost.per_hour(gpus)) == shown
+    assert cost.format_amount(cost.per_hour(gpus)) == shown
 
 
 def test_cost_per_million_tokens_is_computed() -> None:
-    cost = Cost.model_validate({"gpuHour": "3.60", "currency": "EUR"})
+    cost = CostSpec.model_validate({"gpuHour": "3.60", "currency": "EUR"})
     price = cost.per_million_tokens(2, 2000.0)
     assert isinstance(price, float)
     assert price == pytest.approx(1.0)
-    assert cost.shown(1.0) == "1.00 EUR"
+    assert cost.format_amount(1.0) == "1.00 EUR"
 
 
 @pytest.mark.parametrize("tokens_per_s", [0.0, -1.0, math.nan])
 def test_cost_per_million_tokens_without_tokens_is_unavailable(tokens_per_s: float) -> None:
-    assert Cost.model_validate({"gpuHour": 1}).per_million_tokens(1, tokens_per_s) == Unknown("no tokens were made")
+    assert CostSpec.model_validate({"gpuHour": 1}).per_million_tokens(1, tokens_per_s) == Unavailable(
+        "no output tokens were generated"
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,30 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.api import reference
+from plimsoll.api import reference_page
 
-PAGE = Path(__file__).parents[2] / reference.PATH
+PAGE = Path(__file__).parents[2] / reference_page.REFERENCE_PATH
 
 
 def test_reference_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference.render()
+    assert PAGE.read_text(encoding="utf-8") == reference_page.render()
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "| `tiers.TIER.gpus` | integer, 0 to 64 | `1` | GPUs of each engine. |",
+        "| `tiers.TIER.gpus` | integer, 0 to 64 | `1` | GPUs of each engine: 0 to 64. |",
         "| `engine.env[].valueFrom.secretKeyRef.name` | string |  | Name of the object. |",
         "- `spec.tiers.TIER.maxReplicas`: maxReplicas must not be below minReplicas",
-        "| `tiers.TIER.summary` | string |  | ready/desired. |",
-        "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas of each tier kept beyond its need, up to"
-        " maxReplicas. |",
+        "| `tiers.TIER.summary` | string |  | Ready and desired pods, such as 2/3. |",
+        "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas that each tier keeps beyond those it"
+        " needs, up to maxReplicas: 0 to 1000. |",
         "| `coldStart.TIER.phases[].name` | string |  | Name of the phase, such as pull or load. |",
-        "| `decisions[].tiers.TIER.to` | integer |  | Replicas decided on. |",
-        "- `spec.scaling.prefillPerDecode`: prefillPerDecode is only for prefill and decode tiers, not for serve",
+        "| `decisions[].tiers.TIER.to` | integer |  | Replica count that was decided. |",
+        "- `spec.scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, "
+        "not with serve",
         "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",
         "| MODEL | Name that clients send as model. |",
     ],
 )
 def test_reference_page_has_line_per_field_rule_and_column(line: str) -> None:
-    assert reference.render().splitlines().count(line) == 1
+    assert reference_page.render().splitlines().count(line) == 1

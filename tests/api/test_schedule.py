@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from plimsoll.api.v1alpha1 import ScheduleEntry
-from plimsoll.api.v1alpha1.schedule import DAYS, windows
+from plimsoll.api.v1alpha1.schedule import DAYS, upcoming_windows
 
 HOUR_S = 3600.0
 WEEK_S = 7 * 24 * HOUR_S
@@ -29,7 +29,7 @@ def entry(start: str, end: str, *days: str, zone: str = "UTC", **more: Any) -> S
 
 def spans(one: ScheduleEntry, now: str, count: int = 1) -> list[tuple[str, str]]:
     """The next windows, in UTC, as `10-25 00:15`."""
-    found = list(one.windows(at(now)))[:count]
+    found = list(one.upcoming_windows(at(now)))[:count]
     return [(_format_time(window.from_s), _format_time(window.until_s)) for window in found]
 
 
@@ -120,7 +120,7 @@ def test_schedule_window_contains_moment_iff_local_clock_does(
     start: str, end: str, days: Sequence[str], zone: str
 ) -> None:
     one, begun_s = entry(start, end, *days, zone=zone), at("2026-06-07 03:07")
-    found = list(one.windows(begun_s))
+    found = list(one.upcoming_windows(begun_s))
     for step in range(int(WEEK_S // (17 * 60))):
         moment_s = begun_s + step * 17 * 60
         inside = any(window.from_s <= moment_s < window.until_s for window in found)
@@ -142,13 +142,13 @@ def test_schedule_always_has_next_window(day: str, hour: int) -> None:
     one = entry("22:00", "03:00", day, zone="America/St_Johns")
     for week in range(53):
         now_s = at("2026-01-01 00:00") + week * WEEK_S + hour * HOUR_S
-        first, *_ = one.windows(now_s)
+        first, *_ = one.upcoming_windows(now_s)
         assert first.until_s > now_s
         assert first.from_s < now_s + WEEK_S + HOUR_S
 
 
 def test_schedule_windows_are_ordered_and_carry_bounds() -> None:
-    found = list(entry("22:00", "06:00", zone=BERLIN, maxReplicas=7).windows(at("2026-10-24 12:00")))
+    found = list(entry("22:00", "06:00", zone=BERLIN, maxReplicas=7).upcoming_windows(at("2026-10-24 12:00")))
     assert len(found) == 8
     assert {(window.min_replicas, window.max_replicas) for window in found} == {(2, 7)}
     assert all(one.until_s <= other.from_s for one, other in pairwise(found))
@@ -161,17 +161,17 @@ def test_schedule_accepts_every_time_zone() -> None:
 
 def test_schedule_entries_keep_their_order() -> None:
     early, late = entry("08:00", "20:00", minReplicas=2), entry("07:00", "19:00", minReplicas=9)
-    found = windows((early, late), at("2026-06-10 12:00"))
+    found = upcoming_windows((early, late), at("2026-06-10 12:00"))
     assert [window.min_replicas for window in found] == [2] * 8 + [9] * 8
 
 
 def test_schedule_windows_are_constant_within_an_hour() -> None:
     one = entry("08:00", "20:30")
-    before, after = windows((one,), at("2026-06-10 20:00")), windows((one,), at("2026-06-10 20:59"))
+    before, after = upcoming_windows((one,), at("2026-06-10 20:00")), upcoming_windows((one,), at("2026-06-10 20:59"))
     assert before == after
     assert before[0].until_s == at("2026-06-10 20:30")
-    assert windows((one,), at("2026-06-10 21:00")) == before[1:]
+    assert upcoming_windows((one,), at("2026-06-10 21:00")) == before[1:]
 
 
 def test_schedule_empty_has_no_windows() -> None:
-    assert windows((), 0.0) == ()
+    assert upcoming_windows((), 0.0) == ()

@@ -14,49 +14,49 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.foreign import board, pilots, replay
-from bench.foreign.board import Place
-from bench.foreign.judge import Run, judged
-from bench.foreign.law import Law
-from bench.foreign.replay import Until
-from bench.foreign.watch import Watch, pod
-from bench.scoreboard.loads import Lengths, Phase
-from bench.scoreboard.rows import ROWS
+from bench.dynamo_replay import command, controllers, replay
+from bench.dynamo_replay.command import ReplayCase
+from bench.dynamo_replay.counters import ReplayCounters, pod_name
+from bench.dynamo_replay.figures import ReplayRun, run_figures
+from bench.dynamo_replay.replay import RecordingController
+from bench.dynamo_replay.step_tables import StepLaw
+from bench.scoreboard.loads import LengthDistribution, RatePhase
+from bench.scoreboard.rows import BOARD_ROWS
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.core import buckets
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core import histogram
+from plimsoll.core.types import Role
 from plimsoll.sim import profile
+from plimsoll.sim.attempt import AttemptOutcome, TraceRequest
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.iteration import Did
-from plimsoll.sim.pace import Pace
+from plimsoll.sim.iteration import StepWork
 from plimsoll.sim.policies import registry
-from plimsoll.sim.policies.base import Scene
-from plimsoll.sim.visit import Asked, End
-from plimsoll.sim.work import Work
+from plimsoll.sim.policies.base import PolicyContext
+from plimsoll.sim.request_cost import RequestCostModel
+from plimsoll.sim.step_timing import StepTiming
 
 needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
-LENGTHS = Lengths(2048.0, 256.0)
+LENGTHS = LengthDistribution(2048.0, 256.0)
 PROMPT = 2048
-IDENTICAL_REQUESTS = [Asked(0.05 * n, PROMPT, 256) for n in range(1200)]
+IDENTICAL_REQUESTS = [TraceRequest(0.05 * n, PROMPT, 256) for n in range(1200)]
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
-    return Place.of(ROWS["step-60"], 1).scene
+def scene() -> PolicyContext:
+    return ReplayCase.of(BOARD_ROWS["step-60"], 1).scene
 
 
 @pytest.fixture(scope="module")
-def place(scene: Scene) -> Place:
+def place(scene: PolicyContext) -> ReplayCase:
     """A minute of requests alike on the row's engines."""
-    row = ROWS["step-60"]
-    return Place(
-        replace(row, load=replace(row.load, phases=(Phase(60.0, 20.0, LENGTHS),))), scene, IDENTICAL_REQUESTS, 60.0
+    row = BOARD_ROWS["step-60"]
+    return ReplayCase(
+        replace(row, load=replace(row.load, phases=(RatePhase(60.0, 20.0, LENGTHS),))), scene, IDENTICAL_REQUESTS, 60.0
     )
 
 
 @pytest.fixture(scope="module")
-def law(scene: Scene) -> Law:
-    return Law.of(scene.plant.profile, IDENTICAL_REQUESTS)
+def law(scene: PolicyContext) -> StepLaw:
+    return StepLaw.of(scene.plant.profile, IDENTICAL_REQUESTS)
 
 
 def a_step(worker: int = 0, **more: Any) -> dict[str, Any]:
@@ -85,41 +85,43 @@ def a_look(now_s: float, *steps: dict[str, Any], ended: int = 0, **more: Any) ->
     return {**usual, **more}
 
 
-def test_law_step_time_equals_profile(scene: Scene, law: Law) -> None:
-    own = Pace(scene.plant.of_role(Role.SERVE), 0.0, Random(0))
+def test_law_step_time_equals_profile(scene: PolicyContext, law: StepLaw) -> None:
+    own = StepTiming(scene.plant.profile_for(Role.SERVE), 0.0, Random(0))
     for sequences in (0, 1, 40, 200):
         context = sequences * 2100
-        plain = own.stretch(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s
-        told = law.step_s(Did(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
+        plain = own.series(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s
+        told = law.step_s(StepWork(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
         assert told == pytest.approx(plain, rel=1e-9)
 
 
-def test_law_tables_equal_the_law(law: Law) -> None:
+def test_law_tables_equal_the_law(law: StepLaw) -> None:
     tables = law.tables()
     assert tables["decode_itl"].shape == (len(tables["decode_active_kv_tokens"]), len(tables["decode_context_length"]))
     each, kv = tables["decode_context_length"][6], tables["decode_active_kv_tokens"][10]
-    assert tables["decode_itl"][10, 6] == pytest.approx(1000.0 * law.decodes_s(kv / each, kv))
+    assert tables["decode_itl"][10, 6] == pytest.approx(1000.0 * law.decode_s(kv / each, kv))
     at_most = law.profile.budget
     assert np.interp(at_most / 3, tables["prefill_isl"], tables["prefill_ttft_ms"]) == pytest.approx(
-        1000.0 * law.prompts_s(at_most / 3), rel=1e-3
+        1000.0 * law.prefill_s(at_most / 3), rel=1e-3
     )
     assert all(np.diff(tables["prefill_ttft_ms"]) >= 0.0)
 
 
 def test_law_prefill_overhead_is_in_ttft_table() -> None:
-    law = Law.of(profile.load("h200-70b"), IDENTICAL_REQUESTS)
+    law = StepLaw.of(profile.load("h200-70b"), IDENTICAL_REQUESTS)
     tables = law.tables()
     assert law.profile.coefficients.anypre > 0.0
     for tokens in (0, 1, 100):
         told_ms = np.interp(tokens, tables["prefill_isl"], tables["prefill_ttft_ms"])
-        assert told_ms == pytest.approx(1000.0 * law.prompts_s(tokens), rel=1e-6)
+        assert told_ms == pytest.approx(1000.0 * law.prefill_s(tokens), rel=1e-6)
 
 
-def test_law_mean_prompt_is_weighted_by_attention(scene: Scene) -> None:
-    assert Law.of(scene.plant.profile, [Asked(0.0, 1000, 1), Asked(0.0, 3000, 1)]).prompt == 2500.0
+def test_law_mean_prompt_is_weighted_by_attention(scene: PolicyContext) -> None:
+    assert (
+        StepLaw.of(scene.plant.profile, [TraceRequest(0.0, 1000, 1), TraceRequest(0.0, 3000, 1)]).mean_prompt == 2500.0
+    )
 
 
-def test_law_benchmark_covers_prefill_decode_and_both(scene: Scene, law: Law) -> None:
+def test_law_benchmark_covers_prefill_decode_and_both(scene: PolicyContext, law: StepLaw) -> None:
     def kinds(role: Role) -> set[tuple[bool, bool]]:
         return {(did.tokens > 0, did.decodes > 0) for _, did in law.benchmark(scene.plant, role)}
 
@@ -128,25 +130,27 @@ def test_law_benchmark_covers_prefill_decode_and_both(scene: Scene, law: Law) ->
 
 
 def test_replay_trace_prompts_share_no_blocks() -> None:
-    first, second = (json.loads(line) for line in replay.trace([Asked(0.5, 1025, 3), Asked(1.0, 512, 4)]))
+    first, second = (
+        json.loads(line) for line in replay.write_trace([TraceRequest(0.5, 1025, 3), TraceRequest(1.0, 512, 4)])
+    )
     assert (first["timestamp"], first["input_length"], first["output_length"]) == (500.0, 1025, 3)
     assert (len(first["hash_ids"]), len(second["hash_ids"])) == (3, 1)
     assert not set(first["hash_ids"]) & set(second["hash_ids"])
 
 
 def test_replay_rows_are_matched_by_time_and_lengths() -> None:
-    asked = [Asked(0.0, 10, 3), Asked(0.5, 10, 3), Asked(0.5, 20, 3), Asked(0.5, 20, 1)]
-    first, second, third, last = replay.ended(
+    asked = [TraceRequest(0.0, 10, 3), TraceRequest(0.5, 10, 3), TraceRequest(0.5, 20, 3), TraceRequest(0.5, 20, 1)]
+    first, second, third, last = replay.read_attempts(
         asked, [_a_line(asked[3], ttft=70.0), _a_line(asked[1], ttft=90.0, itl=20.0), _a_line(asked[2], "rejected")]
     )
     assert [one.id for one in (first, second, third, last)] == [1, 2, 3, 4]
-    assert (first.end, third.end, third.ttft_s) == (End.UNFINISHED, End.REFUSED, None)
+    assert (first.outcome, third.outcome, third.ttft_s) == (AttemptOutcome.UNFINISHED, AttemptOutcome.REFUSED, None)
     assert (second.ttft_s, second.tpot_s) == (pytest.approx(0.09), pytest.approx(0.02))
     assert (last.ttft_s, last.tpot_s) == (pytest.approx(0.07), None)
 
 
-def test_assess_only_successful_requests_are_in_time(scene: Scene) -> None:
-    asked = [Asked(0.1 * n, PROMPT, 256) for n in range(5)]
+def test_assess_only_successful_requests_are_in_time(scene: PolicyContext) -> None:
+    asked = [TraceRequest(0.1 * n, PROMPT, 256) for n in range(5)]
     lines = [
         _a_line(asked[0], ttft=900.0, itl=39.0),
         _a_line(asked[1], ttft=1100.0, itl=5.0),
@@ -154,36 +158,36 @@ def test_assess_only_successful_requests_are_in_time(scene: Scene) -> None:
         _a_line(asked[3], ttft=90.0, itl=1.0),
         _a_line(asked[4], "rejected", ttft=1.0, itl=1.0),
     ]
-    figures = judged(a_run(replay.ended(asked, lines), 3600.0, [(0.0, 2)]), scene, 60.0)
+    figures = run_figures(a_run(replay.read_attempts(asked, lines), 3600.0, [(0.0, 2)]), scene, 60.0)
     assert (figures["attainment"], figures["gpu_hours"], figures["offered"]) == (2 / 5, 1.0, 5)
 
 
-def test_assess_counts_windows_reversals_and_replica_hours(scene: Scene) -> None:
+def test_assess_counts_windows_reversals_and_replica_hours(scene: PolicyContext) -> None:
     """Two windows of which one is late, three turns, and one replica in the first hour and two in the second."""
-    asked = [Asked(7.0 * n, PROMPT, 256) for n in range(1000)]
+    asked = [TraceRequest(7.0 * n, PROMPT, 256) for n in range(1000)]
     lines = [_a_line(one, ttft=90.0 if number < 500 else 2000.0, itl=5.0) for number, one in enumerate(asked)]
     wanted = [(0.0, 1), (10.0, 2), (20.0, 1), (30.0, 2), (40.0, 1)]
-    run = a_run(replay.ended(asked, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
-    figures = judged(run, scene, 7200.0)
+    run = a_run(replay.read_attempts(asked, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
+    figures = run_figures(run, scene, 7200.0)
     assert (figures["windows"], figures["passed"], figures["turns"]) == (2, 1, [3])
     assert (figures["later"], figures["peak"]) == ([2.0], [2])
-    assert judged(run, scene, 7000.0)["later"] is None
+    assert run_figures(run, scene, 7000.0)["later"] is None
 
 
 def test_assess_disaggregated_run_pays_both_tiers() -> None:
-    scene = Place.of(ROWS["step-60-pd"], 1).scene
-    visits = replay.ended(IDENTICAL_REQUESTS, [_a_line(one, ttft=90.0, itl=5.0) for one in IDENTICAL_REQUESTS])
+    scene = ReplayCase.of(BOARD_ROWS["step-60-pd"], 1).scene
+    visits = replay.read_attempts(IDENTICAL_REQUESTS, [_a_line(one, ttft=90.0, itl=5.0) for one in IDENTICAL_REQUESTS])
     each = {Role.PREFILL: [(0.0, 1)], Role.DECODE: [(0.0, 1), (10.0, 3)]}
-    figures = judged(Run(visits, {Role.PREFILL: 60.0, Role.DECODE: 120.0}, each, each), scene, 60.0)
+    figures = run_figures(ReplayRun(visits, {Role.PREFILL: 60.0, Role.DECODE: 120.0}, each, each), scene, 60.0)
     assert (figures["attainment"], figures["gpu_hours"], figures["peak"]) == (1.0, 0.05, [1, 3])
 
 
-def a_run(visits: Any, paid_s: float, there: Any, wanted: Any = ((0.0, 1),)) -> Run:
+def a_run(visits: Any, paid_s: float, there: Any, wanted: Any = ((0.0, 1),)) -> ReplayRun:
     """Of one tier."""
-    return Run(visits, {Role.SERVE: paid_s}, {Role.SERVE: there}, {Role.SERVE: wanted})
+    return ReplayRun(visits, {Role.SERVE: paid_s}, {Role.SERVE: there}, {Role.SERVE: wanted})
 
 
-def _a_line(asked: Asked, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:
+def _a_line(asked: TraceRequest, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:
     """Of their report."""
     return json.dumps(
         {
@@ -205,67 +209,69 @@ def test_paid_time_ends_with_the_load() -> None:
 
 
 def test_controller_is_called_until_end_of_load() -> None:
-    class Two(pilots.Nobody):
+    class Two(controllers.ConstantReplicas):
         def on_tick(self, shown: dict[str, Any]) -> dict[str, Any]:
             return {**super().on_tick(shown), "target_decode": 2}
 
-    until = Until(Two(), 10.0, {Role.SERVE: 1})
+    until = RecordingController(Two(), 10.0, {Role.SERVE: 1})
     assert until.on_tick(a_look(9.0, total_decode_count=4))["next_tick_ms"] == 10_000.0
     assert until.on_tick(a_look(10.0, total_decode_count=3))["next_tick_ms"] is None
-    assert until.wanted == {Role.SERVE: [(0.0, 1), (9.0, 2)]}
-    assert until.there == {Role.SERVE: [(0.0, 1), (9.0, 4), (10.0, 3)]}
+    assert until.desired_counts == {Role.SERVE: [(0.0, 1), (9.0, 2)]}
+    assert until.ready_counts == {Role.SERVE: [(0.0, 1), (9.0, 4), (10.0, 3)]}
 
 
-def test_watch_sums_steps_into_engine_metrics(scene: Scene) -> None:
-    watch = Watch([Role.SERVE], IDENTICAL_REQUESTS, scene.plant)
-    watch.take(a_look(0.1, a_step(num_prefill_requests=2, sum_prefill_tokens=3000, num_queued_prefill=5)))
+def test_watch_sums_steps_into_engine_metrics(scene: PolicyContext) -> None:
+    watch = ReplayCounters([Role.SERVE], IDENTICAL_REQUESTS, scene.plant)
+    watch.observe(a_look(0.1, a_step(num_prefill_requests=2, sum_prefill_tokens=3000, num_queued_prefill=5)))
     busy = a_step(num_decode_requests=7, sum_decode_kv_tokens=72_000)
-    watch.take(a_look(0.2, busy, a_step(1, num_decode_requests=1), ended=2))
-    told = watch.engine(pod(Role.SERVE, 0), 0.3, 1000.0)
+    watch.observe(a_look(0.2, busy, a_step(1, num_decode_requests=1), ended=2))
+    told = watch.engine(pod_name(Role.SERVE, 0), 0.3, 1000.0)
     assert (told.at_s, told.steps, told.local_prompt_tokens, told.generated_tokens) == (1000.3, 2, 3000, 9)
     assert (told.running, told.waiting) == (7, 0)
     assert told.kv_used == pytest.approx(0.1)
     assert told.tpot_s is not None
-    assert buckets.count(told.tpot_s) == 2
-    assert told.tpot_s.total == pytest.approx(0.02)
-    assert watch.engine(pod(Role.SERVE, 0), 2.0, 1000.0).running == 0
+    assert histogram.total_count(told.tpot_s) == 2
+    assert told.tpot_s.value_sum == pytest.approx(0.02)
+    assert watch.engine(pod_name(Role.SERVE, 0), 2.0, 1000.0).running == 0
 
 
-def test_watch_disaggregated_prefill_and_transfer_are_split(scene: Scene) -> None:
-    watch = Watch([Role.PREFILL, Role.DECODE], IDENTICAL_REQUESTS, scene.plant)
+def test_watch_disaggregated_prefill_and_transfer_are_split(scene: PolicyContext) -> None:
+    watch = ReplayCounters([Role.PREFILL, Role.DECODE], IDENTICAL_REQUESTS, scene.plant)
     prompts = a_step(1, num_prefill_requests=1, sum_prefill_tokens=PROMPT)
-    watch.take(a_look(0.1, prefill_fpm_snapshots=[prompts]))
-    watch.take(a_look(0.2, a_step(num_decode_requests=1, sum_decode_kv_tokens=PROMPT), ended=1))
-    reads, answers = (watch.engine(name, 0.3, 0.0) for name in (pod(Role.PREFILL, 1), pod(Role.DECODE, 0)))
-    assert (reads.local_prompt_tokens, reads.moved_prompt_tokens, reads.generated_tokens) == (PROMPT, 0, 1)
-    assert (answers.local_prompt_tokens, answers.moved_prompt_tokens, answers.generated_tokens) == (0, PROMPT, 2)
+    watch.observe(a_look(0.1, prefill_fpm_snapshots=[prompts]))
+    watch.observe(a_look(0.2, a_step(num_decode_requests=1, sum_decode_kv_tokens=PROMPT), ended=1))
+    reads, answers = (watch.engine(name, 0.3, 0.0) for name in (pod_name(Role.PREFILL, 1), pod_name(Role.DECODE, 0)))
+    assert (reads.local_prompt_tokens, reads.transferred_prompt_tokens, reads.generated_tokens) == (PROMPT, 0, 1)
+    assert (answers.local_prompt_tokens, answers.transferred_prompt_tokens, answers.generated_tokens) == (0, PROMPT, 2)
     assert answers.transfer_s > 0.0
     assert reads.tpot_s is not None
     assert answers.tpot_s is not None
-    assert (buckets.count(reads.tpot_s), buckets.count(answers.tpot_s)) == (0, 1)
-    assert watch.gateway([pod(Role.PREFILL, 1), pod(Role.DECODE, 0)], 0.3).answered == 1
+    assert (histogram.total_count(reads.tpot_s), histogram.total_count(answers.tpot_s)) == (0, 1)
+    assert watch.gateway([pod_name(Role.PREFILL, 1), pod_name(Role.DECODE, 0)], 0.3).succeeded == 1
 
 
 def test_controller_orders_each_tier_separately() -> None:
-    told = pilots.Ordering({Role.PREFILL: 1, Role.DECODE: 2}).answer(3.0, {Role.PREFILL: 1, Role.DECODE: 4})
+    told = controllers.OrderTracker({Role.PREFILL: 1, Role.DECODE: 2}).next_orders(
+        3.0, {Role.PREFILL: 1, Role.DECODE: 4}
+    )
     assert told == {"target_prefill": None, "target_decode": 4, "next_tick_ms": 3000.0}
 
 
-def test_watch_gateway_counts_arrivals_and_successes(scene: Scene) -> None:
-    watch = Watch([Role.SERVE], IDENTICAL_REQUESTS, scene.plant)
-    watch.take(a_look(0.12, a_step(num_decode_requests=3, num_queued_prefill=4), ended=1))
-    told = watch.gateway([pod(Role.SERVE, 0)], 0.12)
-    assert (told.arrived, told.arrived_tokens, told.answered) == (3, 3 * PROMPT, 1)
-    assert told.inflight == {pod(Role.SERVE, 0): 7}
+def test_watch_gateway_counts_arrivals_and_successes(scene: PolicyContext) -> None:
+    watch = ReplayCounters([Role.SERVE], IDENTICAL_REQUESTS, scene.plant)
+    watch.observe(a_look(0.12, a_step(num_decode_requests=3, num_queued_prefill=4), ended=1))
+    told = watch.gateway([pod_name(Role.SERVE, 0)], 0.12)
+    assert (told.arrived, told.arrived_tokens, told.succeeded) == (3, 3 * PROMPT, 1)
+    assert told.inflight == {pod_name(Role.SERVE, 0): 7}
     assert told.ttft_s is not None
-    assert told.ttft_s.total == pytest.approx(0.08)
+    assert told.ttft_s.value_sum == pytest.approx(0.08)
 
 
-def test_plimsoll_controller_scales_up_for_overload(scene: Scene, law: Law) -> None:
+def test_plimsoll_controller_scales_up_for_overload(scene: PolicyContext, law: StepLaw) -> None:
     """Twenty requests a second, on an engine that answers them all in time whatever they take."""
-    service = parse(ROWS["step-60"].manifest())
-    pilot = pilots.Plimsoll(
-        service, scene.plant, scene.plant.start.draw(Random(0)), IDENTICAL_REQUESTS, {Role.SERVE: 1}
+    service = parse(BOARD_ROWS["step-60"].manifest())
+    pilot = controllers.PlimsollController(
+        service, scene.plant, scene.plant.startup.sample(Random(0)), IDENTICAL_REQUESTS, {Role.SERVE: 1}
     )
     step, targets = a_step(num_prefill_requests=1, sum_prefill_tokens=PROMPT, num_decode_requests=64), []
     for n in range(1000):
@@ -278,12 +284,14 @@ def test_plimsoll_controller_scales_up_for_overload(scene: Scene, law: Law) -> N
 
 @pytest.mark.parametrize("shown_starting", [True, False])  # a start that takes no time is never shown
 def test_plimsoll_controller_learns_each_startup_once(
-    scene: Scene, shown_starting: bool, monkeypatch: pytest.MonkeyPatch
+    scene: PolicyContext, shown_starting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phases = scene.plant.start.draw(Random(0))
-    pilot = pilots.Plimsoll(parse(ROWS["step-60"].manifest()), scene.plant, phases, IDENTICAL_REQUESTS, {Role.SERVE: 1})
+    phases = scene.plant.startup.sample(Random(0))
+    pilot = controllers.PlimsollController(
+        parse(BOARD_ROWS["step-60"].manifest()), scene.plant, phases, IDENTICAL_REQUESTS, {Role.SERVE: 1}
+    )
     learned: list[Any] = []
-    monkeypatch.setattr(pilot._operator, "started", lambda tier, took: learned.append((tier, took)))
+    monkeypatch.setattr(pilot._operator, "record_startup", lambda tier, took: learned.append((tier, took)))
     pilot.on_tick(a_look(0.0))
     pilot.on_tick(a_look(1.0, starting_decode_ids=[1] if shown_starting else []))
     assert not learned
@@ -292,26 +300,29 @@ def test_plimsoll_controller_learns_each_startup_once(
     assert learned == [("serve", phases)]
 
 
-def test_own_simulator_without_admission_rejects_nothing(place: Place) -> None:
-    gated, ungated = (board.ours("plimsoll", place, gate) for gate in (True, False))
-    assert [sum(one.end is End.SHED for one in run.visits) > 0 for run in (gated, ungated)] == [True, False]
-    latest = [max(one.ttft_s for one in run.visits if one.ttft_s is not None) for run in (gated, ungated)]
+def test_own_simulator_without_admission_rejects_nothing(place: ReplayCase) -> None:
+    gated, ungated = (command.play_plimsoll("plimsoll", place, gate) for gate in (True, False))
+    assert [sum(one.outcome is AttemptOutcome.SHED for one in run.attempts) > 0 for run in (gated, ungated)] == [
+        True,
+        False,
+    ]
+    latest = [max(one.ttft_s for one in run.attempts if one.ttft_s is not None) for run in (gated, ungated)]
     assert latest[1] > latest[0]
 
 
-def test_reactive_controller_orders_what_arrivals_need(place: Place) -> None:
+def test_reactive_controller_orders_what_arrivals_need(place: ReplayCase) -> None:
     policy = registry.parse("follower:margin=0.2,hold=0,window=10", place.scene)
-    need = math.ceil(20.0 * Work(place.scene.plant, [Role.SERVE]).whole_s(IDENTICAL_REQUESTS[0]) / 0.2)
-    pilot, targets = pilots.Following(policy, IDENTICAL_REQUESTS, {Role.SERVE: 1}), []
+    need = math.ceil(20.0 * RequestCostModel(place.scene.plant, [Role.SERVE]).total_s(IDENTICAL_REQUESTS[0]) / 0.2)
+    pilot, targets = controllers.ReactiveController(policy, IDENTICAL_REQUESTS, {Role.SERVE: 1}), []
     for now_s in range(1, 100):
         targets.append(pilot.on_tick(a_look(float(now_s)))["target_decode"])
     orders = [one for one in targets if one is not None]
     assert (max(orders), orders[-1]) == (need, 1)
 
 
-def test_unknown_policy_is_named(place: Place) -> None:
+def test_unknown_policy_is_named(place: ReplayCase) -> None:
     with pytest.raises(BadInput, match="nonsense"):
-        board.theirs("nonsense", place, "round_robin", SimpleNamespace())
+        command.play_dynamo("nonsense", place, "round_robin", SimpleNamespace())
 
 
 @pytest.mark.parametrize(
@@ -325,36 +336,38 @@ def test_unknown_policy_is_named(place: Place) -> None:
 )
 def test_unsupported_row_is_rejected_with_reason(row: str, said: str) -> None:
     with pytest.raises(BadInput, match=f"{row}: .*{said}"):
-        Place.of(ROWS[row], 1)
+        ReplayCase.of(BOARD_ROWS[row], 1)
 
 
 def test_place_load_starts_at_zero_and_startup_is_mean() -> None:
-    place = Place.of(ROWS["guide"], 1)
-    assert Place.of(ROWS["step-60-pd"], 1).scene.plant.profile.hot is None
-    assert (place.asked[0].at_s, place.start_s, place.scene.plant.start.longest_s) == (0.0, 117.5, 117.5)
+    place = ReplayCase.of(BOARD_ROWS["guide"], 1)
+    assert ReplayCase.of(BOARD_ROWS["step-60-pd"], 1).scene.plant.profile.hot is None
+    assert (place.requests[0].at_s, place.start_s, place.scene.plant.startup.max_s) == (0.0, 117.5, 117.5)
 
 
 def test_board_without_package_names_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "dynamo", None)
-    assert board.main([]) == 2
+    assert command.main([]) == 2
     assert "ai-dynamo 1.4.2" in capsys.readouterr().err
 
 
 @needs_package
-def test_dynamo_engine_follows_given_step_times(law: Law) -> None:
-    asked = [Asked(0.0, PROMPT, 101)]
-    run = replay.play(asked, law, pilots.Nobody(), {Role.SERVE: 1}, 60.0, 10.0, "round_robin")
-    (seen,) = run.visits
-    assert seen.ttft_s == pytest.approx(law.step_s(Did(prefills=1, tokens=PROMPT)), rel=0.01)
-    assert seen.tpot_s == pytest.approx(law.decodes_s(1, PROMPT + 50), rel=0.01)
+def test_dynamo_engine_follows_given_step_times(law: StepLaw) -> None:
+    asked = [TraceRequest(0.0, PROMPT, 101)]
+    run = replay.play(asked, law, controllers.ConstantReplicas(), {Role.SERVE: 1}, 60.0, 10.0, "round_robin")
+    (seen,) = run.attempts
+    assert seen.ttft_s == pytest.approx(law.step_s(StepWork(prefills=1, tokens=PROMPT)), rel=0.01)
+    assert seen.tpot_s == pytest.approx(law.decode_s(1, PROMPT + 50), rel=0.01)
 
 
 @needs_package
 def test_dynamo_pair_transfers_prefilled_prompts() -> None:
-    place = Place.of(ROWS["step-60-pd"], 1)
-    law = Law.of(place.scene.plant.profile, IDENTICAL_REQUESTS)
-    run = replay.play(IDENTICAL_REQUESTS[:20], law, pilots.Nobody(), place.initial, 60.0, 10.0, "round_robin")
-    assert [one.end for one in run.visits] == [End.OK] * 20
+    place = ReplayCase.of(BOARD_ROWS["step-60-pd"], 1)
+    law = StepLaw.of(place.scene.plant.profile, IDENTICAL_REQUESTS)
+    run = replay.play(
+        IDENTICAL_REQUESTS[:20], law, controllers.ConstantReplicas(), place.initial, 60.0, 10.0, "round_robin"
+    )
+    assert [one.outcome for one in run.attempts] == [AttemptOutcome.OK] * 20
     assert run.paid_s == {Role.PREFILL: pytest.approx(10.0, abs=0.1), Role.DECODE: pytest.approx(10.0, abs=0.1)}

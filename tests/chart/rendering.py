@@ -38,10 +38,10 @@ EVERYTHING: Object = {
 }
 
 
-LEAST_KUBERNETES = "1.31.0"  # as Chart.yaml promises
+MIN_KUBERNETES = "1.31.0"  # as Chart.yaml promises
 
 
-class Refused(Exception):
+class RenderError(Exception):
     """Helm would not render: the message is what it told the user."""
 
 
@@ -63,7 +63,7 @@ def render(values: Mapping[str, Any] | None = None, *options: str) -> list[Objec
 
 @functools.cache
 def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
-    version = () if "--kube-version" in options else ("--kube-version", LEAST_KUBERNETES)
+    version = () if "--kube-version" in options else ("--kube-version", MIN_KUBERNETES)
     text = _run("template", values, *version, *options)
     return tuple(document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
 
@@ -73,7 +73,7 @@ def _run(verb: str, values: str, *options: str) -> str:
     command = [helm(), verb, *name, str(CHART), "--namespace", NAMESPACE, "--values", "-", *options]
     result = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise Refused(result.stderr)
+        raise RenderError(result.stderr)
     return result.stdout
 
 

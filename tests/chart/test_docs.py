@@ -45,11 +45,11 @@ def test_values_comment_belongs_to_key_below() -> None:
 
 
 def test_documented_row_is_commented_leaf_key() -> None:
-    assert [row.name for row in docs.documented(docs.read(SAMPLE))] == ["a", "b.c", "e"]
+    assert [row.name for row in docs.rows_of(docs.read(SAMPLE))] == ["a", "b.c", "e"]
 
 
 def test_values_page_lists_rows_and_groups() -> None:
-    page = docs.page(docs.read(SAMPLE))
+    page = docs.render_page(docs.read(SAMPLE))
     assert '| `b.c` | `{"x": 1, "y": 2}` | Inside. |' in page
     assert "- `b`: A group, on two lines." in page
     assert "| `e` | `null` | With \\| a bar. |" in page

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from plimsoll.adapters import scrape
-from plimsoll.api.conditions import Reason, Type
+from plimsoll.adapters import vllm_metrics
+from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
@@ -56,7 +56,7 @@ def labels_of(name: str) -> set[str] | None:
     """The labels of a metric, None of one that does not exist. An engine's are those that the operator reads too."""
     if name.startswith("vllm:"):
         base = name.removesuffix("_bucket").encode()
-        return ENGINE_LABELS if base in Path(scrape.__file__).read_bytes() else None
+        return ENGINE_LABELS if base in Path(vllm_metrics.__file__).read_bytes() else None
     return KNOWN.get(name) or RECORDED.get(name)
 
 
@@ -81,9 +81,9 @@ def test_expression_uses_existing_metrics_and_labels(where: str, expr: str) -> N
 def test_expression_conditions_and_reasons_exist() -> None:
     for where, expr in expressions():
         for kind in re.findall(r'\btype="([^"]+)"', expr):
-            assert kind in {t.value for t in Type}, where
+            assert kind in {t.value for t in ConditionType}, where
         for reasons in re.findall(r'\breason=~?"([^"]+)"', expr):
-            assert set(reasons.split("|")) <= {r.value for r in Reason}, where
+            assert set(reasons.split("|")) <= {r.value for r in ConditionReason}, where
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 import yaml
 
-from plimsoll.resources.platform import Platform
+from plimsoll.resources.platform_config import PlatformConfig
 from tests.chart.rendering import (
     CHART,
     EVERYTHING,
@@ -15,7 +15,7 @@ from tests.chart.rendering import (
     ROOT,
     SNAPSHOT,
     Object,
-    Refused,
+    RenderError,
     find,
     notes,
     of_kind,
@@ -26,10 +26,10 @@ from tests.chart.rendering import (
 NAME, INSTANCE, COMPONENT = (f"app.kubernetes.io/{key}" for key in ("name", "instance", "component"))
 
 
-def settings(values: Object | None = None, *options: str) -> Platform:
+def settings(values: Object | None = None, *options: str) -> PlatformConfig:
     """The operator's own reading of its settings file."""
     text = find(render(values, *options), "ConfigMap")["data"]["operator.yaml"]
-    return Platform.model_validate(yaml.safe_load(text))
+    return PlatformConfig.model_validate(yaml.safe_load(text))
 
 
 def selector(part: str) -> Object:
@@ -49,7 +49,7 @@ def test_chart_version_equals_package_version() -> None:
 def test_unsupported_kubernetes_version_is_rejected() -> None:
     assert render({}, "--kube-version", "1.31.0")
     assert render({}, "--kube-version", "v1.31.4-gke.100")
-    with pytest.raises(Refused, match="kubeVersion"):
+    with pytest.raises(RenderError, match="kubeVersion"):
         render({}, "--kube-version", "1.30.9")
 
 

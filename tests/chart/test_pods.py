@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.gateway.settings import Settings
+from plimsoll.gateway.settings import PickerSettings
 from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of_kind, pod_specs, render
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
@@ -115,7 +115,7 @@ def test_gateway_settings_read_rendered_environment() -> None:
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
-    settings = Settings.from_environment(environment)
+    settings = PickerSettings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")

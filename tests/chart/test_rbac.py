@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.controllers.operator import LEASE
+from plimsoll.controllers.operator import LEASE_NAME
 from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
 FOLLOW = ("list", "watch")
@@ -88,13 +88,13 @@ def test_rbac_bindings_reference_existing_roles() -> None:
 
 def test_rbac_only_release_lease_may_be_changed() -> None:
     objects = render({}, "--name-template", "llm")
-    assert find(objects, "Lease")["metadata"]["name"] == LEASE
+    assert find(objects, "Lease")["metadata"]["name"] == LEASE_NAME
     changing = [
         rule
         for rule in find(objects, "Role")["rules"]
         if rule["resources"] == ["leases"] and set(rule["verbs"]) & {"get", "update"}
     ]
-    assert [rule["resourceNames"] for rule in changing] == [[LEASE]]
+    assert [rule["resourceNames"] for rule in changing] == [[LEASE_NAME]]
 
 
 def test_rbac_aggregates_view_and_edit_roles() -> None:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from charts import docs
-from tests.chart.rendering import CHART, EVERYTHING, Object, Refused, merged, render
+from tests.chart.rendering import CHART, EVERYTHING, Object, RenderError, merged, render
 
 VALUES: Object = yaml.safe_load(docs.VALUES.read_text())
 SCHEMA: Object = yaml.safe_load((CHART / "values.schema.json").read_text())
 KEYS = docs.read(docs.VALUES.read_text())
-ROWS = docs.documented(KEYS)
+ROWS = docs.rows_of(KEYS)
 
 ENABLED_VALUES = (
     "metrics.podMonitor.enabled",
@@ -67,7 +67,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-def other(row: docs.Value) -> Any:
+def other(row: docs.ChartValue) -> Any:
     if row.name in OTHER:
         return OTHER[row.name]
     if isinstance(row.default, bool):
@@ -109,7 +109,7 @@ def with_everything() -> list[Object]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_value_changes_rendering(row: docs.Value) -> None:
+def test_every_value_changes_rendering(row: docs.ChartValue) -> None:
     changed = render(merged(EVERYTHING, nested(row.path, other(row))))
     assert changed != with_everything()
 
@@ -158,7 +158,7 @@ def test_schema_rejects_unknown_keys_everywhere(path: tuple[str, ...]) -> None:
     ],
 )
 def test_helm_rejects_invalid_value_and_names_it(values: Object, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(RenderError, match=words):
         render(values)
 
 

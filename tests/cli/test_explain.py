@@ -9,26 +9,30 @@ from typing import Any
 
 import pytest
 
-from plimsoll.cli.cluster import Unanswered
-from plimsoll.cli.explain import render
+from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.explain import render_document
 from plimsoll.cli.output import Screen
 
 PIPE = Screen()
-UNKNOWN = {"unknown": "no engine of the tier has told what it is yet"}
+UNKNOWN = {"unknown": "no engine of the tier has reported its configuration yet"}
 
 DECODE = {
     "before": 3,
     "replicas": 5,
     "recommended": 5,
     "limits": ["rate limit"],
-    "held": False,
+    "frozen": False,
     "overdue": ["chat-decode-7"],
     "etas_s": [41.0, 60.0],
     "counterfactual": "3 would give p95 TPOT 71 ms, target 50 ms",
     "why": "forecast 41 req/s in 95 s needs 5; 3 would give p95 TPOT 71 ms, target 50 ms",
     "steps": [
-        {"name": "demand", "replicas": 3, "why": "up to 4.5 GPU-s/s of work within 95 s: level 4, burst 0.5"},
-        {"name": "need", "replicas": 5, "why": "forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each, TPOT binds)"},
+        {"name": "demand", "replicas": 3, "why": "forecast 4.5 GPU-s/s of work within 95 s: level 4, burst 0.5"},
+        {
+            "name": "need",
+            "replicas": 5,
+            "why": "forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each, limited by TPOT)",
+        },
     ],
 }
 PREFILL = {
@@ -36,12 +40,12 @@ PREFILL = {
     "replicas": 2,
     "recommended": 2,
     "limits": [],
-    "held": True,
+    "frozen": True,
     "overdue": [],
     "etas_s": [],
     "counterfactual": None,
-    "why": "not known: nothing heard; 2 held",
-    "steps": [{"name": "demand", "replicas": 2, "why": "not known: nothing heard; 2 held"}],
+    "why": "unknown: no metrics; replica count stays at 2",
+    "steps": [{"name": "demand", "replicas": 2, "why": "unknown: no metrics; replica count stays at 2"}],
 }
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -63,24 +67,24 @@ DOCUMENT: dict[str, Any] = {
             "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "why": "mode is Recommend"}},
         },
     ],
-    "heard": {
+    "metrics": {
         "at": "2026-01-01T12:00:04.310Z",
         "gateways": {
             "count": 2,
             "coverage": 0.5,
             "age_s": 0.0123,
             "rate_per_s": 35.2,
-            "answered_per_s": 34.0,
+            "succeeded_per_s": 34.0,
             "failed_per_s": 0.0,
-            "arrived": 2100.0,
-            "prompt_tokens": 480.0,
+            "arrivals": 2100.0,
+            "mean_prompt_tokens": 480.0,
             "ttft_s": 0.34,
             "e2e_s": 3.1,
-            "shed_share": 0.02,
-            "held": 3.0,
+            "rejected_share": 0.02,
+            "queued": 3.0,
             "in_flight": 140.0,
         },
-        "requests": {"prompt_tokens": 470.0, "cached_tokens": 118.0, "output_tokens": 205.0},
+        "requests": {"mean_prompt_tokens": 470.0, "cached_tokens": 118.0, "output_tokens": 205.0},
         "tiers": {
             "prefill": {"coverage": 0.0, "age_s": None, "running": {"unknown": "none of 2 pods has answered for 15 s"}},
             "decode": {"coverage": 1.0, "age_s": 4.2, "running": 131.0},
@@ -90,12 +94,12 @@ DOCUMENT: dict[str, Any] = {
         "prefill": {
             "engine": None,
             "model": UNKNOWN,
-            "line": UNKNOWN,
+            "capacity": UNKNOWN,
             "forecast": UNKNOWN,
-            "starts": {
+            "startup": {
                 "variant": {"model": "Qwen/Qwen3-8B", "image": "registry/engine:2", "gpus": "1 nvidia.com/gpu"},
-                "seen": 0.0,
-                "phases": [{"name": "whole", "p50_s": 109.0, "p90_s": 213.0, "p99_s": 300.0}],
+                "startups": 0.0,
+                "phases": [{"name": "total", "p50_s": 109.0, "p90_s": 213.0, "p99_s": 300.0}],
             },
         },
         "decode": {
@@ -106,8 +110,8 @@ DOCUMENT: dict[str, Any] = {
                 "engine_version": "vllm 0.26.0",
             },
             "model": {
-                "known": True,
-                "words": "base known within 1.2%, work at this mix within 2.0% (one deviation)",
+                "calibrated": True,
+                "summary": "base known within 1.2%, work at this mix within 2.0% (one deviation)",
                 "quantile": 0.75,
                 "base_s": 0.0051,
                 "any_prefill_s": 0.0012,
@@ -116,32 +120,32 @@ DOCUMENT: dict[str, Any] = {
                 "sequence_s": 4e-05,
                 "cached_token_s": 8e-09,
             },
-            "line": {
-                "knee_per_s": 9.1,
+            "capacity": {
+                "capacity_per_s": 9.1,
                 "replica_work": 0.9,
                 "request_gpu_s": 0.1,
                 "constraint": "TPOT",
                 "infeasible": {
                     "constraint": "TPOT",
                     "feasible": {"ttft_s": None, "tpot_s": 0.022},
-                    "words": "no number of replicas keeps the promise (TPOT breaks it), sized for TPOT 22 ms",
+                    "summary": "no number of replicas meets the SLO (limited by TPOT), sized for TPOT 22 ms",
                 },
             },
             "forecast": {
                 "work": 4.5,
-                "parts": {"level": 4.0, "trend": 0.0, "season": 0.0, "burst": 0.5, "doubt": 0.0},
+                "parts": {"level": 4.0, "trend": 0.0, "season": 0.0, "burst": 0.5, "uncertainty": 0.0},
                 "rate_per_s": 36.0,
                 "horizon_s": 95.0,
                 "quantile": 0.95,
                 "age_s": 1.0,
                 "history": 0.4,
             },
-            "starts": {
-                "seen": 12.0,
+            "startup": {
+                "startups": 12.0,
                 "phases": [
                     {"name": "pull", "p50_s": 9.0, "p90_s": 12.0, "p99_s": 15.0},
                     {"name": "load", "p50_s": 20.0, "p90_s": 23.0, "p99_s": 26.0},
-                    {"name": "whole", "p50_s": 29.0, "p90_s": 34.0, "p99_s": 40.0},
+                    {"name": "total", "p50_s": 29.0, "p90_s": 34.0, "p99_s": 40.0},
                 ],
             },
         },
@@ -162,11 +166,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_render_document_matches_golden_text() -> None:
-    assert "\n".join(render(DOCUMENT, Screen(100))) + "\n" == GOLDEN
+    assert "\n".join(render_document(DOCUMENT, Screen(100))) + "\n" == GOLDEN
 
 
 def test_render_to_pipe_is_uncut_and_plain() -> None:
-    lines = render(DOCUMENT, PIPE)
+    lines = render_document(DOCUMENT, PIPE)
     assert "\x1b" not in "".join(lines)
     assert max(map(len, lines)) > 100
     assert " ".join(" ".join(lines).split()) == " ".join(GOLDEN.split())
@@ -174,7 +178,7 @@ def test_render_to_pipe_is_uncut_and_plain() -> None:
 
 def test_render_to_terminal_fits_its_width() -> None:
     for width in (60, 80, 120):
-        assert max(map(len, render(DOCUMENT, Screen(width)))) <= width
+        assert max(map(len, render_document(DOCUMENT, Screen(width)))) <= width
 
 
 @pytest.mark.parametrize(
@@ -190,25 +194,25 @@ def test_render_to_terminal_fits_its_width() -> None:
 )
 def test_render_decision_summary_in_one_line(before: Any, replicas: Any, recommended: Any, words: str) -> None:
     tier = DECODE | {"before": before, "replicas": replicas, "recommended": recommended}
-    lines = render(changed("decisions.0.tiers.decode", tier), PIPE)
-    assert f"{words}, the tier that binds" in lines
+    lines = render_document(changed("decisions.0.tiers.decode", tier), PIPE)
+    assert f"{words}, binding tier" in lines
 
 
 def test_render_before_first_tick_says_nothing_decided() -> None:
-    lines = render({**DOCUMENT, "decisions": [], "heard": None, "tiers": {}}, PIPE)
-    assert lines[-1] == "Nothing was decided yet: the operator has only begun to look at it."
+    lines = render_document({**DOCUMENT, "decisions": [], "metrics": None, "tiers": {}}, PIPE)
+    assert lines[-1] == "No decision yet: the operator has just started to observe the service."
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1", True, 1.0, [1], {"a": 1}])
 def test_render_unsupported_version_is_rejected(version: Any) -> None:
-    with pytest.raises(Unanswered, match="this program reads 1; --json prints it"):
-        render({**DOCUMENT, "version": version}, PIPE)
+    with pytest.raises(ClusterQueryError, match="this program supports 1; use --json"):
+        render_document({**DOCUMENT, "version": version}, PIPE)
 
 
 @pytest.mark.parametrize("document", [None, [], "text", 7, True, {}, [{"version": 1}]])
 def test_render_malformed_document_is_rejected(document: Any) -> None:
-    with pytest.raises(Unanswered):
-        render(document, PIPE)
+    with pytest.raises(ClusterQueryError):
+        render_document(document, PIPE)
 
 
 PARTS = [
@@ -217,13 +221,14 @@ PARTS = [
     "decisions.0.tiers.decode.steps.0.why", "decisions.0.tiers.decode.limits", "decisions.0.tiers.decode.etas_s",
     "decisions.0.tiers.decode.overdue", "decisions.0.tiers.decode.counterfactual", "decisions.1",
     "decisions.1.tiers.decode.why", "tiers", "tiers.decode", "tiers.decode.engine", "tiers.decode.model",
-    "tiers.decode.model.words", "tiers.decode.model.base_s", "tiers.decode.line", "tiers.decode.line.knee_per_s",
-    "tiers.decode.line.infeasible", "tiers.decode.forecast", "tiers.decode.forecast.parts",
-    "tiers.decode.forecast.parts.level", "tiers.decode.forecast.horizon_s", "tiers.decode.forecast.quantile", "heard",
-    "heard.at", "heard.gateways", "heard.gateways.coverage", "heard.gateways.age_s", "heard.gateways.ttft_s",
-    "heard.gateways.shed_share", "heard.requests", "heard.requests.cached_tokens", "heard.tiers", "heard.tiers.decode",
-    "heard.tiers.decode.running", "tiers.decode.starts", "tiers.decode.starts.seen", "tiers.decode.starts.phases",
-    "tiers.decode.starts.phases.0",
+    "tiers.decode.model.words", "tiers.decode.model.base_s", "tiers.decode.capacity",
+    "tiers.decode.capacity.capacity_per_s",
+    "tiers.decode.capacity.infeasible", "tiers.decode.forecast", "tiers.decode.forecast.parts",
+    "tiers.decode.forecast.parts.level", "tiers.decode.forecast.horizon_s", "tiers.decode.forecast.quantile", "metrics",
+    "metrics.at", "metrics.gateways", "metrics.gateways.coverage", "metrics.gateways.age_s", "metrics.gateways.ttft_s",
+    "metrics.gateways.rejected_share", "metrics.requests", "metrics.requests.cached_tokens", "metrics.tiers",
+    "metrics.tiers.decode", "metrics.tiers.decode.running", "tiers.decode.startup", "tiers.decode.startup.startups",
+    "tiers.decode.startup.phases", "tiers.decode.startup.phases.0",
 ]  # fmt: skip
 
 
@@ -246,7 +251,7 @@ def test_render_malformed_part_still_shows_the_rest(part: str) -> None:
     )
     for value in nonsense:
         for screen in (PIPE, Screen(40)):
-            text = "\n".join(render(changed(part, value), screen))
+            text = "\n".join(render_document(changed(part, value), screen))
             assert "\x1b" not in text
             assert "nan" not in text
             assert "Traceback" not in text
@@ -254,5 +259,5 @@ def test_render_malformed_part_still_shows_the_rest(part: str) -> None:
 
 def test_render_hostile_text_is_escaped() -> None:
     hostile = json.loads(json.dumps(DOCUMENT).replace("Qwen3", "\\u001b]0;owned\\u0007").replace("needs", "\\u009b2J"))
-    text = "".join(render(hostile, Screen(100, colour=False)))
+    text = "".join(render_document(hostile, Screen(100, supports_colour=False)))
     assert text.isprintable()

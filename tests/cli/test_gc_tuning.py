@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from plimsoll.cli import garbage
+from plimsoll.cli import gc_tuning
 
 
 class Cycle:
@@ -16,9 +16,9 @@ class Cycle:
 def test_reduce_full_collections_still_frees_cycles() -> None:
     before = gc.get_threshold()
     try:
-        garbage.look_seldom()
+        gc_tuning.reduce_full_collections()
         assert gc.isenabled()
-        assert gc.get_threshold() == garbage.THRESHOLDS
+        assert gc.get_threshold() == gc_tuning.GC_THRESHOLDS
         lost = weakref.ref(Cycle())
         gc.collect()
         assert lost() is None

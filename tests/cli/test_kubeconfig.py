@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.cli.kubeconfig import NoKubeconfig, namespace
+from plimsoll.cli.kubeconfig import KubeconfigError, current_namespace
 
 
 def config(path: Path, current: str | None = None, **contexts: str | None) -> Path:
@@ -23,40 +23,40 @@ def config(path: Path, current: str | None = None, **contexts: str | None) -> Pa
 
 def test_namespace_is_that_of_current_context(tmp_path: Path) -> None:
     path = config(tmp_path / "a", "two", one="first", two="second", three=None)
-    assert namespace(str(path), {}) == "second"
-    assert namespace(None, {"KUBECONFIG": str(path)}) == "second"
+    assert current_namespace(str(path), {}) == "second"
+    assert current_namespace(None, {"KUBECONFIG": str(path)}) == "second"
 
 
 @pytest.mark.parametrize("current", ["three", "absent", None])
 def test_namespace_unset_is_default(tmp_path: Path, current: str | None) -> None:
-    assert namespace(str(config(tmp_path / "a", current, one="first", three=None)), {}) == "default"
+    assert current_namespace(str(config(tmp_path / "a", current, one="first", three=None)), {}) == "default"
 
 
 def test_namespace_first_of_several_files_wins(tmp_path: Path) -> None:
     one = config(tmp_path / "one", None, here="first")
     two = config(tmp_path / "two", "here", here="second")
     joined = os.pathsep.join((str(tmp_path / "absent"), str(one), str(two)))
-    assert namespace(None, {"KUBECONFIG": joined}) == "first"
+    assert current_namespace(None, {"KUBECONFIG": joined}) == "first"
 
 
 def test_namespace_in_pod_is_that_of_service_account(tmp_path: Path) -> None:
     inside = tmp_path / "namespace"
     environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert namespace(None, environment, inside) == "default"
+    assert current_namespace(None, environment, inside) == "default"
     inside.write_text("team\n")
-    assert namespace(None, environment, inside) == "team"
+    assert current_namespace(None, environment, inside) == "team"
 
 
 def test_namespace_unreadable_kubeconfig_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     for content in (b"{", b"\xff\xfe\xff", b"a: [\n"):
         bad.write_bytes(content)
-        with pytest.raises(NoKubeconfig, match="bad"):
-            namespace(str(bad), {})
-    with pytest.raises(NoKubeconfig, match="absent: No such file"):
-        namespace(str(tmp_path / "absent"), {})
-    with pytest.raises(NoKubeconfig, match="--kubeconfig"):
-        namespace(None, {"KUBECONFIG": str(tmp_path / "absent")})
+        with pytest.raises(KubeconfigError, match="bad"):
+            current_namespace(str(bad), {})
+    with pytest.raises(KubeconfigError, match="absent: No such file"):
+        current_namespace(str(tmp_path / "absent"), {})
+    with pytest.raises(KubeconfigError, match="--kubeconfig"):
+        current_namespace(None, {"KUBECONFIG": str(tmp_path / "absent")})
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_namespace_unreadable_kubeconfig_is_named(tmp_path: Path) -> None:
 def test_namespace_malformed_document_is_default(tmp_path: Path, document: object) -> None:
     path = tmp_path / "odd"
     path.write_text(yaml.safe_dump(document))
-    assert namespace(str(path), {}) == "default"
+    assert current_namespace(str(path), {}) == "default"

@@ -116,7 +116,7 @@ def test_query_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys: pyte
     assert main([verb, "absent", "-n", "void", "--kubeconfig", str(apiserver.kubeconfig)]) == 1
     assert capsys.readouterr().err in (
         "plimsoll: no InferenceService absent in namespace void; there is none\n",
-        "plimsoll: this cluster knows no InferenceServices: Plimsoll is not installed in it\n",
+        "plimsoll: the cluster has no InferenceService CRD: Plimsoll is not installed\n",
     )
 
 

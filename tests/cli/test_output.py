@@ -6,7 +6,15 @@ import io
 
 import pytest
 
-from plimsoll.cli.output import Screen, age, cut, duration, hanging, plain, table
+from plimsoll.cli.output import (
+    Screen,
+    format_age,
+    format_duration,
+    format_table,
+    hanging_indent,
+    printable_line,
+    truncate,
+)
 
 PIPE = Screen()
 ROWS = [["A", "LONGER", "WORDS"], ["some", "x", "one two three four five six seven eight"]]
@@ -18,14 +26,14 @@ class Terminal(io.StringIO):
 
 
 def test_table_to_pipe_is_aligned_and_uncut() -> None:
-    assert table(ROWS, PIPE, "  ") == [
+    assert format_table(ROWS, PIPE, "  ") == [
         "  A     LONGER  WORDS",
         "  some  x       one two three four five six seven eight",
     ]
 
 
 def test_table_to_terminal_wraps_last_column() -> None:
-    assert table(ROWS, Screen(39)) == [
+    assert format_table(ROWS, Screen(39)) == [
         "A     LONGER  WORDS",
         "some  x       one two three four five",
         "              six seven eight",
@@ -33,47 +41,51 @@ def test_table_to_terminal_wraps_last_column() -> None:
 
 
 def test_table_too_narrow_is_left_unwrapped() -> None:
-    assert table(ROWS, Screen(20))[1].endswith("eight")
+    assert format_table(ROWS, Screen(20))[1].endswith("eight")
 
 
 def test_hanging_long_word_is_broken_without_loss() -> None:
-    lines = hanging("why: ", "y" * 70, Screen(35))
+    lines = hanging_indent("why: ", "y" * 70, Screen(35))
     assert max(map(len, lines)) <= 35
     assert "".join(line[5:] for line in lines) == "y" * 70
 
 
 def test_table_emphasis_keeps_alignment() -> None:
-    bright = table(ROWS, Screen(None, colour=True), alarming={1})
+    bright = format_table(ROWS, Screen(None, supports_colour=True), alarm_rows={1})
     assert bright[0].startswith("\x1b[1m")
     assert bright[1].startswith("\x1b[31m")
-    assert [line.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") for line in bright] == table(
-        ROWS, PIPE
-    )
+    assert [
+        line.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") for line in bright
+    ] == format_table(ROWS, PIPE)
 
 
 def test_screen_reflects_stream_and_environment() -> None:
-    assert Screen.of(io.StringIO(), {"TERM": "xterm"}) == PIPE
-    assert Screen.of(Terminal(), {"TERM": "xterm"}).colour
-    assert not Screen.of(Terminal(), {"TERM": "dumb"}).colour
-    assert not Screen.of(Terminal(), {"TERM": "xterm", "NO_COLOR": ""}).colour
-    assert Screen.of(Terminal(), {}).width is not None
+    assert Screen.for_stream(io.StringIO(), {"TERM": "xterm"}) == PIPE
+    assert Screen.for_stream(Terminal(), {"TERM": "xterm"}).supports_colour
+    assert not Screen.for_stream(Terminal(), {"TERM": "dumb"}).supports_colour
+    assert not Screen.for_stream(Terminal(), {"TERM": "xterm", "NO_COLOR": ""}).supports_colour
+    assert Screen.for_stream(Terminal(), {}).width is not None
 
 
 @pytest.mark.parametrize("hostile", ["a\x1b[2Jb", "a\x07b", "a\u202eb", "a\x9bb", "a\u2028\x00b"])
 def test_output_has_no_control_characters(hostile: str) -> None:
-    for shown in (plain(hostile), *table([[hostile, hostile]], PIPE), *hanging("", hostile, PIPE)):
+    for shown in (
+        printable_line(hostile),
+        *format_table([[hostile, hostile]], PIPE),
+        *hanging_indent("", hostile, PIPE),
+    ):
         assert shown.isprintable()
         assert "a" in shown
 
 
 def test_plain_and_cut_yield_one_line() -> None:
-    assert plain(" one\n two\tthree ") == "one two three"
-    assert cut("> ", "one two three", Screen(10)) == "> one t..."
-    assert cut("> ", "one", Screen(5)) == "> one"
+    assert printable_line(" one\n two\tthree ") == "one two three"
+    assert truncate("> ", "one two three", Screen(10)) == "> one t..."
+    assert truncate("> ", "one", Screen(5)) == "> one"
 
 
 def test_table_without_rows_is_empty() -> None:
-    assert table([], PIPE) == []
+    assert format_table([], PIPE) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,7 @@ def test_table_without_rows_is_empty() -> None:
      (4.1e-6, "4.1us"), (3.1e-11, "31ps"), (-0.0012, "-1.2ms"), (1e-20, "1e-08ps")],
 )  # fmt: skip
 def test_duration_format(seconds: float | None, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -90,4 +102,4 @@ def test_duration_format(seconds: float | None, words: str) -> None:
     [(-5, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172800, "2d"), (1e7, "115d")],
 )
 def test_age_format_matches_kubectl(seconds: float, words: str) -> None:
-    assert age(seconds) == words
+    assert format_age(seconds) == words

@@ -9,15 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from plimsoll.cli import curve, plan_shown
+from plimsoll.cli import goodput_chart, plan_output
 from plimsoll.cli.main import _parser, main
-from plimsoll.cli.picture import nice
-from plimsoll.cli.plan import measured
-from plimsoll.core.knee import Constraint
-from plimsoll.core.planning import mix, shapes
-from plimsoll.core.planning.arrange import Arrangement
-from plimsoll.core.planning.plan import NoPlan, Plan, Point, Question, plan
-from plimsoll.core.sizing import Infeasible
+from plimsoll.cli.plan import profile_machines
+from plimsoll.cli.svg_chart import nice_ceiling
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.planning import known_models, workloads
+from plimsoll.core.planning.arrangement import Arrangement
+from plimsoll.core.planning.fleet_plan import FleetPlan, GoodputPoint, PlanFailure, PlanRequest, make_plan
 from plimsoll.core.slo import Slo
 from plimsoll.sim import profile, profiles
 
@@ -47,7 +47,7 @@ def test_plan_json_and_table_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "roofline" not in shown
     texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "h200-8b, 2 GPUs" in texts
-    assert "asked for 24" in texts
+    assert "requested rate 24" in texts
 
 
 def test_plan_model_by_name_and_by_file_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,21 +129,21 @@ def test_plan_unreadable_model_file_is_rejected(
 
 
 def test_plan_document_combines_infeasible_share_of_both_tiers() -> None:
-    workload, slo = mix.lognormal(1200.0, 220.0), Slo(0.95, 0.5, tpot_s=0.05)
-    found = plan(Question(workload, slo, 24.0, [measured(profile.load("h200-8b"), 1)]))
-    assert isinstance(found, Plan)
-    assert isinstance(found.other, Arrangement)
-    first, second = found.other.sizings
-    hopeless = replace(first, infeasible_alone=0.1), replace(second, infeasible_alone=0.2)
-    both = replace(found, chosen=replace(found.other, sizings=hopeless))
-    assert plan_shown.document(both, None)["infeasible_alone"] == pytest.approx(1 - 0.9 * 0.8)
+    workload, slo = workloads.lognormal_workload(1200.0, 220.0), Slo(0.95, 0.5, tpot_s=0.05)
+    found = make_plan(PlanRequest(workload, slo, 24.0, [profile_machines(profile.load("h200-8b"), 1)]))
+    assert isinstance(found, FleetPlan)
+    assert isinstance(found.alternative, Arrangement)
+    first, second = found.alternative.sizings
+    hopeless = replace(first, infeasible_share=0.1), replace(second, infeasible_share=0.2)
+    both = replace(found, chosen=replace(found.alternative, sizings=hopeless))
+    assert plan_output.plan_document(both, None)["infeasible_alone"] == pytest.approx(1 - 0.9 * 0.8)
 
 
 def test_plan_infeasible_slo_suggests_nearest_feasible(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, TPOT breaks it" in said
-    assert "it would keep --ttft 500ms --tpot 6" in said
+    assert "feasible targets: --ttft 500ms --tpot 6" in said
 
 
 def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
     assert main([*MEASURED, "--e2e", "1s", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, e2e breaks it" in said
-    assert "it would keep --ttft 500ms --tpot 50ms --e2e " in said
+    assert "feasible targets: --ttft 500ms --tpot 50ms --e2e " in said
 
 
 def test_plan_itl_target_needs_more_gpus_and_names_constraint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_plan_itl_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
     assert main([*MEASURED, "--itl", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
     assert "no number of replicas keeps the promise, itl breaks it" in said
-    assert "it would keep --ttft 500ms --tpot 50ms --itl " in said
+    assert "feasible targets: --ttft 500ms --tpot 50ms --itl " in said
 
 
 def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
@@ -190,7 +190,8 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
     for name, reason in zip(names, reasons, strict=True):
         assert reason.startswith(f"plimsoll: {name} is out: no number of replicas keeps the promise, TTFT breaks it: ")
         assert reason.endswith("% of the requests miss alone on an idle replica, and 5% may")
-    assert main(["plan", "--hardware", "h200-8b", *told.removeprefix("it would keep ").split(), *long, "--json"]) == 0
+    feasible_targets = told.removeprefix("feasible targets: ").split()
+    assert main(["plan", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
     plan_told = json.loads(capsys.readouterr().out)
     assert plan_told["infeasible_alone"] <= 0.05
     assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
@@ -213,22 +214,22 @@ def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsy
     assert 0.95 <= found["tiers"]["serve"]["attained"] <= 1 - found["longer_than_max_model_len"]
     assert all(opened <= 0.97 * rate for rate, opened, _ in found["curve"])
     assert main(["plan", "--hardware", name, *asked]) == 0
-    assert "longer than its max_model_len of 3000 tokens" in capsys.readouterr().out
+    assert "exceed its max_model_len of 3000 tokens" in capsys.readouterr().out
 
 
 def _changed(folder: Path, **values: float) -> Path:
     """The profile of an 8B with other values."""
     path = folder / "profile.json"
-    path.write_text(json.dumps(json.loads((profiles.FOLDER / "h200-8b.json").read_text()) | values))
+    path.write_text(json.dumps(json.loads((profiles.PROFILE_FOLDER / "h200-8b.json").read_text()) | values))
     return path
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("base", 1e-300, "a base of 1e-300 s is no step"),
-        ("base", 1e308, "a base of 1e+308 s is no step"),
-        ("pretok", 1e308, "pretok of 1e+308 s is above 3600"),
+        ("base", 1e-300, "base is 1e-300 s, must be"),
+        ("base", 1e308, "base is 1e+308 s, must be"),
+        ("pretok", 1e308, "pretok is 1e+308 s, must be at most 3600"),
     ],
 )
 def test_plan_impossible_step_times_are_rejected(
@@ -243,12 +244,12 @@ def test_plan_profile_uses_given_gpus_per_replica(capsys: pytest.CaptureFixture[
     """Of which a profile knows nothing, nor whether its steps were measured: that of h100x2-32b is a roofline."""
     asked = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEAN_LOAD[2:]]
     assert main(asked) == 0
-    assert "GPUs a replica: 1, by --gpus-per-replica (1 if not given)" in capsys.readouterr().out
+    assert "GPUs per replica: 1, from --gpus-per-replica (default 1)" in capsys.readouterr().out
     assert main([*asked, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("aggregated: 1 x 2 GPU serve, 2 GPUs")
-    assert "6.00 an hour" in shown
-    assert "GPUs a replica: 2," in shown
+    assert "6.00 per hour" in shown
+    assert "GPUs per replica: 2," in shown
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiers"]["serve"]["steps"] == "profile"
 
@@ -266,13 +267,13 @@ def test_plan_disaggregated_names_target_binding_aggregated(
 
 
 def test_plan_weights_conflicting_with_config_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {**shapes.SHAPES["Llama-3.1-8B"], "quantization_config": {"quant_method": "fp8"}}
+    config = {**known_models.KNOWN_CONFIGS["Llama-3.1-8B"], "quantization_config": {"quant_method": "fp8"}}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     assert main([*BY_NAME, "--model", str(path)]) == 0
     capsys.readouterr()
     assert main([*BY_NAME, "--model", str(path), "--weights", "bf16"]) == 1
-    assert f"--weights: {path} has its own in quantization_config" in capsys.readouterr().err
+    assert f"--weights: {path} sets quantization_config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rows", [["0,100,50"], ["3,100,50", "3,100,50"]])
@@ -282,27 +283,29 @@ def test_plan_trace_without_rate_is_rejected(
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
     assert main([*MEASURED, "--trace", str(path)]) == 1
-    assert f"--trace: {path}: has no rate: two requests at different times" in capsys.readouterr().err
+    assert f"--trace: {path}: has no rate: it needs two requests at different times" in capsys.readouterr().err
 
 
 def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
-    found = NoPlan(Infeasible(Constraint.TTFT, Slo(0.95, 0.0885, 0.0501, tpot_s=0.05, e2e_s=10.41)), ("",))
-    assert plan_shown.refused(found)[-1] == ("it would keep --ttft 89ms --ttft-per-k-token 51ms --tpot 50ms --e2e 11s")
+    found = PlanFailure(Infeasible(Constraint.TTFT, Slo(0.95, 0.0885, 0.0501, tpot_s=0.05, e2e_s=10.41)), ("",))
+    assert plan_output.infeasible_lines(found)[-1] == (
+        "feasible targets: --ttft 89ms --ttft-per-k-token 51ms --tpot 50ms --e2e 11s"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan", "--tpot", "50ms", *MEAN_LOAD], "--model is needed"),
-        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 is not from 1 to 64"),
-        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 is not from 1"),
-        ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 is not above 0 and at most"),
-        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is needed"),
+        (["plan", "--tpot", "50ms", *MEAN_LOAD], "--model is required"),
+        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 must be from 1 to 64"),
+        ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 must be from 1"),
+        ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 must be above 0 and at most"),
+        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is required"),
         ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
         ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),
         ([*BY_NAME, "--model", "/nowhere.json"], "--model: /nowhere.json: No such file"),
         ([*BY_NAME, "--model", "Qwen3-8B", "--gpus-per-replica", "3"], "--gpus-per-replica: 3 does not divide"),
-        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu: no figures of 'H900'"),
+        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu: unknown GPU 'H900'"),
         (
             [
                 "plan",
@@ -316,19 +319,19 @@ def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
                 "2",
                 *MEAN_LOAD,
             ],
-            "leave no cache on 2 x L4",
+            "leave no memory for the KV cache on 2 x L4",
         ),
         ([*MEASURED, *MEAN_LOAD, "--gpu", "H200"], "--gpu and --hardware"),
         (["plan", "--hardware", "h900", "--tpot", "50ms", *MEAN_LOAD], "profile 'h900'"),
-        (["plan", "--hardware", "h200-8b", *MEAN_LOAD], "--ttft, --tpot or --e2e is needed"),
+        (["plan", "--hardware", "h200-8b", *MEAN_LOAD], "--ttft, --tpot or --e2e is required"),
         (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEAN_LOAD], "--ttft: 'soon' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEAN_LOAD], "--tpot: 0s is not above 0"),
+        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEAN_LOAD], "--tpot: 0s must be above 0"),
         ([*MEASURED, *MEAN_LOAD, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
         ([*MEASURED, *MEAN_LOAD, "--e2e", "later"], "--e2e: 'later' is not a duration"),
         ([*MEASURED, *MEAN_LOAD, "--itl", "even"], "--itl: 'even' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEAN_LOAD], "--ttft, --tpot or --e2e is needed"),
+        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEAN_LOAD], "--ttft, --tpot or --e2e is required"),
         ([*MEASURED, *MEAN_LOAD, "--percentile", "100"], "--percentile: 100"),
-        ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is needed, or --trace"),
+        ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is required, or --trace"),
         (
             [*MEASURED, *MEAN_LOAD[:2], "--prompt-tokens", "0", "--output-tokens", "9"],
             "--prompt-tokens: must be finite",
@@ -370,19 +373,19 @@ def test_plan_chart_never_overwrites_an_input(tmp_path: Path, capsys: pytest.Cap
         str(tmp_path / "." / "own.json"),
     ]
     assert main(words) == 1
-    assert "is the file of --hardware too" in capsys.readouterr().err
+    assert "is also the file of --hardware" in capsys.readouterr().err
     assert own.read_text() == before
 
 
 def test_goodput_chart_axes_end_at_nice_numbers() -> None:
-    drawn = curve.draw("x", [Point(0.0, 0.0, 0.0), Point(2.7, 2.0, 2.0)], [])
+    drawn = goodput_chart.draw_goodput("x", [GoodputPoint(0.0, 0.0, 0.0), GoodputPoint(2.7, 2.0, 2.0)], [])
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert f"{nice(2.7):g}" in texts
+    assert f"{nice_ceiling(2.7):g}" in texts
 
 
 def test_goodput_chart_escapes_names_and_omits_marks_off_axis() -> None:
-    points = [Point(0.0, 0.0, 0.0), Point(9.0, 5.0, 8.0)]
-    drawn = curve.draw("<b>", points, [(4.0, "knee"), (40.0, "far")])
+    points = [GoodputPoint(0.0, 0.0, 0.0), GoodputPoint(9.0, 5.0, 8.0)]
+    drawn = goodput_chart.draw_goodput("<b>", points, [(4.0, "knee"), (40.0, "far")])
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert "<b>" in texts
     assert "knee 4" in texts
@@ -390,4 +393,4 @@ def test_goodput_chart_escapes_names_and_omits_marks_off_axis() -> None:
 
 
 def test_plan_default_fabric_bandwidth_equals_question_default() -> None:
-    assert _parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == Question.bytes_per_s
+    assert _parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == PlanRequest.bytes_per_s

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from plimsoll.cli.cluster import Unanswered
+from plimsoll.cli.cluster import ClusterQueryError
 from plimsoll.cli.output import Screen
-from plimsoll.cli.status import answer
-from plimsoll.core.errors import Unavailable
+from plimsoll.cli.status import status_lines
+from plimsoll.core.errors import BackendUnavailable
 from tests import builders
-from tests.cli import fake
+from tests.cli import fake_kube
 
 PIPE = Screen()
 NOW_S = 1767229200.0  # an hour after the builders' services were made, 2026-01-01T01:00:00Z
@@ -24,8 +24,13 @@ STATUS: dict[str, Any] = {
     "conditions": [
         {"type": "Ready", "status": "True", "reason": "Serving", "message": "2 gateways list an endpoint"},
         {"type": "Stalled", "status": "False", "reason": "NotStalled", "message": "nothing is in the way"},
-        {"type": "SLOMet", "status": "False", "reason": "PromiseBroken", "message": "TTFT 91% within 500ms"},
-        {"type": "ScalingLimited", "status": "True", "reason": "AtMaximum", "message": "6 wanted, maxReplicas is 5"},
+        {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "TTFT 91% within 500ms"},
+        {
+            "type": "ScalingLimited",
+            "status": "True",
+            "reason": "AtMaxReplicas",
+            "message": "6 wanted, maxReplicas is 5",
+        },
     ],
     "tiers": {
         "prefill": {"ready": 1, "desired": 1, "summary": "1/1"},
@@ -35,18 +40,18 @@ STATUS: dict[str, Any] = {
             "needed": 6,
             "summary": "3/5",
             "starting": {"count": 2, "overdue": 1, "nextReady": "2026-01-01T01:00:24Z"},
-            "utilisation": "110%",
-            "knee": "9.1 req/s",
+            "utilization": "110%",
+            "capacityPerReplica": "9.1 req/s",
             "startup": {"p50": "41s", "p90": "63s"},
-            "model": {"known": True, "words": "known"},
+            "model": {"calibrated": True, "summary": "calibrated"},
         },
     },
     "slo": {
         "ttft": "700ms",
         "tpot": "38ms",
-        "met": {"ttft": "91%", "tpot": "99%"},
+        "attainmentByTarget": {"ttft": "91%", "tpot": "99%"},
         "attainment": "90%",
-        "attainmentOffered": "87%",
+        "attainmentIncludingRejected": "87%",
         "window": "1m",
     },
     "limitedBy": "decode TPOT",
@@ -73,22 +78,24 @@ AGGREGATED = builders.service("draft", "lab") | {
 GOLDEN = (Path(__file__).parent / "status.txt").read_text()
 
 
-def cluster(*services: Any) -> fake.FakeKube:
+def cluster(*services: Any) -> fake_kube.FakeKube:
     """A cluster with these services, the first of which can be asked for by name."""
     namespaces = {one["metadata"]["namespace"] for one in services}
     of = {name: [one for one in services if one["metadata"]["namespace"] == name] for name in namespaces}
-    answers: dict[str, Any] = {fake.services(name): {"items": found} for name, found in of.items()}
+    answers: dict[str, Any] = {fake_kube.services(name): {"items": found} for name, found in of.items()}
     for one in services:
-        answers[fake.services(one["metadata"]["namespace"], one["metadata"]["name"])] = one
-    return fake.FakeKube({fake.SERVICES: {"items": list(services)}, fake.services("void"): {"items": []}} | answers)
+        answers[fake_kube.services(one["metadata"]["namespace"], one["metadata"]["name"])] = one
+    return fake_kube.FakeKube(
+        {fake_kube.SERVICES: {"items": list(services)}, fake_kube.services("void"): {"items": []}} | answers
+    )
 
 
 async def shown(service: Any, screen: Screen = PIPE, name: str | None = "chat") -> list[str]:
-    return await answer(cluster(service), service["metadata"]["namespace"], name, screen, NOW_S)
+    return await status_lines(cluster(service), service["metadata"]["namespace"], name, screen, NOW_S)
 
 
 async def test_status_namespace_is_a_table_of_services() -> None:
-    lines = await answer(cluster(CHAT, FRESH, AGGREGATED), "team", None, PIPE, NOW_S)
+    lines = await status_lines(cluster(CHAT, FRESH, AGGREGATED), "team", None, PIPE, NOW_S)
     assert lines == [
         "NAME   READY  PREFILL  DECODE  TTFT   TPOT  ATTAINMENT  LIMITED-BY   AGE  REASON",
         "chat   True   1/1      3/5     700ms  38ms  90%         decode TPOT  60m  Serving",
@@ -98,35 +105,41 @@ async def test_status_namespace_is_a_table_of_services() -> None:
 
 async def test_status_e2e_is_shown_when_targeted() -> None:
     slo = {"ttft": "500ms", "e2e": "20s"}
-    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s", "met": {"ttft": "91%", "e2e": "93%"}}}
+    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s", "attainmentByTarget": {"ttft": "91%", "e2e": "93%"}}}
     whole = builders.service("whole", slo=slo) | {"status": told}
-    head, chat, line = await answer(cluster(CHAT, whole), "team", None, PIPE, NOW_S)
+    head, chat, line = await status_lines(cluster(CHAT, whole), "team", None, PIPE, NOW_S)
     at = head.index("E2E")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "9.4s")
     lines = await shown(whole, name="whole")
-    assert "E2E   20s       9.4s      93%" in lines
-    assert "90% of the answered and 87% of all requests kept all of it over the last 1m" in lines
+    assert "E2E   20s     9.4s      93%" in lines
+    assert "90% of the completed and 87% of all requests met the SLO over the last 1m" in lines
 
 
 async def test_status_itl_is_shown_when_targeted() -> None:
     told = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
     even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": told}
-    head, chat, line = await answer(cluster(CHAT, even), "team", None, PIPE, NOW_S)
+    head, chat, line = await status_lines(cluster(CHAT, even), "team", None, PIPE, NOW_S)
     at = head.index("ITL")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "31ms")
-    assert "ITL P99  40ms      31ms      -" in await shown(even, name="even")
+    assert "ITL P99  40ms    31ms      -" in await shown(even, name="even")
 
 
 async def test_status_unavailable_attainment_gives_reason() -> None:
-    told = STATUS | {"slo": {"ttft": "700ms", "met": {"ttft": "91%"}, "notKnown": "TPOT is not known: nobody tells"}}
+    told = STATUS | {
+        "slo": {
+            "ttft": "700ms",
+            "attainmentByTarget": {"ttft": "91%"},
+            "unavailableReason": "TPOT is not known: nobody tells",
+        }
+    }
     blind = builders.service("blind", slo={"ttft": "500ms", "tpot": "50ms"}) | {"status": told}
     lines = await shown(blind, name="blind")
-    assert "TPOT  50ms      -         -" in lines
-    assert "how many requests kept all of it is not known: TPOT is not known: nobody tells" in lines
+    assert "TPOT  50ms    -         -" in lines
+    assert "attainment unknown: TPOT is not known: nobody tells" in lines
 
 
 async def test_status_all_namespaces_sorted_and_not_ready_highlighted() -> None:
-    lines = await answer(cluster(CHAT, AGGREGATED), None, None, Screen(colour=True), NOW_S)
+    lines = await status_lines(cluster(CHAT, AGGREGATED), None, None, Screen(supports_colour=True), NOW_S)
     assert [line.split()[0].removeprefix("\x1b[1m").removeprefix("\x1b[31m") for line in lines] == [
         "NAMESPACE",
         "lab",
@@ -139,8 +152,8 @@ async def test_status_all_namespaces_sorted_and_not_ready_highlighted() -> None:
 
 
 async def test_status_no_services_says_so() -> None:
-    assert await answer(cluster(CHAT), "void", None, PIPE, NOW_S) == ["no InferenceServices in namespace void"]
-    assert await answer(cluster(), None, None, PIPE, NOW_S) == ["no InferenceServices in any namespace"]
+    assert await status_lines(cluster(CHAT), "void", None, PIPE, NOW_S) == ["no InferenceServices in namespace void"]
+    assert await status_lines(cluster(), None, None, PIPE, NOW_S) == ["no InferenceServices in any namespace"]
 
 
 async def test_status_one_service_matches_golden_text() -> None:
@@ -148,7 +161,7 @@ async def test_status_one_service_matches_golden_text() -> None:
 
 
 async def test_status_terminal_wraps_and_highlights_problems() -> None:
-    lines = await shown(CHAT, Screen(70, colour=True))
+    lines = await shown(CHAT, Screen(70, supports_colour=True))
     red = [line for line in lines if line.startswith("\x1b[31m")]
     assert [line.removeprefix("\x1b[31m").split()[0] for line in red] == ["SLOMet", "ScalingLimited"]
 
@@ -157,17 +170,19 @@ async def test_status_service_without_status_says_so() -> None:
     assert await shown(FRESH, name="fresh") == [
         "team/fresh  no URL yet",
         "",
-        "no conditions yet: no operator has looked at it",
+        "no conditions yet: the operator has not reconciled the service",
         "",
-        "nothing is promised: spec.slo is not set",
+        "no SLO: spec.slo is not set",
     ]
 
 
 async def test_status_unknown_name_or_cluster_is_an_error() -> None:
-    with pytest.raises(Unanswered, match="there is chat"):
-        await answer(cluster(CHAT), "team", "cat", PIPE, NOW_S)
-    with pytest.raises(Unavailable):
-        await answer(fake.FakeKube({fake.SERVICES: Unavailable("away")}), None, None, PIPE, NOW_S)
+    with pytest.raises(ClusterQueryError, match="did you mean chat"):
+        await status_lines(cluster(CHAT), "team", "cat", PIPE, NOW_S)
+    with pytest.raises(BackendUnavailable):
+        await status_lines(
+            fake_kube.FakeKube({fake_kube.SERVICES: BackendUnavailable("away")}), None, None, PIPE, NOW_S
+        )
 
 
 @pytest.mark.parametrize("field", [*STATUS, "status", "spec", "metadata.creationTimestamp"])
@@ -203,7 +218,7 @@ async def test_status_malformed_field_still_shows_the_rest(field: str) -> None:
     ("starting", "words"),
     [
         ({"count": 2, "nextReady": "2026-01-01T01:00:24Z"}, "2, next in 24s"),
-        ({"count": 1, "nextReady": "2026-01-01T00:59:00Z"}, "1, next any moment"),
+        ({"count": 1, "nextReady": "2026-01-01T00:59:00Z"}, "1, next now"),
         ({"count": 3, "overdue": 3}, "3 overdue"),
         ({"count": 1}, "1"),
         ({"count": 0}, "-"),

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.cluster.decide import (
+from e2e.cluster.planning import (
     CONTROL_PLANE,
     NODE,
     TOOLS,
     ClusterStep,
     Facts,
+    NodeImageSource,
     Plan,
-    Source,
     announce,
     cluster_step,
     decide,
@@ -27,7 +27,7 @@ BARE_WITH_DOCKER = replace(BARE, docker=True, dockerd=True, can_pull=False, miss
 
 
 def test_decide_laptop_pulls_image_and_builds_only_tools() -> None:
-    assert decide(LAPTOP) == Plan(source=Source.PULL, node_image=True, binaries=TOOLS)
+    assert decide(LAPTOP) == Plan(source=NodeImageSource.PULL, node_image=True, binaries=TOOLS)
 
 
 def test_decide_bare_machine_installs_packages_and_daemon() -> None:
@@ -38,25 +38,25 @@ def test_decide_bare_machine_installs_packages_and_daemon() -> None:
 
 def test_decide_without_registry_builds_everything() -> None:
     plan = decide(BARE_WITH_DOCKER)
-    assert plan.source is Source.BUILD
+    assert plan.source is NodeImageSource.BUILD
     assert set(plan.binaries) == {*TOOLS, *CONTROL_PLANE, *NODE}
     assert not plan.changes_machine
 
 
 def test_decide_built_binaries_are_not_built_again() -> None:
-    plan = decide(replace(BARE_WITH_DOCKER, have=frozenset({*TOOLS, *CONTROL_PLANE, *NODE} - {"etcd"})))
+    plan = decide(replace(BARE_WITH_DOCKER, cached_binaries=frozenset({*TOOLS, *CONTROL_PLANE, *NODE} - {"etcd"})))
     assert plan.binaries == ("etcd",)
 
 
 def test_decide_existing_node_image_needs_no_parts() -> None:
-    plan = decide(replace(BARE_WITH_DOCKER, node_image=Source.BUILD, can_pull=None, free_gb=10))
-    assert plan == Plan(source=Source.BUILD, node_image=False, binaries=TOOLS)
+    plan = decide(replace(BARE_WITH_DOCKER, node_image=NodeImageSource.BUILD, can_pull=None, free_gb=10))
+    assert plan == Plan(source=NodeImageSource.BUILD, node_image=False, binaries=TOOLS)
 
 
 def test_decide_stopped_docker_images_need_no_extra_space() -> None:
     stopped = replace(BARE, docker_data=True, free_gb=23)
     assert decide(stopped).daemon
-    assert decide(replace(stopped, docker=True, node_image=Source.BUILD)).source is Source.BUILD
+    assert decide(replace(stopped, docker=True, node_image=NodeImageSource.BUILD)).source is NodeImageSource.BUILD
 
 
 def test_removal_includes_cluster_of_stopped_docker() -> None:
@@ -64,7 +64,7 @@ def test_removal_includes_cluster_of_stopped_docker() -> None:
         packages=("docker.io", "jq"), daemon=True, lenient_runc=True
     )
     assert not removal(replace(LAPTOP, docker=False, docker_data=True)).changes_machine
-    assert removal(replace(LAPTOP, docker=False, docker_data=True)).refusals
+    assert removal(replace(LAPTOP, docker=False, docker_data=True)).blockers
 
 
 @pytest.mark.parametrize("facts", [LAPTOP, BARE, BARE_WITH_DOCKER, replace(LAPTOP, docker_data=True)])
@@ -74,14 +74,14 @@ def test_removal_changes_nothing_if_docker_runs_or_never_did(facts: Facts) -> No
 
 def test_decide_missing_images_require_full_disk_space() -> None:
     plan = decide(replace(BARE_WITH_DOCKER, docker_data=True, free_gb=23))
-    assert plan.refusals == ("25 GB of free disk are needed, 23 GB are there.",)
+    assert plan.blockers == ("25 GB of free disk are needed, 23 GB are there.",)
 
 
 @pytest.mark.parametrize("packages", [(), ("jq",), ("docker.io", "iptables")])
 @pytest.mark.parametrize("facts", [LAPTOP, BARE_WITH_DOCKER, replace(LAPTOP, root=True, debian=True, can_pull=False)])
 def test_decide_running_docker_machine_is_never_changed(facts: Facts, packages: tuple[str, ...]) -> None:
     plan = decide(replace(facts, missing_packages=packages))
-    assert not plan.refusals
+    assert not plan.blockers
     assert not plan.changes_machine
     assert not plan.lenient_runc
 
@@ -91,7 +91,7 @@ def test_decide_runc_wrapper_only_without_sys_resource() -> None:
 
 
 def test_decide_without_sys_resource_builds_node_image() -> None:
-    assert decide(replace(BARE_WITH_DOCKER, can_pull=True)).source is Source.BUILD
+    assert decide(replace(BARE_WITH_DOCKER, can_pull=True)).source is NodeImageSource.BUILD
 
 
 @pytest.mark.parametrize(
@@ -106,24 +106,24 @@ def test_decide_without_sys_resource_builds_node_image() -> None:
         ),
         (replace(LAPTOP, go=False), "Go 1.26 or newer is needed to build kind, kubectl, helm."),
         (replace(LAPTOP, free_gb=12), "25 GB of free disk are needed, 12 GB are there."),
-        (replace(LAPTOP, foreign_ports=(8088,)), "Port 8088 of 127.0.0.1 is taken by another program."),
+        (replace(LAPTOP, occupied_ports=(8088,)), "Port 8088 of 127.0.0.1 is taken by another program."),
     ],
 )
 def test_decide_missing_precondition_is_one_line_and_no_action(facts: Facts, words: str) -> None:
     plan = decide(facts)
-    assert [line for line in plan.refusals if words in line] == list(plan.refusals)
-    assert len(plan.refusals) == 1
-    assert plan == Plan(refusals=plan.refusals)
+    assert [line for line in plan.blockers if words in line] == list(plan.blockers)
+    assert len(plan.blockers) == 1
+    assert plan == Plan(blockers=plan.blockers)
 
 
 def test_decide_reports_all_missing_preconditions_at_once() -> None:
-    plan = decide(Facts(free_gb=1, foreign_ports=(5001, 8088)))
-    assert len(plan.refusals) == 5
+    plan = decide(Facts(free_gb=1, occupied_ports=(5001, 8088)))
+    assert len(plan.blockers) == 5
 
 
 def test_decide_tools_on_path_are_adopted_without_go() -> None:
     plan = decide(replace(LAPTOP, go=False, on_path=frozenset(TOOLS)))
-    assert plan == Plan(source=Source.PULL, node_image=True, adopt=TOOLS)
+    assert plan == Plan(source=NodeImageSource.PULL, node_image=True, binaries_from_path=TOOLS)
 
 
 def test_decide_with_go_builds_pinned_tools() -> None:
@@ -132,7 +132,7 @@ def test_decide_with_go_builds_pinned_tools() -> None:
 
 def test_decide_control_plane_is_never_taken_from_path() -> None:
     everything = frozenset({*TOOLS, *CONTROL_PLANE, *NODE})
-    assert decide(replace(BARE_WITH_DOCKER, go=False, on_path=everything)).refusals
+    assert decide(replace(BARE_WITH_DOCKER, go=False, on_path=everything)).blockers
 
 
 def test_announce_lists_planned_actions() -> None:
@@ -143,7 +143,7 @@ def test_announce_lists_planned_actions() -> None:
         "then pull the kind node image, or make it here where none can be pulled (a quarter of an hour, once)",
     ]
     assert announce(decide(LAPTOP)) == ["build from Go modules: kind kubectl helm", "pull the kind node image"]
-    assert announce(decide(replace(LAPTOP, have=frozenset(TOOLS), node_image=Source.PULL))) == []
+    assert announce(decide(replace(LAPTOP, cached_binaries=frozenset(TOOLS), node_image=NodeImageSource.PULL))) == []
 
 
 @pytest.mark.parametrize(

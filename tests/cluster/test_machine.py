@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.cluster.machine import daemon_environment
+from e2e.cluster.docker_daemon import daemon_environment
 from e2e.cluster.settings import BIN
 
 

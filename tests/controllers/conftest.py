@@ -11,95 +11,95 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plimsoll.adapters.kube import BY_KIND, EVENTS, INFERENCESERVICES, Kube, WatchEvent
+from plimsoll.adapters.kube_client import BY_KIND, EVENTS, INFERENCESERVICES, KubeClient, WatchEvent
 from plimsoll.api import labels
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.endings import Endings
-from plimsoll.controllers.gateways import View
-from plimsoll.controllers.observe import CHILDREN
-from plimsoll.controllers.reconcile import Reconciler
-from plimsoll.controllers.store import Store
-from plimsoll.core.errors import Unavailable
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.observe import CHILD_KINDS
+from plimsoll.controllers.reconcile.reconciler import Reconciler
+from plimsoll.core.errors import BackendUnavailable
 from tests import builders
 from tests.apiserver import ApiServer
 
 Object = dict[str, Any]
 
 NOW_S = 1.8e9
-WATCHED = (*CHILDREN, "ControllerRevision", labels.KIND)
+WATCHED = (*CHILD_KINDS, "ControllerRevision", labels.KIND)
 
 
-class Breaking(Kube):
+class FaultyKube(KubeClient):
     """A connection that breaks at the n-th write from now: before it (as a crash would) or after it was done."""
 
-    left: int | None = None
-    after = False
+    writes_until_fault: int | None = None
+    fault_after_write = False
     writes = 0
 
     def break_at(self, write: int, *, after: bool) -> None:
-        self.left, self.after = write, after
+        self.writes_until_fault, self.fault_after_write = write, after
 
     async def _json(self, method: str, *arguments: Any) -> Object:
         if method == "GET":
             return await super()._json(method, *arguments)
         self.writes += 1
-        if self.left is None:
+        if self.writes_until_fault is None:
             return await super()._json(method, *arguments)
-        self.left -= 1
-        last = self.left <= 0  # a killed process does not write on
-        if last and not self.after:
-            raise Unavailable("killed before the write")
+        self.writes_until_fault -= 1
+        last = self.writes_until_fault <= 0  # a killed process does not write on
+        if last and not self.fault_after_write:
+            raise BackendUnavailable("killed before the write")
         result = await super()._json(method, *arguments)
         if last:
-            raise Unavailable("killed after the write")
+            raise BackendUnavailable("killed after the write")
         return result
 
 
-class Parts(NamedTuple):
+class OperatorParts(NamedTuple):
     """An operator without its watches."""
 
-    store: Store
+    store: ObjectCache
     reconciler: Reconciler
     scaler: Autoscaler
-    endings: Endings
+    endings: DrainReports
 
 
 @dataclass
-class World:
+class ControllerHarness:
     """One namespace of the API server, and an operator's parts that can be thrown away and made anew."""
 
-    kube: Breaking
+    kube: FaultyKube
     namespace: str
-    view: View = field(default_factory=View)
+    view: GatewayView = field(default_factory=GatewayView)
 
-    def operator(self) -> Parts:
+    def operator(self) -> OperatorParts:
         """A fresh operator that knows nothing, and to which nobody speaks."""
-        store = Store()
+        store = ObjectCache()
         view, report = lambda: self.view, lambda key: scaler.report(key)
-        endings = Endings(store)
+        endings = DrainReports(store)
         reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, endings, "operator-1")
-        silence = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
-        scaler = Autoscaler(store, self.kube, silence, reconciler.tell, lambda key: None)
-        return Parts(store, reconciler, scaler, endings)
+        silence = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+        scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
+        return OperatorParts(store, reconciler, scaler, endings)
 
-    async def look(self, store: Store) -> None:
+    async def sync(self, store: ObjectCache) -> None:
         """Fill the store as the watches would."""
         for kind in WATCHED:
             items, _ = await self.kube.list(BY_KIND[kind], self.namespace)
             store.replace(kind, tuple(items))
 
-    async def round(self, name: str, operator: Parts | None = None) -> Parts:
+    async def reconcile_once(self, name: str, operator: OperatorParts | None = None) -> OperatorParts:
         """One look, one round and one scaling tick for a service, by a fresh operator if none is given."""
         parts = operator or self.operator()
-        await self.look(parts.store)
+        await self.sync(parts.store)
         await parts.reconciler.reconcile((self.namespace, name))
         await parts.scaler.tick(NOW_S)
         return parts
 
     async def create(self, name: str = "chat", **spec: Any) -> Object:
-        wish = builders.service(name, self.namespace, **spec)
-        wish["metadata"] = {"name": name, "namespace": self.namespace}
-        return await self.kube.create(wish)
+        desired = builders.service(name, self.namespace, **spec)
+        desired["metadata"] = {"name": name, "namespace": self.namespace}
+        return await self.kube.create(desired)
 
     async def edit(self, obj: Object) -> Object:
         """Apply as a person would: with a field manager of their own, and only what a manifest holds."""
@@ -131,16 +131,16 @@ _made = 0
 
 
 @pytest.fixture
-async def world(cluster: ApiServer) -> AsyncIterator[World]:
+async def world(cluster: ApiServer) -> AsyncIterator[ControllerHarness]:
     global _made
     _made += 1
-    connected = await Kube.connect(str(cluster.kubeconfig))
-    kube = Breaking(connected._api)
+    connected = await KubeClient.connect(str(cluster.kubeconfig))
+    kube = FaultyKube(connected._api)
     namespace = f"world-{_made}"
     await asyncio.to_thread(
         subprocess.run,
         [cluster.kubectl, f"--kubeconfig={cluster.kubeconfig}", "create", "namespace", namespace],
         check=True,
     )
-    yield World(kube, namespace)
+    yield ControllerHarness(kube, namespace)
     await kube.close()

@@ -19,22 +19,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.adapters.kube import Kube, WatchEvent, _Lock
+from plimsoll.adapters.kube_client import KubeClient, WatchEvent, _RenewalLeaseLock
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
-from plimsoll.controllers import drift, starts, status, troubles, victims
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.endings import Endings, of_pod
-from plimsoll.controllers.engines import Engines
-from plimsoll.controllers.gateways import Gateways, View
-from plimsoll.controllers.observe import observe, rivals
-from plimsoll.controllers.plan import plan
-from plimsoll.controllers.reconcile import desired, names_of, sight_of
-from plimsoll.controllers.status import TierSight
-from plimsoll.controllers.store import Store
-from plimsoll.core.scaling.leaving import Load
-from plimsoll.gateway.endpoints import fleet
-from plimsoll.resources import meta
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.autoscale import pod_deletion_cost
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.engine_poller import EnginePoller
+from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile import applied_cache, pod_diagnosis, service_status
+from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
+from plimsoll.controllers.reconcile.object_plan import plan_objects
+from plimsoll.controllers.reconcile.observe import affected_services, observe
+from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
+from plimsoll.controllers.reconcile.service_status import TierStatusInputs
+from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
+from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.resources import object_meta
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, _tell
 
@@ -66,14 +68,14 @@ def a_service() -> Object:
         "observedGeneration": 1,
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-            {"type": "SLOMet", "status": "False", "reason": "PromiseBroken", "message": "m"},
+            {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "m"},
         ],
         "learned": {"zlib": learned},
         "lastDecision": decision,
         "decisions": [decision],
         "admission": {
-            "version": 3, "classes": ["default"], "limits": None, "readyAt": 1.0, "readyWork": 2.0, "starting": True,
-            "shares": {"gw": 1}, "starts": [[1.0, 2.0]],
+            "version": 3, "classes": ["default"], "costModel": None, "readyAt": 1.0, "readyCapacity": 2.0,
+            "starting": True, "shares": {"gw": 1}, "capacitySteps": [[1.0, 2.0]],
         },
         "tiers": {"serve": {"replicas": 1, "ready": 1, "desired": 1, "summary": "1/1", "revision": "r"}},
         "modelNames": ["tiny"],
@@ -86,7 +88,7 @@ def a_pod() -> Object:
     found = builders.pod(a_service(), "serve")
     found["metadata"] |= {
         "creationTimestamp": "2026-01-01T00:00:00Z",
-        "annotations": {victims.MARK: "-1"},
+        "annotations": {pod_deletion_cost.DELETION_COST_ANNOTATION: "-1"},
         "ownerReferences": [{"uid": "u", "kind": "ReplicaSet", "name": "r", "controller": True}],
     }
     found["spec"] = {
@@ -138,7 +140,10 @@ def a_revision() -> Object:
     parent = a_service()
     return {
         "kind": "ControllerRevision",
-        "metadata": {**meta.metadata(parent, "chat-serve-1", meta.tier_labels("chat", "serve")), "uid": "r"},
+        "metadata": {
+            **object_meta.child_metadata(parent, "chat-serve-1", object_meta.tier_labels("chat", "serve")),
+            "uid": "r",
+        },
         "data": {"spec": {}},
         "revision": 1,
     }
@@ -192,67 +197,67 @@ def _damage(holder: Any, last: Any, draw: Random, *, loose: bool) -> None:
             holder[last] = "2027-01-01T00:00:00.123456+02:00" if "T00:" in old else "FromALaterVersion"
 
 
-def stored(*objects: Object) -> Store:
-    store = Store()
+def stored(*objects: Object) -> ObjectCache:
+    store = ObjectCache()
     for obj in (a_service(), a_deployment(), *objects):
         store.put(normalize(copy.deepcopy(obj)))
     return store
 
 
-def round_of(store: Store) -> None:
+def round_of(store: ObjectCache) -> None:
     """A round of the reconciler without its writes."""
-    seen = observe(store, View(), KEY)
+    seen = observe(store, GatewayView(), KEY)
     todo = None
     if seen is not None and seen.service is not None:
-        todo = plan(seen, seen.service, desired(seen, seen.service, None), builders.PLATFORM)
+        todo = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, None), builders.PLATFORM)
     if seen is not None:
         names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
-        sight = sight_of(seen, todo, None, None, builders.PLATFORM, names)
-        old = seen.raw.get("status") or {}
-        status.events(old.get("conditions", []), status.conditions(sight))
-        status.tiers(sight)
-        status.scaling(sight, old)
+        sight = collect_status_inputs(seen, todo, None, None, builders.PLATFORM, names)
+        old = seen.service_object.get("status") or {}
+        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight))
+        service_status.tiers_status(sight)
+        service_status.scaling_fields(sight, old)
 
 
-def ticks_of(store: Store) -> None:
+def ticks_of(store: ObjectCache) -> None:
     """Two ticks of the autoscaler, without the isolation of services."""
-    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
-    scaler = Autoscaler(store, Kube.__new__(Kube), sources, _tell, lambda key: None)
+    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    scaler = Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
     for second in range(2):
         scaler.decide(NOW_S + second)
-    for known in scaler._known.values():
-        assert known.failed_s < NOW_S
+    for known in scaler._entries.values():
+        assert known.last_failure_s < NOW_S
 
 
 def in_engines(pod: Object) -> None:
-    engines = Engines(stored(pod), lambda *_: asyncio.sleep(0, b""), lambda *_: None)
-    engines._look(0.0)
+    engines = EnginePoller(stored(pod), lambda *_: asyncio.sleep(0, b""), lambda *_: None)
+    engines._relist(0.0)
 
 
 def in_gateways(pod: Object) -> None:
-    gateways = Gateways(None, builders.PLATFORM.gateway, lambda *_: asyncio.sleep(0, b""), lambda key: None)  # type: ignore[arg-type]
+    gateways = GatewayPoller(None, builders.PLATFORM.gateway, lambda *_: asyncio.sleep(0, b""), lambda key: None)  # type: ignore[arg-type]
     for event in (WatchEvent("SYNC", {}, (pod,)), WatchEvent("MODIFIED", pod), WatchEvent("DELETED", pod)):
-        gateways.saw(event)
+        gateways.on_pod_event(event)
 
 
 def in_endings(pod: Object) -> None:
-    endings = Endings(stored(pod))
+    endings = DrainReports(stored(pod))
     for event in (WatchEvent("SYNC", {}, (pod,)), WatchEvent("MODIFIED", pod), WatchEvent("DELETED", pod)):
-        endings.hear(event)
+        endings.on_pod_event(event)
     endings.forget(KEY)
 
 
 def in_a_smaller_tier(pod: Object) -> None:
     other = {**pod, "metadata": {**pod["metadata"], "name": "q"}}
-    assert victims.choose([pod, other], 1, lambda name: Load(0.0, 0.0)).words is not None
+    assert pod_deletion_cost.select_pods([pod, other], 1, lambda name: ReplicaLoad(0.0, 0.0)).summary is not None
 
 
 def in_a_start(pod: Object) -> None:
-    starts.starting(pod, None)
-    starts.took(pod, None)
-    starts.ready_for_s(pod, NOW_S)
-    starts.variant(pod)
-    assert starts.is_leaving(pod) in (True, False)
+    pod_startup.startup_state(pod, None)
+    pod_startup.phase_durations(pod, None)
+    pod_startup.ready_for_s(pod, NOW_S)
+    pod_startup.startup_variant(pod)
+    assert pod_startup.is_terminating(pod) in (True, False)
 
 
 def in_the_lease(lease: Object) -> None:
@@ -262,36 +267,36 @@ def in_the_lease(lease: Object) -> None:
         data = json.dumps(lease)
 
     found = client.ApiClient(client.Configuration())._ApiClient__deserialize(json.loads(Answer.data), "V1Lease")
-    _Lock("n", "ns", "me", None).election_record(found)
+    _RenewalLeaseLock("n", "ns", "me", None).election_record(found)
 
 
 PODS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "endings": in_endings,
-    "ending of a pod": of_pod,
+    "ending of a pod": drain_timeout_of,
     "starts": in_a_start,
-    "troubles": lambda pod: troubles.worst(None, [pod]),
+    "troubles": lambda pod: pod_diagnosis.most_severe(None, [pod]),
     "victims": in_a_smaller_tier,
     "engines": in_engines,
     "gateways": in_gateways,
     "reconcile": lambda pod: round_of(stored(pod)),
     "autoscale": lambda pod: ticks_of(stored(pod)),
-    "gateway": lambda pod: fleet([a_service()], [pod]),
+    "gateway": lambda pod: build_catalog([a_service()], [pod]),
 }
 DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
-    "drift": lambda obj: (drift.looks(obj), drift.replicas_owned_elsewhere(obj)),
-    "rollout": lambda obj: status.rolled_out(TierSight("serve", 2, obj, (), "r")),
-    "troubles": lambda obj: troubles.worst(obj, []),
+    "drift": lambda obj: (applied_cache.fingerprint(obj), applied_cache.has_foreign_replicas_owner(obj)),
+    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, (), "r")),
+    "troubles": lambda obj: pod_diagnosis.most_severe(obj, []),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
 }
 SERVICES: dict[str, Callable[[Object], object]] = {
-    "store": lambda obj: stored(obj).typed(obj),
-    "rivals": lambda obj: rivals(stored(obj), None, obj),
+    "store": lambda obj: stored(obj).parsed(obj),
+    "rivals": lambda obj: affected_services(stored(obj), None, obj),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
-    "gateway": lambda obj: fleet([obj], [a_pod()]),
+    "gateway": lambda obj: build_catalog([obj], [a_pod()]),
 }
 READERS = [
     *(pytest.param(a_pod, read, id=f"Pod, {name}") for name, read in PODS.items()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from plimsoll.controllers.drift import Memory, replicas_owned_elsewhere
+from plimsoll.controllers.reconcile.applied_cache import AppliedCache, has_foreign_replicas_owner
 from tests import builders
 
 KEY = ("team", "chat")
@@ -12,27 +12,27 @@ LIVE = builders.deployment(builders.service(), "decode")
 
 
 def test_is_in_sync_ignores_server_side_changes() -> None:
-    memory, wish = Memory(), copy.deepcopy(LIVE)
-    assert not memory.settled(KEY, wish, LIVE)
-    memory.applied(KEY, wish, LIVE)
+    memory, wish = AppliedCache(), copy.deepcopy(LIVE)
+    assert not memory.is_in_sync(KEY, wish, LIVE)
+    memory.record(KEY, wish, LIVE)
     changed = copy.deepcopy(LIVE)
     changed["metadata"] |= {"resourceVersion": "99", "annotations": {"deployment.kubernetes.io/revision": "2"}}
     changed["status"]["readyReplicas"] = 1
-    assert memory.settled(KEY, wish, changed)
+    assert memory.is_in_sync(KEY, wish, changed)
 
 
 def test_is_in_sync_false_after_edit_deletion_or_new_desired() -> None:
-    memory, wish = Memory(), copy.deepcopy(LIVE)
-    memory.applied(KEY, wish, LIVE)
+    memory, wish = AppliedCache(), copy.deepcopy(LIVE)
+    memory.record(KEY, wish, LIVE)
     edited = copy.deepcopy(LIVE)
     edited["spec"]["paused"] = True
     other = copy.deepcopy(wish)
     other["spec"]["replicas"] = 4
-    assert not memory.settled(KEY, wish, edited)
-    assert not memory.settled(KEY, wish, None)
-    assert not memory.settled(KEY, other, LIVE)
+    assert not memory.is_in_sync(KEY, wish, edited)
+    assert not memory.is_in_sync(KEY, wish, None)
+    assert not memory.is_in_sync(KEY, other, LIVE)
     memory.forget(KEY)
-    assert not memory.settled(KEY, wish, LIVE)
+    assert not memory.is_in_sync(KEY, wish, LIVE)
 
 
 def test_has_foreign_replicas_owner_detects_other_managers() -> None:
@@ -41,8 +41,8 @@ def test_has_foreign_replicas_owner_detects_other_managers() -> None:
         live["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": {"f:spec": {"f:replicas": {}}}}]
         return live
 
-    assert not replicas_owned_elsewhere(None)
-    assert not replicas_owned_elsewhere(LIVE)
-    assert not replicas_owned_elsewhere(owned_by("plimsoll"))
-    assert replicas_owned_elsewhere(owned_by("plimsoll-scaler"))
-    assert replicas_owned_elsewhere(owned_by("horizontal-pod-autoscaler"))
+    assert not has_foreign_replicas_owner(None)
+    assert not has_foreign_replicas_owner(LIVE)
+    assert not has_foreign_replicas_owner(owned_by("plimsoll"))
+    assert has_foreign_replicas_owner(owned_by("plimsoll-scaler"))
+    assert has_foreign_replicas_owner(owned_by("horizontal-pod-autoscaler"))

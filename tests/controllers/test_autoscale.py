@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube import Kube
-from plimsoll.api.conditions import Reason, Type
+from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
-from plimsoll.controllers.store import Key, Store
-from plimsoll.core.admission.published import from_dict, to_dict
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Buckets, EngineReading, GatewayReading, Judged, Ladder, ServiceReading
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, ScaleChange, SignalSources
+from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.core.admission.publication import from_dict, to_dict
+from plimsoll.core.ports import (
+    BucketCounts,
+    EngineInfo,
+    EngineReading,
+    GatewayReading,
+    SelfBenchmark,
+    ServiceReading,
+    SloCounts,
+)
+from plimsoll.core.types import Role
 from plimsoll.telemetry import metrics
 from tests import builders
 
@@ -24,9 +32,9 @@ Object = dict[str, Any]
 
 NOW_S = 1.8e9
 INFINITE = float("inf")
-ABOUT = About(
+ABOUT = EngineInfo(
     "vllm", "0.32.0", "some GPU", 1, 64, 200_000, 2048, 16, 8192, None,
-    Ladder(((128, 0.02), (1024, 0.06)), ((1, 64, 0.0152), (4, 64, 0.0158), (8, 64, 0.0166))),
+    SelfBenchmark(((128, 0.02), (1024, 0.06)), ((1, 64, 0.0152), (4, 64, 0.0158), (8, 64, 0.0166))),
 )  # fmt: skip
 PROMISED: Object = {"slo": {"ttft": "2s", "tpot": "50ms"}, "tiers": {"serve": {"minReplicas": 1, "maxReplicas": 9}}}
 
@@ -35,34 +43,34 @@ class World:
     """A store, and what gateways and engines say; `heard` are the services whose report changed."""
 
     def __init__(self, *parents: Object) -> None:
-        self.store = Store()
+        self.store = ObjectCache()
         for parent in parents:
             self.store.put(parent)
         self.readings: tuple[GatewayReading, ...] = ()
         self.gateways = ("gw-1",)
         self.second_hand: tuple[str, ...] = ()  # tiers
         self.heard: list[Key] = []
-        sources = Sources(
+        sources = SignalSources(
             lambda: (self.readings, self.gateways),
             lambda pod: ABOUT,
             lambda pod: None,
-            second_hand=lambda key: self.second_hand,
+            prometheus_only_tiers=lambda key: self.second_hand,
         )
-        self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, self.heard.append)
+        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, self.heard.append)
 
-    def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[Change]:
+    def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[ScaleChange]:
         """So many seconds of ticks, each with its words of one gateway and, every fifth, of the engine."""
-        due: list[Change] = []
+        due: list[ScaleChange] = []
         for second in range(seconds):
             now_s = start_s + second
             self.readings = (GatewayReading("gw-1", now_s, "a", {"/".join(key): arrivals(rate * second)}),)
             if second % 5 == 0:
-                self.scaler.hear_engine(key, Role.SERVE, engine(rate * second, now_s))
+                self.scaler.observe_engine(key, Role.SERVE, engine(rate * second, now_s))
             due = self.scaler.decide(now_s)
             self.settle(due)
         return due
 
-    def settle(self, due: Iterable[Change]) -> None:
+    def settle(self, due: Iterable[ScaleChange]) -> None:
         """What was ordered is ordered."""
         for change in due:
             self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
@@ -74,10 +82,10 @@ async def _tell(_: Object, __: Event) -> None:
 
 def arrivals(count: float, late_first: float = 0.0, late_last: float = 0.0) -> ServiceReading:
     """A gateway after so many answers; a share of them late with the first token, others with the last."""
-    judged = Judged(count, (late_first + late_last) * count, late_first * count, late_last * count)
-    ttft = Buckets((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
-    e2e = Buckets((2.0, 4.0, INFINITE), (0.0, count, 0.0), 2.9 * count)
-    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e, judged=judged)
+    judged = SloCounts(count, (late_first + late_last) * count, late_first * count, late_last * count)
+    ttft = BucketCounts((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
+    e2e = BucketCounts((2.0, 4.0, INFINITE), (0.0, count, 0.0), 2.9 * count)
+    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e, slo_counts=judged)
 
 
 def engine(ended: float, at_s: float) -> EngineReading:
@@ -85,10 +93,10 @@ def engine(ended: float, at_s: float) -> EngineReading:
     return EngineReading(
         "p", at_s, "a", running=4.0, waiting=0.0, kv_used=0.1, steps=40.0 * ended, computed_tokens=600.0 * ended,
         generated_tokens=100.0 * ended, local_prompt_tokens=500.0 * ended, preemptions=0.0,
-        prompt_tokens=Buckets((200.0, 1000.0, INFINITE), (0.0, ended, 0.0), 500.0 * ended),
-        output_tokens=Buckets((50.0, 200.0, INFINITE), (0.0, ended, 0.0), 100.0 * ended),
-        tpot_s=Buckets((0.01, 0.05, INFINITE), (0.0, ended, 0.0), 0.02 * ended),
-        gaps_s=Buckets((0.01, 0.02, 0.04, INFINITE), (0.0, 95.0 * ended, 4.0 * ended, 0.0), 1.5 * ended),
+        prompt_tokens=BucketCounts((200.0, 1000.0, INFINITE), (0.0, ended, 0.0), 500.0 * ended),
+        output_tokens=BucketCounts((50.0, 200.0, INFINITE), (0.0, ended, 0.0), 100.0 * ended),
+        tpot_s=BucketCounts((0.01, 0.05, INFINITE), (0.0, ended, 0.0), 0.02 * ended),
+        itl_s=BucketCounts((0.01, 0.02, 0.04, INFINITE), (0.0, 95.0 * ended, 4.0 * ended, 0.0), 1.5 * ended),
     )  # fmt: skip
 
 
@@ -98,18 +106,18 @@ def ready(parent: Object, tier: str) -> Object:
     return pod
 
 
-def changes(store: Store) -> list[Change]:
-    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
-    return Autoscaler(store, Kube.__new__(Kube), sources, _tell, lambda key: None).decide(NOW_S)
+def changes(store: ObjectCache) -> list[ScaleChange]:
+    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    return Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None).decide(NOW_S)
 
 
 def test_decide_sets_replicas_and_explains_change() -> None:
-    store, parent = Store(), builders.service(tiers={"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 1}})
+    store, parent = ObjectCache(), builders.service(tiers={"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 1}})
     for tier, replicas in (("prefill", 1), ("decode", 3)):
         store.put(builders.deployment(parent, tier, replicas=replicas))
     store.put(parent)
     up, down = changes(store)
-    assert (up.tier, up.before, up.decision.replicas) == ("prefill", 1, 2)
+    assert (up.tier, up.replicas_before, up.decision.replicas) == ("prefill", 1, 2)
     assert (up.event().reason, down.event().reason) == (EventReason.SCALED_UP, EventReason.SCALED_DOWN)
     assert up.event().message == "prefill 1 -> 2: minReplicas is 2"
 
@@ -118,22 +126,22 @@ async def test_tick_does_not_wait_for_slow_api_server() -> None:
     """What a tick is followed by is a rest in proportion to what it computed: nobody else had to wait meanwhile."""
     clock, set_ = [100.0], []
 
-    class Slow(Kube):
+    class Slow(KubeClient):
         async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
             clock[0] += 5.0
             set_.append((deployment, replicas))
 
-    store, parent = Store(), builders.service(tiers={"serve": {"minReplicas": 2}})
+    store, parent = ObjectCache(), builders.service(tiers={"serve": {"minReplicas": 2}})
     for obj in (parent, builders.deployment(parent, "serve", replicas=1)):
         store.put(obj)
-    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
     scaler = Autoscaler(store, Slow.__new__(Slow), sources, _tell, lambda key: None, lambda: clock[0])
     assert await scaler.tick(NOW_S) == 0.0
     assert set_ == [("chat-serve", 2)]
 
 
 def test_decide_skips_invalid_foreign_and_deleted_services() -> None:
-    store = Store()
+    store = ObjectCache()
     well = builders.service("well")
     invalid = builders.service("invalid", tiers={})
     going = builders.service("going")
@@ -217,14 +225,14 @@ def test_metrics_are_exported_until_service_is_deleted() -> None:
     world.store.put(ready(parent, "serve"))
     world.load(("team", "chat"), 40.0, 30, NOW_S)
     labels = {"service": "team/chat", "tier": "serve"}
-    needed = metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels)
-    load = metrics.OPERATOR.get_sample_value("plimsoll_scaling_load_requests_per_second", labels)
+    needed = metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels)
+    load = metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_load_requests_per_second", labels)
     assert needed is not None
     assert needed > 1
     assert load == pytest.approx(40.0, rel=0.15)
-    world.store.drop(parent)
+    world.store.remove(parent)
     world.scaler.decide(NOW_S + 31)
-    assert metrics.OPERATOR.get_sample_value("plimsoll_scaling_needed_replicas", labels) is None
+    assert metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels) is None
 
 
 def test_decide_idle_service_is_rare_until_request_arrives() -> None:
@@ -252,16 +260,16 @@ def test_publication_reaches_report_and_survives_restart() -> None:
     world.load(("team", "chat"), 40.0, 60, NOW_S)
     report = world.scaler.report(("team", "chat"))
     assert report is not None
-    assert report.told is not None
-    assert report.told.limits is not None
-    assert report.told.shares == {"gw-1": report.told.limits.batch}
-    again = World({**parent, "status": {"admission": to_dict(report.told)}})
+    assert report.published is not None
+    assert report.published.cost_model is not None
+    assert report.published.shares == {"gw-1": report.published.cost_model.batch}
+    again = World({**parent, "status": {"admission": to_dict(report.published)}})
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     again.scaler.decide(NOW_S + 100.0)
     after = again.scaler.report(("team", "chat"))
     assert after is not None
-    assert after.told is not None
-    assert after.told.limits == from_dict(to_dict(report.told)).limits
+    assert after.published is not None
+    assert after.published.cost_model == from_dict(to_dict(report.published)).cost_model
 
 
 def test_queued_request_scales_from_zero() -> None:
@@ -271,12 +279,12 @@ def test_queued_request_scales_from_zero() -> None:
     world.store.put(builders.deployment(parent, "serve", replicas=0, ready=0))
     world.readings = (GatewayReading("gw-1", NOW_S, "a", {"team/chat": arrivals(0.0)}),)
     assert world.scaler.decide(NOW_S) == []
-    held = replace(arrivals(1.0), waiting=1.0)
+    held = replace(arrivals(1.0), queued=1.0)
     world.readings = (GatewayReading("gw-1", NOW_S + 1.0, "a", {"team/chat": held}),)
     [woken] = world.scaler.decide(NOW_S + 1.0)
-    assert (woken.before, woken.decision.replicas) == (0, 1)
+    assert (woken.replicas_before, woken.decision.replicas) == (0, 1)
     assert woken.event().reason is EventReason.SCALED_FROM_ZERO
-    assert "nothing runs" in woken.event().message
+    assert "no replica runs" in woken.event().message
 
 
 def test_admission_health_condition_reports_shedding_once() -> None:
@@ -287,16 +295,16 @@ def test_admission_health_condition_reports_shedding_once() -> None:
     held: list[bool | None] = []
     for second in range(240):
         arrived, refused = 10.0 * second, 5.0 * min(max(second - 60, 0), 30)
-        counted = replace(arrivals(arrived), refused={"overloaded": refused})
+        counted = replace(arrivals(arrived), rejected={"overloaded": refused})
         world.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"/".join(key): counted}),)
         world.scaler.decide(NOW_S + second)
         report = world.scaler.report(key)
         assert report is not None
-        found = {c.type: c for c in report.conditions}.get(Type.ADMITTING)
+        found = {c.type: c for c in report.conditions}.get(ConditionType.ADMISSION_HEALTHY)
         if found is not None and (not held or held[-1] is not found.holds):
             held.append(found.holds)
             if found.holds is False:
-                assert "refused" in found.message
+                assert "rejected" in found.message
     assert held == [True, False, True]
 
 
@@ -312,23 +320,25 @@ def test_slow_transfer_is_reported_with_reason() -> None:
         now_s, moved = NOW_S + second, 500.0 * second
         world.readings = (GatewayReading("gw-1", now_s, "a", {"team/chat": arrivals(2.0 * second)}),)
         for role in (Role.PREFILL, Role.DECODE):
-            reading = replace(engine(2.0 * second, now_s), moved_prompt_tokens=moved, transfer_s=moved, post_s=0.0)
-            world.scaler.hear_engine(key, role, reading)
+            reading = replace(
+                engine(2.0 * second, now_s), transferred_prompt_tokens=moved, transfer_s=moved, post_s=0.0
+            )
+            world.scaler.observe_engine(key, role, reading)
         world.scaler.decide(now_s)
         report = world.scaler.report(key)
         if report is not None:
-            told.add(report.slow_transfer)
+            told.add(report.slow_transfer_message)
     assert len(told) == 2, "not known at first, then the same words"
     [words] = told - {None}
     assert words is not None
     assert "RDMA" in words
     for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is dear to move
         now_s = NOW_S + 60.0 * minute
-        world.scaler.hear_engine(key, Role.DECODE, replace(reading, at_s=now_s))
+        world.scaler.observe_engine(key, Role.DECODE, replace(reading, at_s=now_s))
         world.scaler.decide(now_s)
         report = world.scaler.report(key)
         assert report is not None
-        assert report.slow_transfer == words, f"forgotten after {minute} minutes"
+        assert report.slow_transfer_message == words, f"forgotten after {minute} minutes"
 
 
 class FailingConfig(dict[str, object]):
@@ -348,27 +358,27 @@ def test_decision_error_affects_only_its_service(place: str) -> None:
         world.store.put({**ready(parent, "serve"), "metadata": ready(parent, "serve")["metadata"] | {"name": name}})
     rotten = [True]
 
-    def about(pod: str) -> About:
+    def about(pod: str) -> EngineInfo:
         if pod == "bad" and rotten[0] and place == "before it":
             raise RuntimeError(pod)
         return replace(ABOUT, config=FailingConfig(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
 
-    sources = Sources(lambda: (world.readings, ("gw-1",)), about, lambda pod: None)
-    world.scaler = Autoscaler(world.store, Kube.__new__(Kube), sources, _tell, world.heard.append)
+    sources = SignalSources(lambda: (world.readings, ("gw-1",)), about, lambda pod: None)
+    world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, _tell, world.heard.append)
     world.load(("team", "well"), 40.0, 60, NOW_S)
     live = [world.store.get("Deployment", ("team", f"{name}-serve")) for name in ("well", "bad")]
     assert [one["spec"]["replicas"] > 1 for one in live if one is not None] == [True, False]
     report = world.scaler.report(("team", "bad"))
     assert report is not None
-    [active] = [one for one in report.conditions if one.type is Type.SCALING_ACTIVE]
-    assert (active.holds, active.reason) == (False, Reason.DECISION_FAILED)
+    [active] = [one for one in report.conditions if one.type is ConditionType.SCALING_ACTIVE]
+    assert (active.holds, active.reason) == (False, ConditionReason.DECISION_FAILED)
     assert "RuntimeError" in active.message
     rotten[0] = False
     world.load(("team", "bad"), 40.0, 60, NOW_S + 60.0)
     report = world.scaler.report(("team", "bad"))
     assert report is not None
     assert report.desired["serve"] > 1
-    assert Reason.DECISION_FAILED not in [one.reason for one in report.conditions]
+    assert ConditionReason.DECISION_FAILED not in [one.reason for one in report.conditions]
 
 
 def test_recreated_service_inherits_no_state() -> None:

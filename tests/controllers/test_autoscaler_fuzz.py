@@ -14,18 +14,18 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.adapters.kube import Kube
-from plimsoll.api.conditions import Reason
+from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.api.v1alpha1.status import Status
+from plimsoll.api.v1alpha1.status import InferenceServiceStatus
 from plimsoll.cli import explain
 from plimsoll.cli.output import Screen
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.status import Sight, scaling
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, EngineReading, GatewayReading, ServiceReading
-from plimsoll.gateway import policy
+from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, ServiceReading
+from plimsoll.core.types import Role
+from plimsoll.gateway import admission_policy
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, World, _tell, arrivals, engine, ready
@@ -83,7 +83,7 @@ def _admission(draw: Random) -> Object:
          **draw.choice([{}, {"slo": {"ttft": "1h"}}, {"slo": {"tpot": "1us"}}, {"slo": {"e2e": "30s"}}])}
         for n in range(draw.randint(1, 3))
     ]  # fmt: skip
-    return {"whenFull": draw.choice(["Hold", "Shed"]), "classes": classes}
+    return {"whenFull": draw.choice(["Queue", "Shed"]), "classes": classes}
 
 
 def _scaling(draw: Random, roles: tuple[str, ...]) -> Object:
@@ -91,7 +91,7 @@ def _scaling(draw: Random, roles: tuple[str, ...]) -> Object:
     found: Object = {
         "mode": draw.choice(["Auto", "Recommend", "Off"]),
         "headroom": f"{draw.randint(0, 90)}%",
-        "missCost": draw.choice([0, 1, 100_000]),
+        "sloMissCost": draw.choice([0, 1, 100_000]),
         "warmReplicas": draw.choice([1, 1000]),
         "scaleUp": {"replicas": draw.choice([1, 1000]), "per": _duration(draw, 1e-5, 8e4)},
         "scaleDown": {"replicas": draw.choice([1, 1000]), "per": _duration(draw, 1e-5, 8e4)},
@@ -106,7 +106,7 @@ def _scaling(draw: Random, roles: tuple[str, ...]) -> Object:
 def bounds(parent: Object, tier: str) -> tuple[int, int]:
     """The widest that its hours allow."""
     spec = parse(parent).spec
-    least, most = dict(spec.tiers.items())[tier].bounds  # type: ignore[index]
+    least, most = dict(spec.tiers.items())[tier].replica_bounds  # type: ignore[index]
     hours = [(one.min_replicas, one.max_replicas) for one in spec.scaling.schedule]
     highest = max([most, *(up for _, up in hours if up is not None)])
     lowest = min([least, *(low for low, _ in hours if low is not None), *(up for _, up in hours if up is not None)])
@@ -130,17 +130,19 @@ class FuzzWorld(World):
         super().__init__(self.parent)
         self.roles = list(self.parent["spec"]["tiers"])
         self.rate, self.tokens, self.count = draw.choice([0.0, 1.0, 30.0, 900.0]), draw.choice([0.01, 1.0, 9.0]), 0.0
-        self.about = draw.choice([ABOUT, replace(ABOUT, ladder=None), replace(ABOUT, max_sequences=1, kv_tokens=1)])
+        self.about = draw.choice(
+            [ABOUT, replace(ABOUT, self_benchmark=None), replace(ABOUT, max_sequences=1, kv_tokens=1)]
+        )
         self.scaler = self._scaler()
         for role in self.roles:
             least, _ = bounds(self.parent, role)
             self.store.put(builders.deployment(self.parent, role, replicas=least))
 
     def _scaler(self) -> Autoscaler:
-        sources = Sources(lambda: (self.readings, ("gw-1", "gw-2")), self._about, lambda pod: None)
-        return Autoscaler(self.store, Kube.__new__(Kube), sources, _tell, lambda key: None)
+        sources = SignalSources(lambda: (self.readings, ("gw-1", "gw-2")), self._about, lambda pod: None)
+        return Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
 
-    def _about(self, pod: str) -> About:
+    def _about(self, pod: str) -> EngineInfo:
         return self.about
 
     def tick(self, now_s: float) -> None:
@@ -148,14 +150,14 @@ class FuzzWorld(World):
         self.rate *= draw.choice([1.0] * 20 + [0.0, 5.0])
         self.count = 0.0 if draw.random() < 0.01 else self.count + self.rate
         told: ServiceReading = corrupted(draw, arrivals(self.count), 0.01)
-        told = replace(told, waiting=draw.choice([0.0, 0.0, 3.0]), held_work_s=draw.choice([0.0, 2.0]))
+        told = replace(told, queued=draw.choice([0.0, 0.0, 3.0]), queued_work_s=draw.choice([0.0, 2.0]))
         names = [name for name in ("gw-1", "gw-2") if draw.random() < 0.9]
         self.readings = tuple(GatewayReading(name, now_s, "a", {"/".join(KEY): told}) for name in names)
         for role in self.roles:
             self.store.put(ready(self.parent, role))
             reading: EngineReading = corrupted(draw, engine(self.tokens * self.count, now_s), 0.02)
-            moved = {"moved_prompt_tokens": 9e3 * self.count, "transfer_s": self.count, "post_s": self.count / 2}
-            self.scaler.hear_engine(KEY, Role(role), corrupted(draw, replace(reading, **moved), 0.02))  # type: ignore[arg-type]
+            moved = {"transferred_prompt_tokens": 9e3 * self.count, "transfer_s": self.count, "post_s": self.count / 2}
+            self.scaler.observe_engine(KEY, Role(role), corrupted(draw, replace(reading, **moved), 0.02))  # type: ignore[arg-type]
         due = self.scaler.decide(now_s)
         for change in due:
             least, most = bounds(self.parent, change.tier)
@@ -167,14 +169,18 @@ class FuzzWorld(World):
         """Whatever shows it can show it; then the operator starts anew, now and then."""
         document = self.scaler.explain(KEY)
         json.dumps(document, allow_nan=False)
-        assert explain.render(document, Screen())
+        assert explain.render_document(document, Screen())
         report = self.scaler.report(KEY)
         if report is None:
             return
-        assert Reason.DECISION_FAILED not in [condition.reason for condition in report.conditions]
-        status = json.loads(json.dumps(scaling(Sight(service=self.parent, report=report), {}), allow_nan=False))
-        Status.model_validate(status, by_name=False)
-        there = policy.read({**self.parent, "status": status})
+        assert ConditionReason.DECISION_FAILED not in [condition.reason for condition in report.conditions]
+        status = json.loads(
+            json.dumps(
+                scaling_fields(StatusInputs(service_object=self.parent, scaling_report=report), {}), allow_nan=False
+            )
+        )
+        InferenceServiceStatus.model_validate(status, by_name=False)
+        there = admission_policy.read_policy({**self.parent, "status": status})
         assert (there is None) == ("slo" not in self.parent["spec"])
         shown = [
             s for family in metrics.OPERATOR.collect() for s in family.samples if s.labels.get("service") == "team/chat"

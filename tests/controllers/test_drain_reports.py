@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube import WatchEvent
+from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.api import labels
-from plimsoll.controllers.endings import Endings, of_pod
-from plimsoll.controllers.store import Store
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
 from plimsoll.telemetry.metrics import OPERATOR
 from tests import builders
-from tests.controllers.conftest import World
+from tests.controllers.conftest import ControllerHarness
 
 KEY = ("team", "chat")
-DRAIN_MESSAGE = '{"cutOff": 3, "drainSeconds": 600}'
+DRAIN_MESSAGE = '{"abortedRequests": 3, "drainSeconds": 600}'
 
 
 def pod(name: str = "chat-decode-a", tier: str = "decode", namespace: str = "team", **ended: Any) -> dict[str, Any]:
@@ -41,64 +41,64 @@ def counted(metric: str) -> float | None:
 
 @pytest.fixture
 def endings() -> Any:
-    store = Store()
+    store = ObjectCache()
     store.put(builders.service("chat", "team"))
-    made = Endings(store)
+    made = DrainReports(store)
     yield made
     made.forget(KEY)
 
 
-def hear(endings: Endings, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
-    endings.hear(WatchEvent(kind, obj, ()))
+def hear(endings: DrainReports, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
+    endings.on_pod_event(WatchEvent(kind, obj, ()))
 
 
-def test_drain_report_is_counted_and_emitted_once(endings: Endings) -> None:
+def test_drain_report_is_counted_and_emitted_once(endings: DrainReports) -> None:
     hear(endings, pod())
-    assert (counted("requests_cut_off"), counted("drains_timed_out")) == (0, 0)
+    assert (counted("requests_aborted"), counted("drains_timed_out")) == (0, 0)
     for kind in ("MODIFIED", "MODIFIED", "DELETED"):
         hear(endings, pod(message=DRAIN_MESSAGE, exitCode=0), kind)
-    (event,) = endings.owed(KEY)
+    (event,) = endings.pending(KEY)
     assert event.message == (
-        "3 requests were cut off with decode pod chat-decode-a: "
-        "not done 600 s after it was stopped (engine.drainTimeout)"
+        "3 requests were aborted in decode pod chat-decode-a, "
+        "still running 600 s after its stop; raise spec.engine.drainTimeout for longer requests"
     )
-    assert (counted("requests_cut_off"), counted("drains_timed_out")) == (3, 1)
-    endings.told(KEY, (event,))
-    assert endings.owed(KEY) == ()
+    assert (counted("requests_aborted"), counted("drains_timed_out")) == (3, 1)
+    endings.ack(KEY, (event,))
+    assert endings.pending(KEY) == ()
 
 
-def test_drain_report_from_deleted_pod_version_is_seen(endings: Endings) -> None:
+def test_drain_report_from_deleted_pod_version_is_seen(endings: DrainReports) -> None:
     hear(endings, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
-    assert "1 request was cut off" in endings.owed(KEY)[0].message
+    assert "1 request was aborted" in endings.pending(KEY)[0].message
 
 
-def test_drain_report_arriving_during_ack_is_kept(endings: Endings) -> None:
+def test_drain_report_arriving_during_ack_is_kept(endings: DrainReports) -> None:
     hear(endings, pod("a", message=DRAIN_MESSAGE))
-    first = endings.owed(KEY)
+    first = endings.pending(KEY)
     hear(endings, pod("b", message=DRAIN_MESSAGE))
-    endings.told(KEY, first)
-    assert ["pod b:" in event.message for event in endings.owed(KEY)] == [True]
+    endings.ack(KEY, first)
+    assert ["pod b," in event.message for event in endings.pending(KEY)] == [True]
 
 
-def test_drain_report_relist_counts_nothing_twice(endings: Endings) -> None:
-    store = Store()
+def test_drain_report_relist_counts_nothing_twice(endings: DrainReports) -> None:
+    store = ObjectCache()
     store.put(builders.service("chat", "team"))
     store.put(pod(message=DRAIN_MESSAGE))
-    again = Endings(store)
+    again = DrainReports(store)
     for _ in range(2):
-        again.hear(WatchEvent("SYNC", {}, (pod(message=DRAIN_MESSAGE),)))
+        again.on_pod_event(WatchEvent("SYNC", {}, (pod(message=DRAIN_MESSAGE),)))
     assert counted("drains_timed_out") == 1
-    assert len(again.owed(KEY)) == 1
+    assert len(again.pending(KEY)) == 1
     again.forget(KEY)
     assert counted("drains_timed_out") is None
 
 
-def test_drain_report_killed_pod_has_unknown_loss(endings: Endings) -> None:
+def test_drain_report_killed_pod_has_unknown_loss(endings: DrainReports) -> None:
     hear(endings, killed("2026-01-01T00:10:25Z"))
-    (event,) = endings.owed(KEY)
-    assert "was killed when its grace of 625 s was over" in event.message
-    assert "how much that was is not known" in event.message
-    assert (counted("requests_cut_off"), counted("drains_timed_out")) == (0, 1)
+    (event,) = endings.pending(KEY)
+    assert "was killed after its termination grace period of 625 s" in event.message
+    assert "the number of aborted requests is unknown" in event.message
+    assert (counted("requests_aborted"), counted("drains_timed_out")) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_drain_report_killed_pod_has_unknown_loss(endings: Endings) -> None:
     [
         pod(exitCode=0, message=""),
         pod(exitCode=1, message="CUDA error: out of memory"),
-        pod(exitCode=1, message='{"cutOff": "many"}'),
+        pod(exitCode=1, message='{"abortedRequests": "many"}'),
         pod(exitCode=1, message="[3]"),
         pod(exitCode=1, message="3"),
         killed("2026-01-01T00:00:00Z"),
@@ -116,28 +116,28 @@ def test_drain_report_killed_pod_has_unknown_loss(endings: Endings) -> None:
     ],
     ids=["well", "engine died", "odd", "list", "number", "killed early", "memory", "no time", "nobody's"],
 )
-def test_drain_report_absent_for_other_pod_endings(endings: Endings, ended: dict[str, Any]) -> None:
-    assert of_pod(ended) is None
+def test_drain_report_absent_for_other_pod_endings(endings: DrainReports, ended: dict[str, Any]) -> None:
+    assert drain_timeout_of(ended) is None
     hear(endings, ended)
-    assert endings.owed(KEY) == ()
+    assert endings.pending(KEY) == ()
 
 
-def test_drain_report_of_deleted_service_leaves_no_series(endings: Endings) -> None:
+def test_drain_report_of_deleted_service_leaves_no_series(endings: DrainReports) -> None:
     endings.forget(KEY)
-    Endings(Store()).hear(WatchEvent("DELETED", pod(message=DRAIN_MESSAGE), ()))
+    DrainReports(ObjectCache()).on_pod_event(WatchEvent("DELETED", pod(message=DRAIN_MESSAGE), ()))
     assert counted("drains_timed_out") is None
 
 
 @pytest.mark.api
-async def test_drain_report_event_is_written_once_by_next_round(world: World) -> None:
+async def test_drain_report_event_is_written_once_by_next_round(world: ControllerHarness) -> None:
     await world.create()
-    parts = await world.round("chat")
+    parts = await world.reconcile_once("chat")
     gone = WatchEvent("DELETED", pod(namespace=world.namespace, message=DRAIN_MESSAGE), ())
-    parts.endings.hear(gone)
-    await world.round("chat", parts)
+    parts.endings.on_pod_event(gone)
+    await world.reconcile_once("chat", parts)
     assert (await world.events()).count("DrainTimedOut") == 1
     again = world.operator()
-    await world.look(again.store)
-    again.endings.hear(gone)  # a process that does not know that it was told
-    await world.round("chat", again)
+    await world.sync(again.store)
+    again.endings.on_pod_event(gone)  # a process that does not know that it was told
+    await world.reconcile_once("chat", again)
     assert (await world.events()).count("DrainTimedOut") == 1

@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.about import Start
-from plimsoll.controllers.engines import ABOUT_S, AT_ONCE, BUSY_S, IDLE_S, RETRY_S, SELDOM_S, Engines
-from plimsoll.controllers.store import Key, Store
-from plimsoll.core.errors import Unavailable
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, EngineReading
-from plimsoll.core.signals.intervals import GAP_S
+from plimsoll.adapters.launcher import StartupProgress
+from plimsoll.controllers.engine_poller import (
+    BUSY_INTERVAL_S,
+    ENGINE_INFO_INTERVAL_S,
+    FOREIGN_ENGINE_INTERVAL_S,
+    IDLE_INTERVAL_S,
+    MAX_CONCURRENT_REQUESTS,
+    RETRY_DELAY_S,
+    EnginePoller,
+)
+from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
+from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.ports import EngineInfo, EngineReading
+from plimsoll.core.types import Role
 from tests import builders
 
 Object = dict[str, Any]
@@ -37,8 +45,8 @@ class World:
         self.heard: list[tuple[Key, Role, EngineReading]] = []
         self.open = 0
         self.most_open = 0
-        self.store = Store()
-        self.engines = Engines(
+        self.store = ObjectCache()
+        self.engines = EnginePoller(
             self.store, self.answer, lambda *heard: self.heard.append(heard), parse, lambda: 1.8e9, lambda: self.now_s
         )
 
@@ -50,7 +58,7 @@ class World:
             await asyncio.sleep(0)
         self.open -= 1
         if address in self.down or (path == "/about" and address in self.mute):
-            raise Unavailable("connection refused")
+            raise BackendUnavailable("connection refused")
         if path == "/about":
             return address.encode()
         steps = f"vllm:iteration_tokens_total_count {self.steps[address]}\n"
@@ -67,7 +75,7 @@ class World:
         """Let time pass as the loop of `run` would."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            await self.engines.ask()
+            await self.engines.poll_due()
             self.now_s += step_s
 
     def times(self, number: int, path: str = "/metrics") -> list[float]:
@@ -75,11 +83,11 @@ class World:
         return [at_s for at_s, url in self.asked if url == f"10.0.0.{number}:8001{path}"]
 
 
-def parse(body: bytes) -> tuple[About, Start]:
+def parse(body: bytes) -> tuple[EngineInfo, StartupProgress]:
     """The engine's name is its address."""
     if not body.startswith(b"10."):
         raise ValueError("not an address")
-    return About(body.decode(), "1", "cpu", 0), Start("load", 1.0, (), None, None)
+    return EngineInfo(body.decode(), "1", "cpu", 0), StartupProgress("load", 1.0, (), None, None)
 
 
 @pytest.fixture
@@ -96,15 +104,15 @@ async def test_idle_engine_is_polled_rarely_within_trust_window(
 ) -> None:
     world.pod(1)
     await world.until(60.0)
-    assert gaps(world.times(1)) == {IDLE_S}
-    assert IDLE_S + 2.0 + RETRY_S < GAP_S
+    assert gaps(world.times(1)) == {IDLE_INTERVAL_S}
+    assert IDLE_INTERVAL_S + 2.0 + RETRY_DELAY_S < MAX_READING_GAP_S
 
 
 async def test_busy_engine_is_polled_often(world: World) -> None:
     world.pod(1)
     world.running["10.0.0.1"] = 3
     await world.until(60.0)
-    assert gaps(world.times(1)) == {BUSY_S}
+    assert gaps(world.times(1)) == {BUSY_INTERVAL_S}
 
 
 async def test_reading_carries_service_and_tier(world: World) -> None:
@@ -122,19 +130,19 @@ async def test_busy_engine_speeds_up_polling_of_its_tier_only(world: World) -> N
     world.pod(3, "prefill")
     world.running["10.0.0.1"] = 3
     await world.until(60.0)
-    assert gaps(world.times(2)[2:]) == {BUSY_S}
-    assert gaps(world.times(3)) == {IDLE_S}
+    assert gaps(world.times(2)[2:]) == {BUSY_INTERVAL_S}
+    assert gaps(world.times(3)) == {IDLE_INTERVAL_S}
     world.running["10.0.0.1"] = 0
     await world.until(60.0)
-    assert gaps(world.times(2)[-3:]) == {IDLE_S}
+    assert gaps(world.times(2)[-3:]) == {IDLE_INTERVAL_S}
 
 
 async def test_engine_active_between_polls_is_not_idle(world: World) -> None:
     world.pod(1)
     for _ in range(12):
         world.steps["10.0.0.1"] += 7
-        await world.until(BUSY_S)
-    assert gaps(world.times(1)[2:]) == {BUSY_S}
+        await world.until(BUSY_INTERVAL_S)
+    assert gaps(world.times(1)[2:]) == {BUSY_INTERVAL_S}
 
 
 async def test_arrivals_expedite_next_poll(world: World) -> None:
@@ -142,7 +150,7 @@ async def test_arrivals_expedite_next_poll(world: World) -> None:
     await world.until(25.0)
     last_s = world.times(1)[-1]
     world.now_s = last_s + 1.0
-    world.engines.stir(KEY)
+    world.engines.mark_active(KEY)
     await world.until(15.0)
     assert world.times(1)[-3:] == [last_s + 5.0, last_s + 10.0, last_s + 15.0]
 
@@ -150,7 +158,7 @@ async def test_arrivals_expedite_next_poll(world: World) -> None:
 async def test_polls_of_many_pods_are_spread_over_interval(world: World) -> None:
     for number in range(1, 201):
         world.pod(number)
-    await world.until(BUSY_S + 0.25)
+    await world.until(BUSY_INTERVAL_S + 0.25)
     per_round = Counter(at_s for at_s, url in world.asked if url.endswith("/metrics"))
     assert sum(per_round.values()) == 200
     assert max(per_round.values()) < 30  # of twenty rounds
@@ -159,10 +167,10 @@ async def test_polls_of_many_pods_are_spread_over_interval(world: World) -> None
 async def test_concurrent_polls_are_limited(world: World) -> None:
     for number in range(1, 201):
         world.pod(number)
-    await world.engines.ask()
-    world.now_s += 2 * BUSY_S
-    await world.engines.ask()
-    assert world.most_open == AT_ONCE
+    await world.engines.poll_due()
+    world.now_s += 2 * BUSY_INTERVAL_S
+    await world.engines.poll_due()
+    assert world.most_open == MAX_CONCURRENT_REQUESTS
 
 
 async def test_unreachable_engine_is_retried_once_then_on_schedule(world: World) -> None:
@@ -170,8 +178,8 @@ async def test_unreachable_engine_is_retried_once_then_on_schedule(world: World)
     world.down = {"10.0.0.1"}
     await world.until(40.0)
     times = world.times(1)
-    assert times[1] - times[0] == RETRY_S
-    assert gaps(times[1:]) == {IDLE_S}
+    assert times[1] - times[0] == RETRY_DELAY_S
+    assert gaps(times[1:]) == {IDLE_INTERVAL_S}
     assert world.heard == []
     world.down = set()
     await world.until(12.0)
@@ -180,9 +188,9 @@ async def test_unreachable_engine_is_retried_once_then_on_schedule(world: World)
 
 async def test_pod_being_polled_is_not_polled_again(world: World) -> None:
     world.pod(1)
-    await world.engines.ask()
-    world.now_s += BUSY_S
-    await asyncio.gather(*(world.engines.ask() for _ in range(5)))
+    await world.engines.poll_due()
+    world.now_s += BUSY_INTERVAL_S
+    await asyncio.gather(*(world.engines.poll_due() for _ in range(5)))
     assert len(world.times(1)) == 1
 
 
@@ -193,23 +201,23 @@ async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: Wor
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     await world.until(12.0)
     assert {number for number in range(1, 6) if world.times(number)} == {1, 3}
-    world.store.drop(gone)
+    world.store.remove(gone)
     before = len(world.times(3))
     await world.until(30.0)
     assert len(world.times(3)) == before
-    assert world.engines.about(kept["metadata"]["name"]) is not None
-    assert world.engines.about(gone["metadata"]["name"]) is None
+    assert world.engines.engine_info(kept["metadata"]["name"]) is not None
+    assert world.engines.engine_info(gone["metadata"]["name"]) is None
 
 
 async def test_response_of_deleted_pod_is_dropped(world: World) -> None:
     obj = world.pod(1)
-    await world.engines.ask()
-    world.now_s += BUSY_S
-    asking = asyncio.create_task(world.engines.ask())
+    await world.engines.poll_due()
+    world.now_s += BUSY_INTERVAL_S
+    asking = asyncio.create_task(world.engines.poll_due())
     await asyncio.sleep(0)
-    world.store.drop(obj)
+    world.store.remove(obj)
     world.now_s += 2.0
-    await world.engines.ask()
+    await world.engines.poll_due()
     await asking
     assert world.heard == []
 
@@ -218,8 +226,8 @@ async def test_starting_engine_is_polled_for_engine_info_only(world: World) -> N
     world.pod(1, ready=False)
     await world.until(30.0)
     assert world.times(1) == []
-    assert gaps(world.times(1, "/about")) == {ABOUT_S}
-    start = world.engines.start("pod-1")
+    assert gaps(world.times(1, "/about")) == {ENGINE_INFO_INTERVAL_S}
+    start = world.engines.startup_progress("pod-1")
     assert start is not None
     assert start.phase == "load"
 
@@ -233,7 +241,7 @@ async def test_newly_ready_engine_is_polled_at_once(world: World) -> None:
     assert 0.0 <= world.times(1)[0] - ready_s <= 1.0
     last = world.times(1, "/about")[-1]
     assert 0.0 <= last - ready_s <= 1.0
-    about = world.engines.about("pod-1")
+    about = world.engines.engine_info("pod-1")
     assert about is not None
     assert about.engine == "10.0.0.1"
 
@@ -249,9 +257,9 @@ async def test_engine_without_engine_info_is_asked_with_backoff(world: World) ->
     world.mute = {"10.0.0.1"}
     await world.until(200.0)
     times = world.times(1, "/about")
-    assert gaps(times[:3]) == {ABOUT_S}
-    assert gaps(times[2:]) == {SELDOM_S}
-    assert world.engines.about("pod-1") is None
+    assert gaps(times[:3]) == {ENGINE_INFO_INTERVAL_S}
+    assert gaps(times[2:]) == {FOREIGN_ENGINE_INTERVAL_S}
+    assert world.engines.engine_info("pod-1") is None
     assert len(world.heard) > 10
 
 
@@ -268,24 +276,24 @@ async def test_unready_engine_is_not_polled_for_metrics(world: World) -> None:
 async def test_running_is_last_reading_and_none_when_unready(world: World) -> None:
     world.pod(1)
     world.running["10.0.0.1"] = 3
-    assert world.engines.running("pod-1") is None, "it has not been asked yet"
-    await world.until(2 * BUSY_S)
-    assert world.engines.running("pod-1") == 3.0
-    assert world.engines.running("pod-9") is None
+    assert world.engines.running_requests("pod-1") is None, "it has not been asked yet"
+    await world.until(2 * BUSY_INTERVAL_S)
+    assert world.engines.running_requests("pod-1") == 3.0
+    assert world.engines.running_requests("pod-9") is None
     world.pod(1, ready=False)
-    await world.until(2 * BUSY_S)
-    assert world.engines.running("pod-1") is None
+    await world.until(2 * BUSY_INTERVAL_S)
+    assert world.engines.running_requests("pod-1") is None
 
 
 async def test_run_polls_until_cancelled() -> None:
-    store, heard = Store(), asyncio.Event()
+    store, heard = ObjectCache(), asyncio.Event()
     world = World()
     world.store = store
-    engines = Engines(store, world.answer, lambda *_: heard.set(), parse)
+    engines = EnginePoller(store, world.answer, lambda *_: heard.set(), parse)
     world.pod(102, ready=False)  # whose turn comes within a hundredth of the interval
     running = asyncio.create_task(engines.run())
     async with asyncio.timeout(20):
-        while engines.start("pod-102") is None:
+        while engines.startup_progress("pod-102") is None:
             await asyncio.sleep(0.01)
         world.pod(102)
         await heard.wait()

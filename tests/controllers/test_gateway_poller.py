@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from plimsoll.adapters.kube import WatchEvent
-from plimsoll.controllers.gateways import TRUST_SECONDS, Gateways, View
-from plimsoll.controllers.store import Key
-from plimsoll.core.errors import Unavailable
+from plimsoll.adapters.kube_client import WatchEvent
+from plimsoll.controllers.gateway_poller import FRESHNESS_SECONDS, GatewayPoller, GatewayView
+from plimsoll.controllers.object_cache import Key
+from plimsoll.core.errors import BackendUnavailable
 from tests.builders import PLATFORM
 
 CHAT = ("team", "chat")
@@ -21,9 +21,9 @@ CHAT = ("team", "chat")
 def signals(count: int, *, synced: bool = True, born: str = "a", arrived: int = 0) -> dict[str, Any]:
     """A replica's document: a service with so many endpoints that can be reached."""
     endpoints = [{"pod": f"p{n}", "role": "decode", "routable": True, "inflight": 0} for n in range(count)]
-    requests = {"arrived": arrived, "retried": 0, "answered": 0, "failed": 0, "cancelled": 0, "refused": {}}
+    requests = {"arrived": arrived, "retried": 0, "succeeded": 0, "failed": 0, "cancelled": 0, "rejected": {}}
     services = {"team/chat": {"endpoints": endpoints, "requests": requests}}
-    return {"version": 2, "born": born, "synced": synced, "services": services}
+    return {"version": 2, "instance_id": born, "synced": synced, "services": services}
 
 
 def name_of(address: str) -> str:
@@ -44,14 +44,14 @@ class Fleet:
         self.told: list[Key | None] = []
         self.now_s = 100.0
         self.elapsed_s = 0.0
-        self.gateways = Gateways(
+        self.gateways = GatewayPoller(
             None,  # type: ignore[arg-type]
             PLATFORM.gateway,
             self._answer,
             self.told.append,
             lambda: self.now_s,
             lambda: self.elapsed_s,
-            patience_s=0.05,
+            round_timeout_s=0.05,
         )
 
     async def _answer(self, address: str, port: int, path: str) -> bytes:
@@ -59,28 +59,28 @@ class Fleet:
         if address in self.hung:
             await self.hung[address].wait()
         if address not in self.answers:
-            raise Unavailable("refused")
+            raise BackendUnavailable("rejected")
         return orjson.dumps({"gateway": name_of(address), **self.answers[address]})
 
     def present(self, *addresses: str) -> None:
-        self.gateways.saw(WatchEvent("SYNC", objects=tuple(pod(a) for a in addresses)))
+        self.gateways.on_pod_event(WatchEvent("SYNC", objects=tuple(pod(a) for a in addresses)))
 
-    async def ask(self) -> View:
-        await self.gateways.ask()
+    async def ask(self) -> GatewayView:
+        await self.gateways.poll_round()
         return self.gateways.view
 
     async def counted(self) -> dict[str, tuple[str, float, float]]:
         """After a round: born, time and arrivals by replica, of those whose word is fresh."""
-        await self.gateways.ask()
+        await self.gateways.poll_round()
         readings, _ = self.gateways.readings()
-        return {r.gateway: (r.born, r.at_s, r.services["team/chat"].arrived) for r in readings}
+        return {r.gateway: (r.instance_id, r.at_s, r.services["team/chat"].arrived) for r in readings}
 
 
 async def test_endpoint_listed_by_one_replica_is_routable() -> None:
     fleet = Fleet()
     fleet.answers = {"10.0.0.1": signals(0), "10.0.0.2": signals(1)}
     fleet.present("10.0.0.1", "10.0.0.2")
-    assert await fleet.ask() == View(2, 2, {CHAT: 1})
+    assert await fleet.ask() == GatewayView(2, 2, {CHAT: 1})
 
 
 async def test_silent_replica_keeps_last_view_for_a_while() -> None:
@@ -116,7 +116,7 @@ async def test_concurrent_poll_waiters_see_new_readings() -> None:
 
     async def wait() -> None:
         for _ in range(2):
-            await fleet.gateways.asked()
+            await fleet.gateways.wait_for_round()
             found.append(fleet.gateways.readings()[0][0].services["team/chat"].arrived)
 
     waiting = asyncio.create_task(wait())
@@ -135,23 +135,23 @@ async def test_readings_beyond_trust_window_are_dropped() -> None:
     fleet.present("10.0.0.1", "10.0.0.2")
     await fleet.ask()
     del fleet.answers["10.0.0.1"]
-    fleet.elapsed_s = TRUST_SECONDS
+    fleet.elapsed_s = FRESHNESS_SECONDS
     assert fleet.gateways.readings() == ((), ("gw-1", "gw-2"))
-    assert await fleet.ask() == View(2, 1, {CHAT: 0})
+    assert await fleet.ask() == GatewayView(2, 1, {CHAT: 0})
     assert list(await fleet.counted()) == ["gw-2"]
 
 
 async def test_replica_silent_from_start_counts_as_unknown() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")
-    assert await fleet.ask() == View(1, 0, {})
+    assert await fleet.ask() == GatewayView(1, 0, {})
 
 
 async def test_unsynced_replica_is_not_answering() -> None:
     fleet = Fleet()
     fleet.answers = {"10.0.0.1": signals(0, synced=False)}
     fleet.present("10.0.0.1")
-    assert (await fleet.ask()).answering == 0
+    assert (await fleet.ask()).responding == 0
 
 
 async def test_deleted_replica_is_dropped() -> None:
@@ -159,8 +159,8 @@ async def test_deleted_replica_is_dropped() -> None:
     fleet.answers = {"10.0.0.1": signals(1)}
     fleet.present("10.0.0.1")
     await fleet.ask()
-    fleet.gateways.saw(WatchEvent("DELETED", pod("10.0.0.1")))
-    assert await fleet.ask() == View()
+    fleet.gateways.on_pod_event(WatchEvent("DELETED", pod("10.0.0.1")))
+    assert await fleet.ask() == GatewayView()
 
 
 async def test_routable_change_notifies_service() -> None:
@@ -181,33 +181,33 @@ async def test_routable_change_notifies_service() -> None:
 
 async def test_synced_after_every_replica_answered() -> None:
     fleet = Fleet()
-    assert not fleet.gateways.synced
+    assert not fleet.gateways.is_synced
     await fleet.ask()
-    assert not fleet.gateways.synced
+    assert not fleet.gateways.is_synced
     fleet.answers = {"10.0.0.1": signals(1)}
     fleet.present("10.0.0.1", "10.0.0.2")
     await fleet.ask()
-    assert not fleet.gateways.synced
+    assert not fleet.gateways.is_synced
     fleet.answers["10.0.0.2"] = signals(0)
     await fleet.ask()
-    assert fleet.gateways.synced
+    assert fleet.gateways.is_synced
 
 
 async def test_synced_after_trust_window_without_answer() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")
     await fleet.ask()
-    assert not fleet.gateways.synced
-    fleet.elapsed_s = TRUST_SECONDS + 1.0
-    assert fleet.gateways.synced
+    assert not fleet.gateways.is_synced
+    fleet.elapsed_s = FRESHNESS_SECONDS + 1.0
+    assert fleet.gateways.is_synced
 
 
 async def test_synced_without_replicas_after_first_round() -> None:
     fleet = Fleet()
     fleet.present()
-    assert not fleet.gateways.synced
+    assert not fleet.gateways.is_synced
     await fleet.ask()
-    assert fleet.gateways.synced
+    assert fleet.gateways.is_synced
 
 
 # ---------------------------------------------------------------- what they counted
@@ -240,7 +240,7 @@ async def test_readings_of_partial_round_list_all_replicas() -> None:
     fleet.answers = {"10.0.0.1": signals(1, arrived=5)}
     assert list(await fleet.counted()) == ["gw-1"]
     assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
-    assert (fleet.gateways.view.present, fleet.gateways.view.answering) == (2, 1)
+    assert (fleet.gateways.view.replicas, fleet.gateways.view.responding) == (2, 1)
 
 
 async def test_last_reading_of_silent_replica_keeps_its_time() -> None:
@@ -259,7 +259,7 @@ async def test_clock_set_back_silences_no_replica() -> None:
     await fleet.ask()
     fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, arrived=6)}, -1000.0
     assert await fleet.counted() == {"gw-1": ("a", -1000.0, 6)}
-    assert fleet.gateways.view.answering == 1
+    assert fleet.gateways.view.responding == 1
 
 
 async def test_unsynced_replica_has_no_reading() -> None:
@@ -281,12 +281,10 @@ async def test_malformed_response_counts_as_silence(answer: dict[str, Any], capl
     fleet = Fleet()
     fleet.present("10.0.0.1", "10.0.0.2")
     fleet.answers = {"10.0.0.1": answer, "10.0.0.2": signals(2)}
-    assert await fleet.ask() == View(2, 1, {CHAT: 2})
-    assert await fleet.ask() == View(2, 1, {CHAT: 2})
+    assert await fleet.ask() == GatewayView(2, 1, {CHAT: 2})
+    assert await fleet.ask() == GatewayView(2, 1, {CHAT: 2})
     warned = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert [(r.msg, r.__dict__["gateway"]) for r in warned] == [
-        ("what a gateway says of its signals cannot be read", "gw-1")
-    ]
+    assert [(r.msg, r.__dict__["gateway"]) for r in warned] == [("gateway signals cannot be parsed", "gw-1")]
 
 
 async def test_view_explains_why_no_replica_is_usable() -> None:
@@ -294,17 +292,17 @@ async def test_view_explains_why_no_replica_is_usable() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")
     fleet.answers = {"10.0.0.1": signals(1) | {"synced": False}}
-    assert (await fleet.ask()).why.startswith("it has not got the API server's objects yet")
+    assert (await fleet.ask()).error.startswith("its caches are not synced with the API server")
     told = len(fleet.told)
     await fleet.ask()
     assert fleet.told[told:] == []
     fleet.answers = {"10.0.0.1": signals(1) | {"version": 99}}
-    assert "are operator and gateways of one release?" in (await fleet.ask()).why
+    assert "run operator and gateways at the same release" in (await fleet.ask()).error
     assert fleet.told[told:] == [None]
     fleet.answers = {}
-    assert (await fleet.ask()).why == ""
+    assert (await fleet.ask()).error == ""
     fleet.answers = {"10.0.0.1": signals(1)}
-    assert await fleet.ask() == View(1, 1, {CHAT: 1})
+    assert await fleet.ask() == GatewayView(1, 1, {CHAT: 1})
 
 
 async def test_malformed_response_keeps_last_reading() -> None:
@@ -320,9 +318,9 @@ async def test_changed_pod_address_is_polled() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")
     fleet.answers = {"10.0.0.9": signals(1) | {"gateway": "gw-1"}}
-    assert (await fleet.ask()).answering == 0
-    fleet.gateways.saw(WatchEvent("MODIFIED", pod("10.0.0.9", uid="10.0.0.1")))
-    assert await fleet.ask() == View(1, 1, {CHAT: 1})
+    assert (await fleet.ask()).responding == 0
+    fleet.gateways.on_pod_event(WatchEvent("MODIFIED", pod("10.0.0.9", uid="10.0.0.1")))
+    assert await fleet.ask() == GatewayView(1, 1, {CHAT: 1})
 
 
 def names(*models: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from plimsoll.controllers.past import PAST_S, Past
-from plimsoll.core.autoscaler.service import Service
-from plimsoll.core.errors import Unavailable
-from plimsoll.core.forecast.past import replay, with_past
-from plimsoll.core.forecast.stored import to_dict as forecast_to_dict
+from plimsoll.controllers.autoscale.history_backfill import HISTORY_SPAN_S, HistoryBackfill
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.backfill import replay_history, with_history
+from plimsoll.core.demand.serialization import to_dict as forecast_to_dict
+from plimsoll.core.errors import BackendUnavailable
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, ready
 
@@ -30,72 +30,72 @@ class FakeHistory:
     def request_rate(self, service: str, start_s: float, end_s: float) -> Sequence[tuple[float, float]]:
         self.asked.append((service, start_s, end_s))
         if self.fails:
-            raise Unavailable("Prometheus is away")
+            raise BackendUnavailable("Prometheus is away")
         first = end_s - 3 * DAY_S
         times = [first + 60.0 * n for n in range(3 * 1440)]
         return [(at_s, 40.0 if (at_s - NOW_S) % DAY_S < DAY_S / 2 else 4.0) for at_s in times]
 
 
-def sized_service() -> Service:
+def sized_service() -> ServiceState:
     """A service whose load line is known, after half a minute of load."""
     parent = builders.service(**PROMISED)
     world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
     world.store.put(ready(parent, "serve"))
     world.load(KEY, 40.0, 30, NOW_S)
-    return world.scaler._known[KEY].service
+    return world.scaler._entries[KEY].service_state
 
 
-async def settle(past: Past) -> None:
-    if past._asking is not None:
-        await asyncio.wait([past._asking])
-        past._asking.result()
+async def settle(past: HistoryBackfill) -> None:
+    if past._task is not None:
+        await asyncio.wait([past._task])
+        past._task.result()
 
 
-def new_backfill(history: FakeHistory | None) -> Past:
+def new_backfill(history: FakeHistory | None) -> HistoryBackfill:
     """One that has met a service of which nothing is remembered."""
-    past = Past(history)
-    past.meet(KEY, Service.of(["serve"]))
+    past = HistoryBackfill(history)
+    past.track(KEY, ServiceState.for_roles(["serve"]))
     return past
 
 
 async def test_backfill_is_queried_once_and_sets_seasonality() -> None:
     service, history = sized_service(), FakeHistory()
-    past, before = new_backfill(history), service.tiers["serve"].demand
+    past, before = new_backfill(history), service.tiers["serve"].forecast_state
     for _ in range(3):
-        past.look({KEY: service}, NOW_S + 30.0)
+        past.start_next({KEY: service}, NOW_S + 30.0)
         await settle(past)
-    after = service.tiers["serve"].demand
-    assert history.asked == [("team/chat", NOW_S + 30.0 - PAST_S, NOW_S + 30.0)]
-    assert (after.now, after.at_s) == (before.now, before.at_s)
+    after = service.tiers["serve"].forecast_state
+    assert history.asked == [("team/chat", NOW_S + 30.0 - HISTORY_SPAN_S, NOW_S + 30.0)]
+    assert (after.estimate, after.last_sample_s) == (before.estimate, before.last_sample_s)
     assert len(forecast_to_dict(after)["season"][4][0]) > 0
     assert forecast_to_dict(after)["season"] != forecast_to_dict(before)["season"]
 
 
 async def test_backfill_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     service, history = sized_service(), FakeHistory(fails=True)
-    past, before = new_backfill(history), service.tiers["serve"].demand
+    past, before = new_backfill(history), service.tiers["serve"].forecast_state
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            past.look({KEY: service}, NOW_S + 30.0)
+            past.start_next({KEY: service}, NOW_S + 30.0)
             await settle(past)
-    assert service.tiers["serve"].demand == before
-    assert [record.message for record in caplog.records] == ["the past is not known"]
+    assert service.tiers["serve"].forecast_state == before
+    assert [record.message for record in caplog.records] == ["request history is not available"]
     assert len(history.asked) == 1
 
 
 async def test_backfill_skips_unsized_deleted_and_restored_services() -> None:
     history = FakeHistory()
     past = new_backfill(history)
-    past.look({KEY: Service.of(["serve"])}, NOW_S)
-    past.look({}, NOW_S)
-    past.look({KEY: sized_service()}, NOW_S)
+    past.start_next({KEY: ServiceState.for_roles(["serve"])}, NOW_S)
+    past.start_next({}, NOW_S)
+    past.start_next({KEY: sized_service()}, NOW_S)
     remembering = sized_service()
     tier = remembering.tiers["serve"]
-    tier.demand = with_past(tier.demand, replay(history.request_rate("", 0.0, NOW_S), 1.0))
+    tier.forecast_state = with_history(tier.forecast_state, replay_history(history.request_rate("", 0.0, NOW_S), 1.0))
     history.asked.clear()
-    past.meet(KEY, remembering)
-    past.look({KEY: remembering}, NOW_S)
-    new_backfill(None).look({KEY: sized_service()}, NOW_S)
+    past.track(KEY, remembering)
+    past.start_next({KEY: remembering}, NOW_S)
+    new_backfill(None).start_next({KEY: sized_service()}, NOW_S)
     await settle(past)
     assert history.asked == []

@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from plimsoll.controllers.probes import Answers, app
+from plimsoll.controllers.http_server import HttpEndpoints, build_app
 
 DOCUMENTS = {("team", "chat"): {"version": 1, "service": "team/chat"}}
 
 
 @asynccontextmanager
-async def client(answers: Answers) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
-    async with TestClient(TestServer(app(answers))) as made:
+async def client(answers: HttpEndpoints) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
+    async with TestClient(TestServer(build_app(answers))) as made:
         yield made
 
 
-@pytest.mark.parametrize("answers", [Answers(), Answers(DOCUMENTS.get)])
-async def test_probes_are_ok_for_standby_and_leader(answers: Answers) -> None:
+@pytest.mark.parametrize("answers", [HttpEndpoints(), HttpEndpoints(DOCUMENTS.get)])
+async def test_probes_are_ok_for_standby_and_leader(answers: HttpEndpoints) -> None:
     async with client(answers) as http:
         for path in ("/healthz", "/readyz"):
             assert await (await http.get(path)).text() == "ok\n"
@@ -28,7 +28,7 @@ async def test_probes_are_ok_for_standby_and_leader(answers: Answers) -> None:
 
 
 async def test_explain_returns_document() -> None:
-    async with client(Answers(DOCUMENTS.get)) as http:
+    async with client(HttpEndpoints(DOCUMENTS.get)) as http:
         reply = await http.get("/explain/team/chat")
         assert reply.status == 200
         assert await reply.json() == DOCUMENTS["team", "chat"]
@@ -36,28 +36,28 @@ async def test_explain_returns_document() -> None:
 
 @pytest.mark.parametrize("path", ["team/absent", "absent/chat", "team%2Fchat/x", "team/..%2Fchat", "%00/%1b%5b2J"])
 async def test_explain_unknown_service_is_json_404(path: str) -> None:
-    async with client(Answers(DOCUMENTS.get)) as http:
+    async with client(HttpEndpoints(DOCUMENTS.get)) as http:
         reply = await http.get(f"/explain/{path}")
         assert reply.status == 404
         assert (await reply.json())["reason"] == "UnknownService"
 
 
 async def test_explain_standby_is_503() -> None:
-    answers = Answers()
+    answers = HttpEndpoints()
     async with client(answers) as http:
         for explain, status in ((None, 503), (DOCUMENTS.get, 200), (None, 503)):
             answers.explain = explain
             reply = await http.get("/explain/team/chat")
             assert reply.status == status
-        assert (await reply.json())["message"] == "this process does not lead; ask the one that does"
+        assert (await reply.json())["message"] == "this operator replica does not lead; query the leader"
 
 
 @pytest.mark.parametrize("path", ["/explain", "/explain/team", "/explain/team/", "/explain/team/chat/x"])
 async def test_explain_other_paths_are_404(path: str) -> None:
-    async with client(Answers(DOCUMENTS.get)) as http:
+    async with client(HttpEndpoints(DOCUMENTS.get)) as http:
         assert (await http.get(path)).status == 404
 
 
 async def test_explain_post_is_405() -> None:
-    async with client(Answers(DOCUMENTS.get)) as http:
+    async with client(HttpEndpoints(DOCUMENTS.get)) as http:
         assert (await http.post("/explain/team/chat")).status == 405

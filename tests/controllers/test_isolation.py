@@ -8,23 +8,25 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube import PODS, Kube, WatchEvent
+from plimsoll.adapters.kube_client import PODS, KubeClient, WatchEvent
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
-from plimsoll.api.conditions import Reason, Type
+from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event
-from plimsoll.controllers import autoscale, engines, handlers, reconcile
-from plimsoll.controllers.autoscale import Autoscaler, Change, Sources
-from plimsoll.controllers.endings import Endings
-from plimsoll.controllers.engines import Engines
-from plimsoll.controllers.gateways import Gateways, View
+from plimsoll.controllers import engine_poller, kopf_handlers
+from plimsoll.controllers.autoscale import autoscaler
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, ScaleChange, SignalSources
+from plimsoll.controllers.engine_poller import EnginePoller
+from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
 from plimsoll.controllers.isolation import NAMED, ObjectErrors, Stage, supervise
-from plimsoll.controllers.operator import Operator
-from plimsoll.controllers.reconcile import Reconciler
-from plimsoll.controllers.settings import Settings
-from plimsoll.controllers.store import Key, Store
-from plimsoll.core.errors import NotFound, Unavailable
-from plimsoll.gateway import endpoints
+from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.controllers.operator import OperatorProcess
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.controllers.reconcile import reconciler
+from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.reconciler import Reconciler
+from plimsoll.core.errors import BackendUnavailable, NotFound
+from plimsoll.gateway import service_catalog
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, ready
@@ -52,7 +54,7 @@ def never_started(parent: Object) -> Object:
     return found
 
 
-class Cluster(Kube):
+class Cluster(KubeClient):
     """An API server that keeps what is written; pod_events: what its watch of pods says."""
 
     def __init__(self, *pod_events: WatchEvent) -> None:
@@ -89,7 +91,11 @@ def test_contained_error_is_the_condition_of_its_service() -> None:
             fail()
     found = errors.condition(CHAT)
     assert found is not None
-    assert (found.type, found.holds, found.reason) == (Type.INTERNAL_ERROR, True, Reason.OPERATOR_ERROR)
+    assert (found.type, found.holds, found.reason) == (
+        ConditionType.INTERNAL_ERROR,
+        True,
+        ConditionReason.OPERATOR_ERROR,
+    )
     assert found.message.startswith("Pod team/p: KeyError while the end of its container was read. ")
     assert "correct or delete the object" in found.message
     assert (changed, counted(Stage.POD_ENDING) - before) == ([CHAT], 2)
@@ -161,11 +167,11 @@ async def test_operator_with_a_container_never_started_goes_on() -> None:
         WatchEvent("MODIFIED", never_started(parent)),
         WatchEvent("ADDED", ready(parent, "serve")),
     )
-    operator = Operator(Cluster(*events), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
-    operator.store.put(parent)
+    operator = OperatorProcess(Cluster(*events), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    operator.cache.put(parent)
     before = counted(Stage.WATCH)
     await operator._follow(PODS, "", None)
-    assert [pod["metadata"]["name"] for pod in operator.store.all("Pod")] == ["broken", "p"]
+    assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["broken", "p"]
     assert counted(Stage.WATCH) == before
     assert operator.errors.condition(CHAT) is None
 
@@ -173,15 +179,15 @@ async def test_operator_with_a_container_never_started_goes_on() -> None:
 async def test_operator_event_that_fails_stops_no_later_one() -> None:
     parent = builders.service("chat", tiers={"serve": {}})
     events = (WatchEvent("ADDED", {"kind": "Pod", "metadata": {}}), WatchEvent("ADDED", ready(parent, "serve")))
-    operator = Operator(Cluster(*events), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    operator = OperatorProcess(Cluster(*events), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
     before = counted(Stage.WATCH)
     await operator._follow(PODS, "", None)
-    assert [pod["metadata"]["name"] for pod in operator.store.all("Pod")] == ["p"]
+    assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["p"]
     assert counted(Stage.WATCH) == before + 1
 
 
 async def test_operator_part_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = Operator(Cluster(), Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    operator = OperatorProcess(Cluster(), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
     queued, stop = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -195,9 +201,9 @@ async def test_operator_part_that_fails_ends_no_other(monkeypatch: pytest.Monkey
         return None
 
     monkeypatch.setattr(operator, "_list_services", nothing)
-    monkeypatch.setattr(operator.gateways, "run", fail)
+    monkeypatch.setattr(operator.gateway_poller, "run", fail)
     monkeypatch.setattr(operator.queue, "run", work)
-    monkeypatch.setattr(handlers, "watch_services", stopped)
+    monkeypatch.setattr(kopf_handlers, "watch_services", stopped)
     running = asyncio.create_task(operator.run())
     await queued.wait()
     await asyncio.sleep(0.01)
@@ -207,7 +213,7 @@ async def test_operator_part_that_fails_ends_no_other(monkeypatch: pytest.Monkey
 
 
 def test_endings_error_about_one_pod_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, store, errors = builders.service("chat"), Store(), ObjectErrors()
+    parent, store, errors = builders.service("chat"), ObjectCache(), ObjectErrors()
     bad, good = (builders.pod(parent, "decode", name) for name in ("bad", "good"))
     for obj in (parent, bad, good):
         store.put(obj)
@@ -218,32 +224,32 @@ def test_endings_error_about_one_pod_stops_no_other(monkeypatch: pytest.MonkeyPa
         if pod["metadata"]["name"] == "bad":
             fail()
 
-    monkeypatch.setattr("plimsoll.controllers.endings.of_pod", read)
-    endings = Endings(store, errors)
-    endings.hear(WatchEvent("SYNC", objects=(bad, good)))
+    monkeypatch.setattr("plimsoll.controllers.reconcile.drain_reports.drain_timeout_of", read)
+    endings = DrainReports(store, errors)
+    endings.on_pod_event(WatchEvent("SYNC", objects=(bad, good)))
     assert seen == ["bad", "good"]
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "Pod team/bad: KeyError" in condition.message
-    endings.hear(WatchEvent("DELETED", bad))
+    endings.on_pod_event(WatchEvent("DELETED", bad))
     assert errors.condition(CHAT) is None
     endings.forget(CHAT)
 
 
-def reconciler(store: Store, kube: Kube, errors: ObjectErrors) -> Reconciler:
-    endings = Endings(store)
-    return Reconciler(kube, store, builders.PLATFORM, View, lambda key: None, endings, "me", errors)
+def make_reconciler(store: ObjectCache, kube: KubeClient, errors: ObjectErrors) -> Reconciler:
+    endings = DrainReports(store)
+    return Reconciler(kube, store, builders.PLATFORM, GatewayView, lambda key: None, endings, "me", errors)
 
 
 async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytest.MonkeyPatch) -> None:
     changed: list[Key] = []
-    store, kube, errors = Store(), Cluster(), ObjectErrors(changed.append)
+    store, kube, errors = ObjectCache(), Cluster(), ObjectErrors(changed.append)
     raw = builders.service("chat")
     known = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     raw["status"] = {"url": "http://x", "conditions": [known]}
     store.put(raw)
-    working = reconciler(store, kube, errors)
-    monkeypatch.setattr(reconcile, "plan", fail)
+    working = make_reconciler(store, kube, errors)
+    monkeypatch.setattr(reconciler, "plan_objects", fail)
     with pytest.raises(KeyError):
         await working.reconcile(CHAT)
     (status,) = kube.statuses
@@ -257,11 +263,11 @@ async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytes
 
 async def test_reconcile_success_removes_the_condition() -> None:
     changed: list[Key] = []
-    store, kube, errors = Store(), Cluster(), ObjectErrors(changed.append)
+    store, kube, errors = ObjectCache(), Cluster(), ObjectErrors(changed.append)
     kube.service = builders.service("chat")
     store.put(kube.service)
     errors.record(Stage.RECONCILE, CHAT, "InferenceService team/chat", KeyError())
-    working = reconciler(store, kube, errors)
+    working = make_reconciler(store, kube, errors)
     await working.reconcile(CHAT)
     assert changed == [CHAT, CHAT]  # so that one more round follows
     await working.reconcile(CHAT)
@@ -271,9 +277,9 @@ async def test_reconcile_success_removes_the_condition() -> None:
 
 def scaler(
     kube: Cluster, errors: ObjectErrors, tell: Callable[[Object, Event], Awaitable[None]] | None = None
-) -> tuple[Store, Autoscaler]:
+) -> tuple[ObjectCache, Autoscaler]:
     """Two services with a tier that has two replicas more than it may have."""
-    store = Store()
+    store = ObjectCache()
     for name in ("chat", "other"):
         parent = builders.service(name, **PROMISED | {"tiers": {"serve": {"minReplicas": 1, "maxReplicas": 1}}})
         store.put(parent)
@@ -282,13 +288,13 @@ def scaler(
     async def told(*_: Any) -> None:
         return None
 
-    sources = Sources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
     return store, Autoscaler(store, kube, sources, tell or told, lambda key: None, errors=errors)
 
 
 async def test_tick_without_an_event_scales_all_services() -> None:
     async def tell(*_: Any) -> None:
-        raise Unavailable("away")
+        raise BackendUnavailable("away")
 
     kube, errors = Cluster(), ObjectErrors()
     _, working = scaler(kube, errors, tell)
@@ -300,20 +306,20 @@ async def test_tick_without_an_event_scales_all_services() -> None:
 async def test_tick_error_while_one_is_set_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kube, errors = Cluster(), ObjectErrors()
     _, working = scaler(kube, errors)
-    whole = working._mark
+    whole = working._annotate_deletion_costs
 
-    async def mark(change: Change) -> str:
-        return fail() if change.raw["metadata"]["name"] == "chat" else await whole(change)
+    async def mark(change: ScaleChange) -> str:
+        return fail() if change.service_object["metadata"]["name"] == "chat" else await whole(change)
 
     with monkeypatch.context() as patched:
-        patched.setattr(working, "_mark", mark)
+        patched.setattr(working, "_annotate_deletion_costs", mark)
         await working.tick(NOW_S)
     assert kube.scaled == ["other-serve"]
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "InferenceService team/chat: KeyError while its replicas were decided" in condition.message
     assert errors.condition(OTHER) is None
-    await working.tick(NOW_S + autoscale.FAILED_SECONDS)
+    await working.tick(NOW_S + autoscaler.FAILURE_BACKOFF_SECONDS)
     assert errors.condition(CHAT) is None
     assert "chat-serve" in kube.scaled
 
@@ -321,15 +327,15 @@ async def test_tick_error_while_one_is_set_stops_no_other(monkeypatch: pytest.Mo
 async def test_tick_with_a_service_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     kube, errors = Cluster(), ObjectErrors()
     store, working = scaler(kube, errors)
-    whole = store.typed
-    monkeypatch.setattr(store, "typed", lambda raw: fail() if raw["metadata"]["name"] == "chat" else whole(raw))
+    whole = store.parsed
+    monkeypatch.setattr(store, "parsed", lambda raw: fail() if raw["metadata"]["name"] == "chat" else whole(raw))
     await working.tick(NOW_S)
     assert kube.scaled == ["other-serve"]
     assert errors.condition(CHAT) is not None
 
 
 async def test_engines_error_about_one_pod_stops_no_other() -> None:
-    store, errors, clock, heard = Store(), ObjectErrors(), [0.0], list[str]()
+    store, errors, clock, heard = ObjectCache(), ObjectErrors(), [0.0], list[str]()
     parent = builders.service("chat")
     for name in ("bad", "good"):
         pod = builders.pod(parent, "decode", name, podIP=name, conditions=[{"type": "Ready", "status": "True"}])
@@ -341,36 +347,36 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
     def take(key: Key, role: Any, reading: Any) -> None:
         heard.append(reading.pod)
 
-    asking = Engines(store, ask, take, monotonic=lambda: clock[0], errors=errors)
+    asking = EnginePoller(store, ask, take, monotonic=lambda: clock[0], errors=errors)
     for _ in range(12):
-        await asking.ask()
+        await asking.poll_due()
         clock[0] += 1.0
     assert len(heard) > 1
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "Pod team/bad: KeyError" in condition.message
     before = counted(Stage.ENGINE_METRICS)
-    clock[0] += engines.SELDOM_S
-    await asking.ask()
+    clock[0] += engine_poller.FOREIGN_ENGINE_INTERVAL_S
+    await asking.poll_due()
     assert counted(Stage.ENGINE_METRICS) == before + 1
     for pod in list(store.all("Pod")):
-        store.drop(pod)
+        store.remove(pod)
     clock[0] += 1.0
-    await asking.ask()
+    await asking.poll_due()
     assert errors.condition(CHAT) is None
 
 
 def test_engines_pod_that_cannot_be_read_keeps_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, errors = Store(), ObjectErrors()
+    store, errors = ObjectCache(), ObjectErrors()
     store.put(builders.pod(builders.service("chat"), "decode", "p", podIP="1"))
-    asking = Engines(store, lambda *_: asyncio.sleep(0, b""), lambda *_: None, errors=errors)
-    asking._look(0.0)
+    asking = EnginePoller(store, lambda *_: asyncio.sleep(0, b""), lambda *_: None, errors=errors)
+    asking._relist(0.0)
     (before,) = asking._pods.values()
-    due_s = before.about_s
-    monkeypatch.setattr(engines, "_pod", fail)
-    asking._look(50.0)
+    due_s = before.info_due_s
+    monkeypatch.setattr(engine_poller, "_polled_pod", fail)
+    asking._relist(50.0)
     (after,) = asking._pods.values()
-    assert (after is before, after.about_s) == (True, due_s)
+    assert (after is before, after.info_due_s) == (True, due_s)
     assert errors.condition(CHAT) is not None
 
 
@@ -381,14 +387,14 @@ async def test_gateways_error_about_one_replica_stops_no_other() -> None:
         asked.append(address)
         return fail()
 
-    gateways = Gateways(None, builders.PLATFORM.gateway, ask, lambda key: None)  # type: ignore[arg-type]
+    gateways = GatewayPoller(None, builders.PLATFORM.gateway, ask, lambda key: None)  # type: ignore[arg-type]
     pods = [{"metadata": {"name": name, "uid": name}, "status": {"podIP": name}} for name in ("a", "b")]
     before = counted(Stage.GATEWAY)
-    gateways.saw(WatchEvent("ADDED", {"metadata": {}, "status": {}}))
+    gateways.on_pod_event(WatchEvent("ADDED", {"metadata": {}, "status": {}}))
     for pod in pods:
-        gateways.saw(WatchEvent("ADDED", pod))
+        gateways.on_pod_event(WatchEvent("ADDED", pod))
     for _ in range(2):
-        await gateways.ask()
+        await gateways.poll_round()
     assert asked == ["a", "b", "a", "b"]
     assert counted(Stage.GATEWAY) == before + 5
 
@@ -399,7 +405,7 @@ def test_fleet_leaves_out_what_cannot_be_read() -> None:
     bad = {"kind": "Pod", "metadata": {"labels": good["metadata"]["labels"]}, "status": {"podIP": "10.0.0.2"}}
     odd: Object = {"kind": labels.KIND, "metadata": {"uid": "u"}, "spec": {}}
     before = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)}
-    found = endpoints.fleet([parent, odd], [bad, good])
+    found = service_catalog.build_catalog([parent, odd], [bad, good])
     assert [one.pod for one in found.services["team/chat"].endpoints] == ["good"]
     assert set(found.services) == {"team/chat"}
     after = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}
@@ -408,7 +414,7 @@ def test_fleet_leaves_out_what_cannot_be_read() -> None:
 
 async def test_kopf_object_is_normalised() -> None:
     taken: list[Object] = []
-    made = handlers.registry(lambda obj, gone: taken.append(obj), namespaced=False)
+    made = kopf_handlers.build_registry(lambda obj, gone: taken.append(obj), namespaced=False)
     (handler,) = made._watching.get_all_handlers()
     raw = {**builders.service("chat"), "status": {"conditions": None, "learned": 7}}
     await handler.fn(event={"type": "MODIFIED", "object": raw})

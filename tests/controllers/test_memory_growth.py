@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube import Kube
+from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import Event
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.store import Store, key_of
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.object_cache import ObjectCache, key_of
 from plimsoll.core.ports import GatewayReading, ServiceReading
+from plimsoll.core.types import Role
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, arrivals, engine, ready
 
@@ -32,12 +32,12 @@ class Churn:
     """A service whose gateways are replaced at every tick, as are pods that never become ready."""
 
     def __init__(self, parent: Object) -> None:
-        self.store, self.tick_no = Store(), 0
+        self.store, self.tick_no = ObjectCache(), 0
         self.parent, self.key = parent, (parent["metadata"]["namespace"], parent["metadata"]["name"])
         for obj in (parent, builders.deployment(parent, "serve", replicas=1, ready=1), ready(parent, "serve")):
             self.store.put(obj)
-        sources = Sources(self._gateways, lambda pod: ABOUT, lambda pod: None)
-        self.scaler = Autoscaler(self.store, Kube.__new__(Kube), sources, _ignore_report, lambda key: None)
+        sources = SignalSources(self._gateways, lambda pod: ABOUT, lambda pod: None)
+        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _ignore_report, lambda key: None)
 
     def tick(self) -> None:
         self.tick_no += 1
@@ -45,11 +45,11 @@ class Churn:
         for pod in pods:
             pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
             self.store.put(pod)
-        self.scaler.hear_engine(self.key, Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
+        self.scaler.observe_engine(self.key, Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
         for change in self.scaler.decide(self._now_s):
             self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
         for pod in pods:
-            self.store.drop(pod)
+            self.store.remove(pod)
 
     @property
     def _now_s(self) -> float:
@@ -81,10 +81,10 @@ class ServiceChurn(Churn):
         self.tick()
         for obj in self.there:
             if obj["kind"] == labels.KIND:
-                self.scaler.hear_engine(key_of(obj), Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
+                self.scaler.observe_engine(key_of(obj), Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
         gone, self.there = self.there[: -3 * SERVICE_LIFETIME], self.there[-3 * SERVICE_LIFETIME :]
         for obj in gone:
-            self.store.drop(obj)
+            self.store.remove(obj)
 
     def _told(self) -> dict[str, ServiceReading]:
         here = {"/".join(key_of(obj)) for obj in self.there if obj["kind"] == labels.KIND}
@@ -96,7 +96,7 @@ async def _ignore_report(_: Object, __: Event) -> None:
 
 
 def allocated_blocks() -> int:
-    """Blocks of memory: Python's own count of them costs nothing; `bench.core.growth` counts bytes."""
+    """Blocks of memory: Python's own count of them costs nothing; `bench.core.memory_growth` counts bytes."""
     gc.collect()
     sys._clear_type_cache()  # in it lie names that numpy makes anew at each call
     return sys.getallocatedblocks()
@@ -129,7 +129,7 @@ def test_autoscaler_memory_is_constant_over_deleted_services() -> None:
 
 
 def test_object_cache_memory_is_constant_over_deleted_services() -> None:
-    store, before = Store(), 0
+    store, before = ObjectCache(), 0
     for n in range(3 * NOISE):
         if n == NOISE:
             before = allocated_blocks()
@@ -137,7 +137,7 @@ def test_object_cache_memory_is_constant_over_deleted_services() -> None:
         pod = builders.pod(parent, "decode")
         store.put(parent)
         store.put(pod)
-        store.typed(parent)
-        store.drop(pod)
-        store.drop(parent)
+        store.parsed(parent)
+        store.remove(pod)
+        store.remove(parent)
     assert allocated_blocks() - before < NOISE

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll.api.conditions import Condition, Reason, Type
-from plimsoll.controllers.gauges import Conditions
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.core.ports import EngineReading, GatewayReading, ServiceReading
+from plimsoll.core.types import Role
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
@@ -33,20 +33,20 @@ def loaded_world(name: str, **spec: Any) -> World:
 
 def test_slo_metrics_are_exported_until_service_is_deleted() -> None:
     found = loaded_world("kept", **PROMISED)
-    assert value("plimsoll_slo_promised_ratio", service="team/kept") == 0.95
-    assert value("plimsoll_slo_ttft_seconds", service="team/kept") == 2.0
-    assert value("plimsoll_slo_tpot_seconds", service="team/kept") == 0.05
-    assert value("plimsoll_slo_missed_ratio", service="team/kept") == 0.0
-    assert value("plimsoll_scaling_ready_replicas", service="team/kept", tier="serve") == 1.0
-    assert value("plimsoll_scaling_overdue_replicas", service="team/kept", tier="serve") == 0.0
+    assert value("plimsoll_slo_objective_ratio", service="team/kept") == 0.95
+    assert value("plimsoll_slo_ttft_target_seconds", service="team/kept") == 2.0
+    assert value("plimsoll_slo_tpot_target_seconds", service="team/kept") == 0.05
+    assert value("plimsoll_slo_error_ratio", service="team/kept") == 0.0
+    assert value("plimsoll_autoscaler_ready_replicas", service="team/kept", tier="serve") == 1.0
+    assert value("plimsoll_autoscaler_overdue_replicas", service="team/kept", tier="serve") == 0.0
     for parent in found.store.all("InferenceService"):
-        found.store.drop(parent)
+        found.store.remove(parent)
     found.scaler.decide(NOW_S + 31.0)
     assert [s for family in metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)] == []
 
 
 def set_late_shares(monkeypatch: pytest.MonkeyPatch, first: float = 0.0, last: float = 0.0) -> None:
-    """From now on gateways have such shares of their answers set_late_shares with the first token, and others with the last."""
+    """Gateways report these shares of responses that miss the TTFT target (first) and the e2e target (last)."""
     monkeypatch.setattr(
         "tests.controllers.test_autoscale.arrivals", partial(arrivals, late_first=first, late_last=last)
     )
@@ -59,15 +59,15 @@ def test_e2e_slo_is_assessed_and_exported(monkeypatch: pytest.MonkeyPatch, targe
     found = loaded_world(name, **{**PROMISED, "slo": {"ttft": "2s", "tpot": "50ms", "e2e": target}})
     report = found.scaler.report(("team", name))
     assert report is not None
-    met = next(one for one in report.conditions if one.type is Type.SLO_MET)
-    assert met.reason is (Reason.PROMISE_KEPT if kept else Reason.PROMISE_BROKEN)
+    met = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert met.reason is (ConditionReason.SLO_MET if kept else ConditionReason.SLO_VIOLATED)
     assert (", e2e 50% within 2.5s (p95 3." in met.message) is not kept  # all took 2 to 4 s, 2.9 s in the mean
-    assert met.message.endswith("; 95% promised, 100% within all of a request") is kept
-    assert value("plimsoll_slo_met_ratio", service=f"team/{name}", target="e2e") == (1.0 if kept else 0.5)
-    assert report.slo["met"] == {"ttft": "100%", "tpot": "100%", "e2e": "100%" if kept else "50%"}
+    assert met.message.endswith("; SLO 95%, 100% within all targets") is kept
+    assert value("plimsoll_slo_target_attainment_ratio", service=f"team/{name}", target="e2e") == (1.0 if kept else 0.5)
+    assert report.slo["attainmentByTarget"] == {"ttft": "100%", "tpot": "100%", "e2e": "100%" if kept else "50%"}
     assert report.slo["e2e"].startswith("3.")
     service = f"team/{name}"
-    assert value("plimsoll_slo_e2e_seconds", service=service) == (10.0 if kept else 2.5)
+    assert value("plimsoll_slo_e2e_target_seconds", service=service) == (10.0 if kept else 2.5)
     assert 2.9 < (value("plimsoll_slo_e2e_measured_seconds", service=service) or 0.0) < 4.0
 
 
@@ -76,7 +76,7 @@ def test_e2e_metrics_are_absent_without_target() -> None:
     report = found.scaler.report(("team", "parts"))
     assert report is not None
     assert "e2e" not in report.slo
-    assert value("plimsoll_slo_e2e_seconds", service="team/parts") is None
+    assert value("plimsoll_slo_e2e_target_seconds", service="team/parts") is None
     assert value("plimsoll_slo_e2e_measured_seconds", service="team/parts") is None
 
 
@@ -84,10 +84,10 @@ def test_infeasible_e2e_target_names_feasible_one() -> None:
     found = loaded_world("short", **{**PROMISED, "slo": {"ttft": "500ms", "e2e": "510ms"}})
     report = found.scaler.report(("team", "short"))
     assert report is not None
-    feasible = next(one for one in report.conditions if one.type is Type.SLO_FEASIBLE)
+    feasible = next(one for one in report.conditions if one.type is ConditionType.SLO_FEASIBLE)
     assert feasible.holds is False
     assert feasible.message.startswith(
-        "serve: no number of replicas keeps it, e2e breaks it; feasible: slo.ttft 500ms,"
+        "serve: no replica count meets spec.slo, e2e violates it; feasible: slo.ttft 500ms,"
     )
     assert ", slo.e2e " in feasible.message
 
@@ -98,12 +98,12 @@ def test_itl_slo_is_assessed_at_p99_and_exported(target: str, kept: bool) -> Non
     found = loaded_world(name, **{**PROMISED, "slo": {"percentile": 50, "ttft": "2s", "tpot": "500ms", "itl": target}})
     report = found.scaler.report(("team", name))
     assert report is not None
-    met = next(one for one in report.conditions if one.type is Type.SLO_MET)
-    assert met.reason is (Reason.PROMISE_KEPT if kept else Reason.PROMISE_BROKEN)
+    met = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert met.reason is (ConditionReason.SLO_MET if kept else ConditionReason.SLO_VIOLATED)
     assert f", itl target {target} (p99 3" in met.message
     assert report.slo["itl"].startswith("3")  # 4 in 99 took 20 to 40 ms
     service = f"team/{name}"
-    assert value("plimsoll_slo_itl_seconds", service=service) == pytest.approx(float(target[:-2]) / 1e3)
+    assert value("plimsoll_slo_itl_target_seconds", service=service) == pytest.approx(float(target[:-2]) / 1e3)
     assert 0.035 < (value("plimsoll_slo_itl_measured_seconds", service=service) or 0.0) < 0.04
 
 
@@ -112,23 +112,23 @@ def test_itl_metrics_are_absent_without_target() -> None:
     report = found.scaler.report(("team", "even"))
     assert report is not None
     assert "itl" not in report.slo
-    assert value("plimsoll_slo_itl_seconds", service="team/even") is None
+    assert value("plimsoll_slo_itl_target_seconds", service="team/even") is None
     assert value("plimsoll_slo_itl_measured_seconds", service="team/even") is None
 
 
 @pytest.mark.parametrize(("tpot", "met"), [("500ms", None), ("1ms", False)])
 def test_itl_not_measured_is_never_slo_met(monkeypatch: pytest.MonkeyPatch, tpot: str, met: bool | None) -> None:
     def silent(ended: float, at_s: float) -> EngineReading:
-        return replace(engine(ended, at_s), gaps_s=None)
+        return replace(engine(ended, at_s), itl_s=None)
 
     monkeypatch.setattr("tests.controllers.test_autoscale.engine", silent)
     found = loaded_world(f"silent-{tpot}", **{**PROMISED, "slo": {"ttft": "2s", "tpot": tpot, "itl": "80ms"}})
     report = found.scaler.report(("team", f"silent-{tpot}"))
     assert report is not None
-    told = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
     assert told.holds is met
     if met is None:
-        assert told.reason is Reason.NOT_MEASURED
+        assert told.reason is ConditionReason.NOT_MEASURED
         assert told.message == "itl is not known: the engines do not tell"
     assert "itl" not in report.slo
     assert value("plimsoll_slo_itl_measured_seconds", service=f"team/silent-{tpot}") is None
@@ -138,21 +138,23 @@ def test_infeasible_itl_target_names_feasible_one() -> None:
     found = loaded_world("stalls", **{**PROMISED, "slo": {"ttft": "2s", "tpot": "500ms", "itl": "1ms"}})
     report = found.scaler.report(("team", "stalls"))
     assert report is not None
-    feasible = next(one for one in report.conditions if one.type is Type.SLO_FEASIBLE)
+    feasible = next(one for one in report.conditions if one.type is ConditionType.SLO_FEASIBLE)
     assert feasible.holds is False
-    assert feasible.message.startswith("serve: no number of replicas keeps it, itl breaks it; feasible: slo.ttft 2s,")
+    assert feasible.message.startswith(
+        "serve: no replica count meets spec.slo, itl violates it; feasible: slo.ttft 2s,"
+    )
     assert ", slo.itl " in feasible.message
 
 
 def test_ttft_attainment_includes_long_prompt_allowance() -> None:
     slo = {"ttft": "1us", "ttftPerKToken": "1h", "tpot": "50ms"}
     found = loaded_world("long", **{**PROMISED, "slo": slo})
-    assert value("plimsoll_slo_missed_ratio", service="team/long") == 0.0
+    assert value("plimsoll_slo_error_ratio", service="team/long") == 0.0
     assert value("plimsoll_slo_attainment_ratio", service="team/long") == 1.0
     report = found.scaler.report(("team", "long"))
     assert report is not None
-    assert (report.slo["attainment"], report.slo["attainmentOffered"]) == ("100%", "100%")
-    met = next(one for one in report.conditions if one.type is Type.SLO_MET)
+    assert (report.slo["attainment"], report.slo["attainmentIncludingRejected"]) == ("100%", "100%")
+    met = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
     assert met.holds is True  # as the shares have it, though the percentile is above the target without the allowance
     assert met.message.startswith("TTFT 100% within 1us + 3600s per 1k tokens (p95 ")
 
@@ -161,28 +163,28 @@ def test_tpot_is_assessed_per_class_target(monkeypatch: pytest.MonkeyPatch) -> N
     """All answers took 20 ms a token. A quarter of them was promised 10 ms, the rest no pace: these broke nothing."""
 
     def promised(count: float) -> ServiceReading:
-        return replace(arrivals(count), paced={0.01: count / 4})
+        return replace(arrivals(count), by_tpot_target={0.01: count / 4})
 
     monkeypatch.setattr("tests.controllers.test_autoscale.arrivals", promised)
     classes = [{"name": "chat", "slo": {"ttft": "2s", "tpot": "10ms"}}, {"name": "batch", "slo": {"ttft": "60s"}}]
     found = loaded_world("mixed", **PROMISED, admission={"classes": classes})
-    assert value("plimsoll_slo_met_ratio", service="team/mixed", target="tpot") == pytest.approx(0.75)
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/mixed", target="tpot") == pytest.approx(0.75)
     assert value("plimsoll_slo_attainment_ratio", service="team/mixed") == pytest.approx(0.75)
     report = found.scaler.report(("team", "mixed"))
     assert report is not None
-    assert (report.slo["met"], report.slo["attainment"]) == ({"ttft": "100%", "tpot": "75%"}, "75%")
-    told = next(one for one in report.conditions if one.type is Type.SLO_MET)
-    assert told.reason is Reason.PROMISE_BROKEN
+    assert (report.slo["attainmentByTarget"], report.slo["attainment"]) == ({"ttft": "100%", "tpot": "75%"}, "75%")
+    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert told.reason is ConditionReason.SLO_VIOLATED
     assert "TPOT at least 75% within 10ms by class" in told.message
 
 
 def test_removed_target_has_no_met_ratio() -> None:
     found = loaded_world("fewer", **PROMISED)
-    assert value("plimsoll_slo_met_ratio", service="team/fewer", target="tpot") == 1.0
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/fewer", target="tpot") == 1.0
     found.store.put(builders.service("fewer", **{**PROMISED, "slo": {"ttft": "2s"}}))
     found.scaler.decide(NOW_S + 31.0)
-    assert value("plimsoll_slo_met_ratio", service="team/fewer", target="tpot") is None
-    assert value("plimsoll_slo_met_ratio", service="team/fewer", target="ttft") == 1.0
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/fewer", target="tpot") is None
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/fewer", target="ttft") == 1.0
 
 
 def test_tpot_not_measured_leaves_only_certain_misses(
@@ -196,43 +198,43 @@ def test_tpot_not_measured_leaves_only_certain_misses(
     found = loaded_world("mute", **PROMISED)
     report = found.scaler.report(("team", "mute"))
     assert report is not None
-    told = next(one for one in report.conditions if one.type is Type.SLO_MET)
-    assert (told.holds, told.reason) == (None, Reason.NOT_MEASURED)
-    assert told.message == report.slo["notKnown"] == "TPOT is not known: the engines do not tell"
-    assert report.slo["met"] == {"ttft": "98%"}
-    assert not {"attainment", "attainmentOffered"} & report.slo.keys()
+    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert (told.holds, told.reason) == (None, ConditionReason.NOT_MEASURED)
+    assert told.message == report.slo["unavailableReason"] == "TPOT is not known: the engines do not tell"
+    assert report.slo["attainmentByTarget"] == {"ttft": "98%"}
+    assert not {"attainment", "attainmentIncludingRejected"} & report.slo.keys()
     assert value("plimsoll_slo_attainment_ratio", service="team/mute") is None
-    assert value("plimsoll_slo_met_ratio", service="team/mute", target="tpot") is None
-    assert value("plimsoll_slo_missed_ratio", service="team/mute") == pytest.approx(0.02)
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/mute", target="tpot") is None
+    assert value("plimsoll_slo_error_ratio", service="team/mute") == pytest.approx(0.02)
 
 
 def test_stale_attainment_is_not_exported() -> None:
     found = loaded_world("past", **PROMISED)
     assert value("plimsoll_slo_attainment_ratio", service="team/past") == 1.0
-    assert value("plimsoll_slo_met_ratio", service="team/past", target="tpot") == 1.0
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/past", target="tpot") == 1.0
     found.scaler.decide(NOW_S + 200.0)
     assert value("plimsoll_slo_attainment_ratio", service="team/past") is None
-    assert value("plimsoll_slo_met_ratio", service="team/past", target="tpot") is None
-    assert value("plimsoll_slo_missed_ratio", service="team/past") is None
-    assert value("plimsoll_slo_promised_ratio", service="team/past") == 0.95
+    assert value("plimsoll_slo_target_attainment_ratio", service="team/past", target="tpot") is None
+    assert value("plimsoll_slo_error_ratio", service="team/past") is None
+    assert value("plimsoll_slo_objective_ratio", service="team/past") == 0.95
 
 
 def test_service_without_slo_exports_only_replicas() -> None:
     loaded_world("bare", tiers=PROMISED["tiers"])
-    assert value("plimsoll_scaling_ready_replicas", service="team/bare", tier="serve") == 1.0
-    assert value("plimsoll_slo_promised_ratio", service="team/bare") is None
-    assert value("plimsoll_scaling_desired_replicas", service="team/bare", tier="serve") is None
+    assert value("plimsoll_autoscaler_ready_replicas", service="team/bare", tier="serve") == 1.0
+    assert value("plimsoll_slo_objective_ratio", service="team/bare") is None
+    assert value("plimsoll_autoscaler_desired_replicas", service="team/bare", tier="serve") is None
 
 
 def test_slo_removed_before_sizing_leaves_no_series() -> None:
     found = World(builders.service("taken", **PROMISED))
     found.scaler.decide(NOW_S)
-    assert value("plimsoll_slo_promised_ratio", service="team/taken") == 0.95
+    assert value("plimsoll_slo_objective_ratio", service="team/taken") == 0.95
     found.store.put(builders.service("taken", tiers=PROMISED["tiers"]))
     found.scaler.decide(NOW_S + 1.0)
-    assert value("plimsoll_slo_promised_ratio", service="team/taken") is None
-    assert value("plimsoll_slo_ttft_seconds", service="team/taken") is None
-    assert value("plimsoll_scaling_desired_replicas", service="team/taken", tier="serve") is None
+    assert value("plimsoll_slo_objective_ratio", service="team/taken") is None
+    assert value("plimsoll_slo_ttft_target_seconds", service="team/taken") is None
+    assert value("plimsoll_autoscaler_desired_replicas", service="team/taken", tier="serve") is None
 
 
 def test_stale_tier_series_is_removed_independently() -> None:
@@ -244,25 +246,25 @@ def test_stale_tier_series_is_removed_independently() -> None:
         found.store.put(ready(parent, tier))
     for second in range(60):
         found.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"team/half": arrivals(2.0 * second)}),)
-        found.scaler.hear_engine(key, Role.DECODE, engine(2.0 * second, NOW_S + second))
+        found.scaler.observe_engine(key, Role.DECODE, engine(2.0 * second, NOW_S + second))
         found.scaler.decide(NOW_S + second)
-    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="prefill") is None
-    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="decode") is not None
+    assert value("plimsoll_autoscaler_needed_replicas", service="team/half", tier="prefill") is None
+    assert value("plimsoll_autoscaler_needed_replicas", service="team/half", tier="decode") is not None
     found.readings = ()
     found.scaler.decide(NOW_S + 7200.0)
-    assert value("plimsoll_scaling_needed_replicas", service="team/half", tier="decode") is None
-    assert value("plimsoll_scaling_load_requests_per_second", service="team/half", tier="decode") is None
+    assert value("plimsoll_autoscaler_needed_replicas", service="team/half", tier="decode") is None
+    assert value("plimsoll_autoscaler_load_requests_per_second", service="team/half", tier="decode") is None
 
 
 def test_condition_has_one_series_with_current_reason() -> None:
-    shown = Conditions()
+    shown = ConditionGauges()
     for holds, reason, wanted in (
-        (False, Reason.STARTING, 0.0),
-        (None, Reason.NO_GATEWAY, -1.0),
-        (True, Reason.SERVING, 1.0),
+        (False, ConditionReason.STARTING, 0.0),
+        (None, ConditionReason.NO_GATEWAY, -1.0),
+        (True, ConditionReason.SERVING, 1.0),
     ):
-        shown.show(("team", "told"), [Condition(Type.READY, holds, reason, "")])
+        shown.export(("team", "told"), [Condition(ConditionType.READY, holds, reason, "")])
         samples = [s for f in metrics.SERVICE_CONDITION.collect() for s in f.samples if "told" in s.labels["service"]]
         assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, wanted)]
-    shown.show(("team", "told"), ())
+    shown.export(("team", "told"), ())
     assert value("plimsoll_service_condition", service="team/told", type="Ready", reason="Serving") is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.controllers.modelnames import MOST_FORMER, Former, ModelNames, model_names
+from plimsoll.controllers.reconcile.model_names import MOST_FORMER, Former, ModelNames, model_names
 from tests import builders
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from plimsoll.controllers.gateways import View
-from plimsoll.controllers.modelnames import FORMER_SECONDS
-from plimsoll.controllers.observe import observe
-from plimsoll.controllers.reconcile import names_of
-from plimsoll.controllers.store import Store
-from plimsoll.gateway.doors import models
-from plimsoll.gateway.endpoints import Fleet, fleet
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.model_names import FORMER_SECONDS
+from plimsoll.controllers.reconcile.observe import observe
+from plimsoll.controllers.reconcile.reconciler import names_of
 from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.routes import models_body
+from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
 from tests import builders
 
 Object = dict[str, Any]
@@ -32,14 +32,14 @@ class World:
     """An operator and gateways that see the same services; each gateway as late as the test wants."""
 
     def __init__(self) -> None:
-        self.store = Store()
+        self.store = ObjectCache()
         self.at = datetime(2026, 1, 1, tzinfo=UTC)
-        self.gateways: list[Fleet] = []
+        self.gateways: list[ServiceCatalog] = []
         for number, name in enumerate(SERVICES):
             raw = builders.service(name)
             raw["metadata"]["creationTimestamp"] = f"2026-01-0{number + 1}T00:00:00Z"
             self.store.put(raw)
-        self.gateways = [fleet([], [])] * GATEWAYS
+        self.gateways = [build_catalog([], [])] * GATEWAYS
 
     @property
     def objects(self) -> list[Object]:
@@ -53,14 +53,14 @@ class World:
 
     def follow(self, gateway: int) -> None:
         """A gateway sees all objects as they are now."""
-        self.gateways[gateway] = fleet(copy.deepcopy(self.objects), [])
+        self.gateways[gateway] = build_catalog(copy.deepcopy(self.objects), [])
 
     def reconcile(self) -> None:
         """The operator brings the status of every service up to date."""
         told = [{tuple(key.split("/")): set(s.names) for key, s in g.services.items()} for g in self.gateways]
         keys = set().union(*told)
         common = {key: frozenset(set.intersection(*(one.get(key, set()) for one in told))) for key in keys}
-        view = View(GATEWAYS, GATEWAYS, models=common)  # type: ignore[arg-type]
+        view = GatewayView(GATEWAYS, GATEWAYS, models=common)  # type: ignore[arg-type]
         for raw in self.objects:
             seen = observe(self.store, view, (raw["metadata"]["namespace"], raw["metadata"]["name"]))
             assert seen is not None
@@ -80,11 +80,11 @@ class World:
         return {o["metadata"]["name"]: list((o.get("status") or {}).get("modelNames", ())) for o in self.objects}
 
 
-def ids(known: Fleet) -> set[str]:
+def ids(known: ServiceCatalog) -> set[str]:
     """The names in a gateway's list of models."""
     picker = Picker(Random(1))
-    picker.set_fleet(known)
-    return {model["id"] for model in json.loads(models(picker))["data"]}
+    picker.set_catalog(known)
+    return {model["id"] for model in json.loads(models_body(picker))["data"]}
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.store import Key, Store
+from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core.errors import InvalidSpec
 from tests import builders
 
 
 def test_put_older_version_is_ignored() -> None:
-    store, live = Store(), builders.deployment(builders.service(), "decode", replicas=2)
+    store, live = ObjectCache(), builders.deployment(builders.service(), "decode", replicas=2)
     old = copy.deepcopy(live)
     old["metadata"]["resourceVersion"], old["spec"]["replicas"] = "9", 1
     store.put(live)
@@ -22,16 +22,16 @@ def test_put_older_version_is_ignored() -> None:
 
 
 def test_remove_of_earlier_uid_is_ignored() -> None:
-    store, live = Store(), builders.deployment(builders.service(), "decode")
+    store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
     before = copy.deepcopy(live)
     before["metadata"]["uid"] = "earlier"
     store.put(live)
-    store.drop(before)
+    store.remove(before)
     assert store.get("Deployment", ("team", "chat-decode")) is not None
 
 
 def test_replace_drops_missing_objects_of_namespace_only() -> None:
-    store = Store()
+    store = ObjectCache()
     here, there = builders.service(namespace="here"), builders.service(namespace="there")
     store.put(builders.deployment(here, "decode"))
     store.put(builders.deployment(there, "decode"))
@@ -42,21 +42,21 @@ def test_replace_drops_missing_objects_of_namespace_only() -> None:
 
 def test_children_are_found_by_label_and_notify_service() -> None:
     told: list[Key] = []
-    store, parent = Store(told.append), builders.service()
+    store, parent = ObjectCache(told.append), builders.service()
     store.put(builders.deployment(parent, "decode"))
     store.put(builders.pod(parent, "decode"))
     assert told == [("team", "chat")] * 2
     assert [o["metadata"]["name"] for o in store.children("Pod", ("team", "chat"))] == ["p"]
-    store.drop(builders.pod(parent, "decode"))
+    store.remove(builders.pod(parent, "decode"))
     assert store.children("Pod", ("team", "chat")) == []
 
 
 def test_parsed_reads_each_version_once() -> None:
-    store = Store()
+    store = ObjectCache()
     raw, other = builders.service(), builders.service(tiers={})
     store.put(raw)
-    first = store.typed(raw)
+    first = store.parsed(raw)
     assert isinstance(first, InferenceService)
-    assert store.typed(raw) is first
+    assert store.parsed(raw) is first
     store.put(other)
-    assert isinstance(store.typed(other), InvalidSpec)
+    assert isinstance(store.parsed(other), InvalidSpec)

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from plimsoll.controllers.gateways import View
-from plimsoll.controllers.observe import observe, rivals
-from plimsoll.controllers.store import Store
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.observe import affected_services, observe
 from tests import builders
 
 MODEL = {"uri": "file:///models/tiny", "name": "shared"}
 
 
 def test_affected_services_lists_services_of_same_model_name() -> None:
-    store = Store()
+    store = ObjectCache()
     first, second = builders.service("first", model=MODEL), builders.service("second", model=MODEL)
     other = builders.service("other")
     for raw in (first, second, other):
         store.put(raw)
     both = [("team", "first"), ("team", "second")]
-    assert rivals(store, None, second) == both
-    assert rivals(store, first, None) == both
-    assert rivals(store, other, second) == [*both, ("team", "other")]
-    assert rivals(store, second, second) == []
+    assert affected_services(store, None, second) == both
+    assert affected_services(store, first, None) == both
+    assert affected_services(store, other, second) == [*both, ("team", "other")]
+    assert affected_services(store, second, second) == []
 
 
 def test_observe_deleted_service_returns_none() -> None:
-    store, raw = Store(), builders.service()
+    store, raw = ObjectCache(), builders.service()
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     store.put(raw)
-    assert observe(store, View(), ("team", "chat")) is None
-    assert observe(store, View(), ("team", "nobody")) is None
+    assert observe(store, GatewayView(), ("team", "chat")) is None
+    assert observe(store, GatewayView(), ("team", "nobody")) is None
 
 
 def test_observe_ignores_children_of_earlier_service() -> None:
-    store, raw = Store(), builders.service()
+    store, raw = ObjectCache(), builders.service()
     old = builders.deployment(raw, "decode")
     old["metadata"]["ownerReferences"][0]["uid"] = "earlier"
     store.put(raw)
     store.put(old)
-    seen = observe(store, View(), ("team", "chat"))
+    seen = observe(store, GatewayView(), ("team", "chat"))
     assert seen is not None
     assert seen.children == {}
 
 
 def test_observe_invalid_spec_returns_problems() -> None:
-    store, raw = Store(), builders.service(tiers={})
+    store, raw = ObjectCache(), builders.service(tiers={})
     store.put(raw)
-    seen = observe(store, View(), ("team", "chat"))
+    seen = observe(store, GatewayView(), ("team", "chat"))
     assert seen is not None
     assert seen.service is None
     assert any("tiers" in problem for problem in seen.problems)
@@ -56,12 +56,12 @@ def with_fallback(name: str, to: str) -> dict[str, object]:
 
 
 def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
-    store = Store()
+    store = ObjectCache()
     for raw in (with_fallback("a", "b"), with_fallback("b", "c"), builders.service("c"), with_fallback("d", "nobody")):
         store.put(raw)
 
     def told(name: str) -> tuple[str, str] | None:
-        seen = observe(store, View(), ("team", name))
+        seen = observe(store, GatewayView(), ("team", name))
         assert seen is not None
         return seen.fallback
 
@@ -69,10 +69,10 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
         "a": ("team/b", ""),
         "b": ("team/c", ""),
         "c": None,
-        "d": ("team/nobody", "is not there"),
+        "d": ("team/nobody", "does not exist"),
     }
     store.put(with_fallback("c", "a"))
-    in_turn = "falls back to this service in turn ({0} -> {1} -> {2} -> {0})"
+    in_turn = "falls back to this service (cycle: {0} -> {1} -> {2} -> {0})"
     ways = (("team/a", "team/b", "team/c"), ("team/b", "team/c", "team/a"), ("team/c", "team/a", "team/b"))
     assert [told(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
     store.put(with_fallback("c", "b"))
@@ -80,19 +80,19 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
 
 
 def test_affected_services_lists_services_with_fallback() -> None:
-    store = Store()
+    store = ObjectCache()
     for raw in (with_fallback("a", "b"), builders.service("c")):
         store.put(raw)
     new = builders.service("b")
     store.put(new)
-    assert rivals(store, None, new) == [("team", "a"), ("team", "b")]
-    assert rivals(store, new, new) == []
+    assert affected_services(store, None, new) == [("team", "a"), ("team", "b")]
+    assert affected_services(store, new, new) == []
 
 
 def test_rivals_former_name_claimed_wakes_its_service() -> None:
-    store = Store()
+    store = ObjectCache()
     renamed, claims = builders.service("renamed"), builders.service("claims", model=MODEL)
     renamed["status"] = {"modelNames": ["renamed", "team/renamed", "shared"]}
     for raw in (renamed, claims):
         store.put(raw)
-    assert rivals(store, None, claims) == [("team", "renamed"), ("team", "claims")]
+    assert affected_services(store, None, claims) == [("team", "renamed"), ("team", "claims")]

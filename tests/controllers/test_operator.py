@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.controllers.operator import Operator
-from plimsoll.controllers.settings import Settings
-from plimsoll.core.errors import Unavailable
+from plimsoll.controllers.operator import OperatorProcess
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.core.errors import BackendUnavailable
 from tests import builders
 
 Object = dict[str, Any]
@@ -19,19 +19,19 @@ class FakeApiServer:
     def __init__(self, *services: Object) -> None:
         self.services: tuple[Object, ...] | None = services
         self.while_asked: list[Object] = []
-        self.operator = Operator(self, Settings(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+        self.operator = OperatorProcess(self, OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
 
     async def list(self, resource: object, namespace: str | None = None) -> tuple[list[Object], str]:
         if self.services is None:
-            raise Unavailable("away")
+            raise BackendUnavailable("away")
         found = list(self.services)
         for service in self.while_asked:
-            self.operator.store.put(service)
+            self.operator.cache.put(service)
         return found, "1"
 
     @property
     def known(self) -> list[str]:
-        return [one["metadata"]["name"] for one in self.operator.store.all(labels.KIND)]
+        return [one["metadata"]["name"] for one in self.operator.cache.all(labels.KIND)]
 
 
 async def test_remove_deleted_services_drops_unseen_deleted_service() -> None:
@@ -39,18 +39,18 @@ async def test_remove_deleted_services_drops_unseen_deleted_service() -> None:
     stays, goes = builders.service("stays"), builders.service("goes")
     world = FakeApiServer(stays, goes)
     for service in (stays, goes):
-        world.operator.store.put(service)
-    await world.operator.forget_gone()
+        world.operator.cache.put(service)
+    await world.operator.remove_deleted_services()
     assert world.known == ["stays", "goes"]
     world.services = (stays,)
-    await world.operator.forget_gone()
+    await world.operator.remove_deleted_services()
     assert world.known == ["stays"]
 
 
 async def test_remove_deleted_services_keeps_service_added_during_list() -> None:
     world = FakeApiServer()
     world.while_asked = [builders.service("new")]
-    await world.operator.forget_gone()
+    await world.operator.remove_deleted_services()
     assert world.known == ["new"]
 
 
@@ -58,15 +58,15 @@ async def test_remove_deleted_services_keeps_recreated_service() -> None:
     old = builders.service("same")
     new = {**old, "metadata": {**old["metadata"], "uid": "another"}}
     world = FakeApiServer()
-    world.operator.store.put(old)
+    world.operator.cache.put(old)
     world.while_asked = [new]
-    await world.operator.forget_gone()
-    assert [one["metadata"]["uid"] for one in world.operator.store.all(labels.KIND)] == ["another"]
+    await world.operator.remove_deleted_services()
+    assert [one["metadata"]["uid"] for one in world.operator.cache.all(labels.KIND)] == ["another"]
 
 
 async def test_remove_deleted_services_ignores_unavailable_api_server() -> None:
     world = FakeApiServer()
-    world.operator.store.put(builders.service("stays"))
+    world.operator.cache.put(builders.service("stays"))
     world.services = None
-    await world.operator.forget_gone()
+    await world.operator.remove_deleted_services()
     assert world.known == ["stays"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.controllers.settings import BadSettings, load
+from plimsoll.controllers.operator_config import InvalidConfig, load_config
 
 GOOD = """
 engine: {image: "e:1", imagePullPolicy: Always, defaults: {args: [--x]}}
@@ -20,7 +20,7 @@ watchNamespaces: [team]
 def test_load_valid_file_reads_settings(tmp_path: Path) -> None:
     path = tmp_path / "operator.yaml"
     path.write_text(GOOD)
-    found = load({"PLIMSOLL_CONFIG": str(path), "POD_NAME": "p", "POD_NAMESPACE": "n"})
+    found = load_config({"PLIMSOLL_CONFIG": str(path), "POD_NAME": "p", "POD_NAMESPACE": "n"})
     assert (found.identity, found.namespace) == ("p", "n")
     assert found.platform.watch_namespaces == ("team",)
     assert found.platform.engine.defaults.args == ("--x",)
@@ -35,11 +35,11 @@ def test_load_valid_file_reads_settings(tmp_path: Path) -> None:
 def test_load_invalid_file_names_path_and_error(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "operator.yaml"
     path.write_text(text)
-    with pytest.raises(BadSettings, match=words) as caught:
-        load({"PLIMSOLL_CONFIG": str(path)})
+    with pytest.raises(InvalidConfig, match=words) as caught:
+        load_config({"PLIMSOLL_CONFIG": str(path)})
     assert str(path) in str(caught.value)
 
 
 def test_load_missing_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="PLIMSOLL_CONFIG"):
-        load({"PLIMSOLL_CONFIG": str(tmp_path / "none")})
+    with pytest.raises(InvalidConfig, match="PLIMSOLL_CONFIG"):
+        load_config({"PLIMSOLL_CONFIG": str(tmp_path / "none")})

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.controllers.gateways import View
-from plimsoll.controllers.observe import Observed, observe
-from plimsoll.controllers.plan import Plan, plan
-from plimsoll.controllers.store import Store
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
+from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.resources import objects
 from tests import builders
 
@@ -18,19 +18,19 @@ Object = dict[str, Any]
 MODEL = {"uri": "file:///models/tiny"}
 
 
-def planned(raw: Object, *revisions: Object) -> Plan:
+def planned(raw: Object, *revisions: Object) -> ObjectPlan:
     """The plan for a service with these ControllerRevisions."""
-    store = Store()
+    store = ObjectCache()
     for obj in (raw, *revisions):
         store.put(obj)
-    seen = observe(store, View(), ("team", "chat"))
-    assert isinstance(seen, Observed)
-    return plan(seen, parse(raw), {"prefill": 1, "decode": 1}, builders.PLATFORM)
+    seen = observe(store, GatewayView(), ("team", "chat"))
+    assert isinstance(seen, ObservedService)
+    return plan_objects(seen, parse(raw), {"prefill": 1, "decode": 1}, builders.PLATFORM)
 
 
-def templates(found: Plan) -> dict[str, Object]:
+def templates(found: ObjectPlan) -> dict[str, Object]:
     """The pod template of each Deployment."""
-    return {obj["metadata"]["name"]: obj["spec"]["template"] for obj in found.wish if obj["kind"] == "Deployment"}
+    return {obj["metadata"]["name"]: obj["spec"]["template"] for obj in found.desired if obj["kind"] == "Deployment"}
 
 
 def named(name: str) -> Object:
@@ -39,8 +39,8 @@ def named(name: str) -> Object:
 
 def test_plan_new_model_name_keeps_template() -> None:
     before = planned(named("old"))
-    after = planned(named("new"), *before.keep)
-    assert after.keep == ()
+    after = planned(named("new"), *before.templates)
+    assert after.templates == ()
     assert after.revisions == before.revisions
     assert templates(after) == templates(before)
 
@@ -48,11 +48,11 @@ def test_plan_new_model_name_keeps_template() -> None:
 def test_plan_earlier_revision_keeps_its_template() -> None:
     raw = named("old")
     earlier = []
-    for kept in planned(raw).keep:
+    for kept in planned(raw).templates:
         kind = kept["metadata"]["labels"]["plimsoll.dev/role"]
         name = objects.earlier_revision_name(parse(raw), kind)
         earlier.append({**kept, "metadata": {**kept["metadata"], "name": name}, "data": {"rendered": "before"}})
     first = planned(raw, *earlier)
     assert set(map(json.dumps, templates(first).values())) == {'{"rendered": "before"}'}
-    renamed = planned(named("new"), *first.keep)
-    assert (renamed.keep, templates(renamed)) == ((), templates(first))
+    renamed = planned(named("new"), *first.templates)
+    assert (renamed.templates, templates(renamed)) == ((), templates(first))

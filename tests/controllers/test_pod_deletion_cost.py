@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube import Kube
+from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers import victims
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.store import Store
-from plimsoll.controllers.victims import COST, MARK, choose
+from plimsoll.controllers.autoscale import pod_deletion_cost
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.pod_deletion_cost import DELETION_COST_ANNOTATION, SCALE_DOWN_COST, select_pods
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.core.autoscaling.scale_down_candidates import UNKNOWN_LOAD, ReplicaLoad
 from plimsoll.core.errors import ClusterError, Conflict, Forbidden
 from plimsoll.core.ports import GatewayReading
-from plimsoll.core.scaling.leaving import UNTOLD, Load
 from tests import builders
-from tests.controllers.conftest import World
+from tests.controllers.conftest import ControllerHarness
 from tests.controllers.test_autoscale import arrivals
 
 Object = dict[str, Any]
@@ -32,13 +32,13 @@ def pod(name: str, *, ready: bool = True, born: int = 0, marked: bool = False) -
     made = builders.pod(PARENT, "serve", name, conditions=[{"type": "Ready", "status": "True" if ready else "False"}])
     made["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{born:02}Z"
     if marked:
-        made["metadata"]["annotations"] = {MARK: COST}
+        made["metadata"]["annotations"] = {DELETION_COST_ANNOTATION: SCALE_DOWN_COST}
     return made
 
 
 def selected_names(pods: list[Object], after: int, **sent: float) -> list[str]:
-    going = choose(pods, after, lambda name: Load(sent.get(name), None))
-    return [one["metadata"]["name"] for one, _ in going.emptiest]
+    going = select_pods(pods, after, lambda name: ReplicaLoad(sent.get(name), None))
+    return [one["metadata"]["name"] for one, _ in going.least_loaded]
 
 
 def test_select_prefers_youngest_of_equally_loaded() -> None:
@@ -49,34 +49,35 @@ def test_select_unready_pods_go_first_without_annotation() -> None:
     pods = [pod("a"), pod("b"), pod("new", ready=False)]
     assert selected_names(pods, 2, a=0, b=0) == []
     assert selected_names(pods, 1, a=3, b=4) == ["a"]
-    assert choose(pods, 2, lambda name: UNTOLD).unready == 1
-    assert choose(pods, 2, lambda name: UNTOLD).words == "", "nobody is selected_names"
+    assert select_pods(pods, 2, lambda name: UNKNOWN_LOAD).unready_count == 1
+    assert select_pods(pods, 2, lambda name: UNKNOWN_LOAD).summary == "", "nobody is selected_names"
 
 
 def test_select_all_or_none_annotates_nothing() -> None:
     pods = [pod("a", marked=True), pod("b")]
     for after in (0, 2, 5):
         assert selected_names(pods, after, a=0, b=0) == []
-    assert choose(pods, 0, lambda name: UNTOLD).spared == (), "what goes need not be unmarked"
-    assert choose([], 3, lambda name: UNTOLD) == ((0, (), ()))
+    assert select_pods(pods, 0, lambda name: UNKNOWN_LOAD).retained == (), "what goes need not be unmarked"
+    assert select_pods([], 3, lambda name: UNKNOWN_LOAD) == ((0, (), ()))
 
 
 def test_select_unmarks_pods_that_stay() -> None:
     pods = [pod("a", marked=True), pod("b"), pod("c", marked=True)]
-    going = choose(pods, 1, lambda name: Load({"a": 9.0, "b": 0.0, "c": 1.0}[name], None))
-    assert [one["metadata"]["name"] for one, _ in going.emptiest] == ["b", "c"]
-    assert [one["metadata"]["name"] for one in going.spared] == ["a"]
+    going = select_pods(pods, 1, lambda name: ReplicaLoad({"a": 9.0, "b": 0.0, "c": 1.0}[name], None))
+    assert [one["metadata"]["name"] for one, _ in going.least_loaded] == ["b", "c"]
+    assert [one["metadata"]["name"] for one in going.retained] == ["a"]
 
 
 def test_selection_summary_names_few_and_counts_rest() -> None:
     pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("p8", ready=False)]
-    words = choose(pods, 2, lambda name: Load(float(name[1:]), None)).words
+    words = select_pods(pods, 2, lambda name: ReplicaLoad(float(name[1:]), None)).summary
     assert words == (
-        "the emptiest go: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight), p3 (3 in flight), 2 more"
+        "least loaded pods deleted first: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight),"
+        " p3 (3 in flight), 2 more"
     )
 
 
-class Recorder(Kube):
+class Recorder(KubeClient):
     """Keeps what is written; `refuses` is raised by every mark, `hangs` never answers one."""
 
     def __init__(self, refuses: ClusterError | None = None, *, hangs: bool = False) -> None:
@@ -86,13 +87,13 @@ class Recorder(Kube):
 
     async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
         assert not self.scaled, "too late: the tier has shrunk already"
-        assert manager == labels.SCALER
+        assert manager == labels.SCALER_FIELD_MANAGER
         if self.hangs:
             await asyncio.Event().wait()
         if self.refuses is not None:
             raise self.refuses
         meta = obj["metadata"]
-        self.marks.append((meta["name"], meta.get("annotations", {}).get(MARK)))
+        self.marks.append((meta["name"], meta.get("annotations", {}).get(DELETION_COST_ANNOTATION)))
         found = {**pod(meta["name"], marked="annotations" in meta)}
         found["metadata"]["resourceVersion"] = "6"
         return found
@@ -101,9 +102,9 @@ class Recorder(Kube):
         self.scaled.append(replicas)
 
 
-async def shrink(kube: Kube, *, replicas: int = 4) -> tuple[list[Event], Store]:
+async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], ObjectCache]:
     """One tick for a service that wants 2 of so many replicas; c and a are the emptiest."""
-    store, told = Store(), list[Event]()
+    store, told = ObjectCache(), list[Event]()
     sent = {"a": 1, "b": 7, "c": 0, "d": 3}
     store.put(PARENT)
     store.put(builders.deployment(PARENT, "serve", replicas=replicas, ready=replicas))
@@ -114,7 +115,7 @@ async def shrink(kube: Kube, *, replicas: int = 4) -> tuple[list[Event], Store]:
     async def tell(_: Object, event: Event) -> None:
         told.append(event)
 
-    sources = Sources(lambda: ((reading,), ("gw-1",)), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda pod: None, lambda pod: None)
     await Autoscaler(store, kube, sources, tell, lambda key: None).tick(NOW_S)
     return told, store
 
@@ -122,11 +123,14 @@ async def shrink(kube: Kube, *, replicas: int = 4) -> tuple[list[Event], Store]:
 async def test_scale_down_annotates_selected_pods_and_names_them() -> None:
     kube = Recorder()
     [event], store = await shrink(kube)
-    assert sorted(kube.marks, key=str) == [("a", COST), ("c", COST), ("d", None)]
+    assert sorted(kube.marks, key=str) == [("a", SCALE_DOWN_COST), ("c", SCALE_DOWN_COST), ("d", None)]
     assert kube.scaled == [2]
     assert event.reason is EventReason.SCALED_DOWN
-    assert event.message.endswith("; the emptiest go: c (0 in flight), a (1 in flight)")
-    kept = {one["metadata"]["name"]: MARK in one["metadata"].get("annotations", {}) for one in store.all("Pod")}
+    assert event.message.endswith("; least loaded pods deleted first: c (0 in flight), a (1 in flight)")
+    kept = {
+        one["metadata"]["name"]: DELETION_COST_ANNOTATION in one["metadata"].get("annotations", {})
+        for one in store.all("Pod")
+    }
     assert kept == {"a": True, "b": False, "c": True, "d": False}, "what was written is known at once"
 
 
@@ -141,37 +145,43 @@ async def test_annotation_forbidden_leaves_choice_to_kubernetes() -> None:
     kube = Recorder(Forbidden("pods is forbidden", 403))
     [event], _ = await shrink(kube)
     assert kube.scaled == [2]
-    assert event.message.endswith("; which pods go is left to Kubernetes: the emptiest could not be marked")
+    assert event.message.endswith("; Kubernetes selects the pods to delete, because pod-deletion-cost could not be set")
 
 
 async def test_annotation_conflict_of_deleted_pod_is_ignored() -> None:
     kube = Recorder(Conflict("the UID in the precondition differs", 409))
     [event], _ = await shrink(kube)
     assert kube.scaled == [2]
-    assert "the emptiest go" in event.message
+    assert "least loaded pods deleted first" in event.message
 
 
 async def test_annotation_timeout_does_not_delay_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(victims, "MARK_SECONDS", 0.01)
+    monkeypatch.setattr(pod_deletion_cost, "ANNOTATE_TIMEOUT_SECONDS", 0.01)
     kube = Recorder(hangs=True)
     [event], _ = await shrink(kube)
     assert kube.scaled == [2]
-    assert "left to Kubernetes" in event.message
+    assert "Kubernetes selects" in event.message
 
 
-async def test_annotate_round_trips_through_api_server(world: World) -> None:
+async def test_annotate_round_trips_through_api_server(world: ControllerHarness) -> None:
     spec = {"containers": [{"name": "engine", "image": "example.com/engine:1"}]}
     meta = {"name": "a", "namespace": world.namespace, "annotations": {"team": "ours"}}
     made = await world.kube.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-    store = Store()
-    await victims.mark(world.kube, store, victims.Going(0, ((made, UNTOLD),), ()))
+    store = ObjectCache()
+    await pod_deletion_cost.annotate(
+        world.kube, store, pod_deletion_cost.ScaleDownSelection(0, ((made, UNKNOWN_LOAD),), ())
+    )
     marked = await world.get("Pod", "a")
-    assert marked["metadata"]["annotations"] == {"team": "ours", MARK: COST}
+    assert marked["metadata"]["annotations"] == {"team": "ours", DELETION_COST_ANNOTATION: SCALE_DOWN_COST}
     writes = world.kube.writes
-    await victims.mark(world.kube, store, victims.Going(0, ((marked, UNTOLD),), ()))
+    await pod_deletion_cost.annotate(
+        world.kube, store, pod_deletion_cost.ScaleDownSelection(0, ((marked, UNKNOWN_LOAD),), ())
+    )
     assert world.kube.writes == writes, "it is marked already"
-    await victims.mark(world.kube, store, victims.Going(0, (), (marked,)))
+    await pod_deletion_cost.annotate(world.kube, store, pod_deletion_cost.ScaleDownSelection(0, (), (marked,)))
     assert (await world.get("Pod", "a"))["metadata"]["annotations"] == {"team": "ours"}
     gone = {**made, "metadata": {**made["metadata"], "name": "b"}}
-    await victims.mark(world.kube, store, victims.Going(0, ((gone, UNTOLD),), ()))
+    await pod_deletion_cost.annotate(
+        world.kube, store, pod_deletion_cost.ScaleDownSelection(0, ((gone, UNKNOWN_LOAD),), ())
+    )
     assert await world.names("Pod") == ["a"]

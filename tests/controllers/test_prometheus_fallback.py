@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from plimsoll.controllers.engines import BUSY_S, IDLE_S
-from plimsoll.controllers.secondhand import SecondHand
-from plimsoll.core.errors import Unavailable
+from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback
+from plimsoll.controllers.engine_poller import BUSY_INTERVAL_S, IDLE_INTERVAL_S
+from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
 from tests.controllers.test_engines import KEY, World, gaps
 
-LOST_S = 2 * IDLE_S  # after which an idle engine has not answered twice
+LOST_S = 2 * IDLE_INTERVAL_S  # after which an idle engine has not answered twice
 
 
 class Store:
@@ -25,10 +25,10 @@ class Store:
         self.away = False
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
-    def engines(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
+    def engine_readings(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
         self.asked.append((namespace, tuple(pods)))
         if self.away:
-            raise Unavailable("Prometheus at http://p: refused")
+            raise BackendUnavailable("Prometheus at http://p: refused")
         return [EngineReading(pod, self.at_s, "born", running=self.running) for pod in (*pods, "somebody-else")]
 
 
@@ -38,7 +38,7 @@ class Fleet(World):
     def __init__(self) -> None:
         super().__init__()
         self.told = Store()
-        self.second = SecondHand(self.told, self.engines.unheard, self.engines.take)
+        self.second = PrometheusFallback(self.told, self.engines.unreachable, self.engines.accept_external)
         for number in (1, 2):
             self.pod(number)
 
@@ -55,7 +55,7 @@ async def fleet() -> Fleet:
 
 
 async def test_prometheus_fallback_is_unused_while_all_engines_answer(fleet: Fleet) -> None:
-    await fleet.second.ask()
+    await fleet.second.query()
     assert fleet.told.asked == []
     assert fleet.second.tiers(KEY) == ()
 
@@ -65,12 +65,12 @@ async def test_prometheus_fallback_queries_only_unreachable_engines(fleet: Fleet
     await fleet.until(LOST_S)
     before = len(fleet.heard)
     fleet.told.running = 3.0
-    await fleet.second.ask()
+    await fleet.second.query()
     assert fleet.told.asked == [("team", ("pod-1",))]
     assert fleet.second.tiers(KEY) == ("decode",)
     ((key, role, reading),) = fleet.heard[before:]
     assert (key, role, reading.pod, reading.running) == (KEY, "decode", "pod-1", 3.0)
-    assert fleet.engines.running("pod-1") == 3.0
+    assert fleet.engines.running_requests("pod-1") == 3.0
 
 
 async def test_prometheus_fallback_ignores_single_missed_poll(fleet: Fleet) -> None:
@@ -78,7 +78,7 @@ async def test_prometheus_fallback_ignores_single_missed_poll(fleet: Fleet) -> N
     asked = len(fleet.times(1))
     while len(fleet.times(1)) == asked:
         await fleet.until(0.25)
-    await fleet.second.ask()
+    await fleet.second.query()
     assert fleet.told.asked == []
 
 
@@ -88,7 +88,7 @@ async def test_prometheus_fallback_same_scrape_is_ingested_once(fleet: Fleet) ->
     before = fleet.readings("pod-1")
     for at_s in (1.8e9, 1.8e9, 1.8e9 + 5.0):
         fleet.told.at_s = at_s
-        await fleet.second.ask()
+        await fleet.second.query()
     assert fleet.readings("pod-1") == [*before, 1.8e9, 1.8e9 + 5.0]
 
 
@@ -96,23 +96,23 @@ async def test_prometheus_fallback_busy_engine_speeds_up_its_tier(fleet: Fleet) 
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
     fleet.told.running = 3.0
-    await fleet.second.ask()
-    await fleet.until(4 * BUSY_S)
-    assert gaps(fleet.times(2)[-3:]) == {BUSY_S}
+    await fleet.second.query()
+    await fleet.until(4 * BUSY_INTERVAL_S)
+    assert gaps(fleet.times(2)[-3:]) == {BUSY_INTERVAL_S}
 
 
 async def test_prometheus_fallback_stops_when_engine_answers_again(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    await fleet.second.ask()
+    await fleet.second.query()
     fleet.down.clear()
     await fleet.until(LOST_S)
     asked = len(fleet.told.asked)
-    await fleet.second.ask()
+    await fleet.second.query()
     assert len(fleet.told.asked) == asked
     assert fleet.second.tiers(KEY) == ()
     before = len(fleet.heard)
-    fleet.engines.take(EngineReading("pod-1", 1.9e9, "born", running=9.0))  # an answer that was on its way
+    fleet.engines.accept_external(EngineReading("pod-1", 1.9e9, "born", running=9.0))  # an answer that was on its way
     assert len(fleet.heard) == before
 
 
@@ -123,15 +123,17 @@ async def test_prometheus_fallback_outage_is_logged_once(fleet: Fleet, caplog: p
     with caplog.at_level(logging.WARNING):
         for away in (True, True, False, True):
             fleet.told.away = away
-            await fleet.second.ask()
+            await fleet.second.query()
             assert fleet.second.tiers(KEY) == (() if away else ("decode",))
-    assert [record.getMessage() for record in caplog.records] == ["engines that do not answer are not known"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "metrics store does not answer; unreachable engines stay unknown"
+    ] * 2
 
 
 async def test_prometheus_fallback_without_prometheus_is_never_used(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    before, alone = len(fleet.heard), SecondHand(None, fleet.engines.unheard, fleet.engines.take)
+    before, alone = len(fleet.heard), PrometheusFallback(None, fleet.engines.unreachable, fleet.engines.accept_external)
     await alone.run()
-    assert fleet.engines.unheard()
+    assert fleet.engines.unreachable()
     assert (len(fleet.heard), alone.tiers(KEY)) == (before, ())

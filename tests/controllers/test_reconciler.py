@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.adapters.kube import DEPLOYMENTS
+from plimsoll.adapters.kube_client import DEPLOYMENTS
 from plimsoll.api import labels
-from plimsoll.controllers.gateways import View
-from plimsoll.core.errors import Unavailable
-from tests.controllers.conftest import World
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.core.errors import BackendUnavailable
+from tests.controllers.conftest import ControllerHarness
 
 pytestmark = pytest.mark.api
 
@@ -21,14 +21,14 @@ EVERYTHING = {
 }
 
 
-async def reasons(world: World, name: str = "chat") -> dict[str, str]:
+async def reasons(world: ControllerHarness, name: str = "chat") -> dict[str, str]:
     status = (await world.service(name))["status"]
     return {c["type"]: c["reason"] for c in status["conditions"]}
 
 
-async def test_reconcile_creates_all_objects_and_status(world: World) -> None:
+async def test_reconcile_creates_all_objects_and_status(world: ControllerHarness) -> None:
     await world.create()
-    await world.round("chat")
+    await world.reconcile_once("chat")
     assert {kind: await world.names(kind) for kind in EVERYTHING} == EVERYTHING
     status = (await world.service())["status"]
     assert status["modelNames"] == ["chat", f"{world.namespace}/chat"]
@@ -36,20 +36,20 @@ async def test_reconcile_creates_all_objects_and_status(world: World) -> None:
     assert (await reasons(world))["DecodeReady"] == "Starting"
 
 
-async def test_reconcile_second_round_writes_nothing(world: World) -> None:
+async def test_reconcile_second_round_writes_nothing(world: ControllerHarness) -> None:
     await world.create()
-    operator = await world.round("chat")
-    await world.round("chat", operator)
+    operator = await world.reconcile_once("chat")
+    await world.reconcile_once("chat", operator)
     before = world.kube.writes
     for _ in range(3):
-        await world.round("chat", operator)
+        await world.reconcile_once("chat", operator)
     assert world.kube.writes == before
 
 
-async def test_reconcile_five_restarts_add_no_event_or_change(world: World) -> None:
+async def test_reconcile_five_restarts_add_no_event_or_change(world: ControllerHarness) -> None:
     await world.create()
-    world.view = View(1, 1, {(world.namespace, "chat"): 1})
-    await world.round("chat")
+    world.view = GatewayView(1, 1, {(world.namespace, "chat"): 1})
+    await world.reconcile_once("chat")
     versions = {
         kind: [(await world.get(kind, n))["metadata"]["resourceVersion"] for n in names]
         for kind, names in EVERYTHING.items()
@@ -57,7 +57,7 @@ async def test_reconcile_five_restarts_add_no_event_or_change(world: World) -> N
     told = await world.events()
     assert told == ["Ready"]
     for _ in range(5):
-        await world.round("chat")
+        await world.reconcile_once("chat")
     assert await world.events() == told
     after = {
         kind: [(await world.get(kind, n))["metadata"]["resourceVersion"] for n in names]
@@ -67,18 +67,18 @@ async def test_reconcile_five_restarts_add_no_event_or_change(world: World) -> N
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
-async def test_reconcile_killed_at_any_write_converges(world: World, after: bool) -> None:
-    world.view = View(1, 1, {(world.namespace, f"s{n}"): 1 for n in range(20)})
+async def test_reconcile_killed_at_any_write_converges(world: ControllerHarness, after: bool) -> None:
+    world.view = GatewayView(1, 1, {(world.namespace, f"s{n}"): 1 for n in range(20)})
     killed = 0
     for n in range(1, 20):
         await world.create(f"s{n}")
         world.kube.break_at(n, after=after)
         try:
-            await world.round(f"s{n}")
-        except Unavailable:
+            await world.reconcile_once(f"s{n}")
+        except BackendUnavailable:
             killed += 1
-        world.kube.left = None
-        await world.round(f"s{n}")
+        world.kube.writes_until_fault = None
+        await world.reconcile_once(f"s{n}")
         made = {kind: [x for x in await world.names(kind) if x.startswith(f"s{n}-")] for kind in EVERYTHING}
         assert made == {k: [x.replace("chat", f"s{n}") for x in v] for k, v in EVERYTHING.items()}
         assert (await reasons(world, f"s{n}"))["Ready"] == "Serving"
@@ -86,9 +86,9 @@ async def test_reconcile_killed_at_any_write_converges(world: World, after: bool
     assert await world.events() == ["Ready"] * 19
 
 
-async def test_reconcile_reverts_edits_and_keeps_foreign_fields(world: World) -> None:
+async def test_reconcile_reverts_edits_and_keeps_foreign_fields(world: ControllerHarness) -> None:
     await world.create()
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     await world.edit(
         {
             "apiVersion": "apps/v1",
@@ -102,7 +102,7 @@ async def test_reconcile_reverts_edits_and_keeps_foreign_fields(world: World) ->
         }
     )
     for _ in range(2):
-        await world.round("chat", operator)
+        await world.reconcile_once("chat", operator)
     live = await world.get("Deployment", "chat-decode")
     assert live["spec"]["replicas"] == 1
     assert live["spec"]["progressDeadlineSeconds"] == 3600
@@ -111,16 +111,16 @@ async def test_reconcile_reverts_edits_and_keeps_foreign_fields(world: World) ->
     assert "ScaledDown" in await world.events()
 
 
-async def test_reconcile_recreates_deleted_child(world: World) -> None:
+async def test_reconcile_recreates_deleted_child(world: ControllerHarness) -> None:
     await world.create()
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     live = await world.get("Deployment", "chat-decode")
     await world.kube.delete(DEPLOYMENTS, world.namespace, "chat-decode", live["metadata"]["uid"])
-    await world.round("chat", operator)
+    await world.reconcile_once("chat", operator)
     assert (await world.get("Deployment", "chat-decode"))["metadata"]["uid"] != live["metadata"]["uid"]
 
 
-async def test_reconcile_never_adopts_foreign_object(world: World) -> None:
+async def test_reconcile_never_adopts_foreign_object(world: ControllerHarness) -> None:
     theirs = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -129,30 +129,30 @@ async def test_reconcile_never_adopts_foreign_object(world: World) -> None:
     }
     await world.kube.create(theirs)
     await world.create()
-    with pytest.raises(Unavailable, match="not this service's"):
-        await world.round("chat")
+    with pytest.raises(BackendUnavailable, match="not owned by this InferenceService"):
+        await world.reconcile_once("chat")
     assert (await world.get("Service", "chat-decode"))["spec"]["ports"][0]["port"] == 1234
     assert (await reasons(world))["Stalled"] == "ApplyRejected"
     assert "ApplyRejected" in await world.events()
 
 
-async def test_reconcile_reports_api_server_rejection(world: World) -> None:
+async def test_reconcile_reports_api_server_rejection(world: ControllerHarness) -> None:
     tiers = {"serve": {"pod": {"affinity": {"nodeAffinity": {"requiredDuringScheduling": "no such field"}}}}}
     await world.create(tiers=tiers)
-    with pytest.raises(Unavailable):
-        await world.round("chat")
+    with pytest.raises(BackendUnavailable):
+        await world.reconcile_once("chat")
     status = (await world.service())["status"]
     stalled = next(c for c in status["conditions"] if c["type"] == "Stalled")
     assert stalled["status"] == "True"
     assert "requiredDuringScheduling" in stalled["message"]
 
 
-async def test_reconcile_sets_minimum_through_scale_subresource(world: World) -> None:
+async def test_reconcile_sets_minimum_through_scale_subresource(world: ControllerHarness) -> None:
     service = await world.create()
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     service["spec"]["tiers"]["decode"]["minReplicas"] = 3
     await world.edit(service)
-    await world.round("chat", operator)
+    await world.reconcile_once("chat", operator)
     live = await world.get("Deployment", "chat-decode")
     owners = {
         entry["manager"]
@@ -160,91 +160,91 @@ async def test_reconcile_sets_minimum_through_scale_subresource(world: World) ->
         if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
     }
     assert live["spec"]["replicas"] == 3
-    assert labels.SCALER in owners
-    await world.round("chat", operator)
+    assert labels.SCALER_FIELD_MANAGER in owners
+    await world.reconcile_once("chat", operator)
     assert (await world.get("Deployment", "chat-decode"))["spec"]["replicas"] == 3
 
 
-async def test_reconcile_default_image_change_keeps_pod_template(world: World) -> None:
+async def test_reconcile_default_image_change_keeps_pod_template(world: ControllerHarness) -> None:
     await world.create()
-    await world.round("chat")
+    await world.reconcile_once("chat")
     before = (await world.get("Deployment", "chat-decode"))["spec"]["template"]
     parts = world.operator()
     reconciler = parts.reconciler
     other = reconciler._platform.engine.model_copy(update={"image": "example.com/engine:2"})
     reconciler._platform = reconciler._platform.model_copy(update={"engine": other})
-    await world.round("chat", parts)
+    await world.reconcile_once("chat", parts)
     assert (await world.get("Deployment", "chat-decode"))["spec"]["template"] == before
 
 
-async def test_reconcile_spec_change_creates_new_template(world: World) -> None:
+async def test_reconcile_spec_change_creates_new_template(world: ControllerHarness) -> None:
     service = await world.create()
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     service["spec"]["engine"] = {"args": ["--max-num-seqs=4"]}
     await world.edit(service)
-    await world.round("chat", operator)
+    await world.reconcile_once("chat", operator)
     live = await world.get("Deployment", "chat-decode")
     assert "--max-num-seqs=4" in str(live["spec"]["template"])
     assert len(await world.names("ControllerRevision")) == 4
 
 
-async def test_renamed_model_keeps_template_and_old_name(world: World) -> None:
+async def test_renamed_model_keeps_template_and_old_name(world: ControllerHarness) -> None:
     service = await world.create(model={"uri": "file:///models/tiny", "name": f"{world.namespace}-old"})
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     before = (await world.get("Deployment", "chat-decode"))["spec"]["template"]
     service["spec"]["model"]["name"] = f"{world.namespace}-new"
     await world.edit(service)
-    await world.round("chat", operator)
+    await world.reconcile_once("chat", operator)
     assert (await world.get("Deployment", "chat-decode"))["spec"]["template"] == before
     status = (await world.service())["status"]
     old, new = f"{world.namespace}-old", f"{world.namespace}-new"
     assert status["modelNames"] == [new, f"{world.namespace}/chat", old]
     assert [one["name"] for one in status["formerModelNames"]] == [old]
     writes = world.kube.writes
-    await world.round("chat", operator)
+    await world.reconcile_once("chat", operator)
     assert world.kube.writes == writes
 
 
-async def test_former_name_of_old_end_leaves_the_status(world: World) -> None:
+async def test_former_name_of_old_end_leaves_the_status(world: ControllerHarness) -> None:
     await world.create()
-    operator = await world.round("chat")
+    operator = await world.reconcile_once("chat")
     live = await world.service()
     past = {"name": "gone", "until": "2020-01-01T00:00:00Z"}
     names = [*live["status"]["modelNames"], "gone"]
     status = {**live["status"], "modelNames": names, "formerModelNames": [past]}
     body = {key: live[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "chat"}, "status": status}
     body["metadata"]["namespace"] = world.namespace
-    await world.kube.apply(body, labels.MANAGER, subresource="status")
-    await world.round("chat", operator)
+    await world.kube.apply(body, labels.FIELD_MANAGER, subresource="status")
+    await world.reconcile_once("chat", operator)
     found = (await world.service())["status"]
     assert found["modelNames"] == ["chat", f"{world.namespace}/chat"]
     assert "formerModelNames" not in found
 
 
-async def test_reconcile_older_service_keeps_model_name(world: World) -> None:
+async def test_reconcile_older_service_keeps_model_name(world: ControllerHarness) -> None:
     await world.create("first", model={"uri": "file:///models/tiny", "name": "shared"})
     await world.create("second", model={"uri": "file:///models/tiny", "name": "shared"})
-    operator = await world.round("first")
-    await world.round("second", operator)
+    operator = await world.reconcile_once("first")
+    await world.reconcile_once("second", operator)
     both = [await reasons(world, name) for name in ("first", "second")]
-    winners = [r["ModelNameOwned"] for r in both]
-    assert sorted(winners) == ["ModelNameTaken", "Owned"]
+    winners = [r["ModelNameAccepted"] for r in both]
+    assert sorted(winners) == ["Accepted", "ModelNameTaken"]
     loser = ("first", "second")[winners.index("ModelNameTaken")]
     assert (await world.service(loser))["status"]["modelNames"] == [f"{world.namespace}/{loser}"]
     assert (await world.events()).count("ModelNameTaken") == 1
 
 
-async def test_reconcile_deletes_disabled_network_policy(world: World) -> None:
+async def test_reconcile_deletes_disabled_network_policy(world: ControllerHarness) -> None:
     await world.create()
-    parts = await world.round("chat")
+    parts = await world.reconcile_once("chat")
     reconciler = parts.reconciler
     off = reconciler._platform.network_policy.model_copy(update={"enabled": False})
     reconciler._platform = reconciler._platform.model_copy(update={"network_policy": off})
-    await world.round("chat", parts)
+    await world.reconcile_once("chat", parts)
     assert await world.names("NetworkPolicy") == []
 
 
-async def test_watch_starts_with_full_list(world: World) -> None:
+async def test_watch_starts_with_full_list(world: ControllerHarness) -> None:
     await world.create()
     event = await world.first(labels.KIND)
     assert event.type == "SYNC"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from plimsoll.api.conditions import Condition, Reason, Type, merge
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType, merge
 from plimsoll.api.events import EventReason
-from plimsoll.controllers import status
-from plimsoll.controllers.hearing import BEHIND_SECONDS, UNHEARD_SECONDS
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import GatewayReading, Taken
-from plimsoll.core.signals.intervals import GAP_S
+from plimsoll.controllers.autoscale.signal_health import ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
+from plimsoll.controllers.reconcile import service_status
+from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
+from plimsoll.core.ports import GatewayConfigState, GatewayReading
+from plimsoll.core.types import Role
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
 
@@ -29,20 +29,20 @@ def ready_world(**spec: Any) -> tuple[World, Object]:
 
 
 def run_tick(
-    world: World, at: float, gateway: bool = True, answers: bool = True, taken: Taken | None = None
+    world: World, at: float, gateway: bool = True, answers: bool = True, taken: GatewayConfigState | None = None
 ) -> list[Condition]:
     """One tick, with a word of the gateway and, every fifth, of the engine; returns the conditions."""
     if gateway:
-        reading = replace(arrivals(2.0 * at), taken=taken)
+        reading = replace(arrivals(2.0 * at), config_state=taken)
         world.readings = (GatewayReading("gw-1", NOW_S + at, "a", {"/".join(KEY): reading}),)
     if answers and at % 5 == 0:
-        world.scaler.hear_engine(KEY, Role.SERVE, engine(2.0 * at, NOW_S + at))
+        world.scaler.observe_engine(KEY, Role.SERVE, engine(2.0 * at, NOW_S + at))
     world.settle(world.scaler.decide(NOW_S + at))
     report = world.scaler.report(KEY)
     return [] if report is None else list(report.conditions)
 
 
-def told(world: World, kind: Type) -> Condition:
+def told(world: World, kind: ConditionType) -> Condition:
     report = world.scaler.report(KEY)
     assert report is not None
     return next(c for c in report.conditions if c.type is kind)
@@ -52,31 +52,31 @@ def test_newly_ready_engine_is_not_reported_silent() -> None:
     world, _ = ready_world()
     for at in range(1, 5):
         run_tick(world, at, answers=False)
-        assert told(world, Type.METRICS_AVAILABLE).holds, f"lost after {at} s"
+        assert told(world, ConditionType.METRICS_AVAILABLE).holds, f"lost after {at} s"
 
 
 def test_engine_never_answering_is_reported() -> None:
     world, _ = ready_world()
     for at in range(1, 10):
         run_tick(world, at, answers=False)
-    assert told(world, Type.METRICS_AVAILABLE).reason is Reason.METRICS_MISSING
+    assert told(world, ConditionType.METRICS_AVAILABLE).reason is ConditionReason.METRICS_MISSING
 
 
 def test_engine_silence_and_recovery_are_reported() -> None:
     world, _ = ready_world()
     for at in range(120):
         run_tick(world, at)
-    seen = [told(world, Type.METRICS_AVAILABLE).holds]
+    seen = [told(world, ConditionType.METRICS_AVAILABLE).holds]
     lost_s = None
     for at in range(120, 180):
         run_tick(world, at, answers=False)
-        if not told(world, Type.METRICS_AVAILABLE).holds and lost_s is None:
+        if not told(world, ConditionType.METRICS_AVAILABLE).holds and lost_s is None:
             lost_s = at - 115.0
     for at in range(180, 186):
         run_tick(world, at)
-    seen.append(told(world, Type.METRICS_AVAILABLE).holds)
+    seen.append(told(world, ConditionType.METRICS_AVAILABLE).holds)
     assert lost_s is not None
-    assert lost_s <= GAP_S + UNHEARD_SECONDS + 2.0
+    assert lost_s <= MAX_READING_GAP_S + ENGINE_SILENCE_SECONDS + 2.0
     assert seen == [True, True]
 
 
@@ -84,28 +84,30 @@ def test_engines_read_through_prometheus_are_reported_at_once() -> None:
     world, _ = ready_world()
     for at in range(60):
         run_tick(world, at)
-    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+    assert told(world, ConditionType.METRICS_AVAILABLE).message == "all gateways and engines report metrics"
     world.second_hand = ("serve",)
     run_tick(world, 60)
-    found = told(world, Type.METRICS_AVAILABLE)
-    assert (found.holds, found.reason) == (True, Reason.METRICS_FRESH)
-    assert found.message.startswith("gateways answer; engines of serve do not answer the operator, Prometheus tells")
+    found = told(world, ConditionType.METRICS_AVAILABLE)
+    assert (found.holds, found.reason) == (True, ConditionReason.METRICS_FRESH)
+    assert found.message.startswith(
+        "gateways answer; engines of serve do not answer the operator, and their metrics come from"
+    )
     world.second_hand = ()
     run_tick(world, 61)
-    assert told(world, Type.METRICS_AVAILABLE).message == "gateways and engines answer"
+    assert told(world, ConditionType.METRICS_AVAILABLE).message == "all gateways and engines report metrics"
 
 
 def test_gateway_silence_sets_scaling_inactive() -> None:
     world, _ = ready_world()
     for at in range(120):
         run_tick(world, at)
-    assert told(world, Type.SCALING_ACTIVE).holds
+    assert told(world, ConditionType.SCALING_ACTIVE).holds
     for at in range(120, 165):
         run_tick(world, at, gateway=False)
-    active = told(world, Type.SCALING_ACTIVE)
-    assert (active.holds, active.reason) == (False, Reason.DEMAND_UNKNOWN)
+    active = told(world, ConditionType.SCALING_ACTIVE)
+    assert (active.holds, active.reason) == (False, ConditionReason.DEMAND_UNKNOWN)
     assert "the last sample is" in active.message
-    assert told(world, Type.METRICS_AVAILABLE).reason is Reason.METRICS_MISSING
+    assert told(world, ConditionType.METRICS_AVAILABLE).reason is ConditionReason.METRICS_MISSING
 
 
 def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
@@ -118,8 +120,8 @@ def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
     world.store.put(pod)
     for at in range(30):
         run_tick(world, at)
-    found = told(world, Type.SCALING_LIMITED)
-    assert (found.holds, found.reason) == (True, Reason.UNSCHEDULABLE)
+    found = told(world, ConditionType.SCALING_LIMITED)
+    assert (found.holds, found.reason) == (True, ConditionReason.UNSCHEDULABLE)
     assert found.message.startswith("serve: ")
     assert words in found.message
 
@@ -127,17 +129,17 @@ def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
 # ---------------------------------------------------------------- gateways that do not go by what they are told
 
 CONFIG_APPLIED, CONFIG_UNREADABLE = (
-    Taken("7", True),
-    Taken("7", False, "status.admission: a model of version 4, not of version 3"),
+    GatewayConfigState("7", True),
+    GatewayConfigState("7", False, "status.admission: a model of version 4, not of version 3"),
 )
 
 
-def admission_condition(world: World, start: int, seconds: int, taken: Taken | None) -> Condition:
+def admission_condition(world: World, start: int, seconds: int, taken: GatewayConfigState | None) -> Condition:
     """What the condition is after so many seconds in which the gateway goes by this."""
     found: list[Condition] = []
     for at in range(start, start + seconds):
         found = run_tick(world, at, taken=taken)
-    return next(c for c in found if c.type is Type.ADMITTING)
+    return next(c for c in found if c.type is ConditionType.ADMISSION_HEALTHY)
 
 
 def world_with_version(version: str = "7") -> World:
@@ -149,42 +151,49 @@ def world_with_version(version: str = "7") -> World:
 def test_unreadable_gateway_config_is_reported_until_fixed() -> None:
     world = world_with_version()
     assert admission_condition(world, 0, 60, CONFIG_APPLIED).holds
-    before = admission_condition(world, 60, int(BEHIND_SECONDS), CONFIG_UNREADABLE)
-    assert (before.holds, before.reason) == (True, Reason.LETTING_ALL_IN)
-    found = admission_condition(world, 60 + int(BEHIND_SECONDS), 2, CONFIG_UNREADABLE)
-    assert (found.holds, found.reason) == (None, Reason.GATEWAYS_BEHIND)
+    before = admission_condition(world, 60, int(STALE_CONFIG_SECONDS), CONFIG_UNREADABLE)
+    assert (before.holds, before.reason) == (True, ConditionReason.ADMITTING_ALL)
+    found = admission_condition(world, 60 + int(STALE_CONFIG_SECONDS), 2, CONFIG_UNREADABLE)
+    assert (found.holds, found.reason) == (None, ConditionReason.GATEWAY_CONFIG_STALE)
     assert found.message == (
-        "of 1 gateways 1 lets in whatever comes, since it cannot read status.admission: a model of version 4, not of"
-        " version 3: gateways and operator are to be of one release (helm upgrade)"
+        "1 of 1 gateways: they cannot read status.admission: a model of version 4, not of version 3, and admit all"
+        " requests. Run gateways and operator at the same release (helm upgrade)"
     )
     after = admission_condition(world, 100, 2, CONFIG_APPLIED)
-    assert (after.holds, after.reason) == (True, Reason.LETTING_ALL_IN)
+    assert (after.holds, after.reason) == (True, ConditionReason.ADMITTING_ALL)
     told = [merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (before, found)]
-    assert [event.reason for event in status.events(told[0], (found,))] == [EventReason.GATEWAYS_BEHIND]
-    assert [event.reason for event in status.events(told[1], (after,))] == [EventReason.GATEWAYS_IN_LINE]
-    assert status.events(told[1], (found,)) == []
+    assert [event.reason for event in service_status.changed_events(told[0], (found,))] == [
+        EventReason.GATEWAY_CONFIG_STALE
+    ]
+    assert [event.reason for event in service_status.changed_events(told[1], (after,))] == [
+        EventReason.GATEWAY_CONFIG_SYNCED
+    ]
+    assert service_status.changed_events(told[1], (found,)) == []
 
 
 def test_gateway_without_admission_is_tolerated_at_first() -> None:
     """Engines tell what they are after a while; from then on a gateway has its time."""
     world = world_with_version()
-    none = Taken("7", False)
+    none = GatewayConfigState("7", False)
     assert admission_condition(world, 0, 30, none).holds
     assert (
-        "1 lets in whatever comes, though status.admission is there"
-        in admission_condition(world, 30, 200, none).message
+        "1 of 1 gateways: status.admission is set but not enforced" in admission_condition(world, 30, 200, none).message
     )
 
 
 def test_gateway_with_stale_config_is_reported() -> None:
     world = world_with_version("9")
     for at in range(120):
-        now = run_tick(world, at, taken=Taken(str(at // 20), True))  # always some versions behind, yet coming after
-    assert next(c for c in now if c.type is Type.ADMITTING).holds
-    stuck = admission_condition(world, 120, int(BEHIND_SECONDS) + 2, Taken("6", True))
-    assert stuck.reason is Reason.GATEWAYS_BEHIND
-    assert "has an older version of this service than the operator" in stuck.message
-    assert admission_condition(world, 200, 60, Taken("12", True)).holds  # it is the operator that is behind
+        now = run_tick(
+            world, at, taken=GatewayConfigState(str(at // 20), True)
+        )  # always some versions behind, yet coming after
+    assert next(c for c in now if c.type is ConditionType.ADMISSION_HEALTHY).holds
+    stuck = admission_condition(world, 120, int(STALE_CONFIG_SECONDS) + 2, GatewayConfigState("6", True))
+    assert stuck.reason is ConditionReason.GATEWAY_CONFIG_STALE
+    assert "their version of this service is outdated" in stuck.message
+    assert admission_condition(
+        world, 200, 60, GatewayConfigState("12", True)
+    ).holds  # it is the operator that is behind
 
 
 def test_deleted_or_older_gateways_are_not_reported_stale() -> None:
@@ -195,4 +204,7 @@ def test_deleted_or_older_gateways_are_not_reported_stale() -> None:
         world.readings = ()
         world.gateways = ("gw-2",)
         now = run_tick(world, at, gateway=False)
-    assert next(c for c in now if c.type is Type.ADMITTING).reason is not Reason.GATEWAYS_BEHIND
+    assert (
+        next(c for c in now if c.type is ConditionType.ADMISSION_HEALTHY).reason
+        is not ConditionReason.GATEWAY_CONFIG_STALE
+    )

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.api.conditions import Condition, Reason, Type
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import SloStatus
-from plimsoll.controllers import promise
-from plimsoll.core.autoscaler import Seen
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets, Judged
-from plimsoll.core.scaling.observation import Measured
-from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.controllers.autoscale import slo_status
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
+from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role, Unavailable
 
 EDGES_S = (0.01, 0.025, 0.05, 0.075, math.inf)
 TTFT_TPOT_SLO = Slo(0.95, 0.5, tpot_s=0.05)
@@ -27,64 +26,72 @@ TTFT_E2E_SLO = Slo(0.95, 0.5, e2e_s=20.0)
 Object = dict[str, Any]
 
 
-def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> Seen:
+def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> ServiceSnapshot:
     """1,000 answers, such shares of which were late with the first token, or slow; slow: None where it is unknown."""
     paces = (
-        None if slow is None else Buckets(EDGES_S, (0.0, 1e3 * (1 - slow), 0.0, 1e3 * slow, 0.0), 20.0 + 40.0 * slow)
+        None
+        if slow is None
+        else BucketCounts(EDGES_S, (0.0, 1e3 * (1 - slow), 0.0, 1e3 * slow, 0.0), 20.0 + 40.0 * slow)
     )
-    tpot_s = Unknown("the engines do not tell") if slow is None else 0.03
-    tier = TierHeard(Measured(tpot_s=tpot_s, itl_s=other.pop("itl_s", Unknown("not condition_of"))), 1.0, paces=paces)
-    judged = Judged(1000.0, 1000.0 * late, 1000.0 * late, 0.0)
-    heard = Heard(5.0, judged=judged, ttft_s=0.4, e2e_s=9.0, shed_share=0.0, tiers={Role.SERVE: tier})
-    return Seen(replace(heard, **other), {})
+    tpot_s = Unavailable("the engines do not tell") if slow is None else 0.03
+    tier = TierMetrics(
+        LaggingSignals(tpot_s=tpot_s, itl_s=other.pop("itl_s", Unavailable("not condition_of"))),
+        1.0,
+        tpot_histogram=paces,
+    )
+    judged = SloCounts(1000.0, 1000.0 * late, 1000.0 * late, 0.0)
+    heard = ServiceMetrics(5.0, slo_counts=judged, ttft_s=0.4, e2e_s=9.0, rejected_share=0.0, tiers={Role.SERVE: tier})
+    return ServiceSnapshot(replace(heard, **other), {})
 
 
-def condition_of(now: Seen, slo: Slo = TTFT_TPOT_SLO, before: Condition | None = None) -> Condition:
-    return promise.condition(now, slo, (slo,), before)
+def condition_of(now: ServiceSnapshot, slo: Slo = TTFT_TPOT_SLO, before: Condition | None = None) -> Condition:
+    return slo_status.slo_condition(now, slo, (slo,), before)
 
 
 def test_slo_lower_bound_above_share_is_met() -> None:
     found = condition_of(snapshot_of(0.02, 0.03))
-    assert (found.holds, found.reason) == (True, Reason.PROMISE_KEPT)
+    assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 98% within 500ms (p95 400ms), TPOT 97% within 50ms (p95 30ms); 95% promised,"
-        " at least 95% within all of a request"
+        "TTFT 98% within 500ms (p95 400ms), TPOT 97% within 50ms (p95 30ms); SLO 95%, at least 95% within all targets"
     )
 
 
 @pytest.mark.parametrize(("late", "slow"), [(0.06, 0.0), (0.0, 0.06), (0.06, 0.06), (0.06, None)])
 def test_slo_one_missed_target_is_violated(late: float, slow: float | None) -> None:
-    assert condition_of(snapshot_of(late, slow)).reason is Reason.PROMISE_BROKEN
+    assert condition_of(snapshot_of(late, slow)).reason is ConditionReason.SLO_VIOLATED
 
 
 def test_slo_gateway_request_counts_are_never_undetermined() -> None:
     """3 % late with the first token and 4 % with the last, nobody with both: 93 % kept all of it, and that is known."""
-    judged = Judged(100.0, 7.0, 3.0, 4.0)
-    found = condition_of(snapshot_of(judged=judged), TTFT_E2E_SLO)
-    assert found.reason is Reason.PROMISE_BROKEN
-    assert found.message.endswith("; 95% promised, 93% within all of a request")
-    assert condition_of(snapshot_of(judged=judged._replace(missed=5.0)), TTFT_E2E_SLO).reason is Reason.PROMISE_KEPT
+    judged = SloCounts(100.0, 7.0, 3.0, 4.0)
+    found = condition_of(snapshot_of(slo_counts=judged), TTFT_E2E_SLO)
+    assert found.reason is ConditionReason.SLO_VIOLATED
+    assert found.message.endswith("; SLO 95%, 93% within all targets")
+    assert (
+        condition_of(snapshot_of(slo_counts=judged._replace(missed=5.0)), TTFT_E2E_SLO).reason
+        is ConditionReason.SLO_MET
+    )
 
 
 def test_slo_between_bounds_is_undetermined() -> None:
     found = condition_of(snapshot_of(0.03, 0.04))
-    assert (found.holds, found.reason) == (None, Reason.PROMISE_UNDECIDED)
-    assert found.message.endswith("; 95% promised, at least 93% within all of a request")
+    assert (found.holds, found.reason) == (None, ConditionReason.SLO_UNDETERMINED)
+    assert found.message.endswith("; SLO 95%, at least 93% within all targets")
 
 
 def test_slo_tpot_not_measured_is_not_met() -> None:
     found = condition_of(snapshot_of(0.0, None))
-    assert (found.holds, found.reason) == (None, Reason.NOT_MEASURED)
+    assert (found.holds, found.reason) == (None, ConditionReason.NOT_MEASURED)
     assert found.message == "TPOT is not known: the engines do not tell"
-    assert condition_of(snapshot_of(0.0, None), Slo(0.95, 0.5)).reason is Reason.PROMISE_KEPT  # nobody promised it
+    assert condition_of(snapshot_of(0.0, None), Slo(0.95, 0.5)).reason is ConditionReason.SLO_MET  # nobody promised it
 
 
 def test_slo_itl_is_assessed_besides_attainment() -> None:
     slo = replace(TTFT_TPOT_SLO, itl_s=0.04)
-    assert condition_of(snapshot_of(itl_s=0.03), slo).reason is Reason.PROMISE_KEPT
-    assert condition_of(snapshot_of(itl_s=0.05), slo).reason is Reason.PROMISE_BROKEN
+    assert condition_of(snapshot_of(itl_s=0.03), slo).reason is ConditionReason.SLO_MET
+    assert condition_of(snapshot_of(itl_s=0.05), slo).reason is ConditionReason.SLO_VIOLATED
     assert condition_of(snapshot_of(), slo).message == "itl is not known: not condition_of"
-    assert condition_of(snapshot_of(0.5), slo).reason is Reason.PROMISE_BROKEN
+    assert condition_of(snapshot_of(0.5), slo).reason is ConditionReason.SLO_VIOLATED
 
 
 def test_slo_violated_is_met_again_only_with_margin() -> None:
@@ -104,7 +111,7 @@ def test_slo_undetermined_has_hysteresis() -> None:
         turns += now.reason is not before.reason
         before = now
     assert turns == 0
-    assert condition_of(snapshot_of(0.005, 0.03), TTFT_TPOT_SLO, before).reason is Reason.PROMISE_KEPT
+    assert condition_of(snapshot_of(0.005, 0.03), TTFT_TPOT_SLO, before).reason is ConditionReason.SLO_MET
 
 
 def test_slo_message_stays_until_status_or_targets_change() -> None:
@@ -120,53 +127,58 @@ SHARES = st.floats(0.0, 1.0)
 
 @given(late=SHARES, slow=st.none() | SHARES, percentile=st.integers(1, 99), shed=SHARES)
 def test_slo_condition_never_contradicts_figures(late: float, slow: float | None, percentile: int, shed: float) -> None:
-    now, slo = snapshot_of(late, slow, shed_share=shed), Slo(percentile / 100, 0.5, tpot_s=0.05)
-    found, figures = condition_of(now, slo), promise.figures(now, slo, (slo,), {})
-    shares = {name: int(share[:-1]) for name, share in figures["met"].items()}
+    now, slo = snapshot_of(late, slow, rejected_share=shed), Slo(percentile / 100, 0.5, tpot_s=0.05)
+    found, figures = condition_of(now, slo), slo_status.slo_figures(now, slo, (slo,), {})
+    shares = {name: int(share[:-1]) for name, share in figures["attainmentByTarget"].items()}
     if found.holds is True:
         assert int(figures["attainment"][:-1]) >= percentile
     if found.holds is False:
         assert min(shares.values()) < percentile
     if "attainment" in figures:
         assert int(figures["attainment"][:-1]) <= min(shares.values())
-        assert int(figures["attainmentOffered"][:-1]) <= int(figures["attainment"][:-1])
-        assert "notKnown" not in figures
+        assert int(figures["attainmentIncludingRejected"][:-1]) <= int(figures["attainment"][:-1])
+        assert "unavailableReason" not in figures
     else:
         assert (slow, found.holds is True) == (None, False)
-        assert figures["notKnown"].startswith("TPOT is not known")
+        assert figures["unavailableReason"].startswith("TPOT is not known")
     SloStatus.model_validate(figures)
 
 
 def test_slo_class_targets_are_listed_with_tpot_bound() -> None:
     """Of 1,000 answers 600 were promised 50 ms, and 40 of all were slower: perhaps all of these were among the 600."""
     classes = TTFT_TPOT_SLO, Slo(0.95, 60.0, 0.1)
-    now = snapshot_of(0.01, 0.04, paced={0.05: 600.0})
-    found = promise.condition(now, TTFT_TPOT_SLO, classes, None)
-    assert (found.holds, found.reason) == (True, Reason.PROMISE_KEPT)
+    now = snapshot_of(0.01, 0.04, by_tpot_target={0.05: 600.0})
+    found = slo_status.slo_condition(now, TTFT_TPOT_SLO, classes, None)
+    assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
         "TTFT 99% within 500ms to 60s + 100ms per 1k tokens by class (p95 400ms),"
-        " TPOT at least 96% within 50ms by class (p95 30ms); 95% promised, at least 95% within all of a request"
+        " TPOT at least 96% within 50ms by class (p95 30ms); SLO 95%, at least 95% within all targets"
     )
-    assert promise.figures(now, TTFT_TPOT_SLO, classes, {})["met"] == {"ttft": "99%", "tpot": "96%"}
+    assert slo_status.slo_figures(now, TTFT_TPOT_SLO, classes, {})["attainmentByTarget"] == {
+        "ttft": "99%",
+        "tpot": "96%",
+    }
     assert (
-        promise.condition(snapshot_of(0.01, 0.04, paced={}), TTFT_TPOT_SLO, classes, found) is found
+        slo_status.slo_condition(snapshot_of(0.01, 0.04, by_tpot_target={}), TTFT_TPOT_SLO, classes, found) is found
     )  # figures move, words stay
-    loose = promise.condition(snapshot_of(0.01, 0.9, paced={}), TTFT_TPOT_SLO, classes, None)
+    loose = slo_status.slo_condition(snapshot_of(0.01, 0.9, by_tpot_target={}), TTFT_TPOT_SLO, classes, None)
     assert "TPOT at least 100% within 50ms by class" in loose.message
 
 
 def test_slo_share_just_below_target_is_not_rounded_up() -> None:
-    figures = promise.figures(snapshot_of(0.0501, 0.0), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {})
-    assert figures["met"] == {"ttft": "94%", "tpot": "100%"}
+    figures = slo_status.slo_figures(snapshot_of(0.0501, 0.0), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {})
+    assert figures["attainmentByTarget"] == {"ttft": "94%", "tpot": "100%"}
     assert figures["attainment"] == "94%"
-    assert promise.figures(snapshot_of(0.05, 0.0), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {})["attainment"] == "95%"
+    assert slo_status.slo_figures(snapshot_of(0.05, 0.0), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {})["attainment"] == "95%"
 
 
 def test_slo_idle_service_has_no_figures() -> None:
-    nobody = Unknown("nobody was answered in the last minute")
-    none = Measured(tpot_s=nobody, itl_s=nobody)
-    heard = Heard(0.0, judged=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierHeard(none, 1.0)})
-    assert promise.figures(Seen(heard, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
-    found = condition_of(Seen(heard, {}))
-    assert (found.type, found.holds, found.reason) == (Type.SLO_MET, None, Reason.NOT_MEASURED)
+    nobody = Unavailable("nobody was answered in the last minute")
+    none = LaggingSignals(tpot_s=nobody, itl_s=nobody)
+    heard = ServiceMetrics(
+        0.0, slo_counts=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierMetrics(none, 1.0)}
+    )
+    assert slo_status.slo_figures(ServiceSnapshot(heard, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
+    found = condition_of(ServiceSnapshot(heard, {}))
+    assert (found.type, found.holds, found.reason) == (ConditionType.SLO_MET, None, ConditionReason.NOT_MEASURED)
     assert found.message == "TTFT is not known: nobody was answered in the last minute"

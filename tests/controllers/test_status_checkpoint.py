@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.controllers.status import Sight, scaling
+from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, Object, World, ready
 
@@ -17,7 +17,7 @@ def test_checkpoint_in_report_is_restored_after_restart() -> None:
     world.load(("team", "chat"), 40.0, 60, NOW_S)
     report = world.scaler.report(("team", "chat"))
     assert report is not None
-    again = World({**parent, "status": {"learned": report.learned}})
+    again = World({**parent, "status": {"learned": report.checkpoint}})
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
     told = again.scaler.explain(("team", "chat"))
@@ -29,7 +29,7 @@ def shown(world: World, parent: Object) -> Object:
     """The part of the status that shows decisions."""
     report = world.scaler.report(("team", "chat"))
     assert report is not None
-    return scaling(Sight(service=parent, report=report), {})
+    return scaling_fields(StatusInputs(service_object=parent, scaling_report=report), {})
 
 
 def test_earlier_decisions_are_shown_after_restart() -> None:

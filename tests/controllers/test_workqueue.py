@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from plimsoll.controllers.workqueue import WorkQueue
-from plimsoll.core.errors import Unavailable
+from plimsoll.core.errors import BackendUnavailable
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
 
 async def settle(queue: WorkQueue[str]) -> None:
     async with asyncio.timeout(10):
-        while not queue.idle:
+        while not queue.is_idle:
             await asyncio.sleep(0.005)
 
 
@@ -86,7 +86,7 @@ async def test_failing_key_is_retried_and_others_continue() -> None:
     async def work(key: str) -> None:
         tried.append(key)
         if key == "sick" and tried.count("sick") < 3:
-            raise Unavailable("not now")
+            raise BackendUnavailable("not now")
 
     queue = WorkQueue(work)
     queue.add("sick")

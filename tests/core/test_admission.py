@@ -9,26 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core.admission import (
-    ClassPolicy,
-    Decision,
-    Gate,
-    Ledger,
-    Outcome,
-    Outlook,
-    Request,
-    TenantPolicy,
-    limits,
-    split,
-)
-from plimsoll.core.admission.tickets import Tickets
-from plimsoll.core.knee import Tier, profile
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.load_line import slo_rate
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.capacity_shares import ShareAllocator, split_by_demand
+from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
+from plimsoll.core.admission.retry_reservations import RetryReservations
+from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
+from plimsoll.core.capacity.tier_model import TierSpec, build_profile
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
-from tests.core.admission_lab import CapPolicy, Engine, GatePolicy, Job, goodput, poisson, run
+from tests.core.admission_simulator import CapPolicy, ClientRequest, ControllerPolicy, StepEngine, goodput, poisson, run
 
 HOT = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)  # an 8B on an H200
 LARGE = StepModel(0.0132, 0.0, 5.2e-5, 1.75e-9, 2.0e-5, 4.6e-8)  # a 32B on two H100s
@@ -47,8 +40,8 @@ def chat(rows: int = 2000) -> Workload:
 
 CHAT = chat()
 FIXED = from_samples([4000.0], [0.0], [1000.0])
-SERVE = Tier(Role.SERVE, HOT, CHAT, ROOMY, SLO)
-GUIDE = Tier(Role.SERVE, LARGE, FIXED, EngineLimits(1024, 330_000, 8192), Slo(0.95, 3.0, 0.0, 0.1))
+SERVE = TierSpec(Role.SERVE, HOT, CHAT, ROOMY, SLO)
+GUIDE = TierSpec(Role.SERVE, LARGE, FIXED, EngineLimits(1024, 330_000, 8192), Slo(0.95, 3.0, 0.0, 0.1))
 ONE_CLASS = (ClassPolicy("chat", 0, SLO),)
 
 
@@ -58,35 +51,37 @@ def scaled(model: StepModel, by: tuple[float, ...]) -> StepModel:
 
 
 def gate(
-    tier: Tier = SERVE,
+    tier: TierSpec = SERVE,
     classes: tuple[ClassPolicy, ...] = ONE_CLASS,
     replicas: int = 1,
-    outlook: Outlook = Outlook(),  # noqa: B008 - a value
+    outlook: CapacityAnnouncement = CapacityAnnouncement(),  # noqa: B008 - a value
     tenants: Mapping[str, TenantPolicy] | None = None,
-) -> Gate:
-    made = Gate(classes, limits(tier, classes), tenants or {})
+) -> AdmissionController:
+    made = AdmissionController(classes, engine_cost_model(tier, classes), tenants or {})
     made.tick(0.0, outlook)
     if replicas:
-        made.set_replicas({str(k): made.fleet.limits.batch for k in range(replicas)}, 0.0)
+        made.set_replicas({str(k): made.pool.cost_model.batch for k in range(replicas)}, 0.0)
     return made
 
 
-def ask(id: str, now: float = 0.0, **other: object) -> Request:
-    return Request(**({"id": id, "klass": "chat", "tenant": "t", "arrived_s": now, "prompt_tokens": 1000} | other))  # type: ignore[arg-type]
+def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
+    return AdmissionRequest(
+        **({"id": id, "request_class": "chat", "tenant": "t", "arrived_s": now, "prompt_tokens": 1000} | other)
+    )  # type: ignore[arg-type]
 
 
-def fill(door: Gate, now: float = 0.0, step_s: float = 0.04, **other: object) -> tuple[int, float]:
+def fill(door: AdmissionController, now: float = 0.0, step_s: float = 0.04, **other: object) -> tuple[int, float]:
     """Offers requests, one every step_s, until one is not let in; returns how many were, and the time."""
     for count in range(5000):
-        decision = door.offer(ask(f"fill{count}", now, **other), now)
-        if decision.outcome is not Outcome.ADMITTED:
+        decision = door.submit(ask(f"fill{count}", now, **other), now)
+        if decision.outcome is not AdmissionOutcome.ADMITTED:
             door.cancel(f"fill{count}", now)
             return count, now
         now += step_s
     raise AssertionError("it never fills")
 
 
-def outcomes(decisions: list[Decision]) -> list[Outcome]:
+def outcomes(decisions: list[AdmissionDecision]) -> list[AdmissionOutcome]:
     return [decision.outcome for decision in decisions]
 
 
@@ -94,14 +89,19 @@ def outcomes(decisions: list[Decision]) -> list[Outcome]:
 
 
 def overload(
-    tier: Tier, by: tuple[float, ...], load: float, seconds: float, window: tuple[float, float], caps: tuple[int, ...]
-) -> tuple[float, float, float, float, list[Job]]:
+    tier: TierSpec,
+    by: tuple[float, ...],
+    load: float,
+    seconds: float,
+    window: tuple[float, float],
+    caps: tuple[int, ...],
+) -> tuple[float, float, float, float, list[ClientRequest]]:
     """Goodput of the gate, its share of those let in, the plant's load line, the best cap's goodput, and the jobs."""
     plant = scaled(tier.model, by)
-    line = float(slo_rate(profile(replace(tier, model=plant)), 1)[0])
+    line = float(slo_capacity_per_s(build_profile(replace(tier, model=plant)), 1)[0])
     classes = (ClassPolicy("chat", 0, tier.slo),)
 
-    def jobs() -> list[Job]:
+    def jobs() -> list[ClientRequest]:
         made = poisson(load * line, seconds, np.random.default_rng(7))
         for job in made:
             job.target_s = tier.slo.ttft_s or 0.0
@@ -109,13 +109,13 @@ def overload(
                 job.prompt, job.output = 4000, 1000
         return made
 
-    def played(policy: GatePolicy | CapPolicy) -> tuple[tuple[float, float], list[Job]]:
+    def played(policy: ControllerPolicy | CapPolicy) -> tuple[tuple[float, float], list[ClientRequest]]:
         offered = jobs()
-        run(policy, [Engine(plant, tier.limits, np.random.default_rng(8))], offered, seconds)
+        run(policy, [StepEngine(plant, tier.limits, np.random.default_rng(8))], offered, seconds)
         return goodput(offered, tier.slo.tpot_s or 0.0, *window), offered
 
     best = max(played(CapPolicy(cap, False, plant))[0][0] for cap in caps)
-    (rate, share), offered = played(GatePolicy(gate(tier, classes, 0)))
+    (rate, share), offered = played(ControllerPolicy(gate(tier, classes, 0)))
     return rate, share, line, best, offered
 
 
@@ -129,7 +129,7 @@ def overload(
 )
 def test_admission_overload_matches_capacity_and_best_cap(
     name: str,
-    tier: Tier,
+    tier: TierSpec,
     by: tuple[float, ...],
     load: float,
     seconds: float,
@@ -148,7 +148,7 @@ def test_admission_overload_matches_capacity_and_best_cap(
     assert heavier <= 1.1  # the large ones are not picked out
 
 
-def mean_work_s(tier: Tier, jobs: list[Job]) -> float:
+def mean_work_s(tier: TierSpec, jobs: list[ClientRequest]) -> float:
     prompts, outputs = np.array([job.prompt for job in jobs]), np.array([job.output for job in jobs])
     return float(np.mean(tier.model.prefill_work_s(prompts, 0) + tier.model.decode_work_s(prompts, outputs)))
 
@@ -160,7 +160,7 @@ def test_admission_ttft_only_slo_violates_e2e_and_tpot() -> None:
     for name, slo in (("ttft only", blind), ("all three", whole)):
         classes = (ClassPolicy("chat", 0, slo),)
         offered = poisson(50.0, 90.0, np.random.default_rng(7), target_s=2.0)
-        run(GatePolicy(gate(replace(SERVE, slo=slo), classes, 0)), [Engine(HOT, ROOMY)], offered, 90.0)
+        run(ControllerPolicy(gate(replace(SERVE, slo=slo), classes, 0)), [StepEngine(HOT, ROOMY)], offered, 90.0)
         jobs[name] = goodput(offered, 0.05, 35.0, 65.0)
     print(
         f"\nTTFT only: {jobs['ttft only'][1]:.2%} of those let in are in promise; all three: {jobs['all three'][1]:.2%}"
@@ -173,7 +173,7 @@ def test_admission_ttft_only_slo_violates_e2e_and_tpot() -> None:
 def test_admission_ramp_from_empty_meets_tpot() -> None:
     """Three times the load on an empty replica: prefills come back to back, and must not stop those that decode."""
     offered = poisson(60.0, 30.0, np.random.default_rng(3))
-    run(GatePolicy(gate(replicas=0)), [Engine(HOT, ROOMY)], offered, 60.0)
+    run(ControllerPolicy(gate(replicas=0)), [StepEngine(HOT, ROOMY)], offered, 60.0)
     early = [job for job in offered if job.admitted_s is not None and job.admitted_s < 5.0]
     assert len(early) > 80
     assert np.mean([job.tpot_s <= 0.05 for job in early]) >= 0.9
@@ -181,13 +181,13 @@ def test_admission_ramp_from_empty_meets_tpot() -> None:
 
 
 def test_replica_step_time_ratio_of_slow_replica_is_learned() -> None:
-    door = GatePolicy(gate(replicas=0))
+    door = ControllerPolicy(gate(replicas=0))
     twice = scaled(HOT, (1.4, 1.4, 1.4, 1.4, 1.4, 1.4))
     offered = poisson(30.0, 120.0, np.random.default_rng(5))
-    run(door, [Engine(twice, ROOMY), Engine(HOT, ROOMY)], offered, 120.0, ready_s=[0.0, 0.0])
-    slow, right = (door.gate.fleet.replicas[str(k)] for k in range(2))
-    assert slow.pace == pytest.approx(1.4, rel=0.1)
-    assert right.pace == pytest.approx(1.0, rel=0.1)
+    run(door, [StepEngine(twice, ROOMY), StepEngine(HOT, ROOMY)], offered, 120.0, ready_s=[0.0, 0.0])
+    slow, right = (door.gate.pool.replicas[str(k)] for k in range(2))
+    assert slow.step_time_ratio == pytest.approx(1.4, rel=0.1)
+    assert right.step_time_ratio == pytest.approx(1.0, rel=0.1)
 
 
 # Each of the three conditions.
@@ -215,10 +215,10 @@ def test_admission_kv_bound_fills_to_sum_quantile() -> None:
 
 
 def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
-    classes = (*ONE_CLASS, ClassPolicy("batch", -1, Slo(0.95, 60.0), hold_s=600.0))
+    classes = (*ONE_CLASS, ClassPolicy("batch", -1, Slo(0.95, 60.0), max_queue_time_s=600.0))
     door = gate(classes=classes)
-    door.offer(ask("one"), 0.0)
-    count, _ = fill(door, klass="batch")
+    door.submit(ask("one"), 0.0)
+    count, _ = fill(door, request_class="batch")
     assert 150 <= count <= 250
 
 
@@ -228,64 +228,64 @@ def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
 def test_queued_request_on_free_slot_is_admitted() -> None:
     door = gate()
     _, now = fill(door)
-    assert door.offer(ask("late", now), now).outcome is Outcome.HELD
+    assert door.submit(ask("late", now), now).outcome is AdmissionOutcome.QUEUED
     assert door.release(now) == []
-    door.end("fill0", now + 0.1)
-    assert outcomes(door.release(now + 0.1)) == [Outcome.ADMITTED]
+    door.complete("fill0", now + 0.1)
+    assert outcomes(door.release(now + 0.1)) == [AdmissionOutcome.ADMITTED]
 
 
 def test_queued_request_past_deadline_is_shed_or_downgraded() -> None:
-    door = gate(outlook=Outlook(None, 0.0))
+    door = gate(outlook=CapacityAnnouncement(None, 0.0))
     _, now = fill(door)
-    while (decision := door.offer(ask(f"h{door.held}", now), now)).outcome is Outcome.HELD:
+    while (decision := door.submit(ask(f"h{door.queued}", now), now)).outcome is AdmissionOutcome.QUEUED:
         pass
-    assert decision.outcome is Outcome.SHED_SATURATED
-    assert decision.told is not None
-    assert decision.told.again
-    assert 5 <= door.held <= 20  # half a second of what leaves
-    assert door.offer(ask("other", now, fallback=True), now).outcome is Outcome.DOWNGRADED
-    assert door.wake_s < now + 0.5
-    assert set(outcomes(door.release(now + 0.5))) == {Outcome.SHED_SATURATED}
-    assert door.held == 0
+    assert decision.outcome is AdmissionOutcome.SHED_SATURATED
+    assert decision.retry is not None
+    assert decision.retry.retryable
+    assert 5 <= door.queued <= 20  # half a second of what leaves
+    assert door.submit(ask("other", now, has_fallback=True), now).outcome is AdmissionOutcome.DOWNGRADED
+    assert door.wake_at_s < now + 0.5
+    assert set(outcomes(door.release(now + 0.5))) == {AdmissionOutcome.SHED_SATURATED}
+    assert door.queued == 0
 
 
 def test_admission_queue_release_orders_by_least_slack() -> None:
     door = gate()
     _, now = fill(door)
     for id, prompt in (("short", 100), ("long", 6000), ("middle", 3000)):
-        assert door.offer(ask(id, now, prompt_tokens=prompt), now).outcome is Outcome.HELD
+        assert door.submit(ask(id, now, prompt_tokens=prompt), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
-        door.end(f"fill{k}", now + 0.01)
-    assert [d.id for d in door.release(now + 0.01)][:2] == ["long", "middle"]
+        door.complete(f"fill{k}", now + 0.01)
+    assert [d.request_id for d in door.release(now + 0.01)][:2] == ["long", "middle"]
 
 
 def test_infeasible_request_is_admitted_after_feasible_ones() -> None:
     door = gate()
-    assert door.offer(ask("alone", prompt_tokens=30_000), 0.0).outcome is Outcome.ADMITTED
-    door.end("alone", 5.0)
+    assert door.submit(ask("alone", prompt_tokens=30_000), 0.0).outcome is AdmissionOutcome.ADMITTED
+    door.complete("alone", 5.0)
     _, now = fill(door, 5.0)
-    assert door.offer(ask("huge", now, prompt_tokens=30_000), now).outcome is Outcome.HELD
-    assert door.offer(ask("small", now), now).outcome is Outcome.HELD
+    assert door.submit(ask("huge", now, prompt_tokens=30_000), now).outcome is AdmissionOutcome.QUEUED
+    assert door.submit(ask("small", now), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
-        door.end(f"fill{k}", now + 0.01)
-    assert [d.id for d in door.release(now + 0.01)] == ["small", "huge"]
+        door.complete(f"fill{k}", now + 0.01)
+    assert [d.request_id for d in door.release(now + 0.01)] == ["small", "huge"]
 
 
 def test_infeasible_request_in_overload_is_eventually_admitted() -> None:
     door = gate()
     _, now = fill(door)
-    door.offer(ask("huge", now, prompt_tokens=30_000), now)
+    door.submit(ask("huge", now, prompt_tokens=30_000), now)
     ends = [f"fill{k}" for k in range(150)]
     let_in: list[str] = []
     for k in range(600):
         now += 0.05
-        door.offer(ask(f"n{k}", now), now)
+        door.submit(ask(f"n{k}", now), now)
         if k % 2 and ends:
-            door.end(ends.pop(0), now)
+            door.complete(ends.pop(0), now)
         for decision in door.release(now):
-            if decision.outcome is Outcome.ADMITTED:
-                let_in.append(decision.id)
-                ends.append(decision.id)
+            if decision.outcome is AdmissionOutcome.ADMITTED:
+                let_in.append(decision.request_id)
+                ends.append(decision.request_id)
     assert "huge" in let_in
 
 
@@ -301,7 +301,7 @@ def flood(
     of each were let in.
     """
     door = gate(classes=classes, tenants=tenants)
-    count, now = fill(door, klass=classes[0].name)
+    count, now = fill(door, request_class=classes[0].name)
     running = [f"fill{k}" for k in range(count)]
     who: dict[str, tuple[str, str]] = {}
     got = {(classes[0].name, "first"): count}
@@ -311,16 +311,16 @@ def flood(
             for i in range(n):
                 id = f"{klass}{tenant}{k}.{i}"
                 who[id] = (klass, tenant)
-                decision = door.offer(ask(id, now, klass=klass, tenant=tenant), now)
-                if decision.outcome is Outcome.ADMITTED:
+                decision = door.submit(ask(id, now, request_class=klass, tenant=tenant), now)
+                if decision.outcome is AdmissionOutcome.ADMITTED:
                     running.append(id)
                     got[who[id]] = got.get(who[id], 0) + 1
         id = running.pop(0)
-        door.end(id, now, (outputs or {}).get(who.get(id, ("", ""))[1]))
+        door.complete(id, now, (outputs or {}).get(who.get(id, ("", ""))[1]))
         for decision in door.release(now):
-            if decision.outcome is Outcome.ADMITTED:
-                running.append(decision.id)
-                got[who[decision.id]] = got.get(who[decision.id], 0) + 1
+            if decision.outcome is AdmissionOutcome.ADMITTED:
+                running.append(decision.request_id)
+                got[who[decision.request_id]] = got.get(who[decision.request_id], 0) + 1
     return got
 
 
@@ -337,7 +337,7 @@ def test_fair_share_charges_actual_output_tokens() -> None:
 
 
 def test_class_priority_respects_guaranteed_share() -> None:
-    high, low = ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, fill=0.9)
+    high, low = ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, max_utilization=0.9)
     got = flood((high, low), {}, [("high", "a", 3), ("low", "b", 3)])
     assert got.get(("low", "b"), 0) <= 0.02 * got["high", "a"]
     got = flood((high, replace(low, guaranteed_share=0.2)), {}, [("high", "a", 3), ("low", "b", 3)])
@@ -345,129 +345,141 @@ def test_class_priority_respects_guaranteed_share() -> None:
 
 
 def test_low_class_fill_limit_sheds_before_saturation() -> None:
-    classes = (ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, fill=0.8))
+    classes = (ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, max_utilization=0.8))
     door = gate(classes=classes)
-    low, now = fill(door, klass="low")
+    low, now = fill(door, request_class="low")
     for k in range(20):
-        assert door.offer(ask(f"high{k}", now, klass="high"), now).outcome is Outcome.ADMITTED
+        assert door.submit(ask(f"high{k}", now, request_class="high"), now).outcome is AdmissionOutcome.ADMITTED
         now += 0.04
     assert low <= 0.85 * fill(gate())[0]
 
 
 def test_quota_exceeded_sheds_with_retry_after() -> None:
     door = gate(tenants={"t": TenantPolicy(requests_per_s=0.2), "u": TenantPolicy(tokens_per_min=6000.0)})
-    first = [door.offer(ask(f"t{k}"), 0.0).outcome for k in range(4)]
-    assert first == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.SHED_QUOTA, Outcome.SHED_QUOTA]
-    told = door.offer(ask("t9"), 0.0).told
+    first = [door.submit(ask(f"t{k}"), 0.0).outcome for k in range(4)]
+    assert first == [
+        AdmissionOutcome.ADMITTED,
+        AdmissionOutcome.ADMITTED,
+        AdmissionOutcome.SHED_QUOTA,
+        AdmissionOutcome.SHED_QUOTA,
+    ]
+    told = door.submit(ask("t9"), 0.0).retry
     assert told is not None
     assert told.retry_after_s == 5
-    assert door.offer(ask("t5", 5.1), 5.1).outcome is Outcome.ADMITTED
-    assert door.offer(ask("u1", 5.1, tenant="u"), 5.1).outcome is Outcome.ADMITTED
-    assert door.offer(ask("u2", 5.1, tenant="u"), 5.1).outcome is Outcome.SHED_QUOTA
+    assert door.submit(ask("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert door.submit(ask("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert door.submit(ask("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
 
 
 def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
-    door = gate(replicas=0, outlook=Outlook(20.0, 0.5))
-    assert not door.wakes
+    door = gate(replicas=0, outlook=CapacityAnnouncement(20.0, 0.5))
+    assert not door.needs_wakeup
     for k in range(300):
-        assert door.offer(ask(f"r{k}", k * 0.01), k * 0.01).outcome is Outcome.HELD
-    assert door.wakes
-    door.set_replicas({"a": door.fleet.limits.batch}, 20.0)
+        assert door.submit(ask(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
+    assert door.needs_wakeup
+    door.set_replicas({"a": door.pool.cost_model.batch}, 20.0)
     let_in = [(20.0, d) for d in door.release(20.0)]
     at_once, now = len(let_in), 20.0
-    while door.held and now < 40:
-        now = max(now + 1e-3, min(door.wake_s, now + 0.1))
+    while door.queued and now < 40:
+        now = max(now + 1e-3, min(door.wake_at_s, now + 0.1))
         let_in += [(now, d) for d in door.release(now)]
     assert at_once < 60
-    assert {d.outcome for t, d in let_in if t < 30} == {Outcome.ADMITTED}
-    assert 150 < sum(d.outcome is Outcome.ADMITTED for _, d in let_in) < 250  # what one replica holds; none has ended
+    assert {d.outcome for t, d in let_in if t < 30} == {AdmissionOutcome.ADMITTED}
+    assert (
+        150 < sum(d.outcome is AdmissionOutcome.ADMITTED for _, d in let_in) < 250
+    )  # what one replica holds; none has ended
 
 
 def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
-    door = gate(replicas=0, outlook=Outlook(50.0, 0.5))
-    decision = door.offer(ask("a"), 0.0)
-    assert decision.outcome is Outcome.SHED_STARTING
-    assert decision.told is not None
-    assert decision.told.retry_after_s in (51, 52)
-    assert gate(replicas=0, outlook=Outlook(starting=False)).offer(ask("a"), 0.0).outcome is Outcome.SHED_NO_CAPACITY
+    door = gate(replicas=0, outlook=CapacityAnnouncement(50.0, 0.5))
+    decision = door.submit(ask("a"), 0.0)
+    assert decision.outcome is AdmissionOutcome.SHED_STARTING
+    assert decision.retry is not None
+    assert decision.retry.retry_after_s in (51, 52)
+    assert (
+        gate(replicas=0, outlook=CapacityAnnouncement(starting=False)).submit(ask("a"), 0.0).outcome
+        is AdmissionOutcome.SHED_NO_CAPACITY
+    )
     waits = gate(replicas=0)
-    assert waits.offer(ask("a"), 0.0).outcome is Outcome.HELD
-    assert outcomes(waits.release(31.0)) == [Outcome.SHED_DEADLINE]
+    assert waits.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
+    assert outcomes(waits.release(31.0)) == [AdmissionOutcome.SHED_DEADLINE]
 
 
 def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:
-    tier = Tier(Role.DECODE, HOT, CHAT, ROOMY, SLO, KvTransfer(32, 128))
+    tier = TierSpec(Role.DECODE, HOT, CHAT, ROOMY, SLO, KvTransfer(32, 128))
     pair = gate(tier)
-    pair.set_replicas({"d": pair.fleet.limits.batch}, 0.0, frozenset({"p", "q"}))
-    first, second = (pair.offer(ask(str(k)), 0.0) for k in range(2))
+    pair.set_replicas({"d": pair.pool.cost_model.batch}, 0.0, frozenset({"p", "q"}))
+    first, second = (pair.submit(ask(str(k)), 0.0) for k in range(2))
     assert {first.prefill, second.prefill} == {"p", "q"}
-    assert pair.offer(ask("3"), 0.0).first_token_s > first.first_token_s + 0.02
+    assert pair.submit(ask("3"), 0.0).first_token_s > first.first_token_s + 0.02
     alone = gate(tier)
     assert fill(pair, 1.0)[0] > 1.5 * fill(alone, 1.0)[0]
-    assert alone.offer(ask("x", 100.0), 100.0).prefill is None
+    assert alone.submit(ask("x", 100.0), 100.0).prefill is None
 
 
 # Tickets.
 
 
 def test_retries_of_one_client_share_one_reservation() -> None:
-    door = gate(replicas=0, outlook=Outlook(100.0, 0.5))
-    first = door.offer(ask("a0", body_hash=9), 0.0)
+    door = gate(replicas=0, outlook=CapacityAnnouncement(100.0, 0.5))
+    first = door.submit(ask("a0", body_hash=9), 0.0)
     offered = door.offered_work_s
-    assert first.told is not None
-    assert first.told.retry_after_s == 60  # 100 s in two steps
+    assert first.retry is not None
+    assert first.retry.retry_after_s == 60  # 100 s in two steps
     for k, now in enumerate((0.1, 0.2, 30.0, 60.0), start=1):  # five attempts, some of them at once
-        told = door.offer(ask(f"a{k}", now, body_hash=9), now).told
+        told = door.submit(ask(f"a{k}", now, body_hash=9), now).retry
         assert told is not None
         assert told.eta_s == pytest.approx(100.0 - now, abs=1.0)
     assert told.retry_after_s in (40, 41)
-    assert (len(door.tickets), door.retries, door.offered_work_s) == (1, 4, offered)
-    assert door.tickets.work_s == pytest.approx(offered)
+    assert (len(door.reservations), door.retries, door.offered_work_s) == (1, 4, offered)
+    assert door.reservations.work_s == pytest.approx(offered)
     door.set_replicas({"a": 100}, 100.0)
-    assert door.offer(ask("a5", 101.0, body_hash=9), 101.0).outcome is Outcome.ADMITTED
-    assert (len(door.tickets), door.tickets.work_s, door.tickets.coming_s) == (0, 0.0, 0.0)
+    assert door.submit(ask("a5", 101.0, body_hash=9), 101.0).outcome is AdmissionOutcome.ADMITTED
+    assert (len(door.reservations), door.reservations.work_s, door.reservations.pending_work_s) == (0, 0.0, 0.0)
 
 
 def test_retry_without_reservation_uses_quota_not_demand() -> None:
     door = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
-    door.offer(ask("a", body_hash=1), 0.0)
+    door.submit(ask("a", body_hash=1), 0.0)
     offered = door.offered_work_s
-    refused = door.offer(ask("b", body_hash=2, again=True), 0.0)
-    assert (refused.outcome, door.offered_work_s, door.retries) == (Outcome.SHED_QUOTA, offered, 1)
+    refused = door.submit(ask("b", body_hash=2, is_retry=True), 0.0)
+    assert (refused.outcome, door.offered_work_s, door.retries) == (AdmissionOutcome.SHED_QUOTA, offered, 1)
 
 
 def test_reservation_without_eta_lasts_max_retry_time() -> None:
-    door = gate(outlook=Outlook(None))
+    door = gate(outlook=CapacityAnnouncement(None))
     _, now = fill(door)
-    while (decision := door.offer(ask(f"h{door.held}", now, body_hash=door.held), now)).outcome is Outcome.HELD:
+    while (
+        decision := door.submit(ask(f"h{door.queued}", now, body_hash=door.queued), now)
+    ).outcome is AdmissionOutcome.QUEUED:
         pass
-    assert decision.told == (None, None, True)
-    hash_ = int(decision.id[1:])
-    assert door.offer(ask("soon", now, body_hash=hash_), now + 1).told == (None, None, True)
-    door.offer(ask("later", now + 29, body_hash=hash_), now + 29)
-    assert (door.retries, len(door.tickets)) == (2, 0)
+    assert decision.retry == (None, None, True)
+    hash_ = int(decision.request_id[1:])
+    assert door.submit(ask("soon", now, body_hash=hash_), now + 1).retry == (None, None, True)
+    door.submit(ask("later", now + 29, body_hash=hash_), now + 29)
+    assert (door.retries, len(door.reservations)) == (2, 0)
 
 
 def test_reservation_etas_are_spread_over_backlog_work() -> None:
-    door = gate(replicas=0, outlook=Outlook(35.0, 0.5))
-    told = [door.offer(ask(f"r{k}", body_hash=k), 0.0).told for k in range(2000)]
-    etas = [t.eta_s for t in told if t is not None and t.again]
-    work_s = door.tickets.work_s / len(etas)
+    door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.5))
+    told = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
+    etas = [t.eta_s for t in told if t is not None and t.retryable]
+    work_s = door.reservations.work_s / len(etas)
     assert np.diff(etas) == pytest.approx(work_s / 0.45, rel=0.01)
     assert max(etas) <= 120
-    assert all(t is not None and not t.again and t.retry_after_s is None for t in told[len(etas) :])
+    assert all(t is not None and not t.retryable and t.retry_after_s is None for t in told[len(etas) :])
     assert max(t.retry_after_s or 0 for t in told if t is not None) == 60
-    assert door.tickets.coming_s == pytest.approx(door.tickets.work_s)
-    door.tick(200.0, Outlook(35.0, 0.5))
-    assert door.tickets.coming_s == 0
+    assert door.reservations.pending_work_s == pytest.approx(door.reservations.work_s)
+    door.tick(200.0, CapacityAnnouncement(35.0, 0.5))
+    assert door.reservations.pending_work_s == 0
 
 
 def test_reservation_etas_respect_capacity_announcement() -> None:
     """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
-    door = gate(replicas=0, outlook=Outlook(35.0, 0.1, later=((55.0, 0.5),)))
-    told = [door.offer(ask(f"r{k}", body_hash=k), 0.0).told for k in range(300)]
+    door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.1, later_steps=((55.0, 0.5),)))
+    told = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
     etas = np.array([t.eta_s for t in told if t is not None and t.eta_s is not None])
-    work_s = door.tickets.work_s / len(etas)
+    work_s = door.reservations.work_s / len(etas)
     first, later = etas[etas < 55.0], etas[etas > 55.0]
     assert len(first) == int(20.0 * 0.09 / work_s)
     assert np.diff(first) == pytest.approx(work_s / 0.09, rel=0.01)
@@ -478,26 +490,30 @@ def test_reservation_etas_respect_capacity_announcement() -> None:
 @pytest.mark.parametrize("later", [(), ((math.nan, math.nan),), ((math.inf, 1.0),), ((-5.0, 0.0),)])
 def test_reservation_eta_is_finite_or_none(later: tuple[tuple[float, float], ...]) -> None:
     for at_s, spare in ((35.0, 0.5), (35.0, 0.0), (35.0, math.nan), (math.inf, 0.5), (-math.inf, 1e-300)):
-        tickets = Tickets()
-        tickets.expect(at_s, spare, later)
-        told = tickets.issue(ask("a", body_hash=1), 0.1, 0.0, 0.0)
+        tickets = RetryReservations()
+        tickets.set_capacity_steps(at_s, spare, later)
+        told = tickets.reserve(ask("a", body_hash=1), 0.1, 0.0, 0.0)
         assert told.eta_s is None or 0.0 <= told.eta_s < math.inf
 
 
 def test_retry_on_time_precedes_new_requests_late_does_not() -> None:
-    door = gate(outlook=Outlook(2.0, 5.0))
+    door = gate(outlook=CapacityAnnouncement(2.0, 5.0))
     _, now = fill(door)
-    while (decision := door.offer(ask(f"h{door.held}", now, body_hash=door.held), now)).outcome is Outcome.HELD:
+    while (
+        decision := door.submit(ask(f"h{door.queued}", now, body_hash=door.queued), now)
+    ).outcome is AdmissionOutcome.QUEUED:
         pass
-    assert decision.told is not None
-    assert decision.told.retry_after_s is not None
+    assert decision.retry is not None
+    assert decision.retry.retry_after_s is not None
     door.release(now + 1)
-    back = now + decision.told.retry_after_s
-    assert door.offer(ask("new", back), back).outcome is Outcome.HELD
-    assert door.offer(ask("back", back, body_hash=int(decision.id[1:])), back).outcome is Outcome.HELD
-    door.end("fill0", back)
-    door.end("fill1", back)
-    assert next(d.id for d in door.release(back)) == "back"
+    back = now + decision.retry.retry_after_s
+    assert door.submit(ask("new", back), back).outcome is AdmissionOutcome.QUEUED
+    assert (
+        door.submit(ask("back", back, body_hash=int(decision.request_id[1:])), back).outcome is AdmissionOutcome.QUEUED
+    )
+    door.complete("fill0", back)
+    door.complete("fill1", back)
+    assert next(d.request_id for d in door.release(back)) == "back"
 
 
 @pytest.mark.parametrize("last_s", [75.0, 105.0])
@@ -513,28 +529,28 @@ def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None
         + CHAT.mean(tier.model.decode_work_s(CHAT.prompt_tokens, CHAT.output_tokens))
     )
 
-    def outlook(door: Gate, now: float) -> None:
-        two, three = (count * door.fleet.limits.rho - rate * work_s for count in (2, 3))
+    def outlook(door: AdmissionController, now: float) -> None:
+        two, three = (count * door.pool.cost_model.full_utilization - rate * work_s for count in (2, 3))
         if last_s == ready_s:
-            door.tick(now, Outlook(ready_s + 2.0, three))
+            door.tick(now, CapacityAnnouncement(ready_s + 2.0, three))
         else:
-            door.tick(now, Outlook(ready_s + 2.0, two, later=((last_s + 2.0, three),)))
+            door.tick(now, CapacityAnnouncement(ready_s + 2.0, two, later_steps=((last_s + 2.0, three),)))
 
     refusals: list[tuple[float, bool]] = []
 
-    def back(job: Job, now: float) -> list[float]:
-        told = job.told[-1] if len(job.told) == job.attempts else None
+    def back(job: ClientRequest, now: float) -> list[float]:
+        told = job.retry_advice[-1] if len(job.retry_advice) == job.attempts else None
         refusals.append((now, told is not None))
         if told is None or job.attempts > 3:
             return []
         return [now + told + 0.05]
 
     offered = poisson(rate, 125.0, np.random.default_rng(11))
-    policy = GatePolicy(gate(tier, classes, 0), outlook)
-    run(policy, [Engine(plant, ROOMY) for _ in range(3)], offered, 140.0, [0.0, ready_s, last_s], back)
-    refused = [job for job in offered if job.told]
-    first = [job for job in refused if sum(job.told[:1]) < 60]
-    second = [job for job in refused if job.told[0] == 60]
+    policy = ControllerPolicy(gate(tier, classes, 0), outlook)
+    run(policy, [StepEngine(plant, ROOMY) for _ in range(3)], offered, 140.0, [0.0, ready_s, last_s], back)
+    refused = [job for job in offered if job.retry_advice]
+    first = [job for job in refused if sum(job.retry_advice[:1]) < 60]
+    second = [job for job in refused if job.retry_advice[0] == 60]
     at_first = np.mean([job.admitted_s is not None and job.attempts <= 2 for job in first])
     at_second = np.mean([job.admitted_s is not None and job.attempts <= 3 for job in second]) if second else 1.0
     carried = np.mean([ticket for _, ticket in refusals])
@@ -548,7 +564,7 @@ def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None
     assert at_first >= 0.95
     assert at_second >= 0.95
     assert later <= 0.02 * len(refused)
-    assert len(policy.gate.tickets) <= 5
+    assert len(policy.gate.reservations) <= 5
 
 
 # Several gateways.
@@ -559,14 +575,14 @@ def test_split_by_demand_sums_to_cap_and_follows_demand() -> None:
     for _ in range(300):
         cap, n = int(rng.integers(0, 500)), int(rng.integers(1, 6))
         demand = {f"g{k}": float(rng.exponential()) * float(rng.integers(0, 2)) for k in range(n)}
-        shares = split(cap, demand)
+        shares = split_by_demand(cap, demand)
         assert sum(shares.values()) == cap
         total = sum(demand.values())
         if total and cap >= n:
             rest = cap - n
             assert all(abs(shares[g] - 1 - rest * demand[g] / total) < 1 + 1e-9 for g in demand)
-    assert split(10, {"a": 0.0, "b": 0.0, "c": 0.0}) == {"a": 4, "b": 3, "c": 3}
-    assert split(5, {}) == {}
+    assert split_by_demand(10, {"a": 0.0, "b": 0.0, "c": 0.0}) == {"a": 4, "b": 3, "c": 3}
+    assert split_by_demand(5, {}) == {}
 
 
 @pytest.mark.parametrize("gateways", [2, 3])
@@ -574,15 +590,15 @@ def test_share_allocator_slots_sum_to_cap_on_gateway_loss(gateways: int) -> None
     rng = np.random.default_rng(gateways)
     names = [f"g{k}" for k in range(gateways)]
     for _ in range(50):
-        ledger, alive, cap = Ledger(100), list(names), 100
+        ledger, alive, cap = ShareAllocator(100), list(names), 100
         using = dict.fromkeys(names, 0)  # what each lets itself have, never told before the ledger grants it
-        ledger.resplit(cap, dict.fromkeys(alive, 1.0))
-        assert sum(ledger.granted.values()) == ledger.whole == 100
+        ledger.rebalance(cap, dict.fromkeys(alive, 1.0))
+        assert sum(ledger.granted.values()) == ledger.total_slots == 100
         for step in range(60):
             kind = rng.integers(0, 4)
             if kind == 0:
                 cap = int(rng.integers(80, 121)) if step % 3 == 0 else cap
-                ledger.resplit(cap, {g: float(rng.exponential()) for g in alive})
+                ledger.rebalance(cap, {g: float(rng.exponential()) for g in alive})
             elif kind == 1:
                 g = alive[rng.integers(len(alive))]
                 using[g] = min(using[g], max(ledger.limit(g), int(rng.integers(0, 60))))  # streams end
@@ -593,24 +609,24 @@ def test_share_allocator_slots_sum_to_cap_on_gateway_loss(gateways: int) -> None
             elif step == 30 and len(alive) > 1:
                 g = alive.pop()
                 using[g] = 0
-                ledger.gone(g)
+                ledger.remove_gateway(g)
             granted = ledger.granted
-            assert sum(granted.values()) + ledger.free == ledger.whole
-            assert ledger.free == 0
+            assert sum(granted.values()) + ledger.free_slots == ledger.total_slots
+            assert ledger.free_slots == 0
             assert all(units >= 0 for units in granted.values())
             assert all(using[g] <= granted[g] for g in alive)
-            assert sum(using.values()) <= ledger.whole
+            assert sum(using.values()) <= ledger.total_slots
         for _ in range(2):
             for g in alive:
                 using[g] = min(using[g], ledger.limit(g))
                 ledger.confirm(g, 0)
-        assert sum(ledger.granted.values()) == ledger.whole == cap
+        assert sum(ledger.granted.values()) == ledger.total_slots == cap
 
 
 def test_two_gateways_fill_replica_like_one() -> None:
     whole = fill(gate())[0]
     halves = 0
-    for cap in split(limits(SERVE, ONE_CLASS).batch, {"a": 1.0, "b": 1.0}).values():
+    for cap in split_by_demand(engine_cost_model(SERVE, ONE_CLASS).batch, {"a": 1.0, "b": 1.0}).values():
         door = gate(replicas=0)
         door.set_replicas({"r": cap}, 0.0)
         halves += fill(door, step_s=0.08)[0]

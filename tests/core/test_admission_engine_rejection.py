@@ -8,12 +8,14 @@ from random import Random
 
 import pytest
 
-from plimsoll.core.admission import ClassPolicy, Gate, Outcome, Request, limits
-from plimsoll.core.admission.line import Leg, Line
-from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.controller import AdmissionController
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.prefill_queue import PrefillQueue, RemotePrefill
+from plimsoll.core.admission.request import AdmissionOutcome, AdmissionRequest
+from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 
 HOT = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)  # an 8B on an H200
@@ -21,19 +23,19 @@ MIX = from_samples([500.0, 1500.0], [0.0, 0.0], [100.0, 300.0])
 SLO = Slo(0.95, 0.5, 0.0, 0.05)
 CLASSES = (ClassPolicy("chat", 0, SLO),)
 ROOM = EngineLimits(1024, 919_824, 8192)
-SERVE = limits(Tier(Role.SERVE, HOT, MIX, ROOM, SLO), CLASSES)
-DISAGGREGATED = limits(Tier(Role.DECODE, HOT, MIX, ROOM, SLO, KvTransfer(32, 128)), CLASSES)
+SERVE = engine_cost_model(TierSpec(Role.SERVE, HOT, MIX, ROOM, SLO), CLASSES)
+DISAGGREGATED = engine_cost_model(TierSpec(Role.DECODE, HOT, MIX, ROOM, SLO, KvTransfer(32, 128)), CLASSES)
 TOO_LONG = 60_000  # more than the model's context, less than the KV
 
 
-def gate(remote: bool) -> Gate:
-    made = Gate(CLASSES, DISAGGREGATED if remote else SERVE, {})
-    made.set_replicas({"d": made.fleet.limits.batch}, 0.0, frozenset("p") if remote else frozenset())
+def gate(remote: bool) -> AdmissionController:
+    made = AdmissionController(CLASSES, DISAGGREGATED if remote else SERVE, {})
+    made.set_replicas({"d": made.pool.cost_model.batch}, 0.0, frozenset("p") if remote else frozenset())
     return made
 
 
-def asked(door: Gate, id: str, now: float, prompt: int = 1000) -> Outcome:
-    return door.offer(Request(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
+def asked(door: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
+    return door.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["serve", "pair"])
@@ -41,10 +43,10 @@ def test_engine_rejected_request_keeps_admission_open(remote: bool) -> None:
     door = gate(remote)
     for k in range(20):
         now = 2.0 * k
-        door.offer(Request(f"large{k}", "chat", "t", now, TOO_LONG, max_tokens=100), now)
-        door.end(f"large{k}", now + 0.01)
-        assert asked(door, f"{k}", now + 0.02) is Outcome.ADMITTED
-        door.end(f"{k}", now + 1.0, 100, 0.1)
+        door.submit(AdmissionRequest(f"large{k}", "chat", "t", now, TOO_LONG, max_tokens=100), now)
+        door.complete(f"large{k}", now + 0.01)
+        assert asked(door, f"{k}", now + 0.02) is AdmissionOutcome.ADMITTED
+        door.complete(f"{k}", now + 1.0, 100, 0.1)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["serve", "pair"])
@@ -52,33 +54,33 @@ def test_engine_rejected_request_only_advances_requests_behind(remote: bool) -> 
     """A gate that never saw the request that was refused foresees the same from then on."""
     doors = gate(remote), gate(remote)
     for door in doors:
-        assert asked(door, "before", 0.0) is Outcome.ADMITTED
-    assert asked(doors[0], "refused", 0.01, 6000) is Outcome.ADMITTED
+        assert asked(door, "before", 0.0) is AdmissionOutcome.ADMITTED
+    assert asked(doors[0], "refused", 0.01, 6000) is AdmissionOutcome.ADMITTED
     for door in doors:
-        assert asked(door, "behind", 0.01) is Outcome.ADMITTED
-    doors[0].end("refused", 0.01)
-    foreseen = [door.offer(Request("next", "chat", "t", 0.02, 1000, max_tokens=100), 0.02) for door in doors]
+        assert asked(door, "behind", 0.01) is AdmissionOutcome.ADMITTED
+    doors[0].complete("refused", 0.01)
+    foreseen = [door.submit(AdmissionRequest("next", "chat", "t", 0.02, 1000, max_tokens=100), 0.02) for door in doors]
     assert foreseen[0].first_token_s == pytest.approx(foreseen[1].first_token_s, abs=1e-4)
     for door in doors:
-        door.end("before", 2.0, 100, 0.1)
-        door.end("behind", 2.5, 100, 0.2)
-        door.end("next", 3.0, 100, 0.2)
-    first, second = (door.fleet.replicas["d"] for door in doors)
-    assert first.pace == pytest.approx(second.pace, abs=1e-4)
-    assert first.stalled_s == pytest.approx(second.stalled_s)
+        door.complete("before", 2.0, 100, 0.1)
+        door.complete("behind", 2.5, 100, 0.2)
+        door.complete("next", 3.0, 100, 0.2)
+    first, second = (door.pool.replicas["d"] for door in doors)
+    assert first.step_time_ratio == pytest.approx(second.step_time_ratio, abs=1e-4)
+    assert first.stall_total_s == pytest.approx(second.stall_total_s)
 
 
 def test_client_disconnect_returns_only_unread_prompt_time() -> None:
     """Long after the prompt was read an end without a word changes nothing; half way the half is given back."""
     door = gate(remote=False)
     asked(door, "a", 0.0, 6000)
-    replica, whole_s = door.fleet.replicas["d"], door.fleet.replicas["d"].free_s
+    replica, whole_s = door.pool.replicas["d"], door.pool.replicas["d"].prefill_free_s
     half, late = deepcopy(door), deepcopy(door)
-    late.end("a", 2.0 * whole_s)
-    assert late.fleet.replicas["d"].free_s == replica.free_s
-    half.end("a", whole_s / 2)
-    assert half.fleet.replicas["d"].free_s == pytest.approx(whole_s / 2)
-    assert half.fleet.replicas["d"].stalled_s == pytest.approx(replica.stalled_s / 2)
+    late.complete("a", 2.0 * whole_s)
+    assert late.pool.replicas["d"].prefill_free_s == replica.prefill_free_s
+    half.complete("a", whole_s / 2)
+    assert half.pool.replicas["d"].prefill_free_s == pytest.approx(whole_s / 2)
+    assert half.pool.replicas["d"].stall_total_s == pytest.approx(replica.stall_total_s / 2)
 
 
 # ---------------------------------------------------------------- the line at a prefill replica
@@ -87,47 +89,47 @@ def test_client_disconnect_returns_only_unread_prompt_time() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_prefill_queue_with_cancelled_equals_queue_without(seed: int) -> None:
     random = Random(seed)
-    line, bare = Line("p", 0.0), Line("p", 0.0)
-    now, pairs = 0.0, list[tuple[Leg, Leg]]()
+    line, bare = PrefillQueue("p", 0.0), PrefillQueue("p", 0.0)
+    now, pairs = 0.0, list[tuple[RemotePrefill, RemotePrefill]]()
     for _ in range(200):
         now += random.expovariate(5.0)
         work_s = random.expovariate(4.0)
         if random.random() < 0.3:
-            gone = line.send(work_s, 0.1, now)
+            gone = line.submit(work_s, 0.1, now)
             if random.random() < 0.5:
                 more = random.expovariate(4.0)
-                pairs.append((line.send(more, 0.1, now), bare.send(more, 0.1, now)))
-            line.withdrawn(gone, now)
+                pairs.append((line.submit(more, 0.1, now), bare.submit(more, 0.1, now)))
+            line.cancel(gone, now)
         else:
-            pairs.append((line.send(work_s, 0.1, now), bare.send(work_s, 0.1, now)))
+            pairs.append((line.submit(work_s, 0.1, now), bare.submit(work_s, 0.1, now)))
         if random.random() < 0.4 and pairs:
             leg, same = pairs.pop(random.randrange(len(pairs)))
             end_s = now + random.uniform(-0.5, 0.0)
-            line.ended(leg, end_s, 0.05)
-            bare.ended(same, end_s, 0.05)
+            line.complete(leg, end_s, 0.05)
+            bare.complete(same, end_s, 0.05)
         assert max(line.free_s, now) == pytest.approx(max(bare.free_s, now))
 
 
 def test_prefill_queue_cancel_twice_keeps_work_done() -> None:
-    line = Line("p", 0.0)
-    first, second = line.send(1.0, 0.0, 0.0), line.send(1.0, 0.0, 0.0)
-    line.withdrawn(first, 0.25)
-    line.withdrawn(first, 0.25)
+    line = PrefillQueue("p", 0.0)
+    first, second = line.submit(1.0, 0.0, 0.0), line.submit(1.0, 0.0, 0.0)
+    line.cancel(first, 0.25)
+    line.cancel(first, 0.25)
     assert line.free_s == pytest.approx(1.25)
-    line.withdrawn(second, 5.0)
+    line.cancel(second, 5.0)
     assert line.free_s == pytest.approx(1.25), "it was over"
-    later = line.send(1.0, 0.0, 10.0)
-    line.ended(later, 11.5, 0.05)
-    line.withdrawn(later, 11.5)
+    later = line.submit(1.0, 0.0, 10.0)
+    line.complete(later, 11.5, 0.05)
+    line.cancel(later, 11.5)
     assert line.free_s == pytest.approx(11.5, abs=0.06)
     assert math.isfinite(line.free_s)
 
 
 def test_prefill_queue_without_completions_stays_bounded() -> None:
     """An outage: each leg is withdrawn half way, or its client leaves after its first token."""
-    line = Line("p", 0.0)
+    line = PrefillQueue("p", 0.0)
     for k in range(1000):
-        leg = line.send(0.05, 0.0, 0.1 * k)
-        line.withdrawn(leg, 0.1 * k + (0.02 if k % 2 else 0.09))
-        assert len(line._legs) <= 2
+        leg = line.submit(0.05, 0.0, 0.1 * k)
+        line.cancel(leg, 0.1 * k + (0.02 if k % 2 else 0.09))
+        assert len(line._pending) <= 2
     assert line.free_s == pytest.approx(0.1 * 999 + 0.02)

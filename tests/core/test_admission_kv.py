@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core.admission import ClassPolicy, Outcome, limits
-from plimsoll.core.admission.growth import Growth, lengths
-from plimsoll.core.admission.limits import Limits, Need
-from plimsoll.core.knee import KV_QUANTILE, Tier
-from plimsoll.core.latency import EngineLimits
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost, engine_cost_model
+from plimsoll.core.admission.kv_projection import KvProjection, length_distribution
+from plimsoll.core.admission.request import AdmissionOutcome
+from plimsoll.core.capacity.tier_model import KV_Z_SCORE, TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from tests.core.admission_lab import CapPolicy, Engine, GatePolicy, Job, goodput, run
+from tests.core.admission_simulator import CapPolicy, ClientRequest, ControllerPolicy, StepEngine, goodput, run
 from tests.core.test_admission import LARGE, SLOW, ask, gate, scaled
 
 KV = EngineLimits(1024, 330_000, 8192)
@@ -43,87 +43,96 @@ def some_think(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full(count, 400.0), np.ceil(np.where(long, 9000 * np.exp(0.2 * spread), 400 * np.exp(0.5 * spread)))
 
 
-def tier(draw: Draw) -> Tier:
+def tier(draw: Draw) -> TierSpec:
     prompts, outputs = draw(2000, 1)
-    return Tier(Role.SERVE, LARGE, from_samples(prompts, np.zeros(2000), outputs), KV, PROMISE)
+    return TierSpec(Role.SERVE, LARGE, from_samples(prompts, np.zeros(2000), outputs), KV, PROMISE)
 
 
-def arrivals(draw: Draw, rate: float, seconds: float, seed: int) -> list[Job]:
+def arrivals(draw: Draw, rate: float, seconds: float, seed: int) -> list[ClientRequest]:
     """Poisson, so many a second for so long."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
     each = zip(times, *draw(times.size, seed + 100), strict=True)
-    return [Job(f"j{i}", float(t), int(p), int(o), target_s=TTFT_S, told=[]) for i, (t, p, o) in enumerate(each)]
+    return [
+        ClientRequest(f"j{i}", float(t), int(p), int(o), target_s=TTFT_S, retry_advice=[])
+        for i, (t, p, o) in enumerate(each)
+    ]
 
 
-def a_need(of: Limits, prompt: int, output: int) -> Need:
-    return of.need(ask("one", prompt_tokens=prompt, max_tokens=output))
+def a_need(of: EngineCostModel, prompt: int, output: int) -> RequestCost:
+    return of.request_cost(ask("one", prompt_tokens=prompt, max_tokens=output))
 
 
 def seldom_exceeded(held: np.ndarray) -> float:
     """held: tokens, of each draw and moment."""
-    return float(np.max(held.mean(axis=0) + KV_QUANTILE * held.std(axis=0)))
+    return float(np.max(held.mean(axis=0) + KV_Z_SCORE * held.std(axis=0)))
 
 
 @pytest.mark.parametrize("draw", [lognormal(500, 3000, 0.5), some_think], ids=["half", "some think"])
 def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
     """Ends are drawn from the answers that have got so far, some residents have come and gone since."""
-    of, rng = limits(tier(draw), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(4)
-    answers, step, steps = np.array(of.answers), 5000.0, np.arange(0.0, 12_000.0, 100.0)
+    of, rng = engine_cost_model(tier(draw), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(4)
+    answers, step, steps = np.array(of.output_quantiles), 5000.0, np.arange(0.0, 12_000.0, 100.0)
     for count in (1, 12, 60):
-        growth, there = Growth(of), []
+        growth, there = KvProjection(of), []
         for n in range(count + 5):
-            need = of.need(ask(str(n), prompt_tokens=int(rng.integers(1, 4000)), max_tokens=(None, 4000)[n % 2]))
+            need = of.request_cost(
+                ask(str(n), prompt_tokens=int(rng.integers(1, 4000)), max_tokens=(None, 4000)[n % 2])
+            )
             began = step - float(rng.uniform(0.0, 3500.0))
             growth.add(str(n), need, began, began)
             if n < 5:
                 growth.remove(str(n))
             else:
                 there.append((need, step - began))
-        growth.pass_to(step)
-        newcomer = of.need(ask("one", prompt_tokens=700))
+        growth.advance(step)
+        newcomer = of.request_cost(ask("one", prompt_tokens=700))
         there.append((newcomer, 0.0))
         held, at_end = np.zeros((4000, steps.size)), np.zeros(4000)
         for need, got in there:
-            ends = np.minimum(rng.choice(answers[answers >= got], 4000), need.most_tokens)
+            ends = np.minimum(rng.choice(answers[answers >= got], 4000), need.max_output_tokens)
             prompt = need.kv_mean_tokens - need.output_tokens
             held += np.where(ends[:, None] >= got + steps, prompt + got + steps, 0.0)
             at_end += prompt + ends
         drawn = seldom_exceeded(held)
-        assert 0.97 * drawn <= growth.most(newcomer) <= 1.06 * drawn, "max_tokens end at a look, and not before"
+        assert 0.97 * drawn <= growth.peak_tokens(newcomer) <= 1.06 * drawn, "max_tokens end at a look, and not before"
         drawn = seldom_exceeded(at_end[:, None])
-        assert 0.97 * drawn <= growth.ends(newcomer) <= 1.1 * drawn, "the least of mean and max_tokens is a bound"
+        assert 0.97 * drawn <= growth.final_tokens(newcomer) <= 1.1 * drawn, (
+            "the least of mean and max_tokens is a bound"
+        )
 
 
 def test_length_distribution_batch_sum_equals_single_rows() -> None:
-    of, rng = limits(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
-    table = lengths(of.answers, of.output_mean, of.output_variance)
+    of, rng = engine_cost_model(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
+    table = length_distribution(of.output_quantiles, of.output_mean, of.output_variance)
     asked = [
         ask("one", prompt_tokens=int(rng.integers(1, 4000)), sequences=int(rng.integers(1, 4)), max_tokens=most)
         for most in (None, 1, 700, 5000, 100_000)
         for _ in range(40)
     ]
-    needs, got = [of.need(one) for one in asked], rng.uniform(0.0, 30_000.0, len(asked))
-    each = [table.row(need, float(tokens)) for need, tokens in zip(needs, got, strict=True)]
-    for found, parts in zip(table.together(needs, got), zip(*each, strict=True), strict=True):
+    needs, got = [of.request_cost(one) for one in asked], rng.uniform(0.0, 30_000.0, len(asked))
+    each = [table.project(need, float(tokens)) for need, tokens in zip(needs, got, strict=True)]
+    for found, parts in zip(table.project_sum(needs, got), zip(*each, strict=True), strict=True):
         assert found == pytest.approx(np.sum(parts, axis=0))
 
 
 def test_kv_projection_output_beyond_max_ends_now() -> None:
-    of = limits(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
-    need, newcomer, growth = of.need(ask("long", prompt_tokens=500)), a_need(of, 1, 1), Growth(of)
+    of = engine_cost_model(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
+    need, newcomer, growth = of.request_cost(ask("long", prompt_tokens=500)), a_need(of, 1, 1), KvProjection(of)
     growth.add("long", need, 0.0, 0.0)
     for step in (3200.0, 9000.0, 1e9):
-        growth.pass_to(step)
-        assert growth.most(newcomer) == pytest.approx(500 + step, rel=0.01)
+        growth.advance(step)
+        assert growth.peak_tokens(newcomer) == pytest.approx(500 + step, rel=0.01)
     growth.remove("long")
-    assert growth.most(newcomer) == 2.0
+    assert growth.peak_tokens(newcomer) == 2.0
 
 
 def test_kv_projection_without_distribution_uses_lognormal() -> None:
-    told = limits(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
-    need = told.need(ask("one", prompt_tokens=500))
-    assert Growth(replace(told, answers=())).most(need) == pytest.approx(Growth(told).most(need), rel=0.05)
+    told = engine_cost_model(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
+    need = told.request_cost(ask("one", prompt_tokens=500))
+    assert KvProjection(replace(told, output_quantiles=())).peak_tokens(need) == pytest.approx(
+        KvProjection(told).peak_tokens(need), rel=0.05
+    )
 
 
 def test_admission_simultaneous_arrivals_reserve_final_kv() -> None:
@@ -132,7 +141,7 @@ def test_admission_simultaneous_arrivals_reserve_final_kv() -> None:
     let_in = 0
     for number in range(400):
         now = number * 0.005
-        let_in += door.offer(ask(f"r{number}", now, prompt_tokens=500), now).outcome is Outcome.ADMITTED
+        let_in += door.submit(ask(f"r{number}", now, prompt_tokens=500), now).outcome is AdmissionOutcome.ADMITTED
     assert let_in <= 330_000 / 3_500 + 4
 
 
@@ -140,19 +149,19 @@ def test_register_running_residents_count_as_in_progress() -> None:
     """A gate made anew counts residents by when they came: at the middle of their answers they hold half of them."""
     door = gate(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(90):
-        assert door.adopt(ask(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
-    assert door.offer(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is Outcome.ADMITTED
+        assert door.register_running(ask(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
+    assert door.submit(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_kv_projection_long_running_requests_expected_longer() -> None:
     """None of sixty has ended after twice a mean answer's time: they will hold five times as much as was expected."""
     door = gate(tier(some_think), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(60):
-        assert door.adopt(ask(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
-    assert door.offer(ask("young", 1.0, prompt_tokens=400), 1.0).outcome is Outcome.ADMITTED
-    [replica] = door.fleet.replicas.values()
-    now = 2 * door.fleet.limits.output_mean * replica.step_s
-    assert door.offer(ask("late", now, prompt_tokens=400), now).outcome is not Outcome.ADMITTED
+        assert door.register_running(ask(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
+    assert door.submit(ask("young", 1.0, prompt_tokens=400), 1.0).outcome is AdmissionOutcome.ADMITTED
+    [replica] = door.pool.replicas.values()
+    now = 2 * door.pool.cost_model.output_mean * replica.step_s
+    assert door.submit(ask("late", now, prompt_tokens=400), now).outcome is not AdmissionOutcome.ADMITTED
 
 
 @pytest.mark.parametrize(
@@ -174,14 +183,14 @@ def test_admission_kv_overload_matches_best_constant_cap(
     at, seconds, window = tier(draw), 900.0, (300.0, 760.0)
     plant = scaled(at.model, by)
 
-    def played(policy: GatePolicy | CapPolicy, seed: int) -> tuple[float, float]:
+    def played(policy: ControllerPolicy | CapPolicy, seed: int) -> tuple[float, float]:
         jobs = arrivals(draw, rate, seconds, seed)
-        run(policy, [Engine(plant, KV, np.random.default_rng(8))], jobs, 2 * seconds)  # all have ended by then
+        run(policy, [StepEngine(plant, KV, np.random.default_rng(8))], jobs, 2 * seconds)  # all have ended by then
         return goodput(jobs, 0.1, *window)
 
     drawn, classes = range(7, 7 + 10 * seeds, 10), (ClassPolicy("chat", 0, PROMISE),)
     best = max(sum(played(CapPolicy(cap, False, plant), seed)[0] for seed in drawn) for cap in caps)
-    mine = [played(GatePolicy(gate(at, classes, 0)), seed) for seed in drawn]
+    mine = [played(ControllerPolicy(gate(at, classes, 0)), seed) for seed in drawn]
     rate_of, share = sum(rate for rate, _ in mine), float(np.mean([share for _, share in mine]))
     mine_s, best_s = f"{rate_of / seeds:.3f}/s", f"{best / seeds:.3f}/s"
     print(f"\n{mine_s}, {share:.1%} of those let in; best cap {best_s}")
@@ -194,8 +203,8 @@ def test_admission_empty_replica_admits_any_fitting_request(most: int | None) ->
     """Waiting would find no better place: however much of the cache it may take, nobody is in its way."""
     at = tier(lognormal(500, 3000, 1.0))
     door = gate(replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),))
-    sure = door.fleet.limits.need(ask("one", prompt_tokens=1, max_tokens=most))
-    prompt = int(330_000 - sure.output_tokens - KV_QUANTILE * sure.kv_variance**0.5) - 2
+    sure = door.pool.cost_model.request_cost(ask("one", prompt_tokens=1, max_tokens=most))
+    prompt = int(330_000 - sure.output_tokens - KV_Z_SCORE * sure.kv_variance**0.5) - 2
     asked = ask("one", prompt_tokens=prompt, max_tokens=most)
-    assert door.fleet.could_hold(door.fleet.limits.need(asked))
-    assert door.offer(asked, 0.0).outcome is Outcome.ADMITTED
+    assert door.pool.can_ever_fit(door.pool.cost_model.request_cost(asked))
+    assert door.submit(asked, 0.0).outcome is AdmissionOutcome.ADMITTED

@@ -11,81 +11,84 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.admission import Outlook
-from plimsoll.core.admission.limits import ClassPolicy, Limits, limits
-from plimsoll.core.admission.published import Published, from_dict, moved, to_dict
-from plimsoll.core.admission.sharing import LEAST_S, Sharing
-from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.controller import CapacityAnnouncement
+from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
+from plimsoll.core.admission.publication import AdmissionLimits, from_dict, has_changed, to_dict
+from plimsoll.core.admission.share_controller import MIN_REBALANCE_INTERVAL_S, ShareController
+from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.ports import ServiceReading
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 
 MODEL = StepModel(0.015, -0.001, 5e-5, 1e-9, 2e-5, 4e-8)
 MIX = from_samples([200.0, 1000.0, 4000.0], [0.0, 0.0, 0.0], [100.0, 200.0, 400.0])
 
-LIMITS = Limits(
-    base_s=0.015, any_stall_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5, cached_token_s=4e-8,
-    post_fixed_s=0.0, post_piece_s=0.0, block_tokens=0, leg_base_s=0.015, leg_token_s=5e-5, leg_pair_s=0.0,
-    token_budget=8192, kv_tokens=330_000, max_sequences=256, output_mean=200.0, output_variance=9000.0, batch=40,
-    step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), rho=0.6, most_spread_s=0.001, stall_s=0.05, alone_s=0.1,
-    move_token_s=3e-6, answers=(50.0, 150.0, 250.0, 400.0),
+LIMITS = EngineCostModel(
+    base_s=0.015, prefill_step_s=-0.001, prefill_token_s=5e-5, prefill_pair_s=1e-9, sequence_s=2e-5,
+    cached_token_s=4e-8, post_fixed_s=0.0, post_block_s=0.0, block_tokens=0, remote_base_s=0.015,
+    remote_token_s=5e-5, remote_pair_s=0.0, token_budget=8192, kv_tokens=330_000, max_sequences=256, output_mean=200.0,
+    output_variance=9000.0, batch=40,
+    step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), full_utilization=0.6, max_spread_s=0.001, stall_s=0.05,
+    idle_ttft_s=0.1, kv_transfer_token_s=3e-6, output_quantiles=(50.0, 150.0, 250.0, 400.0),
 )  # fmt: skip
-PUBLISHED = Published(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
-STAGGERED = replace(PUBLISHED, starts=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
+PUBLISHED = AdmissionLimits(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
+STAGGERED = replace(PUBLISHED, capacity_steps=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
 
 
 def test_publication_json_round_trip_is_identity() -> None:
     assert from_dict(json.loads(json.dumps(to_dict(PUBLISHED)))) == PUBLISHED
-    unmeasured = replace(PUBLISHED, limits=replace(LIMITS, move_token_s=None))
+    unmeasured = replace(PUBLISHED, cost_model=replace(LIMITS, kv_transfer_token_s=None))
     assert from_dict(json.loads(json.dumps(to_dict(unmeasured)))) == unmeasured
     assert from_dict(json.loads(json.dumps(to_dict(STAGGERED)))) == STAGGERED
-    bare = Published(("default",))
+    bare = AdmissionLimits(("default",))
     assert from_dict(json.loads(json.dumps(to_dict(bare)))) == bare
 
 
 def test_publication_without_starts_is_read_as_older_version() -> None:
     """Gateways and the operator are not replaced in the same moment: either may be the older one."""
     older = to_dict(STAGGERED)
-    del older["starts"]
-    assert older == {name: value for name, value in to_dict(PUBLISHED).items() if name != "starts"}
-    assert older.keys() == {"version", "classes", "limits", "readyAt", "readyWork", "starting", "shares"}
+    del older["capacitySteps"]
+    assert older == {name: value for name, value in to_dict(PUBLISHED).items() if name != "capacitySteps"}
+    assert older.keys() == {"version", "classes", "costModel", "readyAt", "readyCapacity", "starting", "shares"}
     assert older["version"] == 3
     assert from_dict(older) == PUBLISHED
-    assert PUBLISHED.outlook("gw-a", 2.0, -1.8e9) == Outlook(0.0, 25 / 40 * 12.5 - 2.0)
+    assert PUBLISHED.announcement("gw-a", 2.0, -1.8e9) == CapacityAnnouncement(0.0, 25 / 40 * 12.5 - 2.0)
 
 
 def test_publication_without_output_lengths_is_accepted() -> None:
     older = to_dict(PUBLISHED)
-    del older["limits"]["answers"]
-    assert from_dict(older) == replace(PUBLISHED, limits=replace(LIMITS, answers=()))
+    del older["costModel"]["output_quantiles"]
+    assert from_dict(older) == replace(PUBLISHED, cost_model=replace(LIMITS, output_quantiles=()))
 
 
 def test_publication_length_shift_of_a_tenth_is_significant() -> None:
-    def told(*answers: float) -> Published:
-        return replace(PUBLISHED, limits=replace(LIMITS, answers=answers))
+    def told(*answers: float) -> AdmissionLimits:
+        return replace(PUBLISHED, cost_model=replace(LIMITS, output_quantiles=answers))
 
-    assert not moved(PUBLISHED, told(60.0, 150.0, 250.0, 420.0))
-    assert moved(PUBLISHED, told(50.0, 150.0, 250.0, 500.0))
-    assert moved(PUBLISHED, told())
-    assert moved(told(), PUBLISHED)
+    assert not has_changed(PUBLISHED, told(60.0, 150.0, 250.0, 420.0))
+    assert has_changed(PUBLISHED, told(50.0, 150.0, 250.0, 500.0))
+    assert has_changed(PUBLISHED, told())
+    assert has_changed(told(), PUBLISHED)
 
 
 @pytest.mark.parametrize("answers", [[3.0, 2.0], [-1.0, 2.0], [1.0, None], ["x"], 7])
 def test_publication_invalid_output_lengths_raises(answers: object) -> None:
     stored = to_dict(PUBLISHED)
-    stored["limits"]["answers"] = answers
-    with pytest.raises(ValueError, match=r"answers|number|kind"):
+    stored["costModel"]["output_quantiles"] = answers
+    with pytest.raises(ValueError, match=r"output_quantiles|number|type"):
         from_dict(stored)
 
 
 def test_capacity_announcement_splits_startups_by_gateway() -> None:
-    assert STAGGERED.outlook("gw-a", 4.0, 5.0 - 1.8e9) == Outlook(
+    assert STAGGERED.announcement("gw-a", 4.0, 5.0 - 1.8e9) == CapacityAnnouncement(
         5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),)
     ), "one replica leaves nothing to spare"
-    assert replace(STAGGERED, limits=None).outlook("gw-a", 4.0, 0.0) == Outlook(None)
-    assert replace(PUBLISHED, ready_at_s=None, starting=False).outlook("gw-a", 4.0, 0.0) == Outlook(starting=False)
+    assert replace(STAGGERED, cost_model=None).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(None)
+    assert replace(PUBLISHED, ready_at_s=None, starting=False).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(
+        starting=False
+    )
 
 
 @given(
@@ -96,9 +99,9 @@ def test_capacity_announcements_sum_to_ready_capacity(parts: list[tuple[int, flo
     batch = sum(units for units, _ in parts)
     shares = {f"gw-{k}": units for k, (units, _) in enumerate(parts)}
     starts = tuple((1.8e9 + 10.0 * k, work) for k, work in enumerate(sorted(works)))
-    told = replace(PUBLISHED, limits=replace(LIMITS, batch=batch), shares=shares, starts=starts)
-    outlooks = [told.outlook(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
-    steps = [((one.ready_at_s, one.spare), *one.later) for one in outlooks]
+    told = replace(PUBLISHED, cost_model=replace(LIMITS, batch=batch), shares=shares, capacity_steps=starts)
+    outlooks = [told.announcement(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
+    steps = [((one.ready_at_s, one.spare_rate), *one.later_steps) for one in outlooks]
     for at, (at_s, work) in enumerate(starts or ((1.8e9, 12.5),)):
         assert {each[at][0] for each in steps} == {at_s}
         spare = sum(each[at][1] for each in steps)
@@ -116,10 +119,10 @@ def test_publication_limits_of_every_slo_kind_round_trip(
     """A promise of the first token alone bounds no step: such figures are infinite, and no less known for it."""
     ttft_s, tpot_s, e2e_s = targets
     slo = Slo(0.95, ttft_s, 0.0, tpot_s, e2e_s=e2e_s, itl_s=gaps)
-    tier = Tier(
+    tier = TierSpec(
         role, MODEL, MIX, EngineLimits(256, 330_000, 8192), slo, KvTransfer(32, 16) if role is Role.DECODE else None
     )
-    told = Published(("default",), limits(tier, (ClassPolicy("default", 0, slo),)))
+    told = AdmissionLimits(("default",), engine_cost_model(tier, (ClassPolicy("default", 0, slo),)))
     stored = json.loads(json.dumps(to_dict(told), allow_nan=False))
     assert to_dict(from_dict(stored)) == stored
 
@@ -130,17 +133,17 @@ def test_publication_limits_of_every_slo_kind_round_trip(
         {"version": 1},
         {"classes": ["high"]},
         {"classes": None},
-        {"limits": {}},
-        {"limits": "none"},
+        {"costModel": {}},
+        {"costModel": "none"},
         {"readyAt": "soon"},
         {"readyAt": math.nan},
-        {"readyWork": True},
+        {"readyCapacity": True},
         {"shares": {"gw-a": -1}},
         {"shares": {"gw-a": 1.5}},
         {"shares": [1]},
-        {"starts": [1.8e9]},
-        {"starts": [[1.8e9, "much"]]},
-        {"starts": 3},
+        {"capacitySteps": [1.8e9]},
+        {"capacitySteps": [[1.8e9, "much"]]},
+        {"capacitySteps": 3},
     ],
 )
 def test_publication_invalid_field_raises(change: dict[str, Any]) -> None:
@@ -154,7 +157,7 @@ def test_publication_invalid_field_raises(change: dict[str, Any]) -> None:
 )
 def test_publication_invalid_limits_raises(name: str, value: object) -> None:
     stored = to_dict(PUBLISHED)
-    stored["limits"][name] = value
+    stored["costModel"][name] = value
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
         from_dict(stored)
 
@@ -166,110 +169,118 @@ def test_publication_non_object_raises(stored: object) -> None:
 
 
 def test_publication_change_significant_only_if_large() -> None:
-    assert moved(None, PUBLISHED)
-    assert not moved(PUBLISHED, PUBLISHED)
-    assert not moved(
-        PUBLISHED, replace(PUBLISHED, limits=replace(LIMITS, base_s=0.0155), ready_at_s=1.8e9 + 2.0, ready_work=12.9)
+    assert has_changed(None, PUBLISHED)
+    assert not has_changed(PUBLISHED, PUBLISHED)
+    assert not has_changed(
+        PUBLISHED,
+        replace(PUBLISHED, cost_model=replace(LIMITS, base_s=0.0155), ready_at_s=1.8e9 + 2.0, ready_capacity=12.9),
     )
     for other in (
-        replace(PUBLISHED, limits=replace(LIMITS, base_s=0.017)),
-        replace(PUBLISHED, limits=replace(LIMITS, tpot_s=(0.06, math.inf))),
-        replace(PUBLISHED, limits=replace(LIMITS, move_token_s=None)),
-        replace(PUBLISHED, limits=replace(LIMITS, tpot_s=(0.05, 0.2))),
-        replace(PUBLISHED, limits=replace(LIMITS, post_fixed_s=1e-4)),
-        replace(PUBLISHED, limits=None),
+        replace(PUBLISHED, cost_model=replace(LIMITS, base_s=0.017)),
+        replace(PUBLISHED, cost_model=replace(LIMITS, tpot_s=(0.06, math.inf))),
+        replace(PUBLISHED, cost_model=replace(LIMITS, kv_transfer_token_s=None)),
+        replace(PUBLISHED, cost_model=replace(LIMITS, tpot_s=(0.05, 0.2))),
+        replace(PUBLISHED, cost_model=replace(LIMITS, post_fixed_s=1e-4)),
+        replace(PUBLISHED, cost_model=None),
         replace(PUBLISHED, ready_at_s=None),
         replace(PUBLISHED, ready_at_s=1.8e9 + 5.0),
-        replace(PUBLISHED, ready_work=20.0),
+        replace(PUBLISHED, ready_capacity=20.0),
         replace(PUBLISHED, starting=False),
         STAGGERED,
         replace(PUBLISHED, shares={"gw-a": 24, "gw-b": 16}),
     ):
-        assert moved(PUBLISHED, other), other
-        assert moved(other, PUBLISHED), other
-    assert not moved(STAGGERED, replace(STAGGERED, starts=((1.8e9 + 2.0, 5.2), (1.8e9 + 38.0, 12.5))))
-    assert moved(STAGGERED, replace(STAGGERED, starts=((1.8e9, 5.0), (1.8e9 + 44.0, 12.5))))
-    assert moved(STAGGERED, replace(STAGGERED, starts=((1.8e9, 6.0), (1.8e9 + 40.0, 12.5))))
+        assert has_changed(PUBLISHED, other), other
+        assert has_changed(other, PUBLISHED), other
+    assert not has_changed(STAGGERED, replace(STAGGERED, capacity_steps=((1.8e9 + 2.0, 5.2), (1.8e9 + 38.0, 12.5))))
+    assert has_changed(STAGGERED, replace(STAGGERED, capacity_steps=((1.8e9, 5.0), (1.8e9 + 44.0, 12.5))))
+    assert has_changed(STAGGERED, replace(STAGGERED, capacity_steps=((1.8e9, 6.0), (1.8e9 + 40.0, 12.5))))
 
 
 def test_units_of_unknown_gateway_get_an_equal_share() -> None:
-    assert (PUBLISHED.units("gw-a"), PUBLISHED.units("gw-c")) == (25, 13)
-    assert replace(PUBLISHED, shares={}).units("gw-a") == 40
-    assert replace(PUBLISHED, limits=None).units("gw-a") == 0
+    assert (PUBLISHED.slot_limit("gw-a"), PUBLISHED.slot_limit("gw-c")) == (25, 13)
+    assert replace(PUBLISHED, shares={}).slot_limit("gw-a") == 40
+    assert replace(PUBLISHED, cost_model=None).slot_limit("gw-a") == 0
     new = replace(PUBLISHED, shares={"gw-a": 25, "gw-b": 15, "gw-c": 0})
-    assert new.units("gw-c") == 13, "the others have not let go yet, and somebody waits here"
+    assert new.slot_limit("gw-c") == 13, "the others have not let go yet, and somebody waits here"
 
 
 def reading(arrived: float, units: int, in_use: int, refused: int = 0) -> ServiceReading:
     outcomes = {"Admitted": arrived - refused, "ShedSaturated": float(refused)}
-    return ServiceReading(arrived, None, 0.0, 0.0, 0.0, 0.0, {}, None, units=units, in_use=in_use, outcomes=outcomes)
+    return ServiceReading(
+        arrived, None, 0.0, 0.0, 0.0, 0.0, {}, None, slot_limit=units, slots_in_use=in_use, outcomes=outcomes
+    )
 
 
 def observe_all(
-    sharing: Sharing, at_s: float, rates: dict[str, float], shares: dict[str, int], in_use: int = 0, refused: int = 0
+    sharing: ShareController,
+    at_s: float,
+    rates: dict[str, float],
+    shares: dict[str, int],
+    in_use: int = 0,
+    refused: int = 0,
 ) -> None:
     for name, rate in rates.items():
         told = reading(math.floor(rate * at_s), shares.get(name, 0), in_use, refused)
-        sharing.hear(name, "a", at_s, told)
+        sharing.observe(name, "a", at_s, told)
 
 
 def test_shares_with_spare_capacity_stay_above_demand() -> None:
-    sharing, both = Sharing(), ["gw-a", "gw-b"]
-    shares = dict(sharing.units(256, both, 0.0))
+    sharing, both = ShareController(), ["gw-a", "gw-b"]
+    shares = dict(sharing.allocate(256, both, 0.0))
     for second in range(1, 120):
         observe_all(sharing, second, {"gw-a": 4.0, "gw-b": 0.0}, shares, in_use=3)
-        shares = dict(sharing.units(256, both, float(second)))
+        shares = dict(sharing.allocate(256, both, float(second)))
         assert min(shares.values()) > 100, second
 
 
 def test_shares_early_random_demand_starves_no_gateway() -> None:
-    sharing, both = Sharing(), ["gw-a", "gw-b"]
-    shares = dict(sharing.units(40, both, 0.0))
+    sharing, both = ShareController(), ["gw-a", "gw-b"]
+    shares = dict(sharing.allocate(40, both, 0.0))
     for second in range(1, 9):  # clients come at 4 a second, but not to gw-b in the first two
         for name, arrived in (("gw-a", 2 * second), ("gw-b", 2 * max(0, second - 2))):
-            sharing.hear(name, "a", float(second), reading(arrived, shares[name], 1, refused=second))
-        shares = dict(sharing.units(40 if second < 3 else 39, both, float(second)))
+            sharing.observe(name, "a", float(second), reading(arrived, shares[name], 1, refused=second))
+        shares = dict(sharing.allocate(40 if second < 3 else 39, both, float(second)))
         assert min(shares.values()) >= 10, second
 
 
 @pytest.mark.parametrize("full", ["used", "refused"])
 def test_shares_under_scarcity_follow_demand_once_released(full: str) -> None:
-    sharing, both = Sharing(), ["gw-a", "gw-b"]
-    shares = dict(sharing.units(40, both, 0.0))
+    sharing, both = ShareController(), ["gw-a", "gw-b"]
+    shares = dict(sharing.allocate(40, both, 0.0))
     assert shares == {"gw-a": 20, "gw-b": 20}
     for second in range(1, 120):
         for name, rate in (("gw-a", 9.0), ("gw-b", 1.0)):
             in_use = shares[name] if full == "used" else 1
             refused = second if full == "refused" else 0
-            sharing.hear(name, "a", float(second), reading(rate * second, shares[name], in_use, refused))
-        shares = dict(sharing.units(40, both, float(second)))
+            sharing.observe(name, "a", float(second), reading(rate * second, shares[name], in_use, refused))
+        shares = dict(sharing.allocate(40, both, float(second)))
     assert shares["gw-a"] > 30
     assert sum(shares.values()) == 40
 
 
 def test_shares_held_slots_stay_until_holder_confirms() -> None:
-    sharing, both = Sharing(), ["gw-a", "gw-b"]
-    shares = dict(sharing.units(40, both, 0.0))
+    sharing, both = ShareController(), ["gw-a", "gw-b"]
+    shares = dict(sharing.allocate(40, both, 0.0))
     for second in range(1, 60):
         observe_all(sharing, second, {"gw-a": 9.0, "gw-b": 0.5}, {}, in_use=20)  # nobody has taken up anything
-        shares = dict(sharing.units(40, both, float(second)))
+        shares = dict(sharing.allocate(40, both, float(second)))
     assert shares["gw-a"] == 20, "gw-b still has its twenty"
     assert shares["gw-b"] < 20, "and is told to use fewer"
 
 
 def test_shares_small_demand_changes_are_ignored() -> None:
-    sharing, both = Sharing(), ["gw-a", "gw-b"]
-    first = sharing.units(40, both, 0.0)
+    sharing, both = ShareController(), ["gw-a", "gw-b"]
+    first = sharing.allocate(40, both, 0.0)
     for second in range(1, 90):
         observe_all(sharing, second, {"gw-a": 5.5, "gw-b": 5.0} if second < 60 else {}, dict(first), in_use=20)
-        assert sharing.units(40, both, float(second)) is first
+        assert sharing.allocate(40, both, float(second)) is first
 
 
 def test_shares_survive_gateway_loss_and_operator_restart() -> None:
-    sharing = Sharing({"gw-a": 30, "gw-b": 10})
-    assert sharing.units(40, ["gw-a", "gw-b"], 0.0) == {"gw-a": 30, "gw-b": 10}
-    assert sharing.units(40, ["gw-b"], 1.0) == {"gw-b": 40}
-    assert sharing.units(40, [], 2.0) == {"gw-b": 40}, "a list of nobody says nothing"
+    sharing = ShareController({"gw-a": 30, "gw-b": 10})
+    assert sharing.allocate(40, ["gw-a", "gw-b"], 0.0) == {"gw-a": 30, "gw-b": 10}
+    assert sharing.allocate(40, ["gw-b"], 1.0) == {"gw-b": 40}
+    assert sharing.allocate(40, [], 2.0) == {"gw-b": 40}, "a list of nobody says nothing"
 
 
 @given(
@@ -286,15 +297,15 @@ def test_shares_survive_gateway_loss_and_operator_restart() -> None:
 def test_shares_never_exceed_cap(
     steps: list[tuple[int, set[str], dict[str, float], bool]],
 ) -> None:
-    sharing = Sharing()
+    sharing = ShareController()
     now_s, arrived, using, most = 0.0, dict.fromkeys("abc", 0.0), dict.fromkeys("abc", 0), 0
     for cap, present, rates, obey in steps:
-        now_s += LEAST_S
+        now_s += MIN_REBALANCE_INTERVAL_S
         most = max(most, cap)
-        shares = sharing.units(cap, present, now_s)
+        shares = sharing.allocate(cap, present, now_s)
         for name in present:
             arrived[name] += rates.get(name, 0.0)
             using[name] = shares[name] if obey else max(using[name], shares[name])
-            sharing.hear(name, "x", now_s, reading(arrived[name], using[name], using[name]))
+            sharing.observe(name, "x", now_s, reading(arrived[name], using[name], using[name]))
         assert sum(shares.values()) <= most
         assert all(units >= 0 for units in shares.values())

@@ -1,4 +1,4 @@
-"""Arrivals that bunch, or come more regularly than by chance: what they do to places, waits and the load capacity_per_s."""
+"""Arrivals that bunch, or come more regularly than by chance: what they do to places, waits and the load line."""
 
 import math
 from dataclasses import replace
@@ -6,26 +6,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core import knee, load_line, queueing
-from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, StepModel
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.sizing import Infeasible, Sizing, size
+from plimsoll.core.capacity import queueing, slo_capacity, tier_model
+from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier
+from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
-from tests.core import first_come
+from tests.core import fcfs_queue
 
 COUNT = 300_000
 MODEL = StepModel(0.0132, 0.0, 5.2e-5, 1.75e-9, 2e-5, 4.6e-8)  # of a 32B on two H100s
 SAMPLES = np.random.default_rng(4).lognormal(0.0, 0.3, (2, 2000))
 MIX = from_samples(4000 * SAMPLES[0], np.zeros(2000), 1000 * SAMPLES[1])
-TIER = Tier(Role.SERVE, MODEL, MIX, EngineLimits(64, 10**7, 8192), Slo(0.95, ttft_s=3.0, tpot_s=0.1))
+TIER = TierSpec(Role.SERVE, MODEL, MIX, EngineLimits(64, 10**7, 8192), Slo(0.95, ttft_s=3.0, tpot_s=0.1))
 
 
 def simulated_waits(
     load: float, servers: int, gap_cv2: float, stay_cv2: float, patience: float = math.inf
 ) -> np.ndarray:
-    return first_come.waits(load, servers, gap_cv2, stay_cv2, patience, COUNT, 1)[COUNT // 20 :]
+    return fcfs_queue.simulate_waits(load, servers, gap_cv2, stay_cv2, patience, COUNT, 1)[COUNT // 20 :]
 
 
 def rows(outputs: np.ndarray) -> Workload:
@@ -37,7 +37,7 @@ def predicted_queue(load: float, servers: int, gap_cv2: float, stay_cv2: float) 
     stays = np.random.default_rng(2).lognormal(-sigma * sigma / 2, sigma, 4000)
     overlap = rows(stays).overlap(stays)
     peaked = queueing.arrival_peakedness(gap_cv2, overlap)
-    return queueing.slot_queue(np.array([load * servers]), 1.0, 1.0, 0.0, servers, peaked=peaked)
+    return queueing.slot_queue(np.array([load * servers]), 1.0, 1.0, 0.0, servers, peakedness=peaked)
 
 
 @pytest.mark.parametrize("gap_cv2", [0.25, 1.0, 2.0, 4.0, 9.0])
@@ -52,14 +52,18 @@ def test_slot_queue_rejected_share_matches_simulated_cv2(
     spread = queueing.variability(np.ones(1), gap_cv2, 1.0)
     slack, weights = np.array([[patience, math.inf]]), np.array([[1.0, 0.0]])
     rate = np.array([load * servers])
-    refused = 1.0 - float(queueing.in_time(queue.log_inverse, rate, queue.full_per_s, spread, slack, weights)[0, 0])
+    refused = 1.0 - float(
+        queueing.admitted_shares(queue.log_inverse, rate, queue.full_per_s, spread, slack, weights)[0, 0]
+    )
     if seen > 1e-3:
         assert 0.7 * seen < refused < 1.4 * seen
     else:  # more regular than chance, and with room to wait: hardly anybody
         assert (servers, patience, gap_cv2) == (65, 0.2, 0.25)
         assert refused < 2e-3
     calm = predicted_queue(load, servers, 1.0, 0.3)
-    unbunched = 1.0 - float(queueing.in_time(calm.log_inverse, rate, calm.full_per_s, spread, slack, weights)[0, 0])
+    unbunched = 1.0 - float(
+        queueing.admitted_shares(calm.log_inverse, rate, calm.full_per_s, spread, slack, weights)[0, 0]
+    )
     if gap_cv2 >= 4.0:
         assert unbunched < 0.7 * seen, "the waits' exponent alone does not tell of it"
 
@@ -68,7 +72,7 @@ def test_slot_queue_rejected_share_matches_simulated_cv2(
 def test_slot_queue_delayed_share_matches_simulated_cv2(gap_cv2: float) -> None:
     for servers, load in ((24, 0.7), (65, 0.8)):
         seen = float((simulated_waits(load, servers, gap_cv2, 1.0) > 0).mean())
-        assert float(predicted_queue(load, servers, gap_cv2, 1.0).delayed[0]) == pytest.approx(seen, rel=0.4)
+        assert float(predicted_queue(load, servers, gap_cv2, 1.0).delayed_share[0]) == pytest.approx(seen, rel=0.4)
 
 
 def test_arrival_peakedness_matches_batch_arrivals() -> None:
@@ -93,8 +97,8 @@ def test_workload_overlap_is_half_exponential_one_constant() -> None:
     assert weighted.overlap(np.array([1.0, 3.0])) == pytest.approx((1.0 + 2.0 * 0.75**2) / 2.5)
 
 
-def capacity_per_s(tier: Tier, replicas: int = 1, *, admission: bool = True) -> float:
-    return float(load_line.slo_rate(knee.profile(tier), replicas, admission=admission)[0])
+def capacity_per_s(tier: TierSpec, replicas: int = 1, *, admission: bool = True) -> float:
+    return float(slo_capacity.slo_capacity_per_s(tier_model.build_profile(tier), replicas, admission=admission)[0])
 
 
 @pytest.mark.parametrize("admission", [True, False])
@@ -103,8 +107,11 @@ def test_slo_capacity_decreases_with_arrival_cv2(admission: bool) -> None:
         capacity_per_s(replace(TIER, arrival_cv2=cv2), 2, admission=admission) for cv2 in (0.25, 1.0, 2.0, 4.0, 9.0)
     ]
     assert by_bunching == sorted(by_bunching, reverse=True)
-    kept = [capacity_per_s(replace(TIER, arrival_cv2=4.0), c, admission=admission) / capacity_per_s(TIER, c, admission=admission)
-            for c in (1, 2, 5, 20)]  # fmt: skip
+    bursty = replace(TIER, arrival_cv2=4.0)
+    kept = [
+        capacity_per_s(bursty, c, admission=admission) / capacity_per_s(TIER, c, admission=admission)
+        for c in (1, 2, 5, 20)
+    ]
     assert kept == sorted(kept)
     assert kept[0] < 0.9 < kept[-1]
 
@@ -122,9 +129,9 @@ def test_prompt_wait_of_batch_arrivals_spreads_over_replicas() -> None:
 
 
 def test_profile_splits_arrival_cv2_over_gateways() -> None:
-    profiles = [knee.profile(replace(TIER, arrival_cv2=5.0, gateways=n)) for n in (1, 2, 4)]
+    profiles = [tier_model.build_profile(replace(TIER, arrival_cv2=5.0, gateways=n)) for n in (1, 2, 4)]
     assert [float(one.arrival_cv2[0]) for one in profiles] == [5.0, 3.0, 2.0]
-    peaked = [float(one.peaked[0]) for one in profiles]
+    peaked = [float(one.peakedness[0]) for one in profiles]
     assert peaked[0] - 1.0 == pytest.approx(4.0 * (peaked[2] - 1.0))
 
 
@@ -136,11 +143,11 @@ def test_slo_capacity_of_regular_arrivals_is_highest() -> None:
 
 
 def test_arrival_cv2_never_makes_slo_infeasible() -> None:
-    found = size(replace(TIER, arrival_cv2=1000.0), 0.5)
+    found = size_tier(replace(TIER, arrival_cv2=1000.0), 0.5)
     assert isinstance(found, Sizing)
     assert found.replicas > 1
-    broken = size(replace(TIER, arrival_cv2=1000.0, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
-    calm = size(replace(TIER, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
+    broken = size_tier(replace(TIER, arrival_cv2=1000.0, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
+    calm = size_tier(replace(TIER, slo=Slo(0.95, ttft_s=0.01, tpot_s=0.1)), 0.5)
     assert isinstance(broken, Infeasible)
     assert broken == calm
 
@@ -148,4 +155,4 @@ def test_arrival_cv2_never_makes_slo_infeasible() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_slot_queue_invalid_peakedness_raises(bad: float) -> None:
     with pytest.raises(ValueError, match="peaked"):
-        queueing.slot_queue(1.0, 10, 0.1, 0.0, 5, peaked=bad)
+        queueing.slot_queue(1.0, 10, 0.1, 0.0, 5, peakedness=bad)

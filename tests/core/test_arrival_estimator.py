@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.core.admission.newcomers import Newcomers
+from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 
 WORK_S = 0.07  # of a mean request
 
@@ -17,11 +17,11 @@ def arrival_work(rate: float, seconds: int, rng: np.random.Generator) -> list[fl
 
 def estimates(works: list[float], since_s: int = 0) -> list[float]:
     """What is found after each second from then on."""
-    newcomers, total, found = Newcomers(0.0), 0.0, []
+    newcomers, total, found = ArrivalEstimator(0.0), 0.0, []
     for second, work in enumerate(works, start=1):
         total += work
-        newcomers.look(total, float(second))
-        found.append(newcomers.work)
+        newcomers.update(total, float(second))
+        found.append(newcomers.work_rate)
     return found[since_s:]
 
 
@@ -56,9 +56,9 @@ def test_arrival_estimate_after_load_ends_is_zero() -> None:
 
 
 def test_arrival_estimate_repeated_time_changes_nothing() -> None:
-    newcomers = Newcomers(5.0)
+    newcomers = ArrivalEstimator(5.0)
     for now in (5.0, 4.0, float("nan")):
-        newcomers.look(1.0, now)
-        assert newcomers.work == 0.0
-    newcomers.look(1.0, 6.0)
-    assert newcomers.work == pytest.approx(1.0)
+        newcomers.update(1.0, now)
+        assert newcomers.work_rate == 0.0
+    newcomers.update(1.0, 6.0)
+    assert newcomers.work_rate == pytest.approx(1.0)

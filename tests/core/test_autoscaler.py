@@ -13,26 +13,30 @@ import numpy as np
 import pytest
 
 from plimsoll.core import workload
-from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
-from plimsoll.core.autoscaler.service import missed_share
-from plimsoll.core.autoscaler.tier import Tier
-from plimsoll.core.buckets import LATENCY_EDGES_S, from_sparse, index
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import profile
-from plimsoll.core.latency import StepModel
-from plimsoll.core.lifecycle import Starting
-from plimsoll.core.load_line import slo_rate
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Judged, Ladder
-from plimsoll.core.scaling import Decision, Line, Measured, Mode, Need, Policy, TierPolicy
-from plimsoll.core.signals import Heard, TierHeard
-from plimsoll.core.sizing import Sizing, size
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState, slo_miss_share
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.startup_models import Variant
+from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
+from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.capacity.sizing import Sizing, size_tier
+from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
+from plimsoll.core.capacity.tier_model import build_profile
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
+from plimsoll.core.engine_model.step_time import StepModel
+from plimsoll.core.histogram import LATENCY_EDGES_S, bucket_index, from_sparse
+from plimsoll.core.ports import EngineInfo, SelfBenchmark, SloCounts
 from plimsoll.core.slo import Slo
-from plimsoll.core.variants import Variant
+from plimsoll.core.types import Role, Unavailable
 
 START_S = 1.8e9
 SLO = Slo(0.95, ttft_s=2.0, tpot_s=0.05)
-ABOUT = About(
+ABOUT = EngineInfo(
     "vllm",
     "0.32.0",
     "some GPU",
@@ -41,7 +45,7 @@ ABOUT = About(
     kv_tokens=400_000,
     token_budget=8192,
     block_tokens=16,
-    ladder=Ladder(
+    self_benchmark=SelfBenchmark(
         prefill=((128, 0.02), (1024, 0.06), (4096, 0.2)),
         decode=((1, 128, 0.0152), (4, 128, 0.0158), (8, 128, 0.0166)),
     ),
@@ -58,36 +62,40 @@ def mix(prompt: float = 800, output: float = 200) -> workload.Workload:
 MIX = mix()
 
 
-def heard(rate: float | Unknown, *roles: Role, coverage: float = 1.0, **measured: float | Unknown) -> Heard:
-    tiers = {role: TierHeard(Measured(**measured), coverage, 1.0) for role in roles}
-    return Heard(rate_per_s=rate, fresh=True, coverage=coverage, workload=MIX, tiers=tiers)
+def heard(
+    rate: float | Unavailable, *roles: Role, coverage: float = 1.0, **measured: float | Unavailable
+) -> ServiceMetrics:
+    tiers = {role: TierMetrics(LaggingSignals(**measured), coverage, 1.0) for role in roles}
+    return ServiceMetrics(rate_per_s=rate, has_new_rate=True, coverage=coverage, workload=MIX, tiers=tiers)
 
 
-def wish(slo: Slo | None = SLO, mode: Mode = Mode.AUTO, tiers: dict[str, TierPolicy] | None = None) -> Wish:
-    return Wish(Policy(tiers or {"serve": TierPolicy(1, 50)}, slo=slo, mode=mode), slo)
+def wish(
+    slo: Slo | None = SLO, mode: ScalingMode = ScalingMode.AUTO, tiers: dict[str, TierPolicy] | None = None
+) -> ScalingSpec:
+    return ScalingSpec(ScalingPolicy(tiers or {"serve": TierPolicy(1, 50)}, slo=slo, mode=mode), slo)
 
 
 class Fleet:
     """One service whose replicas are there as soon as they are ordered, or never."""
 
-    def __init__(self, wanted: Wish, about: About | None = ABOUT, arrives: bool = True) -> None:
+    def __init__(self, wanted: ScalingSpec, about: EngineInfo | None = ABOUT, arrives: bool = True) -> None:
         self.wish, self.about, self.arrives = wanted, about, arrives
-        self.service = Service.of(list(wanted.policy.tiers))
+        self.service = ServiceState.for_roles(list(wanted.policy.tiers))
         self.replicas = {name: tier.min_replicas for name, tier in wanted.policy.tiers.items()}
         self.now_s = START_S
 
-    def tick(self, said: Heard, **starting: tuple[Starting, ...]) -> Decision:
+    def tick(self, said: ServiceMetrics, **starting: tuple[StartingPod, ...]) -> ScalingDecision:
         self.now_s += 1.0
         tiers = {
-            name: TierSeen(count, count - len(starting.get(name, ())), starting.get(name, ()), self.about)
+            name: TierSnapshot(count, count - len(starting.get(name, ())), starting.get(name, ()), self.about)
             for name, count in self.replicas.items()
         }
-        decision = decide_all({"one": (self.service, Seen(said, tiers), self.wish)}, self.now_s)["one"]
+        decision = decide_all({"one": (self.service, ServiceSnapshot(said, tiers), self.wish)}, self.now_s)["one"]
         if self.arrives:
             self.replicas = {name: tier.replicas for name, tier in decision.tiers.items()}
         return decision
 
-    def run(self, said: Heard, seconds: int) -> Decision:
+    def run(self, said: ServiceMetrics, seconds: int) -> ScalingDecision:
         for _ in range(seconds - 1):
             self.tick(said)
         return self.tick(said)
@@ -105,9 +113,9 @@ def loaded() -> Fleet:
     return deepcopy(_loaded())
 
 
-def need(fleet: Fleet, tier: str = "serve") -> Need:
-    found = fleet.service.needs[tier]
-    assert isinstance(found, Need), found
+def need(fleet: Fleet, tier: str = "serve") -> SizingResult:
+    found = fleet.service.sizings[tier]
+    assert isinstance(found, SizingResult), found
     return found
 
 
@@ -119,9 +127,9 @@ def test_load_step_is_followed_by_single_scale_up() -> None:
     for _ in range(20):
         fleet.tick(heard(60.0, Role.SERVE))
         counts.append(fleet.replicas["serve"])
-    sized = fleet.service.tiers["serve"].sized
+    sized = fleet.service.tiers["serve"].tier_spec
     assert sized is not None
-    answer = size(sized, 60.0)
+    answer = size_tier(sized, 60.0)
     assert isinstance(answer, Sizing)
     enough = answer.replicas
     assert before < enough <= counts[-1]
@@ -148,10 +156,10 @@ def test_bursty_arrivals_lower_slo_capacity() -> None:
         fleet, rng = Fleet(wish(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
         for rate in bunch * rng.poisson(20.0 / bunch, 300):
             fleet.tick(heard(float(rate), Role.PREFILL, Role.DECODE))
-        sized = fleet.service.tiers["prefill"].sized
+        sized = fleet.service.tiers["prefill"].tier_spec
         assert sized is not None
         assert sized.arrival_cv2 == pytest.approx(bunch, rel=0.5)
-        lines.append(float(slo_rate(profile(sized), 8)[0]))
+        lines.append(float(slo_capacity_per_s(build_profile(sized), 8)[0]))
     assert lines[1] < 0.97 * lines[0]
 
 
@@ -159,7 +167,7 @@ def test_more_gateways_split_slots_and_lower_capacity() -> None:
     fleet = Fleet(wish(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
     lines = []
     for gateways in (1, 3, 1):
-        fleet.run(replace(heard(2.0, Role.SERVE), gateways=gateways), 60)
+        fleet.run(replace(heard(2.0, Role.SERVE), gateway_count=gateways), 60)
         lines.append(need(fleet).replica_work)
     assert lines[1] < 0.9 * lines[0]
     assert lines[2] > 1.05 * lines[1]
@@ -171,41 +179,41 @@ def test_itl_target_raises_replicas_and_is_binding() -> None:
         fleet = Fleet(wish(slo=replace(SLO, itl_s=itl_s)))
         counts[itl_s] = fleet.run(heard(40.0, Role.SERVE), 120).tiers["serve"].replicas
         binding = need(fleet).constraint
-        sized = fleet.service.tiers["serve"].sized
+        sized = fleet.service.tiers["serve"].tier_spec
         assert sized is not None
-        assert (sized.gap_model is None) is (itl_s is None)
+        assert (sized.itl_model is None) is (itl_s is None)
     assert counts[None] == counts[2.0] < counts[0.06]
     assert binding == "itl"
 
 
 def test_step_model_is_averaged_over_ten_minutes() -> None:
-    tier = Tier(Role.SERVE)
+    tier = TierState(Role.SERVE)
     fast, slow = StepModel(0.005, 0.0, 1e-5, 0.0, 0.0, 0.0), StepModel(0.007, 0.0, 3e-5, 0.0, 0.0, 0.0)
     for second in range(0, 601, 5):
-        even = tier.averaged(fast if second % 10 else slow, START_S + second)
+        even = tier.averaged_model(fast if second % 10 else slow, START_S + second)
     assert even.prefill_token_s == pytest.approx(2e-5, rel=0.02)
     assert even.base_s == pytest.approx(0.006, rel=0.02)
     for second in range(605, 2405, 5):  # three times ten minutes of another card
-        even = tier.averaged(slow, START_S + second)
+        even = tier.averaged_model(slow, START_S + second)
     assert 2.9e-5 < even.prefill_token_s <= 3e-5
-    assert tier.averaged(fast, START_S) == fast  # a clock that was set back begins anew
+    assert tier.averaged_model(fast, START_S) == fast  # a clock that was set back begins anew
 
 
 @pytest.mark.parametrize("lost", ["rate", "coverage"])
 def test_missing_metrics_freeze_replicas(lost: str) -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
-    nothing = Heard() if lost == "rate" else replace(heard(Unknown("silent"), Role.SERVE), coverage=0.0)
+    nothing = ServiceMetrics() if lost == "rate" else replace(heard(Unavailable("silent"), Role.SERVE), coverage=0.0)
     after = fleet.run(nothing, 120).tiers["serve"]
     assert after.replicas == before > 1
-    assert after.held
+    assert after.is_held
 
 
 def test_tier_without_engine_info_keeps_minimum_and_explains() -> None:
     fleet = Fleet(wish(), about=None)
     decision = fleet.run(heard(40.0, Role.SERVE), 60).tiers["serve"]
     assert decision.replicas == 1
-    assert "no engine of the tier has told" in decision.steps[0].why
+    assert "no engine of the tier has reported" in decision.steps[0].reason
 
 
 def test_service_without_slo_keeps_minimum() -> None:
@@ -214,7 +222,7 @@ def test_service_without_slo_keeps_minimum() -> None:
 
 
 def test_recommend_mode_leaves_replicas_unchanged() -> None:
-    fleet = Fleet(wish(mode=Mode.RECOMMEND))
+    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND))
     decision = fleet.run(heard(60.0, Role.SERVE), 120).tiers["serve"]
     assert decision.replicas == 1
     assert decision.recommended is not None
@@ -226,14 +234,14 @@ def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
     tiers = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
     roles = (Role.PREFILL, Role.DECODE)
     counts = {}
-    for name, lengths in (("prompts", mix(6000, 8)), ("answers", mix(50, 800))):
+    for name, lengths in (("prompts", mix(6000, 8)), ("counts", mix(50, 800))):
         fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), tiers=tiers))
         for _ in range(150):
             fleet.tick(replace(heard(8.0, *roles), workload=lengths))
         counts[name] = dict(fleet.replicas)
     assert counts["prompts"]["prefill"] > 1
     assert counts["prompts"]["decode"] <= 2
-    assert counts["answers"]["decode"] > counts["answers"]["prefill"] == 1
+    assert counts["counts"]["decode"] > counts["counts"]["prefill"] == 1
 
 
 def test_infeasible_slo_reports_feasible_targets() -> None:
@@ -241,56 +249,56 @@ def test_infeasible_slo_reports_feasible_targets() -> None:
     fleet.run(heard(5.0, Role.SERVE), 30)
     found = need(fleet).infeasible
     assert found is not None
-    assert found.feasible is not None
-    assert found.feasible.tpot_s is not None
-    assert found.feasible.tpot_s > 0.001
+    assert found.nearest_slo is not None
+    assert found.nearest_slo.tpot_s is not None
+    assert found.nearest_slo.tpot_s > 0.001
 
 
 def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
     fleet = loaded()
-    fleet.service.started("serve", [("schedule", 1.0), ("pull", 9.0), ("load", 20.0)])
-    kept = json.loads(json.dumps(to_dict(fleet.service), allow_nan=False))
-    again = Service.of(["serve"])
-    restore(again, kept)
+    fleet.service.record_startup("serve", [("schedule", 1.0), ("pull", 9.0), ("load", 20.0)])
+    kept = json.loads(json.dumps(dump_service_state(fleet.service), allow_nan=False))
+    again = ServiceState.for_roles(["serve"])
+    restore_service_state(again, kept)
     old, new = fleet.service.tiers["serve"], again.tiers["serve"]
-    assert new.demand.now.level == pytest.approx(old.demand.now.level, rel=1e-4)
-    assert new.ledger.horizon_s == pytest.approx(old.ledger.horizon_s, rel=1e-4)
-    assert new.key == old.key
-    assert again.state == fleet.service.state
+    assert new.forecast_state.estimate.level == pytest.approx(old.forecast_state.estimate.level, rel=1e-4)
+    assert new.startup_model.horizon_s == pytest.approx(old.startup_model.horizon_s, rel=1e-4)
+    assert new.engine_key == old.engine_key
+    assert again.decision_state == fleet.service.decision_state
     torn: list[object] = [{**kept, "tiers": 7}, {**kept, "scaling": {}, "risk": "x"}]
     for garbage in (None, [], {"version": 2}, {"version": 1}, *torn):
-        other = Service.of(["serve"])
-        restore(other, garbage)
+        other = ServiceState.for_roles(["serve"])
+        restore_service_state(other, garbage)
 
 
 def test_horizon_follows_each_recorded_startup() -> None:
-    service, asked = Service.of([Role.SERVE]), wish()
+    service, asked = ServiceState.for_roles([Role.SERVE]), wish()
     tier, before_s = service.tiers["serve"], service.horizon_s("serve", asked)
     for took_s in (5.0, 400.0):
-        service.started("serve", [("load", took_s)])
-        assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
+        service.record_startup("serve", [("load", took_s)])
+        assert service.horizon_s("serve", asked) == tier.startup_model.horizon_s + 1.0 != before_s
         before_s = service.horizon_s("serve", asked)
-    restore(service, to_dict(Service.of([Role.SERVE])))
-    assert service.horizon_s("serve", asked) == tier.ledger.horizon_s + 1.0 != before_s
+    restore_service_state(service, dump_service_state(ServiceState.for_roles([Role.SERVE])))
+    assert service.horizon_s("serve", asked) == tier.startup_model.horizon_s + 1.0 != before_s
 
 
 def test_horizon_follows_desired_variant_across_restart() -> None:
     old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
-    service, asked = Service.of([Role.SERVE]), wish()
+    service, asked = ServiceState.for_roles([Role.SERVE]), wish()
 
     def ordered(variant: Variant) -> float:
-        service.hear(Seen(heard(1.0), {"serve": TierSeen(1, 1, variant=variant)}), asked, START_S)
+        service.ingest(ServiceSnapshot(heard(1.0), {"serve": TierSnapshot(1, 1, variant=variant)}), asked, START_S)
         return service.horizon_s("serve", asked)
 
     ordered(old)
     for _ in range(5):
-        service.started("serve", [("load", 20.0)], old)
+        service.record_startup("serve", [("load", 20.0)], old)
     known_s = ordered(old)
     assert ordered(new) > 1.5 * known_s
-    service.started("serve", [("load", 60.0)], new)
+    service.record_startup("serve", [("load", 60.0)], new)
     assert ordered(new) > 60.0
-    kept, service = to_dict(service), Service.of([Role.SERVE])
-    restore(service, json.loads(json.dumps(kept)))
+    kept, service = dump_service_state(service), ServiceState.for_roles([Role.SERVE])
+    restore_service_state(service, json.loads(json.dumps(kept)))
     assert service.horizon_s("serve", asked) == pytest.approx(ordered(new), rel=1e-4)
     assert ordered(old) == pytest.approx(known_s, rel=1e-4)
 
@@ -298,9 +306,9 @@ def test_horizon_follows_desired_variant_across_restart() -> None:
 def test_restarted_operator_freezes_replicas_until_metrics() -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
-    fleet.service = Service.of(["serve"])
+    fleet.service = ServiceState.for_roles(["serve"])
     fleet.about = None
-    assert fleet.run(Heard(), 60).tiers["serve"].replicas == before > 1
+    assert fleet.run(ServiceMetrics(), 60).tiers["serve"].replicas == before > 1
 
 
 def test_tick_limits_capacity_computations_per_tick() -> None:
@@ -308,12 +316,16 @@ def test_tick_limits_capacity_computations_per_tick() -> None:
     for second in range(4):
         decide_all(
             {
-                n: (f.service, Seen(heard(5.0, Role.SERVE), {"serve": TierSeen(1, 1, (), ABOUT)}), f.wish)
+                n: (
+                    f.service,
+                    ServiceSnapshot(heard(5.0, Role.SERVE), {"serve": TierSnapshot(1, 1, (), ABOUT)}),
+                    f.wish,
+                )
                 for n, f in enumerate(fleets)
             },
             START_S + second,
         )
-        made = sum(isinstance(f.service.tiers["serve"].line, Line) for f in fleets)
+        made = sum(isinstance(f.service.tiers["serve"].capacity, TierCapacity) for f in fleets)
         assert made == min(12 * (second + 1), 40)
 
 
@@ -329,27 +341,31 @@ def test_single_tier_scales_down_to_its_own_minimum() -> None:
     fleet.run(heard(5.0, Role.SERVE), 60)
     decision = fleet.run(heard(0.0, Role.SERVE), 600).tiers["serve"]
     assert decision.replicas == 1
-    assert not any("other tier" in step.why for step in decision.steps)
+    assert not any("other tier" in step.reason for step in decision.steps)
 
 
 def test_silent_engines_prevent_scale_down_not_scale_up() -> None:
     """The gateways still tell what comes; how the engines fare is not known, so none is taken away."""
     fleet = loaded()
     before = fleet.replicas["serve"]
-    silent = replace(heard(1.0), tiers={Role.SERVE: TierHeard()})
+    silent = replace(heard(1.0), tiers={Role.SERVE: TierMetrics()})
     assert fleet.run(silent, 400).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
 
 
 def test_slo_miss_share_ignores_waits_allowed_by_class() -> None:
     """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
-    soon, late = (index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
+    soon, late = (bucket_index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
     waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
-    told = replace(heard(5.0), ttft=waited, shed_share=0.02)
-    assert missed_share(told, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
-    assert missed_share(replace(told, judged=Judged(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
-    assert missed_share(replace(told, judged=Judged(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.05)
-    assert missed_share(replace(told, judged=Judged(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02 + 0.98 * 0.1)
+    told = replace(heard(5.0), ttft_histogram=waited, rejected_share=0.02)
+    assert slo_miss_share(told, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
+    assert slo_miss_share(replace(told, slo_counts=SloCounts(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
+    assert slo_miss_share(replace(told, slo_counts=SloCounts(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(
+        0.02 + 0.98 * 0.05
+    )
+    assert slo_miss_share(replace(told, slo_counts=SloCounts(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(
+        0.02 + 0.98 * 0.1
+    )
 
 
 def test_single_slow_first_request_does_not_scale_up() -> None:

@@ -15,42 +15,47 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.core.admission import ClassPolicy
-from plimsoll.core.admission.published import MOST_STARTS, from_dict
-from plimsoll.core.admission.published import to_dict as as_told
-from plimsoll.core.autoscaler import Seen, Service, TierSeen, decide_all, restore, to_dict
-from plimsoll.core.autoscaler.gatekeeper import LEAST_S, Gatekeeper
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.knee import profile
-from plimsoll.core.lifecycle import Starting
-from plimsoll.core.load_line import slo_rate
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import Measured, TierPolicy
-from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS, from_dict
+from plimsoll.core.admission.publication import to_dict as as_told
+from plimsoll.core.autoscaling.admission_publisher import MIN_PUBLISH_INTERVAL_S, AdmissionPublisher
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals
+from plimsoll.core.autoscaling.scaling_policy import TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
+from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
+from plimsoll.core.capacity.tier_model import build_profile
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
+from plimsoll.core.types import Role, Unavailable
 from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, loaded, need, wish
 
 RATE = 40.0
 NORMAL_METRICS = heard(RATE, Role.SERVE)
-UNAVAILABLE_METRICS = Unknown("the gateways do not answer")
+UNAVAILABLE_METRICS = Unavailable("the gateways do not answer")
 AMOUNTS = (0.0, 5e-324, 0.5, 40.0, 1e5, 1e9, 1e308, UNAVAILABLE_METRICS)
 SHARES = (0.0, 0.3, 0.999, 1.0, UNAVAILABLE_METRICS)
 NUMBERS = (math.nan, -1.0, *AMOUNTS)
 
 
-def random_metrics(rng: random.Random) -> Heard:
+def random_metrics(rng: random.Random) -> ServiceMetrics:
     """News of which a part is not as usual."""
     said = NORMAL_METRICS
     if rng.random() < 0.7:
-        name = rng.choice(("rate_per_s", "held", "held_work_s", "returning_s", "in_flight", "prompt_tokens"))
+        name = rng.choice(
+            ("rate_per_s", "queued", "queued_work_s", "reserved_work_s", "in_flight", "mean_prompt_tokens")
+        )
         said = replace(said, **{name: rng.choice(AMOUNTS)})
     if rng.random() < 0.4:
-        said = replace(said, shed_share=rng.choice(SHARES), arrived=rng.choice((0.0, 1.0, 1e9, 1e308)))
+        said = replace(said, rejected_share=rng.choice(SHARES), arrivals=rng.choice((0.0, 1.0, 1e9, 1e308)))
     if rng.random() < 0.4:
-        said = replace(said, coverage=rng.choice((0.0, 0.5, 1.0)), fresh=rng.random() < 0.5)
+        said = replace(said, coverage=rng.choice((0.0, 0.5, 1.0)), has_new_rate=rng.random() < 0.5)
     if rng.random() < 0.5:
         name = rng.choice(("tpot_s", "ttft_s", "waiting", "kv_used", "preemptions_per_s"))
-        measured = Measured(**{name: rng.choice(NUMBERS)})
-        told = TierHeard(measured, rng.choice((0.0, 0.5, 1.0)), running=rng.choice(AMOUNTS))
+        measured = LaggingSignals(**{name: rng.choice(NUMBERS)})
+        told = TierMetrics(measured, rng.choice((0.0, 0.5, 1.0)), in_flight=rng.choice(AMOUNTS))
         said = replace(said, tiers={Role.SERVE: told})
     return said
 
@@ -69,7 +74,7 @@ def test_absurd_rate_is_ignored(absurd: float) -> None:
     for _ in range(5):
         assert fleet.tick(heard(absurd, Role.SERVE)).tiers["serve"].replicas == before
     after = fleet.run(NORMAL_METRICS, 5).tiers["serve"]
-    assert (after.replicas, after.held) == (before, False)
+    assert (after.replicas, after.is_held) == (before, False)
     assert need(fleet).rate_per_s == pytest.approx(need(loaded()).rate_per_s, rel=0.05)
 
 
@@ -81,10 +86,10 @@ def test_random_metrics_keep_replicas_within_bounds(seed: int) -> None:
         said, before = random_metrics(rng), fleet.replicas["serve"]
         after = fleet.tick(said).tiers["serve"]
         assert 1 <= after.replicas <= 50
-        assert after.why
-        if isinstance(said.rate_per_s, Unknown) or said.coverage < 1.0 or said.tiers[Role.SERVE].coverage < 1.0:
+        assert after.summary
+        if isinstance(said.rate_per_s, Unavailable) or said.coverage < 1.0 or said.tiers[Role.SERVE].coverage < 1.0:
             assert after.replicas >= before
-    json.dumps(to_dict(fleet.service), allow_nan=False)
+    json.dumps(dump_service_state(fleet.service), allow_nan=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -92,8 +97,10 @@ def test_service_decision_is_independent_of_other_services(seed: int) -> None:
     rng, alone, other, stranger = random.Random(seed), loaded(), loaded(), loaded()
     for second in range(1, 60):
         now_s, said = alone.now_s + second, heard(RATE * rng.uniform(0.5, 2.0), Role.SERVE)
-        seen = Seen(said, {"serve": TierSeen(3, 3, (), ABOUT)})
-        odd = Seen(random_metrics(rng), {"serve": TierSeen(rng.randrange(4), rng.randrange(6), (), ABOUT)})
+        seen = ServiceSnapshot(said, {"serve": TierSnapshot(3, 3, (), ABOUT)})
+        odd = ServiceSnapshot(
+            random_metrics(rng), {"serve": TierSnapshot(rng.randrange(4), rng.randrange(6), (), ABOUT)}
+        )
         one = decide_all({"a": (alone.service, seen, alone.wish)}, now_s)["a"]
         both = {"s": (stranger.service, odd, stranger.wish), "a": (other.service, seen, other.wish)}
         assert decide_all(both, now_s)["a"] == one
@@ -105,14 +112,14 @@ def test_clock_set_back_removes_no_replicas(jump_s: float) -> None:
     fleet.now_s += jump_s
     counts = [fleet.tick(NORMAL_METRICS).tiers["serve"].replicas for _ in range(120)]
     assert min(counts) >= before
-    assert fleet.tick(NORMAL_METRICS).tiers["serve"].held is False
+    assert fleet.tick(NORMAL_METRICS).tiers["serve"].is_held is False
     assert counts[-1] <= before + 1
 
 
 def test_clock_jump_ahead_freezes_until_new_samples() -> None:
     fleet, before = loaded(), loaded().replicas["serve"]
     fleet.now_s += 1e7
-    silent = replace(NORMAL_METRICS, fresh=False)
+    silent = replace(NORMAL_METRICS, has_new_rate=False)
     assert all(fleet.tick(silent).tiers["serve"].replicas == before for _ in range(20))
     assert fleet.run(NORMAL_METRICS, 60).tiers["serve"].replicas >= before
 
@@ -125,7 +132,7 @@ def test_pod_count_anomalies_do_not_change_required_replicas() -> None:
     wanted = need(fleet).replicas
     for replicas, ready in ((wanted, 0), (wanted, 1), (0, 0), (0, 9), (wanted, 10 * wanted), (1, 0), (wanted, wanted)):
         fleet.now_s += 1.0
-        seen = Seen(NORMAL_METRICS, {"serve": TierSeen(replicas, ready, (), ABOUT)})
+        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(replicas, ready, (), ABOUT)})
         found = decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
         assert need(fleet).replicas == wanted
         assert found.replicas >= wanted
@@ -134,9 +141,15 @@ def test_pod_count_anomalies_do_not_change_required_replicas() -> None:
 def test_unknown_and_missing_tiers_leave_other_tiers_alone() -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
-    for tiers in ({}, {"other": TierSeen(7, 7)}, {"other": TierSeen(7, 7), "serve": TierSeen(before, before)}):
+    for tiers in (
+        {},
+        {"other": TierSnapshot(7, 7)},
+        {"other": TierSnapshot(7, 7), "serve": TierSnapshot(before, before)},
+    ):
         fleet.now_s += 1.0
-        found = decide_all({"one": (fleet.service, Seen(NORMAL_METRICS, tiers), fleet.wish)}, fleet.now_s)["one"]
+        found = decide_all({"one": (fleet.service, ServiceSnapshot(NORMAL_METRICS, tiers), fleet.wish)}, fleet.now_s)[
+            "one"
+        ]
         assert found.tiers["serve"].replicas >= before
         assert "other" not in found.tiers
 
@@ -146,8 +159,8 @@ def test_pods_that_never_start_are_replaced_once() -> None:
     counts, born_s = [wanted], [fleet.now_s] * wanted
     for _ in range(200):
         fleet.now_s += 10.0
-        pods = tuple(Starting(f"p{n}", since_s, "pull") for n, since_s in enumerate(born_s))
-        seen = Seen(NORMAL_METRICS, {"serve": TierSeen(len(pods), 0, pods, ABOUT)})
+        pods = tuple(StartingPod(f"p{n}", since_s, "pull") for n, since_s in enumerate(born_s))
+        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(len(pods), 0, pods, ABOUT)})
         found = decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
         counts.append(found.replicas)
         born_s += [fleet.now_s] * (found.replicas - len(born_s))
@@ -157,14 +170,14 @@ def test_pods_that_never_start_are_replaced_once() -> None:
 
 
 def test_invalid_startup_durations_are_not_recorded() -> None:
-    service = Service.of(["serve"])
-    before = service.tiers["serve"].ledger
+    service = ServiceState.for_roles(["serve"])
+    before = service.tiers["serve"].startup_model
     for seconds in (-1.0, math.nan, math.inf, 86400.0, 1e308):
-        service.started("serve", [("schedule", 1.0), ("pull", seconds)])
-    service.started("serve", [])
-    assert service.tiers["serve"].ledger is before
-    service.started("serve", [("engine", 0.0)])
-    assert service.tiers["serve"].ledger.whole.starts == 1.0
+        service.record_startup("serve", [("schedule", 1.0), ("pull", seconds)])
+    service.record_startup("serve", [])
+    assert service.tiers["serve"].startup_model is before
+    service.record_startup("serve", [("engine", 0.0)])
+    assert service.tiers["serve"].startup_model.total.startups == 1.0
 
 
 # Against counting by hand
@@ -174,10 +187,10 @@ def test_invalid_startup_durations_are_not_recorded() -> None:
 def test_required_replicas_is_first_count_reaching_forecast(rate: float) -> None:
     fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 200)}))
     fleet.run(heard(rate, Role.SERVE), 90)
-    sized = fleet.service.tiers["serve"].sized
+    sized = fleet.service.tiers["serve"].tier_spec
     assert sized is not None
-    found, one = need(fleet), profile(sized)
-    lines = [float(slo_rate(one, count)[0]) for count in range(1, 60)]
+    found, one = need(fleet), build_profile(sized)
+    lines = [float(slo_capacity_per_s(one, count)[0]) for count in range(1, 60)]
     assert found.replicas == 1 + next(n for n, line in enumerate(lines) if line >= found.rate_per_s)
     assert found.rate_per_s >= 0.95 * rate
 
@@ -202,7 +215,7 @@ def leaf_paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tupl
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupted_status_never_breaks_a_tick(seed: int) -> None:
     rng, known = random.Random(seed), loaded()
-    kept = json.dumps(to_dict(known.service))
+    kept = json.dumps(dump_service_state(known.service))
     places = [path for path in leaf_paths(json.loads(kept)) if path]
     for _ in range(60):
         stored = json.loads(kept)
@@ -211,12 +224,12 @@ def test_corrupted_status_never_breaks_a_tick(seed: int) -> None:
         for step in path[:-1]:
             at = at[step]
         at[path[-1]] = rng.choice(HOSTILE)
-        service = Service.of(["serve"])
-        restore(service, stored)
-        seen = Seen(NORMAL_METRICS, {"serve": TierSeen(3, 3, (), ABOUT)})
+        service = ServiceState.for_roles(["serve"])
+        restore_service_state(service, stored)
+        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, 3, (), ABOUT)})
         found = decide_all({"one": (service, seen, known.wish)}, known.now_s + 30.0)["one"]
         assert 1 <= found.tiers["serve"].replicas <= 50
-        json.dumps(to_dict(service), allow_nan=False)
+        json.dumps(dump_service_state(service), allow_nan=False)
 
 
 # What gateways are told
@@ -227,8 +240,8 @@ CLASSES = (ClassPolicy("default", 0, SLO),)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
-    """Gateways die and come, clocks jump, news are random_metrics: the shares sum to the batch, and what is told is sound."""
-    rng, fleet, keeper = random.Random(seed), loaded(), Gatekeeper()
+    """Gateways die and come, clocks jump, news are strange: the shares sum to the batch, and what is told is sound."""
+    rng, fleet, keeper = random.Random(seed), loaded(), AdmissionPublisher()
     fleet.wish = replace(fleet.wish, classes=CLASSES)
     changes = 0
     for _ in range(150):
@@ -238,43 +251,43 @@ def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
         gateways = rng.sample(["gw-a", "gw-b", "gw-c", "gw-d"], rng.randrange(5))
         count = fleet.replicas["serve"]
         away = rng.randrange(count + 1)
-        pods = tuple(Starting(f"p{n}", fleet.now_s - rng.uniform(-10, 400)) for n in range(away))
-        seen = Seen(said, {"serve": TierSeen(count, count - away, pods, ABOUT)})
-        changes += keeper.tell(fleet.service, seen, fleet.wish, gateways, fleet.now_s)
-        told = keeper.told
+        pods = tuple(StartingPod(f"p{n}", fleet.now_s - rng.uniform(-10, 400)) for n in range(away))
+        seen = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - away, pods, ABOUT)})
+        changes += keeper.publish(fleet.service, seen, fleet.wish, gateways, fleet.now_s)
+        told = keeper.published
         assert told is not None
-        assert told.limits is not None
-        assert sum(told.shares.values()) <= told.limits.batch
+        assert told.cost_model is not None
+        assert sum(told.shares.values()) <= told.cost_model.batch
         assert all(units >= 0 for units in told.shares.values())
-        assert 0.0 <= told.ready_work < math.inf
-        assert [at_s for at_s, _ in told.starts] == sorted(at_s for at_s, _ in told.starts)
+        assert 0.0 <= told.ready_capacity < math.inf
+        assert [at_s for at_s, _ in told.capacity_steps] == sorted(at_s for at_s, _ in told.capacity_steps)
         assert as_told(from_dict(json.loads(json.dumps(as_told(told), allow_nan=False)))) == as_told(told)
     assert changes > 1
 
 
 def test_publication_of_many_startups_is_downsampled() -> None:
-    fleet, keeper = loaded(), Gatekeeper()
-    fleet.service.started("serve", [("pull", 30.0)])
+    fleet, keeper = loaded(), AdmissionPublisher()
+    fleet.service.record_startup("serve", [("pull", 30.0)])
     fleet.wish = replace(fleet.wish, classes=CLASSES)
-    pods = tuple(Starting(f"p{n}", fleet.now_s - 0.01 * n) for n in range(3000))
-    seen = Seen(NORMAL_METRICS, {"serve": TierSeen(3004, 4, pods, ABOUT)})
+    pods = tuple(StartingPod(f"p{n}", fleet.now_s - 0.01 * n) for n in range(3000))
+    seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3004, 4, pods, ABOUT)})
     decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s + 1.0)
-    keeper.tell(fleet.service, seen, fleet.wish, ["gw-a"], fleet.now_s + 1.0)
-    told = keeper.told
+    keeper.publish(fleet.service, seen, fleet.wish, ["gw-a"], fleet.now_s + 1.0)
+    told = keeper.published
     assert told is not None
-    assert len(told.starts) == MOST_STARTS
-    assert told.starts[0][0] == told.ready_at_s
-    assert told.starts[-1][1] == pytest.approx(told.ready_work)
+    assert len(told.capacity_steps) == MAX_CAPACITY_STEPS
+    assert told.capacity_steps[0][0] == told.ready_at_s
+    assert told.capacity_steps[-1][1] == pytest.approx(told.ready_capacity)
 
 
 def test_publications_are_at_least_two_seconds_apart() -> None:
-    rng, fleet, keeper = random.Random(1), loaded(), Gatekeeper()
+    rng, fleet, keeper = random.Random(1), loaded(), AdmissionPublisher()
     fleet.wish = replace(fleet.wish, classes=CLASSES)
     told_s = []
     for _ in range(100):
         fleet.tick(random_metrics(rng))
-        seen = Seen(NORMAL_METRICS, {"serve": TierSeen(3, rng.randrange(4), (), ABOUT)})
-        if keeper.tell(fleet.service, seen, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
+        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, rng.randrange(4), (), ABOUT)})
+        if keeper.publish(fleet.service, seen, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
             told_s.append(fleet.now_s)
     assert len(told_s) > 5
-    assert all(later - sooner >= LEAST_S for sooner, later in pairwise(told_s))
+    assert all(later - sooner >= MIN_PUBLISH_INTERVAL_S for sooner, later in pairwise(told_s))

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from plimsoll.core.forecast import Forecast, State
-from plimsoll.core.forecast.past import replay, with_past
-from plimsoll.core.forecast.predict import forecast as forecast_demand
-from plimsoll.core.forecast.state import observe
+from plimsoll.core.demand.backfill import replay_history, with_history
+from plimsoll.core.demand.demand_state import DemandState, observe
+from plimsoll.core.demand.forecasting import Forecast
+from plimsoll.core.demand.forecasting import forecast as forecast_demand
 
 DAY_S = 86400.0
 START_S = 20_000 * DAY_S  # a midnight
@@ -25,15 +25,15 @@ def minutes(days: float) -> list[tuple[float, float]]:
     return [(at_s, rate(at_s)) for at_s in (START_S + 60.0 * n for n in range(round(days * 1440)))]
 
 
-def seconds(at_s: float, n: int) -> State:
+def seconds(at_s: float, n: int) -> DemandState:
     """A forecast that has watched for so many seconds."""
-    state = State()
+    state = DemandState()
     for second in range(n):
         state = observe(state, at_s + second, COST * rate(at_s))
     return state
 
 
-def known(state: State, now_s: float) -> Forecast:
+def known(state: DemandState, now_s: float) -> Forecast:
     found = forecast_demand(state, now_s, 1800.0, 0.9)
     assert isinstance(found, Forecast)
     return found
@@ -42,24 +42,24 @@ def known(state: State, now_s: float) -> Forecast:
 def test_backfill_gives_daily_season_on_first_day() -> None:
     now_s = START_S + 3 * DAY_S + 6 * 3600.0
     own = seconds(now_s, 60)
-    seeded = with_past(own, replay(minutes(3.25), COST))
+    seeded = with_history(own, replay_history(minutes(3.25), COST))
     without, with_it = known(own, now_s + 60.0), known(seeded, now_s + 60.0)
     rises = COST * (rate(now_s + 1800.0) - rate(now_s))
     assert without.season == 0.0
     assert with_it.season == pytest.approx(rises, rel=0.2)
-    assert with_it.history > without.history
+    assert with_it.own_history_share > without.own_history_share
 
 
 def test_backfill_keeps_current_level_and_noise() -> None:
     now_s = START_S + 3 * DAY_S
     own = seconds(now_s, 60)
-    seeded = with_past(own, replay(minutes(3.0), COST))
-    assert (seeded.now, seeded.noise, seeded.at_s) == (own.now, own.noise, own.at_s)
+    seeded = with_history(own, replay_history(minutes(3.0), COST))
+    assert (seeded.estimate, seeded.noise, seeded.last_sample_s) == (own.estimate, own.noise, own.last_sample_s)
     on = observe(seeded, now_s + 60.0, COST * rate(now_s))
     assert known(on, now_s + 61.0).level == pytest.approx(known(own, now_s + 61.0).level)
 
 
 def test_backfill_empty_history_keeps_forecast() -> None:
     own = seconds(START_S, 600)
-    assert known(with_past(own, State()), START_S + 600.0).season == 0.0
-    assert known(with_past(own, State()), START_S + 600.0).level == known(own, START_S + 600.0).level
+    assert known(with_history(own, DemandState()), START_S + 600.0).season == 0.0
+    assert known(with_history(own, DemandState()), START_S + 600.0).level == known(own, START_S + 600.0).level

@@ -10,17 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core.forecast import Forecast, Odds, State, Unknown, forecast, growth, is_worth, observe, odds, to_dict
-from plimsoll.core.forecast.fleet import ENDED_A_PASS, FEW, TURNS, observe_all
-from plimsoll.core.forecast.outlook import Chances, outlook
-from plimsoll.core.forecast.table import Table
-from plimsoll.core.jumps import FACTORS
+from plimsoll.core.demand import growth_stats
+from plimsoll.core.demand.batched_forecast import GrowthCache, forecast_all
+from plimsoll.core.demand.batched_growth import GrowthTable
+from plimsoll.core.demand.batched_observe import MAX_CLOSED_PER_PASS, MAX_CLOSING_PASSES, SEQUENTIAL_TIERS, observe_all
+from plimsoll.core.demand.demand_state import DemandState, observe
+from plimsoll.core.demand.forecasting import Forecast, forecast
+from plimsoll.core.demand.growth_prior import GROWTH_FACTORS
+from plimsoll.core.demand.serialization import to_dict
+from plimsoll.core.demand.standby_value import GrowthDistribution, growth_distribution, standby_pays_off
+from plimsoll.core.types import Unavailable
 
-TIERS = 3 * FEW
-NOTHING = Unknown("silent")
+TIERS = 3 * SEQUENTIAL_TIERS
+NOTHING = Unavailable("silent")
 
 
-def one_by_one(states: list[State], now_s: float, works: list[float], rates: list[float]) -> list[State]:
+def one_by_one(states: list[DemandState], now_s: float, works: list[float], rates: list[float]) -> list[DemandState]:
     return [
         observe(
             state,
@@ -55,7 +60,7 @@ def sample_load(rng: np.random.Generator, means: NDArray[np.float64], second: in
 def test_observe_all_equals_single_observe(seed: int, tick_s: float) -> None:
     rng = np.random.default_rng(seed)
     means = rng.uniform(0.2, 40.0, TIERS)
-    many, single, now_s = [State()] * TIERS, [State()] * TIERS, 1.8e9 + float(rng.uniform(0, 1800))
+    many, single, now_s = [DemandState()] * TIERS, [DemandState()] * TIERS, 1.8e9 + float(rng.uniform(0, 1800))
     for second in range(200):
         now_s += tick_s
         if second == 150:
@@ -71,41 +76,43 @@ def test_observe_all_equals_single_observe(seed: int, tick_s: float) -> None:
 @settings(max_examples=2)
 def test_batched_forecast_equals_single_forecast(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    means, chances = rng.uniform(0.2, 40.0, TIERS), [Chances() for _ in range(TIERS)]
+    means, chances = rng.uniform(0.2, 40.0, TIERS), [GrowthCache() for _ in range(TIERS)]
     horizons, quantiles = rng.choice([5.0, 90.0, 1000.0], TIERS).tolist(), rng.choice([0.6, 0.95], TIERS).tolist()
     costs, shares = rng.choice([0.0, 25.0, 300.0], TIERS), rng.choice([0.5, 0.95, 0.999], TIERS).tolist()
-    states, now_s = [State()] * TIERS, 1.8e9
+    states, now_s = [DemandState()] * TIERS, 1.8e9
     for second in range(300):
         now_s += 0.9 if second < 290 else 100.0
         states = observe_all(states, now_s, *sample_load(rng, means, second))
         asked_s = now_s + second % 3
-        found = outlook(states, asked_s, horizons, quantiles, chances, shares, costs)
+        found = forecast_all(states, asked_s, horizons, quantiles, chances, shares, costs)
         for n in range(second % 7, TIERS, 7):
             expected = forecast(states[n], asked_s, horizons[n], quantiles[n], shares[n], float(costs[n]))
             if isinstance(expected, Forecast):
                 assert [column[n] for column in found] == [getattr(expected, name) for name in found._fields]
-                assert chances[n].at(states[n], horizons[n]) == odds(states[n], horizons[n])
+                assert chances[n].distribution(states[n], horizons[n]) == growth_distribution(states[n], horizons[n])
             else:
                 assert math.isnan(found.work[n])
 
 
-def closed(before: list[State], after: list[State]) -> list[int]:
+def closed(before: list[DemandState], after: list[DemandState]) -> list[int]:
     """The tiers whose minute has ended in between."""
-    return [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old.past is not new.past]
+    return [
+        n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old.closed_growth is not new.closed_growth
+    ]
 
 
 def test_observe_all_staggers_minute_ends_over_passes() -> None:
-    tiers = 3 * ENDED_A_PASS - 1
+    tiers = 3 * MAX_CLOSED_PER_PASS - 1
     rng = np.random.default_rng(5)
     start_s, works = 1.8e9, rng.uniform(0.5, 5.0, tiers).tolist()
-    states = observe_all([State()] * tiers, start_s, works, works)
+    states = observe_all([DemandState()] * tiers, start_s, works, works)
     ended: list[dict[int, int]] = [{}]  # by minute, of each tier its second
     for second in range(1, 240):
         after = observe_all(states, start_s + second, works, works)
         if second % 60 == 0:
             ended.append({})
         turn = closed(states, after)
-        assert len(turn) <= ENDED_A_PASS
+        assert len(turn) <= MAX_CLOSED_PER_PASS
         assert not any(n in ended[-1] for n in turn)
         ended[-1].update(dict.fromkeys(turn, second % 60))
         states = after
@@ -114,46 +121,58 @@ def test_observe_all_staggers_minute_ends_over_passes() -> None:
     assert sorted(ended[1]) == list(range(tiers))
     assert sorted(set(ended[1].values())) == [0, 1, 2]
     for state, work in zip(states, works, strict=True):
-        known = [minute for minute in growth.MINUTE.iter_unpack(state.past.minutes) if not math.isnan(minute[0])]
+        known = [
+            minute
+            for minute in growth_stats.MINUTE_RECORD.iter_unpack(state.closed_growth.minutes)
+            if not math.isnan(minute[0])
+        ]
         assert [minute[0] for minute in known] == [pytest.approx(work)] * 3
 
 
 def test_observe_all_minute_end_passes_depend_on_fleet_size() -> None:
-    for tiers, passes in ((ENDED_A_PASS, 1), (ENDED_A_PASS + 1, 2), (3 * TURNS * ENDED_A_PASS, TURNS)):
-        states, works = [State()] * tiers, [1.0] * tiers
+    for tiers, passes in (
+        (MAX_CLOSED_PER_PASS, 1),
+        (MAX_CLOSED_PER_PASS + 1, 2),
+        (3 * MAX_CLOSING_PASSES * MAX_CLOSED_PER_PASS, MAX_CLOSING_PASSES),
+    ):
+        states, works = [DemandState()] * tiers, [1.0] * tiers
         for at_s in (0.0, 30.0, 59.0):
             states = observe_all(states, at_s, works, works)
         took = 0
-        while any(state.growth.minute == 0 for state in states):
+        while any(state.growth.current_minute == 0 for state in states):
             states, took = observe_all(states, 60.0 + took, works, works), took + 1
         assert took == passes
 
 
 def test_observe_all_half_hour_ends_with_staggered_minute() -> None:
-    tiers = 2 * ENDED_A_PASS
-    states, works = [State()] * tiers, [2.0] * tiers
+    tiers = 2 * MAX_CLOSED_PER_PASS
+    states, works = [DemandState()] * tiers, [2.0] * tiers
     for at_s in range(10, 1800, 10):
         states = observe_all(states, float(at_s), works, works)
     first = observe_all(states, 1800.0, works, works)
     second = observe_all(first, 1801.0, works, works)
-    assert [sum(state.season.day.seen for state in some) for some in (states, first, second)] == [0, tiers // 2, tiers]
-    assert {state.season.bin for state in second} == {1}
+    assert [sum(state.season.day.bins_seen for state in some) for some in (states, first, second)] == [
+        0,
+        tiers // 2,
+        tiers,
+    ]
+    assert {state.season.bin_index for state in second} == {1}
 
 
-growths = st.one_of(st.sampled_from((0.0, 1.0, *FACTORS, 40.0, math.inf)), st.floats(0.0, 12.0))
+growths = st.one_of(st.sampled_from((0.0, 1.0, *GROWTH_FACTORS, 40.0, math.inf)), st.floats(0.0, 12.0))
 growth_odds_of = st.builds(
-    lambda shares, horizon_s: Odds(horizon_s, FACTORS, tuple(sorted(shares, reverse=True)), 0.0),
-    st.lists(st.floats(0.0, 1.0), min_size=len(FACTORS), max_size=len(FACTORS)),
+    lambda shares, horizon_s: GrowthDistribution(horizon_s, GROWTH_FACTORS, tuple(sorted(shares, reverse=True)), 0.0),
+    st.lists(st.floats(0.0, 1.0), min_size=len(GROWTH_FACTORS), max_size=len(GROWTH_FACTORS)),
     st.sampled_from([60.0, 90.0]),
 )
 
 
 @given(st.lists(st.tuples(growth_odds_of, growths), min_size=1, max_size=20))
-def test_growth_table_past_equals_single_odds(asked: list[tuple[Odds, float]]) -> None:
+def test_growth_table_past_equals_single_odds(asked: list[tuple[GrowthDistribution, float]]) -> None:
     every = list(reversed(range(len(asked))))  # rows may be asked in any order
-    table = Table([one for one, _ in asked])
-    chance, integral = table.past(np.array(every), np.array([asked[n][1] for n in every]))
-    expected = [asked[n][0].past(asked[n][1]) for n in every]
+    table = GrowthTable([one for one, _ in asked])
+    chance, integral = table.tail_and_integral(np.array(every), np.array([asked[n][1] for n in every]))
+    expected = [asked[n][0].tail_and_integral(asked[n][1]) for n in every]
     assert list(zip(chance.tolist(), integral.tolist(), strict=True)) == expected
 
 
@@ -164,17 +183,17 @@ def test_growth_table_past_equals_single_odds(asked: list[tuple[Odds, float]]) -
     st.floats(0.0, 60.0),
 )
 def test_growth_table_is_worth_equals_single_result(
-    asked: list[tuple[Odds, float, float, int]], miss_cost: float
+    asked: list[tuple[GrowthDistribution, float, float, int]], miss_cost: float
 ) -> None:
-    table = Table([one for one, _, _, _ in asked])
+    table = GrowthTable([one for one, _, _, _ in asked])
     work, replica_work, replicas = (np.array([float(one[place]) for one in asked]) for place in (1, 2, 3))
-    found = table.is_worth(np.arange(len(asked)), work, replica_work, replicas, np.full(len(asked), miss_cost))
-    assert found.tolist() == [is_worth(*one, miss_cost) for one in asked]
+    found = table.standby_pays_off(np.arange(len(asked)), work, replica_work, replicas, np.full(len(asked), miss_cost))
+    assert found.tolist() == [standby_pays_off(*one, miss_cost) for one in asked]
 
 
 def test_observe_all_merges_states_of_different_times() -> None:
     rng = np.random.default_rng(3)
-    states, now_s = [State()] * TIERS, 0.0
+    states, now_s = [DemandState()] * TIERS, 0.0
     for n in range(TIERS):
         for second in range(5 * n):
             states[n] = observe(states[n], float(second), float(rng.poisson(5.0)))
@@ -188,6 +207,6 @@ def test_observe_all_merges_states_of_different_times() -> None:
 def test_observe_all_invalid_time_raises(tiers: int) -> None:
     if tiers:
         with pytest.raises(ValueError, match="finite"):
-            observe_all([State()] * tiers, math.nan, [1.0] * tiers, [1.0] * tiers)
+            observe_all([DemandState()] * tiers, math.nan, [1.0] * tiers, [1.0] * tiers)
     else:
         assert observe_all([], 0.0, [], []) == []

@@ -12,18 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.calibration.answer import estimate, expectation, knowledge, pessimistic
-from plimsoll.core.calibration.belief import Posterior, coefficients, counted, unknown
-from plimsoll.core.calibration.state import EngineKey, from_dict, to_dict
-from plimsoll.core.calibration.update import refusal, update, update_all
-from plimsoll.core.calibration.window import WindowSums
-from plimsoll.core.latency import StepModel
+from plimsoll.core.engine_model.calibration.counter_window import WindowSums
+from plimsoll.core.engine_model.calibration.estimates import assess_quality, mean_model, predict_window, quantile_model
+from plimsoll.core.engine_model.calibration.posterior_model import (
+    Posterior,
+    coefficients,
+    initial_posterior,
+    step_counts,
+)
+from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update, update_all
+from plimsoll.core.engine_model.calibration.serialization import EngineKey, from_dict, to_dict
+from plimsoll.core.engine_model.step_time import StepModel
 
 FLOOR = StepModel(3.3e-3, -3.3e-3, 1.4e-5, 5e-10, 2e-6, 2.7e-8)
 PRIOR = StepModel(4.5e-3, 0.0, 1.9e-5, 7e-10, 1.4e-5, 3.6e-8)
 TRUTH = StepModel(4.9e-3, -1.0e-3, 2.1e-5, 1.0e-9, 1.5e-5, 3.2e-8)
 KEY = EngineKey("model", "gpu", "tp1", "vllm 0.26.0")
-INITIAL = unknown(PRIOR, FLOOR)
+INITIAL = initial_posterior(PRIOR, FLOOR)
 
 
 def window(batch: float, end_s: float = 0.0, truth: StepModel = TRUTH, slowness: float = 1.0) -> WindowSums:
@@ -54,18 +59,18 @@ GOOD = window(20.0, 15.0 * 60)
 def assert_sound(posterior: Posterior) -> None:
     """Finite, nowhere faster than the floor, pessimism above the mean, and storable."""
     floor = coefficients(FLOOR)
-    for model in (estimate(posterior), pessimistic(posterior, 0.95), pessimistic(posterior, 0.95, at=GOOD)):
+    for model in (mean_model(posterior), quantile_model(posterior, 0.95), quantile_model(posterior, 0.95, window=GOOD)):
         assert np.isfinite(coefficients(model)).all()
         assert (coefficients(model) >= floor * (1 - 1e-12)).all()
-    assert (coefficients(pessimistic(posterior, 0.95)) >= coefficients(estimate(posterior)) * (1 - 1e-12)).all()
+    assert (coefficients(quantile_model(posterior, 0.95)) >= coefficients(mean_model(posterior)) * (1 - 1e-12)).all()
     text = json.dumps(to_dict(posterior, KEY), separators=(",", ":"), allow_nan=False)
     assert len(text) <= 1024
     from_dict(json.loads(text), KEY, PRIOR, FLOOR)
 
 
 def test_update_valid_windows_become_known() -> None:
-    assert knowledge(FITTED).known
-    assert expectation(FITTED, GOOD).busy_s == pytest.approx(15.0, rel=0.01)
+    assert assess_quality(FITTED).sufficient
+    assert predict_window(FITTED, GOOD).busy_s == pytest.approx(15.0, rel=0.01)
     assert_sound(FITTED)
 
 
@@ -99,10 +104,10 @@ def test_update_window_with_invalid_value_is_ignored(field: str, bad: float) -> 
 )
 def test_rejection_reason_names_reason_of_invalid_window(changes: dict[str, float], why: str) -> None:
     bad = replace(GOOD, **changes)
-    assert why in str(refusal(FITTED, bad))
+    assert why in str(rejection_reason(FITTED, bad))
     assert update(FITTED, bad) is FITTED
     with pytest.raises(ValueError, match="nothing can be expected"):
-        expectation(FITTED, bad)
+        predict_window(FITTED, bad)
 
 
 def test_update_engine_reset_in_window_keeps_estimate() -> None:
@@ -110,7 +115,7 @@ def test_update_engine_reset_in_window_keeps_estimate() -> None:
     half = replace(half, output_tokens=GOOD.output_tokens / 2, prompt_tokens=GOOD.prompt_tokens / 2)
     half = replace(half, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)  # busy seconds go on
     after = update(FITTED, half)
-    assert coefficients(estimate(after)) == pytest.approx(coefficients(estimate(FITTED)), rel=0.01)
+    assert coefficients(mean_model(after)) == pytest.approx(coefficients(mean_model(FITTED)), rel=0.01)
 
 
 def test_update_all_without_valid_windows_is_identity() -> None:
@@ -126,9 +131,9 @@ def test_update_all_skips_invalid_windows_of_batch() -> None:
 def test_predict_window_missing_counter_is_not_zero() -> None:
     absent = replace(GOOD, prefill_steps=None, prefill_pairs=None, cached_tokens_read=None)
     zero = replace(GOOD, prefill_steps=0.0, prefill_pairs=0.0, cached_tokens_read=0.0)
-    assert expectation(FITTED, absent).busy_s == pytest.approx(expectation(FITTED, GOOD).busy_s, rel=0.05)
-    assert expectation(FITTED, absent).deviation_s > 2 * expectation(FITTED, GOOD).deviation_s
-    assert expectation(FITTED, zero).busy_s < 0.95 * expectation(FITTED, GOOD).busy_s
+    assert predict_window(FITTED, absent).busy_s == pytest.approx(predict_window(FITTED, GOOD).busy_s, rel=0.05)
+    assert predict_window(FITTED, absent).sd_s > 2 * predict_window(FITTED, GOOD).sd_s
+    assert predict_window(FITTED, zero).busy_s < 0.95 * predict_window(FITTED, GOOD).busy_s
 
 
 def test_update_huge_consistent_window_counts_once() -> None:
@@ -151,8 +156,8 @@ def test_update_clock_going_backwards_keeps_knowledge() -> None:
 
 def test_update_clock_jump_ahead_reduces_knowledge() -> None:
     leapt = update(FITTED, replace(GOOD, end_s=1e14))
-    assert not knowledge(leapt).known
-    assert knowledge(leapt).base_sd > knowledge(FITTED).base_sd
+    assert not assess_quality(leapt).sufficient
+    assert assess_quality(leapt).base_sd > assess_quality(FITTED).base_sd
     assert_sound(leapt)
 
 
@@ -163,7 +168,7 @@ def test_update_persistent_garbage_becomes_unknown() -> None:
         slowness = float(rng.uniform(1.0, 10.0))
         posterior = update(posterior, window(float(rng.uniform(4, 60)), 900.0 + 15 * number, slowness=slowness))
         assert_sound(posterior)
-    assert not knowledge(posterior).known
+    assert not assess_quality(posterior).sufficient
 
 
 def test_estimate_of_data_at_floor_stays_above_floor() -> None:
@@ -171,16 +176,16 @@ def test_estimate_of_data_at_floor_stays_above_floor() -> None:
     for number in range(100):
         posterior = update(posterior, window(4.0 + number % 50, 15.0 * number, FLOOR, slowness=0.95))
     assert_sound(posterior)
-    assert expectation(posterior, window(20.0, truth=FLOOR)).busy_s == pytest.approx(15.0, rel=0.02)
+    assert predict_window(posterior, window(20.0, truth=FLOOR)).busy_s == pytest.approx(15.0, rel=0.02)
 
 
 def test_update_overload_does_not_distort_estimate() -> None:
     posterior = FITTED
-    for number in range(50):  # batches far beyond what was learn, 40 % slower than the line
+    for number in range(50):  # batches far beyond what was learned, 40 % slower than the line
         posterior = update(posterior, window(400.0, 900.0 + 15 * number, replace(TRUTH, sequence_s=1e-4), slowness=1.4))
         assert_sound(posterior)
-    work = counted(GOOD)
-    assert work @ coefficients(estimate(posterior)) == pytest.approx(15.0, rel=0.6)
+    work = step_counts(GOOD)
+    assert work @ coefficients(mean_model(posterior)) == pytest.approx(15.0, rel=0.6)
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -289,5 +294,5 @@ def test_from_dict_any_value_is_read_or_raises_value_error(field: str, value: ob
         read = from_dict({**STORED, field: value}, KEY, PRIOR, FLOOR)
     except ValueError:
         return
-    assert np.isfinite(coefficients(estimate(read))).all()
-    assert (coefficients(estimate(read)) >= coefficients(FLOOR) * (1 - 1e-12)).all()
+    assert np.isfinite(coefficients(mean_model(read))).all()
+    assert (coefficients(mean_model(read)) >= coefficients(FLOOR) * (1 - 1e-12)).all()

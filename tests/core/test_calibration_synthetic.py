@@ -1,4 +1,4 @@
-"""What is learned of synthetic_windows windows whose truth is known: how far, how fast, in what order, and what is refused."""
+"""What is learned of made windows whose truth is known: how far, how fast, in what order, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core.calibration.answer import MISFIT, estimate, expectation, knowledge, pessimistic
-from plimsoll.core.calibration.belief import coefficients, counted, unknown
-from plimsoll.core.calibration.state import from_dict, to_dict
-from plimsoll.core.calibration.update import refusal, update, update_all
-from plimsoll.core.calibration.window import Lengths, WindowSums, filled, lengths_of
-from plimsoll.core.latency import StepModel
+from plimsoll.core.engine_model.calibration.counter_window import (
+    ContextLengths,
+    WindowSums,
+    context_lengths,
+    fill_missing,
+)
+from plimsoll.core.engine_model.calibration.estimates import (
+    MODEL_MISFIT_SD,
+    assess_quality,
+    mean_model,
+    predict_window,
+    quantile_model,
+)
+from plimsoll.core.engine_model.calibration.posterior_model import coefficients, initial_posterior, step_counts
+from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update, update_all
+from plimsoll.core.engine_model.calibration.serialization import from_dict, to_dict
+from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.workload import from_samples
 from tests.core.test_calibration import EVERY_S, FLOOR, KEY, SECONDS, bare, doubtful, fitted, prior_of, summed
 
@@ -55,9 +66,9 @@ def synthetic_windows(truth: StepModel, rng: np.random.Generator, count: int, st
 
 def test_posterior_many_mixes_identifies_all_but_pairs() -> None:
     posterior = fitted(synthetic_windows(TRUTH, np.random.default_rng(0), 400))
-    found, true = coefficients(estimate(posterior)), coefficients(TRUTH)
-    assert knowledge(posterior).known
-    assert knowledge(posterior).directions == 5
+    found, true = coefficients(mean_model(posterior)), coefficients(TRUTH)
+    assert assess_quality(posterior).sufficient
+    assert assess_quality(posterior).identified_directions == 5
     assert found[[0, 1, 2, 5]] == pytest.approx(true[[0, 1, 2, 5]], rel=0.06)
     assert found[4] == pytest.approx(true[4], rel=0.1)
     pairs_of_prior = posterior.prior.prefill_pair_s  # 4 % of the time: left where the common factor puts it
@@ -74,8 +85,8 @@ def test_quantile_model_has_stated_quantile(count: int) -> None:
         values = np.maximum(factors * coefficients(prior), coefficients(FLOOR))
         truth = StepModel(values[0], values[1] - values[0], *values[2:])
         *seen, unseen = synthetic_windows(truth, rng, count + 1)
-        sized = pessimistic(update_all(unknown(prior, FLOOR), seen), 0.9, at=unseen)
-        work = counted(unseen)
+        sized = quantile_model(update_all(initial_posterior(prior, FLOOR), seen), 0.9, window=unseen)
+        work = step_counts(unseen)
         too_fast += bool(work @ coefficients(sized) < work @ coefficients(truth))
     assert too_fast <= 15  # of 100 where 10 are meant; `MISFIT` makes it fewer
 
@@ -83,15 +94,15 @@ def test_quantile_model_has_stated_quantile(count: int) -> None:
 def test_quantile_model_converges_to_mean() -> None:
     windows = synthetic_windows(TRUTH, np.random.default_rng(3), 60)
     at = windows[0]
-    work, margins = counted(at), []
+    work, margins = step_counts(at), []
     for count in (0, 5, 60):
         posterior = fitted(windows[:count])
-        high, mean = pessimistic(posterior, 0.9, at), estimate(posterior)
+        high, mean = quantile_model(posterior, 0.9, at), mean_model(posterior)
         margins.append(float(work @ coefficients(high) / (work @ coefficients(mean))) - 1)
-        each = coefficients(pessimistic(posterior, 0.9))
+        each = coefficients(quantile_model(posterior, 0.9))
         assert work @ each >= work @ coefficients(high) * (1 - 1e-9)  # each at its quantile is the dearer one
     assert margins[0] > 0.3
-    assert margins[0] > margins[1] > margins[2] > NORMAL_90 * MISFIT
+    assert margins[0] > margins[1] > margins[2] > NORMAL_90 * MODEL_MISFIT_SD
 
 
 NORMAL_90 = 1.2815  # standard deviations
@@ -109,7 +120,8 @@ def test_update_lasting_change_is_followed_in_16_windows(before: StepModel, afte
     for window in changed:
         posterior = update(posterior, window)
     off = [
-        float(counted(w) @ coefficients(estimate(posterior))) / (15.0) - 1 for w in synthetic_windows(after, rng, 50)
+        float(step_counts(w) @ coefficients(mean_model(posterior))) / (15.0) - 1
+        for w in synthetic_windows(after, rng, 50)
     ]
     assert abs(np.mean(off)) <= 0.03
 
@@ -123,15 +135,17 @@ def test_update_outlier_window_keeps_estimate(wild: float, times: int, seed: int
     before = fitted(windows)
     after = before
     for window in synthetic_windows(TRUTH, rng, times, start_s=windows[-1].end_s):
-        assert refusal(after, window) is None
+        assert rejection_reason(after, window) is None
         after = update(after, replace(window, busy_s=wild * window.busy_s))
-    moved = [expectation(after, w).busy_s / expectation(before, w).busy_s for w in synthetic_windows(TRUTH, rng, 50)]
+    moved = [
+        predict_window(after, w).busy_s / predict_window(before, w).busy_s for w in synthetic_windows(TRUTH, rng, 50)
+    ]
     assert moved == pytest.approx([1.0] * 50, abs=0.005)
-    assert knowledge(after).noise_sd > knowledge(before).noise_sd  # seen, and counted as doubt
+    assert assess_quality(after).noise_sd > assess_quality(before).noise_sd  # seen, and counted as doubt
 
 
 def test_update_steady_speed_raises_no_change_alarm() -> None:
-    posterior, weight = unknown(prior_of(FLOOR, 0.75), FLOOR), 0.0
+    posterior, weight = initial_posterior(prior_of(FLOOR, 0.75), FLOOR), 0.0
     for window in synthetic_windows(TRUTH, np.random.default_rng(11), 400):
         posterior = update(posterior, window)
         assert posterior.weight > 0.98 * weight
@@ -146,87 +160,89 @@ def test_update_old_windows_decay_by_half_life() -> None:
     assert later.weight == pytest.approx(posterior.weight / 2, abs=1 + added)
     much_later = update(posterior, replace(window, end_s=1e9))
     assert much_later.weight == pytest.approx(added)
-    assert not knowledge(much_later).known
+    assert not assess_quality(much_later).sufficient
 
 
 def test_update_all_replicas_of_different_speed_learns_mean() -> None:
-    rng, posterior = np.random.default_rng(12), unknown(prior_of(FLOOR, 0.75), FLOOR)
+    rng, posterior = np.random.default_rng(12), initial_posterior(prior_of(FLOOR, 0.75), FLOOR)
     for tick in range(60):
         four = zip(synthetic_windows(TRUTH, rng, 4), (0.9, 0.9, 1.1, 1.1), strict=True)
         posterior = update_all(posterior, [replace(w, end_s=EVERY_S * tick, busy_s=f * w.busy_s) for w, f in four])
     assert posterior.weight > 150  # no alarm
-    off = [expectation(posterior, window).busy_s / 15.0 - 1 for window in synthetic_windows(TRUTH, rng, 50)]
+    off = [predict_window(posterior, window).busy_s / 15.0 - 1 for window in synthetic_windows(TRUTH, rng, 50)]
     assert abs(np.mean(off)) <= 0.02
-    assert 0.08 < knowledge(posterior).noise_sd < 0.12
+    assert 0.08 < assess_quality(posterior).noise_sd < 0.12
 
 
 def test_update_all_reversed_batch_is_equal() -> None:
     windows = synthetic_windows(TRUTH, np.random.default_rng(8), 30)
-    start = unknown(prior_of(FLOOR, 0.75), FLOOR)
+    start = initial_posterior(prior_of(FLOOR, 0.75), FLOOR)
     one, other = update_all(start, windows), update_all(start, windows[::-1])
     assert other.information == pytest.approx(one.information, rel=1e-12, abs=1e-12)
-    assert coefficients(estimate(other)) == pytest.approx(coefficients(estimate(one)), rel=1e-9)
+    assert coefficients(mean_model(other)) == pytest.approx(coefficients(mean_model(one)), rel=1e-9)
 
 
 def test_update_reversed_windows_gives_same_estimate() -> None:
     windows = [replace(window, end_s=0.0) for window in synthetic_windows(TRUTH, np.random.default_rng(9), 60)]
     one, other = fitted(windows), fitted(windows[::-1])
-    assert coefficients(estimate(other))[[0, 2, 5]] == pytest.approx(coefficients(estimate(one))[[0, 2, 5]], rel=0.01)
+    assert coefficients(mean_model(other))[[0, 2, 5]] == pytest.approx(
+        coefficients(mean_model(one))[[0, 2, 5]], rel=0.01
+    )
 
 
 def test_initial_posterior_equals_prior() -> None:
     prior = prior_of(FLOOR, 0.75)
-    posterior = unknown(prior, FLOOR)
-    assert coefficients(estimate(posterior)) == pytest.approx(coefficients(prior))
-    assert coefficients(pessimistic(posterior, 0.5)) == pytest.approx(coefficients(prior))
+    posterior = initial_posterior(prior, FLOOR)
+    assert coefficients(mean_model(posterior)) == pytest.approx(coefficients(prior))
+    assert coefficients(quantile_model(posterior, 0.5)) == pytest.approx(coefficients(prior))
     doubtful(posterior, "0 windows")
-    assert knowledge(posterior).directions == 0
+    assert assess_quality(posterior).identified_directions == 0
 
 
 def test_fill_missing_lengths_complete_missing_counters_only() -> None:
     whole = summed("8b_chat@15", SECONDS["8b_chat@15"])
-    lengths = Lengths(1188.0, 820.0, 1337.0)
-    assert filled(whole, lengths) == whole
-    some = filled(replace(whole, prefill_pairs=None), lengths)
+    lengths = ContextLengths(1188.0, 820.0, 1337.0)
+    assert fill_missing(whole, lengths) == whole
+    some = fill_missing(replace(whole, prefill_pairs=None), lengths)
     assert some.prefill_pairs == pytest.approx(820.0 * whole.prompt_tokens)
-    assert (some.prefill_steps, some.exact) == (whole.prefill_steps, True)
-    steps = filled(bare(whole), lengths).prefill_steps
+    assert (some.prefill_steps, some.is_exact) == (whole.prefill_steps, True)
+    steps = fill_missing(bare(whole), lengths).prefill_steps
     assert steps == pytest.approx(whole.prefill_steps, rel=0.1)
     with pytest.raises(ValueError, match="positive"):
-        filled(whole, Lengths(0.0, 820.0, 1337.0))
+        fill_missing(whole, ContextLengths(0.0, 820.0, 1337.0))
 
 
 def test_context_lengths_of_workload_are_token_weighted() -> None:
     workload = from_samples([1000.0, 10_000.0], [0.0, 96.0], [100.0, 300.0])
-    lengths = lengths_of(workload, 8192)
+    lengths = context_lengths(workload, 8192)
     assert lengths.chunk_tokens == pytest.approx(11_000 / 3)
     assert lengths.prefill_context_tokens == pytest.approx((1000 * 500 + 10_000 * 5096) / 11_000)
     assert lengths.decode_context_tokens == pytest.approx((100 * 1050 + 300 * 10_246) / 400)
     with pytest.raises(ValueError, match="above 0"):
-        lengths_of(workload, 0)
+        context_lengths(workload, 0)
 
 
 def test_predict_window_speculative_decoding_counts_sequences() -> None:
-    posterior = unknown(prior_of(FLOOR, 0.75), FLOOR)
+    posterior = initial_posterior(prior_of(FLOOR, 0.75), FLOOR)
     plain = summed("8b_short@30", SECONDS["8b_short@30"])
     output = 2.5 * plain.mean_running * plain.steps
     drafted = replace(plain, output_tokens=output, computed_tokens=plain.prompt_tokens + output)
-    assert expectation(posterior, drafted).busy_s == pytest.approx(expectation(posterior, plain).busy_s, rel=0.02)
+    assert predict_window(posterior, drafted).busy_s == pytest.approx(predict_window(posterior, plain).busy_s, rel=0.02)
 
 
 @pytest.mark.parametrize("quantile", [0.49, 1.0, math.nan])
 def test_quantile_model_quantile_below_half_raises(quantile: float) -> None:
     with pytest.raises(ValueError, match="pessimistic quantile"):
-        pessimistic(unknown(prior_of(FLOOR, 0.75), FLOOR), quantile)
+        quantile_model(initial_posterior(prior_of(FLOOR, 0.75), FLOOR), quantile)
 
 
 def test_quantile_model_at_window_without_context_sums_raises() -> None:
     (window,) = synthetic_windows(TRUTH, np.random.default_rng(0), 1)
-    posterior = unknown(prior_of(FLOOR, 0.75), FLOOR)
+    posterior = initial_posterior(prior_of(FLOOR, 0.75), FLOOR)
     with pytest.raises(ValueError, match="absent"):
-        pessimistic(posterior, 0.9, at=bare(window))
+        quantile_model(posterior, 0.9, window=bare(window))
     with pytest.raises(ValueError, match="too few"):
-        pessimistic(posterior, 0.9, at=replace(window, steps=0.0, prefill_steps=0.0))
+        quantile_model(posterior, 0.9, window=replace(window, steps=0.0, prefill_steps=0.0))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +257,7 @@ def test_quantile_model_at_window_without_context_sums_raises() -> None:
 )
 def test_initial_posterior_with_invalid_prior_raises(prior: StepModel, half_life_s: float, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        unknown(prior, FLOOR, half_life_s)
+        initial_posterior(prior, FLOOR, half_life_s)
 
 
 def test_posterior_round_trip_keeps_state() -> None:
@@ -249,9 +265,9 @@ def test_posterior_round_trip_keeps_state() -> None:
     text = json.dumps(to_dict(posterior, KEY), separators=(",", ":"))
     assert len(text) <= 1024
     read = from_dict(json.loads(text), KEY, posterior.prior, FLOOR)
-    assert coefficients(estimate(read)) == pytest.approx(coefficients(estimate(posterior)), rel=1e-4)
-    assert knowledge(read).words == knowledge(posterior).words
+    assert coefficients(mean_model(read)) == pytest.approx(coefficients(mean_model(posterior)), rel=1e-4)
+    assert assess_quality(read).message == assess_quality(posterior).message
     (window,) = synthetic_windows(TRUTH, np.random.default_rng(1), 1, start_s=150 * EVERY_S)
     assert update(read, window).weight == pytest.approx(update(posterior, window).weight)
-    fresh = unknown(posterior.prior, FLOOR)
+    fresh = initial_posterior(posterior.prior, FLOOR)
     assert from_dict(to_dict(fresh, KEY), KEY, fresh.prior, FLOOR) == fresh

@@ -1,11 +1,11 @@
-"""Tokens that an engine should have made, against engines that were simulate_steps token by token."""
+"""Tokens that an engine should have made, against engines that were stepped token by token."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from plimsoll.core.signals.answers import Answers, Usual
+from plimsoll.core.demand.completion_estimator import CompletionEstimator, OutputLengths
 from plimsoll.core.workload import Workload, from_samples
 
 RNG_SEED = 11
@@ -35,12 +35,12 @@ def simulate_steps(begins: list[int], answers: np.ndarray, intervals: int) -> li
     return found
 
 
-def predict_completions(usual: Usual, seen: list[tuple[int, int, int]], first: int = 0) -> list[float]:
+def predict_completions(usual: OutputLengths, seen: list[tuple[int, int, int]], first: int = 0) -> list[float]:
     """Tokens expected of each interval from the first that is seen on."""
-    answers, found = Answers(seen[first - 1][2] if first else 0.0), []
+    answers, found = CompletionEstimator(seen[first - 1][2] if first else 0.0), []
     for begun, _, _ in seen[first:]:
-        answers.add(STEPS, begun)
-        found.append(answers.requests(usual) * usual.mean)
+        answers.advance(STEPS, begun)
+        found.append(answers.expected_completions(usual) * usual.mean_tokens)
     return found
 
 
@@ -52,7 +52,7 @@ def test_expected_tokens_follow_request_start_times(mean: float, deviation: floa
     begins = [i for i in range(120) for _ in range(int(rng.choice([0, 0, 5, 60])))]
     answers = sample_lengths(mean, deviation, rng, len(begins))
     seen = simulate_steps(begins, answers, 120)
-    usual = Usual(lengths(answers))
+    usual = OutputLengths(lengths(answers))
     expected, made = np.array(predict_completions(usual, seen)), np.array([tokens for _, tokens, _ in seen])
     assert expected.sum() == pytest.approx(made.sum(), rel=0.03)
     over = np.convolve(np.ones(6), made, "valid"), np.convolve(np.ones(6), expected, "valid")
@@ -65,14 +65,14 @@ def test_initially_running_requests_are_spread_over_lengths() -> None:
     begins = [i for i in range(60) for _ in range(40)]
     answers = sample_lengths(400.0, 0.3, rng, len(begins))
     seen = simulate_steps(begins, answers, 60)
-    expected = predict_completions(Usual(lengths(answers)), seen, first=30)
+    expected = predict_completions(OutputLengths(lengths(answers)), seen, first=30)
     assert expected == pytest.approx([tokens for _, tokens, _ in seen[30:]], rel=0.05)
 
 
 def test_longer_outputs_exceed_expected_tokens_before_end() -> None:
     answers = np.concatenate((np.full(800, 100.0), np.full(400, 800.0)))
     seen = simulate_steps([i for i in range(30) for _ in range(40)], answers, 30)
-    expected = predict_completions(Usual(lengths(np.full(9, 100.0))), seen)
+    expected = predict_completions(OutputLengths(lengths(np.full(9, 100.0))), seen)
     made = [tokens for _, tokens, _ in seen]
     assert expected[10:20] == pytest.approx(made[10:20], rel=0.02)
     assert all(now > 1.5 * then for now, then in zip(made[24:], expected[24:], strict=True)), (
@@ -81,32 +81,32 @@ def test_longer_outputs_exceed_expected_tokens_before_end() -> None:
 
 
 def test_completions_clock_stops_while_idle() -> None:
-    usual, answers = Usual(lengths(np.full(9, 50.0))), Answers(0.0)
-    answers.add(200.0, 8.0)
-    assert answers.requests(usual) == pytest.approx(8.0, rel=0.15), "but for those that began last"
-    answers.add(0.0, 0.0)
-    assert answers.requests(usual) == 0.0
-    answers.add(60.0, 0.0)
-    left = answers.requests(usual)
-    answers.add(60.0, 0.0)
+    usual, answers = OutputLengths(lengths(np.full(9, 50.0))), CompletionEstimator(0.0)
+    answers.advance(200.0, 8.0)
+    assert answers.expected_completions(usual) == pytest.approx(8.0, rel=0.15), "but for those that began last"
+    answers.advance(0.0, 0.0)
+    assert answers.expected_completions(usual) == 0.0
+    answers.advance(60.0, 0.0)
+    left = answers.expected_completions(usual)
+    answers.advance(60.0, 0.0)
     assert 0.0 < left < 1.2
-    assert answers.requests(usual) == pytest.approx(0.0, abs=1e-9)
+    assert answers.expected_completions(usual) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_completions_same_step_starts_count_first_token() -> None:
-    usual, answers = Usual(lengths(np.full(9, 50.0))), Answers(0.0)
-    answers.add(0.0, 5.0)  # no engine counts so, but a scrape can come between two of its counters
-    assert answers.requests(usual) == pytest.approx(5.0 / 50.0)
-    answers.add(49.0, 0.0)
-    assert answers.requests(usual) == pytest.approx(5.0 * 49.0 / 50.0, rel=0.02)
+    usual, answers = OutputLengths(lengths(np.full(9, 50.0))), CompletionEstimator(0.0)
+    answers.advance(0.0, 5.0)  # no engine counts so, but a scrape can come between two of its counters
+    assert answers.expected_completions(usual) == pytest.approx(5.0 / 50.0)
+    answers.advance(49.0, 0.0)
+    assert answers.expected_completions(usual) == pytest.approx(5.0 * 49.0 / 50.0, rel=0.02)
 
 
 def test_completions_cohort_count_is_bounded() -> None:
-    usual, answers = Usual(lengths(np.full(9, 1e6))), Answers(0.0)
+    usual, answers = OutputLengths(lengths(np.full(9, 1e6))), CompletionEstimator(0.0)
     for _ in range(1000):
-        answers.add(1.0, 1.0)
+        answers.advance(1.0, 1.0)
     assert len(answers._cohorts) == 256
-    brief = Usual(lengths(np.full(9, 10.0)))
-    answers.requests(brief)
+    brief = OutputLengths(lengths(np.full(9, 10.0)))
+    answers.expected_completions(brief)
     assert len(answers._cohorts) < 15
-    assert answers.requests(usual) > 0.0
+    assert answers.expected_completions(usual) > 0.0

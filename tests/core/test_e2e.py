@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee, load_line
-from plimsoll.core.admission import ClassPolicy, Outcome
-from plimsoll.core.admission.limits import limits
-from plimsoll.core.knee import Constraint, Tier, pace
-from plimsoll.core.sizing import Infeasible, Sizing, size
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.request import AdmissionOutcome
+from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.e2e import QUEUEING_STEPS
+from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier
+from plimsoll.core.capacity.tier_model import Constraint, TierSpec, tpot_target
 from plimsoll.core.slo import Slo
-from plimsoll.core.whole import WAITED_STEPS
 from plimsoll.core.workload import from_samples
 from tests.core.test_admission import ask, fill, gate
 from tests.core.test_sizing import DECODE, GUIDE, PREFILL, SERVE, replicas
@@ -25,53 +25,60 @@ SHARED = {"serve": SERVE, "guide": GUIDE, "decode": DECODE}
 LOOSE = {"serve": 9.0, "guide": 22.0, "decode": 7.0}  # seconds that each can keep, and that bind before its tpot
 
 
-def with_e2e(tier: Tier, e2e_s: float, ttft_s: float | None = 0.5, tpot_s: float | None = None) -> Tier:
+def with_e2e(tier: TierSpec, e2e_s: float, ttft_s: float | None = 0.5, tpot_s: float | None = None) -> TierSpec:
     return replace(tier, slo=Slo(0.95, ttft_s, tpot_s=tpot_s, e2e_s=e2e_s))
 
 
 def test_e2e_token_time_is_rest_after_first_token() -> None:
     lengths = from_samples([1000.0, 3000.0], [0.0, 0.0], [101.0, 301.0], weights=[0.94, 0.06])
     tier = replace(SERVE, workload=lengths, slo=Slo(0.95, 0.5, 0.1, e2e_s=9.612))
-    assert pace(tier) == (pytest.approx((9.612 - 0.612) / 300), Constraint.E2E)  # 1,120 prompt tokens in the mean
+    assert tpot_target(tier) == (
+        pytest.approx((9.612 - 0.612) / 300),
+        Constraint.E2E,
+    )  # 1,120 prompt tokens in the mean
     at_90 = replace(tier, slo=replace(tier.slo, share=0.9))
-    assert pace(at_90)[0] == pytest.approx((9.612 - 0.612) / 100)
+    assert tpot_target(at_90)[0] == pytest.approx((9.612 - 0.612) / 100)
 
 
 def test_e2e_without_ttft_target_uses_predicted_ttft() -> None:
     one = from_samples([1000.0], [0.0], [201.0])
     tier = replace(SERVE, workload=one, slo=Slo(0.95, e2e_s=6.0))
-    own_s = float(knee.alone_s(tier)[0]) - 1.5 * tier.model.base_s
-    left_s = pace(tier)[0]
-    assert own_s + WAITED_STEPS * left_s - tier.model.base_s + 200 * left_s == pytest.approx(6.0)
-    waits = knee.profile(tier).slack_s[0, -2]
-    assert waits + float(knee.alone_s(tier)[0]) == pytest.approx(6.0 - 200 * left_s)
+    own_s = float(tier_model.unloaded_ttft_s(tier)[0]) - 1.5 * tier.model.base_s
+    left_s = tpot_target(tier)[0]
+    assert own_s + QUEUEING_STEPS * left_s - tier.model.base_s + 200 * left_s == pytest.approx(6.0)
+    waits = tier_model.build_profile(tier).slack_s[0, -2]
+    assert waits + float(tier_model.unloaded_ttft_s(tier)[0]) == pytest.approx(6.0 - 200 * left_s)
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_e2e_or_tpot_tighter_target_applies(name: str) -> None:
-    left_s = pace(with_e2e(SHARED[name], LOOSE[name]))[0]
+    left_s = tpot_target(with_e2e(SHARED[name], LOOSE[name]))[0]
     for tpot_s, in_force in ((0.9 * left_s, Constraint.TPOT), (1.1 * left_s, Constraint.E2E)):
         both = with_e2e(SHARED[name], LOOSE[name], tpot_s=tpot_s)
-        assert pace(both) == (min(tpot_s, left_s), in_force)
+        assert tpot_target(both) == (min(tpot_s, left_s), in_force)
         alone = replace(SHARED[name], slo=Slo(0.95, 0.5, tpot_s=min(tpot_s, left_s)))
-        rates = [float(load_line.slo_rate(knee.profile(tier), 3)[0]) for tier in (both, alone)]
+        rates = [float(slo_capacity.slo_capacity_per_s(tier_model.build_profile(tier), 3)[0]) for tier in (both, alone)]
         assert rates[0] == rates[1] > 0
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_e2e_binding_constraint_is_reported(name: str) -> None:
     tier = with_e2e(SHARED[name], LOOSE[name])
-    reduced = knee.profile(tier)
-    assert load_line.constraint(reduced, load_line.slo_rate(reduced, 1), 1) == [Constraint.E2E]
+    reduced = tier_model.build_profile(tier)
+    assert slo_capacity.binding_constraint(reduced, slo_capacity.slo_capacity_per_s(reduced, 1), 1) == [Constraint.E2E]
     assert Constraint.E2E == "e2e"
     few = replace(tier, limits=replace(tier.limits, max_sequences=4))
-    reduced = knee.profile(few)
-    assert load_line.constraint(reduced, load_line.slo_rate(reduced, 1), 1) == [Constraint.SLOTS]
+    reduced = tier_model.build_profile(few)
+    assert slo_capacity.binding_constraint(reduced, slo_capacity.slo_capacity_per_s(reduced, 1), 1) == [
+        Constraint.SLOTS
+    ]
 
 
 def test_e2e_target_does_not_affect_prefill_tier() -> None:
     with_whole = replace(PREFILL, slo=replace(PREFILL.slo, e2e_s=5.0))
-    assert load_line.slo_rate(knee.profile(with_whole), 2) == load_line.slo_rate(knee.profile(PREFILL), 2)
+    assert slo_capacity.slo_capacity_per_s(tier_model.build_profile(with_whole), 2) == slo_capacity.slo_capacity_per_s(
+        tier_model.build_profile(PREFILL), 2
+    )
 
 
 @given(
@@ -84,7 +91,7 @@ def test_e2e_target_does_not_affect_prefill_tier() -> None:
 )
 @settings(max_examples=25)
 def test_e2e_looser_target_or_shorter_output_needs_no_more(
-    rate: float, e2e_s: float, more: float, ttft_s: float | None, tpot_s: float | None, kind: Tier
+    rate: float, e2e_s: float, more: float, ttft_s: float | None, tpot_s: float | None, kind: TierSpec
 ) -> None:
     tier = with_e2e(kind, e2e_s, ttft_s, tpot_s)
     before, w = replicas(tier, rate * 1.002), tier.workload
@@ -106,7 +113,7 @@ def test_e2e_is_met_if_token_time_meets_share(lengths: float, paces: float, seed
     rng = np.random.default_rng(seed)
     tokens = np.ceil(200 * np.exp(lengths * rng.standard_normal(4000)))
     mix = from_samples(np.full(4000, 500.0), np.zeros(4000), tokens)
-    left_s = pace(replace(SERVE, workload=mix, slo=Slo(0.95, 0.5, e2e_s=10.0)))[0]
+    left_s = tpot_target(replace(SERVE, workload=mix, slo=Slo(0.95, 0.5, e2e_s=10.0)))[0]
     tpot_s = left_s * np.exp(paces * (rng.standard_normal(4000) - 1.645))  # 95 % within
     whole_s = 0.5 + (tokens - 1) * tpot_s
     assert np.mean(whole_s <= 10.0) >= 0.94  # chance, of 4,000
@@ -116,41 +123,41 @@ def test_e2e_is_met_if_token_time_meets_share(lengths: float, paces: float, seed
 @pytest.mark.parametrize("ttft_s", [0.6, None])
 def test_e2e_infeasible_target_reports_feasible_one(name: str, ttft_s: float | None) -> None:
     tier = with_e2e(SHARED[name], 0.7, ttft_s)
-    found = size(tier, 5.0)
+    found = size_tier(tier, 5.0)
     assert isinstance(found, Infeasible)
     assert found.constraint is Constraint.E2E
-    assert found.feasible is not None
-    assert (found.feasible.tpot_s, found.feasible.share) == (None, 0.95)
-    assert found.feasible.e2e_s is not None
-    assert 0.7 < found.feasible.e2e_s < 60.0
-    assert isinstance(size(replace(tier, slo=found.feasible), 5.0), Sizing)
-    much_less = replace(found.feasible, e2e_s=found.feasible.e2e_s / 1.3)
-    assert isinstance(size(replace(tier, slo=much_less), 5.0), Infeasible)
+    assert found.nearest_slo is not None
+    assert (found.nearest_slo.tpot_s, found.nearest_slo.share) == (None, 0.95)
+    assert found.nearest_slo.e2e_s is not None
+    assert 0.7 < found.nearest_slo.e2e_s < 60.0
+    assert isinstance(size_tier(replace(tier, slo=found.nearest_slo), 5.0), Sizing)
+    much_less = replace(found.nearest_slo, e2e_s=found.nearest_slo.e2e_s / 1.3)
+    assert isinstance(size_tier(replace(tier, slo=much_less), 5.0), Infeasible)
 
 
 def test_e2e_consumed_by_ttft_is_infeasible() -> None:
     slow = replace(SERVE, slo=Slo(0.95, 0.5, 10.0, e2e_s=5.0))  # 10 s for 1,000 prompt tokens
-    assert pace(slow) == (0.0, Constraint.E2E)
-    found = size(slow, 1.0)
+    assert tpot_target(slow) == (0.0, Constraint.E2E)
+    found = size_tier(slow, 1.0)
     assert isinstance(found, Infeasible)
     assert found.constraint is Constraint.E2E
 
 
 def test_e2e_and_tpot_infeasible_are_both_loosened() -> None:
-    found = size(with_e2e(SERVE, 2.0, 0.5, 0.004), 5.0)
+    found = size_tier(with_e2e(SERVE, 2.0, 0.5, 0.004), 5.0)
     assert isinstance(found, Infeasible)
-    assert found.feasible is not None
-    assert found.feasible.tpot_s is not None
-    assert found.feasible.e2e_s is not None
-    assert found.feasible.tpot_s > 0.004
-    assert found.feasible.e2e_s > 2.0
+    assert found.nearest_slo is not None
+    assert found.nearest_slo.tpot_s is not None
+    assert found.nearest_slo.e2e_s is not None
+    assert found.nearest_slo.tpot_s > 0.004
+    assert found.nearest_slo.e2e_s > 2.0
 
 
 def test_e2e_single_token_output_has_no_token_time() -> None:
     one = from_samples([500.0], [0.0], [1.0])
-    assert pace(replace(SERVE, workload=one, slo=Slo(0.95, 0.5, e2e_s=1.0))) == (math.inf, Constraint.TPOT)
-    assert pace(replace(SERVE, workload=one, slo=Slo(0.95, 0.5, 1.0, e2e_s=0.9)))[0] == 0.0
-    assert 0.0 < pace(replace(SERVE, workload=one, slo=Slo(0.95, e2e_s=1.0)))[0] < 1.0
+    assert tpot_target(replace(SERVE, workload=one, slo=Slo(0.95, 0.5, e2e_s=1.0))) == (math.inf, Constraint.TPOT)
+    assert tpot_target(replace(SERVE, workload=one, slo=Slo(0.95, 0.5, 1.0, e2e_s=0.9)))[0] == 0.0
+    assert 0.0 < tpot_target(replace(SERVE, workload=one, slo=Slo(0.95, e2e_s=1.0)))[0] < 1.0
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
@@ -170,8 +177,8 @@ def classes() -> tuple[ClassPolicy, ...]:
 
 
 def test_admission_class_tpot_is_limited_by_e2e() -> None:
-    told = limits(SERVE, classes())
-    assert told.tpot_s == (pace(replace(SERVE, slo=classes()[0].slo))[0], 0.02)
+    told = engine_cost_model(SERVE, classes())
+    assert told.tpot_s == (tpot_target(replace(SERVE, slo=classes()[0].slo))[0], 0.02)
     assert 0 < told.step_budget_s[0] < told.tpot_s[0]
 
 
@@ -181,10 +188,10 @@ def test_admission_queue_wait_is_bounded_by_e2e(most: int | None) -> None:
     whole = (ClassPolicy("chat", 0, Slo(0.95, e2e_s=9.0)),)
     door = gate(replace(SERVE, slo=whole[0].slo), whole)
     now = fill(door)[1]
-    assert door.offer(ask("late", now, max_tokens=most), now).outcome is Outcome.HELD
-    told = door.fleet.limits
+    assert door.submit(ask("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
+    told = door.pool.cost_model
     tokens = told.output_mean if most is None else float(most)
-    alone_s = told.need(ask("late", max_tokens=most)).alone_s
-    assert door.wake_s == pytest.approx(now + 9.0 - (tokens - 1) * told.tpot_s[0] - alone_s)
-    [refused] = door.release(door.wake_s + 1e-6)
-    assert (refused.id, refused.outcome) == ("late", Outcome.SHED_SATURATED)
+    alone_s = told.request_cost(ask("late", max_tokens=most)).idle_ttft_s
+    assert door.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * told.tpot_s[0] - alone_s)
+    [refused] = door.release(door.wake_at_s + 1e-6)
+    assert (refused.request_id, refused.outcome) == ("late", AdmissionOutcome.SHED_SATURATED)

@@ -11,27 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core import jumps
-from plimsoll.core.forecast import (
+from plimsoll.core.demand import growth_prior, growth_stats, noise_model, risk_control, seasonality
+from plimsoll.core.demand.demand_state import DemandState, observe, rescale
+from plimsoll.core.demand.forecasting import Forecast, forecast
+from plimsoll.core.demand.risk_control import RiskControl
+from plimsoll.core.demand.serialization import from_dict, to_dict
+from plimsoll.core.demand.standby_value import (
     MISS_COST,
-    Forecast,
-    Odds,
-    RiskControl,
-    State,
-    Unknown,
-    forecast,
-    from_dict,
-    growth,
-    noise,
-    observe,
-    odds,
-    rescaled,
-    risk,
-    season,
-    spare_replicas,
-    spare_worth,
-    to_dict,
+    GrowthDistribution,
+    growth_distribution,
+    standby_cost_benefit,
+    standby_replicas,
 )
+from plimsoll.core.types import Unavailable
 
 REQUEST_GPU_S = 0.08
 SIGMA = 0.6  # of the lognormal sizes
@@ -48,28 +40,28 @@ def demand(rates: Floats, tick_s: float, seed: int, sigma: float = SIGMA) -> Flo
     return work / tick_s
 
 
-def fed(works: Floats, tick_s: float = 1.0, state: State | None = None, start_s: float = 0.0) -> State:
-    state = state or State()
+def fed(works: Floats, tick_s: float = 1.0, state: DemandState | None = None, start_s: float = 0.0) -> DemandState:
+    state = state or DemandState()
     for number, work in enumerate(works, start=1):
         state = observe(state, start_s + number * tick_s, float(work))
     return state
 
 
 def told(
-    state: State,
+    state: DemandState,
     horizon_s: float = 120.0,
     quantile: float = 0.95,
     later_s: float = 0.0,
     promised: float | None = None,
     miss_cost: float = MISS_COST,
 ) -> Forecast:
-    assert state.at_s is not None
-    found = forecast(state, state.at_s + later_s, horizon_s, quantile, promised, miss_cost)
+    assert state.last_sample_s is not None
+    found = forecast(state, state.last_sample_s + later_s, horizon_s, quantile, promised, miss_cost)
     assert isinstance(found, Forecast)
     return found
 
 
-def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> State:
+def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> DemandState:
     return fed(demand(np.full(int(seconds / tick_s), rate), tick_s, seed), tick_s)
 
 
@@ -78,7 +70,7 @@ def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> S
 
 def test_forecast_parts_sum_to_work_in_order() -> None:
     found = told(constant(6.0, 900))
-    assert [name for name, _ in found.parts] == ["level", "trend", "season", "burst", "doubt"]
+    assert [name for name, _ in found.parts] == ["level", "trend", "season", "burst", "uncertainty"]
     assert found.work == pytest.approx(sum(amount for _, amount in found.parts))
     assert found.level == pytest.approx(6 * REQUEST_GPU_S, rel=0.05)
 
@@ -87,7 +79,7 @@ def test_forecast_parts_sum_to_work_in_order() -> None:
 def test_index_of_dispersion_matches_compound_poisson(tick_s: float) -> None:
     state = constant(6.0, int(2 * 3600 * math.sqrt(tick_s)), tick_s=tick_s)
     expected = REQUEST_GPU_S * math.exp(SIGMA**2)  # E[w^2] / E[w] of a lognormal
-    assert noise.grain_gpu_s(state.noise) == pytest.approx(expected, rel=0.15)
+    assert noise_model.dispersion_gpu_s(state.noise) == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("rate", [2.0, 20.0])
@@ -113,7 +105,7 @@ def test_change_detection_constant_load_rarely_alarms(tick_s: float, days: float
     state, alarms = fed(works[:100], tick_s), set()
     for number, work in enumerate(works[100:].tolist(), start=101):
         state = observe(state, number * tick_s, work)
-        alarms.add(state.changed_s)
+        alarms.add(state.level_shift_s)
     print(f"{len(alarms) - 1} false alarms in {days} days at {tick_s} s")
     assert len(alarms) - 1 <= math.ceil(days)
 
@@ -135,11 +127,11 @@ def test_level_after_ramp_ends_does_not_overshoot(top: str) -> None:
     rates = 5 + 31 * np.sin(np.pi * times / 1800) if top == "round" else np.minimum(36.0, 6 + times / 30)
     off = []
     for seed in range(6):
-        state = State()
+        state = DemandState()
         for second, work in enumerate(demand(rates, 1.0, seed), start=1):
             state = observe(state, float(second), float(work))
             if second >= 600:
-                off.append(state.now.level / (rates[second - 1] * REQUEST_GPU_S) - 1)
+                off.append(state.estimate.level / (rates[second - 1] * REQUEST_GPU_S) - 1)
     spread = np.sqrt(np.mean(np.square(off)))
     print(f"{top} top: the level is {min(off):+.3f} to {max(off):+.3f} off, {spread:.3f} r.m.s.")
     assert max(off) < 0.12
@@ -148,8 +140,8 @@ def test_level_after_ramp_ends_does_not_overshoot(top: str) -> None:
 def test_trend_extrapolates_no_longer_than_observed() -> None:
     found = fed(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
     soon, late, later = (told(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
-    assert soon == pytest.approx(10 * found.now.slope_per_s, rel=0.05)
-    assert 0.9 * 120 * found.now.slope_per_s < late < later < 120 * found.now.slope_per_s
+    assert soon == pytest.approx(10 * found.estimate.slope_per_s, rel=0.05)
+    assert 0.9 * 120 * found.estimate.slope_per_s < late < later < 120 * found.estimate.slope_per_s
 
 
 def test_forecast_falling_load_has_no_trend() -> None:
@@ -167,19 +159,19 @@ def daily(days: float, tick_s: float = 60.0) -> Floats:
     return 1.0 + np.where((times % 86400 >= 9 * 3600) & (times % 86400 < 18 * 3600), 3.0, 0.0)
 
 
-def shaped(days: float) -> season.Season:
-    found = season.Season()
+def shaped(days: float) -> seasonality.SeasonState:
+    found = seasonality.SeasonState()
     for number, work in enumerate(daily(days).tolist(), start=1):
-        found = season.add(found, number * 60.0 - 30.0, work, 60.0)
+        found = seasonality.add(found, number * 60.0 - 30.0, work, 60.0)
     return found
 
 
 def test_daily_season_counts_from_third_day() -> None:
     before_nine = 8 * 3600 + 45 * 60
-    assert season.growth(shaped(1 + 8.75 / 24), 86400 + before_nine, 600.0) == 0.0
-    rise = season.growth(shaped(3 + 8.75 / 24), 3 * 86400 + before_nine, 600.0)
+    assert seasonality.predicted_growth(shaped(1 + 8.75 / 24), 86400 + before_nine, 600.0) == 0.0
+    rise = seasonality.predicted_growth(shaped(3 + 8.75 / 24), 3 * 86400 + before_nine, 600.0)
     assert 0.3 < rise <= 3.0
-    assert season.growth(shaped(3 + 14 / 24), 3 * 86400 + 14 * 3600, 600.0) == 0.0
+    assert seasonality.predicted_growth(shaped(3 + 14 / 24), 3 * 86400 + 14 * 3600, 600.0) == 0.0
 
 
 def test_forecast_includes_daily_rise() -> None:
@@ -189,13 +181,13 @@ def test_forecast_includes_daily_rise() -> None:
     assert told(fed(daily(1.4), 60.0), 600.0).season == 0.0
 
 
-def weekly(hours: int) -> season.Season:
+def weekly(hours: int) -> seasonality.SeasonState:
     """Hours of a week whose first five days are working days, and whose other two are quiet."""
-    found = season.Season()
+    found = seasonality.SeasonState()
     for number in range(12 * hours):
         at_s = 300.0 * number
         works = at_s % (7 * 86400) < 5 * 86400 and 9 * 3600 <= at_s % 86400 < 18 * 3600
-        found = season.add(found, at_s + 150.0, 4.0 if works else 1.0, 300.0)
+        found = seasonality.add(found, at_s + 150.0, 4.0 if works else 1.0, 300.0)
     return found
 
 
@@ -203,7 +195,7 @@ def test_weekly_season_distinguishes_days_from_third_week() -> None:
     """From the third week on; before, the shape of the day takes the sixth one for a day like the others."""
 
     def rise(day: int) -> float:
-        return season.growth(weekly(24 * day + 9), day * 86400.0 + 8.75 * 3600.0, 600.0)
+        return seasonality.predicted_growth(weekly(24 * day + 9), day * 86400.0 + 8.75 * 3600.0, 600.0)
 
     assert rise(5) > 0.2
     for week in (2, 3):
@@ -213,10 +205,10 @@ def test_weekly_season_distinguishes_days_from_third_week() -> None:
 
 def test_season_of_noise_is_flat() -> None:
     rng = np.random.default_rng(8)
-    found = season.Season()
+    found = seasonality.SeasonState()
     for number, work in enumerate(rng.gamma(20.0, 0.05, 6 * 288), start=1):
-        found = season.add(found, number * 300.0 - 1.0, float(work), 300.0)
-    worst = max(season.growth(found, 6 * 86400.0 + hour * 3600, 600.0) for hour in range(24))
+        found = seasonality.add(found, number * 300.0 - 1.0, float(work), 300.0)
+    worst = max(seasonality.predicted_growth(found, 6 * 86400.0 + hour * 3600, 600.0) for hour in range(24))
     assert worst < 0.05
 
 
@@ -235,7 +227,7 @@ def test_forecast_is_monotone_in_quantile_horizon_and_work(seed: int, rate: floa
     assert by_quantile == sorted(by_quantile)
     assert by_horizon == sorted(by_horizon)
     assert told(double, miss_cost=0.5 * MISS_COST).work == pytest.approx(2 * told(state).work, rel=1e-6)
-    assert told(double).doubt >= 2 * told(state).doubt * (1 - 1e-9), "what replicas more are worth it for"
+    assert told(double).uncertainty >= 2 * told(state).uncertainty * (1 - 1e-9), "what replicas more are worth it for"
     steered = [told(state, 120.0, q, promised=0.95).work for q in (0.5, 0.95, 0.96, 0.98, 0.999)]
     assert steered == sorted(steered)
 
@@ -248,7 +240,7 @@ def test_forecast_burst_uses_own_history() -> None:
     quiet, sure = told(state, 240.0, 0.5), told(state, 240.0, 0.99)
     assert quiet.burst == 0.0
     assert sure.work > 2.0 * quiet.level
-    assert growth.sure_factor(state.growth, 240.0, 0.99) < 3.5
+    assert growth_stats.quantile_growth_factor(state.growth, 240.0, 0.99) < 3.5
 
 
 def test_forecast_burst_growth_is_not_added_to_peak() -> None:
@@ -266,7 +258,12 @@ def losses(rates: Floats, budget: float) -> tuple[Floats, RiskControl, RiskContr
     """
     tick_s, ticks = 10.0, 12
     works = demand(rates, tick_s, seed=9).tolist()
-    state, of_share, of_any, found = State(), risk.begin(budget), risk.begin(budget), []
+    state, of_share, of_any, found = (
+        DemandState(),
+        risk_control.initial_control(budget),
+        risk_control.initial_control(budget),
+        [],
+    )
     for number in range(1, len(works) - ticks + 1):
         state = observe(state, number * tick_s, works[number - 1])
         if number % ticks or number == ticks:
@@ -275,7 +272,7 @@ def losses(rates: Floats, budget: float) -> tuple[Floats, RiskControl, RiskContr
         missed = np.maximum(0.0, due - told(state, 120.0, of_share.quantile, promised=1.0 - budget).work)
         share = float(missed.sum() / due.sum())
         anything = float(due.max() > 1.02 * told(state, 120.0, of_any.quantile, promised=1.0 - budget).work)
-        of_share, of_any = risk.feed(of_share, share), risk.feed(of_any, anything)
+        of_share, of_any = risk_control.update_control(of_share, share), risk_control.update_control(of_any, anything)
         found.append((share, anything))
     return np.array(found), of_share, of_any
 
@@ -310,29 +307,29 @@ def test_risk_control_realised_misses_meet_budget(kind: str) -> None:
 
 
 def test_risk_control_starts_at_budget_and_moves_slowly() -> None:
-    control = risk.begin(0.05)
+    control = risk_control.initial_control(0.05)
     assert control.quantile == pytest.approx(0.95)
     for _ in range(10):
-        control = risk.feed(control, 0.0)
+        control = risk_control.update_control(control, 0.0)
     assert 0.9 < control.quantile < 0.95
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=300), st.floats(0.001, 0.9))
 def test_risk_control_quantile_stays_within_clamps(seen: list[float], budget: float) -> None:
-    control = risk.begin(budget)
+    control = risk_control.initial_control(budget)
     for loss in seen:
-        control = risk.feed(control, loss)
-        assert risk.LEAST <= control.quantile <= risk.MOST
+        control = risk_control.update_control(control, loss)
+        assert risk_control.MIN_QUANTILE <= control.quantile <= risk_control.MAX_QUANTILE
 
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
 def test_risk_control_mean_loss_is_bounded(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    control, total, budget = risk.begin(0.1), 0.0, 0.1
+    control, total, budget = risk_control.initial_control(0.1), 0.0, 0.1
     for _ in range(500):
         loss = float(rng.random() < 3 * (1.0 - control.quantile))  # a forecast that misses three times too often
-        control, total = risk.feed(control, loss), total + loss
+        control, total = risk_control.update_control(control, loss), total + loss
     assert abs(total / 500 - budget) <= 3.1 / (0.5 * 500) + 0.005
 
 
@@ -340,10 +337,13 @@ def test_risk_control_mean_loss_is_bounded(seed: int) -> None:
 
 
 def test_growth_odds_shift_from_prior_to_history() -> None:
-    assert odds(State(), 240.0).history == 0.0
-    new, hours = odds(State(), 240.0), odds(constant(6.0, 3 * 3600, tick_s=5.0), 240.0)
-    assert hours.history > 0.85
-    worths_s = jumps.WEIGHT_S[jumps.HORIZONS_S.index(240.0)]
+    assert growth_distribution(DemandState(), 240.0).own_history_share == 0.0
+    new, hours = (
+        growth_distribution(DemandState(), 240.0),
+        growth_distribution(constant(6.0, 3 * 3600, tick_s=5.0), 240.0),
+    )
+    assert hours.own_history_share > 0.85
+    worths_s = growth_prior.PRIOR_WEIGHT_S[growth_prior.GROWTH_HORIZONS_S.index(240.0)]
     for own, prior, worth_s in list(zip(hours.exceedance, new.exceedance, worths_s, strict=True))[5:]:
         assert own == pytest.approx(prior * worth_s / (worth_s + 3 * 3600), rel=0.05), "none of it was seen"
 
@@ -353,14 +353,14 @@ def test_growth_odds_shift_from_prior_to_history() -> None:
 )
 def test_growth_odds_integral_is_additive_and_bounded(a: float, b: float, c: float, horizon_s: float) -> None:
     low, middle, high = sorted((a, b, c))
-    chances = odds(State(), horizon_s)
+    chances = growth_distribution(DemandState(), horizon_s)
     assert 0.0 <= chances.between(low, high) <= high - low + 1e-9
     both = chances.between(low, middle) + chances.between(middle, high)
     assert both == pytest.approx(chances.between(low, high), abs=1e-9)
 
 
 def test_growth_odds_integral_matches_numeric_integration() -> None:
-    chances = Odds(60.0, (1.5, 2.0, 4.0), (0.4, 0.2, 0.1), 0.0)
+    chances = GrowthDistribution(60.0, (1.5, 2.0, 4.0), (0.4, 0.2, 0.1), 0.0)
     grid = np.linspace(0.5, 5.0, 450_001)
     heights = np.interp(grid, [1.0, 1.5, 2.0, 4.0], [1.0, 0.4, 0.2, 0.1], left=1.0, right=0.0)
     assert chances.between(0.5, 5.0) == pytest.approx(heights.mean() * 4.5, rel=1e-4)
@@ -369,53 +369,55 @@ def test_growth_odds_integral_matches_numeric_integration() -> None:
 def test_standby_replicas_increase_with_startup_time() -> None:
     state = constant(6.0, 450)
     counts = [
-        spare_replicas(odds(state, horizon_s), told(state).ordinary, 0.96, 1, 8)
+        standby_replicas(growth_distribution(state, horizon_s), told(state).baseline, 0.96, 1, 8)
         for horizon_s in (10.0, 60.0, 120.0, 240.0, 600.0)
     ]
     assert counts == sorted(counts)
     assert (counts[0], counts[3]) == (0, 1)
-    worths = [spare_worth(odds(state, h), 0.48, 0.96, 1) for h in (60.0, 120.0, 240.0, 600.0)]
+    worths = [standby_cost_benefit(growth_distribution(state, h), 0.48, 0.96, 1) for h in (60.0, 120.0, 240.0, 600.0)]
     ratios = [worth.saving_gpu_s / worth.cost_gpu_s for worth in worths]
     assert ratios == sorted(ratios)
 
 
 def test_standby_from_prior_ends_after_two_constant_hours() -> None:
     state = constant(6.0, 7200, tick_s=5.0)
-    assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 1, 8) == 0
+    assert standby_replicas(growth_distribution(state, 240.0), told(state).baseline, 0.96, 1, 8) == 0
 
 
 def test_standby_after_level_shift_is_zero() -> None:
     rates = np.concatenate([np.full(450, 6.0), np.full(300, 36.0)])
     state = fed(demand(rates, 1.0, seed=1))
-    assert told(state).level > 5 * told(state).ordinary
-    assert spare_replicas(odds(state, 240.0), told(state).ordinary, 0.96, 3, 8) == 0
+    assert told(state).level > 5 * told(state).baseline
+    assert standby_replicas(growth_distribution(state, 240.0), told(state).baseline, 0.96, 3, 8) == 0
 
 
 def test_forecast_memory_fills_and_resets_on_level_shift() -> None:
-    steady = told(constant(6.0, 900)).memory
+    steady = told(constant(6.0, 900)).memory_fill
     assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
-    assert told(constant(6.0, 4 * 3600, tick_s=5.0)).memory == pytest.approx(1.0, abs=0.01)
+    assert told(constant(6.0, 4 * 3600, tick_s=5.0)).memory_fill == pytest.approx(1.0, abs=0.01)
     leapt = told(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
-    assert leapt.memory == pytest.approx(60 / 1800, rel=0.15)
+    assert leapt.memory_fill == pytest.approx(60 / 1800, rel=0.15)
 
 
 def test_standby_value_needs_observed_level_shifts() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 20.0
-    leaping = odds(fed(demand(rates, 5.0, seed=6), 5.0), 120.0)
-    assert spare_worth(leaping, 0.4, 0.8, 1).worth
-    assert not spare_worth(odds(constant(5.0, 6 * 3600, tick_s=5.0), 120.0), 0.4, 0.8, 1).worth
+    leaping = growth_distribution(fed(demand(rates, 5.0, seed=6), 5.0), 120.0)
+    assert standby_cost_benefit(leaping, 0.4, 0.8, 1).pays_off
+    assert not standby_cost_benefit(
+        growth_distribution(constant(5.0, 6 * 3600, tick_s=5.0), 120.0), 0.4, 0.8, 1
+    ).pays_off
 
 
 @given(st.floats(0.0, 50.0), st.floats(0.1, 5.0), st.integers(0, 20), st.floats(0.0, 200.0))
 def test_standby_value_rises_with_miss_cost_falls_with_count(
     work: float, replica_work: float, replicas: int, miss_cost: float
 ) -> None:
-    chances = odds(State(), 120.0)
-    here = spare_worth(chances, work, replica_work, replicas, miss_cost)
-    assert here.saving_gpu_s <= spare_worth(chances, work, replica_work, replicas, miss_cost + 1).saving_gpu_s
-    further = spare_worth(chances, work, replica_work, replicas + 1, miss_cost).saving_gpu_s
+    chances = growth_distribution(DemandState(), 120.0)
+    here = standby_cost_benefit(chances, work, replica_work, replicas, miss_cost)
+    assert here.saving_gpu_s <= standby_cost_benefit(chances, work, replica_work, replicas, miss_cost + 1).saving_gpu_s
+    further = standby_cost_benefit(chances, work, replica_work, replicas + 1, miss_cost).saving_gpu_s
     assert further <= here.saving_gpu_s * (1 + 1e-6) + 1e-6
 
 
@@ -438,7 +440,7 @@ def test_demand_state_size_is_bounded() -> None:
 
 
 def test_forecast_without_samples_is_unavailable() -> None:
-    assert forecast(State(), 0.0, 60.0, 0.95) == Unknown("no sample yet")
+    assert forecast(DemandState(), 0.0, 60.0, 0.95) == Unavailable("no sample yet")
 
 
 @given(st.integers(0, 1000), st.floats(0.2, 5.0))
@@ -446,10 +448,10 @@ def test_forecast_without_samples_is_unavailable() -> None:
 def test_rescale_state_equals_state_of_scaled_load(seed: int, factor: float) -> None:
     rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
     works = demand(rates, 1.0, seed)
-    there, here = fed(works * factor), rescaled(fed(works), factor)
+    there, here = fed(works * factor), rescale(fed(works), factor)
     assert_near(to_dict(there), to_dict(here))
     for kept in ("lowest", "highest"):  # which are not stored
-        assert getattr(there.past, kept) == pytest.approx(getattr(here.past, kept))
+        assert getattr(there.closed_growth, kept) == pytest.approx(getattr(here.closed_growth, kept))
 
 
 def assert_near(one: object, other: object) -> None:
@@ -469,7 +471,7 @@ def assert_near(one: object, other: object) -> None:
 
 def test_rescale_state_moves_level_without_level_shift() -> None:
     state = constant(5.0, 900)
-    longer = rescaled(state, 1.5)
-    assert longer.now.level == pytest.approx(1.5 * state.now.level)
+    longer = rescale(state, 1.5)
+    assert longer.estimate.level == pytest.approx(1.5 * state.estimate.level)
     after = fed(1.5 * demand(np.full(60, 5.0), 1.0, 3), state=longer, start_s=900.0)
-    assert after.changed_s == state.changed_s
+    assert after.level_shift_s == state.level_shift_s

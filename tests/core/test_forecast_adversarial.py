@@ -11,36 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.forecast import (
-    Forecast,
-    RiskControl,
-    State,
-    Unknown,
-    forecast,
-    from_dict,
-    observe,
-    odds,
-    risk,
-    spare_replicas,
-    spare_worth,
-    to_dict,
-)
+from plimsoll.core.demand import risk_control
+from plimsoll.core.demand.demand_state import DemandState, observe
+from plimsoll.core.demand.forecasting import Forecast, forecast
+from plimsoll.core.demand.risk_control import RiskControl
+from plimsoll.core.demand.serialization import from_dict, to_dict
+from plimsoll.core.demand.standby_value import growth_distribution, standby_cost_benefit, standby_replicas
+from plimsoll.core.types import Unavailable
 
-MISSING_SAMPLE = Unknown("no answer")
+MISSING_SAMPLE = Unavailable("no answer")
 
 
 def steady(
-    seconds: int, work: float = 2.0, tick_s: float = 1.0, state: State | None = None, start_s: float = 0.0
-) -> State:
+    seconds: int, work: float = 2.0, tick_s: float = 1.0, state: DemandState | None = None, start_s: float = 0.0
+) -> DemandState:
     """Work that scatters by a few percent around a level."""
     rng = np.random.default_rng(11)
-    state = state or State()
+    state = state or DemandState()
     for number in range(1, int(seconds / tick_s) + 1):
         state = observe(state, start_s + number * tick_s, work * float(rng.gamma(200.0) / 200.0))
     return state
 
 
-def forecast_of(state: State, now_s: float, horizon_s: float = 60.0, quantile: float = 0.95) -> Forecast:
+def forecast_of(state: DemandState, now_s: float, horizon_s: float = 60.0, quantile: float = 0.95) -> Forecast:
     found = forecast(state, now_s, horizon_s, quantile)
     assert isinstance(found, Forecast)
     return found
@@ -50,7 +43,7 @@ def forecast_of(state: State, now_s: float, horizon_s: float = 60.0, quantile: f
 
 
 @pytest.mark.parametrize("lost", [MISSING_SAMPLE, math.nan, -1.0, math.inf, -math.inf], ids=str)
-def test_observe_missing_sample_is_not_zero(lost: float | Unknown) -> None:
+def test_observe_missing_sample_is_not_zero(lost: float | Unavailable) -> None:
     state = steady(600)
     before = forecast_of(state, 600.0)
     for second in range(601, 661):
@@ -64,7 +57,7 @@ def test_observe_missing_sample_is_not_zero(lost: float | Unknown) -> None:
 
 def test_observe_half_of_samples_missing_keeps_forecast() -> None:
     rng = np.random.default_rng(2)
-    whole, holed = State(), State()
+    whole, holed = DemandState(), DemandState()
     for second in range(1, 1800):
         work = 2.0 * float(rng.gamma(200.0) / 200.0)
         whole = observe(whole, float(second), work)
@@ -85,19 +78,19 @@ def test_forecast_missing_metrics_in_burst_does_not_drop() -> None:
         state = observe(state, float(second), MISSING_SAMPLE)
     assert forecast_of(state, 1020.0).work >= 8.0
     gone = forecast(state, 720.0 + 601.0, 60.0, 0.95)
-    assert isinstance(gone, Unknown)
-    assert "old" in gone.why
+    assert isinstance(gone, Unavailable)
+    assert "old" in gone.reason
 
 
 def test_forecast_only_missing_samples_is_unavailable() -> None:
-    state = State()
+    state = DemandState()
     for second in range(100):
         state = observe(state, float(second), math.nan)
-    assert isinstance(forecast(state, 100.0, 60.0, 0.95), Unknown)
+    assert isinstance(forecast(state, 100.0, 60.0, 0.95), Unavailable)
 
 
 def test_observe_first_sample_sets_level() -> None:
-    state = observe(State(), 1.0, 3.0)
+    state = observe(DemandState(), 1.0, 3.0)
     assert forecast_of(state, 1.0).level == 3.0
     assert forecast_of(observe(state, 2.0, 3.0), 2.0).level == pytest.approx(3.0)
 
@@ -112,13 +105,13 @@ def test_forecast_first_sample_has_no_growth() -> None:
 
 
 def test_forecast_idle_load_is_zero() -> None:
-    state = State()
+    state = DemandState()
     for second in range(1, 4000):
         state = observe(state, float(second), 0.0)
     found = forecast_of(state, 4000.0, 600.0, 0.999)
     assert (found.work, found.level, found.burst) == (0.0, 0.0, 0.0)
-    assert spare_replicas(odds(state, 600.0), found.ordinary, 1.0, 0, 8) == 0
-    assert not spare_worth(odds(state, 600.0), found.ordinary, 1.0, 0).worth
+    assert standby_replicas(growth_distribution(state, 600.0), found.baseline, 1.0, 0, 8) == 0
+    assert not standby_cost_benefit(growth_distribution(state, 600.0), found.baseline, 1.0, 0).pays_off
 
 
 def test_forecast_after_load_ends_decays_to_zero() -> None:
@@ -132,16 +125,16 @@ def test_forecast_after_load_ends_decays_to_zero() -> None:
 
 
 def test_forecast_load_from_zero_rises_at_once() -> None:
-    state = State()
+    state = DemandState()
     for second in range(1, 600):
         state = observe(state, float(second), 0.0)
     state = observe(state, 600.0, 4.0)
     assert forecast_of(state, 600.0).work >= 4.0
-    assert forecast_of(state, 600.0).changed_s_ago == 0.0
+    assert forecast_of(state, 600.0).level_shift_age_s == 0.0
 
 
 def test_forecast_single_request_decays() -> None:
-    state = observe(State(), 1.0, 0.0)
+    state = observe(DemandState(), 1.0, 0.0)
     state = observe(state, 2.0, 0.1)
     for second in range(3, 300):
         state = observe(state, float(second), 0.0)
@@ -152,10 +145,10 @@ def test_forecast_single_request_decays() -> None:
 
 
 def test_observe_sparse_requests_rarely_shift_level() -> None:
-    rng, state, changes = np.random.default_rng(3), State(), set()
+    rng, state, changes = np.random.default_rng(3), DemandState(), set()
     for second in range(1, 6 * 3600, 5):
         state = observe(state, float(second), 0.02 * int(rng.poisson(0.05)))
-        changes.add(state.changed_s)
+        changes.add(state.level_shift_s)
     assert len(changes) <= 6
     assert forecast_of(state, 6 * 3600.0).level == pytest.approx(0.001, rel=0.6)
 
@@ -164,7 +157,7 @@ def test_observe_sparse_requests_rarely_shift_level() -> None:
 
 
 def test_forecast_uses_maximum_over_horizon_not_mean() -> None:
-    state, tick_s = State(), 5.0
+    state, tick_s = DemandState(), 5.0
     works = np.full(6 * 720, 1.0)
     for start in range(100, len(works), 120):
         works[start : start + 12] = 5.0  # one minute of every ten
@@ -177,7 +170,7 @@ def test_forecast_uses_maximum_over_horizon_not_mean() -> None:
 
 def test_observe_long_tick_equals_many_short_ticks() -> None:
     """One long tick and many short ones are the same evidence about the level."""
-    fine, coarse = State(), State()
+    fine, coarse = DemandState(), DemandState()
     for second in range(1, 1201):
         fine = observe(fine, float(second), 1.0 if second <= 600 else 1.05)
     for second in range(15, 1201, 15):
@@ -186,7 +179,7 @@ def test_observe_long_tick_equals_many_short_ticks() -> None:
 
 
 def test_observe_irregular_ticks_are_weighted_by_time() -> None:
-    rng, state, now_s = np.random.default_rng(4), State(), 0.0
+    rng, state, now_s = np.random.default_rng(4), DemandState(), 0.0
     for _ in range(2000):
         span_s = float(rng.choice([0.2, 1.0, 5.0, 14.0]))
         now_s += span_s
@@ -201,19 +194,19 @@ def test_forecast_single_burst_does_not_reach_quantile() -> None:
 
 
 def test_observe_single_huge_request_is_no_level_shift() -> None:
-    rng, state = np.random.default_rng(5), State()
+    rng, state = np.random.default_rng(5), DemandState()
     for second in range(1, 901):
         state = observe(state, float(second), 0.08 * int(rng.poisson(6.0)))
     before = forecast_of(state, 900.0)
     hit = observe(state, 901.0, 0.48 + 4.0)
-    assert hit.changed_s == state.changed_s
+    assert hit.level_shift_s == state.level_shift_s
     assert forecast_of(hit, 901.0).work < 1.15 * before.work
 
 
 def test_forecast_new_level_has_little_uncertainty() -> None:
     state = observe(steady(600), 601.0, 20.0)
     state = observe(state, 602.0, 20.0)
-    assert forecast_of(state, 602.0, 60.0, 0.999).doubt <= 0.1 * forecast_of(state, 602.0).level + 1e-12
+    assert forecast_of(state, 602.0, 60.0, 0.999).uncertainty <= 0.1 * forecast_of(state, 602.0).level + 1e-12
 
 
 # Clocks
@@ -245,9 +238,9 @@ def test_forecast_before_last_sample_has_zero_age() -> None:
 @pytest.mark.parametrize("now_s", [math.nan, math.inf])
 def test_observe_and_forecast_invalid_time_raises(now_s: float) -> None:
     with pytest.raises(ValueError, match="time"):
-        observe(State(), now_s, 1.0)
+        observe(DemandState(), now_s, 1.0)
     with pytest.raises(ValueError, match="no forecast"):
-        forecast(State(), now_s, 60.0, 0.95)
+        forecast(DemandState(), now_s, 60.0, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -255,34 +248,34 @@ def test_observe_and_forecast_invalid_time_raises(now_s: float) -> None:
 )
 def test_forecast_arguments_out_of_range_raise(horizon_s: float, quantile: float) -> None:
     with pytest.raises(ValueError, match="no forecast"):
-        forecast(State(), 0.0, horizon_s, quantile)
+        forecast(DemandState(), 0.0, horizon_s, quantile)
 
 
 def test_risk_control_and_standby_invalid_arguments_raise() -> None:
     for budget in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match="budget"):
-            risk.begin(budget)
+            risk_control.initial_control(budget)
     for loss in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="loss"):
-            risk.feed(risk.begin(0.05), loss)
+            risk_control.update_control(risk_control.initial_control(0.05), loss)
     with pytest.raises(ValueError, match="score"):
         RiskControl(0.05, 9.0)
     with pytest.raises(ValueError, match="budget"):
         RiskControl(0.0, 1.0)
     with pytest.raises(ValueError, match="horizon"):
-        odds(State(), math.inf)
+        growth_distribution(DemandState(), math.inf)
     for arguments in ((-1.0, 1.0, 1, 1.0), (1.0, 0.0, 1, 1.0), (1.0, 1.0, -1, 1.0), (1.0, 1.0, 1, math.nan)):
         with pytest.raises(ValueError, match="worth"):
-            spare_worth(odds(State(), 60.0), *arguments)
+            standby_cost_benefit(growth_distribution(DemandState(), 60.0), *arguments)
 
 
 def test_risk_control_exhausted_recovers_without_wind_up() -> None:
-    control = risk.begin(0.05)
+    control = risk_control.initial_control(0.05)
     for _ in range(20):
-        control = risk.feed(control, 1.0)
+        control = risk_control.update_control(control, 1.0)
     assert control.exhausted
-    assert control.quantile == risk.MOST
-    assert not risk.feed(control, 0.0).exhausted  # no wind-up: it comes down at once
+    assert control.quantile == risk_control.MAX_QUANTILE
+    assert not risk_control.update_control(control, 0.0).exhausted  # no wind-up: it comes down at once
 
 
 # Foreign states
@@ -315,8 +308,8 @@ GOOD = to_dict(steady(200))
         {"growth": [0, 0.0, 0.0, [], [0.0] * 3, [[0.0] * 11] * 4]},
         {"season": [0, 0.0, 0.0, None, [[], 0, 0.0, 0.0], [[1.0], 0, 0.0, 0.0]]},
         {"season": [0, 0.0, True, None, [[], 0, 0.0, 0.0], [[], 0, 0.0, 0.0]]},
-        {"explained": [math.nan, None]},
-        {"explained": 3},
+        {"annotations": [math.nan, None]},
+        {"annotations": 3},
     ],
     ids=str,
 )
@@ -343,7 +336,7 @@ def test_from_dict_non_mapping_raises() -> None:
 
 
 def test_empty_state_round_trip_is_identity() -> None:
-    assert to_dict(from_dict(json.loads(json.dumps(to_dict(State()))))) == to_dict(State())
+    assert to_dict(from_dict(json.loads(json.dumps(to_dict(DemandState()))))) == to_dict(DemandState())
 
 
 SAMPLES = st.lists(
@@ -356,14 +349,14 @@ SAMPLES = st.lists(
 def test_forecast_any_samples_is_finite_or_unavailable(
     samples: list[tuple[float, float]], horizon_s: float, quantile: float
 ) -> None:
-    state, now_s = State(), 0.0
+    state, now_s = DemandState(), 0.0
     for passed_s, work in samples:
         now_s += passed_s
         state = observe(state, now_s, work)
         found = forecast(state, now_s, horizon_s, quantile)
-        if isinstance(found, Unknown):
+        if isinstance(found, Unavailable):
             continue
         assert all(math.isfinite(amount) and amount >= 0.0 for _, amount in found.parts)
         assert found.work >= found.level
-        assert 0.0 <= found.history < 1.0
+        assert 0.0 <= found.own_history_share < 1.0
     assert to_dict(from_dict(json.loads(json.dumps(to_dict(state), allow_nan=False)))) == to_dict(state)

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.core import buckets
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets
-from plimsoll.core.signals import Listener
+from plimsoll.core import histogram
+from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
+from plimsoll.core.ports import BucketCounts
+from plimsoll.core.types import Role, Unavailable
 from tests.core.test_signals import (
     LENGTH_EDGES,
     NOW_S,
@@ -19,18 +18,18 @@ from tests.core.test_signals import (
     TTFT_EDGES_S,
     engine,
     gateway,
-    histogram,
     known,
+    sample_histogram,
 )
 from tests.core.test_signals_adversarial import BAD, Fleet
 
 
 def test_arrival_rate_first_reading_is_unavailable() -> None:
-    listener = Listener([Role.SERVE])
-    listener.hear_gateway("g", "1", NOW_S, gateway(1e6))
-    assert isinstance(listener.heard(NOW_S, {}, ["g"], SHARE).rate_per_s, Unknown)
-    listener.hear_gateway("g", "1", NOW_S + 1, gateway(1e6 + 3))
-    assert listener.heard(NOW_S + 1, {}, ["g"], SHARE).rate_per_s == 3.0
+    listener = MetricsAggregator([Role.SERVE])
+    listener.observe_gateway("g", "1", NOW_S, gateway(1e6))
+    assert isinstance(listener.collect(NOW_S, {}, ["g"], SHARE).rate_per_s, Unavailable)
+    listener.observe_gateway("g", "1", NOW_S + 1, gateway(1e6 + 3))
+    assert listener.collect(NOW_S + 1, {}, ["g"], SHARE).rate_per_s == 3.0
 
 
 def test_arrival_rate_gateway_restart_drops_one_interval() -> None:
@@ -54,12 +53,12 @@ def test_arrival_rate_counter_decrease_is_a_reset() -> None:
 
 
 def test_arrival_rate_alternating_workers_is_unavailable() -> None:
-    listener, rates = Listener([Role.SERVE]), []
+    listener, rates = MetricsAggregator([Role.SERVE]), []
     for t in range(20):
-        listener.hear_gateway("g", str(t % 2), NOW_S + t, gateway(1000.0 * (t % 2) + t))
-        heard = listener.heard(NOW_S + t, {}, ["g"], SHARE)
+        listener.observe_gateway("g", str(t % 2), NOW_S + t, gateway(1000.0 * (t % 2) + t))
+        heard = listener.collect(NOW_S + t, {}, ["g"], SHARE)
         rates.append(heard.rate_per_s)
-    assert all(isinstance(rate, Unknown) for rate in rates)
+    assert all(isinstance(rate, Unavailable) for rate in rates)
 
 
 def test_arrival_rate_scale_down_keeps_past_counts() -> None:
@@ -71,8 +70,10 @@ def test_arrival_rate_scale_down_keeps_past_counts() -> None:
         fleet.second({"g": 10.0})
     assert fleet.rates == pytest.approx([10.0] * len(fleet.rates))
     assert fleet.heard.coverage == 1.0
-    assert fleet.heard.ttft is not None
-    assert buckets.count(fleet.heard.ttft) == 9 * 10.0 + 10 * 10.0  # what it answered is still in the minute
+    assert fleet.heard.ttft_histogram is not None
+    assert (
+        histogram.total_count(fleet.heard.ttft_histogram) == 9 * 10.0 + 10 * 10.0
+    )  # what it answered is still in the minute
 
 
 def test_arrival_rate_includes_last_reading_of_left_gateway() -> None:
@@ -137,10 +138,10 @@ def test_arrival_rate_all_gateways_silent_is_unavailable() -> None:
         fleet.second({"g": 5.0 * t})
     for _ in range(10):
         heard = fleet.second({"g": 500.0}, silent=("g",))
-    assert isinstance(heard.rate_per_s, Unknown)
-    assert isinstance(heard.ttft_s, Unknown)
+    assert isinstance(heard.rate_per_s, Unavailable)
+    assert isinstance(heard.ttft_s, Unavailable)
     assert heard.coverage == 0.0
-    assert not heard.fresh
+    assert not heard.has_new_rate
 
 
 def test_arrival_rate_after_15_s_gap_starts_over() -> None:
@@ -149,152 +150,156 @@ def test_arrival_rate_after_15_s_gap_starts_over() -> None:
     fleet.second({"g": 5.0})
     for _ in range(16):
         fleet.second({"g": 5.0}, silent=("g",))
-    assert not fleet.second({"g": 5.0}).fresh
-    assert isinstance(fleet.heard.rate_per_s, Unknown)
+    assert not fleet.second({"g": 5.0}).has_new_rate
+    assert isinstance(fleet.heard.rate_per_s, Unavailable)
     assert fleet.second({"g": 7.0}).rate_per_s == 7.0
 
 
 def test_aggregator_late_and_repeated_readings_are_ignored() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in (0.0, 1.0, 1.0, 0.5, -30.0):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 + 5.0 * t if t >= 0 else 0.0))
-        listener.hear_engine(Role.SERVE, engine(max(t, 0.0), at_s=NOW_S + t))
-    heard = listener.heard(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(10.0 + 5.0 * t if t >= 0 else 0.0))
+        listener.observe_engine(Role.SERVE, engine(max(t, 0.0), at_s=NOW_S + t))
+    heard = listener.collect(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE)
     assert heard.rate_per_s == 5.0
-    assert not listener.heard(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE).fresh
+    assert not listener.collect(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE).has_new_rate
 
 
 def test_aggregator_clock_set_back_over_a_minute_is_accepted() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for base_s in (NOW_S, NOW_S - 3600.0):
         for t in range(12):
-            listener.hear_gateway("g", "1", base_s + t, gateway(5.0 * t))
+            listener.observe_gateway("g", "1", base_s + t, gateway(5.0 * t))
             if t % 5 == 0:
-                listener.hear_engine(Role.SERVE, engine(t + 0.1, at_s=base_s + t))
-            heard = listener.heard(base_s + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
+                listener.observe_engine(Role.SERVE, engine(t + 0.1, at_s=base_s + t))
+            heard = listener.collect(base_s + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
         assert heard.rate_per_s == 5.0
         assert heard.coverage == heard.tiers[Role.SERVE].coverage == 1.0
-        assert heard.ttft is not None
-        assert buckets.count(heard.ttft) == 55.0  # nothing of the other hour
+        assert heard.ttft_histogram is not None
+        assert histogram.total_count(heard.ttft_histogram) == 55.0  # nothing of the other hour
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(
     "name",
     [
-        *("arrived", "arrived_tokens", "answered", "failed", "refused", "ttft_s"),
-        *("waiting", "held_work_s", "ticket_work_s", "inflight"),
+        *("arrived", "arrived_tokens", "succeeded", "failed", "rejected", "ttft_s"),
+        *("queued", "queued_work_s", "reserved_work_s", "inflight"),
     ],
 )
 def test_aggregator_invalid_gateway_counter_is_ignored(name: str, bad: float) -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in (0, 1):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
     value: object = bad
-    if name in ("refused", "inflight"):
+    if name in ("rejected", "inflight"):
         value = {"busy": bad}
     elif name == "ttft_s":
-        value = Buckets(TTFT_EDGES_S, (bad,) * len(TTFT_EDGES_S), 1.0)
-    listener.hear_gateway("g", "1", NOW_S + 2, replace(gateway(10.0), **{name: value}))  # type: ignore[arg-type]
-    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
+        value = BucketCounts(TTFT_EDGES_S, (bad,) * len(TTFT_EDGES_S), 1.0)
+    listener.observe_gateway("g", "1", NOW_S + 2, replace(gateway(10.0), **{name: value}))  # type: ignore[arg-type]
+    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
     assert heard.rate_per_s == 5.0
-    listener.hear_gateway("g", "1", NOW_S + 3, gateway(15.0))
-    assert listener.heard(NOW_S + 3, {}, ["g"], SHARE).rate_per_s == 5.0  # the mean over both seconds
+    listener.observe_gateway("g", "1", NOW_S + 3, gateway(15.0))
+    assert listener.collect(NOW_S + 3, {}, ["g"], SHARE).rate_per_s == 5.0  # the mean over both seconds
 
 
 @pytest.mark.parametrize("at_s", [math.nan, math.inf, -math.inf])
 def test_aggregator_reading_with_invalid_time_is_ignored(at_s: float) -> None:
-    listener = Listener([Role.SERVE])
-    listener.hear_gateway("g", "1", at_s, gateway(5.0))
-    listener.hear_engine(Role.SERVE, engine(0.0, at_s=at_s))
-    assert listener.heard(NOW_S, {Role.SERVE: ["a"]}, ["g"], SHARE).tiers[Role.SERVE].coverage == 0.0
+    listener = MetricsAggregator([Role.SERVE])
+    listener.observe_gateway("g", "1", at_s, gateway(5.0))
+    listener.observe_engine(Role.SERVE, engine(0.0, at_s=at_s))
+    assert listener.collect(NOW_S, {Role.SERVE: ["a"]}, ["g"], SHARE).tiers[Role.SERVE].coverage == 0.0
 
 
 def test_arrival_rate_includes_rejected_requests() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(3):
         refused = {"busy": 6.0 * t, "starting": 1.0 * t}
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 * t, refused=refused, answered=3.0 * t))
-    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(10.0 * t, rejected=refused, succeeded=3.0 * t))
+    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
     assert heard.rate_per_s == 10.0
-    assert heard.answered_per_s == 3.0
-    assert heard.shed_share == 0.7
+    assert heard.succeeded_per_s == 3.0
+    assert heard.rejected_share == 0.7
 
 
 def test_gateway_gauges_are_summed_and_scaled_to_coverage() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for name, held in (("a", 1.0), ("b", 3.0)):
-        reading = gateway(0.0, waiting=held, held_work_s=0.5 * held, ticket_work_s=0.1, inflight={"x": 2, "y": 1})
-        listener.hear_gateway(name, "1", NOW_S, reading)
-    both = listener.heard(NOW_S, {}, ["a", "b"], SHARE)
-    assert (both.held, both.held_work_s, both.returning_s, both.in_flight) == (4.0, 2.0, 0.2, 6.0)
-    more = listener.heard(NOW_S, {}, ["a", "b", "silent", "too"], SHARE)
-    assert (more.held, more.held_work_s, more.returning_s, more.in_flight) == (8.0, 4.0, 0.4, 12.0)
-    gone = listener.heard(NOW_S + 60.0, {}, ["a", "b"], SHARE)
-    for amount in (gone.held, gone.held_work_s, gone.returning_s, gone.in_flight):
-        assert isinstance(amount, Unknown)
+        reading = gateway(0.0, queued=held, queued_work_s=0.5 * held, reserved_work_s=0.1, inflight={"x": 2, "y": 1})
+        listener.observe_gateway(name, "1", NOW_S, reading)
+    both = listener.collect(NOW_S, {}, ["a", "b"], SHARE)
+    assert (both.queued, both.queued_work_s, both.reserved_work_s, both.in_flight) == (4.0, 2.0, 0.2, 6.0)
+    more = listener.collect(NOW_S, {}, ["a", "b", "silent", "too"], SHARE)
+    assert (more.queued, more.queued_work_s, more.reserved_work_s, more.in_flight) == (8.0, 4.0, 0.4, 12.0)
+    gone = listener.collect(NOW_S + 60.0, {}, ["a", "b"], SHARE)
+    for amount in (gone.queued, gone.queued_work_s, gone.reserved_work_s, gone.in_flight):
+        assert isinstance(amount, Unavailable)
 
 
 def test_arrival_rate_excludes_retries() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(10):
-        told = gateway(5.0 * t, retried=50.0 * t, ticket_work_s=2.0)
-        listener.hear_gateway("g", "1", NOW_S + t, told)
-        heard = listener.heard(NOW_S + t, {}, ["g"], SHARE)
-    assert (heard.rate_per_s, heard.returning_s) == (5.0, 2.0)
+        told = gateway(5.0 * t, retried=50.0 * t, reserved_work_s=2.0)
+        listener.observe_gateway("g", "1", NOW_S + t, told)
+        heard = listener.collect(NOW_S + t, {}, ["g"], SHARE)
+    assert (heard.rate_per_s, heard.reserved_work_s) == (5.0, 2.0)
 
 
 def test_rejected_share_excludes_client_errors() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(60):
         refused = {"quota_exceeded": 5.0 * t, "request_too_large": 1.0 * t, "overloaded": 1.0 * t}
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(10.0 * t, refused=refused, answered=3.0 * t))
-    assert listener.heard(NOW_S + 60, {}, ["g"], 0.95).shed_share == pytest.approx(0.1)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(10.0 * t, rejected=refused, succeeded=3.0 * t))
+    assert listener.collect(NOW_S + 60, {}, ["g"], 0.95).rejected_share == pytest.approx(0.1)
 
 
 def test_rejected_share_of_retries_is_at_most_one() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(3):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(2.0 * t, retried=30.0 * t, refused={"busy": 32.0 * t}))
-    heard = listener.heard(NOW_S + 2, {}, ["g"], SHARE)
-    assert heard.shed_share == 1.0
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(2.0 * t, retried=30.0 * t, rejected={"busy": 32.0 * t}))
+    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
+    assert heard.rejected_share == 1.0
     assert heard.rate_per_s == 2.0
 
 
 def test_mean_prompt_tokens_is_unbiased_by_rejections() -> None:
     """Nine of ten are refused: engines count a tenth of the tokens that gateways estimate."""
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(0, 61, 5):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(50.0 * t, refused={"busy": 45.0 * t}))
-        listener.hear_engine(Role.SERVE, engine(float(t)))
-    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(50.0 * t, rejected={"busy": 45.0 * t}))
+        listener.observe_engine(Role.SERVE, engine(float(t)))
+    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_without_estimates_does_not_fail() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t, (arrived, tokens) in enumerate([(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (2.0, 5.0)]):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(arrived, arrived_tokens=tokens))
-        listener.hear_engine(Role.SERVE, engine(float(t)))
-        assert isinstance(listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).prompt_tokens, float | Unknown)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(arrived, arrived_tokens=tokens))
+        listener.observe_engine(Role.SERVE, engine(float(t)))
+        assert isinstance(
+            listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).mean_prompt_tokens, float | Unavailable
+        )
 
 
 def test_mean_prompt_tokens_is_unbiased_by_silent_pods() -> None:
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(0, 61, 5):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(20.0 * t))
-        listener.hear_engine(Role.SERVE, engine(float(t)))  # one of four
-    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
-    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(20.0 * t))
+        listener.observe_engine(Role.SERVE, engine(float(t)))  # one of four
+    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
+    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
     """Only short requests end; the histogram over ended requests alone would say 100 tokens."""
-    listener = Listener([Role.SERVE])
+    listener = MetricsAggregator([Role.SERVE])
     for t in range(0, 61, 5):
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
-        listener.hear_engine(Role.SERVE, engine(float(t), prompt_tokens=histogram(LENGTH_EDGES, 100.0, 2.0 * t)))
-    heard = listener.heard(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(heard.prompt_tokens) == pytest.approx(300.0, rel=0.03)
-    assert not isinstance(heard.workload, Unknown)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
+        listener.observe_engine(
+            Role.SERVE, engine(float(t), prompt_tokens=sample_histogram(LENGTH_EDGES, 100.0, 2.0 * t))
+        )
+    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert not isinstance(heard.workload, Unavailable)
     assert heard.workload.mean(heard.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)

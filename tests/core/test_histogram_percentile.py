@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from plimsoll.core import buckets
-from plimsoll.core.ports import Buckets
-from plimsoll.core.signals.percentile import percentile, share_within
+from plimsoll.core import histogram
+from plimsoll.core.demand.histogram_percentile import percentile, share_within
+from plimsoll.core.ports import BucketCounts
 
 SHARE = 0.95
 TPOT_EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, math.inf)
 
 
-def lognormal(median_s: float, deviation: float, n: int, edges: tuple[float, ...]) -> tuple[Buckets, np.ndarray]:
+def lognormal(median_s: float, deviation: float, n: int, edges: tuple[float, ...]) -> tuple[BucketCounts, np.ndarray]:
     values = median_s * np.exp(deviation * np.random.default_rng(7).standard_normal(n))
     counts = np.bincount(np.searchsorted(np.array(edges), values), minlength=len(edges))
-    return Buckets(edges, tuple(map(float, counts)), float(values.sum())), values
+    return BucketCounts(edges, tuple(map(float, counts)), float(values.sum())), values
 
 
 @pytest.mark.parametrize("median_s", [0.006, 0.009, 0.012, 0.02, 0.03, 0.06])
@@ -39,13 +39,13 @@ def test_share_within_lognormal_is_within_5_points(median_s: float, target: floa
 
 
 def test_share_within_on_edge_is_exact_inside_is_between() -> None:
-    b = Buckets(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), 3.2)
+    b = BucketCounts(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), 3.2)
     assert (share_within(b, 0.025), share_within(b, 0.05), share_within(b, 0.075)) == (0.3, 0.9, 1.0)
     assert (share_within(b, 0.01), share_within(b, 0.0), share_within(b, -1.0)) == (0.0, 0.0, 0.0)
     inside = [share_within(b, 0.025 + 0.001 * step) or 0.0 for step in range(26)]
     assert inside == sorted(inside)
     assert (inside[0], inside[-1]) == (0.3, 0.9)
-    assert share_within(Buckets(TPOT_EDGES_S, (0.0,) * 9, 0.0), 0.05) is None
+    assert share_within(BucketCounts(TPOT_EDGES_S, (0.0,) * 9, 0.0), 0.05) is None
     with pytest.raises(ValueError, match="NaN"):
         share_within(b, math.nan)
 
@@ -63,9 +63,9 @@ def test_share_within_is_consistent_with_percentile() -> None:
 
 @pytest.mark.parametrize("total", [0.0, 1e-9, 1e9])
 def test_share_within_invalid_sum_stays_in_bucket_bounds(total: float) -> None:
-    b = Buckets(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
+    b = BucketCounts(TPOT_EDGES_S, (0.0, 30.0, 60.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
     assert 0.3 <= (share_within(b, 0.04) or 0.0) <= 0.9
-    alone = Buckets(TPOT_EDGES_S, (0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
+    alone = BucketCounts(TPOT_EDGES_S, (0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), total)
     assert 0.0 <= (share_within(alone, 0.04) or 0.0) <= 1.0
 
 
@@ -73,9 +73,11 @@ def test_percentile_stays_within_bucket() -> None:
     rng = np.random.default_rng(3)
     for _ in range(300):
         counts = tuple(map(float, rng.integers(0, 4, len(TPOT_EDGES_S))))
-        b = Buckets(TPOT_EDGES_S, counts, float(rng.uniform(0.0, 2.0)))
-        placed, even = percentile(b, SHARE), buckets.quantile(b, SHARE)
+        b = BucketCounts(TPOT_EDGES_S, counts, float(rng.uniform(0.0, 2.0)))
+        placed, even = percentile(b, SHARE), histogram.quantile(b, SHARE)
         assert (placed is None) == (even is None)
         if placed is not None and even is not None:
             assert math.isfinite(placed)
-            assert buckets.index(TPOT_EDGES_S, placed) in {buckets.index(TPOT_EDGES_S, even) + i for i in (-1, 0)}
+            assert histogram.bucket_index(TPOT_EDGES_S, placed) in {
+                histogram.bucket_index(TPOT_EDGES_S, even) + i for i in (-1, 0)
+            }

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core import knee, load_line
-from plimsoll.core.admission import ClassPolicy
-from plimsoll.core.knee import Constraint
-from plimsoll.core.latency import KvTransfer
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.planning import settings
-from plimsoll.core.planning.settings import GRAPH_SIZES
-from tests.core.admission_lab import Engine, GatePolicy, run
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.engine_model.step_time import KvTransfer
+from plimsoll.core.planning import engine_settings
+from plimsoll.core.planning.engine_settings import GRAPH_SIZE_STEP
+from plimsoll.core.types import Role
+from tests.core.admission_simulator import ControllerPolicy, StepEngine, run
 from tests.core.test_admission import gate
 from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, some_think, tier
 
@@ -37,16 +37,16 @@ TPOT_S = 0.1
 def test_slo_capacity_kv_bound_keeps_windows_within_slo(draw: Draw, windows: float, replicas: int) -> None:
     """It lies above that of engines which keep room for each answer's end."""
     at = tier(draw)
-    reduced = knee.profile(at)
-    line = float(load_line.slo_rate(reduced, replicas)[0])
-    assert load_line.constraint(reduced, np.array([line]), replicas)[0] is Constraint.KV
-    assert line > 1.1 * float(load_line.slo_rate(reduced, replicas, admission=False)[0])
+    reduced = tier_model.build_profile(at)
+    line = float(slo_capacity.slo_capacity_per_s(reduced, replicas)[0])
+    assert slo_capacity.binding_constraint(reduced, np.array([line]), replicas)[0] is Constraint.KV
+    assert line > 1.1 * float(slo_capacity.slo_capacity_per_s(reduced, replicas, admission=False)[0])
     passed: list[bool] = []
     for seed in (7, 17):
         jobs = arrivals(draw, line, LASTS_S, seed)
-        engines = [Engine(at.model, KV, np.random.default_rng(8 + k)) for k in range(replicas)]
-        run(GatePolicy(gate(at, (ClassPolicy("chat", 0, PROMISE),), 0)), engines, jobs, LASTS_S + 1500.0)
-        kept = np.array([job.good(TPOT_S) for job in jobs if job.arrived_s > WARM_S])
+        engines = [StepEngine(at.model, KV, np.random.default_rng(8 + k)) for k in range(replicas)]
+        run(ControllerPolicy(gate(at, (ClassPolicy("chat", 0, PROMISE),), 0)), engines, jobs, LASTS_S + 1500.0)
+        kept = np.array([job.within_slo(TPOT_S) for job in jobs if job.arrived_s > WARM_S])
         shares = [kept[k : k + WINDOW].mean() for k in range(0, kept.size - WINDOW + 1, WINDOW)]
         passed += [bool(share >= LEAST) for share in shares]
         assert kept.mean() >= PROMISE.share
@@ -57,4 +57,8 @@ def test_slo_capacity_kv_bound_keeps_windows_within_slo(draw: Draw, windows: flo
 def test_max_sequences_loose_itl_target_keeps_kv_limit() -> None:
     at = replace(tier(lognormal(500, 3000, 0.3)), role=Role.DECODE, transfer=KvTransfer(64, 128))
     loose = replace(at, slo=replace(at.slo, itl_s=10.0))
-    assert settings.max_sequences(loose) == settings.max_sequences(at) > knee.profile(at).slots[0] + GRAPH_SIZES
+    assert (
+        engine_settings.max_sequences(loose)
+        == engine_settings.max_sequences(at)
+        > tier_model.build_profile(at).slots[0] + GRAPH_SIZE_STEP
+    )

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets, EngineReading
-from plimsoll.core.scaling import Decision, Policy, TierPolicy
-from plimsoll.core.signals import Listener
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
+from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
+from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from tests.core.test_autoscaler import ABOUT
-from tests.core.test_signals import NOW_S, TPOT_EDGES_S, TTFT_EDGES_S, histogram
+from tests.core.test_signals import NOW_S, TPOT_EDGES_S, TTFT_EDGES_S, sample_histogram
 
 SLO = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
 READY = 3
@@ -41,40 +44,42 @@ def reading(pod: str, after_s: float, signal: Signal) -> EngineReading:
     values: dict[str, Any] = {}
     for name, value in signal.items():
         if isinstance(value, tuple):
-            values[name] = histogram(*value, 20.0 * after_s)
+            values[name] = sample_histogram(*value, 20.0 * after_s)
         else:
             values[name] = value * after_s if name == "preemptions" else value
     return EngineReading(pod, NOW_S + after_s, "1", **values)
 
 
-def run(roles: tuple[Role, ...], tier: Role, signal: Signal, silent_gateways: tuple[str, ...] = ("g",)) -> Decision:
+def run(
+    roles: tuple[Role, ...], tier: Role, signal: Signal, silent_gateways: tuple[str, ...] = ("g",)
+) -> ScalingDecision:
     """The last decision of a minute in which only this tier's engines were heard, and only with this."""
-    listener, service = Listener(roles), Service.of(roles)
-    wish = Wish(Policy({role: TierPolicy(1, 50) for role in roles}, slo=SLO), SLO)
+    listener, service = MetricsAggregator(roles), ServiceState.for_roles(roles)
+    wish = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in roles}, slo=SLO), SLO)
     pods = {role: [f"{role}-{n}" for n in range(READY)] for role in roles}
-    tiers = {role: TierSeen(READY, READY, (), ABOUT) for role in roles}
+    tiers = {role: TierSnapshot(READY, READY, (), ABOUT) for role in roles}
     for second in range(SECONDS + 1):
         if second % 5 == 0:
             for pod in pods[tier]:
-                listener.hear_engine(tier, reading(pod, float(second), signal))
-        heard = listener.heard(NOW_S + second, pods, silent_gateways, SLO.share)
-        decided = decide_all({"one": (service, Seen(heard, tiers), wish)}, NOW_S + second)
+                listener.observe_engine(tier, reading(pod, float(second), signal))
+        heard = listener.collect(NOW_S + second, pods, silent_gateways, SLO.share)
+        decided = decide_all({"one": (service, ServiceSnapshot(heard, tiers), wish)}, NOW_S + second)
     return decided["one"]
 
 
-def counts(found: Decision) -> dict[str, int]:
+def counts(found: ScalingDecision) -> dict[str, int]:
     return {str(name): tier.replicas for name, tier in found.tiers.items()}
 
 
 BAD = [
-    (PAIR, Role.PREFILL, {"waiting": 4.0}, "12 requests wait"),
+    (PAIR, Role.PREFILL, {"waiting": 4.0}, "12 waiting requests"),
     (PAIR, Role.PREFILL, ttft(0.9), "p95 TTFT"),
     (PAIR, Role.PREFILL, {"kv_used": 0.95}, "KV cache 95% full"),
-    (PAIR, Role.DECODE, {"waiting": 4.0}, "12 requests wait"),
+    (PAIR, Role.DECODE, {"waiting": 4.0}, "12 waiting requests"),
     (PAIR, Role.DECODE, tpot(0.09), "p95 TPOT"),
     (PAIR, Role.DECODE, {"kv_used": 0.95}, "KV cache 95% full"),
     (PAIR, Role.DECODE, {"preemptions": 0.2}, "preemptions/s"),
-    (ALONE, Role.SERVE, {"waiting": 4.0}, "12 requests wait"),
+    (ALONE, Role.SERVE, {"waiting": 4.0}, "12 waiting requests"),
     (ALONE, Role.SERVE, tpot(0.09), "p95 TPOT"),
     (ALONE, Role.SERVE, {"kv_used": 0.95}, "KV cache 95% full"),
     (ALONE, Role.SERVE, {"preemptions": 0.2}, "preemptions/s"),
@@ -97,15 +102,15 @@ def test_lagging_signal_bad_value_scales_its_own_tier(
     after = counts(found)
     assert READY < after.pop(tier) <= 2 * READY
     assert all(count == READY for count in after.values())
-    assert words in found.tiers[tier].why
-    assert found.tiers[tier].held
+    assert words in found.tiers[tier].summary
+    assert found.tiers[tier].is_held
 
 
 @pytest.mark.parametrize(("roles", "tier", "signal"), GOOD)
 def test_lagging_signal_good_value_removes_nothing(roles: tuple[Role, ...], tier: Role, signal: Signal) -> None:
     found = run(roles, tier, signal)
     assert set(counts(found).values()) == {READY}
-    assert all(decided.held for decided in found.tiers.values())
+    assert all(decided.is_held for decided in found.tiers.values())
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1.0, math.inf])
@@ -121,12 +126,12 @@ def test_lagging_signal_queue_scales_only_its_own_tier() -> None:
 
 
 def test_lagging_signal_empty_histogram_changes_nothing() -> None:
-    nothing = Buckets(TPOT_EDGES_S, (0.0,) * len(TPOT_EDGES_S), 0.0)
-    listener = Listener(PAIR)
+    nothing = BucketCounts(TPOT_EDGES_S, (0.0,) * len(TPOT_EDGES_S), 0.0)
+    listener = MetricsAggregator(PAIR)
     for after_s in (0.0, 5.0):
-        listener.hear_engine(Role.DECODE, EngineReading("d", NOW_S + after_s, "1", tpot_s=nothing))
-    heard = listener.heard(NOW_S + 5.0, {Role.DECODE: ["d"]}, (), SLO.share)
-    seen = Seen(heard, {role: TierSeen(READY, READY, (), ABOUT) for role in PAIR})
-    wish = Wish(Policy({role: TierPolicy(1, 50) for role in PAIR}, slo=SLO), SLO)
-    decided = decide_all({"one": (Service.of(PAIR), seen, wish)}, NOW_S + 5.0)["one"]
+        listener.observe_engine(Role.DECODE, EngineReading("d", NOW_S + after_s, "1", tpot_s=nothing))
+    heard = listener.collect(NOW_S + 5.0, {Role.DECODE: ["d"]}, (), SLO.share)
+    seen = ServiceSnapshot(heard, {role: TierSnapshot(READY, READY, (), ABOUT) for role in PAIR})
+    wish = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in PAIR}, slo=SLO), SLO)
+    decided = decide_all({"one": (ServiceState.for_roles(PAIR), seen, wish)}, NOW_S + 5.0)["one"]
     assert set(counts(decided).values()) == {READY}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.core.forecast import State, observe
+from plimsoll.core.demand.demand_state import DemandState, observe
 from tests.core.test_forecast import REQUEST_GPU_S, demand, fed, told
 
 
@@ -15,7 +15,7 @@ def test_level_shift_up_and_down_moves_level_in_seconds() -> None:
     before = fed(works[:600])
     top = fed(works[600:604], state=before, start_s=600.0)
     assert told(top).level == pytest.approx(36 * REQUEST_GPU_S, rel=0.25)
-    assert told(top).changed_s_ago == pytest.approx(0.0, abs=3.0)
+    assert told(top).level_shift_age_s == pytest.approx(0.0, abs=3.0)
     settled = fed(works[604:1200], state=top, start_s=604.0)
     assert told(settled).work == pytest.approx(36 * REQUEST_GPU_S, rel=0.05)
     down = fed(works[1200:1220], state=settled, start_s=1200.0)
@@ -27,7 +27,7 @@ def constant_then(seed: int, low: float, high: float, first: int = 0) -> tuple[i
     rates = np.concatenate([np.full(30, low), np.full(60, high), np.zeros(120)])
     works = demand(rates, 1.0, seed)
     works[30] += first * REQUEST_GPU_S
-    state, levels = State(), []
+    state, levels = DemandState(), []
     for second, work in enumerate(works, start=1):
         state = observe(state, float(second), float(work))
         levels.append(told(state).level / REQUEST_GPU_S)
@@ -55,10 +55,10 @@ def test_level_shift_down_estimate_is_not_biased_low() -> None:
     for seed in range(100):
         works = demand(np.concatenate([np.full(300, 12.0), np.full(60, 4.0)]), 1.0, seed)
         state = fed(works[:300])
-        before = state.changed_s
+        before = state.level_shift_s
         for second, work in enumerate(works[300:], start=301):
             state = observe(state, float(second), float(work))
-            if state.changed_s != before:
+            if state.level_shift_s != before:
                 found.append(told(state).level / REQUEST_GPU_S)
                 break
     print(f"levels after a leap to 4: {np.quantile(found, (0.05, 0.25, 0.5, 0.75, 0.95))}")

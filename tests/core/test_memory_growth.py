@@ -11,25 +11,20 @@ from itertools import count
 import numpy as np
 import pytest
 
-from bench.core.growth import FILLED_S, HOUR_S, Life, clean
-from plimsoll.core.admission import (
-    ClassPolicy,
-    Decision,
-    Gate,
-    Outcome,
-    Outlook,
-    Request,
-    TenantPolicy,
-    fairness,
-    limits,
-)
-from plimsoll.core.calibration import replicas
-from plimsoll.core.forecast import State, from_dict, observe, to_dict
-from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, StepModel
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling.sized import RUNGS_KEPT, Rungs
+from bench.core.memory_growth import FILLED_S, HOUR_S, FleetSimulation, collect_garbage
+from plimsoll.core.admission import fairness
+from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
+from plimsoll.core.autoscaling.sizing_batch import MAX_CACHED_COUNTS, ReplicaCache
+from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.demand.demand_state import DemandState, observe
+from plimsoll.core.demand.serialization import from_dict, to_dict
+from plimsoll.core.engine_model.calibration import replica_speed
+from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 
 STEP_S = 30.0
@@ -37,7 +32,7 @@ NOISE = 120  # blocks of memory: decisions that are remembered have more words o
 
 
 def allocated_bytes() -> int:
-    clean()
+    collect_garbage()
     return sys.getallocatedblocks()
 
 
@@ -45,32 +40,32 @@ def allocated_bytes() -> int:
 
 
 @pytest.fixture(scope="module")
-def life() -> Life:
+def life() -> FleetSimulation:
     """Two services whose replicas are replaced every two minutes, an hour after all that is kept for one is full."""
-    made = Life(2, samples=64)
-    made.last(FILLED_S + HOUR_S, STEP_S)
+    made = FleetSimulation(2, samples=64)
+    made.advance(FILLED_S + HOUR_S, STEP_S)
     return made
 
 
-def test_operator_ticks_for_an_hour_leak_no_memory(life: Life) -> None:
+def test_operator_ticks_for_an_hour_leak_no_memory(life: FleetSimulation) -> None:
     before = allocated_bytes()
-    life.last(HOUR_S, STEP_S)
+    life.advance(HOUR_S, STEP_S)
     assert abs(allocated_bytes() - before) < NOISE
 
 
-def test_operator_leak_of_departed_replicas_is_detected(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_leak_of_departed_replicas_is_detected(life: FleetSimulation, monkeypatch: pytest.MonkeyPatch) -> None:
     before = allocated_bytes()
-    monkeypatch.setattr(replicas, "GONE_S", math.inf)
-    life.last(HOUR_S, STEP_S)
+    monkeypatch.setattr(replica_speed, "REPLICA_EXPIRY_S", math.inf)
+    life.advance(HOUR_S, STEP_S)
     assert allocated_bytes() - before > NOISE
 
 
 def test_demand_state_size_is_constant_from_start() -> None:
-    def size(state: State) -> tuple[int, ...]:
-        past, shape = state.past, state.shape
+    def size(state: DemandState) -> tuple[int, ...]:
+        past, shape = state.closed_growth, state.closed_season
         return len(state.packed), len(past.minutes), len(shape.day.bins), len(shape.week.bins)
 
-    state = State()
+    state = DemandState()
     empty = size(observe(state, 0.0, 1.0))
     for minute in range(1, 3 * 24 * 60):
         state = observe(state, 60.0 * minute, 1.0 + minute % 7)
@@ -78,15 +73,15 @@ def test_demand_state_size_is_constant_from_start() -> None:
 
 
 def test_replica_cache_keeps_bounded_counts_near_newest() -> None:
-    rungs = Rungs()
+    rungs = ReplicaCache()
     for rate in range(1, 1000):
-        rungs.learn(float(rate), rate)
-    assert [rungs.at(float(rate)) for rate in (999, 1000 - RUNGS_KEPT)] == [999, 1000 - RUNGS_KEPT]
-    assert rungs.at(float(999 - RUNGS_KEPT)) is None
+        rungs.record(float(rate), rate)
+    assert [rungs.lookup(float(rate)) for rate in (999, 1000 - MAX_CACHED_COUNTS)] == [999, 1000 - MAX_CACHED_COUNTS]
+    assert rungs.lookup(float(999 - MAX_CACHED_COUNTS)) is None
     for rate in range(999, 0, -1):
-        rungs.learn(float(rate), rate)
-    assert [rungs.at(float(rate)) for rate in (1, RUNGS_KEPT)] == [1, RUNGS_KEPT]
-    assert rungs.at(float(RUNGS_KEPT + 1)) is None
+        rungs.record(float(rate), rate)
+    assert [rungs.lookup(float(rate)) for rate in (1, MAX_CACHED_COUNTS)] == [1, MAX_CACHED_COUNTS]
+    assert rungs.lookup(float(MAX_CACHED_COUNTS + 1)) is None
 
 
 # The gate
@@ -97,14 +92,16 @@ SLO = Slo(0.95, 0.5, 0.0, 0.05)
 CLASSES = (ClassPolicy("high", 1, SLO, guaranteed_share=0.2), ClassPolicy("low", 0, SLO))
 MIX = from_samples([512.0, 1024.0, 2048.0], [0.0, 0.0, 0.0], [50.0, 100.0, 200.0])
 MODEL = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)
-SERVE = Tier(Role.SERVE, MODEL, MIX, EngineLimits(64, 30_000, 8192), SLO)
+SERVE = TierSpec(Role.SERVE, MODEL, MIX, EngineLimits(64, 30_000, 8192), SLO)
 
 
 class Door:
     """A gate at three times its load, to which every tenant, conversation and replica comes under a new name."""
 
     def __init__(self) -> None:
-        self.gate = Gate(CLASSES, limits(SERVE, CLASSES), {"known": TenantPolicy(2.0, requests_per_s=2.0)})
+        self.gate = AdmissionController(
+            CLASSES, engine_cost_model(SERVE, CLASSES), {"known": TenantPolicy(2.0, requests_per_s=2.0)}
+        )
         self.running: deque[tuple[str, float]] = deque()  # with the end of each
         self.numbers = count()
         self.now = 0.0
@@ -116,29 +113,31 @@ class Door:
             if second % 20 == 0:
                 caps = {f"engine-{self.now:.0f}-{n}": 32 for n in range(2)}
                 self.gate.set_replicas(caps, self.now, frozenset({f"prefill-{self.now:.0f}"}))
-                self.running = deque(one for one in self.running if one[0] in self.gate.fleet)
-            self.gate.tick(self.now, Outlook(self.now + 5.0, 1.0))
+                self.running = deque(one for one in self.running if one[0] in self.gate.pool)
+            self.gate.tick(self.now, CapacityAnnouncement(self.now + 5.0, 1.0))
             for _ in range(20):
                 self.now += 1.0 / 20.0
                 if second < seconds:
                     self._offer()
                 while self.running and self.running[0][1] <= self.now:
-                    self.gate.end(self.running.popleft()[0], self.now, 100, 0.1)
+                    self.gate.complete(self.running.popleft()[0], self.now, 100, 0.1)
                 self._run(self.gate.release(self.now))
 
-    def _run(self, decisions: Iterable[Decision]) -> None:
-        self.running += [(one.id, self.now + STAY_S) for one in decisions if one.outcome is Outcome.ADMITTED]
+    def _run(self, decisions: Iterable[AdmissionDecision]) -> None:
+        self.running += [
+            (one.request_id, self.now + STAY_S) for one in decisions if one.outcome is AdmissionOutcome.ADMITTED
+        ]
 
     def _offer(self) -> None:
         number = next(self.numbers)
         beginning = tuple(range(number % 3 + 1))
-        asked = Request(
+        asked = AdmissionRequest(
             f"r{number}", CLASSES[number % 2].name, "known" if number % 5 == 0 else f"tenant-{number}", self.now,
             int(self.rng.choice([512, 1024, 2048])), max_tokens=200, body_hash=number,
-            blocks=(*beginning, *range(1000 * number + 10, 1000 * number + 13)),
+            block_hashes=(*beginning, *range(1000 * number + 10, 1000 * number + 13)),
         )  # fmt: skip
-        decision = self.gate.offer(asked, self.now)
-        if decision.outcome is Outcome.HELD and number % 7 == 0:
+        decision = self.gate.submit(asked, self.now)
+        if decision.outcome is AdmissionOutcome.QUEUED and number % 7 == 0:
             self.gate.cancel(asked.id, self.now)
         self._run((decision,))
 
@@ -154,12 +153,17 @@ def test_admission_requests_for_minutes_leak_no_memory(door: Door) -> None:
     before, outcomes = allocated_bytes(), dict(door.gate.outcomes)
     door.last(SECONDS)
     came = {outcome for outcome, seen in door.gate.outcomes.items() if seen > outcomes[outcome]}
-    assert came >= {Outcome.ADMITTED, Outcome.HELD, Outcome.SHED_SATURATED, Outcome.SHED_QUOTA}
+    assert came >= {
+        AdmissionOutcome.ADMITTED,
+        AdmissionOutcome.QUEUED,
+        AdmissionOutcome.SHED_SATURATED,
+        AdmissionOutcome.SHED_QUOTA,
+    }
     assert abs(allocated_bytes() - before) < NOISE
 
 
 def test_admission_leak_of_departed_tenants_is_detected(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     before = allocated_bytes()
-    monkeypatch.setattr(fairness, "TENANT_MEMORY_S", math.inf)
+    monkeypatch.setattr(fairness, "IDLE_TENANT_TTL_S", math.inf)
     door.last(SECONDS)
     assert allocated_bytes() - before > NOISE

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.core.forecast import (
-    State,
-    dispersion,
-)
+from plimsoll.core.demand.demand_state import DemandState
+from plimsoll.core.demand.noise_model import arrival_dispersion
 from tests.core.test_forecast import Floats, fed
 
 
 def gamma_arrivals(cv2: float, rate: float, seconds: int, seed: int) -> Floats:
-    """Arrivals of each second, of work 0.25, whose gamma_arrivals are gamma."""
+    """Arrivals of each second, of work 0.25, whose gaps are gamma."""
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.gamma(1.0 / cv2, cv2 / rate, round(1.3 * rate * seconds) + 50))
     return 0.25 * np.bincount(at_s[at_s < seconds].astype(np.intp), minlength=seconds).astype(np.float64)
@@ -22,7 +20,7 @@ def gamma_arrivals(cv2: float, rate: float, seconds: int, seed: int) -> Floats:
 @pytest.mark.parametrize("rate", [0.2, 2.0, 20.0])
 def test_arrival_dispersion_follows_arrival_cv2(rate: float) -> None:
     def found(cv2: float, seed: int) -> float:
-        return dispersion(fed(gamma_arrivals(cv2, rate, 3600, seed)).noise, 0.25)
+        return arrival_dispersion(fed(gamma_arrivals(cv2, rate, 3600, seed)).noise, 0.25)
 
     poisson = [found(1.0, seed) for seed in range(8)]
     assert np.median(poisson) == 1.0
@@ -31,4 +29,4 @@ def test_arrival_dispersion_follows_arrival_cv2(rate: float) -> None:
     assert min(bunched) > (1.2 if rate < 1.0 else 2.0)
     assert max(bunched) < 5.0
     assert found(0.25, 1) == 1.0, "arrivals that are regular are not counted on to stay so"
-    assert dispersion(State().noise, 0.25) == 1.0
+    assert arrival_dispersion(DemandState().noise, 0.25) == 1.0

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.core.picking.choose import BLOCK_TOKENS, SPARES, Pick, Standing, eligible
-from plimsoll.core.picking.endpoint import Endpoint, Load, Prompt, Role
+from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Prompt
+from plimsoll.core.routing.picker import FALLBACKS, KV_BLOCK_TOKENS, EndpointIndex, Pick, eligible
+from plimsoll.core.types import Role
 
-SHORT = Prompt(tokens=BLOCK_TOKENS - 1)
-LONG = Prompt(tokens=BLOCK_TOKENS)
+SHORT = Prompt(tokens=KV_BLOCK_TOKENS - 1)
+LONG = Prompt(tokens=KV_BLOCK_TOKENS)
 
 
 def endpoint(address: str, role: Role = Role.SERVE, revision: str = "r1", **changes: bool) -> Endpoint:
@@ -26,8 +27,8 @@ DECODE, DECODE2 = endpoint("d1", Role.DECODE), endpoint("d2", Role.DECODE, "r2")
 PREFILL, PREFILL2 = endpoint("p1", Role.PREFILL), endpoint("p2", Role.PREFILL, "r2")
 
 
-def pick(endpoints: Sequence[Endpoint], loads: Mapping[str, Load], prompt: Prompt) -> Pick | None:
-    return Standing(endpoints, loads).pick(prompt)
+def pick(endpoints: Sequence[Endpoint], loads: Mapping[str, EndpointLoad], prompt: Prompt) -> Pick | None:
+    return EndpointIndex(endpoints, loads).pick(prompt)
 
 
 def chosen(found: Pick | None) -> str:
@@ -36,18 +37,18 @@ def chosen(found: Pick | None) -> str:
 
 
 def test_pick_returns_least_loaded_and_fallbacks() -> None:
-    loads = {"a": Load(5), "b": Load(1), "c": Load(3), "d": Load(2)}
+    loads = {"a": EndpointLoad(5), "b": EndpointLoad(1), "c": EndpointLoad(3), "d": EndpointLoad(2)}
     found = pick([A, B, C, D], loads, LONG)
     assert found == Pick(B, (D, C))
-    assert len(found.spares) == SPARES
+    assert len(found.fallbacks) == FALLBACKS
 
 
 def test_pick_tie_uses_least_recently_picked() -> None:
-    loads: dict[str, Load] = {}
+    loads: dict[str, EndpointLoad] = {}
     order = []
     for turn in range(1, 10):
         address = chosen(pick([A, B, C], loads, SHORT))
-        loads.setdefault(address, Load()).turn = turn
+        loads.setdefault(address, EndpointLoad()).last_pick = turn
         order.append(address)
     assert order == ["a", "b", "c"] * 3
 
@@ -57,11 +58,11 @@ def test_pick_tie_uses_least_recently_picked() -> None:
 )
 def test_pick_ineligible_endpoint_is_never_used(bad: dict[str, bool]) -> None:
     assert pick([endpoint("a", **bad)], {}, LONG) is None
-    assert chosen(pick([endpoint("a", **bad), B], {"b": Load(100)}, LONG)) == "b"
+    assert chosen(pick([endpoint("a", **bad), B], {"b": EndpointLoad(100)}, LONG)) == "b"
 
 
 def test_pick_suspect_endpoint_is_last_resort() -> None:
-    loads = {"a": Load(0, doubtful=True), "b": Load(9)}
+    loads = {"a": EndpointLoad(0, suspect=True), "b": EndpointLoad(9)}
     found = pick([A, B], loads, LONG)
     assert found == Pick(B)
     assert chosen(pick([A], loads, LONG)) == "a"
@@ -82,7 +83,7 @@ def test_pick_several_sequences_prefill_locally() -> None:
 
 def test_pick_never_mixes_revisions() -> None:
     everything = [DECODE, DECODE2, PREFILL, PREFILL2]
-    busy = {"d1": Load(1)}
+    busy = {"d1": EndpointLoad(1)}
     assert pick(everything, busy, LONG) == Pick(DECODE2, (), PREFILL2)
     assert pick([DECODE2, PREFILL], {}, LONG) == Pick(DECODE2)
 
@@ -95,24 +96,24 @@ def test_pick_fallbacks_with_remote_prefill_share_revision() -> None:
 
 def test_pick_remote_prefill_is_least_loaded_live_one() -> None:
     second = endpoint("p9", Role.PREFILL)
-    assert pick([DECODE, PREFILL, second], {"p1": Load(2)}, LONG) == Pick(DECODE, (), second)
+    assert pick([DECODE, PREFILL, second], {"p1": EndpointLoad(2)}, LONG) == Pick(DECODE, (), second)
     assert pick([DECODE, replace(PREFILL, ready=False)], {}, LONG) == Pick(DECODE)
     assert pick([DECODE, replace(PREFILL, terminating=True)], {}, LONG) == Pick(DECODE)
 
 
 def test_endpoint_index_follows_load_changes() -> None:
-    loads = {"a": Load(1), "b": Load(2)}
-    standing = Standing([A, B], loads)
+    loads = {"a": EndpointLoad(1), "b": EndpointLoad(2)}
+    standing = EndpointIndex([A, B], loads)
     assert standing.pick(LONG) == Pick(A, (B,))
     loads["a"].inflight = 3
     assert standing.pick(LONG) == Pick(B, (A,))
-    loads["b"].doubtful = True
+    loads["b"].suspect = True
     assert standing.pick(LONG) == Pick(A)
 
 
 def test_pick_at_uses_requested_endpoint_if_eligible() -> None:
     second = endpoint("p9", Role.PREFILL)
-    standing = Standing([DECODE, DECODE2, PREFILL, PREFILL2, second], {"p1": Load(7)})
+    standing = EndpointIndex([DECODE, DECODE2, PREFILL, PREFILL2, second], {"p1": EndpointLoad(7)})
     assert standing.pick_at("d1", "p1", LONG) == Pick(DECODE, (), PREFILL)
     assert standing.pick_at("d1", "p2", LONG) == Pick(DECODE, (), second)  # of another revision
     assert standing.pick_at("d1", "gone", LONG) == Pick(DECODE, (), second)
@@ -138,33 +139,33 @@ ENDPOINTS = st.builds(
 )
 LOADS = st.dictionaries(
     st.sampled_from("abcdefgh"),
-    st.builds(Load, inflight=st.integers(0, 9), turn=st.integers(0, 9), doubtful=st.booleans()),
+    st.builds(EndpointLoad, inflight=st.integers(0, 9), last_pick=st.integers(0, 9), suspect=st.booleans()),
 )
 
 
 @given(st.lists(ENDPOINTS, unique_by=lambda e: e.address), LOADS, st.integers(0, 1000), st.integers(1, 3))
 def test_pick_result_is_always_eligible(
-    endpoints: list[Endpoint], loads: dict[str, Load], tokens: int, sequences: int
+    endpoints: list[Endpoint], loads: dict[str, EndpointLoad], tokens: int, sequences: int
 ) -> None:
     found = pick(endpoints, loads, Prompt(tokens, sequences))
-    able = [e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL]
+    able = [e for e in endpoints if e.available and e.routable and e.role is not Role.PREFILL]
     if found is None:
         assert able == []
         return
-    named = (found.endpoint, *found.spares)
+    named = (found.endpoint, *found.fallbacks)
     assert set(named) <= set(able)
     assert len(set(named)) == len(named)
     rivals = eligible(able, loads)
-    held = {e.address: loads.get(e.address, Load()).inflight for e in rivals}
+    held = {e.address: loads.get(e.address, EndpointLoad()).inflight for e in rivals}
     assert held[found.endpoint.address] == min(held.values())
     if found.prefill is not None:
         assert found.endpoint.role is Role.DECODE
-        assert (found.prefill.role, found.prefill.live) == (Role.PREFILL, True)
+        assert (found.prefill.role, found.prefill.available) == (Role.PREFILL, True)
         assert {e.revision for e in (*named, found.prefill)} == {found.endpoint.revision}
 
 
 def reference_pick(
-    endpoints: list[Endpoint], loads: dict[str, Load], prompt: Prompt, best: Endpoint | None, wished: str | None
+    endpoints: list[Endpoint], loads: dict[str, EndpointLoad], prompt: Prompt, best: Endpoint | None, wished: str | None
 ) -> Pick | None:
     """What `Standing` does, by sorting. best: the endpoint that is to be taken, None for the least loaded one.
 
@@ -172,25 +173,25 @@ def reference_pick(
     """
 
     def ranked(rivals: Iterable[Endpoint]) -> list[Endpoint]:
-        return sorted(eligible(rivals, loads), key=lambda e: (held(e).inflight, held(e).turn))
+        return sorted(eligible(rivals, loads), key=lambda e: (held(e).inflight, held(e).last_pick))
 
-    def held(e: Endpoint) -> Load:
-        return loads.get(e.address, Load())
+    def held(e: Endpoint) -> EndpointLoad:
+        return loads.get(e.address, EndpointLoad())
 
-    able = [e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL]
+    able = [e for e in endpoints if e.available and e.routable and e.role is not Role.PREFILL]
     if not able:
         return None
     found = best or ranked(able)[0]
     prefill = None
     local = best is not None and wished is None
-    if not local and found.role is Role.DECODE and prompt.tokens >= BLOCK_TOKENS and prompt.sequences == 1:
-        pairs = [e for e in endpoints if e.role is Role.PREFILL and e.live and e.revision == found.revision]
+    if not local and found.role is Role.DECODE and prompt.tokens >= KV_BLOCK_TOKENS and prompt.sequences == 1:
+        pairs = [e for e in endpoints if e.role is Role.PREFILL and e.available and e.revision == found.revision]
         prefill = next((e for e in pairs if e.address == wished), None) or next(iter(ranked(pairs)), None)
     if best is None:
         spares = [e for e in ranked(able) if e is not found and (prefill is None or e.revision == found.revision)]
     else:
         spares = ranked(e for e in able if e is not found and (prefill is None or e.revision == found.revision))
-    return Pick(found, tuple(spares[:SPARES]), prefill)
+    return Pick(found, tuple(spares[:FALLBACKS]), prefill)
 
 
 @given(
@@ -202,11 +203,16 @@ def reference_pick(
     st.sampled_from([None, *"abcdefgh"]),
 )
 def test_pick_equals_sorted_reference(
-    endpoints: list[Endpoint], loads: dict[str, Load], tokens: int, sequences: int, address: str, wished: str | None
+    endpoints: list[Endpoint],
+    loads: dict[str, EndpointLoad],
+    tokens: int,
+    sequences: int,
+    address: str,
+    wished: str | None,
 ) -> None:
-    standing, prompt = Standing(endpoints, loads), Prompt(tokens, sequences)
+    standing, prompt = EndpointIndex(endpoints, loads), Prompt(tokens, sequences)
     assert standing.pick(prompt) == reference_pick(endpoints, loads, prompt, None, None)
-    able = (e for e in endpoints if e.live and e.routable and e.role is not Role.PREFILL and e.address == address)
+    able = (e for e in endpoints if e.available and e.routable and e.role is not Role.PREFILL and e.address == address)
     best = next(able, None)
     expected = None if best is None else reference_pick(endpoints, loads, prompt, best, wished)
     assert standing.pick_at(address, wished, prompt) == expected
@@ -215,7 +221,7 @@ def test_pick_equals_sorted_reference(
 MOVES = st.lists(
     st.tuples(
         st.sampled_from("abcdp"),
-        st.sampled_from(["inflight", "turn", "doubtful", "elsewhere"]),
+        st.sampled_from(["inflight", "last_pick", "suspect", "elsewhere"]),
         st.integers(0, 3),
     ),
     max_size=20,
@@ -223,19 +229,19 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-@example([("a", "elsewhere", 0), ("a", "inflight", 3), ("a", "inflight", 0), ("d", "turn", 1)])
+@example([("a", "elsewhere", 0), ("a", "inflight", 3), ("a", "inflight", 0), ("d", "last_pick", 1)])
 def test_pick_equals_sorted_reference_under_updates(moves: list[tuple[str, str, int]]) -> None:
     endpoints = [
         *(endpoint(name, Role.DECODE, "r2" if name == "d" else "r1") for name in "abcd"),
         endpoint("p", Role.PREFILL),
     ]
-    loads = {name: Load() for name in "abcdp"}
-    standing, other = Standing(endpoints, loads), Standing(endpoints[::-1], loads)
+    loads = {name: EndpointLoad() for name in "abcdp"}
+    standing, other = EndpointIndex(endpoints, loads), EndpointIndex(endpoints[::-1], loads)
     for name, what, value in moves:
         if what == "elsewhere":  # another one has the loads tell it of their moves
             assert other.pick(LONG) == reference_pick(endpoints[::-1], loads, LONG, None, None)
         else:
-            setattr(loads[name], what, bool(value) if what == "doubtful" else value)
+            setattr(loads[name], what, bool(value) if what == "suspect" else value)
         if value != 2:  # else a few moves at once
             assert standing.pick(SHORT) == reference_pick(endpoints, loads, SHORT, None, None)
             assert standing.pick(LONG) == reference_pick(endpoints, loads, LONG, None, None)

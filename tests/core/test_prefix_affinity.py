@@ -1,4 +1,4 @@
-"""Prefix affinity: what is believed to be make_prefix_index, where a conversation is at home, and what the fleet makes of it."""
+"""Prefix affinity: what is believed to be held, where a talk is at home, and what the fleet makes of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.admission import ClassPolicy, Decision, Gate, Outcome, Outlook, Request, limits
-from plimsoll.core.knee import Tier
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.picking.affinity import SHARED, Held, Recent
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
+from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.routing.prefix_index import MIN_SHARED_CONTINUATIONS, PrefixIndex, RecentPrefixes
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from tests.core.admission_lab import PrefixCache
+from tests.core.admission_simulator import PrefixCache
 
 HOT = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)  # an 8B on an H200
 SLO = Slo(0.95, 0.5, 0.0, 0.05)
-SERVE = Tier(Role.SERVE, HOT, from_samples([1000.0], [0.0], [200.0]), EngineLimits(1024, 919_824, 8192), SLO)
+SERVE = TierSpec(Role.SERVE, HOT, from_samples([1000.0], [0.0], [200.0]), EngineLimits(1024, 919_824, 8192), SLO)
 CHAT = (ClassPolicy("chat", 0, SLO),)
 PROMPT = 6400  # tokens, 50 blocks, some 0.15 s
 
@@ -30,78 +32,78 @@ def chain(*seeds: int) -> tuple[int, ...]:
     return tuple(hash((seeds[: k + 1], "block")) % 2**64 for k in range(len(seeds)))
 
 
-def make_prefix_index(capacity: int = 100, addresses: str = "abc") -> Held:
-    made = Held()
+def make_prefix_index(capacity: int = 100, addresses: str = "abc") -> PrefixIndex:
+    made = PrefixIndex()
     made.set_endpoints(dict.fromkeys(addresses, capacity))
     return made
 
 
-# What is make_prefix_index.
+# What is held.
 
 
 def test_prefix_index_evicts_ends_before_beginnings() -> None:
     known = make_prefix_index(4)
-    known.sent("a", [1, 2, 3])
-    known.sent("a", [1, 9, 8])
-    assert known.depth_at("a", [1, 2, 3], 3) == 2
-    assert known.depth_at("a", [1, 9, 8], 3) == 3
-    assert known.depth_at("b", [1, 2, 3], 3) == 0
+    known.record("a", [1, 2, 3])
+    known.record("a", [1, 9, 8])
+    assert known.match_depth_at("a", [1, 2, 3], 3) == 2
+    assert known.match_depth_at("a", [1, 9, 8], 3) == 3
+    assert known.match_depth_at("b", [1, 2, 3], 3) == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=60), st.integers(1, 8))
 def test_prefix_index_matches_lru_cache(prompts: list[list[int]], capacity: int) -> None:
-    recent, cache = Recent(capacity), PrefixCache()
+    recent, cache = RecentPrefixes(capacity), PrefixCache()
     for prompt in prompts:
         blocks = chain(*prompt)
         recent.use("a", blocks)
         cache.use(blocks[:capacity], capacity)
         assert len(recent) == len(cache.blocks) <= capacity
         for other in prompts:
-            assert recent.depth(chain(*other), len(other)) == cache.hits(chain(*other))
+            assert recent.match_depth(chain(*other), len(other)) == cache.hits(chain(*other))
 
 
 def test_prefix_index_repeated_prompts_stay_bounded() -> None:
-    recent = Recent(10)
+    recent = RecentPrefixes(10)
     for _ in range(2000):
         recent.use("a", [1, 2])
         recent.use("a", [1, 2, 3])
     assert len(recent._chains) < 200  # they are swept
-    assert recent.depth([1, 2, 3], 3) == 3
+    assert recent.match_depth([1, 2, 3], 3) == 3
 
 
 def test_prefix_index_removed_endpoint_holds_nothing() -> None:
     known = make_prefix_index()
-    known.sent("a", [1, 2])
+    known.record("a", [1, 2])
     known.set_endpoints({"b": 100})
-    assert known.holder([1, 2], 2) is None
+    assert known.cached_on([1, 2], 2) is None
     known.set_endpoints({"a": 100, "b": 100})
-    assert known.depth_at("a", [1, 2], 2) == 0
+    assert known.match_depth_at("a", [1, 2], 2) == 0
 
 
 def test_prefix_index_smaller_capacity_evicts() -> None:
     known = make_prefix_index(4)
-    known.sent("a", [1, 2, 3, 4])
+    known.record("a", [1, 2, 3, 4])
     known.set_endpoints({"a": 2})
-    assert known.depth_at("a", [1, 2, 3, 4], 4) == 2
+    assert known.match_depth_at("a", [1, 2, 3, 4], 4) == 2
     with pytest.raises(ValueError, match="capacity"):
         known.set_endpoints({"a": 0})
 
 
-# Where a conversation is at home.
+# Where a talk is at home.
 
 
 def test_prefix_home_agrees_across_gateways() -> None:
     system = (11, 12, 13)
     mine, other = make_prefix_index(10_000), make_prefix_index(10_000)
-    for number in range(SHARED + 1):
-        mine.sent("abc"[number % 3], chain(*system, 100 + number))
-        other.sent("cab"[number % 3], chain(*system, 200 + number))
+    for number in range(MIN_SHARED_CONTINUATIONS + 1):
+        mine.record("abc"[number % 3], chain(*system, 100 + number))
+        other.record("cab"[number % 3], chain(*system, 200 + number))
     homes: Counter[str] = Counter()
     for number in range(300):
         begun, later = chain(*system, 1000 + number), chain(*system, 1000 + number, 1, 2)
-        home = mine.home(begun, mine.depth(begun))
+        home = mine.hash_home(begun, mine.match_depth(begun))
         assert home is not None
-        assert other.home(later, other.depth(later)) == home
+        assert other.hash_home(later, other.match_depth(later)) == home
         homes[home] += 1
     assert set(homes) == {"a", "b", "c"}
     assert min(homes.values()) > 50, "the shared beginning does not pile them up"
@@ -109,37 +111,41 @@ def test_prefix_home_agrees_across_gateways() -> None:
 
 def test_prefix_home_of_known_or_shared_prefix_is_none() -> None:
     known = make_prefix_index()
-    known.sent("a", chain(1, 2, 3))
-    assert known.home(chain(1, 2, 3, 4), 3) is None
-    for number in range(SHARED):
-        known.sent("a", chain(1, 2, 3, 50 + number))
+    known.record("a", chain(1, 2, 3))
+    assert known.hash_home(chain(1, 2, 3, 4), 3) is None
+    for number in range(MIN_SHARED_CONTINUATIONS):
+        known.record("a", chain(1, 2, 3, 50 + number))
     shared = chain(1, 2, 3)
-    assert known.home(shared, known.depth(shared)) is None
-    assert Held().home(chain(1), 0) is None
+    assert known.hash_home(shared, known.match_depth(shared)) is None
+    assert PrefixIndex().hash_home(chain(1), 0) is None
 
 
 def test_prefix_home_new_endpoint_moves_few_conversations() -> None:
     few, more = make_prefix_index(addresses="abcd"), make_prefix_index(addresses="abcde")
-    moved = [few.home(chain(k), 0) != more.home(chain(k), 0) for k in range(1000)]
+    moved = [few.hash_home(chain(k), 0) != more.hash_home(chain(k), 0) for k in range(1000)]
     assert 0.1 < sum(moved) / len(moved) < 0.35
-    assert all(more.home(chain(k), 0) == "e" for k in range(1000) if moved[k])
+    assert all(more.hash_home(chain(k), 0) == "e" for k in range(1000) if moved[k])
 
 
 # What the fleet makes of it.
 
 
-def gate(tier: Tier = SERVE, replicas: str = "abcdefgh", share: float = 1.0, prefills: str = "") -> Gate:
-    made = Gate(CHAT, limits(tier, CHAT), {})
-    made.tick(0.0, Outlook())
-    units = int(made.fleet.limits.batch * share)
+def gate(
+    tier: TierSpec = SERVE, replicas: str = "abcdefgh", share: float = 1.0, prefills: str = ""
+) -> AdmissionController:
+    made = AdmissionController(CHAT, engine_cost_model(tier, CHAT), {})
+    made.tick(0.0, CapacityAnnouncement())
+    units = int(made.pool.cost_model.batch * share)
     made.set_replicas(dict.fromkeys(replicas, units), 0.0, frozenset(prefills))
     return made
 
 
-def ask(door: Gate, id: str, now: float, blocks: tuple[int, ...], prompt: int = PROMPT, end: bool = True) -> Decision:
-    decision = door.offer(Request(id, "chat", "t", now, prompt, blocks=blocks), now)
-    if end and decision.outcome is Outcome.ADMITTED:
-        door.end(id, now + 0.01)
+def ask(
+    door: AdmissionController, id: str, now: float, blocks: tuple[int, ...], prompt: int = PROMPT, end: bool = True
+) -> AdmissionDecision:
+    decision = door.submit(AdmissionRequest(id, "chat", "t", now, prompt, block_hashes=blocks), now)
+    if end and decision.outcome is AdmissionOutcome.ADMITTED:
+        door.complete(id, now + 0.01)
     return decision
 
 
@@ -162,11 +168,11 @@ def test_admission_busy_cached_replica_loses_to_idle() -> None:
     door = gate(replicas="ab")
     holder = ask(door, "a", 0.0, conversation(1)).address
     assert holder is not None
-    door.fleet.replicas[holder].free_s = 10.0 + 0.3
+    door.pool.replicas[holder].prefill_free_s = 10.0 + 0.3
     assert (
         ask(door, "b", 10.0, conversation(1)).address == holder
     )  # 0.3 s of waiting against 0.15 s of everybody's prefill
-    door.fleet.replicas[holder].free_s = 20.0 + 1.0
+    door.pool.replicas[holder].prefill_free_s = 20.0 + 1.0
     assert ask(door, "c", 20.0, conversation(1)).address != holder
 
 
@@ -177,7 +183,7 @@ def test_admission_cached_prefix_admits_long_prompt() -> None:
     first = ask(door, "first", 0.0, blocks, tokens)
     assert first.first_token_s > 0.5
     again = ask(door, "again", 10.0, blocks, tokens)
-    assert (again.address, again.outcome) == (first.address, Outcome.ADMITTED)
+    assert (again.address, again.outcome) == (first.address, AdmissionOutcome.ADMITTED)
     assert again.first_token_s < 0.1
     for k in range(3):  # a burst of what is cached, at once
         assert ask(door, f"more{k}", 20.0, blocks, tokens, end=False).address == first.address
@@ -198,7 +204,7 @@ def test_admission_without_blocks_uses_least_loaded() -> None:
 def test_admission_removed_replica_loses_its_cache() -> None:
     door = gate(replicas="ab")
     first = ask(door, "a", 0.0, conversation(1))
-    for replicas in ({}, dict.fromkeys("ab", door.fleet.limits.batch)):
+    for replicas in ({}, dict.fromkeys("ab", door.pool.cost_model.batch)):
         door.set_replicas(replicas, 1.0)
     assert ask(door, "b", 2.0, conversation(1)).first_token_s == pytest.approx(first.first_token_s, rel=0.05)
 
@@ -207,8 +213,10 @@ def test_request_cost_cached_blocks_are_bounded_by_tokens() -> None:
     """50 blocks of a prompt of 640 tokens: not 6,400 cached tokens of it, but at most all."""
     door = gate(replicas="a")
     ask(door, "a", 0.0, conversation(1), 640)
-    there = door.fleet.need(Request("b", "chat", "t", 1.0, 640, blocks=conversation(1)[:25] + conversation(2)[:25]))
-    half = door.fleet.limits.need(Request("c", "chat", "t", 1.0, 640, cached_tokens=320))
+    there = door.pool.estimate_cost(
+        AdmissionRequest("b", "chat", "t", 1.0, 640, block_hashes=conversation(1)[:25] + conversation(2)[:25])
+    )
+    half = door.pool.cost_model.request_cost(AdmissionRequest("c", "chat", "t", 1.0, 640, cached_tokens=320))
     assert there == half
 
 
@@ -238,7 +246,7 @@ def test_remote_prefill_prefers_replica_with_cached_prefix() -> None:
         assert again.first_token_s < first[k].first_token_s - 0.1
     prefill = first[0].prefill
     assert prefill is not None
-    door.fleet.prefills[prefill].send(2.0, 0.0, 30.0)
+    door.pool.prefill_queues[prefill].submit(2.0, 0.0, 30.0)
     assert ask(door, "busy", 30.0, conversation(0)).prefill != prefill
-    door.set_replicas(dict.fromkeys("de", door.fleet.limits.batch), 40.0, frozenset("pqr") - {prefill})
+    door.set_replicas(dict.fromkeys("de", door.pool.cost_model.batch), 40.0, frozenset("pqr") - {prefill})
     assert ask(door, "gone", 40.0, conversation(0)).prefill != prefill

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import queueing
+from plimsoll.core.capacity import queueing
 
 RELATIVE_TOLERANCE = 1e-9
 
@@ -70,8 +70,8 @@ def test_finite_queue_is_exact_to_nine_digits(servers: int, places: int) -> None
             whole = under + sum(powers[1:])
             waited = sum((j + 1) * power for j, power in enumerate(powers[:-1])) / servers / (whole - powers[-1])
             found = queueing.finite_queue(servers * rho, 1.0, servers, places)
-            assert float(found.refused) == pytest.approx(float(powers[-1] / whole), rel=RELATIVE_TOLERANCE)
-            assert float(found.delayed) == pytest.approx(float(sum(powers[:-1]) / whole), rel=RELATIVE_TOLERANCE)
+            assert float(found.rejected) == pytest.approx(float(powers[-1] / whole), rel=RELATIVE_TOLERANCE)
+            assert float(found.delayed_share) == pytest.approx(float(sum(powers[:-1]) / whole), rel=RELATIVE_TOLERANCE)
             assert float(found.wait_mean_s) == pytest.approx(float(waited), rel=RELATIVE_TOLERANCE)
 
 
@@ -127,8 +127,8 @@ def test_queueing_overload_gives_infinite_wait() -> None:
         assert math.isinf(queueing.wait_mean_s(rate, 1.0, 10))
         assert math.isinf(queueing.wait_quantile_s(0.0, rate, 1.0, 10))
         found = queueing.slot_queue(rate, 10, 0.1, 0.001, 10)
-        assert (found.delayed, found.drain_per_s) == (1, 0)
-        assert queueing.residents(rate, 10, 0.1, 0.001, 10)[-1] == 1
+        assert (found.delayed_share, found.drain_per_s) == (1, 0)
+        assert queueing.resident_distribution(rate, 10, 0.1, 0.001, 10)[-1] == 1
 
 
 @given(share=st.floats(0.01, 0.999), rho=st.floats(0.01, 0.99), servers=st.integers(1, 50), cv2=st.floats(0.1, 4))
@@ -163,38 +163,40 @@ def test_finite_queue_satisfies_balance_equations(rate: float, servers: int, pla
     p = np.array(weights) / sum(weights)
     found = queueing.finite_queue(rate, 1.0, servers, places)
     queue = sum(j * p[servers + j] for j in range(1, places + 1))
-    assert found.refused == pytest.approx(p[-1], rel=1e-9)
-    assert found.delayed == pytest.approx(p[servers:-1].sum(), rel=1e-9, abs=1e-300)
+    assert found.rejected == pytest.approx(p[-1], rel=1e-9)
+    assert found.delayed_share == pytest.approx(p[servers:-1].sum(), rel=1e-9, abs=1e-300)
     assert found.wait_mean_s == pytest.approx(queue / (rate * p[:-1].sum()), rel=1e-8, abs=1e-300)  # Little's law
 
 
 def test_finite_queue_without_limit_equals_erlang_c() -> None:
     found = queueing.finite_queue(9.0, 1.0, 10, 2000)
-    assert found.delayed == pytest.approx(float(queueing.erlang_c(9.0, 10)), rel=1e-9)
+    assert found.delayed_share == pytest.approx(float(queueing.erlang_c(9.0, 10)), rel=1e-9)
     assert found.wait_mean_s == pytest.approx(float(queueing.wait_mean_s(9.0, 1.0, 10)), rel=1e-9)
-    assert queueing.finite_queue(0.0, 1.0, 10, 5).refused == 0
+    assert queueing.finite_queue(0.0, 1.0, 10, 5).rejected == 0
 
 
 def test_resident_distribution_unlimited_mean_matches_step_law() -> None:
     rate, steps, base, s = 20.0, 220, 4.9e-3, 5.8e-5
-    shares = queueing.residents(rate, steps, base, s, 2000)
+    shares = queueing.resident_distribution(rate, steps, base, s, 2000)
     step = (base + s) / (1 - rate * steps * s)  # base / (1 - rho), the request itself counted
     assert shares @ np.arange(2001) == pytest.approx(rate * steps * step, rel=1e-9)
 
 
 def test_slot_queue_full_engine_matches_chain() -> None:
     found = queueing.slot_queue(1.3, 1000, 0.0132, 2.27e-4, 66, 1, 0.222)
-    shares = queueing.residents(1.3, 1000, 0.0132, 2.27e-4, 66, 0.222)
-    assert found.delayed == pytest.approx(shares[-1], rel=1e-9)
+    shares = queueing.resident_distribution(1.3, 1000, 0.0132, 2.27e-4, 66, 0.222)
+    assert found.delayed_share == pytest.approx(shares[-1], rel=1e-9)
     assert found.full_per_s == pytest.approx(66 * (1 - 1.3 * 0.222) / (1000 * (0.0132 + 66 * 2.27e-4)))
 
 
 def test_admitted_shares_without_slack_equals_erlang_b() -> None:
     rate, full, one = np.array(9.0), np.array(10.0), np.array(1.0)
     log_inverse = queueing.log_inverse_erlang_b(9.0, 10)
-    let_in = queueing.in_time(log_inverse, rate, full, one, np.array([0.0]), np.array([1.0]))
+    let_in = queueing.admitted_shares(log_inverse, rate, full, one, np.array([0.0]), np.array([1.0]))
     assert let_in[0] == pytest.approx(1 - float(queueing.erlang_b(9.0, 10)), rel=1e-9)
-    patient = queueing.in_time(log_inverse, rate, full, one, np.array([1.0, np.inf]), np.array([1e-9, 1.0 - 1e-9]))
+    patient = queueing.admitted_shares(
+        log_inverse, rate, full, one, np.array([1.0, np.inf]), np.array([1e-9, 1.0 - 1e-9])
+    )
     assert patient[0] == pytest.approx(1 - float(queueing.wait_tail(1.0, 9.0, 1.0, 10)), rel=1e-6)
     assert patient[1] == 1
 
@@ -218,13 +220,13 @@ def wait_or_leave(rate: float, slack: np.ndarray, weights: np.ndarray, seed: int
 def test_admitted_shares_matches_simulation(rate: float) -> None:
     slack, weights = np.array([0.5, 3.0]), np.array([0.4, 0.6])
     log_inverse = queueing.log_inverse_erlang_b(rate, 1)
-    found = queueing.in_time(log_inverse, np.array(rate), np.array(1.0), np.array(1.0), slack, weights)
+    found = queueing.admitted_shares(log_inverse, np.array(rate), np.array(1.0), np.array(1.0), slack, weights)
     assert found == pytest.approx(wait_or_leave(rate, slack, weights, seed=7), abs=0.015)
 
 
 def test_admitted_shares_overload_serves_full_capacity() -> None:
     log_inverse = queueing.log_inverse_erlang_b(30.0, 10)
-    found = queueing.in_time(
+    found = queueing.admitted_shares(
         log_inverse, np.array(30.0), np.array(10.0), np.array(0.5), np.array([50.0]), np.array([1.0])
     )
     assert 30 * found[0] == pytest.approx(10, rel=1e-6)

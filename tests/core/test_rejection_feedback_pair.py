@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plimsoll.core.lifecycle import Starting
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import TierPolicy
-from plimsoll.core.signals import Heard
+from plimsoll.core.autoscaling.scaling_policy import TierPolicy
+from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from tests.core.test_autoscaler import Fleet, heard, mix, need, wish
 
 PAIR = (Role.PREFILL, Role.DECODE)
@@ -17,8 +17,8 @@ LONG_PROMPTS = mix(6000, 8)
 SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
 
 
-def make_metrics(rate: float, shed: float, lengths: object) -> Heard:
-    return replace(heard(rate, *PAIR), workload=lengths, arrived=60.0 * rate, shed_share=shed)
+def make_metrics(rate: float, shed: float, lengths: object) -> ServiceMetrics:
+    return replace(heard(rate, *PAIR), workload=lengths, arrivals=60.0 * rate, rejected_share=shed)
 
 
 def fleet(rate: float, lengths: object, most: int) -> Fleet:
@@ -38,7 +38,7 @@ def test_correction_during_decode_startup_spares_prefill() -> None:
         pass
     ordered = pair.tick(make_metrics(8.0, 0.4, LONG_OUTPUTS)).tiers["decode"].replicas
     pair.replicas["decode"] = ordered
-    starting = tuple(Starting(f"p{n}", pair.now_s) for n in range(ordered - before["decode"]))
+    starting = tuple(StartingPod(f"p{n}", pair.now_s) for n in range(ordered - before["decode"]))
     for _ in range(40):
         pair.tick(make_metrics(8.0, 0.4, LONG_OUTPUTS), decode=starting)
     pair.arrives = True
@@ -47,7 +47,7 @@ def test_correction_during_decode_startup_spares_prefill() -> None:
     for _ in range(30):  # and they are gone while load falls
         pair.tick(make_metrics(0.5, 0.2, LONG_OUTPUTS))
     assert pair.replicas["prefill"] == before["prefill"] == 1
-    assert need(pair, "prefill").short < 1.005
+    assert need(pair, "prefill").capacity_correction < 1.005
 
 
 def test_correction_applies_to_the_fullest_tier() -> None:
@@ -62,6 +62,6 @@ def test_correction_applies_to_the_fullest_tier() -> None:
         before = pair.run(make_metrics(rate, 0.0, lengths), 5)
         assert before.tiers[idle].replicas == 1
         pair.run(make_metrics(rate, 0.3, lengths), 90)
-        assert need(pair, idle).short < 1.005, idle
-        assert need(pair, full).short > 1.1, full
+        assert need(pair, idle).capacity_correction < 1.005, idle
+        assert need(pair, full).capacity_correction > 1.1, full
         assert pair.replicas[idle] == 1

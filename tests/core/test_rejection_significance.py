@@ -7,9 +7,9 @@ import heapq
 import numpy as np
 import pytest
 
-from plimsoll.core.autoscaler.allowance import allowed
-from plimsoll.core.chance import beyond
-from plimsoll.core.overflow import peakedness
+from plimsoll.core.autoscaling.rejection_significance import insignificant_rejections
+from plimsoll.core.capacity.peakedness import overflow_peakedness
+from plimsoll.core.stats import shrink
 
 BUDGET = 0.05
 
@@ -39,16 +39,16 @@ def test_insignificant_rejections_cover_loss_at_capacity(cv2: float) -> None:
     places = next(n for n in range(40, 200) if overflowing(n, gaps[:some], stays[:some], 1.5).sum() < BUDGET * some)
     refused = overflowing(places, gaps, stays, 1.5)
     assert refused.sum() / stays_n == pytest.approx(BUDGET, abs=0.015)
-    most = allowed(BUDGET, 1.5 * load, (1.0 - BUDGET) * load, cv2)
+    most = insignificant_rejections(BUDGET, 1.5 * load, (1.0 - BUDGET) * load, cv2)
     assert np.mean(refused > most) < 0.03
-    alone = allowed(BUDGET, 1.5 * load, 0.0)
+    alone = insignificant_rejections(BUDGET, 1.5 * load, 0.0)
     assert np.mean(refused > alone) > 0.05, "as if each were refused by himself"
     assert most < 1.5 * load, "yet a fleet of half the size is told from chance within a window or two"
 
 
 def test_overflow_peakedness_matches_overflow_formula() -> None:
     """Ten erlangs over 13 places overflow by 0.084 and a peakedness of 1.9 or so; with nobody in flight it is 1."""
-    assert peakedness(BUDGET, 0) == 1.0
+    assert overflow_peakedness(BUDGET, 0) == 1.0
     load = 10.0 / 0.95
     lost = 1.0
     for places in range(1, 100):
@@ -56,19 +56,21 @@ def test_overflow_peakedness_matches_overflow_formula() -> None:
         if lost <= BUDGET:
             break
     over = load * lost
-    assert peakedness(BUDGET, 10) == pytest.approx(1.0 - over + load / (places + 1.0 + over - load))
-    assert 1.5 < peakedness(BUDGET, 10) < 2.5
+    assert overflow_peakedness(BUDGET, 10) == pytest.approx(1.0 - over + load / (places + 1.0 + over - load))
+    assert 1.5 < overflow_peakedness(BUDGET, 10) < 2.5
 
 
 def test_insignificant_share_decreases_with_requests() -> None:
-    shares = [allowed(BUDGET, n, 50.0) / n for n in (50.0, 200.0, 1000.0, 1e5)]
+    shares = [insignificant_rejections(BUDGET, n, 50.0) / n for n in (50.0, 200.0, 1000.0, 1e5)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == pytest.approx(BUDGET, rel=0.15)
-    assert allowed(BUDGET, 0.0, 50.0) == 0.0
-    assert allowed(BUDGET, 100.0, 1e9) == pytest.approx(allowed(BUDGET, 100.0, 1e4)), "bounded"
+    assert insignificant_rejections(BUDGET, 0.0, 50.0) == 0.0
+    assert insignificant_rejections(BUDGET, 100.0, 1e9) == pytest.approx(
+        insignificant_rejections(BUDGET, 100.0, 1e4)
+    ), "bounded"
 
 
 def test_shrink_counts_full_amount_from_half_above_limit() -> None:
-    found = [beyond(amount, 10.0) for amount in (0.0, 10.0, 12.0, 15.0, 40.0)]
+    found = [shrink(amount, 10.0) for amount in (0.0, 10.0, 12.0, 15.0, 40.0)]
     assert found == pytest.approx([0.0, 0.0, 6.0, 15.0, 40.0])
-    assert beyond(3.0, 0.0) == 3.0
+    assert shrink(3.0, 0.0) == 3.0

@@ -10,25 +10,35 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.core.lifecycle import Starting
-from plimsoll.core.scaling import Decision, Limit, Mode, Observation, Policy, RateLimit, State, TierPolicy, decide
-from plimsoll.core.scaling.course import Course
-from plimsoll.core.scaling.limits import limits
-from plimsoll.core.scaling.state import TierState
-from tests.core.scaling_lab import SLO, bounds, coming, tier
+from plimsoll.core.autoscaling.decide import decide
+from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState
+from plimsoll.core.autoscaling.observations import ServiceObservation
+from plimsoll.core.autoscaling.replica_limits import apply_limits
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit
+from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMode, ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.tier_context import TierContext
+from tests.core.scaling_fixtures import SLO, make_forecast, observed_tier, replica_bounds
 
 NAMES = ("prefill", "decode", "serve")
 
 
 def split_budget(
     wanted: list[int], gpus: list[int], least: list[int], granted: int | None
-) -> tuple[list[int], list[Course]]:
+) -> tuple[list[int], list[TierContext]]:
     """What step 7 leaves of the counts wanted, of tiers with so many GPUs a replica and such minima."""
     courses = [
-        Course(name, tier(0.0, count), TierPolicy(low, 1000, gpus=each), TierState(), (low, 1000), count=count)
+        TierContext(
+            name,
+            observed_tier(0.0, count),
+            TierPolicy(low, 1000, gpus_per_replica=each),
+            TierDecisionState(),
+            (low, 1000),
+            count=count,
+        )
         for name, count, each, low in zip(NAMES, wanted, gpus, least, strict=False)
     ]
-    limits(courses, granted, 0.0)
+    apply_limits(courses, granted, 0.0)
     return [course.count for course in courses], courses
 
 
@@ -51,7 +61,7 @@ def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, i
         for n, count, each in zip(counts, wanted, gpus, strict=True):
             assert n == count or used + each > granted, "no GPU is left that a tier wants and that it has room for"
     for course, n, count in zip(courses, counts, wanted, strict=True):
-        assert (Limit.BUDGET in course.limits) == (n < count)
+        assert (ScalingLimit.BUDGET in course.limits) == (n < count)
 
 
 @pytest.mark.parametrize("gpus", [(1, 1), (1, 2), (2, 1), (1, 4), (8, 1)])
@@ -81,13 +91,15 @@ def test_gpu_budget_zero_or_negative_leaves_minimum() -> None:
 
 def run(policy: TierPolicy, seed: int, ticks: int = 600, jumps: bool = False) -> list[tuple[float, int, int]]:
     """(now, replicas before, replicas decided) of a tier whose load leaps about; its replicas are there at once."""
-    rng, state, count, now_s, found = random.Random(seed), State(), max(1, policy.min_replicas), 1e6, []
+    rng, state, count, now_s, found = random.Random(seed), DecisionState(), max(1, policy.min_replicas), 1e6, []
     work = 1.0
     for _ in range(ticks):
         now_s += rng.choice((0.0, 1.0, 5.0, 20.0)) + (rng.choice((-500.0, 1e5)) if jumps and rng.random() < 0.02 else 0)
         work = work if rng.random() < 0.7 else rng.uniform(0.0, 14.0)
         decision = decide(
-            Observation({"serve": tier(coming(work), count)}, state), Policy({"serve": policy}, SLO), now_s
+            ServiceObservation({"serve": observed_tier(make_forecast(work), count)}, state),
+            ScalingPolicy({"serve": policy}, SLO),
+            now_s,
         )
         state = decision.state
         found.append((now_s, count, decision.tiers["serve"].replicas))
@@ -97,8 +109,8 @@ def run(policy: TierPolicy, seed: int, ticks: int = 600, jumps: bool = False) ->
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rate_limit_is_respected_in_every_window(seed: int) -> None:
-    up, down = RateLimit(2, 30.0), RateLimit(1, 45.0)
-    moves = run(TierPolicy(1, 16, up=up, down=down), seed)
+    up, down = ReplicaRateLimit(2, 30.0), ReplicaRateLimit(1, 45.0)
+    moves = run(TierPolicy(1, 16, scale_up_limit=up, scale_down_limit=down), seed)
     assert {after > before for _, before, after in moves if after != before} == {True, False}
     for at, (now_s, before, after) in enumerate(moves):
         in_force = [before] + [b for later_s, b, _ in moves[: at + 1] if later_s > now_s - up.per_s]
@@ -111,30 +123,40 @@ def test_rate_limit_is_respected_in_every_window(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rate_limit_any_clock_keeps_bounds_and_expires(seed: int) -> None:
-    moves = run(TierPolicy(2, 11, up=RateLimit(1, 20.0), down=RateLimit(1, 20.0)), seed, jumps=True)
+    moves = run(
+        TierPolicy(2, 11, scale_up_limit=ReplicaRateLimit(1, 20.0), scale_down_limit=ReplicaRateLimit(1, 20.0)),
+        seed,
+        jumps=True,
+    )
     assert all(2 <= after <= 11 and abs(after - before) <= 1 for _, before, after in moves)
     assert {2, 11} <= {after for _, _, after in moves}, "in 600 ticks it has been everywhere"
 
 
 def test_replica_bounds_take_precedence_over_rate_limit() -> None:
     def one(policy: TierPolicy, work: float, count: int) -> int:
-        seen = Observation({"serve": tier(coming(work), count)}, State())
-        return decide(seen, Policy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
+        seen = ServiceObservation({"serve": observed_tier(make_forecast(work), count)}, DecisionState())
+        return decide(seen, ScalingPolicy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
 
-    slow = RateLimit(1, 3600.0)
-    assert one(TierPolicy(6, 20, up=slow), 0.5, 1) == 6
-    assert one(TierPolicy(1, 4, down=slow), 0.5, 9) == 4
+    slow = ReplicaRateLimit(1, 3600.0)
+    assert one(TierPolicy(6, 20, scale_up_limit=slow), 0.5, 1) == 6
+    assert one(TierPolicy(1, 4, scale_down_limit=slow), 0.5, 9) == 4
     assert one(TierPolicy(3, 3), 50.0, 1) == 3
     assert one(TierPolicy(0, 0), 50.0, 9) == 0
 
 
 def test_unschedulable_pods_back_off_and_are_removed() -> None:
-    state, count, asked, wanted = State(), 2, 0, 7.5
-    policy = Policy({"serve": bounds(1, 100)}, SLO)
+    state, count, asked, wanted = DecisionState(), 2, 0, 7.5
+    policy = ScalingPolicy({"serve": replica_bounds(1, 100)}, SLO)
 
-    def tick(now_s: float, work: float) -> Decision:
-        waits = tuple(Starting(f"p{n}", now_s - 30.0, refused="no room") for n in range(max(0, count - 2)))
-        return decide(Observation({"serve": tier(work, count, min(2, count), starting=waits)}, state), policy, now_s)
+    def tick(now_s: float, work: float) -> ScalingDecision:
+        waits = tuple(
+            StartingPod(f"p{n}", now_s - 30.0, unschedulable_reason="no room") for n in range(max(0, count - 2))
+        )
+        return decide(
+            ServiceObservation({"serve": observed_tier(work, count, min(2, count), starting=waits)}, state),
+            policy,
+            now_s,
+        )
 
     for second in range(3600):
         decision = tick(float(second), wanted + second / 100.0)
@@ -148,11 +170,16 @@ def test_unschedulable_pods_back_off_and_are_removed() -> None:
     assert count <= 2
 
 
-@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.RECOMMEND])
-def test_paused_or_recommend_mode_ignores_limits(mode: Mode) -> None:
-    policy = Policy({"serve": TierPolicy(6, 20, up=RateLimit(1, 10.0))}, SLO, mode=mode, paused=mode is Mode.AUTO)
+@pytest.mark.parametrize("mode", [ScalingMode.AUTO, ScalingMode.RECOMMEND])
+def test_paused_or_recommend_mode_ignores_limits(mode: ScalingMode) -> None:
+    policy = ScalingPolicy(
+        {"serve": TierPolicy(6, 20, scale_up_limit=ReplicaRateLimit(1, 10.0))},
+        SLO,
+        mode=mode,
+        paused=mode is ScalingMode.AUTO,
+    )
     for granted in (None, 0, 3):
-        seen = Observation({"serve": tier(9.5, 2)}, State(), gpus_granted=granted)
+        seen = ServiceObservation({"serve": observed_tier(9.5, 2)}, DecisionState(), gpus_granted=granted)
         assert decide(seen, policy, 0.0).tiers["serve"].replicas == 2
 
 
@@ -162,4 +189,4 @@ def test_invalid_bounds_and_rate_limits_raise() -> None:
             TierPolicy(least, most)
     for replicas, per_s in ((0, 10.0), (1, 0.0), (1, math.nan), (1, math.inf), (-1, 10.0)):
         with pytest.raises(ValueError, match=r"."):
-            RateLimit(replicas, per_s)
+            ReplicaRateLimit(replicas, per_s)

@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.core import buckets
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets
-from plimsoll.core.signals import Listener
+from plimsoll.core import histogram
+from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
+from plimsoll.core.ports import BucketCounts
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import FloatArray, Workload
 from tests.core.test_signals import (
     LENGTH_EDGES,
@@ -20,8 +19,8 @@ from tests.core.test_signals import (
     Course,
     engine,
     gateway,
-    histogram,
     known,
+    sample_histogram,
     serving,
 )
 
@@ -31,11 +30,11 @@ def arriving(factor: float) -> tuple[float, float]:
     listener, _ = serving()
     for t in range(61, 122):
         tokens = 60_000.0 + 1000.0 * factor * (t - 60)
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=tokens))
-    heard = listener.heard(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert not isinstance(heard.workload, Unknown)
+        listener.observe_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=tokens))
+    heard = listener.collect(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert not isinstance(heard.workload, Unavailable)
     assert heard.workload.mean(heard.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
-    return known(heard.prompt_tokens), heard.workload.mean(heard.workload.prompt_tokens)
+    return known(heard.mean_prompt_tokens), heard.workload.mean(heard.workload.prompt_tokens)
 
 
 def test_prompt_lengths_are_scaled_to_current_arrivals() -> None:
@@ -64,8 +63,8 @@ def at_once(shift_s: int, before: float, after: float) -> Course:
 
 def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
     """Mean outputs as they are known, by the second; each token takes 50 ms, so that 300 of them end 15 s later."""
-    listener = Listener([Role.SERVE])
-    lengths = {name: Buckets(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0) for name in ("output", "prompt")}
+    listener = MetricsAggregator([Role.SERVE])
+    lengths = {name: BucketCounts(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0) for name in ("output", "prompt")}
     begun, tokens, running, seen = 0.0, 0.0, [], []
     for t in range(600):
         begun += rate_per_s(t)
@@ -73,15 +72,16 @@ def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
         tokens += sum(rate * min(1.0, max(0.0, end - t)) / 0.05 for end, rate, _ in running)
         for _, rate, length in (one for one in running if one[0] <= t):
             for name, mean in (("output", length), ("prompt", 300.0)):
-                lengths[name] = buckets.merged([lengths[name], histogram(LENGTH_EDGES, mean, rate)])
+                lengths[name] = histogram.merge([lengths[name], sample_histogram(LENGTH_EDGES, mean, rate)])
         running = [one for one in running if one[0] > t]
         told = engine(
             float(t), output_tokens=lengths["output"], prompt_tokens=lengths["prompt"], generated_tokens=tokens,
-            ttft_s=histogram(TTFT_EDGES_S, 0.2, begun), steps=20.0 * t, running=sum(rate for _, rate, _ in running),
+            ttft_s=sample_histogram(TTFT_EDGES_S, 0.2, begun), steps=20.0 * t,
+            running=sum(rate for _, rate, _ in running),
         )  # fmt: skip
-        listener.hear_engine(Role.SERVE, told)
-        found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
-        if not isinstance(found, Unknown):
+        listener.observe_engine(Role.SERVE, told)
+        found = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
+        if not isinstance(found, Unavailable):
             seen.append((t, found.mean(found.output_tokens)))
     return seen
 
@@ -106,20 +106,22 @@ def test_length_mix_shift_discards_previous_mix() -> None:
     for t in range(61, 181):
         since = 5.0 * (t - 60)
         lengths = {
-            f"{name}_tokens": buckets.merged(
-                [histogram(LENGTH_EDGES, before, 300.0), histogram(LENGTH_EDGES, after, since)]
+            f"{name}_tokens": histogram.merge(
+                [sample_histogram(LENGTH_EDGES, before, 300.0), sample_histogram(LENGTH_EDGES, after, since)]
             )
             for name, (before, after) in counts.items()
         }
-        listener.hear_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * 4.0 * (t - 60)))
+        listener.observe_gateway(
+            "g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * 4.0 * (t - 60))
+        )
         told = engine(
             float(t), generated_tokens=750.0 * 60 + 3000.0 * (t - 60), steps=6000.0 + 400.0 * (t - 60),
             local_prompt_tokens=1125.0 * 60 + 3750.0 * (t - 60), cached_prompt_tokens=375.0 * 60 + 1250.0 * (t - 60),
             **lengths,
         )  # fmt: skip
-        listener.hear_engine(Role.SERVE, told)
-        found = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).workload
-    assert not isinstance(found, Unknown)
+        listener.observe_engine(Role.SERVE, told)
+        found = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).workload
+    assert not isinstance(found, Unavailable)
     assert found.mean(found.prompt_tokens) == pytest.approx(1000.0, rel=0.05)
     assert found.mean(found.output_tokens) == pytest.approx(600.0, rel=0.05)
     assert known_scv(found, found.prompt_tokens) < 0.1
@@ -161,15 +163,15 @@ def test_output_lengths_growth_is_seen_before_completion() -> None:
 
 def test_output_lengths_of_already_busy_engine_are_unbiased() -> None:
     """As an operator that starts anew sees it: most of what it makes is of requests that began before."""
-    listener, found = Listener([Role.SERVE]), []
+    listener, found = MetricsAggregator([Role.SERVE]), []
     for t in range(120):
         told = engine(
-            float(t), output_tokens=histogram(LENGTH_EDGES, 800.0, 500.0 + 3.0 * t), generated_tokens=2400.0 * t,
-            prompt_tokens=histogram(LENGTH_EDGES, 300.0, 500.0 + 3.0 * t), steps=20.0 * t, running=120.0,
-            ttft_s=histogram(TTFT_EDGES_S, 0.2, 3.0 * t),
+            float(t), output_tokens=sample_histogram(LENGTH_EDGES, 800.0, 500.0 + 3.0 * t), generated_tokens=2400.0 * t,
+            prompt_tokens=sample_histogram(LENGTH_EDGES, 300.0, 500.0 + 3.0 * t), steps=20.0 * t, running=120.0,
+            ttft_s=sample_histogram(TTFT_EDGES_S, 0.2, 3.0 * t),
         )  # fmt: skip
-        listener.hear_engine(Role.SERVE, told)
-        workload = listener.heard(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
-        found += [] if isinstance(workload, Unknown) else [workload.mean(workload.output_tokens)]
+        listener.observe_engine(Role.SERVE, told)
+        workload = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
+        found += [] if isinstance(workload, Unavailable) else [workload.mean(workload.output_tokens)]
     assert found
     assert found == pytest.approx([800.0] * len(found), rel=0.05)

@@ -9,12 +9,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from plimsoll.core.admission import Request
-from plimsoll.core.admission.tickets import EARLY_S, LONGEST_S, LONGEST_TOLD_S, SPARE_USED, UNKNOWN_S, Tickets
+from plimsoll.core.admission.request import AdmissionRequest
+from plimsoll.core.admission.retry_reservations import (
+    EARLY_TOLERANCE_S,
+    MAX_RESERVATION_S,
+    MAX_RETRY_AFTER_S,
+    SPARE_UTILIZATION,
+    UNKNOWN_RETRY_RANGE_S,
+    RetryReservations,
+)
 
 
-def ask(id: str, now: float, tenant: str = "t", body: int | None = None, key: str | None = None) -> Request:
-    return Request(id, "chat", tenant, now, 100, body_hash=body, idempotency_key=key)
+def ask(id: str, now: float, tenant: str = "t", body: int | None = None, key: str | None = None) -> AdmissionRequest:
+    return AdmissionRequest(id, "chat", tenant, now, 100, body_hash=body, idempotency_key=key)
 
 
 @dataclass
@@ -52,7 +59,7 @@ class ReferenceModel:
         """Work that the spare of all that is expected does from now until then."""
         done = 0.0
         for (from_s, spare), (until_s, _) in zip(self.steps, [*self.steps[1:], (math.inf, 0.0)], strict=True):
-            done += SPARE_USED * spare * max(0.0, min(at_s, until_s) - max(now, from_s))
+            done += SPARE_UTILIZATION * spare * max(0.0, min(at_s, until_s) - max(now, from_s))
         return done
 
 
@@ -61,7 +68,7 @@ KEYS = [("t", 1, None), ("t", 2, None), ("u", 1, None), ("t", 1, "k"), ("u", Non
 
 @pytest.mark.parametrize("seed", range(8))
 def test_reservations_match_reference_model(seed: int) -> None:
-    rng, real, hand, now = random.Random(seed), Tickets(), ReferenceModel(), 1000.0
+    rng, real, hand, now = random.Random(seed), RetryReservations(), ReferenceModel(), 1000.0
     jumps = seed % 2
     told_some = 0
     for number in range(2500):
@@ -72,7 +79,7 @@ def test_reservations_match_reference_model(seed: int) -> None:
             first = now + rng.uniform(-20.0, 80.0)
             hand.steps = [(first, rng.uniform(0.0, 2.0)), (first + rng.uniform(0.0, 30.0), rng.uniform(0.0, 4.0))]
             hand.steps = hand.steps if rng.random() < 0.8 else []
-            real.expect(*(hand.steps[0] if hand.steps else (None, 0.0)), later=hand.steps[1:])
+            real.set_capacity_steps(*(hand.steps[0] if hand.steps else (None, 0.0)), later_steps=hand.steps[1:])
         tenant, body, key = rng.choice(KEYS)
         request = ask(f"r{number}", now, tenant, body, key)
         name = (tenant, body if key is None else key)
@@ -80,33 +87,38 @@ def test_reservations_match_reference_model(seed: int) -> None:
         found, slip = real.find(request, now), hand.slips.get(name)
         assert (found is None) == (slip is None)
         if found is not None and slip is not None and rng.random() < 0.3:
-            assert real.is_due(found, now) == (slip.due_s <= now + EARLY_S)
-            real.settle(found)
-            real.settle(found)  # twice is once
+            assert real.is_due(found, now) == (slip.due_s <= now + EARLY_TOLERANCE_S)
+            real.redeem(found)
+            real.redeem(found)  # twice is once
             del hand.slips[name]
         elif rng.random() < 0.5:
             work_s, held_s = rng.uniform(0.01, 0.5), rng.uniform(0.0, 1.0)
             told_some += issued(real, hand, request, name, (work_s, held_s), now)
-        real.pass_time(now)
+        real.expire(now)
         hand.pass_time(now)
         assert len(real) == len(hand.slips)
         assert real.work_s == pytest.approx(hand.work_s, abs=1e-9)
-        assert real.coming_s == pytest.approx(hand.coming_s, abs=1e-9)
-        assert len(real._ends) <= 2 * len(KEYS) + 200, "what is kept of them is bounded"
+        assert real.pending_work_s == pytest.approx(hand.coming_s, abs=1e-9)
+        assert len(real._expiry) <= 2 * len(KEYS) + 200, "what is kept of them is bounded"
     assert told_some > 50
 
 
 def issued(
-    real: Tickets, hand: ReferenceModel, request: Request, name: object, work: tuple[float, float], now: float
+    real: RetryReservations,
+    hand: ReferenceModel,
+    request: AdmissionRequest,
+    name: object,
+    work: tuple[float, float],
+    now: float,
 ) -> bool:
     """Have one told, and both ledgers hold it; whether it was told a time."""
     work_s, held_s = work
     old = hand.slips.get(name)
-    if old is not None and old.due_s <= now + EARLY_S:
+    if old is not None and old.due_s <= now + EARLY_TOLERANCE_S:
         del hand.slips[name]
         old = None
     ahead_s = held_s + hand.work_s + work_s
-    told = real.issue(request, work_s, held_s, now)
+    told = real.reserve(request, work_s, held_s, now)
     if old is not None:
         if not old.known:
             assert told == (None, None, True)
@@ -115,41 +127,45 @@ def issued(
         slip = old
     elif not hand.steps:
         assert told == (None, None, True)
-        hand.slips[name] = ReferenceReservation(work_s, now + UNKNOWN_S[0], now + 2 * UNKNOWN_S[1], False)
+        hand.slips[name] = ReferenceReservation(
+            work_s, now + UNKNOWN_RETRY_RANGE_S[0], now + 2 * UNKNOWN_RETRY_RANGE_S[1], False
+        )
         return False
-    elif told.eta_s is None or not told.again:
-        assert hand.done_by(now + LONGEST_S, now) <= ahead_s + 1e-6, "who is sent away for good has to wait longer"
+    elif told.eta_s is None or not told.retryable:
+        assert hand.done_by(now + MAX_RESERVATION_S, now) <= ahead_s + 1e-6, (
+            "who is sent away for good has to wait longer"
+        )
         return False
     else:
         assert hand.done_by(now + told.eta_s, now) == pytest.approx(ahead_s, abs=1e-6)
-        assert told.eta_s <= LONGEST_S
+        assert told.eta_s <= MAX_RESERVATION_S
         slip = hand.slips[name] = ReferenceReservation(work_s, now + told.eta_s, now + told.eta_s, True)
     assert told.retry_after_s is not None
-    assert 1 <= told.retry_after_s <= LONGEST_TOLD_S
-    assert told.retry_after_s >= min(told.eta_s or 0.0, LONGEST_TOLD_S)
+    assert 1 <= told.retry_after_s <= MAX_RETRY_AFTER_S
+    assert told.retry_after_s >= min(told.eta_s or 0.0, MAX_RETRY_AFTER_S)
     slip.ends_s = max(slip.ends_s, now + 2 * told.retry_after_s)
     return True
 
 
 def test_reservation_etas_increase_within_spare_capacity() -> None:
-    tickets = Tickets()
-    tickets.expect(20.0, 1.0)
+    tickets = RetryReservations()
+    tickets.set_capacity_steps(20.0, 1.0)
     etas = []
     for number in range(500):
-        eta_s = tickets.issue(ask(str(number), 0.0, body=number), 0.1, 0.0, 0.0).eta_s
-        if eta_s is not None and eta_s <= LONGEST_S:
+        eta_s = tickets.reserve(ask(str(number), 0.0, body=number), 0.1, 0.0, 0.0).eta_s
+        if eta_s is not None and eta_s <= MAX_RESERVATION_S:
             etas.append(eta_s)
     assert etas == sorted(set(etas))
     for until_s in (30.0, 60.0, 100.0):
-        assert 0.1 * sum(eta_s <= until_s for eta_s in etas) <= SPARE_USED * (until_s - 20.0) + 1e-6
+        assert 0.1 * sum(eta_s <= until_s for eta_s in etas) <= SPARE_UTILIZATION * (until_s - 20.0) + 1e-6
 
 
 def test_reservation_key_collision_is_limited_to_tenant() -> None:
-    tickets = Tickets()
-    tickets.expect(20.0, 1.0)
-    first = tickets.issue(ask("a", 0.0, "t", 7), 0.5, 0.0, 0.0)
-    again = tickets.issue(ask("b", 1.0, "t", 7), 9.0, 0.0, 1.0)
-    other = tickets.issue(ask("c", 1.0, "u", 7), 0.5, 0.0, 1.0)
+    tickets = RetryReservations()
+    tickets.set_capacity_steps(20.0, 1.0)
+    first = tickets.reserve(ask("a", 0.0, "t", 7), 0.5, 0.0, 0.0)
+    again = tickets.reserve(ask("b", 1.0, "t", 7), 9.0, 0.0, 1.0)
+    other = tickets.reserve(ask("c", 1.0, "u", 7), 0.5, 0.0, 1.0)
     assert first.eta_s is not None
     assert again.eta_s == pytest.approx(first.eta_s - 1.0)
     assert other.eta_s is not None
@@ -158,11 +174,11 @@ def test_reservation_key_collision_is_limited_to_tenant() -> None:
 
 
 def test_reservation_clock_set_back_bounds_retry_after() -> None:
-    tickets = Tickets()
-    tickets.expect(1020.0, 1.0)
-    tickets.issue(ask("a", 1000.0, body=1), 0.5, 0.0, 1000.0)
-    back = tickets.issue(ask("b", 0.0, body=1), 0.5, 0.0, 0.0)
-    assert back.retry_after_s == LONGEST_TOLD_S
+    tickets = RetryReservations()
+    tickets.set_capacity_steps(1020.0, 1.0)
+    tickets.reserve(ask("a", 1000.0, body=1), 0.5, 0.0, 1000.0)
+    back = tickets.reserve(ask("b", 0.0, body=1), 0.5, 0.0, 0.0)
+    assert back.retry_after_s == MAX_RETRY_AFTER_S
     assert len(tickets) == 1
-    tickets.pass_time(5000.0)
-    assert (len(tickets), tickets.work_s, tickets.coming_s) == (0, 0.0, 0.0)
+    tickets.expire(5000.0)
+    assert (len(tickets), tickets.work_s, tickets.pending_work_s) == (0, 0.0, 0.0)

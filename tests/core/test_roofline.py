@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.latency import StepModel
-from plimsoll.core.roofline import (
+from plimsoll.core.engine_model.roofline import (
     ACCELERATORS,
     Accelerator,
     Efficiency,
@@ -21,6 +20,7 @@ from plimsoll.core.roofline import (
     physical_floor,
     prior,
 )
+from plimsoll.core.engine_model.step_time import StepModel
 
 H200, H100 = ACCELERATORS["H200"], ACCELERATORS["H100-SXM"]
 
@@ -222,7 +222,7 @@ def test_accelerator_table_is_plausible_and_read_only() -> None:
     assert set(ACCELERATORS) == {"H100-SXM", "H200", "A100-80G", "A100-40G", "L40S", "L4", "B200", "MI300X"}
     for name, gpu in ACCELERATORS.items():
         assert gpu.name == name
-        assert "sheet" in gpu.origin
+        assert "sheet" in gpu.source
         # Operations for each byte read, in 16 bits: a slip of a unit or a sparse peak would leave this range.
         assert 120 < gpu.flops_16bit / gpu.bandwidth_bytes_per_s < 450
         assert gpu.flops_8bit is None or gpu.flops_8bit / gpu.flops_16bit == pytest.approx(2, rel=0.02)

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
-from plimsoll.core.autoscaler import Seen, Service, TierSeen, Wish, decide_all, restore, to_dict
-from plimsoll.core.forecast import Unknown
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import Line, Measured, Mode, Need, Policy, TierDecision, TierPolicy
-from plimsoll.core.signals import Heard, TierHeard
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
+from plimsoll.core.autoscaling.scaling_decision import TierDecision
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 from tests.core.test_autoscaler import ABOUT, MIX, SLO, START_S
 
@@ -28,11 +33,13 @@ LONG_S = 120  # of virtual time: twelve holds
 class ScaleToZeroFleet:
     """One service that may go to zero. Each second so many requests come; what comes while nothing is ready is held."""
 
-    def __init__(self, *roles: Role, miss_cost: float = 0.0, most: int = 4, workload: Workload | Unknown = MIX) -> None:
+    def __init__(
+        self, *roles: Role, miss_cost: float = 0.0, most: int = 4, workload: Workload | Unavailable = MIX
+    ) -> None:
         self.roles = roles or (Role.SERVE,)
-        policy = Policy(dict.fromkeys(self.roles, TierPolicy(0, most)), slo=SLO, miss_cost=miss_cost)
-        self.wish = Wish(policy, SLO, horizon_s=HORIZON_S)
-        self.service, self.workload = Service.of(self.roles), workload
+        policy = ScalingPolicy(dict.fromkeys(self.roles, TierPolicy(0, most)), slo=SLO, miss_cost=miss_cost)
+        self.wish = ScalingSpec(policy, SLO, horizon_s=HORIZON_S)
+        self.service, self.workload = ServiceState.for_roles(self.roles), workload
         self.now_s, self.held = START_S, 0.0
         self.counts = dict.fromkeys(self.roles, 1)
         self.ready_s = dict.fromkeys(self.roles, START_S)  # when all that are ordered serve
@@ -45,10 +52,10 @@ class ScaleToZeroFleet:
 
     @property
     def decision(self) -> TierDecision:
-        assert self.service.last is not None
-        return self.service.last.decision.tiers[self.roles[-1]]
+        assert self.service.last_decision is not None
+        return self.service.last_decision.decision.tiers[self.roles[-1]]
 
-    def second(self, came: float = 0.0, measured: Measured | None = None, **differing: Any) -> int:
+    def second(self, came: float = 0.0, measured: LaggingSignals | None = None, **differing: Any) -> int:
         """One tick; differing: of what is heard. Returns the replicas of the answering tier."""
         self.now_s += 1.0
         let_in = came if self.is_ready else 0.0
@@ -57,24 +64,29 @@ class ScaleToZeroFleet:
         else:
             self.held += came
         self.in_flight = [*self.in_flight[1:], let_in]
-        tiers = {role: TierHeard(measured or Measured(), 1.0, 1.0, running=sum(self.in_flight)) for role in self.roles}
-        line = self.service.tiers[self.roles[-1]].line
-        heard = Heard(
+        tiers = {
+            role: TierMetrics(measured or LaggingSignals(), 1.0, 1.0, in_flight=sum(self.in_flight))
+            for role in self.roles
+        }
+        line = self.service.tiers[self.roles[-1]].capacity
+        heard = ServiceMetrics(
             rate_per_s=came,
-            fresh=True,
+            has_new_rate=True,
             coverage=1.0,
             workload=self.workload,
-            held=self.held,
-            held_work_s=self.held * (line.request_gpu_s if isinstance(line, Line) else 0.5),
-            returning_s=0.0,
+            queued=self.held,
+            queued_work_s=self.held * (line.request_gpu_s if isinstance(line, TierCapacity) else 0.5),
+            reserved_work_s=0.0,
             in_flight=sum(self.in_flight),
             tiers=tiers,
         )
-        there: dict[str, TierSeen] = {
-            role: TierSeen(self.counts[role], self.counts[role] if self.now_s >= self.ready_s[role] else 0, (), ABOUT)
+        there: dict[str, TierSnapshot] = {
+            role: TierSnapshot(
+                self.counts[role], self.counts[role] if self.now_s >= self.ready_s[role] else 0, (), ABOUT
+            )
             for role in self.roles
         }
-        seen = Seen(replace(heard, **differing), there)
+        seen = ServiceSnapshot(replace(heard, **differing), there)
         found = decide_all({"one": (self.service, seen, self.wish)}, self.now_s)["one"]
         for role in self.roles:
             if not self.counts[role] and found.tiers[role].replicas:
@@ -100,9 +112,9 @@ def after_requests(sleeper: ScaleToZeroFleet, every_s: int = 60, requests: int =
     return sleeper
 
 
-def need(sleeper: ScaleToZeroFleet) -> Need:
-    found = sleeper.service.needs[sleeper.roles[-1]]
-    assert isinstance(found, Need), found
+def need(sleeper: ScaleToZeroFleet) -> SizingResult:
+    found = sleeper.service.sizings[sleeper.roles[-1]]
+    assert isinstance(found, SizingResult), found
     return found
 
 
@@ -115,7 +127,7 @@ def test_scale_to_zero_follows_one_startup_after_last_request() -> None:
     after_requests(sleeper, every_s=8, requests=8)
     assert HORIZON_S <= sleeper.asleep_after() <= HORIZON_S + TAKES_S + 2
     assert need(sleeper).replicas == 1, "the forecast alone would keep it up"
-    assert "s, one within 10 s has a chance of" in sleeper.decision.why
+    assert "chance of one within 10 s" in sleeper.decision.summary
     assert sleeper.run(LONG_S) == [0] * LONG_S
 
 
@@ -138,8 +150,8 @@ def test_scale_to_zero_pair_goes_and_returns_together() -> None:
 
 
 def test_scale_to_zero_without_completed_request_repeats() -> None:
-    sleeper = ScaleToZeroFleet(workload=Unknown("no request has ended yet"))
-    start_s = sleeper.service.tiers[Role.SERVE].ledger.horizon_s  # as far as is known
+    sleeper = ScaleToZeroFleet(workload=Unavailable("no request has completed yet"))
+    start_s = sleeper.service.tiers[Role.SERVE].startup_model.horizon_s  # as far as is known
     assert sleeper.asleep_after() <= start_s + 2
     sleeper.second(1.0)
     assert sleeper.counts[Role.SERVE] == 1
@@ -150,23 +162,23 @@ def test_scale_to_zero_without_completed_request_repeats() -> None:
 # Never to zero
 
 
-MISSING_METRICS = Unknown("silent")
-REQUEST_SIGNS = {Role.SERVE: TierHeard(Measured(), 1.0, 1.0, running=0.0)}
+MISSING_METRICS = Unavailable("silent")
+REQUEST_SIGNS = {Role.SERVE: TierMetrics(LaggingSignals(), 1.0, 1.0, in_flight=0.0)}
 
 
 @pytest.mark.parametrize(
     "differing",
     [
-        {"held": 1.0, "held_work_s": 0.5},
-        {"held": MISSING_METRICS},
+        {"queued": 1.0, "queued_work_s": 0.5},
+        {"queued": MISSING_METRICS},
         {"in_flight": 1.0},
         {"in_flight": MISSING_METRICS},
-        {"returning_s": 0.01},
-        {"returning_s": MISSING_METRICS},
+        {"reserved_work_s": 0.01},
+        {"reserved_work_s": MISSING_METRICS},
         {"rate_per_s": MISSING_METRICS},
         {"coverage": 0.5},
         {"coverage": 0.0},
-        {"tiers": {Role.SERVE: replace(REQUEST_SIGNS[Role.SERVE], running=1.0)}},
+        {"tiers": {Role.SERVE: replace(REQUEST_SIGNS[Role.SERVE], in_flight=1.0)}},
         {"tiers": {Role.SERVE: replace(REQUEST_SIGNS[Role.SERVE], coverage=0.5)}},
         {"tiers": {}},
     ],
@@ -193,7 +205,7 @@ def test_scale_to_zero_regular_caller_keeps_replica() -> None:
 
 def test_scale_to_zero_respects_minimum() -> None:
     sleeper = ScaleToZeroFleet()
-    policy = Policy({Role.SERVE: TierPolicy(1, 4)}, slo=SLO, miss_cost=0.0)
+    policy = ScalingPolicy({Role.SERVE: TierPolicy(1, 4)}, slo=SLO, miss_cost=0.0)
     sleeper.wish = replace(sleeper.wish, policy=policy)
     assert min(after_requests(sleeper, every_s=5).run(LONG_S)) == 1
 
@@ -203,7 +215,7 @@ def test_scale_to_zero_respects_minimum() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    [{"held": 1.0, "held_work_s": 0.5}, {"rate_per_s": 1.0}, {"returning_s": 0.01}, {"in_flight": 1.0}],
+    [{"queued": 1.0, "queued_work_s": 0.5}, {"rate_per_s": 1.0}, {"reserved_work_s": 0.01}, {"in_flight": 1.0}],
     ids=lambda seen: next(iter(seen)),
 )
 @pytest.mark.parametrize("coverage", [1.0, 0.5])
@@ -227,11 +239,11 @@ def test_scale_from_zero_is_sized_by_queued_work() -> None:
     sleeper = after_requests(ScaleToZeroFleet(most=16), every_s=5)
     sleeper.asleep_after()
     many = 3.0 * HORIZON_S * need(sleeper).replica_work
-    assert sleeper.second(0.0, held=100.0, held_work_s=many) >= 3
+    assert sleeper.second(0.0, queued=100.0, queued_work_s=many) >= 3
 
 
 @pytest.mark.parametrize(
-    "differing", [{"coverage": 0.0}, {"coverage": 0.5}, {"rate_per_s": MISSING_METRICS}, {"held": MISSING_METRICS}]
+    "differing", [{"coverage": 0.0}, {"coverage": 0.5}, {"rate_per_s": MISSING_METRICS}, {"queued": MISSING_METRICS}]
 )
 def test_scale_from_zero_ignores_missing_metrics(differing: dict[str, Any]) -> None:
     sleeper = after_requests(ScaleToZeroFleet(), every_s=5)
@@ -244,9 +256,9 @@ def test_scale_to_zero_after_restart_waits_full_hold(asleep: bool) -> None:
     sleeper = after_requests(ScaleToZeroFleet(), every_s=5)
     if asleep:
         sleeper.asleep_after()
-    kept = json.loads(json.dumps(to_dict(sleeper.service), allow_nan=False))
-    sleeper.service = Service.of(sleeper.roles)
-    restore(sleeper.service, kept)
+    kept = json.loads(json.dumps(dump_service_state(sleeper.service), allow_nan=False))
+    sleeper.service = ServiceState.for_roles(sleeper.roles)
+    restore_service_state(sleeper.service, kept)
     if asleep:
         assert max(sleeper.run(LONG_S)) == 0
     else:
@@ -259,11 +271,11 @@ def test_scale_to_zero_after_restart_waits_full_hold(asleep: bool) -> None:
 def late(sleeper: ScaleToZeroFleet, seconds: int, ttft_s: float) -> None:
     """Requests that come now and then, and the last minute's percentile."""
     for t in range(seconds):
-        sleeper.second(float(t % 5 == 0), Measured(ttft_s=ttft_s))
+        sleeper.second(float(t % 5 == 0), LaggingSignals(ttft_s=ttft_s))
 
 
 def test_first_replica_startup_waits_cause_no_scale_up() -> None:
-    sleeper = ScaleToZeroFleet(workload=Unknown("no request has ended yet"))
+    sleeper = ScaleToZeroFleet(workload=Unavailable("no request has completed yet"))
     sleeper.asleep_after()
     sleeper.run(STARTS_S, lambda t: 1.0)
     late(sleeper, 60, ttft_s=16.0)
@@ -276,9 +288,9 @@ def test_risk_control_ignores_rejections_during_startup() -> None:
     sleeper = after_requests(ScaleToZeroFleet(), every_s=5)
     sleeper.asleep_after()
     before = sleeper.service.risk
-    sleeper.run(60, lambda t: float(t % 5 == 0), shed_share=1.0)
+    sleeper.run(60, lambda t: float(t % 5 == 0), rejected_share=1.0)
     assert sleeper.service.risk == before
-    sleeper.run(240, lambda t: float(t % 5 == 0), shed_share=1.0)
+    sleeper.run(240, lambda t: float(t % 5 == 0), rejected_share=1.0)
     assert sleeper.service.risk != before
 
 
@@ -289,17 +301,17 @@ def test_retry_backlog_counts_once_in_every_tier() -> None:
     sleeper = ScaleToZeroFleet(Role.PREFILL, Role.DECODE, most=50)
     sleeper.wish = replace(sleeper.wish, slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05))
     sleeper.run(120, lambda t: 4.0)
-    before = {role: found for role, found in sleeper.service.needs.items() if isinstance(found, Need)}
+    before = {role: found for role, found in sleeper.service.sizings.items() if isinstance(found, SizingResult)}
     horizon_s = {role: sleeper.service.horizon_s(role, sleeper.wish) for role in before}
-    sleeper.second(4.0, returning_s=4.0 * before[Role.DECODE].request_gpu_s * horizon_s[Role.DECODE])
+    sleeper.second(4.0, reserved_work_s=4.0 * before[Role.DECODE].request_gpu_s * horizon_s[Role.DECODE])
     for role, found in before.items():
-        after = sleeper.service.needs[role]
-        assert isinstance(after, Need)
+        after = sleeper.service.sizings[role]
+        assert isinstance(after, SizingResult)
         more = 4.0 * horizon_s[Role.DECODE] / horizon_s[Role(role)]
         assert after.rate_per_s == pytest.approx(found.rate_per_s + more, rel=0.05)
     sleeper.second(4.0)
-    now = sleeper.service.needs[Role.DECODE]
-    assert isinstance(now, Need)
+    now = sleeper.service.sizings[Role.DECODE]
+    assert isinstance(now, SizingResult)
     assert now.rate_per_s == pytest.approx(before[Role.DECODE].rate_per_s, rel=0.05), "they are in no sample"
 
 
@@ -307,10 +319,10 @@ def test_scale_from_zero_recommendation_is_brief() -> None:
     """Who only recommends has nothing held, so that the advice lasts as long as the refused request is heard of."""
     sleeper = after_requests(ScaleToZeroFleet())
     sleeper.asleep_after()
-    sleeper.wish = replace(sleeper.wish, policy=replace(sleeper.wish.policy, mode=Mode.RECOMMEND))
+    sleeper.wish = replace(sleeper.wish, policy=replace(sleeper.wish.policy, mode=ScalingMode.RECOMMEND))
     advice = []
     for came in (0.0, 1.0, 0.0, 0.0):
-        sleeper.second(came, held=0.0, held_work_s=0.0, in_flight=0.0)
+        sleeper.second(came, queued=0.0, queued_work_s=0.0, in_flight=0.0)
         advice.append(sleeper.decision.recommended)
     assert advice == [0, 1, 0, 0]
     assert sleeper.history[-4:] == [0, 0, 0, 0]

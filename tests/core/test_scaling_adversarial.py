@@ -10,48 +10,47 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from plimsoll.core.forecast import Odds, Pauses, Unknown, pauses
-from plimsoll.core.forecast.predict import forecast as forecast_demand
-from plimsoll.core.forecast.spare import odds
-from plimsoll.core.forecast.state import State as ForecastState
-from plimsoll.core.forecast.state import observe
-from plimsoll.core.lifecycle import Ledger, Starting, expecting, record
-from plimsoll.core.scaling import (
-    Decision,
-    Demand,
-    Limit,
-    Measured,
-    Need,
-    Observation,
-    Policy,
-    State,
-    TierDecision,
+from plimsoll.core.autoscaling.decide import decide
+from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.observations import (
+    LaggingSignals,
+    ServiceObservation,
+    SizingResult,
+    TierDemand,
     TierObservation,
-    TierPolicy,
-    decide,
-    needs,
-    summed,
+    scaled_sum,
 )
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
+from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.sizing_batch import size_batch
+from plimsoll.core.autoscaling.startup_time import StartingPod, StartupModel, from_medians, record
+from plimsoll.core.demand import idle_periods
+from plimsoll.core.demand.demand_state import DemandState as ForecastState
+from plimsoll.core.demand.demand_state import observe
+from plimsoll.core.demand.forecasting import forecast as forecast_demand
+from plimsoll.core.demand.idle_periods import IdleStats
+from plimsoll.core.demand.standby_value import GrowthDistribution, growth_distribution
 from plimsoll.core.slo import Slo
-from tests.core.scaling_lab import (
+from plimsoll.core.types import Unavailable
+from tests.core.scaling_fixtures import (
+    FREQUENT_GROWTH,
     HORIZON_S,
-    NEVER,
-    OFTEN,
+    NO_GROWTH,
     REPLICA_WORK,
     REQUEST_GPU_S,
     SERVE,
     SLO,
-    ask,
-    bounds,
-    coming,
     counts,
-    decided,
-    lined,
-    needed,
-    one,
-    pair,
-    said,
-    tier,
+    decide_one,
+    decide_pair,
+    make_forecast,
+    observed_tier,
+    replica_bounds,
+    size_one,
+    sizing_for,
+    sizing_request,
+    step_message,
+    tier_capacity,
 )
 
 TICK_S = 5.0
@@ -77,31 +76,33 @@ class Fleet:
     ordered: int = 1
     stuck: bool = False  # its new pods fit on no node
     born_s: list[float] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=lambda: expecting({"start": 60.0}))
+    ledger: StartupModel = field(default_factory=lambda: from_medians({"start": 60.0}))
     demand: ForecastState = field(default_factory=ForecastState)
     backlog_gpu_s: float = 0.0
     history: list[TierDecision] = field(default_factory=list)
 
-    def sees(self, now_s: float, work: float | Unknown) -> TierObservation:
+    def sees(self, now_s: float, work: float | Unavailable) -> TierObservation:
         self.demand = observe(self.demand, now_s, work)
         up = [] if self.stuck else [born_s for born_s in self.born_s if now_s - born_s >= self.start_s]
         for born_s in up:
             self.born_s.remove(born_s)
             self.ledger = record(self.ledger, [("start", self.start_s)])
         ready = self.ordered - len(self.born_s)
-        if not isinstance(work, Unknown):
+        if not isinstance(work, Unavailable):
             self.backlog_gpu_s = 0.0 if ready else self.backlog_gpu_s + work * TICK_S
         horizon_s = self.ledger.horizon_s + TICK_S
         found = forecast_demand(self.demand, now_s, horizon_s, 0.95)
-        known: Demand | Unknown = Unknown("nothing yet")
-        need: Need | Unknown = Unknown("nothing yet")
-        if isinstance(found, Unknown):
+        known: TierDemand | Unavailable = Unavailable("nothing yet")
+        need: SizingResult | Unavailable = Unavailable("nothing yet")
+        if isinstance(found, Unavailable):
             known = need = found
         else:
-            known = Demand(found, odds(self.demand, horizon_s))
-            need = needed(known, ready, self.backlog_gpu_s)
+            known = TierDemand(found, growth_distribution(self.demand, horizon_s))
+            need = sizing_for(known, ready, self.backlog_gpu_s)
         words = "no room" if self.stuck else None
-        starting = tuple(Starting(f"p{i}", born_s, refused=words) for i, born_s in enumerate(self.born_s))
+        starting = tuple(
+            StartingPod(f"p{i}", born_s, unschedulable_reason=words) for i, born_s in enumerate(self.born_s)
+        )
         return TierObservation(
             self.ordered, ready, self.ledger, known, need, starting, backlog_gpu_s=self.backlog_gpu_s
         )
@@ -125,28 +126,30 @@ class Fleet:
         return int(np.sum(steps[1:] != steps[:-1]))
 
 
-def run(fleets: dict[str, Fleet], works: dict[str, list[float | Unknown]], **rest: Any) -> list[Decision]:
+def run(fleets: dict[str, Fleet], works: dict[str, list[float | Unavailable]], **rest: Any) -> list[ScalingDecision]:
     """Both sides of the loop for as long as work is given. rest: of the Policy."""
-    policy = Policy({name: fleet.policy for name, fleet in fleets.items()}, SLO, **rest)
-    state, decisions, heard = State(), [], Pauses()
+    policy = ScalingPolicy({name: fleet.policy for name, fleet in fleets.items()}, SLO, **rest)
+    state, decisions, heard = DecisionState(), [], IdleStats()
     for tick in range(len(next(iter(works.values())))):
         now_s = (tick + 1) * TICK_S
         seen = {name: fleet.sees(now_s, works[name][tick]) for name, fleet in fleets.items()}
         came = [works[name][tick] for name in fleets]
-        lost = next((work for work in came if isinstance(work, Unknown)), None)
+        lost = next((work for work in came if isinstance(work, Unavailable)), None)
         idle = None if lost else not any(came) and not any(fleet.backlog_gpu_s for fleet in fleets.values())
-        heard = pauses.hear(heard, now_s, idle, 0.0, max(fleet.ledger.horizon_s for fleet in fleets.values()))
-        pause = lost or pauses.lasting(heard, now_s)
-        decisions.append(decide(Observation(seen, state, pause=pause), policy, now_s))
+        heard = idle_periods.update_idle(
+            heard, now_s, idle, 0.0, max(fleet.ledger.horizon_s for fleet in fleets.values())
+        )
+        pause = lost or idle_periods.current_idle(heard, now_s)
+        decisions.append(decide(ServiceObservation(seen, state, idle_period=pause), policy, now_s))
         state = decisions[-1].state
         for name, fleet in fleets.items():
             fleet.obeys(now_s, decisions[-1].tiers[name])
     return decisions
 
 
-def ran(works: Rates | list[float | Unknown], **differing: Any) -> Fleet:
+def ran(works: Rates | list[float | Unavailable], **differing: Any) -> Fleet:
     fleet = Fleet(**differing)
-    run({"serve": fleet}, {"serve": [work if isinstance(work, Unknown) else float(work) for work in works]})
+    run({"serve": fleet}, {"serve": [work if isinstance(work, Unavailable) else float(work) for work in works]})
     return fleet
 
 
@@ -192,16 +195,16 @@ def test_ramp_is_anticipated_without_reversal() -> None:
 
 
 def test_metrics_lost_in_burst_freeze_then_resume() -> None:
-    works: list[float | Unknown] = list(arriving(np.concatenate([np.full(240, 6.0), np.full(480, 46.0)]), 5))
+    works: list[float | Unavailable] = list(arriving(np.concatenate([np.full(240, 6.0), np.full(480, 46.0)]), 5))
     lost = range(300, 500)
     for tick in lost:
-        works[tick] = Unknown("the gateways do not answer")
+        works[tick] = Unavailable("the gateways do not answer")
     fleet = ran(works)
     before, dark = fleet.counts[lost.start - 1], fleet.history[lost.start + 7 : lost.stop]
     assert before >= 5
-    assert all(found.held and found.replicas == before for found in dark)
-    assert "the last sample is" in dark[0].why
-    assert not fleet.history[-1].held
+    assert all(found.is_held and found.replicas == before for found in dark)
+    assert "the last sample is" in dark[0].summary
+    assert not fleet.history[-1].is_held
     assert np.all(fleet.counts[lost.start :] >= 5)
 
 
@@ -212,8 +215,8 @@ def test_unschedulable_pod_blocks_neither_tier() -> None:
     decisions = run(fleets, works)
     assert fleets["decode"].counts[123] >= 4
     assert fleets["decode"].counts[400] < fleets["decode"].counts[359]
-    assert Limit.UNSCHEDULABLE in decisions[200].tiers["prefill"].limits
-    assert "no room" in said(decisions[200].tiers["prefill"], "pending").why
+    assert ScalingLimit.UNSCHEDULABLE in decisions[200].tiers["prefill"].limits
+    assert "no room" in step_message(decisions[200].tiers["prefill"], "pending").reason
     assert fleets["prefill"].counts[-1] < fleets["prefill"].counts[359]  # its pending pods are given back too
 
 
@@ -250,98 +253,103 @@ def test_pair_scales_to_zero_and_back_together() -> None:
 
 
 def test_sizing_uses_slo_percentile_not_mean() -> None:
-    knee = lined(SERVE, 4)
+    knee = tier_capacity(SERVE, 4)
     rate = 0.99 * 4 * knee.replica_work / knee.request_gpu_s  # the line of 99 % lies 4.4 % below that of 95 %
-    strict = lined(replace(SERVE, slo=Slo(0.99, 0.5, 0.0, 0.05)))
-    mild = lined(replace(SERVE, slo=Slo(0.75, 0.5, 0.0, 0.05)))
-    forecast = ask(SERVE, rate, 4).forecast
-    few, usual, many = (one(replace(ask(SERVE, rate, 4), line=at, forecast=forecast)) for at in (mild, knee, strict))
+    strict = tier_capacity(replace(SERVE, slo=Slo(0.99, 0.5, 0.0, 0.05)))
+    mild = tier_capacity(replace(SERVE, slo=Slo(0.75, 0.5, 0.0, 0.05)))
+    forecast = sizing_request(SERVE, rate, 4).forecast
+    few, usual, many = (
+        size_one(replace(sizing_request(SERVE, rate, 4), capacity=at, forecast=forecast)) for at in (mild, knee, strict)
+    )
     assert few.replicas <= usual.replicas < many.replicas
-    assert usual.attained >= 0.95
+    assert usual.attainment >= 0.95
 
 
 def test_demand_includes_rejected_requests() -> None:
     """However little a full fleet serves, the need is that of all that was asked for."""
-    full = tier(12.0, 2, measured=Measured(tpot_s=0.01, ttft_s=0.01, waiting=0.0, kv_used=0.1))
-    assert decided(full, bounds(1, 20)).replicas >= 12
+    full = observed_tier(12.0, 2, lagging=LaggingSignals(tpot_s=0.01, ttft_s=0.01, waiting=0.0, kv_used=0.1))
+    assert decide_one(full, replica_bounds(1, 20)).replicas >= 12
 
 
 def test_scaled_sum_is_sum_over_pods() -> None:
-    assert summed([0.5] * 8) == (4.0, 1.0)
-    assert summed([0.5] * 4 + [Unknown("gone")] * 4) == (4.0, 0.5)
+    assert scaled_sum([0.5] * 8) == (4.0, 1.0)
+    assert scaled_sum([0.5] * 4 + [Unavailable("gone")] * 4) == (4.0, 0.5)
 
 
 @pytest.mark.parametrize(
     ("name", "measured"),
     [
-        ("decode", Measured(tpot_s=0.09)),
-        ("decode", Measured(kv_used=0.95)),
-        ("decode", Measured(waiting=12.0)),
-        ("decode", Measured(preemptions_per_s=0.5)),
-        ("prefill", Measured(ttft_s=0.9)),
-        ("prefill", Measured(waiting=12.0)),
+        ("decode", LaggingSignals(tpot_s=0.09)),
+        ("decode", LaggingSignals(kv_used=0.95)),
+        ("decode", LaggingSignals(waiting=12.0)),
+        ("decode", LaggingSignals(preemptions_per_s=0.5)),
+        ("prefill", LaggingSignals(ttft_s=0.9)),
+        ("prefill", LaggingSignals(waiting=12.0)),
     ],
 )
-def test_single_lagging_signal_scales_its_own_tier(name: str, measured: Measured) -> None:
-    lost = Unknown("the gateways do not answer")
-    seen = {tier_name: tier(lost, 3, measured=measured if tier_name == name else Measured()) for tier_name in PAIR}
-    found = pair(seen["prefill"], seen["decode"])
+def test_single_lagging_signal_scales_its_own_tier(name: str, measured: LaggingSignals) -> None:
+    lost = Unavailable("the gateways do not answer")
+    seen = {
+        tier_name: observed_tier(lost, 3, lagging=measured if tier_name == name else LaggingSignals())
+        for tier_name in PAIR
+    }
+    found = decide_pair(seen["prefill"], seen["decode"])
     after = dict(zip(PAIR, counts(found), strict=True))
     assert after.pop(name) > 3
     assert list(after.values()) == [3]
-    assert "from 3 ready" in found.tiers[name].why
+    assert ", 3 ready" in found.tiers[name].summary
 
 
 PAIR = ("prefill", "decode")
 
 
 def test_lagging_signal_during_startup_orders_no_more() -> None:
-    lost, bad = Unknown("lost"), Measured(tpot_s=5.0)
-    ordered = decided(tier(lost, 3, measured=bad)).replicas
+    lost, bad = Unavailable("lost"), LaggingSignals(tpot_s=5.0)
+    ordered = decide_one(observed_tier(lost, 3, lagging=bad)).replicas
     assert ordered == 6
-    starting = tuple(Starting(f"p{i}", 0.0) for i in range(3))
-    assert decided(tier(lost, 6, 3, measured=bad, starting=starting)).replicas == 6
+    starting = tuple(StartingPod(f"p{i}", 0.0) for i in range(3))
+    assert decide_one(observed_tier(lost, 6, 3, lagging=bad, starting=starting)).replicas == 6
 
 
 def test_pending_pod_does_not_block_decision() -> None:
-    starting = (Starting("p", -20.0),)
-    assert decided(tier(7.5, 3, 2, starting=starting)).replicas == 8
-    found = pair(tier(7.5, 3, 2, starting=starting), tier(5.5, 2))
+    starting = (StartingPod("p", -20.0),)
+    assert decide_one(observed_tier(7.5, 3, 2, starting=starting)).replicas == 8
+    found = decide_pair(observed_tier(7.5, 3, 2, starting=starting), observed_tier(5.5, 2))
     assert counts(found) == (8, 6)
 
 
 def test_absurd_estimate_freezes_replicas() -> None:
-    made, sane = lined(SERVE), coming(1.0)
-    absurd = replace(ask(SERVE, 10.0, 3), forecast=coming(1e7 * made.request_gpu_s).forecast)
-    (need,) = needs([absurd])
-    assert isinstance(need, Unknown)
-    found = decided(tier(sane, 3, need=need))
-    assert (found.replicas, found.held) == (3, True)
-    assert "wrong estimate" in found.why
+    made, sane = tier_capacity(SERVE), make_forecast(1.0)
+    absurd = replace(sizing_request(SERVE, 10.0, 3), forecast=make_forecast(1e7 * made.request_gpu_s).forecast)
+    (need,) = size_batch([absurd])
+    assert isinstance(need, Unavailable)
+    found = decide_one(observed_tier(sane, 3, sizing=need))
+    assert (found.replicas, found.is_held) == (3, True)
+    assert "is implausible" in found.summary
     endless = replace(sane, forecast=replace(sane.forecast, work=math.inf))
-    assert decided(tier(endless, 3, need=needed(sane, 3))).replicas == 3
+    assert decide_one(observed_tier(endless, 3, sizing=sizing_for(sane, 3))).replicas == 3
 
 
 def test_missing_metrics_are_not_zero() -> None:
-    for lost in (Unknown("scrape failed"), coming(0.0, age_s=200.0)):
-        assert decided(tier(lost, 9), bounds(1, 16)).replicas == 9
+    for lost in (Unavailable("scrape failed"), make_forecast(0.0, age_s=200.0)):
+        assert decide_one(observed_tier(lost, 9), replica_bounds(1, 16)).replicas == 9
 
 
 def test_unobserved_tier_is_frozen_with_its_state() -> None:
-    policy = Policy({name: bounds() for name in PAIR}, SLO)
-    both = decide(Observation({name: tier(5.5, 2) for name in PAIR}), policy, 0.0)
-    blind = decide(Observation({"decode": tier(5.5, 6)}, both.state), policy, 5.0)
+    policy = ScalingPolicy({name: replica_bounds() for name in PAIR}, SLO)
+    both = decide(ServiceObservation({name: observed_tier(5.5, 2) for name in PAIR}), policy, 0.0)
+    blind = decide(ServiceObservation({"decode": observed_tier(5.5, 6)}, both.state), policy, 5.0)
     assert counts(blind) == (6, 6)
-    assert blind.tiers["prefill"].held
-    assert blind.tiers["prefill"].why == "not observed: 6 held"
-    assert counts(decide(Observation({}, blind.state), policy, 10.0)) == (6, 6)
-    tighter = Policy({name: bounds(1, 4) for name in PAIR}, SLO)
-    assert counts(decide(Observation({}, blind.state), tighter, 10.0)) == (4, 4)
+    assert blind.tiers["prefill"].is_held
+    assert blind.tiers["prefill"].summary == "not observed: replica count stays at 6"
+    assert counts(decide(ServiceObservation({}, blind.state), policy, 10.0)) == (6, 6)
+    tighter = ScalingPolicy({name: replica_bounds(1, 4) for name in PAIR}, SLO)
+    assert counts(decide(ServiceObservation({}, blind.state), tighter, 10.0)) == (4, 4)
 
 
 def test_large_need_is_met_in_one_step() -> None:
-    slow = Odds(600.0, NEVER.factors, NEVER.exceedance, 1.0)
-    assert decided(tier(coming(11.5, slow), 1), bounds(1, 20)).replicas == 12
+    slow = GrowthDistribution(600.0, NO_GROWTH.factors, NO_GROWTH.exceedance, 1.0)
+    assert decide_one(observed_tier(make_forecast(11.5, slow), 1), replica_bounds(1, 20)).replicas == 12
 
 
 def test_first_sample_counts_fully() -> None:
@@ -350,56 +358,58 @@ def test_first_sample_counts_fully() -> None:
 
 
 def test_decode_bottleneck_does_not_scale_prefill() -> None:
-    lost = Unknown("lost")
-    late = tier(lost, 2, measured=Measured(ttft_s=3.0))
-    assert counts(pair(late, tier(lost, 2, measured=Measured(waiting=9.0)))) == (2, 4)
-    assert counts(pair(late, tier(lost, 2, measured=Measured(waiting=0.0)))) == (4, 2)
+    lost = Unavailable("lost")
+    late = observed_tier(lost, 2, lagging=LaggingSignals(ttft_s=3.0))
+    assert counts(decide_pair(late, observed_tier(lost, 2, lagging=LaggingSignals(waiting=9.0)))) == (2, 4)
+    assert counts(decide_pair(late, observed_tier(lost, 2, lagging=LaggingSignals(waiting=0.0)))) == (4, 2)
 
 
 @pytest.mark.parametrize("start_s", [0.1, 5.0, 240.0])
 def test_faster_startup_causes_no_more_reversals(start_s: float) -> None:
-    fleet = ran(arriving(np.full(HOURS, 19.5), 7), start_s=start_s, ledger=expecting({"start": start_s}))
+    fleet = ran(arriving(np.full(HOURS, 19.5), 7), start_s=start_s, ledger=from_medians({"start": start_s}))
     assert fleet.reversals <= 1
 
 
 def test_replica_count_is_independent_of_units() -> None:
     for scale in (1e-6, 1.0, 1e6):
-        demand = coming(7.3 * scale)
-        need = needed(demand, 3, replica_work=scale)
-        assert decided(tier(demand, 3, need=need)).replicas == 8
+        demand = make_forecast(7.3 * scale)
+        need = sizing_for(demand, 3, replica_work=scale)
+        assert decide_one(observed_tier(demand, 3, sizing=need)).replicas == 8
 
 
 def test_very_large_fleet_is_counted_exactly() -> None:
     work = 98_764.5
-    assert decided(tier(work, 90_000), bounds(0, 100_000)).replicas == 98_765
+    assert decide_one(observed_tier(work, 90_000), replica_bounds(0, 100_000)).replicas == 98_765
 
 
 # Clocks and limits that lie
 
 
 def test_clock_set_back_only_delays_scale_down() -> None:
-    policy = Policy({"serve": bounds()}, SLO)
-    state = decide(Observation({"serve": tier(0.5, 3)}), policy, 1e6).state
+    policy = ScalingPolicy({"serve": replica_bounds()}, SLO)
+    state = decide(ServiceObservation({"serve": observed_tier(0.5, 3)}), policy, 1e6).state
     for now_s in (10.0, 70.0, 131.0):
-        found = decide(Observation({"serve": tier(0.5, 3)}, state), policy, now_s)
+        found = decide(ServiceObservation({"serve": observed_tier(0.5, 3)}, state), policy, now_s)
         state = found.state
     assert found.tiers["serve"].replicas == 1
 
 
 def test_changed_bounds_apply_at_once() -> None:
-    assert decided(tier(coming(2.5, OFTEN), 6), bounds(1, 3)).replicas == 3
-    assert decided(tier(0.5, 1), bounds(4, 8)).replicas == 4
+    assert decide_one(observed_tier(make_forecast(2.5, FREQUENT_GROWTH), 6), replica_bounds(1, 3)).replicas == 3
+    assert decide_one(observed_tier(0.5, 1), replica_bounds(4, 8)).replicas == 4
 
 
 def test_new_tier_starts_from_its_minimum() -> None:
-    policy = Policy({"prefill": bounds(2), "decode": bounds(1)}, SLO)
-    found = decide(Observation({"decode": tier(3.5, 1)}), policy, 0.0)
+    policy = ScalingPolicy({"prefill": replica_bounds(2), "decode": replica_bounds(1)}, SLO)
+    found = decide(ServiceObservation({"decode": observed_tier(3.5, 1)}), policy, 0.0)
     assert counts(found) == (2, 4)
 
 
 def test_all_pods_overdue_are_replaced_once() -> None:
     ordered = 4
     for now_s in range(0, 3600, 60):
-        starting = tuple(Starting(f"p{i}", -1e4) for i in range(ordered))
-        ordered = decided(tier(3.5, ordered, 0, starting=starting), bounds(1, 100), float(now_s)).replicas
+        starting = tuple(StartingPod(f"p{i}", -1e4) for i in range(ordered))
+        ordered = decide_one(
+            observed_tier(3.5, ordered, 0, starting=starting), replica_bounds(1, 100), float(now_s)
+        ).replicas
     assert ordered == 8

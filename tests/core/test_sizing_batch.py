@@ -8,48 +8,43 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core.knee import Constraint, profile
-from plimsoll.core.latency import EngineLimits
-from plimsoll.core.load_line import slo_rate
-from plimsoll.core.scaling import (
-    Ask,
-    TierObservation,
-    lines,
-    needs,
-)
-from plimsoll.core.scaling.sized import margin_of
-from plimsoll.core.sizing import Infeasible, Sizing, size
+from plimsoll.core.autoscaling.observations import TierObservation
+from plimsoll.core.autoscaling.sizing_batch import SizingRequest, scale_down_margin, size_batch, tier_capacities
+from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier
+from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
+from plimsoll.core.capacity.tier_model import Constraint, build_profile
+from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.slo import Slo
-from tests.core.scaling_lab import (
+from tests.core.scaling_fixtures import (
     DECODE,
     HORIZON_S,
-    LEDGER,
     PREFILL,
     SERVE,
-    ask,
-    coming,
-    decided,
-    lined,
-    one,
+    STARTUP_MODEL,
+    decide_one,
+    make_forecast,
+    size_one,
+    sizing_request,
+    tier_capacity,
 )
 
 
 def test_size_batch_equals_single_results() -> None:
-    asks = [ask(kind, rate, 3) for kind in (SERVE, PREFILL, DECODE) for rate in (0.0, 5.0, 70.0, 300.0)]
-    assert needs(asks) == [one(asked) for asked in asks]
-    assert needs([]) == []
+    asks = [sizing_request(kind, rate, 3) for kind in (SERVE, PREFILL, DECODE) for rate in (0.0, 5.0, 70.0, 300.0)]
+    assert size_batch(asks) == [size_one(asked) for asked in asks]
+    assert size_batch([]) == []
     for asked, kind in zip(asks, [SERVE] * 4 + [PREFILL] * 4 + [DECODE] * 4, strict=True):
-        alone = size(kind, asked.forecast.work / asked.line.request_gpu_s)
+        alone = size_tier(kind, asked.forecast.work / asked.capacity.request_gpu_s)
         assert isinstance(alone, Sizing)
-        assert one(asked).replicas == alone.replicas
+        assert size_one(asked).replicas == alone.replicas
 
 
 def test_tier_capacity_has_work_capacity_and_constraint() -> None:
-    made = lined(SERVE, 4)
-    assert made.request_gpu_s == pytest.approx(profile(SERVE).work_s[0])
-    assert made.replica_work == pytest.approx(slo_rate(profile(SERVE), 4)[0] / 4 * made.request_gpu_s)
+    made = tier_capacity(SERVE, 4)
+    assert made.request_gpu_s == pytest.approx(build_profile(SERVE).work_s[0])
+    assert made.replica_work == pytest.approx(slo_capacity_per_s(build_profile(SERVE), 4)[0] / 4 * made.request_gpu_s)
     assert made.constraint is Constraint.TPOT
-    assert lined(PREFILL).constraint is Constraint.TTFT
+    assert tier_capacity(PREFILL).constraint is Constraint.TTFT
 
 
 def test_tier_capacities_batch_equals_single_results() -> None:
@@ -58,69 +53,71 @@ def test_tier_capacities_batch_equals_single_results() -> None:
     kinds += [replace(kinds[n % 3], arrival_cv2=float(rng.uniform(0.5, 6.0)), gateways=1 + n % 3) for n in range(14)]
     kinds.append(replace(SERVE, limits=EngineLimits(1024, 100, 8192)))  # no fleet and no promise will do
     replicas = [1 + n % 5 for n in range(len(kinds))]
-    together = lines(kinds, replicas)
+    together = tier_capacities(kinds, replicas)
     for kind, count, made in zip(kinds, replicas, together, strict=True):
-        (alone,) = lines([kind], [count])
+        (alone,) = tier_capacities([kind], [count])
         if isinstance(made, Infeasible) or isinstance(alone, Infeasible):
             assert made == alone
             continue
         assert (made.request_gpu_s, made.replica_work) == (alone.request_gpu_s, alone.replica_work)
         assert (made.constraint, made.infeasible) == (alone.constraint, alone.infeasible)
     assert isinstance(together[-1], Infeasible)
-    assert lines([], []) == []
+    assert tier_capacities([], []) == []
 
 
 def test_sizing_result_has_predicted_latency_of_fleet() -> None:
-    knee = float(slo_rate(profile(SERVE), 2)[0])
-    fine, tight, over = (one(ask(SERVE, share * knee, 2)) for share in (0.5, 1.05, 1.5))
+    knee = float(slo_capacity_per_s(build_profile(SERVE), 2)[0])
+    fine, tight, over = (size_one(sizing_request(SERVE, share * knee, 2)) for share in (0.5, 1.05, 1.5))
     assert fine.tpot_s is not None
     assert tight.tpot_s is not None
     assert fine.tpot_s < 0.05 < tight.tpot_s
-    assert fine.attained > 0.95 > tight.attained > over.attained
+    assert fine.attainment > 0.95 > tight.attainment > over.attainment
     assert over.tpot_s == math.inf
-    assert fine.law_tpot_s == fine.tpot_s  # all of it level, all ready
-    rising = ask(SERVE, 0.5 * knee, 2, ready=1)
+    assert fine.model_tpot_s == fine.tpot_s  # all of it level, all ready
+    rising = sizing_request(SERVE, 0.5 * knee, 2, ready=1)
     rising = replace(rising, forecast=replace(rising.forecast, level=0.2 * rising.forecast.work))
-    now = one(rising)
-    assert now.law_tpot_s is not None
-    assert now.tpot_s == fine.tpot_s > now.law_tpot_s
-    assert one(ask(PREFILL, 10.0, 2)).tpot_s is None
-    assert one(ask(SERVE, 10.0, 0, ready=0)).attained == 0.0
+    now = size_one(rising)
+    assert now.model_tpot_s is not None
+    assert now.tpot_s == fine.tpot_s > now.model_tpot_s
+    assert size_one(sizing_request(PREFILL, 10.0, 2)).tpot_s is None
+    assert size_one(sizing_request(SERVE, 10.0, 0, ready=0)).attainment == 0.0
 
 
 def test_release_count_needs_margin_and_uncertainty() -> None:
-    knee = float(slo_rate(profile(SERVE), 2)[0])
-    near = one(ask(SERVE, 0.985 * knee, 3))
-    assert (near.replicas, near.release) == (2, 3)
-    clear = ask(SERVE, 0.9 * knee, 3)
-    assert (one(clear).replicas, one(clear).release) == (2, 2)
-    doubtful = replace(clear, forecast=replace(clear.forecast, error=0.05 * clear.forecast.work))
-    assert (one(doubtful).replicas, one(doubtful).release) == (2, 3)
+    knee = float(slo_capacity_per_s(build_profile(SERVE), 2)[0])
+    near = size_one(sizing_request(SERVE, 0.985 * knee, 3))
+    assert (near.replicas, near.scale_down_replicas) == (2, 3)
+    clear = sizing_request(SERVE, 0.9 * knee, 3)
+    assert (size_one(clear).replicas, size_one(clear).scale_down_replicas) == (2, 2)
+    doubtful = replace(clear, forecast=replace(clear.forecast, level_error=0.05 * clear.forecast.work))
+    assert (size_one(doubtful).replicas, size_one(doubtful).scale_down_replicas) == (2, 3)
 
 
 def test_release_margin_after_level_shift_is_level_error() -> None:
-    knee = float(slo_rate(profile(SERVE), 2)[0])
-    settled = ask(SERVE, 0.985 * knee, 3)
-    assert (one(settled).replicas, one(settled).release) == (2, 3)
-    fresh = replace(settled, forecast=replace(settled.forecast, memory=0.05, error=0.004 * settled.forecast.work))
-    assert (one(fresh).replicas, one(fresh).release) == (2, 2)
-    doubtful = replace(fresh, forecast=replace(fresh.forecast, error=0.02 * fresh.forecast.work))
-    assert one(doubtful).release == 3
+    knee = float(slo_capacity_per_s(build_profile(SERVE), 2)[0])
+    settled = sizing_request(SERVE, 0.985 * knee, 3)
+    assert (size_one(settled).replicas, size_one(settled).scale_down_replicas) == (2, 3)
+    fresh = replace(
+        settled, forecast=replace(settled.forecast, memory_fill=0.05, level_error=0.004 * settled.forecast.work)
+    )
+    assert (size_one(fresh).replicas, size_one(fresh).scale_down_replicas) == (2, 2)
+    doubtful = replace(fresh, forecast=replace(fresh.forecast, level_error=0.02 * fresh.forecast.work))
+    assert size_one(doubtful).scale_down_replicas == 3
 
 
 @pytest.mark.parametrize("deviates", [0.0, 1.0])
-@pytest.mark.parametrize("memory", [0.02, 0.05, 0.1, 0.3, 1.0])
-def test_release_margin_is_exceeded_within_error_budget(memory: float, deviates: float) -> None:
+@pytest.mark.parametrize("memory_fill", [0.02, 0.05, 0.1, 0.3, 1.0])
+def test_release_margin_is_exceeded_within_error_budget(memory_fill: float, deviates: float) -> None:
     """White noise of density 1 about an unknown level, whose discounted mean is watched for two memories.
 
     deviates: errors of the level that are sized for.
     """
-    rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory, 0.0, np.array(1.0)
+    rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory_fill, 0.0, np.array(1.0)
     error = math.sqrt(1.0 / covered)
-    level = rng.normal(0.0, error if memory < 1.0 else error / math.sqrt(2.0), paths)
-    most = deviates * error + float(work * (margin_of(work, np.array(error), np.array(memory)) - 1.0))
+    level = rng.normal(0.0, error if memory_fill < 1.0 else error / math.sqrt(2.0), paths)
+    most = deviates * error + float(work * (scale_down_margin(work, np.array(error), np.array(memory_fill)) - 1.0))
     gpu_s, back = np.zeros(paths), np.zeros(paths, dtype=bool)
-    for now in memory * 0.01 * 1.05 ** np.arange(250):
+    for now in memory_fill * 0.01 * 1.05 ** np.arange(250):
         if now > 2.0:
             break
         keep, at = math.exp(at - now), now
@@ -133,8 +130,8 @@ def test_release_margin_is_exceeded_within_error_budget(memory: float, deviates:
 def test_release_margin_holds_for_stationary_noise() -> None:
     """White noise about a level of 100, whose discounted mean has a whole memory, watched for a dozen more."""
 
-    def margin(memory: float) -> float:
-        return float(margin_of(*(np.array(part) for part in (100.0, error, memory))))
+    def margin(memory_fill: float) -> float:
+        return float(scale_down_margin(*(np.array(part) for part in (100.0, error, memory_fill))))
 
     rng, paths, error = np.random.default_rng(2), 4000, 5.0
     at = rng.normal(0.0, error / math.sqrt(2.0), paths)
@@ -148,39 +145,39 @@ def test_release_margin_holds_for_stationary_noise() -> None:
 
 
 def test_sizing_backlog_counts_only_without_ready_replicas() -> None:
-    waiting = 5.0 * HORIZON_S * lined(SERVE).replica_work
-    assert one(ask(SERVE, 1.0, 0, ready=0, backlog_gpu_s=waiting)).replicas >= 5
-    assert one(ask(SERVE, 1.0, 1, backlog_gpu_s=waiting)).replicas == 1
+    waiting = 5.0 * HORIZON_S * tier_capacity(SERVE).replica_work
+    assert size_one(sizing_request(SERVE, 1.0, 0, ready=0, backlog_gpu_s=waiting)).replicas >= 5
+    assert size_one(sizing_request(SERVE, 1.0, 1, backlog_gpu_s=waiting)).replicas == 1
 
 
 def test_sizing_headroom_is_kept_and_reported() -> None:
-    knee = float(slo_rate(profile(SERVE), 2)[0])
-    found = one(ask(SERVE, 0.9 * knee, 2, headroom=0.2))
+    knee = float(slo_capacity_per_s(build_profile(SERVE), 2)[0])
+    found = size_one(sizing_request(SERVE, 0.9 * knee, 2, headroom=0.2))
     assert (found.replicas, found.headroom) == (3, 0.2)
 
 
 def test_sizing_retry_backlog_adds_to_forecast() -> None:
-    made = lined(SERVE)
-    asked = ask(SERVE, 10.0, 2)
-    asked = replace(asked, returning_gpu_s=5.0 * made.request_gpu_s * asked.forecast.horizon_s)
-    assert one(asked).rate_per_s == pytest.approx(15.0), "cleared by when a new replica could be there, not sooner"
+    made = tier_capacity(SERVE)
+    asked = sizing_request(SERVE, 10.0, 2)
+    asked = replace(asked, retry_gpu_s=5.0 * made.request_gpu_s * asked.forecast.horizon_s)
+    assert size_one(asked).rate_per_s == pytest.approx(15.0), "cleared by when a new replica could be there, not sooner"
 
 
 def test_sizing_infeasible_slo_uses_feasible_targets() -> None:
-    hopeless = lined(replace(SERVE, slo=Slo(0.95, 0.5, 0.0, 0.004)))
+    hopeless = tier_capacity(replace(SERVE, slo=Slo(0.95, 0.5, 0.0, 0.004)))
     assert hopeless.infeasible is not None
-    assert hopeless.infeasible.feasible is not None
+    assert hopeless.infeasible.nearest_slo is not None
     assert hopeless.replica_work > 0.0
     cramped = replace(SERVE, limits=EngineLimits(1024, 100, 8192))
-    assert isinstance(lines([cramped], [1])[0], Infeasible)
+    assert isinstance(tier_capacities([cramped], [1])[0], Infeasible)
 
 
 def test_decide_from_tier_model_scales_and_explains() -> None:
-    knee = lined(SERVE, 3)
+    knee = tier_capacity(SERVE, 3)
     rate = 2.5 * knee.replica_work / knee.request_gpu_s
-    demand = coming(rate * knee.request_gpu_s)
-    seen = TierObservation(1, 1, LEDGER, demand, one(Ask(knee, demand.forecast, 1, 1)))
-    found = decided(seen)
+    demand = make_forecast(rate * knee.request_gpu_s)
+    seen = TierObservation(1, 1, STARTUP_MODEL, demand, size_one(SizingRequest(knee, demand.forecast, 1, 1)))
+    found = decide_one(seen)
     assert found.replicas == 3
-    assert "TPOT binds" in found.why
-    assert "1 could not keep up with it" in found.why
+    assert "limited by TPOT" in found.summary
+    assert "1 could not carry the load" in found.summary

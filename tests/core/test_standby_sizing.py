@@ -9,17 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.forecast import Odds, spare_replicas
-from plimsoll.core.forecast.table import Table
-from plimsoll.core.jumps import EXCEEDANCE, FACTORS
-from plimsoll.core.scaling.reserve import Stock, Stocks, reserve, reserves, reserves_all
+from plimsoll.core.autoscaling.standby_sizing import (
+    StandbyInput,
+    StandbyInputs,
+    joint_standby_replicas,
+    joint_standby_replicas_batch,
+    plan_standby,
+)
+from plimsoll.core.demand.batched_growth import GrowthTable
+from plimsoll.core.demand.growth_prior import GROWTH_FACTORS, PRIOR_EXCEEDANCE
+from plimsoll.core.demand.standby_value import GrowthDistribution, standby_replicas
 
-PRIOR = Odds(60.0, FACTORS, EXCEEDANCE[0], 0.0)
-SLOWER = Odds(240.0, FACTORS, EXCEEDANCE[2], 0.0)
+PRIOR = GrowthDistribution(60.0, GROWTH_FACTORS, PRIOR_EXCEEDANCE[0], 0.0)
+SLOWER = GrowthDistribution(240.0, GROWTH_FACTORS, PRIOR_EXCEEDANCE[2], 0.0)
 MISS_COST = 25.0
 
 standby_inputs = st.builds(
-    Stock,
+    StandbyInput,
     st.sampled_from([PRIOR, SLOWER]),
     st.floats(0.05, 4.0),
     st.floats(0.2, 3.0),
@@ -27,27 +33,27 @@ standby_inputs = st.builds(
     st.integers(5, 9),
     st.sampled_from([1, 2, 8]),
 )
-idle_inputs = st.sampled_from([Stock(PRIOR, work, 0.3, 0, 5) for work in (0.0, 5e-324, 1e-300)])
+idle_inputs = st.sampled_from([StandbyInput(PRIOR, work, 0.3, 0, 5) for work in (0.0, 5e-324, 1e-300)])
 
 
-def net_value(tiers: list[Stock], more: tuple[int, ...], miss_cost: float) -> float:
+def net_value(tiers: list[StandbyInput], more: tuple[int, ...], miss_cost: float) -> float:
     """Saved less paid, GPU-seconds a second, from the definition."""
     needed = [tier.replicas * tier.replica_work / tier.work for tier in tiers]
     after = min((t.replicas + n) * t.replica_work / t.work for t, n in zip(tiers, more, strict=True))
     edges = sorted({min(needed), *(growth for growth in needed if growth < after), after})
     saved = 0.0
     for low, high in itertools.pairwise(edges):
-        short = [tier.odds for tier, growth in zip(tiers, needed, strict=True) if growth <= low]
+        short = [tier.growth for tier, growth in zip(tiers, needed, strict=True) if growth <= low]
         saved += max(short, key=lambda odds: odds.horizon_s).between(low, high)
-    work = sum(tier.work * tier.gpus for tier in tiers)
-    return miss_cost * work * saved - sum(n * tier.gpus for n, tier in zip(more, tiers, strict=True))
+    work = sum(tier.work * tier.gpus_per_replica for tier in tiers)
+    return miss_cost * work * saved - sum(n * tier.gpus_per_replica for n, tier in zip(more, tiers, strict=True))
 
 
 @given(st.lists(standby_inputs, min_size=2, max_size=2), st.floats(0.0, 60.0))
 @settings(max_examples=300)
-def test_standby_counts_have_highest_net_value(tiers: list[Stock], miss_cost: float) -> None:
-    found = tuple(reserves(tiers, miss_cost))
-    every = itertools.product(*(range(tier.most - tier.replicas + 1) for tier in tiers))
+def test_standby_counts_have_highest_net_value(tiers: list[StandbyInput], miss_cost: float) -> None:
+    found = tuple(joint_standby_replicas(tiers, miss_cost))
+    every = itertools.product(*(range(tier.max_replicas - tier.replicas + 1) for tier in tiers))
     best = max(net_value(tiers, more, miss_cost) for more in every)
     assert net_value(tiers, found, miss_cost) == pytest.approx(best, abs=1e-9)
 
@@ -59,61 +65,61 @@ def test_standby_counts_have_highest_net_value(tiers: list[Stock], miss_cost: fl
         max_size=30,
     )
 )
-def test_standby_all_services_equal_single_results(services: list[tuple[list[Stock], float]]) -> None:
+def test_standby_all_services_equal_single_results(services: list[tuple[list[StandbyInput], float]]) -> None:
     tiers = [tier for pair, _ in services for tier in pair]
     columns = (
         np.array([float(getattr(tier, name)) for tier in tiers]).reshape(-1, 2)
-        for name in ("work", "replica_work", "replicas", "most", "gpus")
+        for name in ("work", "replica_work", "replicas", "max_replicas", "gpus_per_replica")
     )
-    found = reserves_all(
-        Stocks(Table([tier.odds for tier in tiers]), *columns), np.array([cost for _, cost in services])
+    found = joint_standby_replicas_batch(
+        StandbyInputs(GrowthTable([tier.growth for tier in tiers]), *columns), np.array([cost for _, cost in services])
     )
-    assert found.tolist() == [reserves(pair, miss_cost) for pair, miss_cost in services]
+    assert found.tolist() == [joint_standby_replicas(pair, miss_cost) for pair, miss_cost in services]
 
 
 @given(standby_inputs, st.floats(0.0, 60.0))
-def test_standby_single_tier_equals_greedy_result(tier: Stock, miss_cost: float) -> None:
-    bought = spare_replicas(tier.odds, tier.work, tier.replica_work, tier.replicas, tier.most, miss_cost)
-    assert reserves([tier], miss_cost) == [bought]
+def test_standby_single_tier_equals_greedy_result(tier: StandbyInput, miss_cost: float) -> None:
+    bought = standby_replicas(tier.growth, tier.work, tier.replica_work, tier.replicas, tier.max_replicas, miss_cost)
+    assert joint_standby_replicas([tier], miss_cost) == [bought]
 
 
 def test_standby_tier_is_limited_by_other_tier() -> None:
-    prefill, full = Stock(PRIOR, 1.8, 0.9, 3, 8), Stock(PRIOR, 0.14, 0.28, 1, 1)
-    bought, none = reserves([prefill, full], MISS_COST)
+    prefill, full = StandbyInput(PRIOR, 1.8, 0.9, 3, 8), StandbyInput(PRIOR, 0.14, 0.28, 1, 1)
+    bought, none = joint_standby_replicas([prefill, full], MISS_COST)
     assert none == 0
     assert (3 + bought) * 0.9 / 1.8 <= 2.0, "what decode carries"
-    assert reserves([prefill, Stock(PRIOR, 0.14, 0.28, 3, 3)], MISS_COST)[0] >= bought
+    assert joint_standby_replicas([prefill, StandbyInput(PRIOR, 0.14, 0.28, 3, 3)], MISS_COST)[0] >= bought
 
 
 def test_standby_tier_is_valued_by_work_of_the_pair() -> None:
     """One decode engine stands before four prefill engines; alone it is never worth it."""
-    decode, prefill = Stock(PRIOR, 0.14, 0.2, 1, 4), Stock(PRIOR, 1.8, 0.9, 4, 8)
-    assert reserves([decode], MISS_COST) == [0]
-    assert reserves([prefill, decode], MISS_COST)[1] == 1
+    decode, prefill = StandbyInput(PRIOR, 0.14, 0.2, 1, 4), StandbyInput(PRIOR, 1.8, 0.9, 4, 8)
+    assert joint_standby_replicas([decode], MISS_COST) == [0]
+    assert joint_standby_replicas([prefill, decode], MISS_COST)[1] == 1
 
 
 def test_standby_tier_with_headroom_may_start_slowly() -> None:
     """Nobody waits for it after a leap, so how far load grows meanwhile is no matter of the reserve."""
-    prefill = Stock(PRIOR, 1.1, 0.94, 2, 8)
+    prefill = StandbyInput(PRIOR, 1.1, 0.94, 2, 8)
     for count in (1, 2):
-        fast, slow = (Stock(odds, 0.16, 0.85, count, 8) for odds in (PRIOR, SLOWER))
-        assert reserves([prefill, slow], MISS_COST) == reserves([prefill, fast], MISS_COST)
-    found = reserve([prefill, slow], MISS_COST)
-    assert found.worth.cost_gpu_s == found.replicas[0] * PRIOR.horizon_s
-    assert reserves([Stock(SLOWER, 1.1, 0.94, 2, 8), fast], MISS_COST)[0] > found.replicas[0]
+        fast, slow = (StandbyInput(odds, 0.16, 0.85, count, 8) for odds in (PRIOR, SLOWER))
+        assert joint_standby_replicas([prefill, slow], MISS_COST) == joint_standby_replicas([prefill, fast], MISS_COST)
+    found = plan_standby([prefill, slow], MISS_COST)
+    assert found.value.cost_gpu_s == found.replicas[0] * PRIOR.horizon_s
+    assert joint_standby_replicas([StandbyInput(SLOWER, 1.1, 0.94, 2, 8), fast], MISS_COST)[0] > found.replicas[0]
 
 
 @pytest.mark.parametrize("work", [5e-324, 1e-300])
 def test_standby_near_zero_load_is_zero(work: float) -> None:
-    tiers = [Stock(PRIOR, work, 1.0, 0, 8), Stock(PRIOR, 1.0, 0.9, 1, 8)]
-    assert reserve(tiers, MISS_COST).replicas == reserves(tiers, MISS_COST) == [0, 0]
+    tiers = [StandbyInput(PRIOR, work, 1.0, 0, 8), StandbyInput(PRIOR, 1.0, 0.9, 1, 8)]
+    assert plan_standby(tiers, MISS_COST).replicas == joint_standby_replicas(tiers, MISS_COST) == [0, 0]
 
 
 def test_standby_zero_load_or_miss_cost_is_zero() -> None:
-    idle_inputs, busy = Stock(PRIOR, 0.0, 1.0, 1, 8), Stock(PRIOR, 1.0, 0.9, 1, 8)
-    assert reserves([idle_inputs, busy], MISS_COST) == [0, 0]
-    assert reserves([busy, busy], 0.0) == [0, 0]
-    found = reserve([busy, busy], MISS_COST)
+    idle_inputs, busy = StandbyInput(PRIOR, 0.0, 1.0, 1, 8), StandbyInput(PRIOR, 1.0, 0.9, 1, 8)
+    assert joint_standby_replicas([idle_inputs, busy], MISS_COST) == [0, 0]
+    assert joint_standby_replicas([busy, busy], 0.0) == [0, 0]
+    found = plan_standby([busy, busy], MISS_COST)
     assert found.replicas[0] == found.replicas[1] > 0
-    assert found.worth.worth
-    assert found.worth.cost_gpu_s == 2 * found.replicas[0] * PRIOR.horizon_s
+    assert found.value.pays_off
+    assert found.value.cost_gpu_s == 2 * found.replicas[0] * PRIOR.horizon_s

@@ -12,53 +12,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.lifecycle import (
-    PHASES_KEPT,
+from plimsoll.core.autoscaling.startup_time import (
+    MAX_PHASES,
     Backoff,
     Eta,
-    Ledger,
     Overdue,
-    Starting,
+    StartingPod,
+    StartupModel,
     eta,
-    expecting,
+    extend_backoff,
     from_dict,
-    prior,
+    from_medians,
     record,
-    refused,
+    startup_prior,
     to_dict,
 )
 
 GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup": 4.0}  # 70 s
 
 
-def fed(*starts: float, guess: dict[str, float] | None = None) -> Ledger:
+def fed(*starts: float, guess: dict[str, float] | None = None) -> StartupModel:
     """A ledger after starts of one phase each."""
-    ledger = expecting(guess or {"start": 60.0})
+    ledger = from_medians(guess or {"start": 60.0})
     for seconds in starts:
         ledger = record(ledger, [("start", seconds)])
     return ledger
 
 
-def total_s(ledger: Ledger, share: float) -> float:
-    return ledger.whole.quantile_s(share)
+def total_s(ledger: StartupModel, share: float) -> float:
+    return ledger.total.quantile_s(share)
 
 
 def test_prior_is_bytes_over_bandwidth_plus_engine_time() -> None:
-    small = prior(10e9, 16e9, 16e9, 1e9, 2e9)
+    small = startup_prior(10e9, 16e9, 16e9, 1e9, 2e9)
     medians = {name: quantiles.p50_s for name, quantiles in small.quantiles}
     assert medians["download"] == pytest.approx(16.0)
     assert medians["load"] == pytest.approx(8.0)
     assert medians["pull"] > 10.0
-    assert medians["total_s"] == pytest.approx(sum(medians.values()) - medians["total_s"])
-    large = prior(10e9, 140e9, 140e9, 1e9, 2e9)
+    assert medians["total"] == pytest.approx(sum(medians.values()) - medians["total"])
+    large = startup_prior(10e9, 140e9, 140e9, 1e9, 2e9)
     assert total_s(large, 0.5) - total_s(small, 0.5) == pytest.approx(124.0 + 62.0)
-    local = prior(10e9, 0.0, 16e9, 1e9, 2e9)
+    local = startup_prior(10e9, 0.0, 16e9, 1e9, 2e9)
     assert total_s(local, 0.5) == pytest.approx(total_s(small, 0.5) - 16.0)
 
 
 def test_quantiles_cover_each_phase_and_the_total() -> None:
-    eta_of = expecting(GUESS).quantiles
-    assert [name for name, _ in eta_of] == [*GUESS, "total_s"]
+    eta_of = from_medians(GUESS).quantiles
+    assert [name for name, _ in eta_of] == [*GUESS, "total"]
     for _, (p50_s, p90_s, p99_s) in eta_of:
         assert p50_s < p90_s < p99_s
 
@@ -92,23 +92,23 @@ def test_horizon_is_p90_and_overdue_max_of_p99_and_twice_p50() -> None:
     sure = fed(*(60.0,) * 20)
     assert sure.horizon_s == total_s(sure, 0.9)
     assert sure.overdue_s == 2.0 * total_s(sure, 0.5)
-    unsure = expecting({"start": 60.0})
+    unsure = from_medians({"start": 60.0})
     assert unsure.overdue_s == total_s(unsure, 0.99) > 2.0 * total_s(unsure, 0.5)
 
 
 # Pods that are starting
 
 
-def eta_of(ledger: Ledger, pod: Starting, now_s: float) -> Eta:
+def eta_of(ledger: StartupModel, pod: StartingPod, now_s: float) -> Eta:
     found = eta(ledger, pod, now_s)
     assert isinstance(found, Eta)
     return found
 
 
 def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
-    ledger = expecting(GUESS)
+    ledger = from_medians(GUESS)
     etas = [
-        eta_of(ledger, Starting("a", 0.0, phase, begun_s), begun_s)
+        eta_of(ledger, StartingPod("a", 0.0, phase, begun_s), begun_s)
         for phase, begun_s in (("schedule", 0.0), ("pull", 1.0), ("load", 41.0), ("compile", 51.0), ("warmup", 66.0))
     ]
     likely = [one.likely_s for one in etas]
@@ -119,41 +119,41 @@ def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
 
 
 def test_eta_long_running_phase_is_expected_to_continue() -> None:
-    ledger = expecting(GUESS)
-    early = eta_of(ledger, Starting("a", 0.0, "pull", 1.0), 2.0)
-    late = eta_of(ledger, Starting("a", 0.0, "pull", 1.0), 80.0)
+    ledger = from_medians(GUESS)
+    early = eta_of(ledger, StartingPod("a", 0.0, "pull", 1.0), 2.0)
+    late = eta_of(ledger, StartingPod("a", 0.0, "pull", 1.0), 80.0)
     assert late.likely_s > 29.0  # what comes after the pull alone
     assert late.likely_s < early.likely_s
 
 
 def test_eta_without_phase_uses_rest_of_total() -> None:
-    ledger = expecting(GUESS)
+    ledger = from_medians(GUESS)
     for phase in (None, "unheard-of"):
-        assert eta_of(ledger, Starting("a", 0.0, phase, 5.0), 0.0).likely_s == pytest.approx(70.0)
-        assert 0.0 < eta_of(ledger, Starting("a", 0.0, phase, 5.0), 60.0).likely_s < 40.0
+        assert eta_of(ledger, StartingPod("a", 0.0, phase, 5.0), 0.0).likely_s == pytest.approx(70.0)
+        assert 0.0 < eta_of(ledger, StartingPod("a", 0.0, phase, 5.0), 60.0).likely_s < 40.0
 
 
 def test_eta_pod_created_in_future_has_just_begun() -> None:
-    assert eta_of(expecting(GUESS), Starting("a", 100.0), 50.0).likely_s == pytest.approx(70.0)
+    assert eta_of(from_medians(GUESS), StartingPod("a", 100.0), 50.0).likely_s == pytest.approx(70.0)
 
 
 def test_eta_long_startup_is_overdue_in_any_phase() -> None:
     ledger = fed(*(60.0,) * 20)
-    assert isinstance(eta(ledger, Starting("a", 0.0), 0.99 * ledger.overdue_s), Eta)
+    assert isinstance(eta(ledger, StartingPod("a", 0.0), 0.99 * ledger.overdue_s), Eta)
     for phase in (None, "start"):
-        assert eta(ledger, Starting("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
+        assert eta(ledger, StartingPod("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
 
 
 def test_eta_unschedulable_pod_is_not_overdue() -> None:
-    ledger = expecting(GUESS)
-    assert eta_of(ledger, Starting("a", 0.0, refused="no room"), 1e5).likely_s == pytest.approx(70.0)
+    ledger = from_medians(GUESS)
+    assert eta_of(ledger, StartingPod("a", 0.0, unschedulable_reason="no room"), 1e5).likely_s == pytest.approx(70.0)
 
 
 @given(elapsed=st.floats(0, 1000), later=st.floats(0, 100), seconds=st.floats(0.2, 500))
 def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) -> None:
     ledger = fed(seconds)
     for now_s in (elapsed, elapsed + later):
-        found = eta(ledger, Starting("a", 0.0), now_s)
+        found = eta(ledger, StartingPod("a", 0.0), now_s)
         assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s
 
 
@@ -161,23 +161,23 @@ def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) 
 
 
 def test_record_replaces_guessed_phases_by_observed_order() -> None:
-    ledger = record(expecting(GUESS), [("schedule", 1.0), ("pull", 30.0), ("verify", 3.0), ("load", 9.0)])
+    ledger = record(from_medians(GUESS), [("schedule", 1.0), ("pull", 30.0), ("verify", 3.0), ("load", 9.0)])
     assert [name for name, _ in ledger.phases] == ["schedule", "pull", "verify", "load"]
-    assert eta_of(ledger, Starting("a", 0.0, "verify", 31.0), 31.0).likely_s == pytest.approx(12.0, rel=0.1)
+    assert eta_of(ledger, StartingPod("a", 0.0, "verify", 31.0), 31.0).likely_s == pytest.approx(12.0, rel=0.1)
 
 
 def test_record_skipped_phase_keeps_its_position() -> None:
-    ledger = expecting(GUESS)
+    ledger = from_medians(GUESS)
     for took_s in ([("schedule", 1.0), ("pull", 30.0), ("load", 9.0)], [("schedule", 1.0), ("load", 9.0)]):
         ledger = record(ledger, took_s)
     assert [name for name, _ in ledger.phases] == ["schedule", "pull", "load"]
 
 
 def test_record_many_phase_names_stays_bounded() -> None:
-    ledger = expecting(GUESS)
+    ledger = from_medians(GUESS)
     for number in range(200):
         ledger = record(ledger, [(f"phase-{number}-{k}", 1.0 + k) for k in range(30)])
-    assert len(ledger.phases) <= PHASES_KEPT
+    assert len(ledger.phases) <= MAX_PHASES
     assert len(json.dumps(to_dict(ledger))) < 1100
     assert total_s(ledger, 0.5) == pytest.approx(sum(1.0 + k for k in range(30)), rel=0.05)
 
@@ -187,7 +187,7 @@ def test_record_many_phase_names_stays_bounded() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(GUESS)), st.floats(0, 2000)), min_size=1, max_size=8))
 def test_startup_model_round_trip_keeps_estimates(took_s: list[tuple[str, float]]) -> None:
-    ledger = record(expecting(GUESS), took_s)
+    ledger = record(from_medians(GUESS), took_s)
     stored = json.loads(json.dumps(to_dict(ledger)))
     back = from_dict(stored)
     assert to_dict(back) == stored
@@ -195,7 +195,7 @@ def test_startup_model_round_trip_keeps_estimates(took_s: list[tuple[str, float]
     assert [name for name, _ in back.phases] == [name for name, _ in ledger.phases]
 
 
-GOOD = to_dict(record(expecting(GUESS), [("pull", 30.0), ("load", 8.0)]))
+GOOD = to_dict(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)]))
 
 
 @pytest.mark.parametrize(
@@ -209,33 +209,33 @@ GOOD = to_dict(record(expecting(GUESS), [("pull", 30.0), ("load", 8.0)]))
         GOOD | {"phases": [["pull", 30.0, 1.0, 3.0, 0.0]] * 50},
         GOOD | {"phases": [[30.0, 1.0, 3.0, 0.0]]},
         GOOD | {"phases": ["pull"]},
-        GOOD | {"total_s": None},
-        GOOD | {"total_s": [60.0, 1.0, 4.0]},
-        GOOD | {"total_s": [60.0, 1.0, math.nan, 0.0]},
-        GOOD | {"total_s": [60.0, True, 4.0, 0.0]},
-        GOOD | {"total_s": [60.0, 1.0, 4.0, -1.0]},
-        GOOD | {"total_s": [0.0, 1.0, 4.0, 0.0]},
-        GOOD | {"total_s": [60.0, 1e6, 4.0, 0.0]},
-        GOOD | {"total_s": [60.0, 1.0, 400.0, 0.0]},
+        GOOD | {"total": None},
+        GOOD | {"total": [60.0, 1.0, 4.0]},
+        GOOD | {"total": [60.0, 1.0, math.nan, 0.0]},
+        GOOD | {"total": [60.0, True, 4.0, 0.0]},
+        GOOD | {"total": [60.0, 1.0, 4.0, -1.0]},
+        GOOD | {"total": [0.0, 1.0, 4.0, 0.0]},
+        GOOD | {"total": [60.0, 1e6, 4.0, 0.0]},
+        GOOD | {"total": [60.0, 1.0, 400.0, 0.0]},
     ],
 )
 def test_from_dict_invalid_startup_model_raises(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"ledger|phase|numbers|figures"):
+    with pytest.raises(ValueError, match=r"start-up|phase|number"):
         from_dict(bad)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_record_invalid_durations_raise(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        record(expecting(GUESS), [("pull", seconds)])
+        record(from_medians(GUESS), [("pull", seconds)])
     with pytest.raises(ValueError, match="finite"):
-        expecting({"pull": seconds})
+        from_medians({"pull": seconds})
     with pytest.raises(ValueError, match="image_bytes"):
-        prior(seconds, 0.0, 1e9, 1e9, 1e9)
+        startup_prior(seconds, 0.0, 1e9, 1e9, 1e9)
     with pytest.raises(ValueError, match="disk_bytes_per_s"):
-        prior(1e9, 0.0, 1e9, 1e9, seconds)
+        startup_prior(1e9, 0.0, 1e9, 1e9, seconds)
     with pytest.raises(ValueError, match="phases"):
-        record(expecting(GUESS), [])
+        record(from_medians(GUESS), [])
 
 
 # Back-off
@@ -244,13 +244,13 @@ def test_record_invalid_durations_raise(seconds: float) -> None:
 def test_backoff_doubles_up_to_half_an_hour() -> None:
     backoff, waits, now_s = Backoff(), [], 0.0
     for _ in range(40):
-        backoff = refused(backoff, now_s)
+        backoff = extend_backoff(backoff, now_s)
         waits.append(backoff.until_s - now_s)
-        assert refused(backoff, now_s + 0.5 * waits[-1]) == backoff
+        assert extend_backoff(backoff, now_s + 0.5 * waits[-1]) == backoff
         now_s = backoff.until_s
     assert waits[:4] == [30.0, 60.0, 120.0, 240.0]
     assert max(waits) == waits[-1] == 1800.0
 
 
 def test_backoff_after_clock_set_back_is_bounded() -> None:
-    assert refused(Backoff(1, 1e9), 1000.0).until_s <= 1000.0 + 1800.0
+    assert extend_backoff(Backoff(1, 1e9), 1000.0).until_s <= 1000.0 + 1800.0

@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.lifecycle import (
+from plimsoll.core.autoscaling.startup_time import (
     Backoff,
     Eta,
-    Learned,
-    Ledger,
     Overdue,
-    Starting,
+    PhaseEstimate,
+    StartingPod,
+    StartupModel,
     eta,
-    expecting,
+    extend_backoff,
     from_dict,
-    prior,
+    from_medians,
     record,
-    refused,
+    startup_prior,
     to_dict,
 )
 
@@ -35,14 +35,14 @@ GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup":
 DAY_S = 86_400.0
 
 
-def fed(starts: list[list[tuple[str, float]]]) -> Ledger:
-    ledger = expecting(GUESS)
+def fed(starts: list[list[tuple[str, float]]]) -> StartupModel:
+    ledger = from_medians(GUESS)
     for took_s in starts:
         ledger = record(ledger, took_s)
     return ledger
 
 
-def assert_sound(ledger: Ledger) -> None:
+def assert_sound(ledger: StartupModel) -> None:
     """Finite times in order, and the same after a restart."""
     for _, (p50_s, p90_s, p99_s) in ledger.quantiles:
         assert 0.0 < p50_s < p90_s < p99_s < math.inf
@@ -57,7 +57,7 @@ def assert_sound(ledger: Ledger) -> None:
 STARTS = st.lists(
     st.lists(
         st.tuples(
-            st.sampled_from([*GUESS, "verify", "", "whole"]),
+            st.sampled_from([*GUESS, "verify", "", "total"]),
             st.one_of(st.floats(0, 600), st.sampled_from([0.0, 5e-324, DAY_S, 1e9, 1e17, 1e308])),
         ),
         min_size=1,
@@ -76,23 +76,23 @@ def test_startup_model_any_durations_stay_finite_and_storable(
 
 @given(st.floats(1e-3, 1e12), st.floats(0, 1e15))
 def test_prior_any_disk_bandwidth_is_storable(bytes_per_s: float, weights: float) -> None:
-    assert_sound(prior(1e10, 0.0, weights, 1e9, bytes_per_s))
+    assert_sound(startup_prior(1e10, 0.0, weights, 1e9, bytes_per_s))
 
 
 def test_eta_instant_startups_is_small_but_positive() -> None:
     ledger = fed([[("engine", 0.0)]] * 50)
     assert_sound(ledger)
     assert ledger.horizon_s < 1.0
-    found = eta(ledger, Starting("a", 100.0), 100.0)
+    found = eta(ledger, StartingPod("a", 100.0), 100.0)
     assert isinstance(found, Eta)
     assert 0.0 < found.likely_s < found.late_s < 1.0
-    assert isinstance(eta(ledger, Starting("a", 100.0), 102.0), Overdue)
+    assert isinstance(eta(ledger, StartingPod("a", 100.0), 102.0), Overdue)
 
 
 def test_horizon_of_alternating_durations_is_between() -> None:
     ledger = fed([[("engine", (0.0, DAY_S)[n % 2])] for n in range(200)])
     assert_sound(ledger)
-    assert 0.1 <= ledger.whole.quantile_s(0.5) <= DAY_S
+    assert 0.1 <= ledger.total.quantile_s(0.5) <= DAY_S
     assert ledger.horizon_s < 100.0 * DAY_S
 
 
@@ -100,18 +100,18 @@ def test_record_repeated_phase_adds_durations() -> None:
     """As of a container that was started again."""
     ledger = fed([[("pull", 10.0), ("load", 5.0), ("pull", 20.0), ("load", 15.0)]] * 30)
     medians = {name: times.p50_s for name, times in ledger.quantiles}
-    assert list(medians) == ["pull", "load", "whole"]
+    assert list(medians) == ["pull", "load", "total"]
     assert medians["pull"] == pytest.approx(30.0, rel=0.05)
     assert medians["load"] == pytest.approx(20.0, rel=0.05)
-    assert medians["whole"] == pytest.approx(medians["pull"] + medians["load"], rel=0.05)
+    assert medians["total"] == pytest.approx(medians["pull"] + medians["load"], rel=0.05)
 
 
 # Pods that hang
 
 
-def remaining_s(learned: Learned, elapsed_s: float, share: float) -> float:
+def remaining_s(learned: PhaseEstimate, elapsed_s: float, share: float) -> float:
     """What is left to one that has taken so long, by bisection in the law's tail: S(e + t) = (1 - share) S(e)."""
-    law = learned.law
+    law = learned.distribution
 
     def survival(at_s: float) -> float:
         return 0.5 * math.erfc((math.log(at_s) - law.mean) / law.stdev / math.sqrt(2.0))
@@ -127,16 +127,16 @@ def remaining_s(learned: Learned, elapsed_s: float, share: float) -> float:
 @pytest.mark.parametrize("share", [0.5, 0.9])
 @pytest.mark.parametrize("elapsed_s", [0.5, 3.0, 10.0, 60.0, 150.0, 400.0])
 def test_remaining_time_matches_distribution_in_tail(elapsed_s: float, share: float) -> None:
-    for learned in (Learned(3.0), Learned(10.0, 5.0, math.log(8.0), 0.2)):
-        assert learned.left_s(elapsed_s, share) == pytest.approx(remaining_s(learned, elapsed_s, share), rel=1e-6)
+    for learned in (PhaseEstimate(3.0), PhaseEstimate(10.0, 5.0, math.log(8.0), 0.2)):
+        assert learned.remaining_s(elapsed_s, share) == pytest.approx(remaining_s(learned, elapsed_s, share), rel=1e-6)
 
 
 def test_eta_pod_stuck_in_short_phase_increases() -> None:
     """It is not overdue yet, since all of its start may take so long; but what hangs for long goes on hanging."""
-    ledger = expecting(GUESS)
+    ledger = from_medians(GUESS)
     likely = []
     for hangs_s in range(10, int(ledger.overdue_s) - 20, 10):
-        found = eta(ledger, Starting("a", 0.0, "warmup", 20.0), 20.0 + hangs_s)
+        found = eta(ledger, StartingPod("a", 0.0, "warmup", 20.0), 20.0 + hangs_s)
         assert isinstance(found, Eta)
         likely.append(found.likely_s)
     assert len(likely) > 10
@@ -146,7 +146,7 @@ def test_eta_pod_stuck_in_short_phase_increases() -> None:
 
 def test_eta_pod_that_never_starts_stays_overdue() -> None:
     ledger = fed([[("pull", 30.0), ("load", 10.0)]] * 20)
-    pod, was_late = Starting("a", 0.0, "pull", 1.0), False
+    pod, was_late = StartingPod("a", 0.0, "pull", 1.0), False
     for now_s in (*range(600), 1e6, 1e12, math.inf):
         late = isinstance(eta(ledger, pod, now_s), Overdue)
         assert late or not was_late
@@ -164,8 +164,8 @@ def test_eta_any_clock_is_bounded_or_overdue(
     since_s: float, phase_since_s: float | None, now_s: float, phase: str | None
 ) -> None:
     """Nodes, API server and operator have a clock each, any of which may be set."""
-    ledger = expecting(GUESS)
-    found = eta(ledger, Starting("a", since_s, phase, phase_since_s), now_s)
+    ledger = from_medians(GUESS)
+    found = eta(ledger, StartingPod("a", since_s, phase, phase_since_s), now_s)
     if isinstance(found, Overdue):
         assert found.elapsed_s == now_s - since_s > found.limit_s == ledger.overdue_s
     else:
@@ -180,7 +180,7 @@ def test_backoff_any_clock_ends_within_half_an_hour(passed_s: list[float]) -> No
     backoff, now_s = Backoff(), 0.0
     for seconds in passed_s:
         now_s += seconds
-        after = refused(backoff, now_s)
+        after = extend_backoff(backoff, now_s)
         assert now_s < after.until_s <= now_s + 1800.0
         assert backoff.tries <= after.tries <= 16
         backoff = after
@@ -189,7 +189,7 @@ def test_backoff_any_clock_ends_within_half_an_hour(passed_s: list[float]) -> No
 def test_backoff_full_cluster_is_tried_about_50_times_a_day() -> None:
     backoff, asked = Backoff(), 0
     for second in range(int(DAY_S)):
-        after = refused(backoff, float(second))
+        after = extend_backoff(backoff, float(second))
         asked += after != backoff
         backoff = after
     assert 40 <= asked <= 60
@@ -200,14 +200,14 @@ def test_backoff_full_cluster_is_tried_about_50_times_a_day() -> None:
 
 def test_from_dict_impossible_statistics_raise() -> None:
     """The spread that they tell of would make the horizon a number that cannot be written."""
-    good = to_dict(expecting(GUESS))
+    good = to_dict(from_medians(GUESS))
     rng = np.random.default_rng(1)
     for _ in range(2000):
         figures = [float(10.0 ** rng.uniform(-12, 9) * rng.choice([-1, 0, 1, 1])) for _ in range(4)]
         try:
-            ledger = from_dict(good | {"whole": figures})
+            ledger = from_dict(good | {"total": figures})
         except ValueError:
             continue
         assert_sound(ledger)
-    with pytest.raises(ValueError, match="figures"):
-        from_dict(good | {"whole": [60.0, 1.0, 4.0, 9.9e8]})
+    with pytest.raises(ValueError, match="start-up statistics"):
+        from_dict(good | {"total": [60.0, 1.0, 4.0, 9.9e8]})

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.latency import (
+from plimsoll.core.engine_model.step_time import (
     EngineLimits,
     KvTransfer,
     StepModel,
     TierWork,
     decode_tier,
-    pairs,
+    prefill_pairs,
     serve_tier,
     tail_factor,
     tpot_s,
@@ -93,7 +93,7 @@ def workload(rows: list[tuple[int, int, int]]) -> Workload:
 def test_step_s_is_sum_of_terms() -> None:
     model = StepModel(1.0, 0.5, 0.1, 0.01, 0.2, 0.001)
     assert model.step_s(0, 0, 0, 0) == 1.0
-    assert model.step_s(10, pairs(20, 10), 3, 400) == pytest.approx(1 + 0.5 + 1 + 0.01 * 10 * 25 + 0.6 + 0.4)
+    assert model.step_s(10, prefill_pairs(20, 10), 3, 400) == pytest.approx(1 + 0.5 + 1 + 0.01 * 10 * 25 + 0.6 + 0.4)
     steps = model.step_s([0, 10], [0, 50], [[1], [2]], 0)
     assert steps.shape == (2, 2)
     assert steps[1] == pytest.approx([1.4, 3.4])
@@ -121,7 +121,7 @@ def test_prefill_s_is_sum_of_chunks(model: StepModel, uncached: int, cached: int
     total, done = 0.0, 0
     while done < uncached:
         chunk = min(budget, uncached - done)
-        total += float(model.step_s(chunk, pairs(cached + done, chunk), 0, 0))
+        total += float(model.step_s(chunk, prefill_pairs(cached + done, chunk), 0, 0))
         done += chunk
     assert model.prefill_s(uncached, cached, budget) == pytest.approx(total)
 
@@ -371,14 +371,14 @@ def test_step_time_invalid_counts_and_rates_raise(value: float) -> None:
         lambda: HOT.prefill_s(value, 0, 512),
         lambda: HOT.prefill_work_s(1, value),
         lambda: HOT.decode_work_s(value, 1),
-        lambda: pairs(0, value),
+        lambda: prefill_pairs(0, value),
         lambda: KvTransfer(32, 16).post_s(value),
         lambda: tier.tpot_s(value),
         lambda: tier.tpot_s(1, value),
         lambda: tail_factor(tier, value),
         lambda: tail_factor(tier, 0.5, value),
         lambda: tpot_s(0.01, value),
-        lambda: KvTransfer(32, 16, post_piece_s=value),
+        lambda: KvTransfer(32, 16, post_block_layer_s=value),
     ):
         with pytest.raises(ValueError, match="must"):
             call()

@@ -1,4 +1,4 @@
-"""The load capacity_per_s: golden cases, simulation, brute force, and what must be monotone."""
+"""The load line: golden cases, simulation, brute force, and what must be monotone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core import knee, load_line
-from plimsoll.core.admission import ClassPolicy, limits
-from plimsoll.core.goodput import goodput, knee_rate
-from plimsoll.core.knee import Constraint, Tier
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.goodput import goodput, goodput_knee_per_s
+from plimsoll.core.capacity.tier_model import Constraint, TierSpec
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
 
 HOT = StepModel(
@@ -45,24 +45,26 @@ CHAT = lognormal(1000, 0.6, 195, 0.5)
 FIXED = from_samples([4000.0], [0.0], [1000.0])
 SMALL = lognormal(1000, 0.6, 195, 0.5, rows=60)
 
-SERVE = Tier(Role.SERVE, HOT, CHAT, ROOMY, Slo(0.95, 0.5, 0.0, 0.05))
-GUIDE = Tier(Role.SERVE, LARGE, FIXED, EngineLimits(1024, 330_000, 8192), Slo(0.95, 3.0, 0.0, 0.1))
-PREFILL = Tier(Role.PREFILL, HOT, CHAT, ROOMY, Slo(0.95, 0.5))
-DECODE = Tier(Role.DECODE, COOL, CHAT, ROOMY, Slo(0.95, 0.5, 0.0, 0.025), KvTransfer(32, 128), elsewhere_s=0.3)
+SERVE = TierSpec(Role.SERVE, HOT, CHAT, ROOMY, Slo(0.95, 0.5, 0.0, 0.05))
+GUIDE = TierSpec(Role.SERVE, LARGE, FIXED, EngineLimits(1024, 330_000, 8192), Slo(0.95, 3.0, 0.0, 0.1))
+PREFILL = TierSpec(Role.PREFILL, HOT, CHAT, ROOMY, Slo(0.95, 0.5))
+DECODE = TierSpec(Role.DECODE, COOL, CHAT, ROOMY, Slo(0.95, 0.5, 0.0, 0.025), KvTransfer(32, 128), ttft_outside_s=0.3)
 KINDS = [SERVE, GUIDE, PREFILL, DECODE]
 NAMES = ["serve", "guide", "prefill", "decode"]
 
 
-def capacity_per_s(tier: Tier, replicas: int = 1, *, admission: bool = True) -> float:
-    return float(load_line.slo_rate(knee.profile(tier), replicas, admission=admission)[0])
+def capacity_per_s(tier: TierSpec, replicas: int = 1, *, admission: bool = True) -> float:
+    return float(slo_capacity.slo_capacity_per_s(tier_model.build_profile(tier), replicas, admission=admission)[0])
 
 
-def attained_share(tier: Tier, rate: float, replicas: int = 1, *, admission: bool = True) -> float:
-    return float(knee.attainment(knee.profile(tier), rate, replicas, admission=admission).attained[0])
+def attained_share(tier: TierSpec, rate: float, replicas: int = 1, *, admission: bool = True) -> float:
+    return float(
+        tier_model.attainment(tier_model.build_profile(tier), rate, replicas, admission=admission).within_slo[0]
+    )
 
 
-def binding(tier: Tier, replicas: int = 1) -> Constraint:
-    return load_line.constraint(knee.profile(tier), capacity_per_s(tier, replicas), replicas)[0]
+def binding(tier: TierSpec, replicas: int = 1) -> Constraint:
+    return slo_capacity.binding_constraint(tier_model.build_profile(tier), capacity_per_s(tier, replicas), replicas)[0]
 
 
 def test_slo_capacity_kv_bound_32b_matches_guide() -> None:
@@ -70,13 +72,13 @@ def test_slo_capacity_kv_bound_32b_matches_guide() -> None:
 
     Nor does a gate, which knows what each holds, let more of them run, whose answers are short and all alike.
     """
-    reduced = knee.profile(GUIDE)
+    reduced = tier_model.build_profile(GUIDE)
     assert (reduced.slots[0], reduced.batch[0]) == (66, 66)
     assert binding(GUIDE) is Constraint.KV
     for replicas in (3, 8):
         assert 1.4 <= capacity_per_s(GUIDE, replicas, admission=False) / replicas <= 1.5
     full = 66 / (1000 * 0.0132 + 66 * 0.4490)  # with admission: all slots busy
-    assert reduced.full_rate_per_s(1)[0] == pytest.approx(full, rel=1e-3)
+    assert reduced.saturation_rate_per_s(1)[0] == pytest.approx(full, rel=1e-3)
     assert reduced.step_limit_per_s[0] > full
 
 
@@ -101,7 +103,7 @@ def test_attainment_slot_bound_matches_simulation(rate: float, admission: bool, 
 def test_kv_sequences_match_sampled_residents(sigma: float, gateways: int) -> None:
     """Residents met in proportion to their stay, each anywhere in it: 99 of 100 draws fit each gateway's part."""
     w, rng = lognormal(500, 0.3, 3000, sigma), np.random.default_rng(1)
-    found = knee.kv_sequences(w, 330_000, gateways)
+    found = tier_model.kv_sequences(w, 330_000, gateways)
     stay = w.weights * w.output_tokens
     share = int(found / gateways)
     drawn = rng.choice(stay.size, (20_000, share), p=stay / stay.sum())
@@ -121,14 +123,14 @@ def test_slo_capacity_8b_matches_recorded_knee() -> None:
 def test_slo_capacity_with_admission_exceeds_open() -> None:
     """What it lets in keeps the TPOT target, so that more load costs refusals and no promise; never beyond what the
     engine serves at that batch, and less where tails were measured to be longer than the law's."""
-    reduced = knee.profile(SERVE)
+    reduced = tier_model.build_profile(SERVE)
     assert reduced.batch[0] < reduced.slots[0]
-    assert capacity_per_s(SERVE, admission=False) < capacity_per_s(SERVE) <= reduced.full_rate_per_s(1)[0]
+    assert capacity_per_s(SERVE, admission=False) < capacity_per_s(SERVE) <= reduced.saturation_rate_per_s(1)[0]
     assert 0.95 <= attained_share(SERVE, capacity_per_s(SERVE)) < attained_share(SERVE, 0.95 * capacity_per_s(SERVE))
     assert (
-        capacity_per_s(replace(SERVE, tail_scale=1.2))
+        capacity_per_s(replace(SERVE, tpot_tail_scale=1.2))
         < capacity_per_s(SERVE)
-        < capacity_per_s(replace(SERVE, tail_scale=0.8))
+        < capacity_per_s(replace(SERVE, tpot_tail_scale=0.8))
     )
 
 
@@ -153,18 +155,18 @@ def test_slo_capacity_infeasible_batch_falls_back_to_open() -> None:
     """Short answers among long ones: a prompt's stall is soon over for these and ruins those."""
     mix = lognormal(2048, 1.0, 256, 1.0, mean=True)
     tier = replace(SERVE, workload=mix, slo=Slo(0.95, 1.0, 0.0, 0.012))
-    assert knee.profile(tier).held[0] < 0.9
+    assert tier_model.build_profile(tier).share_within_tpot[0] < 0.9
     alone = capacity_per_s(tier, 3, admission=False)
     assert 0.99 * alone < capacity_per_s(tier, 3) <= alone
 
 
 def test_admission_batch_without_binding_tpot_is_unlimited() -> None:
     for tier in (GUIDE, replace(SERVE, slo=Slo(0.95, 0.5))):
-        reduced = knee.profile(tier)
+        reduced = tier_model.build_profile(tier)
         assert reduced.batch[0] == min(
-            tier.limits.max_sequences, math.floor(knee.kv_sequences(tier.workload, tier.limits.kv_tokens))
+            tier.limits.max_sequences, math.floor(tier_model.kv_sequences(tier.workload, tier.limits.kv_tokens))
         )
-        assert reduced.held[0] == pytest.approx(1.0)
+        assert reduced.share_within_tpot[0] == pytest.approx(1.0)
 
 
 @given(
@@ -185,7 +187,10 @@ def test_slo_capacity_rises_with_tpot_target_and_slots(
         slo=Slo(0.95, 1.0, 0.0, tpot_s),
         limits=EngineLimits(slots, 720_000, 8192),
     )
-    before, full = capacity_per_s(tier, replicas), float(knee.profile(tier).full_rate_per_s(replicas)[0])
+    before, full = (
+        capacity_per_s(tier, replicas),
+        float(tier_model.build_profile(tier).saturation_rate_per_s(replicas)[0]),
+    )
     assert before <= full * (1 + 1e-9)
     assert capacity_per_s(replace(tier, slo=replace(tier.slo, tpot_s=tpot_s * looser)), replicas) >= before * (1 - 1e-3)
     assert capacity_per_s(replace(tier, limits=EngineLimits(slots + more, 720_000, 8192)), replicas) >= before * (
@@ -199,16 +204,16 @@ def test_slo_capacity_rises_with_tpot_target_and_slots(
 def test_profile_batch_equals_admission_batch(slots: int, tpot_s: float, itl_s: float | None) -> None:
     slo = Slo(0.95, 0.5, 0.0, tpot_s, itl_s=itl_s)
     tier = replace(SERVE, slo=slo, limits=EngineLimits(slots, 919_824, 8192))
-    reduced = knee.profile(tier)
-    assert reduced.batch[0] == limits(tier, (ClassPolicy("chat", 1, slo),)).batch
-    assert reduced.batch[0] <= knee.profile(replace(tier, slo=replace(slo, itl_s=None))).batch[0]
+    reduced = tier_model.build_profile(tier)
+    assert reduced.batch[0] == engine_cost_model(tier, (ClassPolicy("chat", 1, slo),)).batch
+    assert reduced.batch[0] <= tier_model.build_profile(replace(tier, slo=replace(slo, itl_s=None))).batch[0]
 
 
 @pytest.mark.parametrize(("rate", "recorded_s"), [(16, 0.204), (18, 0.239), (19, 0.266), (20, 0.287), (21, 0.354)])
 def test_attainment_ttft_tail_matches_recording(rate: float, recorded_s: float) -> None:
     def share(ttft_s: float) -> float:
-        reduced = knee.profile(replace(SERVE, slo=Slo(0.95, ttft_s)))
-        return float((knee.attainment(reduced, rate, 1).attained * reduced.feasible)[0])
+        reduced = tier_model.build_profile(replace(SERVE, slo=Slo(0.95, ttft_s)))
+        return float((tier_model.attainment(reduced, rate, 1).within_slo * reduced.feasible_share)[0])
 
     assert share(recorded_s * 0.85) < 0.95 < share(recorded_s * 1.15)
 
@@ -228,12 +233,12 @@ def test_constraint_tight_ttft_binds_before_tpot() -> None:
     assert binding(DECODE) is Constraint.TPOT
 
 
-def prefill_simulated(tier: Tier, rate: float, servers: int, seed: int) -> float:
+def prefill_simulated(tier: TierSpec, rate: float, servers: int, seed: int) -> float:
     """First come first served, let in only when in time: share of the requests that meet TTFT."""
     rng = np.random.default_rng(seed)
     w = tier.workload
     service = tier.model.prefill_s(w.uncached_tokens, w.cached_tokens, tier.limits.token_budget)
-    slack = tier.slo.ttft_targets_s(w.prompt_tokens) - knee.alone_s(tier)
+    slack = tier.slo.ttft_targets_s(w.prompt_tokens) - tier_model.unloaded_ttft_s(tier)
     count = 20_000
     rows = rng.choice(w.weights.size, count, p=w.weights)
     free = np.zeros(servers)
@@ -250,18 +255,18 @@ def prefill_simulated(tier: Tier, rate: float, servers: int, seed: int) -> float
 
 @pytest.mark.parametrize(("load", "servers"), [(0.8, 1), (0.95, 1), (1.0, 3)])
 def test_attainment_prefill_tier_matches_simulated_queue(load: float, servers: int) -> None:
-    rate = load * float(knee.profile(PREFILL).full_rate_per_s(servers)[0])
+    rate = load * float(tier_model.build_profile(PREFILL).saturation_rate_per_s(servers)[0])
     assert attained_share(PREFILL, rate, servers) == pytest.approx(
         prefill_simulated(PREFILL, rate, servers, 3), abs=0.015
     )
 
 
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
-def test_goodput_is_unimodal_open_and_flat_with_admission(tier: Tier) -> None:
-    reduced = knee.profile(tier)
-    peak = float(knee_rate(reduced, 2)[0])
+def test_goodput_is_unimodal_open_and_flat_with_admission(tier: TierSpec) -> None:
+    reduced = tier_model.build_profile(tier)
+    peak = float(goodput_knee_per_s(reduced, 2)[0])
     rates = peak * np.array([0.3, 0.6, 0.9, 1.0, 1.1, 1.3])
-    tiled = reduced.take(np.zeros(rates.size, dtype=np.intp))
+    tiled = reduced.select(np.zeros(rates.size, dtype=np.intp))
     open_ = goodput(tiled, rates, 2, admission=False)
     assert np.all(np.diff(open_[:4]) > 0)
     assert np.all(np.diff(open_[3:]) <= 0)
@@ -274,17 +279,17 @@ def test_goodput_is_unimodal_open_and_flat_with_admission(tier: Tier) -> None:
 
 @pytest.mark.parametrize("admission", [True, False])
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
-def test_slo_capacity_matches_grid_search(tier: Tier, admission: bool) -> None:
-    reduced = knee.profile(tier)
+def test_slo_capacity_matches_grid_search(tier: TierSpec, admission: bool) -> None:
+    reduced = tier_model.build_profile(tier)
     for replicas in (1, 5):
-        full = float(reduced.full_rate_per_s(replicas, admission=admission)[0])
+        full = float(reduced.saturation_rate_per_s(replicas, admission=admission)[0])
         rates = np.linspace(full / 400, full, 400)
-        tiled = reduced.take(np.zeros(400, dtype=np.intp))
-        every = knee.attainment(tiled, rates, replicas, admission=admission)
-        shares = every.attained
-        missed = load_line.counted(tiled, every, rates, replicas) if admission else 1 - shares
+        tiled = reduced.select(np.zeros(400, dtype=np.intp))
+        every = tier_model.attainment(tiled, rates, replicas, admission=admission)
+        shares = every.within_slo
+        missed = slo_capacity.weighted_miss_share(tiled, every, rates, replicas) if admission else 1 - shares
         brute = rates[np.flatnonzero(missed <= 1 - tier.slo.share)[-1]]
-        found = float(load_line.slo_rate(reduced, replicas, admission=admission)[0])
+        found = float(slo_capacity.slo_capacity_per_s(reduced, replicas, admission=admission)[0])
         assert brute - 1e-6 * full <= found <= brute + full / 400
         assert np.all(np.diff(shares) <= 1e-9)
         assert np.all(np.diff(missed) >= -1e-9)
@@ -292,19 +297,21 @@ def test_slo_capacity_matches_grid_search(tier: Tier, admission: bool) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 5, 300])
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
-def test_slo_capacity_search_needs_few_evaluations(tier: Tier, replicas: int) -> None:
+def test_slo_capacity_search_needs_few_evaluations(tier: TierSpec, replicas: int) -> None:
     """A thousand services have their lines drawn anew every minute: halving would take 37 looks."""
-    reduced, looks = knee.profile(tier), 0
+    reduced, looks = tier_model.build_profile(tier), 0
 
     def excess(rate: np.ndarray) -> np.ndarray:
         nonlocal looks
         looks += 1
-        missed = load_line.counted(reduced, knee.attainment(reduced, rate, replicas), rate, replicas)
+        missed = slo_capacity.weighted_miss_share(
+            reduced, tier_model.attainment(reduced, rate, replicas), rate, replicas
+        )
         return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tier.slo.share)))
 
-    found = load_line.highest(excess, reduced.full_rate_per_s(replicas))
+    found = slo_capacity.highest_root(excess, reduced.saturation_rate_per_s(replicas))
     assert 2 <= looks <= 16
-    assert found == pytest.approx(load_line.slo_rate(reduced, replicas), rel=1e-9)
+    assert found == pytest.approx(slo_capacity.slo_capacity_per_s(reduced, replicas), rel=1e-9)
 
 
 @pytest.mark.parametrize("root", [1e-3, 0.3, 0.97])
@@ -314,11 +321,11 @@ def test_slo_capacity_search_finds_discontinuity(root: float) -> None:
     def excess(rate: np.ndarray) -> np.ndarray:
         return np.where(rate <= root, np.log(1e-300), np.log(2.0))
 
-    assert load_line.highest(excess, np.array([1.0])) == pytest.approx(root, rel=1e-8)
+    assert slo_capacity.highest_root(excess, np.array([1.0])) == pytest.approx(root, rel=1e-8)
 
 
 @pytest.mark.parametrize("tier", KINDS, ids=NAMES)
-def test_slo_capacity_per_replica_rises_with_pooling(tier: Tier) -> None:
+def test_slo_capacity_per_replica_rises_with_pooling(tier: TierSpec) -> None:
     rates = [capacity_per_s(tier, c, admission=False) / c for c in (1, 2, 4, 16, 64)]
     assert all(later >= earlier * (1 - 1e-6) for earlier, later in pairwise(rates))
 
@@ -332,12 +339,12 @@ def test_attainment_joint_is_below_each_target() -> None:
 
 def test_infeasible_prompts_are_excluded_but_add_work() -> None:
     long = from_samples([500.0, 30_000.0], [0.0, 0.0], [200.0, 200.0], [0.95, 0.05])
-    mixed = knee.profile(replace(SERVE, workload=long))
-    assert mixed.feasible[0] == pytest.approx(0.95)
+    mixed = tier_model.build_profile(replace(SERVE, workload=long))
+    assert mixed.feasible_share[0] == pytest.approx(0.95)
     short = from_samples([500.0], [0.0], [200.0])
-    assert 0 < float(load_line.slo_rate(mixed, 1)[0]) < capacity_per_s(replace(SERVE, workload=short))
+    assert 0 < float(slo_capacity.slo_capacity_per_s(mixed, 1)[0]) < capacity_per_s(replace(SERVE, workload=short))
     per_token = replace(SERVE, workload=long, slo=Slo(0.95, 0.5, 0.2, 0.05))
-    assert knee.profile(per_token).feasible[0] == 1
+    assert tier_model.build_profile(per_token).feasible_share[0] == 1
 
 
 FACTORS = st.floats(1.0, 3.0)
@@ -346,7 +353,7 @@ FACTORS = st.floats(1.0, 3.0)
 @given(slack=FACTORS, tpot=FACTORS, faster=FACTORS, room=FACTORS, less=FACTORS, kind=st.sampled_from(KINDS))
 @settings(max_examples=8)
 def test_slo_capacity_is_monotone_in_improvements(
-    slack: float, tpot: float, faster: float, room: float, less: float, kind: Tier
+    slack: float, tpot: float, faster: float, room: float, less: float, kind: TierSpec
 ) -> None:
     tier = replace(kind, workload=SMALL)
     w, m, slo = tier.workload, tier.model, tier.slo
@@ -358,7 +365,7 @@ def test_slo_capacity_is_monotone_in_improvements(
         replace(tier, workload=from_samples(w.uncached_tokens / less, w.cached_tokens, w.output_tokens, w.weights)),
         replace(tier, workload=from_samples(w.uncached_tokens, w.cached_tokens, w.output_tokens / less, w.weights)),
         replace(tier, arrival_cv2=1 / less),
-        replace(tier, tail_scale=1 / (1 + 0.1 * (less - 1))),
+        replace(tier, tpot_tail_scale=1 / (1 + 0.1 * (less - 1))),
     ]
     before = capacity_per_s(tier, 2)
     for change in better:
@@ -366,8 +373,8 @@ def test_slo_capacity_is_monotone_in_improvements(
 
 
 def test_stacked_profiles_equal_single_profiles() -> None:
-    stacked = knee.stack([knee.profile(tier) for tier in KINDS])
-    together = load_line.slo_rate(stacked, np.array([1, 2, 3, 4]))
+    stacked = tier_model.stack_profiles([tier_model.build_profile(tier) for tier in KINDS])
+    together = slo_capacity.slo_capacity_per_s(stacked, np.array([1, 2, 3, 4]))
     assert together == pytest.approx(
         [capacity_per_s(tier, c) for tier, c in zip(KINDS, (1, 2, 3, 4), strict=True)], rel=1e-6
     )
@@ -399,12 +406,13 @@ def test_slot_loss_rises_with_output_cv2_and_gateways(gateways: int, used: float
     outputs = np.ceil(80 * np.exp(1.07 * np.random.default_rng(1).standard_normal(4000)))
     workload = from_samples(np.ones(4000), np.zeros(4000), outputs)
     model, limits = StepModel(0.025, 0.0, 1e-9, 0.0, 1e-9, 0.0), EngineLimits(32, 10**7, 8192)
-    tier = Tier(Role.DECODE, model, workload, limits, Slo(0.95, 2.4), KvTransfer(1, 128), gateways=gateways)
-    reduced = knee.profile(tier)
-    rate = used * float(reduced.full_rate_per_s(1)[0])
+    tier = TierSpec(Role.DECODE, model, workload, limits, Slo(0.95, 2.4), KvTransfer(1, 128), gateways=gateways)
+    reduced = tier_model.build_profile(tier)
+    rate = used * float(reduced.saturation_rate_per_s(1)[0])
     patience_s, step_s = float(reduced.slack_s[0, 0]), float(reduced.slot_base_s[0])
     told, exponential = (
-        1 - float(knee.attainment(one, rate, 1).attained[0]) for one in (reduced, replace(reduced, service_cv2=ONE))
+        1 - float(tier_model.attainment(one, rate, 1).within_slo[0])
+        for one in (reduced, replace(reduced, service_cv2=ONE))
     )
     assert exponential < lost(outputs, 32, gateways, rate, patience_s, step_s) < told < 2.5 * exponential + 0.01
 

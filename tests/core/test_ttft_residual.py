@@ -5,10 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.core.admission import Gate, Outcome
-from plimsoll.core.admission.unseen import MEMORY_S, PRIOR, Unseen
+from plimsoll.core.admission.controller import AdmissionController
+from plimsoll.core.admission.request import AdmissionOutcome
+from plimsoll.core.admission.ttft_residual import PRIOR_REQUESTS, RESIDUAL_WINDOW_S, TtftResidual
 from plimsoll.core.workload import from_samples
-from tests.core.admission_lab import CapPolicy, Engine, Front, GatePolicy, Job, goodput, poisson, run
+from tests.core.admission_simulator import (
+    CapPolicy,
+    ClientRequest,
+    ControllerPolicy,
+    FrontendModel,
+    StepEngine,
+    goodput,
+    poisson,
+    run,
+)
 from tests.core.test_admission import HOT, ROOMY, SERVE, SLOW, ask, gate, scaled
 
 PLANT = scaled(HOT, SLOW)
@@ -30,16 +40,18 @@ def stuck(now: float, running: int) -> tuple[float, float]:
     return (0.6, 0.0) if 30.0 <= now < 40.0 else (0.0, 0.0)
 
 
-def played(policy: GatePolicy | CapPolicy, front: Front | None, rate: float = 38.0) -> list[Job]:
+def played(
+    policy: ControllerPolicy | CapPolicy, front: FrontendModel | None, rate: float = 38.0
+) -> list[ClientRequest]:
     """Twice what the engine carries, for 110 s."""
     offered = poisson(rate, 110.0, np.random.default_rng(7))
-    run(policy, [Engine(PLANT, ROOMY, np.random.default_rng(8), front=front)], offered, 110.0)
+    run(policy, [StepEngine(PLANT, ROOMY, np.random.default_rng(8), front=front)], offered, 110.0)
     return offered
 
 
 @pytest.mark.parametrize("front", [constant, growing])
-def test_admission_slow_host_meets_slo_at_best_cap_goodput(front: Front) -> None:
-    rate, share = goodput(played(GatePolicy(gate(replicas=0)), front), TPOT_S, 35.0, 85.0)
+def test_admission_slow_host_meets_slo_at_best_cap_goodput(front: FrontendModel) -> None:
+    rate, share = goodput(played(ControllerPolicy(gate(replicas=0)), front), TPOT_S, 35.0, 85.0)
     caps = (CapPolicy(cap, hold, PLANT) for cap in (150, 165, 180, 195, 210) for hold in (False, True))
     best = max(goodput(played(cap, front), TPOT_S, 35.0, 85.0)[0] for cap in caps)
     print(f"\n{front.__name__}: goodput {rate:.2f}/s, {share:.1%} of those let in; best cap {best:.2f}/s")
@@ -49,7 +61,7 @@ def test_admission_slow_host_meets_slo_at_best_cap_goodput(front: Front) -> None
 
 def test_ttft_residual_after_transient_stall_recovers() -> None:
     """What was late for a while makes no replica that is believed to be late for good."""
-    offered = played(GatePolicy(gate(replicas=0)), stuck)
+    offered = played(ControllerPolicy(gate(replicas=0)), stuck)
     assert goodput(offered, TPOT_S, 30.0, 40.0)[1] < 0.5
     rate, share = goodput(offered, TPOT_S, 60.0, 85.0)
     assert share >= 0.95
@@ -57,15 +69,15 @@ def test_ttft_residual_after_transient_stall_recovers() -> None:
 
 
 @pytest.mark.parametrize("front", [constant, stuck])
-def test_ttft_residual_long_prompts_remain_admitted(front: Front) -> None:
+def test_ttft_residual_long_prompts_remain_admitted(front: FrontendModel) -> None:
     """What is learned from first tokens must not keep all those away that could teach otherwise."""
     tier = replace(SERVE, workload=from_samples([6000.0], [0.0], [100.0]))
     offered = poisson(16.0, 180.0, np.random.default_rng(7))
     for job in offered:
         job.prompt, job.output = 6000, 100
     run(
-        GatePolicy(gate(tier, replicas=0)),
-        [Engine(PLANT, ROOMY, np.random.default_rng(8), front=front)],
+        ControllerPolicy(gate(tier, replicas=0)),
+        [StepEngine(PLANT, ROOMY, np.random.default_rng(8), front=front)],
         offered,
         190.0,
     )
@@ -74,49 +86,49 @@ def test_ttft_residual_long_prompts_remain_admitted(front: Front) -> None:
     assert share >= 0.95
 
 
-def tried(door: Gate, now: float) -> bool:
-    return door.offer(ask(f"after{now}", now), now).outcome is Outcome.ADMITTED
+def tried(door: AdmissionController, now: float) -> bool:
+    return door.submit(ask(f"after{now}", now), now).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_ttft_residual_late_history_admits_to_empty_replica() -> None:
     door = gate()
     for number in range(150):
-        door.offer(ask(f"{number}", 0.04 * number), 0.04 * number)
-    assert not door.held
+        door.submit(ask(f"{number}", 0.04 * number), 0.04 * number)
+    assert not door.queued
     for number in range(150):
-        door.end(f"{number}", 8.0 + 0.01 * number, 200, 2.0)
+        door.complete(f"{number}", 8.0 + 0.01 * number, 200, 2.0)
     assert tried(door, 9.6)
 
 
 def test_ttft_residual_scales_with_replica_fill() -> None:
-    found = Unseen()
-    assert found.seconds(1.0) == 0.0
+    found = TtftResidual()
+    assert found.expected_s(1.0) == 0.0
     for _ in range(1000):
         found.observe(0.1, 0.5, 0.0)
-    assert found.seconds(0.5) == pytest.approx(0.1 * 250 / (250 + PRIOR))
-    assert found.seconds(1.0) == pytest.approx(2 * found.seconds(0.5))
-    assert found.seconds(0.0) == 0.0
+    assert found.expected_s(0.5) == pytest.approx(0.1 * 250 / (250 + PRIOR_REQUESTS))
+    assert found.expected_s(1.0) == pytest.approx(2 * found.expected_s(0.5))
+    assert found.expected_s(0.0) == 0.0
 
 
 def test_ttft_residual_few_samples_stays_near_zero() -> None:
-    found = Unseen()
+    found = TtftResidual()
     found.observe(0.3, 0.1, 0.0)
-    assert found.seconds(1.0) < 0.01
+    assert found.expected_s(1.0) < 0.01
 
 
 def test_ttft_residual_old_samples_decay() -> None:
-    found = Unseen()
+    found = TtftResidual()
     for _ in range(100):
         found.observe(0.4, 1.0, 0.0)
     for _ in range(100):
-        found.observe(0.0, 1.0, 3 * MEMORY_S)
-    assert found.seconds(1.0) < 0.03
+        found.observe(0.0, 1.0, 3 * RESIDUAL_WINDOW_S)
+    assert found.expected_s(1.0) < 0.03
 
 
 def test_ttft_residual_ignores_early_and_non_finite_samples() -> None:
-    found = Unseen()
+    found = TtftResidual()
     for late_s in (-0.3, float("nan"), float("inf"), -float("inf")):
         found.observe(late_s, 1.0, 10.0)
-    assert found.seconds(1.0) == 0.0
+    assert found.expected_s(1.0) == 0.0
     found.observe(10.0, 1.0, 0.0)  # a clock that went back
-    assert 0.0 < found.seconds(1.0) < 10.0
+    assert 0.0 < found.expected_s(1.0) < 10.0

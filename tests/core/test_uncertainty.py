@@ -1,4 +1,4 @@
-"""How much of a level's uncertainty_margin is sized for: against the integral it stands for, and at its edges."""
+"""How much of a level's doubt is sized for: against the integral it stands for, and at its edges."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from plimsoll.core.forecast.doubt import MOST, counted, deviate, miss_costs
+from plimsoll.core.demand.uncertainty import MAX_LEVEL_SHARE, counted_uncertainty, quantile_deviate, tier_miss_costs
 
 NORMAL = NormalDist()
 
 
 def uncertainty_margin(level: float, error: float, quantile: float, promised: float, miss_cost: float) -> float:
-    known = (level, error, deviate(quantile), deviate(promised), miss_cost)
-    return float(counted(*(np.array(part) for part in known)))
+    known = (level, error, quantile_deviate(quantile), quantile_deviate(promised), miss_cost)
+    return float(counted_uncertainty(*(np.array(part) for part in known)))
 
 
 def expected_served(error: float, above: float) -> float:
@@ -29,7 +29,7 @@ def expected_served(error: float, above: float) -> float:
 @pytest.mark.parametrize("error", [0.15, 0.5, 2.0])
 def test_uncertainty_margin_pays_for_a_replica(error: float, miss_cost: float) -> None:
     found = uncertainty_margin(1000.0, error, 0.999, 0.999, miss_cost)
-    if 0.0 < found < deviate(0.999) * error * (1 - 1e-9):
+    if 0.0 < found < quantile_deviate(0.999) * error * (1 - 1e-9):
         assert miss_cost * expected_served(error, found) == pytest.approx(1.0, rel=1e-3)
     elif found:
         assert miss_cost * expected_served(error, found) >= 1.0, "the quantile is the most"
@@ -40,10 +40,10 @@ def test_uncertainty_margin_pays_for_a_replica(error: float, miss_cost: float) -
 def test_uncertainty_small_error_is_zero_large_is_quantile() -> None:
     assert uncertainty_margin(2.7, 0.02, 0.95, 0.95, 25.0) == 0.0
     assert uncertainty_margin(1e6, 1e4, 0.95, 0.95, 25.0) == pytest.approx(1.6449e4, rel=1e-4)
-    assert uncertainty_margin(2.7, 1.5, 0.95, 0.95, 25.0) == pytest.approx(MOST * 2.7)
+    assert uncertainty_margin(2.7, 1.5, 0.95, 0.95, 25.0) == pytest.approx(MAX_LEVEL_SHARE * 2.7)
     assert uncertainty_margin(2.7, 0.0, 0.95, 0.95, 25.0) == uncertainty_margin(0.0, 0.0, 0.95, 0.95, 25.0) == 0.0
     assert uncertainty_margin(2.7, 0.2, 0.95, 0.95, 0.0) == 0.0, "a miss that costs nothing"
-    assert uncertainty_margin(100.0, 0.02, 0.95, 0.95, math.inf) == pytest.approx(0.02 * deviate(0.95)), (
+    assert uncertainty_margin(100.0, 0.02, 0.95, 0.95, math.inf) == pytest.approx(0.02 * quantile_deviate(0.95)), (
         "one without a price"
     )
     assert uncertainty_margin(2.7, 0.0, 0.95, 0.95, math.inf) == 0.0
@@ -54,10 +54,10 @@ def test_uncertainty_quantile_above_slo_ignores_cost() -> None:
     found = [uncertainty_margin(100.0, 0.02, quantile, 0.95, 25.0) for quantile in quantiles]
     assert found[:3] == [0.0, 0.0, 0.0]
     assert found == sorted(found)
-    assert found[-2:] == pytest.approx([0.02 * deviate(0.995), 0.02 * deviate(0.999)])
+    assert found[-2:] == pytest.approx([0.02 * quantile_deviate(0.995), 0.02 * quantile_deviate(0.999)])
     assert 0.0 < found[3] < 0.1 * found[-1]
 
 
 def test_miss_costs_are_split_over_all_tiers() -> None:
-    costs = miss_costs(np.array([25.0, 10.0]), np.array([[0.03, 0.06], [0.05, 0.05]]))
+    costs = tier_miss_costs(np.array([25.0, 10.0]), np.array([[0.03, 0.06], [0.05, 0.05]]))
     assert costs.tolist() == [[pytest.approx(75.0), pytest.approx(37.5)], [pytest.approx(20.0), pytest.approx(20.0)]]

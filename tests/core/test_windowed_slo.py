@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from plimsoll.core import windows
-from tests.core.first_come import waits
+from plimsoll.core.capacity import windowed_slo
+from tests.core.fcfs_queue import simulate_waits
 
 BUDGET, REQUESTS = 0.05, 500  # which allow for 25 misses a window
 # Servers, patience in services, squared coefficients of variation of services and gaps, and the load of a server at
@@ -25,18 +25,18 @@ def simulated_rejections(
     servers: int, patience: float, service_cv2: float, gap_cv2: float, load: float, seed: int
 ) -> np.ndarray:
     """Refusals in each window of a first-come queue that lets nobody in who would wait longer than `patience`."""
-    found = waits(load, servers, gap_cv2, service_cv2, patience, 800 * REQUESTS, seed)
+    found = simulate_waits(load, servers, gap_cv2, service_cv2, patience, 800 * REQUESTS, seed)
     return np.isnan(found[4 * REQUESTS :]).reshape(-1, REQUESTS).sum(axis=1)
 
 
 def spread(servers: float, patience: float, budget: float = BUDGET) -> float:
     one = (np.array([value]) for value in (budget, servers, servers * patience))
-    return float(windows.dispersion(*one)[0])
+    return float(windowed_slo.rejection_dispersion(*one)[0])
 
 
 def weight_of(clumps: float, steady: float = 0.0, rate: float = 0.0, budget: float = BUDGET) -> float:
     one = (np.array([value]) for value in (budget, steady, rate, clumps))
-    return float(windows.weight(*one)[0])
+    return float(windowed_slo.rejection_weight(*one)[0])
 
 
 @pytest.mark.parametrize(("servers", "patience", "service_cv2", "gap_cv2", "load"), CASES)
@@ -74,5 +74,5 @@ def test_rejection_dispersion_rises_with_slots_and_patience() -> None:
     assert places == sorted(places)
     assert spread(1, 60.0) == pytest.approx(40.0)
     assert spread(64, 0.0, 0.01) != spread(64, 0.0, 0.05)
-    mixed = windows.dispersion(np.array([0.01, 0.05]), np.array([64.0, 64.0]), np.zeros(2))
+    mixed = windowed_slo.rejection_dispersion(np.array([0.01, 0.05]), np.array([64.0, 64.0]), np.zeros(2))
     assert mixed.tolist() == [spread(64, 0.0, 0.01), spread(64, 0.0, 0.05)]

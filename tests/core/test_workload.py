@@ -14,7 +14,7 @@ from plimsoll.core.workload import (
     HISTOGRAM_ROWS,
     MAX_ROWS,
     FloatArray,
-    Histogram,
+    LengthHistogram,
     Workload,
     censored_weights,
     from_histograms,
@@ -43,9 +43,9 @@ def lognormal(n: int, prompt: float = 1000.0, output: float = 195.0, seed: int =
     return prompt * np.exp(0.6 * rng.standard_normal(n)), output * np.exp(0.5 * rng.standard_normal(n))
 
 
-def histogram(values: FloatArray, mean: bool) -> Histogram:
+def histogram(values: FloatArray, mean: bool) -> LengthHistogram:
     counts = np.histogram(values, np.concatenate(([0.0], EDGES)))[0].astype(float)
-    return Histogram(EDGES, counts, float(values.mean()) if mean else None, maximum_tokens=40_960)
+    return LengthHistogram(EDGES, counts, float(values.mean()) if mean else None, maximum_tokens=40_960)
 
 
 # Rows
@@ -186,7 +186,7 @@ def test_from_histograms_columns_are_independent() -> None:
 @given(st.lists(st.integers(0, 1000), min_size=15, max_size=15).filter(any))
 @settings(max_examples=25)
 def test_histogram_lengths_keep_bucket_shares(counts: list[int]) -> None:
-    found = Histogram(EDGES[:15], np.array(counts, dtype=float)).lengths((np.arange(2000) + 0.5) / 2000)
+    found = LengthHistogram(EDGES[:15], np.array(counts, dtype=float)).lengths((np.arange(2000) + 0.5) / 2000)
     assert np.all(np.diff(found) >= 0)
     within = np.searchsorted(found, EDGES[:15], side="right") / 2000
     assert within == pytest.approx(np.cumsum(counts) / sum(counts), abs=2e-3)
@@ -195,26 +195,26 @@ def test_histogram_lengths_keep_bucket_shares(counts: list[int]) -> None:
 def test_histogram_lengths_match_known_mean() -> None:
     shares = (np.arange(HISTOGRAM_ROWS) + 0.5) / HISTOGRAM_ROWS
     for mean in (120.0, 300.0, 450.0):
-        one = Histogram(np.array([100.0, 500.0]), np.array([0.0, 10.0]), mean_tokens=mean)
+        one = LengthHistogram(np.array([100.0, 500.0]), np.array([0.0, 10.0]), mean_tokens=mean)
         assert one.lengths(shares).mean() == pytest.approx(mean, rel=0.01 if mean > 125 else 0.1)
         assert np.all((one.lengths(shares) >= 100) & (one.lengths(shares) <= 500))
     # A mean that the buckets cannot have moves them as far as they go.
-    assert Histogram(np.array([100.0, 500.0]), np.array([0.0, 1.0]), 9000.0).lengths(shares).mean() > 450
+    assert LengthHistogram(np.array([100.0, 500.0]), np.array([0.0, 1.0]), 9000.0).lengths(shares).mean() > 450
 
 
 def test_histogram_infinite_bucket_ends_at_maximum() -> None:
     shares = (np.arange(100) + 0.5) / 100
-    open_end = Histogram(np.array([10.0, 100.0, math.inf]), np.array([1.0, 1.0, 8.0]), maximum_tokens=1000)
+    open_end = LengthHistogram(np.array([10.0, 100.0, math.inf]), np.array([1.0, 1.0, 8.0]), maximum_tokens=1000)
     assert 100 < open_end.lengths(shares).max() <= 1000
-    low = Histogram(np.array([10.0, 100.0, math.inf]), np.array([1.0, 1.0, 8.0]), maximum_tokens=50)
+    low = LengthHistogram(np.array([10.0, 100.0, math.inf]), np.array([1.0, 1.0, 8.0]), maximum_tokens=50)
     assert low.lengths(shares).max() <= 100
     with pytest.raises(ValueError, match="maximum_tokens"):
-        Histogram(np.array([10.0, math.inf]), np.array([1.0, 1.0]))
-    assert np.isfinite(Histogram(np.array([10.0, math.inf]), np.array([1.0, 0.0])).lengths(shares)).all()
+        LengthHistogram(np.array([10.0, math.inf]), np.array([1.0, 1.0]))
+    assert np.isfinite(LengthHistogram(np.array([10.0, math.inf]), np.array([1.0, 0.0])).lengths(shares)).all()
 
 
 def test_from_histograms_lengths_are_at_least_one_token() -> None:
-    ones = Histogram(np.array([1.0, 2.0]), np.array([5.0, 0.0]))
+    ones = LengthHistogram(np.array([1.0, 2.0]), np.array([5.0, 0.0]))
     workload = from_histograms(ones, ones)
     assert workload.uncached_tokens.tolist() == [1.0]
     assert workload.output_tokens.tolist() == [1.0]
@@ -251,7 +251,7 @@ def test_censored_weights_match_kaplan_meier(rows: list[tuple[int, bool, float]]
 def test_censored_weights_of_ramp_are_unbiased() -> None:
     rng = np.random.default_rng(5)
     true = np.round(200 * np.exp(0.5 * rng.standard_normal(5000)))
-    so_far = rng.uniform(0, 900, 5000)  # tokens there was time for: the last arrivals have make_workload few
+    so_far = rng.uniform(0, 900, 5000)  # tokens there was time for: the last arrivals have made few
     finished = true <= so_far
     seen = np.minimum(true, so_far)
     naive = true[finished].mean()
@@ -289,9 +289,9 @@ def test_workload_empty_input_raises() -> None:
     with pytest.raises(ValueError, match="weights"):
         from_samples([1], [1], [1], [0])
     with pytest.raises(ValueError, match="counts"):
-        Histogram(np.array([1.0, 2.0]), np.array([0.0, 0.0]))
+        LengthHistogram(np.array([1.0, 2.0]), np.array([0.0, 0.0]))
     with pytest.raises(ValueError, match="counts"):
-        Histogram(np.array([]), np.array([]))
+        LengthHistogram(np.array([]), np.array([]))
 
 
 def test_workload_invalid_arguments_raise() -> None:
@@ -314,9 +314,9 @@ def test_workload_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="weights"):
         censored_weights([1.0], [True], [0.0])
     with pytest.raises(ValueError, match="rows"):
-        from_histograms(Histogram(two, two), Histogram(two, two), rows=0)
+        from_histograms(LengthHistogram(two, two), LengthHistogram(two, two), rows=0)
     with pytest.raises(ValueError, match="shares"):
-        Histogram(two, two).lengths(np.array([1.0]))
+        LengthHistogram(two, two).lengths(np.array([1.0]))
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,11 @@ def test_workload_invalid_arguments_raise() -> None:
 )
 def test_histogram_invalid_buckets_raise(edges: list[float], counts: list[float], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Histogram(np.array(edges), np.array(counts))
+        LengthHistogram(np.array(edges), np.array(counts))
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf])
 def test_histogram_invalid_mean_or_maximum_raises(bad: float) -> None:
     for name in ("mean_tokens", "maximum_tokens"):
         with pytest.raises(ValueError, match=name):
-            Histogram(np.array([1.0]), np.array([1.0]), **{name: bad})
+            LengthHistogram(np.array([1.0]), np.array([1.0]), **{name: bad})

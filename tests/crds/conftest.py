@@ -14,7 +14,7 @@ import pytest
 from tests.api.manifests import Manifest
 from tests.apiserver import ApiServer
 
-WAYS = {"client-side": (), "server-side": ("--server-side", "--field-manager=tests")}
+APPLY_MODES = {"client-side": (), "server-side": ("--server-side", "--field-manager=tests")}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Kubectl:
         environment = {**os.environ, "KUBECONFIG": str(self.server.kubeconfig)}
         return subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True, check=False)
 
-    def must(self, *arguments: str, stdin: str = "") -> str:
+    def run_ok(self, *arguments: str, stdin: str = "") -> str:
         """kubectl's output; fails the test with its error."""
         answer = self.run(*arguments, stdin=stdin)
         assert answer.returncode == 0, answer.stderr
@@ -37,15 +37,15 @@ class Kubectl:
 
     def get(self, *arguments: str) -> Manifest:
         """An object or a list."""
-        found: Manifest = json.loads(self.must("get", "-o", "json", *arguments))
+        found: Manifest = json.loads(self.run_ok("get", "-o", "json", *arguments))
         return found
 
     def apply(self, manifest: Manifest, *flags: str) -> Manifest:
         """The object as it is stored after an apply."""
-        stored: Manifest = json.loads(self.must("apply", "-o", "json", *flags, "-f", "-", stdin=json.dumps(manifest)))
+        stored: Manifest = json.loads(self.run_ok("apply", "-o", "json", *flags, "-f", "-", stdin=json.dumps(manifest)))
         return stored
 
-    def judge(self, manifests: Sequence[Manifest], *flags: str) -> list[str]:
+    def validate(self, manifests: Sequence[Manifest], *flags: str) -> list[str]:
         """What an apply of each manifest says: "" where it is accepted, else the error. Nothing is kept.
 
         All go in one call: kubectl goes on after an error, and prints one line for each manifest, in their order, on
@@ -53,11 +53,11 @@ class Kubectl:
         """
         named = [_numbered(manifest, number) for number, manifest in enumerate(manifests)]
         stream = "\n---\n".join(json.dumps(manifest) for manifest in named)
-        answer = self.run("apply", "--dry-run=server", "-o", "name", *flags, "-f", "-", stdin=stream)
-        accepted = {line.rpartition("/")[2] for line in answer.stdout.splitlines()}
-        errors = iter(line for line in answer.stderr.splitlines() if line.startswith("Error from server"))
+        response = self.run("apply", "--dry-run=server", "-o", "name", *flags, "-f", "-", stdin=stream)
+        accepted = {line.rpartition("/")[2] for line in response.stdout.splitlines()}
+        errors = iter(line for line in response.stderr.splitlines() if line.startswith("Error from server"))
         verdicts = ["" if manifest["metadata"]["name"] in accepted else next(errors, "") for manifest in named]
-        assert next(errors, None) is None, f"kubectl said more than was asked:\n{answer.stderr}"
+        assert next(errors, None) is None, f"kubectl said more than was asked:\n{response.stderr}"
         return verdicts
 
 

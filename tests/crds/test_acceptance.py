@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plimsoll.api.v1alpha1 import ConditionStatus, SloStatus, Status, TiersStatus, TierStatus, parse
-from plimsoll.core.admission.published import Published, from_dict, to_dict
-from tests.api.accepted import GOOD
+from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloStatus, TiersStatus, TierStatus, parse
+from plimsoll.core.admission.publication import AdmissionLimits, from_dict, to_dict
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
-from tests.crds.conftest import WAYS, Kubectl
+from tests.api.valid_manifests import VALID_EDITS
+from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
 
@@ -23,26 +23,26 @@ LINE = 120  # characters of a terminal
 COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "LIMITED-BY", "REASON"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 def test_boundary_values_are_accepted(kubectl: Kubectl, way: str) -> None:
-    verdicts = kubectl.judge([service(**edits) for edits in GOOD], *WAYS[way])
-    assert {str(edits): said for edits, said in zip(GOOD, verdicts, strict=True) if said} == {}
+    verdicts = kubectl.validate([service(**edits) for edits in VALID_EDITS], *APPLY_MODES[way])
+    assert {str(edits): said for edits, said in zip(VALID_EDITS, verdicts, strict=True) if said} == {}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 def test_examples_are_accepted_and_parsed(kubectl: Kubectl, way: str) -> None:
-    kubectl.must("create", "namespace", way)
-    kubectl.must("apply", "-n", way, *WAYS[way], "-f", str(EXAMPLES))
+    kubectl.run_ok("create", "namespace", way)
+    kubectl.run_ok("apply", "-n", way, *APPLY_MODES[way], "-f", str(EXAMPLES))
     stored = kubectl.get("plim", "-n", way)["items"]
     read = {parse(item).metadata.name for item in stored}
     assert read == {manifest["metadata"]["name"] for manifest in examples().values()}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 def test_second_apply_changes_nothing(kubectl: Kubectl, way: str) -> None:
     manifest = edited(examples()["scheduling"], {"metadata.name": f"again-{way}"})
-    first = kubectl.apply(manifest, *WAYS[way])
-    second = kubectl.apply(manifest, *WAYS[way])
+    first = kubectl.apply(manifest, *APPLY_MODES[way])
+    second = kubectl.apply(manifest, *APPLY_MODES[way])
     assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
@@ -76,37 +76,37 @@ def test_only_constant_defaults_are_stored(kubectl: Kubectl) -> None:
             "schedule": [{"from": "08:00", "until": "20:00", "timeZone": "UTC", "minReplicas": 2}],
         },
         "admission": {
-            "whenFull": "Hold",
+            "whenFull": "Queue",
             "classes": [
-                {"name": "a", "priority": 0, "slo": {"tpot": "1s"}, "guaranteedShare": "0%", "fill": "100%"},
+                {"name": "a", "priority": 0, "slo": {"tpot": "1s"}, "guaranteedShare": "0%", "maxUtilization": "100%"},
             ],
             "tenants": [{"name": "b", "weight": 1}],
-            "maxHeld": 1000,
+            "maxQueued": 1000,
         },
         "cost": {"gpuHour": 2, "currency": "USD"},
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 @pytest.mark.parametrize(("before", "after"), [(service, aggregated), (aggregated, service)])
 def test_tier_shape_change_is_rejected(kubectl: Kubectl, before: Shape, after: Shape, way: str) -> None:
     name = {"metadata.name": f"{before.__name__}-{way}"}
-    kubectl.apply(before(**name), *WAYS[way])
-    answer = kubectl.run("apply", *WAYS[way], "-f", "-", stdin=json.dumps(after(**name)))
+    kubectl.apply(before(**name), *APPLY_MODES[way])
+    answer = kubectl.run("apply", *APPLY_MODES[way], "-f", "-", stdin=json.dumps(after(**name)))
     assert "spec.tiers: Forbidden: the shape of tiers cannot change: delete the service" in answer.stderr
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 def test_other_fields_can_change(kubectl: Kubectl, way: str) -> None:
     name = {"metadata.name": f"change-{way}"}
-    kubectl.apply(service(**name), *WAYS[way])
+    kubectl.apply(service(**name), *APPLY_MODES[way])
     edits = {"spec.model.uri": "pvc://claim/chat", "spec.engine.args": ["--seed", "1"], "spec.tiers.decode.gpus": 4}
-    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 2
+    assert kubectl.apply(service(**name, **edits), *APPLY_MODES[way])["metadata"]["generation"] == 2
     edits |= {"spec.engine.runtime": "simulated", "spec.scaling.paused": True, "spec.cost": {"gpuHour": 2}}
-    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 3
+    assert kubectl.apply(service(**name, **edits), *APPLY_MODES[way])["metadata"]["generation"] == 3
     edits |= {"spec.slo": {"tpot": "50ms"}, "spec.admission": {"whenFull": "Shed"}, "spec.tiers.decode.minReplicas": 0}
     edits |= {"spec.tiers.prefill.minReplicas": 0}
-    assert kubectl.apply(service(**name, **edits), *WAYS[way])["metadata"]["generation"] == 4
+    assert kubectl.apply(service(**name, **edits), *APPLY_MODES[way])["metadata"]["generation"] == 4
 
 
 def test_server_side_apply_merges_classes_and_tenants(kubectl: Kubectl) -> None:
@@ -135,7 +135,7 @@ def test_printer_columns_show_status(kubectl: Kubectl) -> None:
     ready = ConditionStatus(
         type="Ready", status="True", reason="Serving", message="m", last_transition_time=_now(), observed_generation=1
     )
-    status = Status(
+    status = InferenceServiceStatus(
         observed_generation=1,
         url="http://gateway/v1",
         model_names=("acme/chat", "default/columns"),
@@ -145,13 +145,13 @@ def test_printer_columns_show_status(kubectl: Kubectl) -> None:
         limited_by="decode TPOT",
     )
     patch = json.dumps({"status": status.manifest()})
-    kubectl.must("patch", "plim", "columns", "--subresource=status", "--type=merge", "-p", patch)
-    head, row = kubectl.must("get", "plim", "columns").splitlines()
+    kubectl.run_ok("patch", "plim", "columns", "--subresource=status", "--type=merge", "-p", patch)
+    head, row = kubectl.run_ok("get", "plim", "columns").splitlines()
     assert head.split() == [*COLUMNS, "AGE"]
     shown = ["columns", "acme/chat", "True", "1/2", "1/2", "412ms", "38ms", "decode", "TPOT", "Serving"]
     assert row.split()[: len(shown)] == shown
     assert len(head) < LINE
-    wide, _ = kubectl.must("get", "plim", "columns", "-o", "wide").splitlines()
+    wide, _ = kubectl.run_ok("get", "plim", "columns", "-o", "wide").splitlines()
     assert wide.split() == [*COLUMNS, "AGE", "OFFERED", "ATTAINMENT", "PER-MTOK", "URL"]
     assert parse(kubectl.get("plim", "columns")).status == status
 
@@ -159,7 +159,7 @@ def test_printer_columns_show_status(kubectl: Kubectl) -> None:
 def test_full_status_is_stored_unchanged(kubectl: Kubectl) -> None:
     kubectl.apply(service(**{"metadata.name": "told"}))
     patch = json.dumps({"status": STATUS.manifest()})
-    kubectl.must("patch", "plim", "told", "--subresource=status", "--type=merge", "-p", patch)
+    kubectl.run_ok("patch", "plim", "told", "--subresource=status", "--type=merge", "-p", patch)
     stored = kubectl.get("plim", "told")
     assert stored["status"] == STATUS.manifest()
     assert parse(stored).status == STATUS
@@ -167,9 +167,9 @@ def test_full_status_is_stored_unchanged(kubectl: Kubectl) -> None:
 
 def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
     kubectl.apply(service(**{"metadata.name": "admitting"}))
-    told = Published(("default",), ready_work=0.5, starting=False, shares={"gateway-0": 7})
+    told = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
     head = {key: value for key, value in service(**{"metadata.name": "admitting"}).items() if key != "spec"}
-    body = {**head, "status": Status(admission=to_dict(told)).manifest()}
+    body = {**head, "status": InferenceServiceStatus(admission=to_dict(told)).manifest()}
     flags = ("--server-side", "--field-manager=operator", "--subresource=status")
     stored = parse(kubectl.apply(body, *flags)).status.admission
     assert from_dict(stored) == told
@@ -183,11 +183,11 @@ def test_status_in_manifest_is_ignored(kubectl: Kubectl) -> None:
 def test_resource_names_resolve(kubectl: Kubectl) -> None:
     kubectl.apply(service(**{"metadata.name": "named"}))
     for name in ("inferenceservices", "inferenceservice", "plim", "plimsoll"):
-        assert "named" in kubectl.must("get", name)
+        assert "named" in kubectl.run_ok("get", name)
 
 
 def test_kubectl_explain_describes_field(kubectl: Kubectl) -> None:
-    told = kubectl.must("explain", "plim.spec.tiers.decode.gpus")
+    told = kubectl.run_ok("explain", "plim.spec.tiers.decode.gpus")
     assert "GPUs of each engine" in told
 
 

@@ -64,7 +64,7 @@ def _error_words(case: Case) -> str:
     """The words against one case: the API server's own, and those of our rules."""
     with pytest.raises(InvalidSpec) as caught:
         parse(case.manifest())
-    return " ".join([case.server, *caught.value.problems])
+    return " ".join([case.server_message, *caught.value.problems])
 
 
 def test_every_constraint_is_broken_by_a_case() -> None:

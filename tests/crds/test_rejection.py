@@ -17,7 +17,7 @@ from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import examples
 from tests.api.mutations import Mutation, mutations
-from tests.crds.conftest import WAYS, Kubectl
+from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
 
@@ -30,10 +30,10 @@ Judge = Callable[[str], list[str]]
 def verdicts(kubectl: Kubectl) -> Judge:
     """What the API server says to the whole table, by the way of applying; asked once."""
     manifests = [case.manifest() for case in CASES]
-    return functools.cache(lambda way: kubectl.judge(manifests, *WAYS[way]))
+    return functools.cache(lambda way: kubectl.validate(manifests, *APPLY_MODES[way]))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
 def test_broken_rule_names_field_and_remedy(verdicts: Judge, number: int, way: str) -> None:
     case, said = CASES[number], verdicts(way)[number]
@@ -42,11 +42,11 @@ def test_broken_rule_names_field_and_remedy(verdicts: Judge, number: int, way: s
     assert words in said
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", APPLY_MODES)
 @pytest.mark.parametrize("example", examples())
 def test_wrong_type_names_field(kubectl: Kubectl, example: str, way: str) -> None:
     broken = list(mutations(example, examples()[example]))
-    verdicts = kubectl.judge([mutation.manifest for mutation in broken], *WAYS[way])
+    verdicts = kubectl.validate([mutation.manifest for mutation in broken], *APPLY_MODES[way])
     assert [said for mutation, said in zip(broken, verdicts, strict=True) if not _is_named(mutation, said)] == []
 
 
@@ -58,7 +58,7 @@ def _is_named(mutation: Mutation, verdict: str) -> bool:
 def _expected(case: Case, way: str) -> tuple[str, str]:
     if way == "server-side" and case.typed:
         return case.typed
-    return case.path, case.server or case.says
+    return case.path, case.server_message or case.message
 
 
 def _keys_as_fields(said: str) -> str:

@@ -6,40 +6,42 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-from e2e.demo import figures, lines, report
-from e2e.demo.criteria import Facts, judge
-from e2e.demo.watch import Told
-from plimsoll.cli.page import page
-from tests.demo.made import look, request, shed
+from e2e.demo import figures, records, report
+from e2e.demo.criteria import Facts, assess
+from e2e.demo.observer import OperatorMessage
+from plimsoll.cli.html_report import render_page
+from tests.demo.demo_records import make_request, make_sample, make_shed
 
-FACTS = Facts(figures.Targets(1.0, 0.05), {"decode": 4}, 120.0, figures.Span(90, 120), (figures.Span(50, 60),))
+FACTS = Facts(figures.Targets(1.0, 0.05), {"decode": 4}, 120.0, figures.TimeSpan(90, 120), (figures.TimeSpan(50, 60),))
 
 
-def run() -> tuple[list[lines.Request], list[lines.Replicas]]:
-    requests = [request(t, ttft_s=0.01 * t, tpot_s=0.001 * (t % 60), klass="ab"[t % 2]) for t in range(110)]
-    requests += [shed(t + 0.5) for t in range(30, 40)] + [request(55.5, outcome="cut", ended_s=56.0)]
-    looks = [look(t, 2 if 30 <= t < 80 else 1, 1, 1 if 30 <= t < 60 else 0) for t in range(120)]
+def run() -> tuple[list[records.RequestLine], list[records.ReplicaSample]]:
+    requests = [
+        make_request(t, ttft_s=0.01 * t, tpot_s=0.001 * (t % 60), request_class="ab"[t % 2]) for t in range(110)
+    ]
+    requests += [make_shed(t + 0.5) for t in range(30, 40)] + [make_request(55.5, outcome="cut", ended_s=56.0)]
+    looks = [make_sample(t, 2 if 30 <= t < 80 else 1, 1, 1 if 30 <= t < 60 else 0) for t in range(120)]
     return sorted(requests, key=lambda row: row.sent_s), looks
 
 
 def test_summary_is_reproducible_from_written_rows(tmp_path: Path) -> None:
     requests, looks = run()
-    lines.write(tmp_path / "requests.jsonl", requests)
-    lines.write(tmp_path / "replicas.jsonl", looks)
+    records.write(tmp_path / "requests.jsonl", requests)
+    records.write(tmp_path / "replicas.jsonl", looks)
     said = json.loads(
         json.dumps(
             {
                 "facts": report.facts_json(FACTS),
                 "figures": report.summary(requests, looks, FACTS),
-                "criteria": [one.found for one in judge(requests, looks, FACTS, None)],
+                "criteria": [one.found for one in assess(requests, looks, FACTS, None)],
             }
         )
     )
-    rows, seen = lines.read_requests(tmp_path / "requests.jsonl"), lines.read_replicas(tmp_path / "replicas.jsonl")
+    rows, seen = records.read_requests(tmp_path / "requests.jsonl"), records.read_replicas(tmp_path / "replicas.jsonl")
     facts = report.facts_from(said["facts"])
     assert facts == FACTS
     assert json.loads(json.dumps(report.summary(rows, seen, facts))) == said["figures"]
-    assert [one.found for one in judge(rows, seen, facts, None)] == said["criteria"]
+    assert [one.found for one in assess(rows, seen, facts, None)] == said["criteria"]
 
 
 def test_summary_matches_hand_computed_figures() -> None:
@@ -54,12 +56,12 @@ def test_summary_matches_hand_computed_figures() -> None:
 def test_page_is_self_contained_and_escapes_text() -> None:
     requests, looks = run()
     parts = [
-        ("The run <1>", report.pictures(requests, looks, FACTS, [(90, 120, "constant")])),
-        ("Must hold", report.verdicts(judge(requests, looks, FACTS, None))),
+        ("The run <1>", report.charts(requests, looks, FACTS, [(90, 120, "constant")])),
+        ("Must hold", report.criteria_table(assess(requests, looks, FACTS, None))),
         ("Figures", report.figures_table(report.summary(requests, looks, FACTS))),
-        ("Events", report.told_table([Told(3.0, "ScaledUp", "1 -> 2 & <script>")])),
+        ("Events", report.messages_table([OperatorMessage(3.0, "ScaledUp", "1 -> 2 & <script>")])),
     ]
-    whole = page("Demo", parts)
+    whole = render_page("Demo", parts)
     assert "<script" not in whole
     assert "src=" not in whole
     assert "href=" not in whole

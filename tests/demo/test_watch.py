@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.demo.watch import counted
+from e2e.demo.observer import count_pods
 from e2e.lib.kube import Object
 from plimsoll.api import labels
 
@@ -17,15 +17,15 @@ def pod(tier: str, ready: bool = True, leaving: bool = False, phase: str = "Runn
 
 def test_counted_pods_are_ready_starting_or_draining() -> None:
     pods = [pod("decode"), pod("decode", ready=False), pod("decode", leaving=True), pod("prefill")]
-    seen = counted("fleet", 1.234, "decode", {"desired": 2}, pods)
-    assert (seen.t_s, seen.desired, seen.ready, seen.starting, seen.draining, seen.paid) == (1.23, 2, 1, 1, 1, 3)
+    seen = count_pods("fleet", 1.234, "decode", {"desired": 2}, pods)
+    assert (seen.t_s, seen.desired, seen.ready, seen.starting, seen.draining, seen.billed) == (1.23, 2, 1, 1, 1, 3)
 
 
 def test_counted_desired_replica_without_pod_is_starting() -> None:
-    seen = counted("fleet", 0, "decode", {"desired": 4}, [pod("decode")])
+    seen = count_pods("fleet", 0, "decode", {"desired": 4}, [pod("decode")])
     assert (seen.ready, seen.starting) == (1, 3)
 
 
 def test_counted_finished_pods_cost_nothing() -> None:
     over = [pod("decode", ready=False, phase="Failed"), pod("decode", ready=False, leaving=True, phase="Succeeded")]
-    assert counted("fleet", 0, "decode", {"desired": 0}, over).paid == 0
+    assert count_pods("fleet", 0, "decode", {"desired": 0}, over).billed == 0

@@ -1,4 +1,4 @@
-"""The manifests by which an HPA or KEDA follows the advice (docs/tasks/recommend-first.md) are right, and do follow it.
+"""The manifests by which an HPA or KEDA follows the advice (docs/tasks/recommend-mode.md) are right, and do follow it.
 
 What an API server can judge it judges, field by field: the HPA itself, and the one that KEDA would make of its
 ScaledObject. Queries are held against the operator's metrics, and that the count follows against the HPA's algorithm.
@@ -22,8 +22,8 @@ from tests.chart.rendering import ROOT
 from tests.chart.test_monitoring import KNOWN
 from tests.docs.test_snippets import blocks
 
-PAGE = ROOT / "docs" / "tasks" / "recommend-first.md"
-RECOMMENDATION_METRIC = "plimsoll_scaling_desired_replicas"
+PAGE = ROOT / "docs" / "tasks" / "recommend-mode.md"
+RECOMMENDATION_METRIC = "plimsoll_autoscaler_desired_replicas"
 KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
 # What of KEDA's ScaledObject the page uses, as its reference has it; metadata of a trigger are strings.
 SCALED = {
@@ -124,7 +124,7 @@ def test_recommendation_metric_has_the_queried_labels() -> None:
         names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", asked(kind))
         assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
         assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
-    assert list(metrics.SCALING_DESIRED._labelnames) == ["service", "tier"]
+    assert list(metrics.AUTOSCALER_DESIRED._labelnames) == ["service", "tier"]
 
 
 def test_hpa_selector_values_are_valid_labels() -> None:
@@ -140,23 +140,23 @@ def test_autoscaler_replicas_equal_recommendation_at_next_sync(kind: str) -> Non
     limits = {}
     for direction in ("scaleUp", "scaleDown"):
         (policy,) = spec["behavior"][direction]["policies"]
-        limits[direction] = (hpa.Limit(policy["value"], policy["periodSeconds"], policy["type"] == "Percent"),)
+        limits[direction] = (hpa.HpaRateLimit(policy["value"], policy["periodSeconds"], policy["type"] == "Percent"),)
     up, down = (spec["behavior"][direction] for direction in ("scaleUp", "scaleDown"))
     assert up["tolerance"] == down["tolerance"]
     windows = up["stabilizationWindowSeconds"], down["stabilizationWindowSeconds"]
-    rules = hpa.Behaviour(*windows, limits["scaleUp"], limits["scaleDown"], up["tolerance"])
+    rules = hpa.HpaBehavior(*windows, limits["scaleUp"], limits["scaleDown"], up["tolerance"])
     target = float(spec["metrics"][0]["external"]["target"]["averageValue"])
     assert _simulate_autoscaler(rules, target) == RECOMMENDED_REPLICAS
-    assert _simulate_autoscaler(hpa.Behaviour(), target) != RECOMMENDED_REPLICAS
+    assert _simulate_autoscaler(hpa.HpaBehavior(), target) != RECOMMENDED_REPLICAS
 
 
 RECOMMENDED_REPLICAS = [1, 12, 13, 14, 4, 30, 29, 28, 1]
 
 
-def _simulate_autoscaler(rules: hpa.Behaviour, target: float) -> list[int]:
+def _simulate_autoscaler(rules: hpa.HpaBehavior, target: float) -> list[int]:
     """Counts of an autoscaler that looks every 15 s, at advice that has just changed."""
     scaler, counts, count = hpa.Hpa(rules, (1, 100)), [], 1
     for look, advice in enumerate(RECOMMENDED_REPLICAS):
-        count = scaler.sync(15.0 * look, count, hpa.by_total(advice, target, count, rules.tolerance))
+        count = scaler.sync(15.0 * look, count, hpa.propose_from_total(advice, target, count, rules.tolerance))
         counts.append(count)
     return counts

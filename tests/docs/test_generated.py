@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from docs import generate
-from launcher import contract, meters
-from launcher.health import HealthServer, Status
-from launcher.phases import Phases
+from launcher import contract, middleware_metrics
+from launcher.health import EngineStatus, HealthServer
+from launcher.startup_phases import StartupPhases
 from plimsoll.cli import main as cli
 
 
@@ -27,9 +27,9 @@ async def _nothing() -> bytes:
 
 async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     told, registry = contract.load({}), CollectorRegistry()
-    meters.Meters(told, registry)
-    server = HealthServer(told, Status(), Phases(told.start_phases, 0.0), _nothing, lambda: b"")
-    _, launchers = await server.answer(told.paths["metrics"])
+    middleware_metrics.MiddlewareMetrics(told, registry)
+    server = HealthServer(told, EngineStatus(), StartupPhases(told.startup_phases, 0.0), _nothing, lambda: b"")
+    _, launchers = await server.respond(told.paths["metrics"])
     exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
     listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)`", generate.metrics_page(), re.MULTILINE))
     assert listed == {name for name in exposed if not name.endswith("_created")} == set(told.metrics.values())
@@ -58,10 +58,10 @@ def test_cli_page_documents_every_command_and_argument() -> None:
         "plimsoll status [OPTION]... [NAME]",
         "plimsoll explain [OPTION]... NAME",
         "plimsoll operator",
-        "| `--seed SEED` | seed of all that is drawn | `0` |",
-        "| `--to S` | and to end before |  |",
+        "| `--seed SEED` | random seed | `0` |",
+        "| `--to S` | end time in the trace, in s (exclusive) |  |",
         "| `-f, --filename FILE` | manifest, or - for standard input; required |  |",
-        r"| `--output table\|json\|html` | how the result is shown | `table` |",
+        r"| `--output table\|json\|html` | format of the result | `table` |",
     ],
 )
 def test_cli_page_has_usage_and_argument_rows(line: str) -> None:

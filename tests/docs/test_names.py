@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import contract
-from plimsoll.api import crd, reference
+from plimsoll.api import crd, reference_page
 from tests.chart.rendering import ROOT
 from tests.chart.test_monitoring import KNOWN, RECORDED
 from tests.docs.test_snippets import pages
@@ -22,7 +22,7 @@ TIERS = r"^((?:spec|status)\.(?:tiers|coldStart))\.(?:\*|TIER|prefill|decode|ser
 
 @cache
 def fields() -> set[str]:
-    return {path.replace("[]", "") for path, _ in reference._fields("", crd.schema())}
+    return {path.replace("[]", "") for path, _ in reference_page._fields("", crd.schema())}
 
 
 def metrics() -> set[str]:

@@ -6,15 +6,23 @@ import json
 
 import pytest
 
-from e2e.lib.ledger import SSE, Ledger, Outcome, Record, Seen, judge, percentile
+from e2e.lib.request_log import (
+    RequestLog,
+    RequestRecord,
+    RequestResult,
+    ResponseTrace,
+    SseParser,
+    classify,
+    nearest_rank,
+)
 
 
-def seen(*events: object, status: int | None = 200, broke: str = "", done: bool = True) -> Seen:
-    made = Seen(status=status, broke=broke)
+def seen(*events: object, status: int | None = 200, broke: str = "", done: bool = True) -> ResponseTrace:
+    made = ResponseTrace(status=status, transport_error=broke)
     for event in events:
-        made.take(json.dumps(event))
+        made.add_event(json.dumps(event))
     if done:
-        made.take("[DONE]")
+        made.add_event("[DONE]")
     return made
 
 
@@ -32,48 +40,48 @@ WHOLE = (chunk(), chunk("length"), usage(2))
 @pytest.mark.parametrize(
     ("what", "outcome"),
     [
-        (seen(*WHOLE), Outcome.OK),
-        (seen(*WHOLE, done=False), Outcome.NO_DONE),
-        (seen(chunk(), broke="reset", done=False), Outcome.CUT),
-        (seen(*WHOLE, broke="reset"), Outcome.CUT),
-        (seen(chunk(), {"error": {"message": "dead"}}, broke="reset", done=False), Outcome.ERROR_EVENT),
-        (seen({"error": {"message": "dead"}}), Outcome.ERROR_EVENT),
-        (seen(chunk(), chunk("abort"), usage(2)), Outcome.ABORTED),
-        (seen(chunk(), chunk("stop"), usage(2)), Outcome.ABORTED),
-        (seen(chunk(), usage(2)), Outcome.ABORTED),
-        (seen(chunk("length"), usage(1)), Outcome.SHORT),
-        (seen(chunk(), chunk(), chunk("length")), Outcome.SHORT),
-        (seen(status=503, done=False), Outcome.REFUSED),
-        (seen(status=None, broke="refused", done=False), Outcome.UNREACHABLE),
-        (Seen(status=200, timed_out=True), Outcome.TIMEOUT),
+        (seen(*WHOLE), RequestResult.OK),
+        (seen(*WHOLE, done=False), RequestResult.NO_DONE),
+        (seen(chunk(), broke="reset", done=False), RequestResult.CUT),
+        (seen(*WHOLE, broke="reset"), RequestResult.CUT),
+        (seen(chunk(), {"error": {"message": "dead"}}, broke="reset", done=False), RequestResult.ERROR_EVENT),
+        (seen({"error": {"message": "dead"}}), RequestResult.ERROR_EVENT),
+        (seen(chunk(), chunk("abort"), usage(2)), RequestResult.ABORTED),
+        (seen(chunk(), chunk("stop"), usage(2)), RequestResult.ABORTED),
+        (seen(chunk(), usage(2)), RequestResult.ABORTED),
+        (seen(chunk("length"), usage(1)), RequestResult.SHORT),
+        (seen(chunk(), chunk(), chunk("length")), RequestResult.SHORT),
+        (seen(status=503, done=False), RequestResult.REJECTED),
+        (seen(status=None, broke="refused", done=False), RequestResult.UNREACHABLE),
+        (ResponseTrace(status=200, timed_out=True), RequestResult.TIMEOUT),
     ],
 )
-def test_judge_assigns_outcome(what: Seen, outcome: Outcome) -> None:
-    assert judge(what, asked_tokens=2) is outcome
+def test_judge_assigns_outcome(what: ResponseTrace, outcome: RequestResult) -> None:
+    assert classify(what, asked_tokens=2) is outcome
 
 
 def test_tokens_are_counted_by_usage_not_by_events() -> None:
     made = seen(chunk(content="several tokens in one event"), chunk("length", ""), usage(7))
-    assert judge(made, 7) is Outcome.OK
+    assert classify(made, 7) is RequestResult.OK
     assert "".join(made.text) == "several tokens in one event"
 
 
 @pytest.mark.parametrize("data", ["[1]", "3", "not json"])
 def test_event_other_than_object_is_an_error(data: str) -> None:
     with pytest.raises(ValueError, match=r"no object|Expecting"):
-        Seen().take(data)
+        ResponseTrace().add_event(data)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_sse_parser_handles_any_chunk_boundaries(size: int) -> None:
     wire = b'data: {"a": "\xc3\xa9"}\r\n\r\n: ping\n\nevent: x\ndata: two\n\ndata:[DONE]\n\n'
-    parser = SSE()
+    parser = SseParser()
     pieces = [wire[i : i + size] for i in range(0, len(wire), size)]
     assert [data for piece in pieces for data in parser.feed(piece)] == ['{"a": "é"}', "two", "[DONE]"]
 
 
-def record(n: int, outcome: Outcome = Outcome.OK, sent_at: float = 0.0) -> Record:
-    return Record(
+def record(n: int, outcome: RequestResult = RequestResult.OK, sent_at: float = 0.0) -> RequestRecord:
+    return RequestRecord(
         id=f"r{n}",
         source="t",
         model="m",
@@ -93,7 +101,15 @@ def record(n: int, outcome: Outcome = Outcome.OK, sent_at: float = 0.0) -> Recor
 
 
 def test_totals_separate_kinds_of_failure() -> None:
-    ledger = Ledger([record(1), record(2), record(3, Outcome.CUT), record(4, Outcome.CUT), record(5, Outcome.NO_DONE)])
+    ledger = RequestLog(
+        [
+            record(1),
+            record(2),
+            record(3, RequestResult.CUT),
+            record(4, RequestResult.CUT),
+            record(5, RequestResult.NO_DONE),
+        ]
+    )
     totals = ledger.totals()
     assert (totals["sent"], totals["ok"], totals["failed"]) == (5, 2, {"cut": 2, "no_done": 1})
     assert (totals["prompt_tokens"], totals["ttft_p50_s"], totals["duration_p95_s"]) == (50, 0.1, 2)
@@ -101,12 +117,12 @@ def test_totals_separate_kinds_of_failure() -> None:
 
 
 def test_empty_ledger_has_totals() -> None:
-    assert Ledger().totals()["ttft_p50_s"] is None
-    assert Ledger().summary().startswith("0 of 0 requests ok (none failed)")
+    assert RequestLog().totals()["ttft_p50_s"] is None
+    assert RequestLog().summary().startswith("0 of 0 requests ok (none failed)")
 
 
 def test_since_includes_requests_sent_at_or_after() -> None:
-    ledger = Ledger(record(1, sent_at=at) for at in (1.0, 2.0, 3.0))
+    ledger = RequestLog(record(1, sent_at=at) for at in (1.0, 2.0, 3.0))
     assert len(ledger.since(2.0).records) == 2
 
 
@@ -119,10 +135,10 @@ def test_overlaps_includes_any_common_moment() -> None:
 
 @pytest.mark.parametrize(("q", "value"), [(50, 2.0), (95, 4.0), (25, 1.0), (100, 4.0)])
 def test_percentile_is_a_value_of_the_list(q: int, value: float) -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], q) == value
+    assert nearest_rank([1.0, 2.0, 3.0, 4.0], q) == value
 
 
 def test_dump_is_one_flat_row_per_request() -> None:
-    [row] = [json.loads(line) for line in Ledger([record(1)]).dump().splitlines()]
+    [row] = [json.loads(line) for line in RequestLog([record(1)]).dump().splitlines()]
     assert row["outcome"] == "ok"
     assert all(not isinstance(value, dict | list) for value in row.values())

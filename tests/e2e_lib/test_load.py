@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.lib.client import Prompt, Target
-from e2e.lib.ledger import Outcome, Record
 from e2e.lib.load import Arrival, ClosedLoop, Load, OpenLoop, poisson, unique_text
-from e2e.lib.wait import until
-from tests.e2e_lib.server import Engine
+from e2e.lib.request_log import RequestRecord, RequestResult
+from e2e.lib.wait import wait_until
+from tests.e2e_lib.fake_engine_server import FakeEngineServer
 
 
 @pytest.fixture
-def engine() -> Iterator[tuple[Engine, Target]]:
-    made = Engine()
+def engine() -> Iterator[tuple[FakeEngineServer, Target]]:
+    made = FakeEngineServer()
     with made.running() as url:
         yield made, Target(url, "tiny")
 
 
-def sent(target: Target, prompt: Prompt, patience_s: float = 10) -> Record:
+def sent(target: Target, prompt: Prompt, patience_s: float = 10) -> RequestRecord:
     [record] = Load(target, OpenLoop([Arrival(0, prompt)]), patience_s=patience_s).run().records
     return record
 
@@ -28,22 +28,24 @@ def sent(target: Target, prompt: Prompt, patience_s: float = 10) -> Record:
 @pytest.mark.parametrize(
     ("kind", "outcome"),
     [
-        ("whole", Outcome.OK),
-        ("cut", Outcome.CUT),
-        ("clean", Outcome.NO_DONE),
-        ("error", Outcome.ERROR_EVENT),
-        ("busy", Outcome.REFUSED),
-        ("drop", Outcome.UNREACHABLE),
-        ("hang", Outcome.TIMEOUT),
+        ("whole", RequestResult.OK),
+        ("cut", RequestResult.CUT),
+        ("clean", RequestResult.NO_DONE),
+        ("error", RequestResult.ERROR_EVENT),
+        ("busy", RequestResult.REJECTED),
+        ("drop", RequestResult.UNREACHABLE),
+        ("hang", RequestResult.TIMEOUT),
     ],
 )
-def test_record_outcome_follows_wire_behaviour(kind: str, outcome: Outcome, engine: tuple[Engine, Target]) -> None:
+def test_record_outcome_follows_wire_behaviour(
+    kind: str, outcome: RequestResult, engine: tuple[FakeEngineServer, Target]
+) -> None:
     record = sent(engine[1], Prompt(f"{kind} it", 3), patience_s=0.5)
     assert record.outcome is outcome
-    assert bool(record.detail) is not record.ok or outcome is Outcome.NO_DONE
+    assert bool(record.detail) is not record.ok or outcome is RequestResult.NO_DONE
 
 
-def test_request_asks_for_exact_number_of_tokens(engine: tuple[Engine, Target]) -> None:
+def test_request_asks_for_exact_number_of_tokens(engine: tuple[FakeEngineServer, Target]) -> None:
     chat, plain = sent(engine[1], Prompt("whole", 5)), sent(engine[1], Prompt("whole", 2, chat=False))
     assert (chat.output_tokens, plain.output_tokens) == (5, 2)
     for body in engine[0].bodies:
@@ -53,7 +55,7 @@ def test_request_asks_for_exact_number_of_tokens(engine: tuple[Engine, Target]) 
     assert 0 < chat.ttft_s <= chat.ended_at - chat.sent_at
 
 
-def test_record_has_plan_labels_and_tpot(engine: tuple[Engine, Target]) -> None:
+def test_record_has_plan_labels_and_tpot(engine: tuple[FakeEngineServer, Target]) -> None:
     record = sent(engine[1], Prompt("whole", 5, headers=(("x-who", "me"),), labels=(("class", "chat"),)))
     assert record.labels == (("class", "chat"),)
     assert record.tpot_s is not None
@@ -62,13 +64,13 @@ def test_record_has_plan_labels_and_tpot(engine: tuple[Engine, Target]) -> None:
     assert engine[0].heads[0]["x-who"] == "me"
 
 
-def test_record_rejection_has_reason_and_retry_after(engine: tuple[Engine, Target]) -> None:
+def test_record_rejection_has_reason_and_retry_after(engine: tuple[FakeEngineServer, Target]) -> None:
     record = sent(engine[1], Prompt("busy"))
     assert (record.status, record.reason, record.retry_after_s) == (503, "overloaded", 1.0)
 
 
 def test_record_connection_failure_is_unreachable() -> None:
-    assert sent(Target("http://127.0.0.1:9", "tiny"), Prompt("whole")).outcome is Outcome.UNREACHABLE
+    assert sent(Target("http://127.0.0.1:9", "tiny"), Prompt("whole")).outcome is RequestResult.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_target_remote_address_is_rejected(url: str) -> None:
         Target(url, "tiny")
 
 
-def test_open_loop_sends_everything_despite_failures(engine: tuple[Engine, Target]) -> None:
+def test_open_loop_sends_everything_despite_failures(engine: tuple[FakeEngineServer, Target]) -> None:
     kinds = ["whole", "busy", "cut", "whole"]
     plan = OpenLoop([Arrival(0.01 * n, Prompt(kind, 2)) for n, kind in enumerate(kinds)])
     ledger = Load(engine[1], plan).run()
@@ -87,21 +89,21 @@ def test_open_loop_sends_everything_despite_failures(engine: tuple[Engine, Targe
     assert ledger.totals()["ok"] == 2
 
 
-def test_closed_loop_keeps_its_concurrency(engine: tuple[Engine, Target]) -> None:
+def test_closed_loop_keeps_its_concurrency(engine: tuple[FakeEngineServer, Target]) -> None:
     def prompts(n: int) -> Prompt:
         return Prompt("whole" if n < 30 else "hang", 2)
 
     load = Load(engine[1], ClosedLoop(3, prompts), patience_s=0.3)
     with load:
-        until("30 answers", lambda: len(load.ledger.records) >= 30, 10, 0.01)
+        wait_until("30 answers", lambda: len(load.ledger.records) >= 30, 10, 0.01)
     assert engine[0].most_at_once == 3
     assert load.ledger.totals()["ok"] == 30
 
 
-def test_load_stops_at_end_of_its_block(engine: tuple[Engine, Target]) -> None:
+def test_load_stops_at_end_of_its_block(engine: tuple[FakeEngineServer, Target]) -> None:
     plan = OpenLoop(Arrival(3600.0 * n, Prompt("whole", 2)) for n in range(100))
     with Load(engine[1], plan) as load:
-        until("an answer", lambda: load.ledger.records, 10, 0.01)
+        wait_until("an answer", lambda: load.ledger.records, 10, 0.01)
     assert len(load.ledger.records) == 1
 
 

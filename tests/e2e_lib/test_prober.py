@@ -9,8 +9,8 @@ import pytest
 
 from e2e.lib.client import Target
 from e2e.lib.prober import Prober, ready_for
-from e2e.lib.wait import until
-from tests.e2e_lib.server import Engine
+from e2e.lib.wait import wait_until
+from tests.e2e_lib.fake_engine_server import FakeEngineServer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,30 +31,30 @@ def test_ready_for_follows_ready_condition(obj: dict[str, Any] | None, seconds: 
 def _probed(url: str, obj: dict[str, Any]) -> Prober:
     with Prober() as prober:
         prober.watch("ns/tiny", Target(url, "tiny"), lambda: obj)
-        until("a probe", lambda: prober.probes(0), 10, 0.01)
-        with prober.held():
-            prober.forget("ns/tiny")
+        wait_until("a probe", lambda: prober.probes(0), 10, 0.01)
+        with prober.paused():
+            prober.unwatch("ns/tiny")
     return prober
 
 
 def test_failed_probe_while_ready_violates_slo_unless_excused() -> None:
     prober = _probed("http://127.0.0.1:9", service("True", 5))
-    [probe] = prober.broken_promises(0)
-    assert probe.binding
-    prober.excuse(probe.record.sent_at - 10, probe.record.sent_at - 5)
-    assert prober.broken_promises(0)
-    prober.excuse(probe.record.sent_at - 1, probe.record.ended_at + 1)
-    assert not prober.broken_promises(0)
+    [probe] = prober.ready_violations(0)
+    assert probe.counts_against_ready
+    prober.allow_failures(probe.record.sent_at - 10, probe.record.sent_at - 5)
+    assert prober.ready_violations(0)
+    prober.allow_failures(probe.record.sent_at - 1, probe.record.ended_at + 1)
+    assert not prober.ready_violations(0)
 
 
 def test_failed_probe_while_not_ready_is_not_binding() -> None:
     prober = _probed("http://127.0.0.1:9", service("False", 5))
-    assert not prober.broken_promises(0)
+    assert not prober.ready_violations(0)
     assert "1 failed" in prober.summary(0)
 
 
 def test_probes_are_in_ledger_of_their_model() -> None:
-    with Engine().running() as url:
+    with FakeEngineServer().running() as url:
         prober = _probed(url, service("True", 5))
     assert prober.ledger(0, "tiny").records[0].status == 200
     assert not prober.ledger(0, "another").records

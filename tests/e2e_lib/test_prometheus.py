@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from e2e.lib.prometheus import Prometheus, Query, discovered, queries
+from e2e.lib.prometheus import PanelQuery, PrometheusClient, discovered, queries
 
 
 def asked(path: str) -> str:
@@ -22,8 +22,8 @@ def test_queries_substitute_variables_and_skip_rows(tmp_path: Path) -> None:
     panels = [{"title": "Row"}, {"title": "A", "targets": [{"refId": "A", "expr": expr}, {"refId": "B", "expr": "up"}]}]
     board.write_text(json.dumps({"panels": panels}))
     assert list(queries(board, "team/chat")) == [
-        Query("A", "A", 'sum(rate(a_total{service="team/chat"}[1m]))'),
-        Query("A", "B", "up"),
+        PanelQuery("A", "A", 'sum(rate(a_total{service="team/chat"}[1m]))'),
+        PanelQuery("A", "B", "up"),
     ]
 
 
@@ -33,7 +33,7 @@ def test_query_result_omits_nan_samples() -> None:
         result = [{"metric": {}, "value": [1.0, "NaN"]}, {"metric": {"x": "y"}, "value": [1.0, "2"]}]
         return httpx.Response(200, json={"status": "success", "data": {"result": result}})
 
-    assert [s["metric"] for s in Prometheus(answer).query('a{b="c d&e"}')] == [{"x": "y"}]
+    assert [s["metric"] for s in PrometheusClient(answer).query('a{b="c d&e"}')] == [{"x": "y"}]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_query_result_omits_nan_samples() -> None:
 )
 def test_query_error_raises_with_its_message(answer: httpx.Response, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
-        Prometheus(lambda path: answer).query("sum(")
+        PrometheusClient(lambda path: answer).query("sum(")
 
 
 def test_pod_targets_have_discovery_labels() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from e2e.lib.dump import difference
 from e2e.lib.metrics import Samples, prompt_sources
 from e2e.lib.node import WRITES, parse_audit
-from e2e.lib.operator import figure, heard_at, read_at
+from e2e.lib.operator import gateways_read_at, metric_value, observed_at
+from e2e.lib.resource_dump import difference
 
 PAGE = """# HELP vllm:prompt_tokens_by_source_total x
 # TYPE vllm:prompt_tokens_by_source_total counter
@@ -67,6 +67,6 @@ def test_difference_names_remaining_removed_and_changed() -> None:
 
 def test_explain_document_yields_read_and_metrics_times() -> None:
     gateways = {"age_s": 0.25, "rate_per_s": 3.5, "ttft_s": {"unknown": "nobody was answered in the last minute"}}
-    document = {"heard": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
-    assert (read_at(document), heard_at(document)) == (100.25, 100.5)
-    assert (figure(document, "rate_per_s"), figure(document, "ttft_s")) == (3.5, 0.0)
+    document = {"metrics": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
+    assert (gateways_read_at(document), observed_at(document)) == (100.25, 100.5)
+    assert (metric_value(document, "rate_per_s"), metric_value(document, "ttft_s")) == (3.5, 0.0)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_image.lab import DONE, FakeEngine, answer, bench, completion, streaming, token
+from tests.engine_image.middleware_harness import (
+    DONE_EVENT,
+    FakeEngine,
+    completion_engine,
+    make_harness,
+    respond_with,
+    streaming_engine,
+    token_event,
+)
 
 STREAM = {"model": "tiny", "prompt": "a", "stream": True}
 
@@ -14,29 +22,29 @@ STREAM = {"model": "tiny", "prompt": "a", "stream": True}
 @pytest.mark.parametrize(
     ("engine", "owed"),
     [
-        (streaming([token(finish="length"), DONE]), 0),
-        (completion(), 0),
-        (answer(400, b'{"error": {"message": "no"}}'), 0),
-        (streaming([token(), token("", "abort"), DONE]), 1),
-        (completion("abort"), 1),
-        (streaming([token()]), 1),
-        (streaming([token()], RuntimeError("x")), 1),
-        (answer(500, b'{"error": {"message": "no"}}'), 1),
+        (streaming_engine([token_event(finish="length"), DONE_EVENT]), 0),
+        (completion_engine(), 0),
+        (respond_with(400, b'{"error": {"message": "no"}}'), 0),
+        (streaming_engine([token_event(), token_event("", "abort"), DONE_EVENT]), 1),
+        (completion_engine("abort"), 1),
+        (streaming_engine([token_event()]), 1),
+        (streaming_engine([token_event()], RuntimeError("x")), 1),
+        (respond_with(500, b'{"error": {"message": "no"}}'), 1),
     ],
     ids=["stream", "whole", "bad request", "aborted stream", "aborted answer", "no end", "exception", "error"],
 )
 async def test_stopping_engine_counts_aborted_requests(tmp_path: Path, engine: FakeEngine, owed: int) -> None:
-    async with bench(engine, "serve", tmp_path) as serve:
+    async with make_harness(engine, "serve", tmp_path) as serve:
         for stopping in (False, True):
             if stopping:
                 serve.config.state.mark_stopping()
             with contextlib.suppress(RuntimeError):  # the engine's own, which the server logs
                 await serve.send(STREAM)
-            assert serve.config.state.held == owed * stopping
+            assert serve.config.state.in_flight == owed * stopping
 
 
 async def test_client_disconnect_is_not_counted_as_aborted(tmp_path: Path) -> None:
-    async with bench(streaming([token(), token("", "abort")]), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([token_event(), token_event("", "abort")]), "serve", tmp_path) as serve:
         serve.config.state.mark_stopping()
         inner, gone = serve.engine.script, asyncio.Event()
         gone.set()
@@ -47,7 +55,7 @@ async def test_client_disconnect_is_not_counted_as_aborted(tmp_path: Path) -> No
 
         serve.engine.script = script
         await serve.send(STREAM, gone=gone)
-        assert serve.config.state.held == 0
+        assert serve.config.state.in_flight == 0
 
 
 async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> None:
@@ -57,11 +65,11 @@ async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> 
         begun.set()
         await asyncio.Event().wait()
 
-    async with bench(FakeEngine(script), "serve", tmp_path) as serve:
+    async with make_harness(FakeEngine(script), "serve", tmp_path) as serve:
         sent = asyncio.create_task(serve.send(STREAM))
         await begun.wait()
-        assert serve.config.state.held == 1
+        assert serve.config.state.in_flight == 1
         serve.config.state.mark_stopping()
         sent.cancel()
         await asyncio.gather(sent, return_exceptions=True)
-        assert serve.config.state.held == 1
+        assert serve.config.state.in_flight == 1

@@ -7,7 +7,7 @@ import pytest
 
 from launcher import command, contract, settings
 from launcher.settings import Settings, SettingsError
-from tests.engine_image.lab import CONTRACT
+from tests.engine_image.middleware_harness import CONTRACT
 
 PLAIN = {"PLIMSOLL_ROLE": "serve", "PLIMSOLL_MODEL": "org/model"}
 
@@ -39,12 +39,12 @@ def test_engine_argv_simulated_runtime_takes_same_flags(role: str) -> None:
 
 def test_engine_environment_simulated_runtime_finds_package() -> None:
     read = settings.read({**PLAIN, "PLIMSOLL_RUNTIME": "simulated"}, CONTRACT)
-    assert command.engine_environment({}, read, CONTRACT)["PYTHONPATH"] == str(contract.ROOT)
+    assert command.engine_environment({}, read, CONTRACT)["PYTHONPATH"] == str(contract.IMAGE_ROOT)
 
 
 def test_runtime_defaults_to_vllm() -> None:
     assert settings.read(PLAIN, CONTRACT).runtime == "vllm"
-    assert set(command.PROGRAMS) == set(CONTRACT.runtimes)
+    assert set(command.RUNTIME_PROGRAMS) == set(CONTRACT.runtimes)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_engine_argv_limits_the_queue(args: str, limit: str) -> None:
 
 @pytest.mark.parametrize("args", ['["--max-num-queued-reqs","7"]', '["--max_num_queued_reqs=7"]'])
 def test_engine_argv_user_queue_limit_is_kept(args: str) -> None:
-    assert sum(command.flag(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
+    assert sum(command.flag_name(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_engine_argv_reserved_flag_is_rejected_by_name(arg: str) -> None:
         ("PLIMSOLL_ARGS", "--x"),
         ("PLIMSOLL_ARGS", '{"a":1}'),
         ("PLIMSOLL_SERVED_NAMES", "[1]"),
-        ("PLIMSOLL_LEG_DEADLINE_SECONDS", "soon"),
-        ("PLIMSOLL_LEG_DEADLINE_SECONDS", "nan"),
+        ("PLIMSOLL_REMOTE_PREFILL_DEADLINE_SECONDS", "soon"),
+        ("PLIMSOLL_REMOTE_PREFILL_DEADLINE_SECONDS", "nan"),
         ("PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS", "-1"),
     ],
 )
@@ -185,4 +185,4 @@ def test_engine_environment_sets_nixl_host_and_python_path() -> None:
 
 @pytest.mark.parametrize(("version", "cpu"), [("0.32.0+cpu", True), ("0.32.0", False), ("", False)])
 def test_cpu_platform_is_read_from_version(version: str, cpu: bool) -> None:
-    assert command.cpu_platform(version) is cpu
+    assert command.is_cpu_build(version) is cpu

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from launcher import about, client, modelconfig, settings
-from launcher.health import Status
-from launcher.ladder import Ladder
-from launcher.phases import Phases
+from launcher import client, engine_info, model_config, settings
+from launcher.health import EngineStatus
+from launcher.self_benchmark import SelfBenchmark
 from launcher.settings import Settings
-from plimsoll.adapters.about import Start, parse
-from plimsoll.core import roofline
-from plimsoll.core.ladder import choose
-from plimsoll.core.ports import About
-from plimsoll.core.ports import Ladder as Told
+from launcher.startup_phases import StartupPhases
+from plimsoll.adapters.launcher import StartupProgress, parse_engine_info
+from plimsoll.core.engine_model import roofline
+from plimsoll.core.engine_model.self_benchmark import choose_prior
+from plimsoll.core.ports import EngineInfo
+from plimsoll.core.ports import SelfBenchmark as Told
 from tests.core.test_roofline import LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN_30B_A3B, QWEN_32B
-from tests.engine_image.lab import CONTRACT
+from tests.engine_image.middleware_harness import CONTRACT
 
 ARGS = '["--max-num-seqs","64","--max-num-batched-tokens","8k","--tensor-parallel-size","2"]'
 METRICS = (
@@ -37,7 +37,7 @@ def launcher_environment(**more: str) -> Settings:
     return settings.read({"PLIMSOLL_MODEL": "org/model", "PLIMSOLL_ARGS": ARGS, **more}, CONTRACT)
 
 
-def answering(answers: Mapping[str, bytes | Exception], asked: list[str]) -> about.Get:
+def answering(answers: Mapping[str, bytes | Exception], asked: list[str]) -> engine_info.Fetch:
     """An engine that knows some paths."""
 
     async def get(path: str) -> client.Response:
@@ -51,34 +51,34 @@ def answering(answers: Mapping[str, bytes | Exception], asked: list[str]) -> abo
 
 
 def test_from_settings_fills_static_facts() -> None:
-    facts = about.told(launcher_environment(), "0.32.0")
+    facts = engine_info.from_settings(launcher_environment(), "0.32.0")
     assert (facts.engine, facts.engine_version, facts.accelerator) == ("vllm", "0.32.0", None)
     assert (facts.max_sequences, facts.token_budget) == (64, 8000)
-    light = about.told(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
+    light = engine_info.from_settings(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
     assert (light.engine, light.engine_version) == ("simulated", "simulated")
     assert (light.accelerator, light.accelerators) == ("simulated", 2)
-    bare = about.told(launcher_environment(PLIMSOLL_ARGS="[]"), "")
+    bare = engine_info.from_settings(launcher_environment(PLIMSOLL_ARGS="[]"), "")
     assert (bare.engine_version, bare.max_sequences, bare.token_budget) == (None, None, None)
 
 
 async def test_learn_fills_facts_from_engine_endpoints_once() -> None:
-    facts, asked = about.told(launcher_environment(), ""), list[str]()
+    facts, asked = engine_info.from_settings(launcher_environment(), ""), list[str]()
     get = answering({"/metrics": METRICS, "/v1/models": MODELS, "/version": b'{"version":"0.32.0"}'}, asked)
-    await about.learn(facts, CONTRACT, get)
+    await engine_info.query_engine(facts, CONTRACT, get)
     assert (facts.kv_tokens, facts.block_tokens, facts.max_model_len) == (919824, 16, 4096)
     assert facts.engine_version == "0.32.0"
     asked.clear()
-    await about.learn(facts, CONTRACT, get)
+    await engine_info.query_engine(facts, CONTRACT, get)
     assert asked == []
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP"), None])
 async def test_learn_retries_after_missing_or_failed_responses(error: Exception | None) -> None:
-    facts, asked = about.told(launcher_environment(), ""), list[str]()
+    facts, asked = engine_info.from_settings(launcher_environment(), ""), list[str]()
     said = {} if error is None else {path: error for path in ("/metrics", "/v1/models", "/version")}
-    await about.learn(facts, CONTRACT, answering(said, asked))
+    await engine_info.query_engine(facts, CONTRACT, answering(said, asked))
     assert (facts.kv_tokens, facts.block_tokens, facts.max_model_len, facts.engine_version) == (None,) * 4
-    await about.learn(facts, CONTRACT, answering({"/metrics": METRICS, "/v1/models": MODELS}, asked))
+    await engine_info.query_engine(facts, CONTRACT, answering({"/metrics": METRICS, "/v1/models": MODELS}, asked))
     assert (facts.kv_tokens, facts.max_model_len) == (919824, 4096)
 
 
@@ -95,8 +95,8 @@ async def test_learn_retries_after_missing_or_failed_responses(error: Exception 
     ],
 )
 async def test_learn_simulated_engine_reports_its_accelerator(version: bytes, name: str) -> None:
-    facts = about.told(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
-    await about.learn(facts, CONTRACT, answering({"/version": version}, []))
+    facts = engine_info.from_settings(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
+    await engine_info.query_engine(facts, CONTRACT, answering({"/version": version}, []))
     assert (facts.accelerator, facts.engine_version) == (name, "simulated")
 
 
@@ -114,12 +114,12 @@ async def test_learn_simulated_engine_reports_its_accelerator(version: bytes, na
     ],
 )
 def test_cache_config_is_read_from_metrics(labels: str, known: tuple[int | None, int | None]) -> None:
-    assert about.cache(b"vllm:x 1\nvllm:cache_config_info{%b} 1.0\n" % labels.encode()) == known
+    assert engine_info.parse_cache_config(b"vllm:x 1\nvllm:cache_config_info{%b} 1.0\n" % labels.encode()) == known
 
 
 def test_cache_config_first_engine_core_counts() -> None:
     line = 'vllm:cache_config_info{{block_size="16",engine="{}",num_gpu_blocks="{}"}} 1.0\n'
-    assert about.cache((line.format(0, 100) + line.format(1, 90)).encode()) == (1600, 16)
+    assert engine_info.parse_cache_config((line.format(0, 100) + line.format(1, 90)).encode()) == (1600, 16)
 
 
 def smi(folder: Path, script: str) -> tuple[str, ...]:
@@ -144,21 +144,21 @@ def smi(folder: Path, script: str) -> tuple[str, ...]:
 def test_accelerators_are_read_from_nvidia_smi(
     tmp_path: Path, script: str, version: str, known: tuple[str | None, int | None]
 ) -> None:
-    facts = about.told(launcher_environment(), version)
-    about.look(facts, smi(tmp_path, script))
+    facts = engine_info.from_settings(launcher_environment(), version)
+    engine_info.detect_accelerators(facts, smi(tmp_path, script))
     assert (facts.accelerator, facts.accelerators) == known
 
 
 def test_accelerator_without_nvidia_smi_is_known_for_cpu_only() -> None:
     for version, known in (("0.32.0+cpu", "cpu"), ("0.32.0", None), ("", None)):
-        facts = about.told(launcher_environment(), version)
-        about.look(facts, ("/nowhere/nvidia-smi",))
+        facts = engine_info.from_settings(launcher_environment(), version)
+        engine_info.detect_accelerators(facts, ("/nowhere/nvidia-smi",))
         assert facts.accelerator == known
 
 
 def test_accelerator_of_simulated_engine_ignores_driver(tmp_path: Path) -> None:
-    facts = about.told(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
-    about.look(facts, smi(tmp_path, "print('NVIDIA H200')"))
+    facts = engine_info.from_settings(launcher_environment(PLIMSOLL_RUNTIME="simulated"), "")
+    engine_info.detect_accelerators(facts, smi(tmp_path, "print('NVIDIA H200')"))
     assert facts.accelerator == "simulated"
 
 
@@ -173,7 +173,7 @@ def snapshot(hub: Path, commit: str, config: Mapping[str, object], modified: int
 
 def test_model_config_is_read_from_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    assert modelconfig.read(str(tmp_path), "", {}) == LLAMA_8B
+    assert model_config.read(str(tmp_path), "", {}) == LLAMA_8B
 
 
 def test_model_config_is_read_from_hub_cache_by_revision(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_model_config_is_read_from_hub_cache_by_revision(tmp_path: Path) -> None
     environment = {"HF_HOME": str(tmp_path)}
 
     def found(revision: str = "") -> object:
-        return (modelconfig.read("org/model", revision, environment) or {}).get("vocab_size")
+        return (model_config.read("org/model", revision, environment) or {}).get("vocab_size")
 
     assert (found(), found("aaa"), found("other")) == (2, 1, None)
     refs = hub / "models--org--model" / "refs"
@@ -204,18 +204,18 @@ def test_model_config_hub_cache_location_follows_environment(tmp_path: Path) -> 
     }
     for number, (name, hub) in enumerate(places.items()):
         snapshot(hub, "aaa", {"vocab_size": number})
-        assert modelconfig.read("org/model", "", {name: str(tmp_path)}) == {"vocab_size": number}
+        assert model_config.read("org/model", "", {name: str(tmp_path)}) == {"vocab_size": number}
 
 
 @pytest.mark.parametrize("raw", [b"", b"[1]", b"\xff", b"7", b"[" * 99999, b'{"vocab_size":' + b"9" * 9999 + b"}"])
 def test_model_config_malformed_file_is_none(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "config.json").write_bytes(raw)
-    assert modelconfig.read(str(tmp_path), "", {}) is None
+    assert model_config.read(str(tmp_path), "", {}) is None
 
 
 def test_model_config_non_finite_numbers_are_null(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": NaN, "head_dim": 1e999, "hidden_size": -Infinity, "bits": 1}')
-    assert modelconfig.read(str(tmp_path), "", {}) == {"vocab_size": None, "head_dim": None, "hidden_size": None}
+    assert model_config.read(str(tmp_path), "", {}) == {"vocab_size": None, "head_dim": None, "hidden_size": None}
 
 
 NARROW = {"quant_method": "compressed-tensors", "ignore": ["lm_head"] * 500}
@@ -243,7 +243,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_model_config_reduced_keeps_model_shape(config: dict[str, object]) -> None:
-    kept = modelconfig.reduced({**config, "architectures": ["x"], "rope_scaling": {"a": 1}})
+    kept = model_config.reduce_config({**config, "architectures": ["x"], "rope_scaling": {"a": 1}})
     assert kept is not None
     assert len(json.dumps(kept)) < 1000
     assert roofline.model_shape(kept) == roofline.model_shape(config)
@@ -271,51 +271,51 @@ class RecordingConfig(Mapping[str, object]):
 def test_model_config_reduced_keeps_every_key_read_by_operator(name: str) -> None:
     config = RecordingConfig(CONFIGS[name])
     roofline.model_shape(config)
-    assert config.asked <= {*modelconfig.KEYS, modelconfig.NESTED, modelconfig.QUANTISED}
+    assert config.asked <= {*model_config.SPEED_KEYS, model_config.NESTED_KEY, model_config.QUANTIZATION_KEY}
 
 
-def starting() -> Phases:
-    phases = Phases(CONTRACT.start_phases, 100.0)
+def starting() -> StartupPhases:
+    phases = StartupPhases(CONTRACT.startup_phases, 100.0)
     phases.end("launch", 100.5)
     phases.end("import", 104.5)
     return phases
 
 
 def test_engine_info_document_is_parsed_by_operator() -> None:
-    facts = about.told(launcher_environment(), "0.32.0")
+    facts = engine_info.from_settings(launcher_environment(), "0.32.0")
     facts.accelerator, facts.accelerators = "NVIDIA H200", 2
     facts.kv_tokens, facts.block_tokens, facts.max_model_len = 919824, 16, 4096
-    facts.config = modelconfig.reduced(LLAMA_70B)
-    facts.ladder = Ladder(((16, 0.01), (128, 0.02)), ((1, 24, 0.005), (4, 24, 0.006)))
-    said, start = parse(about.document(facts, "serve", Status(), starting(), 105.0))
+    facts.config = model_config.reduce_config(LLAMA_70B)
+    facts.self_benchmark = SelfBenchmark(((16, 0.01), (128, 0.02)), ((1, 24, 0.005), (4, 24, 0.006)))
+    said, start = parse_engine_info(engine_info.to_json(facts, "serve", EngineStatus(), starting(), 105.0))
     ladder = Told(((16, 0.01), (128, 0.02)), ((1, 24, 0.005), (4, 24, 0.006)))
-    assert said == About(
-        "vllm", "0.32.0", "NVIDIA H200", 2, 64, 919824, 8000, 16, 4096, modelconfig.reduced(LLAMA_70B), ladder
+    assert said == EngineInfo(
+        "vllm", "0.32.0", "NVIDIA H200", 2, 64, 919824, 8000, 16, 4096, model_config.reduce_config(LLAMA_70B), ladder
     )
-    assert start == Start("download", 0.5, (("launch", 0.5), ("import", 4.0)), False, False)
-    chosen = choose(said)
+    assert start == StartupProgress("download", 0.5, (("launch", 0.5), ("import", 4.0)), False, False)
+    chosen = choose_prior(said)
     assert isinstance(chosen, tuple)
     shape = roofline.model_shape(LLAMA_70B)
     assert chosen[0] == roofline.prior(shape, roofline.ACCELERATORS["H200"], 2)
 
 
 def test_engine_info_unknown_facts_are_null() -> None:
-    facts = about.told(launcher_environment(PLIMSOLL_ARGS="[]"), "")
-    document = json.loads(about.document(facts, "prefill", Status(), starting(), 105.0))
+    facts = engine_info.from_settings(launcher_environment(PLIMSOLL_ARGS="[]"), "")
+    document = json.loads(engine_info.to_json(facts, "prefill", EngineStatus(), starting(), 105.0))
     assert document["role"] == "prefill"
     assert set(document["limits"].values()) == {None}
-    assert (document["config"], document["ladder"], document["engine_version"]) == (None, None, None)
+    assert (document["config"], document["self_benchmark"], document["engine_version"]) == (None, None, None)
     assert document["accelerator"] == {"name": None, "count": None}
-    assert asdict(parse(json.dumps(document).encode())[0])["accelerator"] == "unknown"
+    assert asdict(parse_engine_info(json.dumps(document).encode())[0])["accelerator"] == "unknown"
 
 
 def test_engine_info_ready_engine_has_no_phase() -> None:
     phases = starting()
     phases.end("warmup", 120.0)
-    status = Status(warm=True)
-    facts = about.told(launcher_environment(), "")
-    document: dict[str, Any] = json.loads(about.document(facts, "serve", status, phases, 999.0))
+    status = EngineStatus(warm=True)
+    facts = engine_info.from_settings(launcher_environment(), "")
+    document: dict[str, Any] = json.loads(engine_info.to_json(facts, "serve", status, phases, 999.0))
     assert (document["phase"], document["phase_seconds"], document["ready"]) == (None, None, True)
     assert document["phases"][-1] == ["warmup", 15.5]
-    leaving = json.loads(about.document(facts, "serve", replace(status, draining=True), phases, 999.0))
+    leaving = json.loads(engine_info.to_json(facts, "serve", replace(status, draining=True), phases, 999.0))
     assert (leaving["ready"], leaving["draining"]) == (False, True)

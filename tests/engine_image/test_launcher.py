@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher import client
-from launcher.contract import ROOT
+from launcher.contract import IMAGE_ROOT
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
@@ -67,7 +67,7 @@ async def launched(
 ) -> AsyncIterator[Running]:
     """A launcher with its own ports, state folder and a program for the runtime on its path; killed at the end."""
     api, port, nixl = free_ports(3)
-    document = json.loads((ROOT / "contract.json").read_text())
+    document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"]["state"] = str(folder / "state")
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
@@ -77,7 +77,7 @@ async def launched(
     command.chmod(0o755)
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(IMAGE_ROOT),
         "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
         "PLIMSOLL_RUNTIME": runtime,
         "PLIMSOLL_ROLE": role,
@@ -105,7 +105,7 @@ async def test_launcher_is_ready_after_warmup_and_exits_zero(tmp_path: Path) -> 
         assert await launcher.process.wait() == 0
     assert "vllm:num_requests_running 0" in metrics
     for phase in ("launch", "import", "init", "api", "warmup"):
-        assert f'plimsoll_engine_start_phase_seconds{{phase="{phase}"}}' in metrics
+        assert f'plimsoll_engine_startup_phase_seconds{{phase="{phase}"}}' in metrics
     assert (tmp_path / "state" / "draining").exists()
     assert (tmp_path / "state" / "stopping").exists()
 
@@ -122,7 +122,7 @@ async def test_launcher_serves_engine_info_and_self_benchmark(tmp_path: Path) ->
     }  # fmt: skip
     assert said["config"] == {"model_type": "llama", "hidden_size": 64}
     assert [name for name, _ in said["phases"]] == ["launch", "import", "init", "api", "warmup"]
-    ((tokens, seconds),) = said["ladder"]["prefill"]
+    ((tokens, seconds),) = said["self_benchmark"]["prefill"]
     assert tokens == 16
     assert seconds > 0
 
@@ -132,7 +132,7 @@ async def test_launcher_startup_reports_current_phase(tmp_path: Path) -> None:
         await launcher.until("init engine")
         said = json.loads((await launcher.get("/about")).body)
     assert said["phase"] in ("load", "api")  # the line that ends the former may be read later
-    assert (said["ready"], said["ladder"], said["limits"]["kv_tokens"]) == (False, None, None)
+    assert (said["ready"], said["self_benchmark"], said["limits"]["kv_tokens"]) == (False, None, None)
 
 
 async def test_launcher_simulated_runtime_behaves_like_vllm(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def test_launcher_dead_engine_core_makes_pod_unready(tmp_path: Path) -> No
         await launcher.until("ready after")
         await client.request(launcher.api, "/dead", b"{}")
         await launcher.until("the engine is dead")
-        assert await launcher.get("/readyz") == client.Response(503, b"dead")
+        assert await launcher.get("/readyz") == client.Response(503, b"unreachable")
 
 
 async def test_launcher_exit_kills_orphaned_engine_processes(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from launcher import client, contract, drain, health, warmup
 from launcher.contract import Drain, Warmup
-from launcher.health import HealthServer, Status, exposition
-from launcher.phases import Phases
-from launcher.prompts import COMPLETIONS, Prompts
-from launcher.state import State
-from tests.engine_image.lab import CONTRACT
+from launcher.health import EngineStatus, HealthServer, render_metrics
+from launcher.pod_state import PodState
+from launcher.prompts import COMPLETIONS_PATH, PromptFactory
+from launcher.startup_phases import StartupPhases
+from tests.engine_image.middleware_harness import CONTRACT
 
 LOG = {
     "import": b"(EngineCore pid=7) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: x\n",
@@ -26,8 +26,8 @@ LOG = {
 }
 
 
-def phases() -> Phases:
-    return Phases(CONTRACT.start_phases, 100.0)
+def phases() -> StartupPhases:
+    return StartupPhases(CONTRACT.startup_phases, 100.0)
 
 
 def test_startup_phases_add_up() -> None:
@@ -71,7 +71,7 @@ def test_startup_phases_current_phase_and_elapsed_time() -> None:
 
 
 def test_startup_phases_skipped_phase_is_never_current() -> None:
-    times = Phases(CONTRACT.start_phases, 100.0, skipped=("download",))
+    times = StartupPhases(CONTRACT.startup_phases, 100.0, skipped=("download",))
     times.observe(LOG["import"], 105.0)
     assert times.current(107.0) == ("load", 2.0)
     times.observe(LOG["download"], 108.0)
@@ -100,7 +100,7 @@ def test_drain_may_stop_by_last_request_and_limits(now: float, last: float | Non
 async def test_drain_quiet_waits_until_it_may_stop(tmp_path: Path) -> None:
     limits = Drain(0.3, 0, 5, 1, 1)
     began = time.time()
-    await drain.quiet(State(tmp_path), limits)
+    await drain.wait_until_quiet(PodState(tmp_path), limits)
     assert drain.may_stop(time.time(), began, None, limits)
 
 
@@ -112,7 +112,7 @@ def test_drain_longest_fits_grace_period() -> None:
 
 
 def test_pod_state_marks_are_cleared_by_reset(tmp_path: Path) -> None:
-    state = State(tmp_path / "a")
+    state = PodState(tmp_path / "a")
     state.reset()
     state.mark_draining()
     state.mark_stopping()
@@ -124,46 +124,49 @@ def test_pod_state_marks_are_cleared_by_reset(tmp_path: Path) -> None:
 
 
 def test_pod_state_counts_requests_of_crashed_processes(tmp_path: Path) -> None:
-    launcher = State(tmp_path)
+    launcher = PodState(tmp_path)
     launcher.reset()
-    own = State(tmp_path)
-    own.hold()
-    own.hold()
-    own.let_go()
-    held = "from launcher.state import State; import os; s = State(os.environ['AT']); s.hold(); s.hold(); os._exit(9)"
-    environment = {"AT": str(tmp_path), "PYTHONPATH": str(contract.ROOT)}
+    own = PodState(tmp_path)
+    own.begin_request()
+    own.begin_request()
+    own.end_request()
+    held = (
+        "from launcher.pod_state import PodState; import os; s = PodState(os.environ['AT']); "
+        "s.begin_request(); s.begin_request(); os._exit(9)"
+    )
+    environment = {"AT": str(tmp_path), "PYTHONPATH": str(contract.IMAGE_ROOT)}
     assert subprocess.run([sys.executable, "-c", held], env=environment, check=False).returncode == 9
-    assert launcher.held == 1 + 2
-    own.let_go()
-    assert launcher.held == 2
+    assert launcher.in_flight == 1 + 2
+    own.end_request()
+    assert launcher.in_flight == 2
     launcher.reset()
-    assert launcher.held == 0
+    assert launcher.in_flight == 0
 
 
 WARMUP = Warmup((16, 128, 1024), (1, 4), 8, 5.0)
 
 
 def test_warmup_plan_has_each_length_and_batch() -> None:
-    plan = warmup.plan(WARMUP, 4096)
+    plan = warmup.plan_batches(WARMUP, 4096)
     assert [(batch.size, batch.prompt_tokens) for batch in plan] == [(1, 16), (1, 128), (1, 1024), (4, 16)]
 
 
 def test_warmup_plan_fits_max_model_len() -> None:
-    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 200)] == [16, 128, 16]
-    assert [batch.prompt_tokens for batch in warmup.plan(WARMUP, 12)] == [4, 4]
+    assert [batch.prompt_tokens for batch in warmup.plan_batches(WARMUP, 200)] == [16, 128, 16]
+    assert [batch.prompt_tokens for batch in warmup.plan_batches(WARMUP, 12)] == [4, 4]
 
 
 def test_warmup_prompts_have_distinct_prefixes() -> None:
-    batches = warmup.bodies(warmup.plan(WARMUP, 4096), Prompts("m"), 8)
+    batches = warmup.request_bodies(warmup.plan_batches(WARMUP, 4096), PromptFactory("m"), 8)
     requests = [json.loads(raw) for batch in batches for raw in batch]
     assert len({tuple(request["prompt"][:4]) for request in requests}) == len(requests) == 7
 
 
 def test_prompts_ten_thousand_have_distinct_prefixes_and_length() -> None:
-    prompts = Prompts("m")
-    begun = {tuple(prompts.new(16)[:2]) for _ in range(10_000)}
+    prompts = PromptFactory("m")
+    begun = {tuple(prompts.new_prompt(16)[:2]) for _ in range(10_000)}
     assert len(begun) == 10_000
-    assert [len(prompts.new(tokens)) for tokens in (1, 2, 3, 500)] == [1, 2, 3, 500]
+    assert [len(prompts.new_prompt(tokens)) for tokens in (1, 2, 3, 500)] == [1, 2, 3, 500]
 
 
 async def test_warmup_rejecting_model_still_completes() -> None:
@@ -171,13 +174,13 @@ async def test_warmup_rejecting_model_still_completes() -> None:
 
     async def ask(path: str, _: bytes | None) -> client.Response:
         asked.append(path)
-        if path == warmup.MODELS:
+        if path == warmup.MODELS_PATH:
             return client.Response(200, b'{"data":[{"max_model_len":4096}]}')
         return client.Response(400, b"no")
 
-    await warmup.run(ask, WARMUP, Prompts("m"))
-    assert asked.count(COMPLETIONS) == 7
-    assert asked.count(warmup.CHAT) == 1
+    await warmup.run(ask, WARMUP, PromptFactory("m"))
+    assert asked.count(COMPLETIONS_PATH) == 7
+    assert asked.count(warmup.CHAT_PATH) == 1
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP")])
@@ -188,7 +191,7 @@ async def test_warmup_failing_engine_ends_warmup(error: Exception) -> None:
         asked.append(what)
         raise error
 
-    await warmup.run(ask, WARMUP, Prompts("m"))
+    await warmup.run(ask, WARMUP, PromptFactory("m"))
     assert asked
 
 
@@ -197,7 +200,7 @@ async def test_warmup_failing_engine_ends_warmup(error: Exception) -> None:
 )
 def test_max_model_len_missing_is_reported(models: bytes) -> None:
     with pytest.raises(ValueError, match="/v1/models names no max_model_len"):
-        warmup.max_model_len(models)
+        warmup.parse_max_model_len(models)
 
 
 def about() -> bytes:
@@ -212,13 +215,13 @@ def port_of(server: asyncio.Server) -> int:
 @pytest.mark.parametrize(
     ("status", "ready", "word"),
     [
-        (Status(), 503, b"starting"),
-        (Status(warm=True), 200, b"ready"),
-        (Status(warm=True, draining=True), 503, b"draining"),
-        (Status(warm=True, dead=True), 503, b"dead"),
+        (EngineStatus(), 503, b"starting"),
+        (EngineStatus(warm=True), 200, b"ready"),
+        (EngineStatus(warm=True, draining=True), 503, b"draining"),
+        (EngineStatus(warm=True, dead=True), 503, b"unreachable"),
     ],
 )
-async def test_health_server_paths_reflect_status(status: Status, ready: int, word: bytes) -> None:
+async def test_health_server_paths_reflect_status(status: EngineStatus, ready: int, word: bytes) -> None:
     async def scrape() -> bytes:
         return b"vllm:x 1\n"
 
@@ -238,7 +241,7 @@ async def test_health_server_survives_malformed_requests() -> None:
     async def scrape() -> bytes:
         return b""
 
-    server = await HealthServer(CONTRACT, Status(), phases(), scrape, about).start(0)
+    server = await HealthServer(CONTRACT, EngineStatus(), phases(), scrape, about).start(0)
     port = port_of(server)
     async with server:
         for raw in (b"\r\n\r\n", b"x" * (health.MAX_HEADER_BYTES + 9), b"\xff\xfe\r\n\r\n"):
@@ -256,13 +259,15 @@ async def test_health_server_survives_malformed_requests() -> None:
 def test_exposition_has_startup_phase_seconds() -> None:
     times = phases()
     times.end("launch", 100.25)
-    assert 'plimsoll_engine_start_phase_seconds{phase="launch"} 0.250\n' in exposition(CONTRACT, Status(), times)
+    assert 'plimsoll_engine_startup_phase_seconds{phase="launch"} 0.250\n' in render_metrics(
+        CONTRACT, EngineStatus(), times
+    )
 
 
 def test_contract_can_be_overridden_by_environment(tmp_path: Path) -> None:
-    document = json.loads((contract.ROOT / "contract.json").read_text())
+    document = json.loads((contract.IMAGE_ROOT / "contract.json").read_text())
     document["ports"]["api"] = 9000
     path = tmp_path / "contract.json"
     path.write_text(json.dumps(document))
-    assert contract.load({contract.OVERRIDE: str(path)}).ports["api"] == 9000
+    assert contract.load({contract.CONTRACT_PATH_VARIABLE: str(path)}).ports["api"] == 9000
     assert contract.load({}).ports["api"] == 8000

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from launcher.modelname import renaming, unchanged
-from tests.engine_image.lab import CHAT, COMPLETIONS, DONE, FakeEngine, answer, bench, event, streaming
-from tests.engine_image.simulated.bench import bench as simulated_bench
+from tests.engine_image.middleware_harness import (
+    CHAT_PATH,
+    COMPLETIONS,
+    DONE_EVENT,
+    FakeEngine,
+    event,
+    make_harness,
+    respond_with,
+    streaming_engine,
+)
+from tests.engine_image.simulated.api_harness import make_harness as simulated_bench
 
 NAMES = ("team/chat", "chat")
 FROM_GATEWAY = {"x-plimsoll-model": "team/chat"}
@@ -20,17 +29,17 @@ ASKED = {"model": "renamed", "prompt": "a"}
 def whole() -> FakeEngine:
     """An engine that answers in one piece under its first name."""
     document = {"model": NAMES[0], "choices": [{"index": 0, "text": " a", "finish_reason": "length"}]}
-    return answer(200, json.dumps(document, separators=(",", ":")).encode())
+    return respond_with(200, json.dumps(document, separators=(",", ":")).encode())
 
 
 def tokens(*texts: str) -> FakeEngine:
     """An engine that streams one event for each text under its first name."""
     events = [event(model=NAMES[0], choices=[{"index": 0, "text": text, "finish_reason": None}]) for text in texts]
-    return streaming([*events, DONE])
+    return streaming_engine([*events, DONE_EVENT])
 
 
 async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> None:
-    async with bench(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=FROM_GATEWAY)
     assert one.engine.requests == [{"model": "team/chat", "prompt": "a"}]
     assert (got.status, got.json["model"]) == (200, "renamed")
@@ -39,14 +48,14 @@ async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("asked", ["chat", "team/chat"])
 async def test_middleware_no_gateway_answers_as_asked(tmp_path: Path, asked: str) -> None:
-    async with bench(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send({"model": asked, "prompt": "a"})
     assert one.engine.requests == [{"model": asked, "prompt": "a"}]
     assert got.json["model"] == asked
 
 
 async def test_middleware_stream_has_the_clients_name(tmp_path: Path) -> None:
-    async with bench(tokens(" a", " b"), "decode", tmp_path, names=NAMES) as one:
+    async with make_harness(tokens(" a", " b"), "decode", tmp_path, names=NAMES) as one:
         got = await one.send({**ASKED, "stream": True}, headers=FROM_GATEWAY)
     assert [json.loads(data)["model"] for data in got.events[:-1]] == ["renamed", "renamed"]
     assert got.events[-1] == "[DONE]"
@@ -55,22 +64,22 @@ async def test_middleware_stream_has_the_clients_name(tmp_path: Path) -> None:
 
 async def test_middleware_response_name_wins_over_asked(tmp_path: Path) -> None:
     named = {**FROM_GATEWAY, "x-plimsoll-response-model": "small"}
-    async with bench(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=named)
     assert got.json["model"] == "small"
 
 
 async def test_middleware_generated_text_is_not_renamed(tmp_path: Path) -> None:
     text = '{"model":"team/chat"}'
-    async with bench(tokens(text), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(tokens(text), "serve", tmp_path, names=NAMES) as one:
         got = await one.send({**ASKED, "stream": True}, headers=FROM_GATEWAY)
     first = json.loads(got.events[0])
     assert (first["model"], first["choices"][0]["text"]) == ("renamed", text)
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH])
 async def test_middleware_other_services_request_is_refused(tmp_path: Path, path: str) -> None:
-    async with bench(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, path, {"x-plimsoll-model": "team/other"})
     assert one.engine.requests == []
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")

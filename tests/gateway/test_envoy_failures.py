@@ -9,9 +9,9 @@ import signal
 import aiohttp
 import pytest
 
-from tests.gateway.gated import promised
-from tests.gateway.objects import pod, service
-from tests.gateway.stack import Stack, stop, until
+from tests.gateway.kube_objects import pod, service
+from tests.gateway.picker_harness import service_with_slo
+from tests.gateway.stack import GatewayStack, stop, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 class BackgroundLoad:
     """Requests one after the other on a few lanes, until it is stopped; every answer is kept."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: GatewayStack) -> None:
         self._stack = stack
         self.answers: list[int | str] = []
         self._going = True
@@ -39,7 +39,7 @@ class BackgroundLoad:
     async def more(self, count: int = 40) -> None:
         """Wait for so many more answers."""
         target = len(self.answers) + count
-        await until(lambda: len(self.answers) >= target, f"{count} more answers")
+        await wait_until(lambda: len(self.answers) >= target, f"{count} more answers")
 
     async def end(self) -> None:
         self._going = False
@@ -47,102 +47,102 @@ class BackgroundLoad:
         assert set(self.answers) == {200}
 
 
-async def test_refusing_engine_is_skipped(stack: Stack) -> None:
+async def test_refusing_engine_is_skipped(stack: GatewayStack) -> None:
     dead, alive = await stack.engine(), await stack.engine()
-    await stack.have([service()], [pod(dead.address), pod(alive.address)])
-    await stack.routable(dead, alive)
+    await stack.set_objects([service()], [pod(dead.address), pod(alive.address)])
+    await stack.wait_routable(dead, alive)
     dead.kill()
     for _ in range(20):
         status, _, headers = await stack.ask_fully()
         assert (status, headers["x-engine"]) == (200, alive.address)
 
 
-async def test_marked_rejection_is_retried_on_other_engine(stack: Stack) -> None:
+async def test_marked_rejection_is_retried_on_other_engine(stack: GatewayStack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
-    draining.behaviour.marked = "draining"
-    await stack.have([service()], [pod(draining.address), pod(alive.address)])
-    await stack.routable(draining, alive)
+    draining.behaviour.error_marker = "draining"
+    await stack.set_objects([service()], [pod(draining.address), pod(alive.address)])
+    await stack.wait_routable(draining, alive)
     for _ in range(10):
         status, _, headers = await stack.ask_fully()
         assert (status, headers["x-engine"]) == (200, alive.address)
-    assert 0 < len(draining.seen) < 10
+    assert 0 < len(draining.received) < 10
 
 
-async def test_large_body_is_retried_on_other_engine(stack: Stack) -> None:
+async def test_large_body_is_retried_on_other_engine(stack: GatewayStack) -> None:
     draining, alive = await stack.engine(), await stack.engine()
-    draining.behaviour.marked = "draining"
-    await stack.have([service()], [pod(draining.address), pod(alive.address)])
-    await stack.routable(draining, alive)
+    draining.behaviour.error_marker = "draining"
+    await stack.set_objects([service()], [pod(draining.address), pod(alive.address)])
+    await stack.wait_routable(draining, alive)
     statuses = [(await stack.ask_fully(pad="x" * (7 << 20)))[0] for _ in range(2)]
     assert statuses == [200, 200]
-    assert len(draining.seen) == 1
-    assert {len(seen.body) for seen in alive.seen} == {len(draining.seen[0].body)}
+    assert len(draining.received) == 1
+    assert {len(seen.body) for seen in alive.received} == {len(draining.received[0].body)}
 
 
 @pytest.mark.parametrize("reason", ["draining", "queue_full"])
-async def test_marked_rejection_by_all_engines_reaches_client(stack: Stack, reason: str) -> None:
+async def test_marked_rejection_by_all_engines_reaches_client(stack: GatewayStack, reason: str) -> None:
     engine = await stack.engine()
-    engine.behaviour.marked = reason
-    await stack.have([service()], [pod(engine.address)])
-    await stack.routable(engine)
+    engine.behaviour.error_marker = reason
+    await stack.set_objects([service()], [pod(engine.address)])
+    await stack.wait_routable(engine)
     status, body, headers = await stack.ask_fully()
     assert (status, body["error"]["code"], headers["retry-after"]) == (503, reason, "1")
     assert headers["x-plimsoll-reason"] == reason
 
 
-async def test_unreachable_engines_return_openai_503(stack: Stack) -> None:
+async def test_unreachable_engines_return_openai_503(stack: GatewayStack) -> None:
     engine = await stack.engine()
-    await stack.have([service()], [pod(engine.address)])
-    await stack.routable(engine)
+    await stack.set_objects([service()], [pod(engine.address)])
+    await stack.wait_routable(engine)
     engine.kill()
     status, body, headers = await stack.ask_fully()
     assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
     assert headers["x-plimsoll-reason"] == "unavailable"
 
 
-async def test_unmarked_503_is_not_retried(stack: Stack) -> None:
+async def test_unmarked_503_is_not_retried(stack: GatewayStack) -> None:
     first, second = await stack.engine(), await stack.engine()
     first.behaviour.status = second.behaviour.status = 503
-    await stack.have([service()], [pod(first.address), pod(second.address)])
-    await stack.routable(first, second)
+    await stack.set_objects([service()], [pod(first.address), pod(second.address)])
+    await stack.wait_routable(first, second)
     assert (await stack.ask_fully())[0] == 503
-    assert len(first.seen) + len(second.seen) == 1
+    assert len(first.received) + len(second.received) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_reset_before_first_byte_suspends_engine(stack: Stack, stream: bool) -> None:
+async def test_reset_before_first_byte_suspends_engine(stack: GatewayStack, stream: bool) -> None:
     broken, alive = await stack.engine(), await stack.engine()
     broken.behaviour.die_after = 0
-    await stack.have([service()], [pod(broken.address), pod(alive.address)])
-    await stack.routable(broken, alive)
+    await stack.set_objects([service()], [pod(broken.address), pod(alive.address)])
+    await stack.wait_routable(broken, alive)
     statuses = []
     for _ in range(8):
         async with stack.ask(stream=stream) as answer:
             await answer.read()
             statuses.append(answer.status)
-        await stack.inflight(broken, 0)
-        await stack.inflight(alive, 0)
-    assert statuses.count(503) == len(broken.seen) == 1
+        await stack.wait_inflight(broken, 0)
+        await stack.wait_inflight(alive, 0)
+    assert statuses.count(503) == len(broken.received) == 1
 
 
-async def test_cut_stream_never_ends_cleanly(stack: Stack) -> None:
+async def test_cut_stream_never_ends_cleanly(stack: GatewayStack) -> None:
     engine = await stack.engine()
     engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
-    await stack.have([service()], [pod(engine.address)])
-    await stack.routable(engine)
+    await stack.set_objects([service()], [pod(engine.address)])
+    await stack.wait_routable(engine)
     async with stack.ask(stream=True) as answer:
         assert answer.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
-    await stack.inflight(engine, 0)
+    await stack.wait_inflight(engine, 0)
     assert (await stack.signals())["services"]["team/chat"]["requests"]["failed"] == 1
 
 
-async def test_cut_streams_eject_no_engine(stack: Stack) -> None:
+async def test_cut_streams_eject_no_engine(stack: GatewayStack) -> None:
     engine = await stack.engine()
     engine.behaviour.tokens, engine.behaviour.die_after = 10, 4
-    await stack.have([service()], [pod(engine.address)])
-    await stack.routable(engine)
+    await stack.set_objects([service()], [pod(engine.address)])
+    await stack.wait_routable(engine)
 
     async def cut() -> None:
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -154,24 +154,24 @@ async def test_cut_streams_eject_no_engine(stack: Stack) -> None:
     assert (await stack.ask_fully())[0] == 200
 
 
-async def test_client_disconnect_reaches_engine_and_is_no_failure(stack: Stack) -> None:
+async def test_client_disconnect_reaches_engine_and_is_no_failure(stack: GatewayStack) -> None:
     engine = await stack.engine()
     engine.behaviour.pause = asyncio.Event()
-    await stack.have([service()], [pod(engine.address)])
-    await stack.routable(engine)
+    await stack.set_objects([service()], [pod(engine.address)])
+    await stack.wait_routable(engine)
     async with stack.ask(stream=True) as answer:
         await answer.content.readany()
         answer.close()
-    await until(lambda: engine.open == 0, "the engine sees that the client has left")
-    await stack.inflight(engine, 0)
+    await wait_until(lambda: engine.open == 0, "the engine sees that the client has left")
+    await stack.wait_inflight(engine, 0)
     requests = (await stack.signals())["services"]["team/chat"]["requests"]
     assert (requests["cancelled"], requests["failed"]) == (1, 0)
 
 
-async def test_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> None:
+async def test_killed_picker_fails_no_request_and_is_counted(lone: GatewayStack) -> None:
     first, second = await lone.engine(), await lone.engine()
-    await lone.up([service()], [pod(first.address), pod(second.address)])
-    await lone.routable(first, second)
+    await lone.start([service()], [pod(first.address), pod(second.address)])
+    await lone.wait_routable(first, second)
     assert (await lone.admin.stats()).failed_open == 0
     load = BackgroundLoad(lone)
     await load.more()
@@ -184,7 +184,7 @@ async def test_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> Non
     assert (status, body["error"]["code"]) == (503, "unavailable")
     lone.start_picker()
     await lone.ready()
-    await lone.routable(first, second)
+    await lone.wait_routable(first, second)
     before = (await lone.admin.stats()).failed_open
     await load.more()
     await load.end()
@@ -193,10 +193,10 @@ async def test_killed_picker_fails_no_request_and_is_counted(lone: Stack) -> Non
         assert f"plimsoll_gateway_failed_open_total {before}.0" in await answer.text()
 
 
-async def test_fail_open_routes_only_unambiguous_models(lone: Stack) -> None:
+async def test_fail_open_routes_only_unambiguous_models(lone: GatewayStack) -> None:
     engine = await lone.engine()
-    await lone.up([service(model="org/tiny-1.5")], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service(model="org/tiny-1.5")], [pod(engine.address)])
+    await lone.wait_routable(engine)
     assert lone.picker is not None
     stop(lone.picker)
     for name in ("org/tiny-1.5", "team/chat"):
@@ -217,18 +217,18 @@ async def test_fail_open_routes_only_unambiguous_models(lone: Stack) -> None:
         async with lone.http.post(f"{lone.url}/v1/completions", data=body) as answer:
             error = (await answer.json())["error"]
             assert (answer.status, error["code"], answer.headers["retry-after"]) == (503, "unavailable", "1"), body
-    assert len(engine.seen) == 2
+    assert len(engine.received) == 2
     async with lone.http.get(f"{lone.url}/v1/models") as answer:
         assert answer.status == 503
 
 
-async def test_fail_open_respects_engine_slots(lone: Stack) -> None:
+async def test_fail_open_respects_engine_slots(lone: GatewayStack) -> None:
     first, second = await lone.engine(), await lone.engine()
     for engine in (first, second):
         engine.behaviour.pause = asyncio.Event()
     engines = [pod(first.address), pod(second.address)]
-    await lone.up([promised(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], engines)
-    await lone.routable(first, second)
+    await lone.start([service_with_slo(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], engines)
+    await lone.wait_routable(first, second)
     assert lone.picker is not None
     stop(lone.picker)
 
@@ -237,7 +237,7 @@ async def test_fail_open_respects_engine_slots(lone: Stack) -> None:
             return await answer.text()
 
     streams = [asyncio.ensure_future(stream()) for _ in range(4)]
-    await until(lambda: first.open + second.open == 4, "this gateway's share of both engines runs")
+    await wait_until(lambda: first.open + second.open == 4, "this gateway's share of both engines runs")
     for _ in range(3):
         status, body, headers = await lone.ask_fully()
         assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "overloaded")
@@ -245,10 +245,10 @@ async def test_fail_open_respects_engine_slots(lone: Stack) -> None:
     kept = first.open
     assert kept + second.open == 4
     # An engine less is a smaller bound; those who run do not notice, and the next picker knows of them.
-    lone.set([promised(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], [pod(first.address)])
+    lone.write_objects([service_with_slo(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], [pod(first.address)])
     lone.start_picker()
     await lone.ready()
-    await lone.inflight(first, kept)
+    await lone.wait_inflight(first, kept)
     stop(lone.picker)
     assert (await lone.ask_fully())[0] == 429
     for engine in (first, second):
@@ -258,23 +258,23 @@ async def test_fail_open_respects_engine_slots(lone: Stack) -> None:
     async def is_idle() -> bool:
         return (await lone.admin.stats()).active == 0
 
-    await until(is_idle, "Envoy has let the streams go")  # a moment after their last bytes
+    await wait_until(is_idle, "Envoy has let the streams go")  # a moment after their last bytes
     assert (await lone.ask_fully())[0] == 200
 
 
-async def test_hung_picker_is_bypassed_by_health_check(lone: Stack) -> None:
+async def test_hung_picker_is_bypassed_by_health_check(lone: GatewayStack) -> None:
     engine = await lone.engine()
-    await lone.up([service()], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service()], [pod(engine.address)])
+    await lone.wait_routable(engine)
     load = BackgroundLoad(lone)
     await load.more()
     assert lone.picker is not None
     lone.picker.send_signal(signal.SIGSTOP)
 
     async def is_away() -> bool:
-        return not (await lone.admin.view()).picker_healthy
+        return not (await lone.admin.state()).picker_healthy
 
-    await until(is_away, "Envoy takes the picker for unhealthy")
+    await wait_until(is_away, "Envoy takes the picker for unhealthy")
     # New requests pass at once; those that were already asked for wait, until the picker answers or is killed.
     status, *_ = await lone.ask_fully()
     assert status == 200
@@ -285,35 +285,35 @@ async def test_hung_picker_is_bypassed_by_health_check(lone: Stack) -> None:
     await load.end()
 
 
-async def test_restarted_picker_recovers_inflight_counts(lone: Stack) -> None:
+async def test_restarted_picker_recovers_inflight_counts(lone: GatewayStack) -> None:
     engine = await lone.engine()
     engine.behaviour.pause = asyncio.Event()
-    await lone.up([service()], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service()], [pod(engine.address)])
+    await lone.wait_routable(engine)
 
     async def stream() -> str:
         async with lone.ask(stream=True) as answer:
             return await answer.text()
 
     streams = [asyncio.ensure_future(stream()) for _ in range(5)]
-    await until(lambda: engine.open == 5, "five streams run")
+    await wait_until(lambda: engine.open == 5, "five streams run")
     assert lone.picker is not None
     stop(lone.picker)
     lone.start_picker()
     await lone.ready()
-    await lone.inflight(engine, 5)
+    await lone.wait_inflight(engine, 5)
     streams += [asyncio.ensure_future(stream()) for _ in range(2)]
-    await lone.inflight(engine, 7)
+    await lone.wait_inflight(engine, 7)
     engine.behaviour.pause.set()
     assert all(text.endswith("data: [DONE]\n\n") for text in await asyncio.gather(*streams))
-    await lone.inflight(engine, 0)
+    await lone.wait_inflight(engine, 0)
 
 
-async def test_restarted_envoy_serves_with_zero_inflight(lone: Stack) -> None:
+async def test_restarted_envoy_serves_with_zero_inflight(lone: GatewayStack) -> None:
     engine = await lone.engine()
     engine.behaviour.pause = asyncio.Event()
-    await lone.up([service()], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service()], [pod(engine.address)])
+    await lone.wait_routable(engine)
 
     async def stream() -> None:
         with pytest.raises(aiohttp.ClientError):
@@ -321,30 +321,30 @@ async def test_restarted_envoy_serves_with_zero_inflight(lone: Stack) -> None:
                 await answer.read()
 
     cut = asyncio.ensure_future(stream())
-    await lone.inflight(engine, 1)
+    await lone.wait_inflight(engine, 1)
     assert lone.envoy is not None
     stop(lone.envoy)
     await cut
     lone.start_envoy()
-    await lone.inflight(engine, 0)
+    await lone.wait_inflight(engine, 0)
     await lone.ready()
     engine.behaviour.pause.set()
     assert (await lone.ask_fully())[0] == 200
-    await lone.inflight(engine, 0)
+    await lone.wait_inflight(engine, 0)
 
 
-async def test_drain_finishes_streams_and_closes_idle_connections(lone: Stack) -> None:
+async def test_drain_finishes_streams_and_closes_idle_connections(lone: GatewayStack) -> None:
     engine = await lone.engine()
     pause = engine.behaviour.pause = asyncio.Event()
-    await lone.up([service()], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service()], [pod(engine.address)])
+    await lone.wait_routable(engine)
 
     async def stream() -> str:
         async with lone.ask(stream=True) as answer:
             return await answer.text()
 
     running = asyncio.ensure_future(stream())
-    await until(lambda: engine.open == 1, "a stream runs")
+    await wait_until(lambda: engine.open == 1, "a stream runs")
     assert lone.picker is not None
     picker = lone.picker
     picker.send_signal(signal.SIGTERM)
@@ -353,7 +353,7 @@ async def test_drain_finishes_streams_and_closes_idle_connections(lone: Stack) -
         async with lone.http.get(f"{lone.picker_url}/readyz") as answer:
             return answer.status == 503
 
-    await until(is_unready, "the gateway is not ready")
+    await wait_until(is_unready, "the gateway is not ready")
     engine.behaviour.pause = None
     status, _, headers = await lone.ask_fully()
     assert (status, headers.get("connection")) == (200, "close")
@@ -362,19 +362,19 @@ async def test_drain_finishes_streams_and_closes_idle_connections(lone: Stack) -
     assert engine.open == 1
     pause.set()
     assert (await running).endswith("data: [DONE]\n\n")
-    await until(lambda: picker.poll() is not None, "the picker ends")
+    await wait_until(lambda: picker.poll() is not None, "the picker ends")
     assert picker.returncode == 0
 
 
-async def test_restarted_picker_does_not_inherit_drain(lone: Stack) -> None:
+async def test_restarted_picker_does_not_inherit_drain(lone: GatewayStack) -> None:
     """A kubelet may end the picker and leave Envoy: the next picker must not inherit the drain of the one before."""
     engine = await lone.engine()
-    await lone.up([service()], [pod(engine.address)])
-    await lone.routable(engine)
+    await lone.start([service()], [pod(engine.address)])
+    await lone.wait_routable(engine)
     assert lone.picker is not None
     picker = lone.picker
     picker.send_signal(signal.SIGTERM)
-    await until(lambda: picker.poll() is not None, "the picker ends")
+    await wait_until(lambda: picker.poll() is not None, "the picker ends")
     lone.start_picker()
     await lone.ready()
     status, _, headers = await lone.ask_fully()

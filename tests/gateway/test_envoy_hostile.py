@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.gateway import hostile
-from tests.gateway.engine import Engine
-from tests.gateway.hostile import GOOD_BODY, Case, request
-from tests.gateway.stack import Stack
+from tests.gateway import malformed_requests
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.malformed_requests import GOOD_BODY, Case, request
+from tests.gateway.stack import GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -26,7 +26,7 @@ DECODED = (
 )
 
 
-async def exchange(stack: Stack, raw: bytes) -> bytes:
+async def exchange(stack: GatewayStack, raw: bytes) -> bytes:
     """What comes back for these bytes, up to the end of one answer or of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     answer = b""
@@ -79,21 +79,21 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ")[1]) if answer else 0
 
 
-async def run(door: tuple[Stack, Engine], cases: Iterator[Case], right: Callable[[str, int], bool]) -> None:
+async def run(door: tuple[GatewayStack, FakeEngine], cases: Iterator[Case], right: Callable[[str, int], bool]) -> None:
     """Send each case and a good request after it; tell all that went wrong at once."""
     stack, engine = door
     wrong: list[str] = []
     count = 0
     for name, raw in cases:
         count += 1
-        engine.seen.clear()
+        engine.received.clear()
         try:
             answer = await exchange(stack, raw)
         except TimeoutError:
             wrong.append(f"{name}: no answer")
             continue
         status = status_of(answer)
-        reached = [seen.path for seen in engine.seen if seen.path.partition(b"?")[0] not in ALLOWED]
+        reached = [seen.path for seen in engine.received if seen.path.partition(b"?")[0] not in ALLOWED]
         problems = [
             f"reached {reached}" if reached else "",
             shape_error(answer) if not name.startswith("method HEAD") else "",
@@ -106,40 +106,50 @@ async def run(door: tuple[Stack, Engine], cases: Iterator[Case], right: Callable
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def test_hostile_paths_and_methods_have_safe_outcome(door: tuple[Stack, Engine]) -> None:
+async def test_hostile_paths_and_methods_have_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
     refused = (0, 400, 403, 404, 405, 413, 414, 431)
-    await run(door, hostile.paths(), lambda name, status: status in refused or (name in DECODED and status == 200))
+    await run(
+        door, malformed_requests.paths(), lambda name, status: status in refused or (name in DECODED and status == 200)
+    )
 
 
-async def test_hostile_framing_has_safe_outcome(door: tuple[Stack, Engine]) -> None:
-    await run(door, hostile.framing(), lambda name, status: status in (0, 200, 400, 404, 408, 413, 426, 431, 501, 505))
+async def test_hostile_framing_has_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(
+        door,
+        malformed_requests.framing(),
+        lambda name, status: status in (0, 200, 400, 404, 408, 413, 426, 431, 501, 505),
+    )
 
 
-async def test_hostile_headers_have_safe_outcome(door: tuple[Stack, Engine]) -> None:
-    await run(door, hostile.headers(), lambda name, status: status in (0, 200, 400, 403, 404, 408, 411, 415, 417, 431))
+async def test_hostile_headers_have_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(
+        door,
+        malformed_requests.headers(),
+        lambda name, status: status in (0, 200, 400, 403, 404, 408, 411, 415, 417, 431),
+    )
 
 
-async def test_hostile_bodies_are_rejected(door: tuple[Stack, Engine]) -> None:
-    await run(door, hostile.bodies(), lambda name, status: status in (400, 404))
+async def test_hostile_bodies_are_rejected(door: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(door, malformed_requests.bodies(), lambda name, status: status in (400, 404))
 
 
-async def test_unusual_valid_bodies_reach_engine(door: tuple[Stack, Engine]) -> None:
-    await run(door, hostile.harmless(), lambda name, status: status == 200)
+async def test_unusual_valid_bodies_reach_engine(door: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(door, malformed_requests.harmless(), lambda name, status: status == 200)
 
 
-async def test_partial_requests_time_out(door: tuple[Stack, Engine]) -> None:
+async def test_partial_requests_time_out(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, engine = door
-    engine.seen.clear()
+    engine.received.clear()
     whole = request()
     cuts = [1, 10, 40, whole.index(b"\r\n\r\n") + 2, whole.index(GOOD_BODY), whole.index(GOOD_BODY) + 5, len(whole) - 1]
     answers = await asyncio.gather(*(exchange(stack, whole[:cut]) for cut in cuts for _ in range(5)))
     assert {status_of(answer) for answer in answers} <= {0, 408}
     assert [shape_error(answer) for answer in answers if shape_error(answer)] == []
-    assert engine.seen == []
+    assert engine.received == []
     assert status_of(await exchange(stack, whole)) == 200
 
 
-async def test_slow_bytes_do_not_extend_timeout(door: tuple[Stack, Engine]) -> None:
+async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = door
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
 

@@ -12,9 +12,9 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 
-from tests.gateway.engine import Engine
-from tests.gateway.hostile import GOOD_BODY
-from tests.gateway.stack import Stack
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.malformed_requests import GOOD_BODY
+from tests.gateway.stack import GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -145,15 +145,17 @@ BAD_STREAMS: dict[str, Headers] = {
 
 
 @pytest.mark.parametrize("name", BAD_STREAMS)
-async def test_bad_stream_is_rejected_without_affecting_others(door: tuple[Stack, Engine], name: str) -> None:
+async def test_bad_stream_is_rejected_without_affecting_others(
+    door: tuple[GatewayStack, FakeEngine], name: str
+) -> None:
     stack, engine = door
-    engine.seen.clear()
+    engine.received.clear()
     client = await Client(stack.settings.port).open()
     bad = client.send(BAD_STREAMS[name])
     status = await client.until(bad)
-    reached = {seen.path for seen in engine.seen}
+    reached = {seen.path for seen in engine.received}
     assert reached <= {b"/v1/chat/completions", b"/v1/completions"}
-    assert all(b"x-plimsoll-prefill" not in seen.headers for seen in engine.seen)
+    assert all(b"x-plimsoll-prefill" not in seen.headers for seen in engine.received)
     assert status in (0, 200, 400, 403, 404, 405, 408, 431)
     if status == 0 or status >= 400:
         assert reached == set()
@@ -162,7 +164,7 @@ async def test_bad_stream_is_rejected_without_affecting_others(door: tuple[Stack
     again.close()
 
 
-async def test_bad_header_does_not_cut_other_streams(door: tuple[Stack, Engine]) -> None:
+async def test_bad_header_does_not_cut_other_streams(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, engine = door
     pause = engine.behaviour.pause = asyncio.Event()
     client = await Client(stack.settings.port).open()
@@ -213,19 +215,19 @@ RAW: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", RAW)
-async def test_broken_frames_affect_only_their_connection(door: tuple[Stack, Engine], name: str) -> None:
+async def test_broken_frames_affect_only_their_connection(door: tuple[GatewayStack, FakeEngine], name: str) -> None:
     stack, engine = door
-    engine.seen.clear()
+    engine.received.clear()
     client = await Client(stack.settings.port).open()
     client.raw(RAW[name]())
     other = await Client(stack.settings.port).open()
     assert await other.until(other.send(good())) == 200
-    assert [seen.path for seen in engine.seen] == [b"/v1/chat/completions"]
+    assert [seen.path for seen in engine.received] == [b"/v1/chat/completions"]
     other.close()
     client.close()
 
 
-async def test_rapid_resets_do_not_block_other_clients(door: tuple[Stack, Engine]) -> None:
+async def test_rapid_resets_do_not_block_other_clients(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = door
     client = await Client(stack.settings.port).open()
     for _ in range(500):
@@ -237,14 +239,14 @@ async def test_rapid_resets_do_not_block_other_clients(door: tuple[Stack, Engine
     other.close()
     client.close()
     engine = door[1]
-    await stack.inflight(engine, 0)
+    await stack.wait_inflight(engine, 0)
 
 
-async def test_partial_body_times_out(door: tuple[Stack, Engine]) -> None:
+async def test_partial_body_times_out(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, engine = door
-    engine.seen.clear()
+    engine.received.clear()
     client = await Client(stack.settings.port).open()
     stream = client.send(good(), GOOD_BODY[:10], end=False)
     assert await client.until(stream) in (0, 408)
-    assert engine.seen == []
+    assert engine.received == []
     client.close()

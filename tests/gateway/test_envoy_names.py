@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.engine_image.simulated.bench import bench, served
-from tests.gateway.gated import promised
-from tests.gateway.objects import Object, pod, service
-from tests.gateway.stack import Stack, until
+from tests.engine_image.simulated.api_harness import make_harness, serve_engine
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.picker_harness import service_with_slo
+from tests.gateway.stack import GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -26,7 +26,7 @@ ENOUGH = 25  # answers under a name
 class Users:
     """Clients that ask without a pause, each for the names that are `asked` now; `failed` has what went wrong."""
 
-    def __init__(self, stack: Stack, *asked: str) -> None:
+    def __init__(self, stack: GatewayStack, *asked: str) -> None:
         self.asked = asked
         self.failed: list[tuple[str, int, Any]] = []
         self.answers: dict[str, int] = {}
@@ -46,7 +46,9 @@ class Users:
     async def enough(self, *names: str) -> None:
         """Wait until each of these names has been answered often from now on."""
         wanted = {name: self.answers.get(name, 0) + ENOUGH for name in names}
-        await until(lambda: all(self.answers.get(n, 0) >= count for n, count in wanted.items()), f"answers: {wanted}")
+        await wait_until(
+            lambda: all(self.answers.get(n, 0) >= count for n, count in wanted.items()), f"answers: {wanted}"
+        )
 
     async def _ask(self, number: int) -> None:
         while not self._stop.is_set():
@@ -72,24 +74,26 @@ async def engines(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     async with AsyncExitStack() as running:
         found = {}
         for name in ("chat", "small"):
-            one = await running.enter_async_context(bench(tmp_path / name, "--served-model-name", f"team/{name}"))
-            found[name] = await running.enter_async_context(served(one))
+            one = await running.enter_async_context(
+                make_harness(tmp_path / name, "--served-model-name", f"team/{name}")
+            )
+            found[name] = await running.enter_async_context(serve_engine(one))
         yield found
 
 
-async def listed(stack: Stack) -> set[str]:
+async def listed(stack: GatewayStack) -> set[str]:
     """The names in the gateway's list of models."""
     async with stack.http.get(f"{stack.url}/v1/models") as answer:
         return {model["id"] for model in (await answer.json())["data"]}
 
 
-async def lists(stack: Stack, name: str) -> None:
+async def lists(stack: GatewayStack, name: str) -> None:
     """Wait until the gateway lists a name."""
 
     async def is_listed() -> bool:
         return name in await listed(stack)
 
-    await until(is_listed, f"{name} is listed")
+    await wait_until(is_listed, f"{name} is listed")
 
 
 def named(model: str | None, *published: str, name: str = "chat") -> Object:
@@ -97,74 +101,78 @@ def named(model: str | None, *published: str, name: str = "chat") -> Object:
     return {**service(name, model=model), "status": {"modelNames": [*published, f"team/{name}"]}}
 
 
-async def routable(stack: Stack, address: str, key: str = "team/chat") -> None:
+async def routable(stack: GatewayStack, address: str, key: str = "team/chat") -> None:
     """Wait until the gateway can send requests to an engine."""
 
     async def is_so() -> bool:
         return bool((await stack.endpoints(key)).get(address, {}).get("routable"))
 
-    await until(is_so, f"{address} is routable")
+    await wait_until(is_so, f"{address} is routable")
 
 
-async def test_envoy_rename_under_load_loses_none(stack: Stack, engines: dict[str, str]) -> None:
+async def test_envoy_rename_under_load_loses_none(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.have([named("old", "old")], pods)
+    await stack.set_objects([named("old", "old")], pods)
     await routable(stack, engines["chat"])
     async with Users(stack, "old", "team/chat").flow() as users:
         await users.enough("old", "team/chat")
-        stack.set([named("new", "old")], pods)
+        stack.write_objects([named("new", "old")], pods)
         await lists(stack, "new")
         users.asked = ("new", "old", "team/chat")
         await users.enough("new", "old", "team/chat")
-        stack.set([named("new", "new", "old")], pods)
+        stack.write_objects([named("new", "new", "old")], pods)
         await users.enough("new", "old", "team/chat")
     assert users.failed == []
     assert await listed(stack) == {"new"}
 
 
-async def test_envoy_name_added_and_removed_loses_none(stack: Stack, engines: dict[str, str]) -> None:
+async def test_envoy_name_added_and_removed_loses_none(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.have([named(None, "chat")], pods)
+    await stack.set_objects([named(None, "chat")], pods)
     await routable(stack, engines["chat"])
     async with Users(stack, "chat").flow() as users:
-        stack.set([named("added", "chat")], pods)
+        stack.write_objects([named("added", "chat")], pods)
         await lists(stack, "added")
         users.asked = ("chat", "added")
         await users.enough("chat", "added")
-        stack.set([named(None, "added", "chat")], pods)
+        stack.write_objects([named(None, "added", "chat")], pods)
         await lists(stack, "chat")
         await users.enough("chat", "added")
     assert users.failed == []
 
 
-async def test_envoy_name_off_the_status_is_not_found(stack: Stack, engines: dict[str, str]) -> None:
+async def test_envoy_name_off_the_status_is_not_found(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.have([named("new", "new", "old")], pods)
+    await stack.set_objects([named("new", "new", "old")], pods)
     await routable(stack, engines["chat"])
     assert (await stack.ask_fully("old", max_tokens=1))[0] == 200
-    stack.set([named("new", "new")], pods)
+    stack.write_objects([named("new", "new")], pods)
 
     async def is_gone() -> bool:
         status, body, _ = await stack.ask_fully("old", max_tokens=1)
         return (status, body.get("error", {}).get("code")) == (404, "model_not_found")
 
-    await until(is_gone, "the dropped name is not answered any more")
+    await wait_until(is_gone, "the dropped name is not answered any more")
     assert (await stack.ask_fully("new", max_tokens=1))[0] == 200
 
 
-async def test_envoy_fallback_renamed_answers_as_new_name(stack: Stack, engines: dict[str, str]) -> None:
+async def test_envoy_fallback_renamed_answers_as_new_name(stack: GatewayStack, engines: dict[str, str]) -> None:
     big = await stack.engine()
-    hold = big.behaviour.hold = asyncio.Event()
-    down = {"whenFull": "Downgrade", "fallback": {"name": "small"}, "classes": [{"name": "default", "holdFor": "0s"}]}
-    full = promised(admission=down, batch=1, slo={"tpot": "50ms"})
+    hold = big.behaviour.release_event = asyncio.Event()
+    down = {
+        "whenFull": "Downgrade",
+        "fallback": {"name": "small"},
+        "classes": [{"name": "default", "maxQueueTime": "0s"}],
+    }
+    full = service_with_slo(admission=down, batch=1, slo={"tpot": "50ms"})
     pods = [pod(big.address), pod(engines["small"], service="small")]
-    await stack.have([full, named("lesser", "lesser", name="small")], pods)
-    await stack.routable(big)
+    await stack.set_objects([full, named("lesser", "lesser", name="small")], pods)
+    await stack.wait_routable(big)
     await routable(stack, engines["small"], "team/small")
     running = asyncio.create_task(stack.ask_fully())
-    await stack.inflight(big, 1)
+    await stack.wait_inflight(big, 1)
     before = await stack.ask_fully(max_tokens=1)
-    stack.set([full, named("least", "lesser", name="small")], pods)
+    stack.write_objects([full, named("least", "lesser", name="small")], pods)
     await lists(stack, "least")
     after = await stack.ask_fully(max_tokens=1)
     hold.set()
@@ -172,8 +180,8 @@ async def test_envoy_fallback_renamed_answers_as_new_name(stack: Stack, engines:
     assert [(status, body["model"]) for status, body, _ in (before, after)] == [(200, "lesser"), (200, "least")]
 
 
-async def test_envoy_no_picker_serves_every_name(lone: Stack, engines: dict[str, str]) -> None:
-    await lone.up([named("new", "old")], [pod(engines["chat"])])
+async def test_envoy_no_picker_serves_every_name(lone: GatewayStack, engines: dict[str, str]) -> None:
+    await lone.start([named("new", "old")], [pod(engines["chat"])])
     await routable(lone, engines["chat"])
     assert lone.picker is not None
     lone.picker.kill()
@@ -184,17 +192,17 @@ async def test_envoy_no_picker_serves_every_name(lone: Stack, engines: dict[str,
     assert (await lone.admin.stats()).failed_open > 0
 
 
-async def test_envoy_engine_of_before_is_sent_its_long_name(stack: Stack) -> None:
+async def test_envoy_engine_of_before_is_sent_its_long_name(stack: GatewayStack) -> None:
     engine = await stack.engine()
-    await stack.have([named("new", "old")], [pod(engine.address)])
-    await stack.routable(engine)
+    await stack.set_objects([named("new", "old")], [pod(engine.address)])
+    await stack.wait_routable(engine)
     for name in ("new", "old", "team/chat"):
         assert (await stack.ask_fully(name))[0] == 200
         assert engine.header("x-plimsoll-model") == "team/chat"
 
 
-async def test_envoy_address_of_other_service_is_refused(stack: Stack, engines: dict[str, str]) -> None:
-    await stack.have([service("other")], [pod(engines["chat"], service="other")])
+async def test_envoy_address_of_other_service_is_refused(stack: GatewayStack, engines: dict[str, str]) -> None:
+    await stack.set_objects([service("other")], [pod(engines["chat"], service="other")])
     await routable(stack, engines["chat"], "team/other")
     status, body, _ = await stack.ask_fully("other", max_tokens=1)
     assert (status, body["error"]["code"]) == (503, "wrong_engine")

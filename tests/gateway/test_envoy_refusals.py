@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from e2e.lib import sdks
-from tests.gateway.gated import promised
-from tests.gateway.hostile import GOOD_BODY
-from tests.gateway.objects import Object, pod, service
-from tests.gateway.stack import Stack
-from tests.gateway.wire import CLIENTS
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.malformed_requests import GOOD_BODY
+from tests.gateway.picker_harness import service_with_slo
+from tests.gateway.recording_relay import CLIENTS
+from tests.gateway.stack import GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,7 +29,11 @@ ARGS = ["--max-num-seqs", "16"]
 
 
 async def exchange(
-    stack: Stack, method: str, path: str, headers: dict[str, str] | None = None, data: bytes | io.BytesIO | None = None
+    stack: GatewayStack,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    data: bytes | io.BytesIO | None = None,
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, error object (empty without one) and headers."""
     async with stack.http.request(method, stack.url + path, headers=headers, data=data) as answer:
@@ -38,7 +42,7 @@ async def exchange(
         return answer.status, body.get("error", body), {key.lower(): value for key, value in answer.headers.items()}
 
 
-async def raw(stack: Stack, sent: bytes) -> bytes:
+async def raw(stack: GatewayStack, sent: bytes) -> bytes:
     """What comes back for these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     writer.write(sent)
@@ -47,28 +51,28 @@ async def raw(stack: Stack, sent: bytes) -> bytes:
     return answer
 
 
-async def one_engine(stack: Stack, made: Object) -> None:
+async def one_engine(stack: GatewayStack, made: Object) -> None:
     """An engine that runs 16 sequences at once and accepts 128, as its pod and its limits say."""
     made["spec"]["engine"] = {"args": ARGS}
     if "status" in made:
-        made["status"]["admission"]["limits"]["max_sequences"] = 16
+        made["status"]["admission"]["costModel"]["max_sequences"] = 16
     engine = await stack.engine()
     there = pod(engine.address)
     there["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": json.dumps(ARGS)}]
-    await stack.have([made], [there])
-    await stack.routable(engine)
+    await stack.set_objects([made], [there])
+    await stack.wait_routable(engine)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def open_to_browsers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    gateway = Stack(tmp_path_factory.mktemp("gw"), cors_origins=(ORIGIN,))
+async def open_to_browsers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayStack]:
+    gateway = GatewayStack(tmp_path_factory.mktemp("gw"), cors_origins=(ORIGIN,))
     try:
-        yield await gateway.up([service()], [])
+        yield await gateway.start([service()], [])
     finally:
-        await gateway.down()
+        await gateway.shut_down()
 
 
-@pytest.mark.parametrize("made", [service, promised])
+@pytest.mark.parametrize("made", [service, service_with_slo])
 @pytest.mark.parametrize(
     ("fields", "param", "value"),
     [
@@ -80,7 +84,7 @@ async def open_to_browsers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
     ],
 )
 async def test_n_above_every_engine_is_a_final_400(
-    stack: Stack, made: Any, fields: dict[str, Any], param: str, value: str
+    stack: GatewayStack, made: Any, fields: dict[str, Any], param: str, value: str
 ) -> None:
     await one_engine(stack, made())
     status, body, headers = await stack.ask_fully(**fields)
@@ -92,23 +96,23 @@ async def test_n_above_every_engine_is_a_final_400(
     assert ("16384" if value == "100000" else "128") in error["message"]
 
 
-@pytest.mark.parametrize("made", [service, promised])
+@pytest.mark.parametrize("made", [service, service_with_slo])
 @pytest.mark.parametrize("fields", [{"n": 128}, {"prompt": ["x"] * 17}])
-async def test_n_within_an_engines_queue_is_served(stack: Stack, made: Any, fields: dict[str, Any]) -> None:
+async def test_n_within_an_engines_queue_is_served(stack: GatewayStack, made: Any, fields: dict[str, Any]) -> None:
     await one_engine(stack, made())
     status, body, _ = await stack.ask_fully(**fields)
     assert status == 200, body
 
 
 @pytest.mark.parametrize("name", ["tiny", "team/chat", "team%2Fchat"])
-async def test_model_by_name_is_described(stack: Stack, name: str) -> None:
-    await stack.have([service(model="tiny")], [])
+async def test_model_by_name_is_described(stack: GatewayStack, name: str) -> None:
+    await stack.set_objects([service(model="tiny")], [])
     status, body, _ = await exchange(stack, "GET", f"/v1/models/{name}?x=1")
     name = name.replace("%2F", "/")
     assert (status, body) == (200, {"id": name, "object": "model", "created": 1767323045, "owned_by": "plimsoll"})
 
 
-async def test_model_by_unknown_name_is_a_404(stack: Stack) -> None:
+async def test_model_by_unknown_name_is_a_404(stack: GatewayStack) -> None:
     status, error, headers = await exchange(stack, "GET", "/v1/models/team/none")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert "'team/none'" in error["message"]
@@ -116,7 +120,7 @@ async def test_model_by_unknown_name_is_a_404(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
-async def test_compressed_body_is_a_415_that_names_it(stack: Stack, coding: str) -> None:
+async def test_compressed_body_is_a_415_that_names_it(stack: GatewayStack, coding: str) -> None:
     sent = {"content-encoding": coding, "content-type": "application/json"}
     status, error, headers = await exchange(stack, "POST", CHAT, sent, gzip.compress(GOOD_BODY))
     assert (status, error["code"]) == (415, "compressed_body")
@@ -125,13 +129,13 @@ async def test_compressed_body_is_a_415_that_names_it(stack: Stack, coding: str)
     assert (headers["accept-encoding"], headers["x-should-retry"]) == ("identity", "false")
 
 
-async def test_identity_content_encoding_passes(stack: Stack) -> None:
+async def test_identity_content_encoding_passes(stack: GatewayStack) -> None:
     sent = {"content-encoding": "Identity", "content-type": "application/json"}
     status, error, _ = await exchange(stack, "POST", CHAT, sent, GOOD_BODY)
     assert (status, error["code"]) == (404, "model_not_found")
 
 
-async def test_body_above_the_limit_names_the_limit(stack: Stack) -> None:
+async def test_body_above_the_limit_names_the_limit(stack: GatewayStack) -> None:
     status, error, _ = await exchange(stack, "POST", CHAT, None, io.BytesIO(b" " * ((8 << 20) + 1)))
     assert (status, error["code"]) == (413, "body_too_large")
     assert "8388608 bytes" in error["message"]
@@ -149,7 +153,7 @@ async def test_body_above_the_limit_names_the_limit(stack: Stack) -> None:
         ("POST", "/health", "GET, HEAD"),
     ],
 )
-async def test_other_method_is_a_405_with_allow(stack: Stack, method: str, path: str, allow: str) -> None:
+async def test_other_method_is_a_405_with_allow(stack: GatewayStack, method: str, path: str, allow: str) -> None:
     status, error, headers = await exchange(stack, method, path)
     assert (status, error["code"], headers["allow"]) == (405, "method_not_allowed", allow)
     assert method in error["message"]
@@ -157,7 +161,7 @@ async def test_other_method_is_a_405_with_allow(stack: Stack, method: str, path:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/models/chat"])
-async def test_preflight_without_origins_says_how_to_allow(stack: Stack, path: str) -> None:
+async def test_preflight_without_origins_says_how_to_allow(stack: GatewayStack, path: str) -> None:
     status, error, headers = await exchange(stack, "OPTIONS", path, {"origin": ORIGIN, **PREFLIGHT})
     assert (status, error["code"]) == (403, "origin_not_allowed")
     assert ORIGIN in error["message"]
@@ -165,7 +169,7 @@ async def test_preflight_without_origins_says_how_to_allow(stack: Stack, path: s
     assert "access-control-allow-origin" not in headers
 
 
-async def test_preflight_of_an_allowed_origin_is_answered(open_to_browsers: Stack) -> None:
+async def test_preflight_of_an_allowed_origin_is_answered(open_to_browsers: GatewayStack) -> None:
     status, _, headers = await exchange(open_to_browsers, "OPTIONS", CHAT, {"origin": ORIGIN, **PREFLIGHT})
     assert (status, headers.get("access-control-allow-origin")) == (200, ORIGIN), headers
     assert {"authorization", "*"} <= set(headers["access-control-allow-headers"].replace(" ", "").split(","))
@@ -173,14 +177,14 @@ async def test_preflight_of_an_allowed_origin_is_answered(open_to_browsers: Stac
     assert "access-control-allow-credentials" not in headers
 
 
-async def test_refusal_to_an_allowed_origin_is_readable(open_to_browsers: Stack) -> None:
+async def test_refusal_to_an_allowed_origin_is_readable(open_to_browsers: GatewayStack) -> None:
     status, error, headers = await exchange(open_to_browsers, "POST", CHAT, {"origin": ORIGIN}, GOOD_BODY)
     assert (status, error["code"]) == (503, "model_starting")
     assert headers["access-control-allow-origin"] == ORIGIN
     assert {"retry-after", "x-plimsoll-reason"} <= set(headers["access-control-expose-headers"].split(","))
 
 
-async def test_preflight_of_another_origin_is_refused(open_to_browsers: Stack) -> None:
+async def test_preflight_of_another_origin_is_refused(open_to_browsers: GatewayStack) -> None:
     sent = {"origin": "https://app.example.evil", **PREFLIGHT}
     status, error, headers = await exchange(open_to_browsers, "OPTIONS", CHAT, sent)
     assert (status, error["code"]) == (403, "origin_not_allowed")
@@ -188,11 +192,11 @@ async def test_preflight_of_another_origin_is_refused(open_to_browsers: Stack) -
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_health_of_a_gateway_is_200(stack: Stack, method: str) -> None:
+async def test_health_of_a_gateway_is_200(stack: GatewayStack, method: str) -> None:
     assert (await exchange(stack, method, "/health?x=1"))[:2] == (200, {})
 
 
-async def test_health_of_a_draining_gateway_is_503(stack: Stack) -> None:
+async def test_health_of_a_draining_gateway_is_503(stack: GatewayStack) -> None:
     await stack.admin.fail_health()
     try:
         status, error, headers = await exchange(stack, "GET", "/health")
@@ -202,7 +206,7 @@ async def test_health_of_a_draining_gateway_is_503(stack: Stack) -> None:
     assert "shutting down" in error["message"]
 
 
-async def test_two_host_headers_are_refused(stack: Stack) -> None:
+async def test_two_host_headers_are_refused(stack: GatewayStack) -> None:
     answer = await raw(stack, b"GET /v1/models HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -211,10 +215,10 @@ async def test_two_host_headers_are_refused(stack: Stack) -> None:
     assert "Host" in error["message"]
 
 
-async def raised(stack: Stack, **fields: Any) -> dict[str, list[str]]:
+async def raised(stack: GatewayStack, **fields: Any) -> dict[str, list[str]]:
     """Classes of the exception that each SDK raises, by SDK."""
     for package in ("openai", "langchain_openai", "litellm"):
-        sdks.need(package)
+        sdks.require_package(package)
     command = (sys.executable, str(CLIENTS / "too_large.py"), stack.url)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -224,8 +228,8 @@ async def raised(stack: Stack, **fields: Any) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(300)
-async def test_prompt_too_long_is_a_context_error_in_sdks(stack: Stack) -> None:
-    await one_engine(stack, promised())
+async def test_prompt_too_long_is_a_context_error_in_sdks(stack: GatewayStack) -> None:
+    await one_engine(stack, service_with_slo())
     found = await raised(stack, messages=[{"role": "user", "content": "x" * 4_000_000}])
     assert "BadRequestError" in found["with_openai"]
     assert "ContextOverflowError" in found["with_langchain"]
@@ -233,7 +237,7 @@ async def test_prompt_too_long_is_a_context_error_in_sdks(stack: Stack) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_n_too_large_is_no_context_error_in_sdks(stack: Stack) -> None:
+async def test_n_too_large_is_no_context_error_in_sdks(stack: GatewayStack) -> None:
     """A shorter prompt or a model of longer context would not help."""
     await one_engine(stack, service())
     found = await raised(stack, messages=[{"role": "user", "content": "x"}], n=129)

@@ -19,11 +19,11 @@ import pytest
 import pytest_asyncio
 
 from e2e.lib import sdks
-from tests.gateway.engine import Engine
-from tests.gateway.gated import UNIX, promised
-from tests.gateway.objects import Object, pod
-from tests.gateway.stack import Stack, until
-from tests.gateway.wire import CLIENTS, Attempt, Client, Wire
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.kube_objects import Object, pod
+from tests.gateway.picker_harness import START_UNIX_S, service_with_slo
+from tests.gateway.recording_relay import CLIENTS, ClientProcess, RecordedAttempt, RecordingRelay
+from tests.gateway.stack import GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -37,9 +37,9 @@ ATTEMPTS_WITHOUT_RETRY = {"openai-python": 1, "openai-node": 1, "litellm": 3, RO
 class Clients:
     """All that there are, and the wire that they talk over."""
 
-    def __init__(self, wire: Wire, stack: Stack) -> None:
+    def __init__(self, wire: RecordingRelay, stack: GatewayStack) -> None:
         self.wire = wire
-        self.processes: dict[str, Client] = {}
+        self.processes: dict[str, ClientProcess] = {}
         self._stack = stack
 
     async def ask_of(self, name: str, said: str, *, stream: bool = False) -> list[str]:
@@ -66,8 +66,8 @@ class Clients:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def processes(shared: Stack) -> AsyncIterator[Clients]:
-    wire = await Wire(shared.url).up()
+async def processes(shared: GatewayStack) -> AsyncIterator[Clients]:
+    wire = await RecordingRelay(shared.url).start()
     clients = Clients(wire, shared)
     try:
         clients.processes.update(await _start(wire.url))
@@ -77,62 +77,64 @@ async def processes(shared: Stack) -> AsyncIterator[Clients]:
     finally:
         for client in clients.processes.values():
             await client.stop()
-        await wire.down()
+        await wire.stop()
 
 
-async def _start(url: str) -> dict[str, Client]:
+async def _start(url: str) -> dict[str, ClientProcess]:
     for package in ("openai", "litellm"):
-        sdks.need(package)
+        sdks.require_package(package)
     script = shutil.copy2(CLIENTS / "openai_node.mjs", sdks.node_folder())  # Node looks for packages beside the script
     python, lite = str(CLIENTS / "openai_python.py"), str(CLIENTS / "lite_llm.py")
     return {
-        "openai-python": await Client.start(sys.executable, python, url),
-        "openai-node": await Client.start("node", str(script), url),
-        "litellm": await Client.start(sys.executable, lite, url, "completion"),
-        ROUTER: await Client.start(sys.executable, lite, url, "router"),
+        "openai-python": await ClientProcess.start(sys.executable, python, url),
+        "openai-node": await ClientProcess.start("node", str(script), url),
+        "litellm": await ClientProcess.start(sys.executable, lite, url, "completion"),
+        ROUTER: await ClientProcess.start(sys.executable, lite, url, "router"),
     }
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def clients(processes: Clients, stack: Stack) -> Clients:
+async def clients(processes: Clients, stack: GatewayStack) -> Clients:
     processes.wire.attempts.clear()
     return processes
 
 
-async def _engines(stack: Stack, clients: Clients, made: Callable[[str], Object]) -> dict[str, Engine]:
+async def _engines(stack: GatewayStack, clients: Clients, made: Callable[[str], Object]) -> dict[str, FakeEngine]:
     """A service for each client, with one engine."""
     engines = {name: await stack.engine() for name in clients.processes}
-    await stack.have(map(made, engines), [pod(e.address, service=name) for name, e in engines.items()])
+    await stack.set_objects(map(made, engines), [pod(e.address, service=name) for name, e in engines.items()])
     for name, engine in engines.items():
-        await stack.routable(engine, service=f"team/{name}")
+        await stack.wait_routable(engine, service=f"team/{name}")
     return engines
 
 
 def _service_with_short_retry(name: str) -> Object:
     """A service of USERS places that tells those whom it has no place for to come back after a second."""
-    now_s = time.time() - UNIX
-    return promised(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=now_s, ready_work=1e3)
+    now_s = time.time() - START_UNIX_S
+    return service_with_slo(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=now_s, ready_work=1e3)
 
 
 @contextlib.asynccontextmanager
-async def _saturated(stack: Stack, name: str, engine: Engine) -> AsyncIterator[None]:
+async def _saturated(stack: GatewayStack, name: str, engine: FakeEngine) -> AsyncIterator[None]:
     """All places of a service are taken."""
-    room = engine.behaviour.hold = asyncio.Event()
+    room = engine.behaviour.release_event = asyncio.Event()
     running = [asyncio.create_task(stack.ask_fully(name)) for _ in range(USERS)]
     try:
-        await until(lambda: engine.open == USERS, "all places are taken")
+        await wait_until(lambda: engine.open == USERS, "all places are taken")
         yield
     finally:
         room.set()
         await asyncio.gather(*running)
 
 
-def _retry_after_and_waits(tries: list[Attempt]) -> list[tuple[float, float]]:
+def _retry_after_and_waits(tries: list[RecordedAttempt]) -> list[tuple[float, float]]:
     """Of each attempt but the last: the seconds told, and those until the next one."""
-    return [(float(now.retry_after or 0), after.came_s - now.answered_s) for now, after in itertools.pairwise(tries)]
+    return [
+        (float(now.retry_after or 0), after.received_s - now.responded_s) for now, after in itertools.pairwise(tries)
+    ]
 
 
-async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: Stack, clients: Clients) -> None:
+async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: GatewayStack, clients: Clients) -> None:
     engines = await _engines(stack, clients, _service_with_short_retry)
 
     async def at_first_full(name: str) -> list[str]:
@@ -141,13 +143,13 @@ async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: Stack, clie
 
             def all_told() -> bool:
                 users = clients.wire.users(name)
-                return len(users) == USERS and all(tries[0].answered_s for tries in users)
+                return len(users) == USERS and all(tries[0].responded_s for tries in users)
 
-            await until(all_told, "each user was told to come back")
+            await wait_until(all_told, "each user was told to come back")
         return await asked
 
     found = await asyncio.gather(*map(at_first_full, clients.processes))
-    assert found == [["answered"] * USERS for _ in found]
+    assert found == [["succeeded"] * USERS for _ in found]
     for name in clients.processes:
         for tries in clients.wire.users(name):
             *refused, last = [one.status for one in tries]
@@ -158,7 +160,7 @@ async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: Stack, clie
     assert await clients.demand() == expected
 
 
-async def test_sdk_rejected_until_exhaustion_counts_one_demand(stack: Stack, clients: Clients) -> None:
+async def test_sdk_rejected_until_exhaustion_counts_one_demand(stack: GatewayStack, clients: Clients) -> None:
     engines = await _engines(stack, clients, _service_with_short_retry)
     async with contextlib.AsyncExitStack() as full:
         for name, engine in engines.items():
@@ -174,9 +176,11 @@ async def test_sdk_rejected_until_exhaustion_counts_one_demand(stack: Stack, cli
     assert demand == clients.each(lambda name: (2 * USERS, USERS * (ATTEMPTS[name] - 1)))
 
 
-async def test_sdk_should_not_retry_is_obeyed_or_counted_once(stack: Stack, clients: Clients) -> None:
-    ready_at_s = time.time() - UNIX + 600
-    await stack.have([promised(name, ready_at_s=ready_at_s, ready_work=1e3) for name in clients.processes], [])
+async def test_sdk_should_not_retry_is_obeyed_or_counted_once(stack: GatewayStack, clients: Clients) -> None:
+    ready_at_s = time.time() - START_UNIX_S + 600
+    await stack.set_objects(
+        [service_with_slo(name, ready_at_s=ready_at_s, ready_work=1e3) for name in clients.processes], []
+    )
     got = await clients.ask("ten minutes from ready")
     assert all(one.startswith("503") for found in got.values() for one in found), got
     tries = [one for name in clients.processes for user in clients.wire.users(name) for one in user]
@@ -186,9 +190,9 @@ async def test_sdk_should_not_retry_is_obeyed_or_counted_once(stack: Stack, clie
     assert await clients.demand() == expected
 
 
-async def test_sdk_deadline_exceeded_is_not_retried_at_once(stack: Stack, clients: Clients) -> None:
-    short: dict[str, Any] = {"classes": [{"name": "default", "holdFor": "1s"}]}
-    await stack.have([promised(name, short, slo={"tpot": "50ms"}) for name in clients.processes], [])
+async def test_sdk_deadline_exceeded_is_not_retried_at_once(stack: GatewayStack, clients: Clients) -> None:
+    short: dict[str, Any] = {"classes": [{"name": "default", "maxQueueTime": "1s"}]}
+    await stack.set_objects([service_with_slo(name, short, slo={"tpot": "50ms"}) for name in clients.processes], [])
     got = await clients.ask("no engine in time")
     assert all(one.startswith("504") for found in got.values() for one in found), got
     assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_WITHOUT_RETRY[name]] * USERS)
@@ -196,10 +200,10 @@ async def test_sdk_deadline_exceeded_is_not_retried_at_once(stack: Stack, client
     assert await clients.demand() == expected
 
 
-async def test_sdk_retry_of_draining_engine_is_one_demand_if_marked(stack: Stack, clients: Clients) -> None:
-    engines = await _engines(stack, clients, promised)
+async def test_sdk_retry_of_draining_engine_is_one_demand_if_marked(stack: GatewayStack, clients: Clients) -> None:
+    engines = await _engines(stack, clients, service_with_slo)
     for engine in engines.values():
-        engine.behaviour.marked = "draining"
+        engine.behaviour.error_marker = "draining"
     got = await clients.ask("all engines drain")
     assert all(one.startswith("503") for found in got.values() for one in found), got
     assert clients.attempts() == clients.each(lambda name: [ATTEMPTS[name]] * USERS)
@@ -212,7 +216,7 @@ async def test_sdk_retry_of_draining_engine_is_one_demand_if_marked(stack: Stack
     assert await clients.demand() == expected
 
 
-async def test_sdk_unknown_model_gets_404(stack: Stack, clients: Clients) -> None:
+async def test_sdk_unknown_model_gets_404(stack: GatewayStack, clients: Clients) -> None:
     """The Router, which then has no model left to ask for a while, has no part in this."""
     for name, often in (("openai-python", 1), ("openai-node", 1), ("litellm", 3)):
         got = await clients.ask_of(name, "nobody has this")
@@ -220,11 +224,11 @@ async def test_sdk_unknown_model_gets_404(stack: Stack, clients: Clients) -> Non
         assert clients.attempts()[name] == [often] * USERS
 
 
-async def test_sdk_cut_stream_is_error_without_retry(stack: Stack, clients: Clients) -> None:
+async def test_sdk_cut_stream_is_error_without_retry(stack: GatewayStack, clients: Clients) -> None:
     """The Router, which asks anew as long as it is cut, has no part in this."""
-    engines = await _engines(stack, clients, promised)
+    engines = await _engines(stack, clients, service_with_slo)
     for name in ("openai-python", "openai-node", "litellm"):
         engines[name].behaviour.die_after = 2
         got = await clients.ask_of(name, "cut", stream=True)
-        assert "answered" not in got
+        assert "succeeded" not in got
         assert clients.attempts()[name] == [1] * USERS

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import Reason as EngineReason
-from plimsoll.gateway import localreply
-from plimsoll.gateway.replies import STATUS
+from launcher.errors import RejectionReason as EngineReason
+from plimsoll.gateway.envoy import local_reply
+from plimsoll.gateway.errors import STATUS_BY_REASON
 
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "request.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "request-lifecycle.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\d{3}) \| ([\w, ]+) \| [^|]+ \|$", re.MULTILINE)
 ENGINE = {EngineReason.BODY_TOO_LARGE: 413, EngineReason.REQUEST_TOO_LARGE: 400}  # all others are 503
 
@@ -32,11 +32,17 @@ def documented_reasons() -> list[ReasonUse]:
 
 
 def coded_reasons() -> set[ReasonUse]:
-    envoy = {ReasonUse(words.code, status, "Envoy") for status, words in localreply.WORDS.items()}
-    others = {localreply.FULL: localreply.FULL_WORDS, 400: localreply.TWO_HOSTS, 403: localreply.PREFLIGHT}
-    envoy |= {ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: localreply.DRAINING}).items()}
+    envoy = {ReasonUse(words.code, status, "Envoy") for status, words in local_reply.REPLIES.items()}
+    others = {
+        local_reply.OVERLOADED_STATUS: local_reply.OVERLOADED_REPLY,
+        400: local_reply.TWO_HOSTS,
+        403: local_reply.PREFLIGHT,
+    }
+    envoy |= {
+        ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: local_reply.DRAINING}).items()
+    }
     engine = {ReasonUse(r.value, ENGINE.get(r, 503), "engine") for r in EngineReason}
-    return {ReasonUse(reason.value, status, "picker") for reason, status in STATUS.items()} | envoy | engine
+    return {ReasonUse(reason.value, status, "picker") for reason, status in STATUS_BY_REASON.items()} | envoy | engine
 
 
 def test_every_reason_is_documented_and_used() -> None:
@@ -45,7 +51,7 @@ def test_every_reason_is_documented_and_used() -> None:
 
 
 def test_envoy_default_reason_is_known() -> None:
-    assert localreply.OTHERS.code in {words.code for words in localreply.WORDS.values()}
+    assert local_reply.DEFAULT_REPLY.code in {words.code for words in local_reply.REPLIES.values()}
 
 
 def test_reason_has_one_status() -> None:
@@ -54,7 +60,7 @@ def test_reason_has_one_status() -> None:
 
 
 def test_envoy_local_reply_names_reason_and_retry() -> None:
-    mappers = localreply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
+    mappers = local_reply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
     for mapper in mappers:
         told = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
         assert told["x-plimsoll-reason"] == mapper["body_format_override"]["json_format"]["error"]["code"]

@@ -9,19 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.gateway.replies import STATUS, Answer, Reason, Refusal, answer, from_header, to_header
+from plimsoll.gateway.errors import (
+    STATUS_BY_REASON,
+    ErrorResponse,
+    Rejection,
+    RejectionReason,
+    from_header,
+    to_header,
+    to_response,
+)
 
 
 def test_status_covers_every_reason() -> None:
-    assert STATUS.keys() == set(Reason)
+    assert STATUS_BY_REASON.keys() == set(RejectionReason)
 
 
-@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("reason", RejectionReason)
 @pytest.mark.parametrize("eta", [None, 0.2, 45.0, 95.0, 500.0])
-def test_response_says_whether_to_retry(reason: Reason, eta: float | None) -> None:
-    reply = answer(Refusal(reason, "Words.", "model", eta), Random(1))
-    assert reply.status == STATUS[reason]
-    assert reply.deniable == (reply.status in (400, 404, 413, 429))
+def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | None) -> None:
+    reply = to_response(Rejection(reason, "Words.", "model", eta), Random(1))
+    assert reply.status == STATUS_BY_REASON[reason]
+    assert reply.fits_ext_authz == (reply.status in (400, 404, 413, 429))
     error = orjson.loads(reply.body)["error"]
     assert error["message"].startswith("Words.")
     assert (error["param"], error["code"]) == ("model", reason.value)
@@ -37,28 +45,31 @@ def test_response_says_whether_to_retry(reason: Reason, eta: float | None) -> No
 @pytest.mark.parametrize(
     ("reason", "eta", "wait", "told"),
     [
-        (Reason.OVERLOADED, 0.2, "1", "1"),
-        (Reason.MODEL_STARTING, 41.2, "42", "42"),
-        (Reason.MODEL_STARTING, 95.0, "60", "95"),
-        (Reason.MODEL_STARTING, 121.0, None, "121"),
-        (Reason.DEADLINE, 5.0, None, "5"),
+        (RejectionReason.OVERLOADED, 0.2, "1", "1"),
+        (RejectionReason.MODEL_STARTING, 41.2, "42", "42"),
+        (RejectionReason.MODEL_STARTING, 95.0, "60", "95"),
+        (RejectionReason.MODEL_STARTING, 121.0, None, "121"),
+        (RejectionReason.DEADLINE, 5.0, None, "5"),
     ],
 )
-def test_response_eta_bounds_retry_after(reason: Reason, eta: float, wait: str | None, told: str) -> None:
-    headers = answer(Refusal(reason, "Words.", eta_seconds=eta), Random(1)).headers
+def test_response_eta_bounds_retry_after(reason: RejectionReason, eta: float, wait: str | None, told: str) -> None:
+    headers = to_response(Rejection(reason, "Words.", eta_seconds=eta), Random(1)).headers
     assert headers.get("retry-after") == wait
     assert headers["x-plimsoll-eta"] == told
 
 
 def test_response_unknown_eta_is_spread() -> None:
     random = Random(1)
-    waits = {answer(Refusal(Reason.MODEL_STARTING, "Words."), random).headers["retry-after"] for _ in range(500)}
+    waits = {
+        to_response(Rejection(RejectionReason.MODEL_STARTING, "Words."), random).headers["retry-after"]
+        for _ in range(500)
+    }
     assert waits == {str(seconds) for seconds in range(10, 31)}
 
 
 @given(st.text())
 def test_response_round_trips_through_header(message: str) -> None:
-    reply = Answer(503, {"retry-after": "1"}, {"message": message, "type": "t", "param": None, "code": "c"})
+    reply = ErrorResponse(503, {"retry-after": "1"}, {"message": message, "type": "t", "param": None, "code": "c"})
     value = to_header(reply)
     assert value.isascii()
     assert "\n" not in value
@@ -67,13 +78,15 @@ def test_response_round_trips_through_header(message: str) -> None:
 
 @given(st.text())
 def test_from_header_rejects_other_values(value: str) -> None:
-    with pytest.raises(ValueError, match="not an answer"):
+    with pytest.raises(ValueError, match="not an error response"):
         from_header(value)
 
 
-@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.MODEL_STARTING, Reason.NO_ENDPOINT])
+@pytest.mark.parametrize(
+    "reason", [RejectionReason.OVERLOADED, RejectionReason.MODEL_STARTING, RejectionReason.NO_ENDPOINT]
+)
 @pytest.mark.parametrize("eta", [None, 5.0])
-def test_response_no_retry_sets_x_should_retry_false(reason: Reason, eta: float | None) -> None:
-    headers = answer(Refusal(reason, "Words.", eta_seconds=eta, again=False), Random(1)).headers
+def test_response_no_retry_sets_x_should_retry_false(reason: RejectionReason, eta: float | None) -> None:
+    headers = to_response(Rejection(reason, "Words.", eta_seconds=eta, retryable=False), Random(1)).headers
     assert headers["x-should-retry"] == "false"
     assert "retry-after" not in headers

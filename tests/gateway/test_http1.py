@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.gateway.http1 import MAX_HEAD, BadRequest, Parser, Request, response
+from plimsoll.gateway.http1 import MAX_HEAD_BYTES, HttpParseError, HttpParser, HttpRequest, response
 
 SIZED = b"POST /check/v1/completions HTTP/1.1\r\nHost: picker\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -16,8 +16,8 @@ CHUNKED = (
 GET = b"GET /healthz HTTP/1.1\r\n\r\n"
 
 
-def parse(*pieces: bytes, max_body: int = 1000) -> list[Request]:
-    parser, found = Parser(max_body), []
+def parse(*pieces: bytes, max_body: int = 1000) -> list[HttpRequest]:
+    parser, found = HttpParser(max_body), []
     for piece in pieces:
         parser.feed(piece)
         while (request := parser.next()) is not None:
@@ -27,9 +27,11 @@ def parse(*pieces: bytes, max_body: int = 1000) -> list[Request]:
 
 def test_parse_pipelined_requests() -> None:
     sized, chunked, get = parse(SIZED + CHUNKED + GET)
-    assert sized == Request(b"POST", b"/check/v1/completions", {b"host": b"picker", b"content-length": b"5"}, b"hello")
+    assert sized == HttpRequest(
+        b"POST", b"/check/v1/completions", {b"host": b"picker", b"content-length": b"5"}, b"hello"
+    )
     assert (chunked.headers[b"x-a"], chunked.body) == (b"b", b"hello")
-    assert get == Request(b"GET", b"/healthz", {}, b"")
+    assert get == HttpRequest(b"GET", b"/healthz", {}, b"")
 
 
 @given(st.lists(st.sampled_from((SIZED, CHUNKED, GET)), max_size=5), st.lists(st.integers(1, 40)))
@@ -60,11 +62,11 @@ def test_parse_chunk_boundaries_do_not_matter(requests: list[bytes], cuts: list[
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n", 413),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nabcd", 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"1" * 2000, 400),
-        (b"G" * MAX_HEAD, 431),
+        (b"G" * MAX_HEAD_BYTES, 431),
     ],
 )
 def test_parse_invalid_request_raises_status(raw: bytes, status: int) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(HttpParseError) as caught:
         parse(raw)
     assert caught.value.status == status
 
@@ -74,7 +76,7 @@ def test_parse_any_bytes_succeed_or_raise_bad_request(data: bytes) -> None:
     try:
         parse(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + data)
         parse(data)
-    except BadRequest:
+    except HttpParseError:
         pass
 
 

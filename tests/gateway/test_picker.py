@@ -8,28 +8,28 @@ from typing import Any
 import orjson
 import pytest
 
-from plimsoll.adapters.kube import INFERENCESERVICES, PODS, WatchEvent
-from plimsoll.core.buckets import LATENCY_EDGES_S
-from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.doors import EnvoyDoor, models
-from plimsoll.gateway.endpoints import fleet
-from plimsoll.gateway.http1 import Request
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, WatchEvent
+from plimsoll.core.histogram import LATENCY_EDGES_S
+from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.errors import from_header
+from plimsoll.gateway.http1 import HttpRequest
+from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker, Reply
-from plimsoll.gateway.replies import from_header
-from plimsoll.gateway.retries import claimed, digest
-from plimsoll.gateway.settings import Settings
-from plimsoll.gateway.signals import signals
-from plimsoll.gateway.watch import Objects
-from plimsoll.gateway.worker import Worker
-from tests.gateway.objects import Object, pod, service
+from plimsoll.gateway.retry_identity import body_digest, claims_retry
+from plimsoll.gateway.routes import EnvoyEndpoint, models_body
+from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.signals_document import build_signals
+from plimsoll.gateway.watch_cache import WatchCache
+from tests.gateway.kube_objects import Object, pod, service
 
 BODY = b'{"model":"chat","messages":[]}'
 
 
 def picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
     made = Picker(Random(1))
-    known = fleet(services if services is not None else (service(),), pods)
-    made.set_fleet(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
+    known = build_catalog(services if services is not None else (service(),), pods)
+    made.set_catalog(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
     return made
 
 
@@ -48,50 +48,52 @@ def test_check_returns_cluster_endpoints_and_request_id() -> None:
     assert "x-plimsoll-prefill" not in found
     again = headers(asked.check(BODY, {}, 0.0))
     assert again["x-plimsoll-endpoint"] == "10.0.0.2:8000,10.0.0.1:8000"
-    assert again["x-plimsoll-ticket"] != found["x-plimsoll-ticket"]
+    assert again["x-plimsoll-request-id"] != found["x-plimsoll-request-id"]
 
 
 def test_check_503_routes_to_picker_listener() -> None:
     found = headers(picker().check(BODY, {}, 0.0))
     assert (found[":status"], found["x-plimsoll-cluster"]) == ("200", "picker")
-    reply = from_header(found["x-plimsoll-reply"])
+    reply = from_header(found["x-plimsoll-error-response"])
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
 
 
 def test_check_unhealthy_engines_return_no_endpoint() -> None:
     asked = Picker(Random(1))
-    asked.set_fleet(fleet([service()], [pod("10.0.0.1:8000")]))
-    reply = from_header(headers(asked.check(BODY, {}, 0.0))["x-plimsoll-reply"])
+    asked.set_catalog(build_catalog([service()], [pod("10.0.0.1:8000")]))
+    reply = from_header(headers(asked.check(BODY, {}, 0.0))["x-plimsoll-error-response"])
     assert reply.error["code"] == "no_endpoint"
 
 
 def test_reset_record_ends_request_and_suspends_engine() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
     found = headers(asked.check(BODY, {}, 0.0))
-    asked.ended(Record(ticket=found["x-plimsoll-ticket"], host="10.0.0.1:8000", code=503, flags="UC"), 1.0)
+    asked.on_access_record(
+        AccessRecord(request_id=found["x-plimsoll-request-id"], upstream="10.0.0.1:8000", status=503, flags="UC"), 1.0
+    )
     for _ in range(3):
         assert headers(asked.check(BODY, {}, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
     after = headers(asked.check(BODY, {}, 60.0))["x-plimsoll-endpoint"]
     assert after.startswith("10.0.0.1:8000")
-    told = signals(asked, "g", synced=True)["services"]["team/chat"]
+    told = build_signals(asked, "g", synced=True)["services"]["team/chat"]
     assert (told["requests"]["arrived"], told["requests"]["failed"]) == (5, 1)
 
 
 def test_record_of_deleted_service_is_ignored() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-ticket"]
-    asked.set_fleet(fleet([], []))
-    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=200), 1.0)
-    assert signals(asked, "g", synced=True)["services"] == {}
+    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
+    asked.set_catalog(build_catalog([], []))
+    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=200), 1.0)
+    assert build_signals(asked, "g", synced=True)["services"] == {}
 
 
 def test_signals_list_endpoints_with_inflight() -> None:
     asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
     asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
-    told = signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
-    assert list(told) == ["version", "gateway", "born", "at", "synced", "services"]
+    told = build_signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
+    assert list(told) == ["version", "gateway", "instance_id", "at", "synced", "services"]
     assert (told["version"], told["gateway"], told["at"], told["synced"]) == (3, "gateway-0", 12.346, True)
-    assert told["born"] == asked.born
+    assert told["instance_id"] == asked.instance_id
     found = told["services"]["team/chat"]
     assert found["models"] == ["chat", "team/chat"]
     assert [(e["address"], e["role"], e["revision"], e["routable"], e["inflight"]) for e in found["endpoints"]] == [
@@ -102,7 +104,7 @@ def test_signals_list_endpoints_with_inflight() -> None:
 
 
 def requests(asked: Picker) -> dict[str, Any]:
-    found: dict[str, Any] = signals(asked, "g", synced=True)["services"]["team/chat"]["requests"]
+    found: dict[str, Any] = build_signals(asked, "g", synced=True)["services"]["team/chat"]["requests"]
     return found
 
 
@@ -121,7 +123,7 @@ def test_demand_is_counted_once_before_rejection() -> None:
         asked.check(body, {b"x-stainless-retry-count": retry_count}, 0.0)
     found = requests(asked)
     assert (found["arrived"], found["arrived_tokens"], found["retried"]) == (1, 4, 2)
-    assert found["refused"] == {"model_starting": 3}
+    assert found["rejected"] == {"model_starting": 3}
 
 
 PROMPT_BODY = b'{"model":"chat","prompt":[1,2,3,4]}'
@@ -135,7 +137,7 @@ def demand(asked: Picker) -> tuple[int, int]:
 
 def test_unmarked_retry_within_twice_retry_after_is_one_demand() -> None:
     asked = picker()
-    told = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-reply"])
+    told = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-error-response"])
     wait_s = int(told.headers["retry-after"])
     asked.check(PROMPT_BODY, {}, float(2 * wait_s))
     assert demand(asked) == (1, 1)
@@ -160,8 +162,8 @@ def test_identical_requests_of_two_tenants_are_two_demands() -> None:
 def test_repeated_request_after_success_is_new_demand() -> None:
     asked = picker()
     asked.check(PROMPT_BODY, {}, 0.0)
-    known = fleet([service()], [pod("10.0.0.1:8000")])
-    asked.set_fleet(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
+    known = build_catalog([service()], [pod("10.0.0.1:8000")])
+    asked.set_catalog(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
     asked.check(PROMPT_BODY, {}, 1.0)
     asked.check(PROMPT_BODY, {}, 1.0)
     assert demand(asked) == (2, 1)
@@ -170,16 +172,16 @@ def test_repeated_request_after_success_is_new_demand() -> None:
 @pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (2, 0)), (200, (2, 0))])
 def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tuple[int, int]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-ticket"]
-    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=code), 0.1)
+    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
+    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=code), 0.1)
     asked.check(PROMPT_BODY, RETRY_HEADERS, 0.6)
     assert demand(asked) == counted
 
 
 def test_unmarked_repeat_after_engine_failure_is_new_demand() -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-ticket"]
-    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", code=503), 0.1)
+    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
+    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=503), 0.1)
     asked.check(PROMPT_BODY, {}, 0.6)
     assert demand(asked) == (2, 0)
 
@@ -192,15 +194,15 @@ def test_unknown_model_is_no_demand() -> None:
 
 
 def answered(asked: Picker, **record: Any) -> None:
-    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-ticket"]
-    asked.ended(Record(ticket=ticket, host="10.0.0.1:8000", **record), 1.0)
+    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
+    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
 
 
 def test_latencies_are_counted_by_bucket() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
-        answered(asked, code=200, flags="-", ttft_us=ttft_us)
-    told = signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
+        answered(asked, status=200, flags="-", ttft_us=ttft_us)
+    told = build_signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
     assert dict(zip(told["buckets"], told["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
     assert told["sum_s"] == pytest.approx(2000.253051)
     assert LATENCY_EDGES_S[63] < 0.25 <= LATENCY_EDGES_S[64]
@@ -209,39 +211,39 @@ def test_latencies_are_counted_by_bucket() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"code": 200, "flags": "-", "duration_us": 900},  # no body
-        {"code": 400, "flags": "-", "ttft_us": 900},  # the engine's own refusal comes at once
-        {"code": 500, "flags": "-", "ttft_us": 900},
-        {"code": 200, "flags": "UC", "ttft_us": 900},
-        {"code": 200, "flags": "DC", "ttft_us": 900},
+        {"status": 200, "flags": "-", "duration_us": 900},  # no body
+        {"status": 400, "flags": "-", "ttft_us": 900},  # the engine's own refusal comes at once
+        {"status": 500, "flags": "-", "ttft_us": 900},
+        {"status": 200, "flags": "UC", "ttft_us": 900},
+        {"status": 200, "flags": "DC", "ttft_us": 900},
     ],
 )
 def test_only_successful_responses_have_latency(record: dict[str, Any]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
     answered(asked, **record)
-    found = signals(asked, "g", synced=True)["services"]["team/chat"]
+    found = build_signals(asked, "g", synced=True)["services"]["team/chat"]
     assert found["ttft"] == found["e2e"] == {"sum_s": 0.0, "buckets": [], "counts": []}
-    assert sum(found["requests"][outcome] for outcome in ("answered", "failed", "cancelled")) == 1
+    assert sum(found["requests"][outcome] for outcome in ("succeeded", "failed", "cancelled")) == 1
 
 
 def test_instance_id_differs_per_picker() -> None:
-    assert picker().born != picker().born
+    assert picker().instance_id != picker().instance_id
 
 
 def test_recreated_service_counts_from_zero() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     asked.check(BODY, {}, 0.0)
-    asked.set_fleet(fleet([], []))
-    asked.set_fleet(fleet([service()], []))
+    asked.set_catalog(build_catalog([], []))
+    asked.set_catalog(build_catalog([service()], []))
     assert requests(asked)["arrived"] == 0
 
 
 async def test_envoy_endpoint_routes_by_path() -> None:
-    door = EnvoyDoor(picker(), Worker())
+    door = EnvoyEndpoint(picker(), ParseWorker())
 
     def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
         asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
-        reply = door(Request(b"POST", path, asked, body))
+        reply = door(HttpRequest(b"POST", path, asked, body))
         assert isinstance(reply, bytes)
         return headers(reply)
 
@@ -249,22 +251,22 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     assert ask(b"/v1/models?x=y")["content-type"] == "application/json"
     assert ask(b"/other")[":status"] == "404"
     refused = ask(b"/check/v1/completions", BODY)
-    written = ask(b"/v1/completions", b"", x_plimsoll_reply=refused["x-plimsoll-reply"].encode())
+    written = ask(b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode())
     assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
 
 
 def test_models_are_listed_once_by_preferred_name() -> None:
     asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
-    assert [part["id"] for part in orjson.loads(models(asked))["data"]] == ["team/two", "tiny"]
+    assert [part["id"] for part in orjson.loads(models_body(asked))["data"]] == ["team/two", "tiny"]
 
 
 def test_digest_and_retry_header_identify_retries() -> None:
-    assert digest(BODY) == digest(bytes(bytearray(BODY))) != digest(BODY + b" ")
-    assert [claimed(header) for header in (None, b"", b"0", b"1", b"x")] == [False, False, False, True, True]
+    assert body_digest(BODY) == body_digest(bytes(bytearray(BODY))) != body_digest(BODY + b" ")
+    assert [claims_retry(header) for header in (None, b"", b"0", b"1", b"x")] == [False, False, False, True, True]
 
 
 def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
-    objects = Objects(("a", "b"))
+    objects = WatchCache(("a", "b"))
     listed = service(namespace="a")
     objects.apply(INFERENCESERVICES, "a", WatchEvent("SYNC", objects=(listed,)))
     objects.apply(INFERENCESERVICES, "b", WatchEvent("SYNC"))
@@ -272,30 +274,30 @@ def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     assert not objects.synced
     objects.apply(PODS, "b", WatchEvent("SYNC"))
     assert objects.synced
-    assert objects.of(INFERENCESERVICES) == [listed]
+    assert objects.list_objects(INFERENCESERVICES) == [listed]
 
 
 def test_watch_cache_applies_changes_and_relists() -> None:
-    objects = Objects()
+    objects = WatchCache()
     one, two = service("one"), service("two")
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(one,)))
     objects.apply(INFERENCESERVICES, None, WatchEvent("ADDED", two))
     changed = service("one", model="other")
     objects.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", changed))
-    assert objects.of(INFERENCESERVICES) == [changed, two]
+    assert objects.list_objects(INFERENCESERVICES) == [changed, two]
     objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
     objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
-    assert objects.of(INFERENCESERVICES) == [two]
+    assert objects.list_objects(INFERENCESERVICES) == [two]
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC"))
-    assert objects.of(INFERENCESERVICES) == []
+    assert objects.list_objects(INFERENCESERVICES) == []
 
 
 def test_settings_are_read_from_environment() -> None:
-    settings = Settings.from_environment(
+    settings = PickerSettings.from_environment(
         {"PLIMSOLL_GATEWAY_DIR": "/x", "PLIMSOLL_WATCH_NAMESPACES": "a, b,", "PLIMSOLL_DRAIN_SECONDS": "7"}
     )
     assert (str(settings.fifo), settings.namespaces, settings.drain_seconds) == ("/x/access.fifo", ("a", "b"), 7.0)
-    named = Settings.from_environment({"PLIMSOLL_CLASS_HEADER": "X-Class", "PLIMSOLL_TENANT_HEADER": "X-Tenant"})
+    named = PickerSettings.from_environment({"PLIMSOLL_CLASS_HEADER": "X-Class", "PLIMSOLL_TENANT_HEADER": "X-Tenant"})
     assert (named.class_header, named.tenant_header) == ("x-class", "x-tenant")
     with pytest.raises(ValueError, match="many"):
-        Settings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})
+        PickerSettings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})

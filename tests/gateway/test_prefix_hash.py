@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.gateway.prefix import BLOCK_BYTES, MOST_BLOCKS, blocks
+from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 
 
 def chat(*said: str, **how: object) -> bytes:
@@ -21,25 +21,25 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 def test_hash_covers_all_earlier_blocks() -> None:
     block = b"x" * BLOCK_BYTES
-    first, other = blocks(block * 3), blocks(b"y" + block[1:] + block * 2)
+    first, other = block_hashes(block * 3), block_hashes(b"y" + block[1:] + block * 2)
     assert len(set(first)) == 3
     assert not set(first) & set(other)
-    assert blocks(block * 2 + b"short") == first[:2]
-    assert blocks(b"") == blocks(b"[]") == ()
+    assert block_hashes(block * 2 + b"short") == first[:2]
+    assert block_hashes(b"") == block_hashes(b"[]") == ()
     assert all(0 <= each < 2**64 for each in first)
 
 
 def test_hash_count_is_limited() -> None:
-    long = blocks(b"x" * BLOCK_BYTES * (MOST_BLOCKS + 10))
-    assert len(long) == MOST_BLOCKS
-    assert long == blocks(b"x" * BLOCK_BYTES * MOST_BLOCKS)
+    long = block_hashes(b"x" * BLOCK_BYTES * (MAX_BLOCKS + 10))
+    assert len(long) == MAX_BLOCKS
+    assert long == block_hashes(b"x" * BLOCK_BYTES * MAX_BLOCKS)
 
 
 @given(st.integers(0, 3 * BLOCK_BYTES), st.text(max_size=40), st.sampled_from([None, 2]))
 def test_hashes_are_stable_when_conversation_continues(size: int, answer: str, indent: int | None) -> None:
     """Wherever block ends fall in the frame: the brackets that closed it have moved."""
-    begun = blocks(chat("q" * size, indent=indent))
-    later = blocks(chat("q" * size, answer, "and then? " * 100, indent=indent))
+    begun = block_hashes(chat("q" * size, indent=indent))
+    later = block_hashes(chat("q" * size, answer, "and then? " * 100, indent=indent))
     assert later[: len(begun)] == begun
     assert len(later) > len(begun)
 
@@ -47,18 +47,18 @@ def test_hashes_are_stable_when_conversation_continues(size: int, answer: str, i
 @given(st.integers(0, 3 * BLOCK_BYTES))
 def test_hashes_are_stable_when_text_continues(size: int) -> None:
     text = "t" * size
-    begun = blocks(json.dumps(text).encode())
-    assert blocks(json.dumps(text + "more" * 400).encode())[: len(begun)] == begun
+    begun = block_hashes(json.dumps(text).encode())
+    assert block_hashes(json.dumps(text + "more" * 400).encode())[: len(begun)] == begun
 
 
 @given(st.binary(max_size=4 * BLOCK_BYTES), st.binary(max_size=4 * BLOCK_BYTES))
 def test_hashes_are_shared_exactly_up_to_common_prefix(one: bytes, other: bytes) -> None:
     one, other = one + b"a", other + b"a"  # no frame at the end
     agree = sum(one[:end] == other[:end] for end in range(BLOCK_BYTES, min(len(one), len(other)) + 1, BLOCK_BYTES))
-    assert common(blocks(one), blocks(other)) == agree
+    assert common(block_hashes(one), block_hashes(other)) == agree
 
 
 def test_hashes_of_common_system_prompt_are_shared() -> None:
     system = "You are a helpful assistant. " * 200
-    one, other = blocks(chat(system, "a" * 2000)), blocks(chat(system, "b" * 2000))
+    one, other = block_hashes(chat(system, "a" * 2000)), block_hashes(chat(system, "b" * 2000))
     assert common(one, other) == len(system) // BLOCK_BYTES

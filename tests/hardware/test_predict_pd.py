@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.hardware import edge, foresee, traces
-from bench.hardware.pair import Load
-from bench.trust.drive import Sent
+from bench.hardware import long_steps, predict_pd, traces
+from bench.hardware.measure_pd import PairRun
+from bench.trust.engine_driver import RecordedRequest
 from plimsoll.sim import profile
 
-OWN = foresee.card("h200-8b", foresee.KV_TOKENS)
+OWN = predict_pd.pair_profile("h200-8b", predict_pd.KV_CACHE_TOKENS)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def trace(tmp_path: Path) -> Path:
 def said(trace: Path, *words: str) -> list[dict[str, Any]]:
     out = trace.with_name("said.json")
     runs = [f"--run={word.replace('TRACE', str(trace))}" for word in words]
-    assert foresee.main([*runs, "--out", str(out)]) == 0
+    assert predict_pd.main([*runs, "--out", str(out)]) == 0
     found: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
     return found
 
@@ -44,10 +44,10 @@ def test_predict_local_prefill_shifts_load_to_decode_engine(trace: Path) -> None
 
 
 def test_predict_short_prompt_is_prefilled_locally() -> None:
-    load = Load(0, "pd", Path("t.csv"), 900)
-    sent = [Sent(0.0, 899, 20), Sent(5.0, 900, 20)]
-    (near, away), _, _, _ = foresee.engines(load, sent, OWN)
-    assert near.leg_s == 0.0 < away.leg_s
+    load = PairRun(0, "pd", Path("t.csv"), 900)
+    sent = [RecordedRequest(0.0, 899, 20), RecordedRequest(5.0, 900, 20)]
+    (near, away), _, _, _ = predict_pd.replay_pair(load, sent, OWN)
+    assert near.remote_prefill_s == 0.0 < away.remote_prefill_s
     assert near.first_s < away.first_s
 
 
@@ -60,8 +60,8 @@ def test_long_steps_count_only_excess_over_model() -> None:
     for place, tokens in ((50, 300), (100, 600), (150, 300), (200, 600), (250, 800)):
         steps[place] = (0.0, 1, tokens, 0, 10, 0)
     slow = (steps["pretok"] > 512) * 5e-3
-    steps["t_out"][1:] = np.cumsum(edge.said_s(steps, own) + slow[1:])
+    steps["t_out"][1:] = np.cumsum(long_steps.model_step_s(steps, own) + slow[1:])
     steps["t_out"] += (steps["pretok"] > 0) * 3e-3
-    found = edge.around(steps, own)
+    found = long_steps.excess_by_tokens(steps, own)
     assert [None if one is None else one.steps for one in found] == [2, 2, 1, None]
     assert [round(one.excess_s * 1e3, 6) for one in found if one is not None] == [0.0, 5.0, 5.0]

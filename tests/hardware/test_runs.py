@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bench.hardware import client, compare, engine, gaps, keep, traces
-from bench.hardware.pair import Load
-from bench.hardware.summary import Seen, kept, summary
+from bench.hardware import archive, client, compare, engine, itl_histogram, traces
+from bench.hardware.measure_pd import PairRun
+from bench.hardware.summary import ObservedRequest, summary, within_slo
 from plimsoll.core.slo import Slo
 
 SLO = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
@@ -61,21 +61,21 @@ def test_poisson_trace_of_nothing_is_rejected(rate: float, seconds: float) -> No
 @pytest.mark.parametrize(
     ("one", "met"),
     [
-        (Seen(0, 10, 0.5, 0.05, None, True), True),
-        (Seen(0, 10, 0.51, 0.01, None, True), False),
-        (Seen(0, 10, 0.1, 0.051, None, True), False),
-        (Seen(0, 1, 0.1, None, None, True), True),
-        (Seen(0, 10, 0.1, None, None, True), False),
-        (Seen(0, 10, None, None, None, False), False),
-        (Seen(0, 10, 0.1, 0.01, None, False), False),
+        (ObservedRequest(0, 10, 0.5, 0.05, None, True), True),
+        (ObservedRequest(0, 10, 0.51, 0.01, None, True), False),
+        (ObservedRequest(0, 10, 0.1, 0.051, None, True), False),
+        (ObservedRequest(0, 1, 0.1, None, None, True), True),
+        (ObservedRequest(0, 10, 0.1, None, None, True), False),
+        (ObservedRequest(0, 10, None, None, None, False), False),
+        (ObservedRequest(0, 10, 0.1, 0.01, None, False), False),
     ],
 )
-def test_meets_slo_requires_all_targets_and_completion(one: Seen, met: bool) -> None:
-    assert kept(one, SLO) is met
+def test_meets_slo_requires_all_targets_and_completion(one: ObservedRequest, met: bool) -> None:
+    assert within_slo(one, SLO) is met
 
 
 def test_summary_counts_every_sent_request() -> None:
-    seen = [Seen(0, 10, 0.1, 0.01, None, True), Seen(1, 10, None, None, None, False)]
+    seen = [ObservedRequest(0, 10, 0.1, 0.01, None, True), ObservedRequest(1, 10, None, None, None, False)]
     found = summary(seen, SLO, 2.0)
     assert (found["in_promise"], found["rate_rps"], found["goodput_rps"]) == (0.5, 1.0, 0.5)
     assert summary([], SLO, 2.0)["in_promise"] is None
@@ -91,7 +91,9 @@ async def answered(serve: Callable[[web.Request], Any]) -> dict[str, Any]:
     port = runner.addresses[0][1]
     try:
         async with client.session() as http:
-            return await client.streamed(http, f"http://127.0.0.1:{port}", client.body([5, 6], 2, stream=True))
+            return await client.send_streamed(
+                http, f"http://127.0.0.1:{port}", client.request_body([5, 6], 2, stream=True)
+            )
     finally:
         await runner.cleanup()
 
@@ -148,14 +150,16 @@ async def test_client_session_does_not_reuse_old_connections(
     application.router.add_post(client.COMPLETIONS, serve)
     async with TestServer(application) as server, client.session() as http:
         for _ in range(2):
-            await client.streamed(http, str(server.make_url("")).rstrip("/"), client.body([5], 2, stream=True))
+            await client.send_streamed(
+                http, str(server.make_url("")).rstrip("/"), client.request_body([5], 2, stream=True)
+            )
             await asyncio.sleep(0.1)
     assert len(seen) == connections
 
 
 async def test_streamed_connection_failure_is_recorded() -> None:
     async with client.session() as http:
-        seen = await client.streamed(http, "http://127.0.0.1:1", client.body([5], 2, stream=True))
+        seen = await client.send_streamed(http, "http://127.0.0.1:1", client.request_body([5], 2, stream=True))
     assert not seen["ok"]
     assert "Connect" in seen["error"]
 
@@ -185,11 +189,11 @@ def test_compare_trace_changed_after_prediction_is_rejected(tmp_path: Path) -> N
 def test_itl_counts_are_per_second_of_stream_start() -> None:
     early = {"at_s": 0.5, "gaps_s": [1.0] * 50}
     late = [{"at_s": 4.0 + number / 10, "gaps_s": [0.006] * 98 + [0.04, 0.0]} for number in range(3)]
-    counts = json.loads(json.dumps(gaps.counted([early, *late])))
-    assert gaps.quantile_s(counts, 0.5, 4, 44) == pytest.approx(0.006, rel=0.01)
-    assert gaps.quantile_s(counts, 0.995, 4, 44) == pytest.approx(0.04, rel=0.01)
-    assert gaps.quantile_s(counts, 0.9, 0, 1) == pytest.approx(1.0, rel=0.01)
-    assert gaps.quantile_s(counts, 0.5, 5, 44) is None
+    counts = json.loads(json.dumps(itl_histogram.count_itl([early, *late])))
+    assert itl_histogram.quantile_s(counts, 0.5, 4, 44) == pytest.approx(0.006, rel=0.01)
+    assert itl_histogram.quantile_s(counts, 0.995, 4, 44) == pytest.approx(0.04, rel=0.01)
+    assert itl_histogram.quantile_s(counts, 0.9, 0, 1) == pytest.approx(1.0, rel=0.01)
+    assert itl_histogram.quantile_s(counts, 0.5, 5, 44) is None
 
 
 @pytest.mark.parametrize(
@@ -204,14 +208,14 @@ def test_itl_counts_are_per_second_of_stream_start() -> None:
 def test_load_parse_sets_engines_budget_and_prefill_threshold(
     word: str, name: str, budget: int, remote_from: int
 ) -> None:
-    load = Load.parse(2, word)
+    load = PairRun.parse(2, word)
     assert (load.name, load.budget, load.remote_from) == (name, budget, remote_from)
 
 
 def test_run_with_lost_client_is_rejected(tmp_path: Path) -> None:
     """Its rows would be missing, and with them its misses; what the others saw is on disk."""
     trace, out = tmp_path / "t.csv", tmp_path / "t.requests.json"
-    traces.write(trace, [traces.Request(0.0, 5, 2)])
+    traces.write(trace, [traces.PlannedRequest(0.0, 5, 2)])
     with pytest.raises(ValueError, match="0 of 1 requests, clients ended with"):
         client.run(trace, "http://127.0.0.1:1", out, workers=1, seed=-1)  # no generator takes that
     assert json.loads(out.read_text())["requests"] == []
@@ -219,9 +223,9 @@ def test_run_with_lost_client_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "codes"), [((0, 1, 3), [0]), ((0, 1, 2), [0, 1]), ((0, 0, 1), [0])])
 def test_archive_incomplete_rows_are_rejected(rows: tuple[int, ...], codes: list[int]) -> None:
-    keep.whole("x", [{"row": number} for number in range(3)], [0, 0])
+    archive.check_complete("x", [{"row": number} for number in range(3)], [0, 0])
     with pytest.raises(ValueError, match="x: 3 requests"):
-        keep.whole("x", [{"row": number} for number in rows], codes)
+        archive.check_complete("x", [{"row": number} for number in rows], codes)
 
 
 def test_step_log_counts_chunks_and_contexts_like_the_model() -> None:
@@ -232,6 +236,6 @@ def test_step_log_counts_chunks_and_contexts_like_the_model() -> None:
             req_ids=["chunk", "old", "resumed"], num_computed_tokens=[60, 500, 0], num_output_tokens=[0, 7, 3]
         ),
     )
-    chunks, tokens, pairs, sequences, context = plugin().counted(output)
+    chunks, tokens, pairs, sequences, context = plugin().step_counts(output)
     assert (chunks, tokens, sequences, context) == (3, 450, 1, 500)
     assert pairs == 100 * (20 + 50) + 50 * (60 + 25) + 300 * 150

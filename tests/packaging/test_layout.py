@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.api.contract import contract
+from plimsoll.api.contract import engine_contract
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = [ROOT / "operator" / "Dockerfile", *sorted((ROOT / "engine-image").glob("*.Dockerfile"))]
@@ -25,7 +25,7 @@ def test_source_root_shadows_no_standard_module() -> None:
 def test_operator_and_engine_image_share_one_contract() -> None:
     bundled = ROOT / "operator" / "plimsoll" / "api" / "contract.json"
     assert bundled.read_bytes() == (ROOT / "engine-image" / "contract.json").read_bytes()
-    assert contract().ports["api"] == 8000
+    assert engine_contract().ports["api"] == 8000
 
 
 def test_checkout_has_no_symbolic_link() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plimsoll.resources import arguments
+from plimsoll.resources import engine_args
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from plimsoll.resources import arguments
     ],
 )
 def test_flag_values_returns_flag_value_engine_uses(args: list[str], expected: dict[str, str]) -> None:
-    assert arguments.stated(args) == expected
+    assert engine_args.flag_values(args) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_flag_values_returns_flag_value_engine_uses(args: list[str], expected: d
     ],
 )
 def test_parse_count_accepts_unit_suffix(text: str, expected: int | None) -> None:
-    assert arguments.count(text) == expected
+    assert engine_args.parse_count(text) == expected

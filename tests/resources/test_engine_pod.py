@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from plimsoll.api import labels
-from plimsoll.api.contract import contract
+from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.api.v1alpha1.pod import OWN_MOUNTS, OWN_VOLUMES
-from plimsoll.resources import pod
+from plimsoll.api.v1alpha1.pod_overrides import RESERVED_MOUNTS, RESERVED_VOLUMES
+from plimsoll.resources import engine_pod
 from tests import builders
 
 Object = dict[str, Any]
 
 
 def rendered(kind: str = "decode", platform: Any = builders.PLATFORM, **spec: Any) -> Object:
-    return pod.template(parse(builders.service(**spec)), kind, platform)  # type: ignore[arg-type]
+    return engine_pod.pod_template(parse(builders.service(**spec)), kind, platform)  # type: ignore[arg-type]
 
 
 def container(template: Object) -> Object:
@@ -142,7 +142,7 @@ def test_pod_overrides_are_applied() -> None:
 
 
 def test_pod_grace_period_exceeds_drain() -> None:
-    drain = contract().drain
+    drain = engine_contract().drain
     for engine, seconds in (({}, drain["shutdown_timeout_seconds"]), ({"drainTimeout": "1h30m"}, 5400)):
         made = rendered(engine=engine)
         assert environment(made)["PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS"] == str(seconds)
@@ -171,7 +171,7 @@ def test_pod_revision_is_shared_by_pd_and_changes_with_engine() -> None:
     ],
 )
 def test_repository_strips_tag_and_digest(reference: str, repository: str) -> None:
-    assert pod.repository(reference) == repository
+    assert engine_pod.image_repository(reference) == repository
 
 
 def test_pod_engine_version_sets_image_tag() -> None:
@@ -241,8 +241,8 @@ def test_pod_simulated_engine_has_own_revision() -> None:
 def test_pod_own_volumes_and_mounts_are_reserved() -> None:
     for uri in ("hf://a/b", "pvc://claim/path", "file:///models/tiny"):
         made = rendered(model={"uri": uri})
-        assert {v["name"] for v in made["spec"]["volumes"]} <= set(OWN_VOLUMES)
-        assert {m["mountPath"] for m in container(made)["volumeMounts"]} <= set(OWN_MOUNTS)
+        assert {v["name"] for v in made["spec"]["volumes"]} <= set(RESERVED_VOLUMES)
+        assert {m["mountPath"] for m in container(made)["volumeMounts"]} <= set(RESERVED_MOUNTS)
 
 
 def test_engine_serves_under_its_long_name_first() -> None:

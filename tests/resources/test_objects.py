@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.contract import contract
+from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.cli.render import render
+from plimsoll.cli.render import render_manifest
 from plimsoll.resources import objects
-from plimsoll.resources.platform import MetricsSettings
+from plimsoll.resources.platform_config import ScrapeSettings
 from tests import builders
 
 Object = dict[str, Any]
@@ -22,12 +22,12 @@ PARENT["metadata"] |= {
 
 
 def everything() -> list[Object]:
-    return render(PARENT, builders.PLATFORM)
+    return render_manifest(PARENT, builders.PLATFORM)
 
 
 def policy(**settings: Any) -> Object:
     platform = builders.PLATFORM.model_copy(update=settings)
-    (found,) = [o for o in render(PARENT, platform) if o["kind"] == "NetworkPolicy"]
+    (found,) = [o for o in render_manifest(PARENT, platform) if o["kind"] == "NetworkPolicy"]
     return found
 
 
@@ -50,14 +50,14 @@ def test_objects_are_owned_and_copy_no_gitops_labels() -> None:
 
 def test_object_names_are_unique_and_at_most_63_chars() -> None:
     longest = builders.service("a" * 40)
-    made = render(longest, builders.PLATFORM)
+    made = render_manifest(longest, builders.PLATFORM)
     names = [(o["kind"], o["metadata"]["name"]) for o in made]
     assert len(names) == len(set(names))
     assert all(len(name) <= 63 for _, name in names)
 
 
 def test_network_policy_gateway_reaches_only_api_port() -> None:
-    ports = contract().ports
+    ports = engine_contract().ports
     gateway = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "plimsoll-system"}},
         "podSelector": {"matchLabels": {labels.COMPONENT: "gateway"}},
@@ -68,21 +68,21 @@ def test_network_policy_gateway_reaches_only_api_port() -> None:
 
 def test_network_policy_engines_reach_each_other_on_all_ports() -> None:
     own = {"podSelector": {"matchLabels": {labels.SERVICE: "chat"}}}
-    assert all(allowed(policy(), own, port) for port in (*contract().ports.values(), 45678))
+    assert all(allowed(policy(), own, port) for port in (*engine_contract().ports.values(), 45678))
 
 
 def test_network_policy_scrapers_reach_only_launcher_port() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
-    found = policy(metrics=MetricsSettings.model_validate({"from": [peer]}))
-    assert allowed(found, peer, contract().ports["launcher"])
-    assert not allowed(found, peer, contract().ports["api"])
+    found = policy(metrics=ScrapeSettings.model_validate({"from": [peer]}))
+    assert allowed(found, peer, engine_contract().ports["launcher"])
+    assert not allowed(found, peer, engine_contract().ports["api"])
 
 
 def test_deployment_omits_replicas_owned_elsewhere() -> None:
     service = parse(PARENT)
-    kept = objects.KeptTemplate("x", {})
-    with_them = objects.tier(service, PARENT, "decode", kept, 3)[-1]
-    without = objects.tier(service, PARENT, "decode", kept, None)[-1]
+    kept = objects.StoredTemplate("x", {})
+    with_them = objects.tier_objects(service, PARENT, "decode", kept, 3)[-1]
+    without = objects.tier_objects(service, PARENT, "decode", kept, None)[-1]
     assert with_them["spec"]["replicas"] == 3
     assert "replicas" not in without["spec"]
 

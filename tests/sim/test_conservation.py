@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from bench.trust import laws
-from plimsoll.core.picking.endpoint import Role
+from bench.trust import invariants
+from plimsoll.core.types import Role
 from plimsoll.sim import profile
-from plimsoll.sim.policies.base import Static
-from plimsoll.sim.profile import Profile
-from plimsoll.sim.visit import End
-from tests.sim import lab
+from plimsoll.sim.attempt import AttemptOutcome
+from plimsoll.sim.policies.base import StaticPolicy
+from plimsoll.sim.profile import HardwareProfile
+from tests.sim import sim_harness
 
 PROFILE = profile.load("h200-8b")
 
@@ -26,9 +26,9 @@ PROFILE = profile.load("h200-8b")
     [PROFILE, replace(PROFILE, kv_tokens=60_000, block_size=128), replace(PROFILE, max_num_seqs=8, budget=256)],
     ids=["roomy", "short of blocks", "few slots, small chunks"],
 )
-def test_engine_tokens_and_blocks_balance(own: Profile, seed: int, separate: bool) -> None:
-    sent = laws.load(300, 25.0, seed)
-    left = laws.leaks(sent, laws.played(own, sent, separate))
+def test_engine_tokens_and_blocks_balance(own: HardwareProfile, seed: int, separate: bool) -> None:
+    sent = invariants.poisson_load(300, 25.0, seed)
+    left = invariants.leaked(sent, invariants.replay(own, sent, separate))
     assert {**left, "preemptions": 0} == dict.fromkeys(left, 0)
     if own.kv_tokens == 60_000:
         assert left["preemptions"] > 0
@@ -36,9 +36,9 @@ def test_engine_tokens_and_blocks_balance(own: Profile, seed: int, separate: boo
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_leaks_lost_or_invented_request_is_detected(separate: bool) -> None:
-    sent = laws.load(20, 25.0, 1)
-    engines = laws.played(PROFILE, sent[:-1], separate)
-    lost, made_up = laws.leaks(sent, engines), laws.leaks(sent[:-2], engines)
+    sent = invariants.poisson_load(20, 25.0, 1)
+    engines = invariants.replay(PROFILE, sent[:-1], separate)
+    lost, made_up = invariants.leaked(sent, engines), invariants.leaked(sent[:-2], engines)
     assert lost["prompt tokens"] == len(engines) * sent[-1].prompt
     assert made_up["prompt tokens"] == -len(engines) * sent[-2].prompt
     assert lost["output tokens"] == sent[-1].output + separate
@@ -46,7 +46,7 @@ def test_leaks_lost_or_invented_request_is_detected(separate: bool) -> None:
 
 
 def test_engine_mean_concurrency_obeys_littles_law() -> None:
-    seen, law = laws.little(PROFILE, laws.load(1200, 18.0, 4), 0.02)
+    seen, law = invariants.littles_law(PROFILE, invariants.poisson_load(1200, 18.0, 4), 0.02)
     assert seen == pytest.approx(law, rel=0.005)
 
 
@@ -54,37 +54,37 @@ def test_engine_mean_concurrency_obeys_littles_law() -> None:
 def test_engine_burst_takes_exactly_its_work(seed: int) -> None:
     random = Random(seed)
     lengths = [(random.randint(2, 4000), random.randint(1, 300)) for _ in range(120)]
-    own = replace(laws.level(PROFILE), kv_tokens=10**9, budget=10**9)
-    assert laws.idled(own, lengths) == pytest.approx(0.0, abs=1e-9)
+    own = replace(invariants.without_nonlinearities(PROFILE), kv_tokens=10**9, budget=10**9)
+    assert invariants.idle_share(own, lengths) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_engine_burst_short_of_blocks_takes_more_than_its_work() -> None:
     lengths = [(2000, 300)] * 60
-    own = replace(laws.level(PROFILE), kv_tokens=70_000)
-    assert laws.idled(own, lengths) > 0.001  # prompts read twice
+    own = replace(invariants.without_nonlinearities(PROFILE), kv_tokens=70_000)
+    assert invariants.idle_share(own, lengths) > 0.001  # prompts read twice
 
 
 @pytest.mark.parametrize("kills", [(), ((Role.SERVE, 5.0), (Role.SERVE, 9.0))])
 @pytest.mark.parametrize("tail_s", [600.0, 0.5])
 def test_simulate_every_request_ends_exactly_once(kills: tuple[tuple[Role, float], ...], tail_s: float) -> None:
-    asked = lab.Load(400, 30.0, seed=8).asked()
-    done = lab.simulate(
-        asked, Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}, kills=kills, tail_s=tail_s
+    asked = sim_harness.PoissonLoad(400, 30.0, seed=8).requests_drawn()
+    done = sim_harness.simulate(
+        asked, StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}, kills=kills, tail_s=tail_s
     )
-    assert sorted(one.id for one in done.visits) == list(range(1, 401))
-    ends = Counter(one.end for one in done.visits)
+    assert sorted(one.id for one in done.attempts) == list(range(1, 401))
+    ends = Counter(one.outcome for one in done.attempts)
     assert None not in ends
-    assert (ends[End.FAILED] > 0) == bool(kills)
-    assert ends[End.UNFINISHED] == 0 if tail_s > 1.0 else ends[End.UNFINISHED] > 0 or kills
-    for one in done.visits:
-        if one.end is End.OK:
-            assert one.first_s is not None
+    assert (ends[AttemptOutcome.FAILED] > 0) == bool(kills)
+    assert ends[AttemptOutcome.UNFINISHED] == 0 if tail_s > 1.0 else ends[AttemptOutcome.UNFINISHED] > 0 or kills
+    for one in done.attempts:
+        if one.outcome is AttemptOutcome.OK:
+            assert one.first_token_s is not None
             assert one.end_s is not None
-            assert one.asked.at_s < one.first_s <= one.end_s
+            assert one.trace_request.at_s < one.first_token_s <= one.end_s
 
 
 def test_simulate_memory_does_not_grow_with_completed_requests() -> None:
-    laws.held_bytes(50)  # what is loaded once
+    invariants.peak_bytes(50)  # what is loaded once
     few, many = 300, 1200
-    more = laws.held_bytes(many) - laws.held_bytes(few)
+    more = invariants.peak_bytes(many) - invariants.peak_bytes(few)
     assert more / (many - few) < 100.0  # bytes: a request that was kept would take several hundred

@@ -14,38 +14,49 @@ import pytest
 import yaml
 
 from plimsoll.cli.main import main
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
-from plimsoll.sim import frontier, screen
+from plimsoll.core.types import Role
+from plimsoll.sim import frontier, screening
+from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.frontier import Field, Point
+from plimsoll.sim.frontier import EvaluatedPolicies, FrontierPoint
 from plimsoll.sim.policies import clairvoyant, registry
-from plimsoll.sim.policies.base import Scene
-from plimsoll.sim.screen import Ground
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.policies.base import PolicyContext
+from plimsoll.sim.screening import SearchSpace
 from tests import builders
-from tests.sim import lab
+from tests.sim import sim_harness
 
-ASKED = lab.Load(200, 2.0, 4000, 400, seed=1).asked()
-ASKED += [replace(one, at_s=one.at_s + ASKED[-1].at_s) for one in lab.Load(1200, 12.0, 4000, 400, seed=2).asked()]
+ASKED = sim_harness.PoissonLoad(200, 2.0, 4000, 400, seed=1).requests_drawn()
+ASKED += [
+    replace(one, at_s=one.at_s + ASKED[-1].at_s)
+    for one in sim_harness.PoissonLoad(1200, 12.0, 4000, 400, seed=2).requests_drawn()
+]
 SLO = Slo(0.95, 2.0, tpot_s=0.05)
 LENGTH_S = ASKED[-1].at_s
-ONE_TIER = Ground(Scene({Role.SERVE: (1, 4)}, lab.plant(), SLO, {}, ASKED), {Role.SERVE: 1}, LENGTH_S)
-TWO_TIERS = Ground(
-    Scene({Role.PREFILL: (1, 3), Role.DECODE: (1, 3)}, lab.plant(), SLO, {}, ASKED),
+ONE_TIER = SearchSpace(
+    PolicyContext({Role.SERVE: (1, 4)}, sim_harness.make_plant(), SLO, {}, ASKED), {Role.SERVE: 1}, LENGTH_S
+)
+TWO_TIERS = SearchSpace(
+    PolicyContext({Role.PREFILL: (1, 3), Role.DECODE: (1, 3)}, sim_harness.make_plant(), SLO, {}, ASKED),
     {Role.PREFILL: 1, Role.DECODE: 1},
     LENGTH_S,
 )
-POINTS = [Point("a", 0.8, 1.0), Point("b", 0.9, 1.5), Point("c", 0.85, 1.6), Point("d", 0.9, 2.0), Point("e", 1.0, 3.0)]
+POINTS = [
+    FrontierPoint("a", 0.8, 1.0),
+    FrontierPoint("b", 0.9, 1.5),
+    FrontierPoint("c", 0.85, 1.6),
+    FrontierPoint("d", 0.9, 2.0),
+    FrontierPoint("e", 1.0, 3.0),
+]
 
 
 def test_front_is_the_set_of_undominated_points() -> None:
-    assert [one.word for one in frontier.front(POINTS[::-1])] == ["a", "b", "e"]
-    assert frontier.front([]) == []
+    assert [one.policy for one in frontier.pareto_front(POINTS[::-1])] == ["a", "b", "e"]
+    assert frontier.pareto_front([]) == []
 
 
 def test_best_at_returns_best_point_within_cost() -> None:
-    assert [(frontier.best_at(POINTS, cost) or POINTS[-1]).word for cost in (1.0, 1.7, 2.5, 9.0)] == [
+    assert [(frontier.best_at(POINTS, cost) or POINTS[-1]).policy for cost in (1.0, 1.7, 2.5, 9.0)] == [
         "a",
         "b",
         "b",
@@ -55,14 +66,18 @@ def test_best_at_returns_best_point_within_cost() -> None:
 
 
 def test_behind_measures_attainment_gap() -> None:
-    own = Point("own", 0.89, 1.55)
-    assert frontier.behind(own, POINTS) == pytest.approx(0.01)
-    assert frontier.behind(own, POINTS, 1 / 1.05) == pytest.approx(-0.09)
-    assert frontier.behind(Point("own", 0.1, 0.5), POINTS) == -math.inf
+    own = FrontierPoint("own", 0.89, 1.55)
+    assert frontier.attainment_gap(own, POINTS) == pytest.approx(0.01)
+    assert frontier.attainment_gap(own, POINTS, 1 / 1.05) == pytest.approx(-0.09)
+    assert frontier.attainment_gap(FrontierPoint("own", 0.1, 0.5), POINTS) == -math.inf
 
 
 def test_cheapest_returns_least_cost_meeting_target() -> None:
-    windowed = [Point("x", 0.96, 1.0, 0.5), Point("y", 0.97, 2.0, 1.0), Point("z", 0.99, 3.0, 1.0)]
+    windowed = [
+        FrontierPoint("x", 0.96, 1.0, 0.5),
+        FrontierPoint("y", 0.97, 2.0, 1.0),
+        FrontierPoint("z", 0.99, 3.0, 1.0),
+    ]
     assert frontier.cheapest(windowed, 0.95, 0.99) == windowed[1]
     assert frontier.cheapest(windowed, 0.95) == windowed[0]
     assert frontier.cheapest(POINTS, 0.9, 0.99) == POINTS[1]  # no windows: by attainment alone
@@ -77,7 +92,7 @@ class Plant:
 
     def __call__(self, word: str, seed: int) -> dict[str, Any]:
         self.ran.append((word, seed))
-        registry.parse(word, ONE_TIER.scene)
+        registry.parse(word, ONE_TIER.context)
         return {
             "attainment_offered": 0.9 + seed / 100 + ("gated=1" in word) / 50,
             "gpu_hours": 1.0 + len(word) / 100,
@@ -87,7 +102,7 @@ class Plant:
 
 def test_field_runs_each_policy_once_per_seed_and_averages() -> None:
     plant = Plant()
-    field = Field(frontier.playing(plant), (1, 3))
+    field = EvaluatedPolicies(frontier.runner(plant), (1, 3))
     [one, again] = [field.points(["static:2", "static:2"]), field.points(["static:2"])]
     assert again == one
     assert one[0].attainment == pytest.approx(0.92)
@@ -96,42 +111,42 @@ def test_field_runs_each_policy_once_per_seed_and_averages() -> None:
 
 def test_playing_with_processes_gives_same_results() -> None:
     runs = [(f"static:{n}", n) for n in (1, 2, 3)]
-    assert frontier.playing(Plant(), 2)(runs) == frontier.playing(Plant())(runs)
+    assert frontier.runner(Plant(), 2)(runs) == frontier.runner(Plant())(runs)
 
 
 def test_words_ordinary_policy_is_unchanged() -> None:
     for word in ("plimsoll", "follower:margin=0.7", "clairvoyant:plan=0@1"):
-        assert frontier.words(word, ONE_TIER, frontier.playing(Plant())) == [word]
+        assert frontier.expand(word, ONE_TIER, frontier.runner(Plant())) == [word]
 
 
 def test_hindsight_screens_settings_and_takes_cheapest_passing() -> None:
-    assert len(list(screen.followings(60.0))) >= 200
+    assert len(list(screening.follower_settings(60.0))) >= 200
     plant = Plant()
-    [best] = frontier.words("hindsight:runs=6", ONE_TIER, frontier.playing(plant), (6,))
+    [best] = frontier.expand("hindsight:runs=6", ONE_TIER, frontier.runner(plant), (6,))
     words = {word for word, _ in plant.ran}
     assert {"gated=1", "cap="} <= {kind for kind in ("gated=1", "cap=") for word in words if kind in word}
     passing = [word for word in words if "cap=" in word]
     assert best in passing
     assert len(best) == min(map(len, passing))
-    [rich] = frontier.words("hindsight:runs=6,gpu-hours=9", ONE_TIER, frontier.playing(Plant()), (6,))
+    [rich] = frontier.expand("hindsight:runs=6,gpu-hours=9", ONE_TIER, frontier.runner(Plant()), (6,))
     assert "gated=1" in rich
 
 
 def test_hindsight_unaffordable_budget_is_rejected() -> None:
     with pytest.raises(BadInput, match=r"gpu-hours=0\.1: the cheapest follower that was run costs 1\.\d+ GPU-hours"):
-        frontier.words("hindsight:runs=6,gpu-hours=0.1", ONE_TIER, frontier.playing(Plant()), (6,))
+        frontier.expand("hindsight:runs=6,gpu-hours=0.1", ONE_TIER, frontier.runner(Plant()), (6,))
 
 
 def test_hindsight_caps_give_every_gateway_a_share() -> None:
-    plant, scene = Plant(), replace(ONE_TIER.scene, gateways=1000)
-    frontier.words("hindsight:runs=6", replace(ONE_TIER, scene=scene), frontier.playing(plant), (6,))
+    plant, scene = Plant(), replace(ONE_TIER.context, gateways=1000)
+    frontier.expand("hindsight:runs=6", replace(ONE_TIER, context=scene), frontier.runner(plant), (6,))
     assert {word.partition("cap=")[2] for word, _ in plant.ran} == {"", "1000"}
     for word, _ in plant.ran:
         registry.parse(word, scene)
 
 
 def test_reactive_frontier_uses_one_admission_mode() -> None:
-    found = frontier.words("follower-frontier:runs=6", ONE_TIER, frontier.playing(Plant()))
+    found = frontier.expand("follower-frontier:runs=6", ONE_TIER, frontier.runner(Plant()))
     assert found
     assert all(word.startswith("follower:") and word.endswith("gated=1") for word in found)
 
@@ -141,12 +156,12 @@ def test_reactive_frontier_uses_one_admission_mode() -> None:
 )
 def test_words_unknown_comparison_is_rejected(text: str) -> None:
     with pytest.raises(BadInput):
-        frontier.words(text, ONE_TIER, frontier.playing(Plant()))
+        frontier.expand(text, ONE_TIER, frontier.runner(Plant()))
 
 
 def _by_replicas(word: str, seed: int) -> dict[str, Any]:
     """Attains all with two replicas from second 95 to 190; replica-seconds cost."""
-    plan = clairvoyant.read(word.partition("plan=")[2].partition(",")[0], 1)
+    plan = clairvoyant.parse_plan(word.partition("plan=")[2].partition(",")[0], 1)
     assert plan is not None
     ends_s = [*(at_s for at_s, _ in plan[1:]), LENGTH_S]
     pieces = [(at_s, end_s, count) for (at_s, (count,)), end_s in zip(plan, ends_s, strict=True)]
@@ -156,8 +171,8 @@ def _by_replicas(word: str, seed: int) -> dict[str, Any]:
 
 
 def test_achievable_schedule_is_refined_until_minimal() -> None:
-    first = frontier.achievable(ONE_TIER, Field(frontier.playing(_by_replicas), (0,)), 0.99, 12)
-    best = frontier.achievable(ONE_TIER, Field(frontier.playing(_by_replicas), (0,)), 0.99, 120)
+    first = frontier.best_schedule(ONE_TIER, EvaluatedPolicies(frontier.runner(_by_replicas), (0,)), 0.99, 12)
+    best = frontier.best_schedule(ONE_TIER, EvaluatedPolicies(frontier.runner(_by_replicas), (0,)), 0.99, 120)
     assert best.attainment == 1.0
     assert best.gpu_hours <= first.gpu_hours
     least_s = LENGTH_S + 95.0
@@ -168,12 +183,12 @@ def test_achievable_unreachable_target_takes_best_attainment() -> None:
     ran: list[tuple[float, float]] = []
 
     def short(word: str, seed: int) -> dict[str, Any]:
-        registry.parse(word, ONE_TIER.scene)
+        registry.parse(word, ONE_TIER.context)
         found = {**_by_replicas(word, seed), "attainment_offered": 0.9 if "@3" in word else 0.5}
         ran.append((found["attainment_offered"], found["gpu_hours"]))
         return found
 
-    taken = frontier.achievable(ONE_TIER, Field(frontier.playing(short), (0,)), 0.999, 8)
+    taken = frontier.best_schedule(ONE_TIER, EvaluatedPolicies(frontier.runner(short), (0,)), 0.999, 8)
     most = sorted(cost for attained, cost in ran if attained == 0.9)
     assert most[0] < most[-1]
     assert (taken.attainment, taken.gpu_hours) == (0.9, most[0])
@@ -181,25 +196,25 @@ def test_achievable_unreachable_target_takes_best_attainment() -> None:
 
 
 def test_most_resident_is_below_slots_and_kv_cache() -> None:
-    most = frontier.most_resident(ONE_TIER.scene)
+    most = frontier.max_resident_sequences(ONE_TIER.context)
     assert 20 < most < 256
-    tight = replace(ONE_TIER.scene, plant=lab.plant(replace(lab.H200, max_num_seqs=8)))
-    assert frontier.most_resident(tight) == 8
-    small = replace(ONE_TIER.scene, plant=lab.plant(replace(lab.H200, kv_tokens=42_000)))
-    assert 8 < frontier.most_resident(small) < 14
+    tight = replace(ONE_TIER.context, plant=sim_harness.make_plant(replace(sim_harness.H200, max_num_seqs=8)))
+    assert frontier.max_resident_sequences(tight) == 8
+    small = replace(ONE_TIER.context, plant=sim_harness.make_plant(replace(sim_harness.H200, kv_tokens=42_000)))
+    assert 8 < frontier.max_resident_sequences(small) < 14
 
 
 # -------------------------------------------------------------------- screening
 
 
 def test_screening_orders_equal_those_of_a_run() -> None:
-    found = screen.followers(ONE_TIER, 5)
-    assert 0 < len(found.words) <= 5
-    assert found.settings >= 200
-    settings = list(screen.followings(ONE_TIER.scene.plant.start.mean_s))
-    courses = {one.word: one for one in screen._followed(ONE_TIER, Role.SERVE, settings[::97])}
+    found = screening.screen_followers(ONE_TIER, 5)
+    assert 0 < len(found.policies) <= 5
+    assert found.settings_tried >= 200
+    settings = list(screening.follower_settings(ONE_TIER.context.plant.startup.mean_s))
+    courses = {one.options: one for one in screening._follower_schedules(ONE_TIER, Role.SERVE, settings[::97])}
     for text, course in list(courses.items())[::9]:
-        done = lab.simulate(ASKED, registry.parse(f"follower:{text},gated=0", ONE_TIER.scene))
+        done = sim_harness.simulate(ASKED, registry.parse(f"follower:{text},gated=0", ONE_TIER.context))
         asked = {int(at_s): desired for at_s, _, desired, *_ in done.world.log.replicas}
         ordered, now = [], 1
         for tick in range(ONE_TIER.ticks):
@@ -211,28 +226,28 @@ def test_screening_orders_equal_those_of_a_run() -> None:
 def test_screening_ready_replicas_and_cost_of_orders() -> None:
     ground = replace(ONE_TIER, length_s=12.0)
     orders = np.array([1, 1, 3, 3, 3, 3, 2, 1, 1, 2, 2, 2, 2])
-    ready, paid_s = screen._played(orders, 1, 3.0, ground)
+    ready, paid_s = screening._simulate_orders(orders, 1, 3.0, ground)
     assert ready.tolist() == [1, 1, 1, 1, 1, 3, 2, 1, 1, 1, 1, 1, 2]
     assert paid_s == 12.0 + 5.0 + 4.0 + 3.0
 
 
 def test_screening_overload_is_missed_after_patience() -> None:
     demand = np.array([1.0] * 10 + [3.0] * 10)
-    missed = screen._missed(demand, np.array([[1.0] * 20, [3.0] * 20]), 5.0)
+    missed = screening._missed_share(demand, np.array([[1.0] * 20, [3.0] * 20]), 5.0)
     assert missed.tolist() == [pytest.approx((2 * 10 - 5) / 40), 0.0]
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 5, 8, 50])
 def test_most_ahead_is_maximum_of_following_ticks(ticks: int) -> None:
     values = np.random.default_rng(1).integers(0, 9, 20)
-    found = screen._most_ahead(values, ticks)
+    found = screening._forward_max(values, ticks)
     assert found.tolist() == [int(max(values[at : at + ticks + 1])) for at in range(20)]
 
 
 def test_foreseen_orders_one_startup_ahead_and_fills_gaps() -> None:
     demand = np.array([0.5] * 50 + [1.5] * 20 + [0.5] * 10 + [1.5] * 20 + [0.5] * 50)
     for gap_s, bottom in ((0.0, 1), (12.0, 2)):
-        orders = screen._foreseen(demand, 1.0, 0.0, gap_s, 0, 8.0, (1, 4)).tolist()
+        orders = screening._clairvoyant_orders(demand, 1.0, 0.0, gap_s, 0, 8.0, (1, 4)).tolist()
         assert orders[:42] == [1] * 42
         assert orders[42:70] == [2] * 28
         assert orders[71] == bottom
@@ -240,47 +255,51 @@ def test_foreseen_orders_one_startup_ahead_and_fills_gaps() -> None:
 
 
 def test_screening_policies_of_two_tiers_parse() -> None:
-    found = screen.followers(TWO_TIERS, 6)
-    assert 0 < len(found.words) <= 6
-    for word in (*found.words, *screen.plans(TWO_TIERS, 4).words):
-        registry.parse(word, TWO_TIERS.scene)
+    found = screening.screen_followers(TWO_TIERS, 6)
+    assert 0 < len(found.policies) <= 6
+    for word in (*found.policies, *screening.screen_plans(TWO_TIERS, 4).policies):
+        registry.parse(word, TWO_TIERS.context)
 
 
 def test_screening_identical_schedules_are_merged() -> None:
     quiet = replace(
-        ONE_TIER, scene=replace(ONE_TIER.scene, asked=[Asked(0.0, 10, 2), Asked(50.0, 10, 2)]), length_s=50.0
+        ONE_TIER,
+        context=replace(ONE_TIER.context, requests=[TraceRequest(0.0, 10, 2), TraceRequest(50.0, 10, 2)]),
+        length_s=50.0,
     )
-    found = screen.followers(quiet, 100)
-    assert found.schedules < 30 < found.settings
-    assert len(found.words) <= found.schedules
+    found = screening.screen_followers(quiet, 100)
+    assert found.distinct_schedules < 30 < found.settings_tried
+    assert len(found.policies) <= found.distinct_schedules
 
 
 def test_screening_load_of_one_moment_yields_policies() -> None:
     for ground in (ONE_TIER, TWO_TIERS):
-        moment = replace(ground, scene=replace(ground.scene, asked=[Asked(0.0, 1000, 10)]), length_s=0.0)
-        for found in (screen.followers(moment, 6), screen.plans(moment, 4)):
-            assert found.words
-            for word in found.words:
-                registry.parse(word, moment.scene)
+        moment = replace(ground, context=replace(ground.context, requests=[TraceRequest(0.0, 1000, 10)]), length_s=0.0)
+        for found in (screening.screen_followers(moment, 6), screening.screen_plans(moment, 4)):
+            assert found.policies
+            for word in found.policies:
+                registry.parse(word, moment.context)
 
 
-def _fluid(cost: Sequence[float], missed: Sequence[float]) -> screen.Fluid:
-    return screen.Fluid(np.array(cost), np.array([missed] * len(screen._RHOS)))
+def _fluid(cost: Sequence[float], missed: Sequence[float]) -> screening.FluidEstimate:
+    return screening.FluidEstimate(np.array(cost), np.array([missed] * len(screening._UTILISATIONS)))
 
 
 def test_screening_selection_covers_every_cost_range() -> None:
     cost = np.linspace(1.0, 9.0, 200)
-    kept = screen._worth(_fluid(cost.tolist(), (1.0 / cost).tolist()), 12)
+    kept = screening._best_per_cost_range(_fluid(cost.tolist(), (1.0 / cost).tolist()), 12)
     assert len(kept) == 12
     assert max(np.diff(cost[kept])) < 1.5
 
 
 def test_together_merges_options_of_both_tiers() -> None:
-    assert screen.together(["margin=0.5,hold=3", "margin=0.7,hold=3"]) == "margin=0.5/0.7,hold=3/3"
+    assert screening.join_tier_options(["margin=0.5,hold=3", "margin=0.7,hold=3"]) == "margin=0.5/0.7,hold=3/3"
 
 
 def test_simulate_comparison_policies_run_from_cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [f"{at_s},{prompt},{output}" for at_s, prompt, output in lab.Load(150, 10.0, 4000, 400).draw()]
+    lines = [
+        f"{at_s},{prompt},{output}" for at_s, prompt, output in sim_harness.PoissonLoad(150, 10.0, 4000, 400).draw()
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]))
     manifest = builders.service(tiers={"serve": {"maxReplicas": 3}}, slo={"ttft": "1s", "tpot": "50ms"})
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))

@@ -60,18 +60,18 @@ def test_startup_parse_fixed_uniform_and_listed(tmp_path: Path) -> None:
     listed.write_text("[40, 55.5]")
     random = Random(1)
     fixed, spread, drawn = (startup.parse(text) for text in ("60", "uniform:100,135", str(listed)))
-    assert sum(seconds for _, seconds in fixed.draw(random)) == pytest.approx(60.0)
-    lengths = [sum(seconds for _, seconds in spread.draw(random)) for _ in range(200)]
+    assert sum(seconds for _, seconds in fixed.sample(random)) == pytest.approx(60.0)
+    lengths = [sum(seconds for _, seconds in spread.sample(random)) for _ in range(200)]
     assert min(lengths) >= 100.0
     assert max(lengths) <= 135.0
     assert max(lengths) - min(lengths) > 20.0
-    assert {round(sum(s for _, s in drawn.draw(random)), 6) for _ in range(50)} == {40.0, 55.5}
+    assert {round(sum(s for _, s in drawn.sample(random)), 6) for _ in range(50)} == {40.0, 55.5}
 
 
 def test_startup_parse_one_value_per_line(tmp_path: Path) -> None:
     listed = tmp_path / "starts.txt"
     listed.write_text("40\n55.5\n")
-    assert startup.parse(str(listed)) == startup.StartUp(listed_s=(40.0, 55.5))
+    assert startup.parse(str(listed)) == startup.StartupDistribution(samples_s=(40.0, 55.5))
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "uniform:5", "uniform:9,3", "uniform:a,b", "1e9"])

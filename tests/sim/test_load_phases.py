@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from plimsoll.sim.phases import BIN_S, Offered, reversals
+from plimsoll.sim.load_phases import BIN_S, OfferedWork, reversals
 
 
-def offered(rates: list[tuple[float, float]], seed: int = 1, burst: int = 1) -> Offered:
+def offered(rates: list[tuple[float, float]], seed: int = 1, burst: int = 1) -> OfferedWork:
     """Poisson arrivals (or bursts of so many) of lognormal work: seconds and requests a second, one after another."""
-    random, found, now_s, end_s = Random(seed), Offered(), 0.0, 0.0
+    random, found, now_s, end_s = Random(seed), OfferedWork(), 0.0, 0.0
     for length_s, rate in rates:
         now_s, end_s = end_s, end_s + length_s
         while (now_s := now_s + random.expovariate(rate / burst)) < end_s:
@@ -39,7 +39,7 @@ def test_phases_drifting_load_has_many_phases() -> None:
 
 
 def test_phases_short_or_empty_load_is_one_phase() -> None:
-    assert Offered().phases() == [0.0]
+    assert OfferedWork().phases() == [0.0]
     assert offered([(100.0, 1.0), (100.0, 50.0)]).phases() == [0.0]
 
 

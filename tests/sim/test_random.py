@@ -14,14 +14,14 @@ import yaml
 
 from plimsoll.cli.main import main
 from plimsoll.core import units
-from plimsoll.sim.result import WINDOW
+from plimsoll.sim.result import WINDOW_REQUESTS
 from tests import builders
 
 Row = Mapping[str, Any]
 POLICIES = ("plimsoll", "plimsoll", "plimsoll", "hpa-queue", "kpa", "follower:cap=30", "clairvoyant:runs=2")
 CLASSES = (
     {"name": "high", "priority": 10, "slo": {"ttft": "5s", "tpot": "100ms"}},
-    {"name": "low", "priority": -1, "slo": {"ttft": "60s"}, "fill": "60%"},
+    {"name": "low", "priority": -1, "slo": {"ttft": "60s"}, "maxUtilization": "60%"},
 )
 
 
@@ -49,7 +49,7 @@ def trace(random: Random) -> list[dict[str, Any]]:
 def spec(random: Random) -> dict[str, Any]:
     least = random.choice((0, 1))
     roles = random.choice((("serve",), ("prefill", "decode")))
-    admission: dict[str, Any] = {"whenFull": random.choice(("Hold", "Shed", "Downgrade"))}
+    admission: dict[str, Any] = {"whenFull": random.choice(("Queue", "Shed", "Downgrade"))}
     if admission["whenFull"] == "Downgrade":
         admission["fallback"] = {"name": "small"}
     if random.random() < 0.6:
@@ -64,7 +64,7 @@ def spec(random: Random) -> dict[str, Any]:
         "admission": admission,
         "tiers": {role: {"minReplicas": least, "maxReplicas": 3, "gpus": random.choice((1, 2))} for role in roles},
         "engine": {"args": [f"--max-num-seqs={random.choice((4, 256))}"]},
-        "scaling": {"missCost": random.choice((0, 25))},
+        "scaling": {"sloMissCost": random.choice((0, 25))},
     }
 
 
@@ -133,9 +133,9 @@ def test_simulate_summary_follows_from_written_rows(
             said = told[f"p{share}_{key}"]
             assert (said is None) is (found is None)
             assert found is None or abs(said - found) <= 0.0026 * found + 1.1e-5  # both sides are rounded
-    assert told["windows"]["n"] == len(windows) == told["offered"] // WINDOW
+    assert told["windows"]["n"] == len(windows) == told["offered"] // WINDOW_REQUESTS
     for one in windows:
-        assert one["met"] == sum(met[one["n"] * WINDOW : (one["n"] + 1) * WINDOW])
+        assert one["met"] == sum(met[one["n"] * WINDOW_REQUESTS : (one["n"] + 1) * WINDOW_REQUESTS])
     hours = 0.0
     for tier, limits in wanted["tiers"].items():
         spans = [one for one in read(outs["replicas"]) if one["tier"] == tier]

@@ -8,36 +8,46 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.core.admission import ClassPolicy
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.slo import Slo
-from plimsoll.sim.policies.base import Static
-from plimsoll.sim.result import WINDOW, Result, decision_rows, replica_rows
-from plimsoll.sim.times import Times
-from plimsoll.sim.visit import Asked, End, Visit
-from tests.sim import lab
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
+from plimsoll.sim.policies.base import StaticPolicy
+from plimsoll.sim.quantile_sketch import QuantileSketch
+from plimsoll.sim.result import WINDOW_REQUESTS, RunResult, decision_rows, replica_rows
+from tests.sim import sim_harness
 
 SLO = Slo(share=0.95, ttft_s=1.0, tpot_s=0.05, ttft_per_1k_tokens_s=0.5)
 
 
-def ended(number: int, end: End = End.OK, ttft_s: float = 0.5, tpot_s: float = 0.02, prompt: int = 1000) -> Visit:
-    visit = Visit(number, Asked(float(number), prompt, 11), None, end=end)
-    if end is End.OK:
-        visit.first_s = number + ttft_s
-        visit.end_s = visit.first_s + 10 * tpot_s
+def ended(
+    number: int, end: AttemptOutcome = AttemptOutcome.OK, ttft_s: float = 0.5, tpot_s: float = 0.02, prompt: int = 1000
+) -> Attempt:
+    visit = Attempt(number, TraceRequest(float(number), prompt, 11), None, outcome=end)
+    if end is AttemptOutcome.OK:
+        visit.first_token_s = number + ttft_s
+        visit.end_s = visit.first_token_s + 10 * tpot_s
     else:
         visit.end_s = number + 0.1
     return visit
 
 
 def test_summary_e2e_target_counts_when_set() -> None:
-    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
-    visits = [ended(1), ended(2, ttft_s=0.7), ended(3, tpot_s=0.04), ended(4, End.SHED), ended(5, prompt=100_000)]
+    world = sim_harness.simulate(
+        [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
+    ).world
+    visits = [
+        ended(1),
+        ended(2, ttft_s=0.7),
+        ended(3, tpot_s=0.04),
+        ended(4, AttemptOutcome.SHED),
+        ended(5, prompt=100_000),
+    ]
     shares, shown = {}, {}
     for e2e_s in (None, 0.8):  # ten tokens after the first: 0.7, 0.9, 0.9 and 0.7 s
-        result = Result(lab.plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, e2e_s))
+        result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, e2e_s))
         for visit in visits:
-            result.take(visit)
+            result.add(visit)
         told = result.summary(world, "static:2", 0, 100.0, 1.0)
         shares[e2e_s], shown[e2e_s] = told["attainment_offered"], told.get("p95_e2e_s")
         assert told["infeasible_alone"] == 1  # reads that prompt for longer than either
@@ -47,30 +57,34 @@ def test_summary_e2e_target_counts_when_set() -> None:
 
 @pytest.mark.parametrize(("itl_s", "met"), [(None, None), (1.0, True), (0.001, False)])
 def test_summary_itl_target_is_reported_beside_attainment(itl_s: float | None, met: bool | None) -> None:
-    world = lab.simulate([Asked(0.0, 10, 9)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
-    result = Result(lab.plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
-    result.take(ended(1))
+    world = sim_harness.simulate(
+        [TraceRequest(0.0, 10, 9)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
+    ).world
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
+    result.add(ended(1))
     told = result.summary(world, "static:2", 0, 100.0, 1.0)
     assert (told.get("itl_met"), told["attainment_offered"]) == (met, 1.0)
     assert ("itl_met" in told) is (itl_s is not None)
 
 
 def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
-    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
-    result = Result(lab.plant(), [Role.SERVE], SLO)
+    world = sim_harness.simulate(
+        [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
+    ).world
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
     for visit in (
         ended(1),
         ended(2, ttft_s=1.4),  # within 1 s and half a second for 1,000 tokens
         ended(3, ttft_s=1.6),
         ended(4, tpot_s=0.06),
-        ended(5, End.SHED),
-        ended(6, End.FAILED),
-        ended(7, End.REFUSED),
-        ended(8, End.UNFINISHED),
+        ended(5, AttemptOutcome.SHED),
+        ended(6, AttemptOutcome.FAILED),
+        ended(7, AttemptOutcome.REFUSED),
+        ended(8, AttemptOutcome.UNFINISHED),
         ended(9, prompt=2_000_000),  # kept, but alone it would read that context for longer than the target
-        ended(10, End.SHED),
+        ended(10, AttemptOutcome.SHED),
     ):
-        result.take(visit)
+        result.add(visit)
     told = result.summary(world, "static:2", 0, 100.0, 1.0)
     assert (told["offered"], told["admitted"], told["shed"], told["refused"]) == (10, 7, 2, 1)
     assert (told["completed"], told["failed"], told["unfinished"]) == (5, 1, 1)
@@ -92,22 +106,24 @@ def test_met_uses_slo_of_request_class() -> None:
         ClassPolicy("chat", 10, Slo(0.95, ttft_s=0.6, tpot_s=0.05)),
         ClassPolicy("batch", 0, Slo(0.95, ttft_s=60.0)),
     ]
-    result = Result(lab.plant(), [Role.SERVE], SLO, classes=classes)
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, classes=classes)
     met = {}
     for klass in ("chat", "batch", "strange", ""):
         visit = ended(1, ttft_s=2.0, tpot_s=0.06)
-        visit.asked = replace(visit.asked, klass=klass)
-        met[klass] = result.met(visit)
+        visit.trace_request = replace(visit.trace_request, request_class=klass)
+        met[klass] = result.is_within_slo(visit)
     assert met == {"chat": False, "batch": True, "strange": True, "": True}
     soon = ended(2, ttft_s=0.7, prompt=10_000)
-    soon.asked = replace(soon.asked, klass="chat")
-    assert not result.met(soon)  # the service's would have been 6 s
+    soon.trace_request = replace(soon.trace_request, request_class="chat")
+    assert not result.is_within_slo(soon)  # the service's would have been 6 s
 
 
 def test_summary_load_of_one_moment_has_no_rates() -> None:
-    world = lab.simulate([Asked(0.0, 10, 2)], Static({Role.SERVE: 2}, gated=False), initial={Role.SERVE: 2}).world
-    result = Result(lab.plant(), [Role.SERVE], SLO)
-    result.take(ended(1))
+    world = sim_harness.simulate(
+        [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
+    ).world
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
+    result.add(ended(1))
     told = result.summary(world, "static:2", 0, 0.0, 1.0)
     assert (told["goodput_rps"], told["goodput_tokens_per_s"]) == (None, None)
     assert told["mean_replicas"] == {"serve": None}
@@ -116,36 +132,39 @@ def test_summary_load_of_one_moment_has_no_rates() -> None:
 
 def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
     lines = io.StringIO()
-    result = Result(lab.plant(), [Role.SERVE], SLO, windows=lines)
-    first = [ended(n, End.SHED if n <= 30 else End.OK) for n in range(1, WINDOW + 1)]
-    second = [ended(n, End.SHED if n <= WINDOW + 31 else End.OK) for n in range(WINDOW + 1, 2 * WINDOW + 1)]
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, windows=lines)
+    first = [ended(n, AttemptOutcome.SHED if n <= 30 else AttemptOutcome.OK) for n in range(1, WINDOW_REQUESTS + 1)]
+    second = [
+        ended(n, AttemptOutcome.SHED if n <= WINDOW_REQUESTS + 31 else AttemptOutcome.OK)
+        for n in range(WINDOW_REQUESTS + 1, 2 * WINDOW_REQUESTS + 1)
+    ]
     for one, other in zip(reversed(first), second, strict=True):
-        result.take(one)
-        result.take(other)
-    result.take(ended(2 * WINDOW + 1))  # of a window that never fills
+        result.add(one)
+        result.add(other)
+    result.add(ended(2 * WINDOW_REQUESTS + 1))  # of a window that never fills
     told = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert sorted((one["n"], one["met"], one["passed"]) for one in told) == [(0, 470, True), (1, 469, False)]
 
 
 def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
-    long = lab.plant().longest  # with the tokens of its answer it is too long for the model
+    long = sim_harness.make_plant().max_sequence_tokens  # with the tokens of its answer it is too long for the model
     for missed, passed in ((40, True), (45, True), (46, False)):
         lines = io.StringIO()
-        result = Result(lab.plant(), [Role.SERVE], Slo(0.95, None, 0.0, 0.05), windows=lines)
-        for n in range(1, WINDOW + 1):
-            refused = ended(n, End.REFUSED, prompt=long)
-            result.take(refused if n <= 40 else ended(n, End.SHED if n <= missed else End.OK))
-        assert result.ends[End.REFUSED] == 40  # 92 % can be kept
+        result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, None, 0.0, 0.05), windows=lines)
+        for n in range(1, WINDOW_REQUESTS + 1):
+            refused = ended(n, AttemptOutcome.REFUSED, prompt=long)
+            result.add(refused if n <= 40 else ended(n, AttemptOutcome.SHED if n <= missed else AttemptOutcome.OK))
+        assert result.outcomes[AttemptOutcome.REFUSED] == 40  # 92 % can be kept
         assert json.loads(lines.getvalue())["passed"] is passed
 
 
 def test_request_rows_have_demo_columns() -> None:
     lines = io.StringIO()
-    result = Result(lab.plant(), [Role.SERVE], SLO, requests=lines)
-    result.take(ended(1))
-    shed = ended(2, End.SHED)
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, requests=lines)
+    result.add(ended(1))
+    shed = ended(2, AttemptOutcome.SHED)
     shed.reason, shed.retry_after_s = "overloaded", 7
-    result.take(shed)
+    result.add(shed)
     ok, refused = (json.loads(line) for line in lines.getvalue().splitlines())
     assert (ok["outcome"], ok["status"], ok["ttft_s"], ok["tpot_s"], ok["output_tokens"]) == ("ok", 200, 0.5, 0.02, 11)
     assert (refused["outcome"], refused["status"], refused["retry_after_s"], refused["ttft_s"]) == (
@@ -161,8 +180,8 @@ def test_request_rows_have_demo_columns() -> None:
 
 
 def test_replica_rows_add_up_to_paid_time() -> None:
-    asked = lab.Load(600, 20.0).asked()
-    done = lab.simulate(asked)
+    asked = sim_harness.PoissonLoad(600, 20.0).requests_drawn()
+    done = sim_harness.simulate(asked)
     rows = list(replica_rows(done.world))
     assert list(rows[0]) == ["run", "t_s", "tier", "desired", "ready", "starting", "draining"]
     until = [one["t_s"] for one in rows[1:]] + [asked[-1].at_s]
@@ -171,11 +190,11 @@ def test_replica_rows_add_up_to_paid_time() -> None:
         for one, then in zip(rows, until, strict=True)
         if one["t_s"] < asked[-1].at_s
     )
-    assert paid == pytest.approx(done.world.tiers[Role.SERVE].paid_s(asked[-1].at_s), rel=1e-3)
+    assert paid == pytest.approx(done.world.tiers[Role.SERVE].replica_seconds(asked[-1].at_s), rel=1e-3)
 
 
 def test_decision_rows_chain_counts_and_give_reasons() -> None:
-    done = lab.simulate(lab.Load(1200, 40.0).asked())
+    done = sim_harness.simulate(sim_harness.PoissonLoad(1200, 40.0).requests_drawn())
     rows = list(decision_rows(done.world))
     assert rows
     count = 1
@@ -190,13 +209,13 @@ def test_decision_rows_chain_counts_and_give_reasons() -> None:
 
 
 def test_quantile_sketch_is_within_a_quarter_percent() -> None:
-    times = Times()
+    times = QuantileSketch()
     assert times.quantile_s(0.5) is None
     for n in range(1, 1001):
         times.observe(0.001 * n)
     for share in (0.01, 0.5, 0.95, 0.99, 1.0):
         assert times.quantile_s(share) == pytest.approx(share, rel=0.0026)
-    more = Times()
+    more = QuantileSketch()
     more.observe(9.0, 10_000)
-    times.add(more)
+    times.merge(more)
     assert times.quantile_s(0.5) == pytest.approx(9.0, rel=0.0026)

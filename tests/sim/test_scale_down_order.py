@@ -9,26 +9,27 @@ from typing import NamedTuple
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling.leaving import Load
-from plimsoll.sim.fleet import Replica, Tier
-from plimsoll.sim.gateway import Gateway
-from plimsoll.sim.operator import Operator
-from plimsoll.sim.policies.base import Look, Plimsoll, Policy, Static
-from plimsoll.sim.visit import Asked
-from tests.sim import lab
+from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.fleet import FleetTier, SimulatedReplica
+from plimsoll.sim.gateway import SimulatedGateway
+from plimsoll.sim.operator import SimulatedOperator
+from plimsoll.sim.policies.base import Observation, PlimsollPolicy, SimulatedPolicy, StaticPolicy
+from tests.sim import sim_harness
 
-BURST = lab.Load(1800, 40.0, seed=1).asked()
+BURST = sim_harness.PoissonLoad(1800, 40.0, seed=1).requests_drawn()
 FALLING_LOAD = BURST + [
-    replace(one, at_s=one.at_s + BURST[-1].at_s) for one in lab.Load(400, 1.0, output=1500.0, seed=2).asked()
+    replace(one, at_s=one.at_s + BURST[-1].at_s)
+    for one in sim_harness.PoissonLoad(400, 1.0, output=1500.0, seed=2).requests_drawn()
 ]
 
 
-def tier(replicas: int) -> Tier:
-    of = Tier(Role.SERVE, lab.plant(start_s=20.0), Random(1))
-    of.begin(1)
-    for number, one in enumerate(of.set(replicas, 0.0)[0]):
-        of.place(one, float(number))
+def tier(replicas: int) -> FleetTier:
+    of = FleetTier(Role.SERVE, sim_harness.make_plant(start_s=20.0), Random(1))
+    of.start_initial(1)
+    for number, one in enumerate(of.scale(replicas, 0.0)[0]):
+        of.schedule(one, float(number))
         one.ready = True
     return of
 
@@ -36,84 +37,84 @@ def tier(replicas: int) -> Tier:
 def test_tier_scale_down_drains_least_loaded() -> None:
     of = tier(4)
     sent = {"serve-1": 3.0, "serve-2": 0.0, "serve-3": 7.0, "serve-4": 1.0}
-    _, drained = of.set(2, 60.0, lambda name: Load(sent[name], None))
+    _, drained = of.scale(2, 60.0, lambda name: ReplicaLoad(sent[name], None))
     assert [one.name for one in drained] == ["serve-2", "serve-4"]
 
 
 def test_tier_scale_down_without_load_drains_youngest() -> None:
-    _, drained = tier(4).set(2, 60.0)
+    _, drained = tier(4).scale(2, 60.0)
     assert [one.name for one in drained] == ["serve-4", "serve-3"]
 
 
 def test_tier_scale_down_removes_starting_replica_first() -> None:
     of = tier(3)
-    [late], _ = of.set(4, 50.0)
-    of.place(late, 50.0)
-    _, drained = of.set(2, 60.0, lambda name: Load(0.0, 0.0) if name == "serve-1" else Load(5.0, 5.0))
-    assert late.gone_s == 60.0
+    [late], _ = of.scale(4, 50.0)
+    of.schedule(late, 50.0)
+    _, drained = of.scale(2, 60.0, lambda name: ReplicaLoad(0.0, 0.0) if name == "serve-1" else ReplicaLoad(5.0, 5.0))
+    assert late.ended_s == 60.0
     assert [one.name for one in drained] == ["serve-1"]
 
 
 def test_operator_load_is_that_of_last_readings() -> None:
-    operator = Operator(lab.service())
-    assert operator.load("a") == Load(None, None)
-    reading = replace(Gateway("g", (), {}, 0, 0.0).reading(), inflight={"a": 2})
-    operator.hear_gateway("g1", 1.0, reading)
-    operator.hear_gateway("g2", 1.0, replace(reading, inflight={"a": 3, "b": 1}))
-    assert (operator.load("a"), operator.load("c")) == (Load(5.0, None), Load(0.0, None))
-    operator.hear_gateway("g2", 2.0, replace(reading, inflight={"b": 4}))
-    engine = lab.engine(lab.H200)
-    engine.add(lab.jobs([(0.0, 100, 50)])[0], 0.0)
-    operator.hear_engine(Role.SERVE, engine.scraped("a", 0.01, 2.0))
+    operator = SimulatedOperator(sim_harness.serve_manifest())
+    assert operator.replica_load("a") == ReplicaLoad(None, None)
+    reading = replace(SimulatedGateway("g", (), {}, 0, 0.0).reading(), inflight={"a": 2})
+    operator.observe_gateway("g1", 1.0, reading)
+    operator.observe_gateway("g2", 1.0, replace(reading, inflight={"a": 3, "b": 1}))
+    assert (operator.replica_load("a"), operator.replica_load("c")) == (ReplicaLoad(5.0, None), ReplicaLoad(0.0, None))
+    operator.observe_gateway("g2", 2.0, replace(reading, inflight={"b": 4}))
+    engine = sim_harness.make_engine(sim_harness.H200)
+    engine.add(sim_harness.make_sequences([(0.0, 100, 50)])[0], 0.0)
+    operator.observe_engine(Role.SERVE, engine.scrape("a", 0.01, 2.0))
     engine.advance(1e3)
     assert engine.idle
-    assert operator.load("a") == Load(2.0, 1.0)
+    assert operator.replica_load("a") == ReplicaLoad(2.0, 1.0)
 
 
 class Shrinking(NamedTuple):
     """known: of each ready engine, None where nobody knows. truth: requests at each, in the order of their start."""
 
-    known: dict[str, Load] | None
+    known: dict[str, ReplicaLoad] | None
     truth: dict[str, int]
     drained: set[str]
 
 
-def scale_downs(monkeypatch: pytest.MonkeyPatch, policy: Policy, asked: list[Asked]) -> list[Shrinking]:
+def scale_downs(monkeypatch: pytest.MonkeyPatch, policy: SimulatedPolicy, asked: list[TraceRequest]) -> list[Shrinking]:
     found: list[Shrinking] = []
-    usual = Tier.set
+    usual = FleetTier.scale
 
     def noted(
-        of: Tier, wanted: int, now_s: float, load: Callable[[str], Load] | None = None
-    ) -> tuple[list[Replica], list[Replica]]:
-        live = [one for one in of.replicas.values() if one.live]
+        of: FleetTier, wanted: int, now_s: float, load: Callable[[str], ReplicaLoad] | None = None
+    ) -> tuple[list[SimulatedReplica], list[SimulatedReplica]]:
+        live = [one for one in of.replicas.values() if one.is_serving]
         known = None if load is None else {one.name: load(one.name) for one in live}
-        truth = {one.name: len(one.visits) for one in live}
+        truth = {one.name: len(one.attempts) for one in live}
         made, drained = usual(of, wanted, now_s, load)
         if drained:
             found.append(Shrinking(known, truth, {one.name for one in drained}))
         return made, drained
 
-    monkeypatch.setattr(Tier, "set", noted)
-    lab.simulate(asked, policy, gateways=2)
+    monkeypatch.setattr(FleetTier, "scale", noted)
+    sim_harness.simulate(asked, policy, gateways=2)
     return found
 
 
 def test_plimsoll_scale_down_drains_least_loaded_as_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = scale_downs(monkeypatch, Plimsoll(), FALLING_LOAD)
+    found = scale_downs(monkeypatch, PlimsollPolicy(), FALLING_LOAD)
     assert found
     for known, _, drained in found:
         assert known is not None
         stay = [load.rank for name, load in known.items() if name not in drained]
         assert max(known[name].rank for name in drained) <= min(stay)
     assert any(drained != set(list(truth)[-len(drained) :]) for _, truth, drained in found)
-    assert any(load.sent != one.truth[name] for one in found for name, load in (one.known or {}).items())
+    assert any(load.dispatched != one.truth[name] for one in found for name, load in (one.known or {}).items())
 
 
-class FallingPolicy(Static):
+class FallingPolicy(StaticPolicy):
     """One engine, one by one four, then two, whatever the operator makes of it."""
 
-    def wanted(self, look: Look) -> dict[Role, int]:
-        return {Role.SERVE: min(4, 1 + int(look.now_s / 10.0)) if look.now_s < 60.0 else 2}
+    def desired_replicas(self, observation: Observation) -> dict[Role, int]:
+        return {Role.SERVE: min(4, 1 + int(observation.now_s / 10.0)) if observation.now_s < 60.0 else 2}
 
 
 @pytest.mark.parametrize("gated", [False, True])

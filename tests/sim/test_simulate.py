@@ -16,13 +16,13 @@ import yaml
 
 from plimsoll.cli import simulate
 from plimsoll.cli.main import main
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
 from plimsoll.sim import profiles
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.result import Result
+from plimsoll.sim.result import RunResult
 from tests import builders
-from tests.sim import lab
+from tests.sim import sim_harness
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "operator")}
 
@@ -30,7 +30,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "opera
 @pytest.fixture
 def typed(tmp_path: Path) -> list[str]:
     """A call that works, without a policy: 200 requests against one serve tier."""
-    lines = [f"{at_s},{prompt},{output}" for at_s, prompt, output in lab.Load(200, 20.0).draw()]
+    lines = [f"{at_s},{prompt},{output}" for at_s, prompt, output in sim_harness.PoissonLoad(200, 20.0).draw()]
     (tmp_path / "t.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]))
     manifest = builders.service(tiers={"serve": {"maxReplicas": 3}}, slo={"ttft": "1s", "tpot": "50ms"})
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
@@ -59,13 +59,13 @@ def test_simulate_json_has_every_documented_key(typed: list[str], capsys: pytest
     assert main([*typed, "--output", "json", "--clients", "honour", "--max-gpus", "2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {
-        "policy", "seed", "offered", "admitted", "held", "downgraded", "shed", "completed", "failed", "slo",
+        "policy", "seed", "offered", "admitted", "queued", "downgraded", "shed", "completed", "failed", "slo",
         "attainment_offered", "attainment_admitted", "windows_met", "p50_ttft_s", "p95_ttft_s", "p99_ttft_s",
         "p50_tpot_s", "p95_tpot_s", "p99_tpot_s", "itl_p99_s", "goodput_rps", "goodput_tokens_per_s", "gpu_hours",
         "mean_replicas", "reversals", "shed_share", "shed_work_ratio", "offered_tokens", "attainment_tokens",
-        "infeasible_alone", "unfinished", "client_gone", "recovered", "tickets", "windows", "wall_s",
+        "infeasible_alone", "unfinished", "client_gone", "recovered", "retry_reservations", "windows", "wall_s",
     } <= told.keys()  # fmt: skip
-    assert {"given", "first_ok", "second_ok"} <= told["tickets"].keys()
+    assert {"given", "first_ok", "second_ok"} <= told["retry_reservations"].keys()
     assert {"n", "passed"} <= told["windows"].keys()
     assert told["reversals"] == {"serve": [0]}
 
@@ -90,8 +90,8 @@ def test_simulate_html_of_one_policy_shows_desired_and_slo(
 ) -> None:
     assert main([*typed, "--output", "html"]) == 0
     page = capsys.readouterr().out
-    assert ">wanted<" in page
-    assert ">promised<" in page
+    assert ">desired<" in page
+    assert ">target<" in page
 
 
 def test_simulate_same_call_is_deterministic(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_simulate_unknown_priority_is_reported(
 ) -> None:
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,9,2,urgent\n1,9,2,\n")
     assert main(typed) == 0
-    assert "priority 'urgent' of 1 requests names no class" in capsys.readouterr().err
+    assert "priority 'urgent' of 1 requests is not a class" in capsys.readouterr().err
 
 
 def test_simulate_several_policies_are_columns(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,8 @@ def test_simulate_several_policies_are_columns(typed: list[str], capsys: pytest.
     assert lines[0].split() == ["policy", "static:1", "static:2"]
     [replicas] = [line.split() for line in lines if line.startswith("mean_replicas")]
     assert replicas == ["mean_replicas.serve", "1", "2"]
-    assert [line.split()[1:] for line in lines if line.startswith("tickets.honoured.to_60_s.given")] == [["0", "0"]]
+    reservations = [line for line in lines if line.startswith("retry_reservations.honoured.to_60_s.given")]
+    assert [line.split()[1:] for line in reservations] == [["0", "0"]]
     assert max(map(len, lines)) <= 100
 
 
@@ -161,22 +162,22 @@ def _start_engines_with(path: Path, args: list[str]) -> None:
         (["--start-up", "soon"], "--start-up"),
         (["--rate-scale", "0"], "--rate-scale"),
         (["--rate-scale", "1e-9"], "--rate-scale: 1e-09 leaves none of the 200 requests"),
-        (["--from", "900"], "no request of the trace lies between"),
+        (["--from", "900"], "the trace has no request in this interval"),
         (["--spread", "1"], "--spread"),
         (["--noise", "-1"], "--noise"),
         (["--plant-scale", "0"], "--plant-scale"),
         (["--gateways", "0"], "--gateways"),
-        (["--gateways", "1001"], "--gateways: at most 1,000"),
+        (["--gateways", "1001"], "--gateways: must be at most 1,000"),
         (["--initial", "1001"], "--initial: must be SERVE as 1 whole number up to 1,000"),
         (["--initial", "9" * 5000], "--initial: must be SERVE as 1 whole number up to 1,000"),
-        (["--max-gpus", "0"], "--max-gpus: at least 1"),
+        (["--max-gpus", "0"], "--max-gpus: must be at least 1"),
         (
             ["--max-gpus", "1", "--initial", "2"],
-            "--max-gpus: 1 are too few for the 2 serve replicas of 1 GPU each that --policy plimsoll begins with",
+            "--max-gpus: 1 are too few for the initial 2 serve replicas of 1 GPU each of --policy plimsoll",
         ),
-        (["--initial", "4"], "--initial: 4 serve replicas are more than the manifest's maxReplicas, 3"),
-        (["--from", "-5"], "--from: -5 is below 0"),
-        (["--seed", "-1"], "--seed: -1 is below 0"),
+        (["--initial", "4"], "--initial: 4 serve replicas exceed the manifest's maxReplicas, 3"),
+        (["--from", "-5"], "--from: -5 must not be below 0"),
+        (["--seed", "-1"], "--seed: -1 must not be below 0"),
         (["--requests-out", "-"], "--requests-out -: must be a file"),
         (["--policy", "static:1", "--requests-out", "/dev/full"], "plimsoll: /dev/full: No space left on device"),
         (["--policy", "static:1", "--replicas-out", "/dev/full"], "plimsoll: /dev/full: No space left on device"),
@@ -184,7 +185,7 @@ def _start_engines_with(path: Path, args: list[str]) -> None:
         (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
         (["--model-config", "/nowhere"], "/nowhere: No such file"),
         (["--requests-out", "/nowhere/r"], "/nowhere/r: No such file"),
-        (["--policy", "static:1", "--policy", "static:2", "--windows-out", "w"], "for one policy at a time"),
+        (["--policy", "static:1", "--policy", "static:2", "--windows-out", "w"], "need a single policy"),
     ],
 )
 def test_simulate_invalid_input_is_reported(
@@ -207,7 +208,7 @@ def test_simulate_fallback_request_is_downgraded_and_missed(
     assert main([*typed, "--output", "json", "--clients", "honour", "--requests-out", str(rows)]) == 0
     out, err = capsys.readouterr()
     told = json.loads(out)
-    assert "what goes to small counts as downgraded" in err
+    assert "the fallback small is not simulated" in err
     assert told["downgraded"] > 0
     assert told["offered"] == told["admitted"] + told["downgraded"] == 200
     assert (told["shed"], told["retries"]) == (0, 0)
@@ -220,13 +221,13 @@ def test_simulate_malformed_manifest_is_rejected(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for text, said in (
-        (b"a: [", "not YAML"),
-        (b"a: 2001-99-99", "not YAML"),
-        (b"[" * 100_000, "not YAML"),
-        (b"\xff\xfe\xff", "is not text"),
-        (b"kind: Pod\n", "must hold one InferenceService"),
-        (b"kind: InferenceService\nmetadata:\n", "metadata: must hold the service's name"),
-        (b"kind: InferenceService\nmetadata: x\n", "metadata: must hold the service's name"),
+        (b"a: [", "is not valid YAML"),
+        (b"a: 2001-99-99", "is not valid YAML"),
+        (b"[" * 100_000, "is not valid YAML"),
+        (b"\xff\xfe\xff", "is not UTF-8 text"),
+        (b"kind: Pod\n", "must contain one InferenceService"),
+        (b"kind: InferenceService\nmetadata:\n", "metadata: must contain the name of the service"),
+        (b"kind: InferenceService\nmetadata: x\n", "metadata: must contain the name of the service"),
     ):
         (tmp_path / "s.yaml").write_bytes(text)
         assert main(typed) == 1
@@ -236,11 +237,11 @@ def test_simulate_malformed_manifest_is_rejected(
 def test_simulate_rows_of_several_policies_are_rejected_early(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(simulate, "World")
+    monkeypatch.delattr(simulate, "Simulator")
     out = ["--requests-out", str(tmp_path / "r.jsonl")]
     for words in (["--policy", "follower-frontier:runs=2"], ["--policy", "hindsight", "--policy", "static:1"]):
         assert main([*typed, *words, *out]) == 1
-        assert "for one policy at a time" in capsys.readouterr().err
+        assert "need a single policy" in capsys.readouterr().err
     assert not (tmp_path / "r.jsonl").exists()
     assert main([*typed, "--policy", "hindsight", "--requests-out", "/nowhere/r"]) == 1
     assert "/nowhere/r: No such file" in capsys.readouterr().err
@@ -257,7 +258,7 @@ def test_simulate_output_never_overwrites_inputs_or_outputs(
         "--start-up": tmp_path / "su.json",
         "--model-config": tmp_path / "mc.json",
     }
-    inputs["--hardware"].write_bytes((profiles.FOLDER / "h200-8b.json").read_bytes())
+    inputs["--hardware"].write_bytes((profiles.PROFILE_FOLDER / "h200-8b.json").read_bytes())
     inputs["--start-up"].write_text("[5, 9]")
     inputs["--model-config"].write_text("{}")
     (tmp_path / "symbolic").symlink_to(tmp_path / "hw.json")
@@ -269,11 +270,11 @@ def test_simulate_output_never_overwrites_inputs_or_outputs(
     clashes += [("--decisions-out", str(tmp_path / "symbolic"), "--hardware")]
     for out, name, of in clashes:
         assert main([*words, out, name]) == 1
-        assert f"{out} {name}: is the file of {of} too" in capsys.readouterr().err
+        assert f"{out} {name}: is also the file of {of}" in capsys.readouterr().err
     same = str(tmp_path / "rows.jsonl")
     for _ in ("new", "there already"):
         assert main([*words, "--requests-out", same, "--replicas-out", str(tmp_path / "." / "rows.jsonl")]) == 1
-        assert "is the file of --requests-out too" in capsys.readouterr().err
+        assert "is also the file of --requests-out" in capsys.readouterr().err
         Path(same).touch()
     assert {path: path.read_bytes() for path in inputs.values()} == before
     assert main([*words, "--policy", "static:1", "--requests-out", "/dev/null", "--replicas-out", "/dev/null"]) == 0
@@ -300,12 +301,12 @@ def test_simulate_rejected_run_leaves_existing_files(
 def test_simulate_every_policy_is_validated_before_first_run(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(simulate, "World")
+    monkeypatch.delattr(simulate, "Simulator")
     manifest = yaml.safe_load((tmp_path / "s.yaml").read_text())
     manifest["spec"]["tiers"]["serve"]["gpus"] = 2
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(manifest))
     for policy, said in (
-        ("static:2", "3 are too few for the 2 serve replicas of 2 GPUs each that --policy static:2 begins with"),
+        ("static:2", "3 are too few for the initial 2 serve replicas of 2 GPUs each of --policy static:2"),
         ("clairvoyant:foo=1", "--policy clairvoyant:foo=1: unknown foo"),
         ("clairvoyant:cap=1", "cap is at least 2, one request for each gateway"),
         ("hindsight:windows=2", "--policy hindsight:windows=2: windows is a number"),
@@ -317,7 +318,7 @@ def test_simulate_every_policy_is_validated_before_first_run(
 
 def test_simulate_initial_ignored_by_policy_is_reported(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--policy", "static:1", "--initial", "2"]) == 0
-    assert "--initial is not for --policy static:1" in capsys.readouterr().err
+    assert "--initial does not apply to --policy static:1" in capsys.readouterr().err
     assert main([*typed, "--policy", "static:2", "--initial", "2"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -334,7 +335,7 @@ def test_simulate_full_disk_on_stdout_is_one_line_and_status(typed: list[str]) -
 def test_simulate_long_run_reports_progress(
     typed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
+    monkeypatch.setattr(simulate, "_PROGRESS_INTERVAL_S", 0.0)
     assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--output", "json"]) == 0
     told = capsys.readouterr()
     assert [one["policy"] for one in json.loads(told.out)] == ["static:1", "static:2"]
@@ -346,7 +347,7 @@ def test_simulate_long_run_reports_progress(
 def test_simulate_idle_hours_report_progress(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate, "_TOLD_S", 0.0)
+    monkeypatch.setattr(simulate, "_PROGRESS_INTERVAL_S", 0.0)
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n200,9,2\n")
     for policy in ("static:1", "plimsoll"):
         assert main([*typed, "--policy", policy]) == 0
@@ -358,12 +359,12 @@ def test_simulate_search_writes_only_best_rows_and_runs_once(
 ) -> None:
     wrote: list[bool] = []
 
-    class Counted(Result):
+    class Counted(RunResult):
         def __init__(self, plant: Plant, roles: Sequence[Role], slo: Slo | None, *more: Any) -> None:
             wrote.append(any(more[:2]))
             super().__init__(plant, roles, slo, *more)
 
-    monkeypatch.setattr(simulate, "Result", Counted)
+    monkeypatch.setattr(simulate, "RunResult", Counted)
     search = [*typed, "--start-up", "5", "--output", "json", "--policy", "clairvoyant:runs=4,attainment=0.5"]
     assert main(search) == 0
     ran, told = len(wrote), json.loads(capsys.readouterr().out)

@@ -9,22 +9,24 @@ from random import Random
 
 import pytest
 
-from bench.trust import queues
-from plimsoll.core.queueing import erlang_c
-from plimsoll.sim.job import Job
-from plimsoll.sim.profile import Coefficients, Profile
-from tests.sim import lab
+from bench.trust import queueing_theory
+from plimsoll.core.capacity.queueing import erlang_c
+from plimsoll.sim.profile import HardwareProfile, StepCoefficients
+from plimsoll.sim.sequence import EngineSequence
+from tests.sim import sim_harness
 
-Mean = Callable[[float], queues.Draw]
+Mean = Callable[[float], queueing_theory.Draw]
 
 
-def sojourns(own: Profile, requests: int, per_s: float, output: Callable[[Random], int], seed: int) -> list[Job]:
+def sojourns(
+    own: HardwareProfile, requests: int, per_s: float, output: Callable[[Random], int], seed: int
+) -> list[EngineSequence]:
     random, now_s, lengths = Random(seed), 0.0, []
     for _ in range(requests):
         now_s += random.expovariate(per_s)
         lengths.append((now_s, 1, output(random)))
-    one = lab.engine(own)
-    return lab.run(one, lengths)
+    one = sim_harness.make_engine(own)
+    return sim_harness.run(one, lengths)
 
 
 @pytest.mark.parametrize(("slots", "rho"), [(1, 0.5), (4, 0.8), (16, 0.85)])
@@ -32,20 +34,20 @@ def test_plant_constant_step_time_matches_mmc(slots: int, rho: float) -> None:
     """A step that costs the same whatever is in it serves each of c slots at one rate; the wait is Erlang's."""
     step_s, mean = 1e-3, 400.0
     own = replace(
-        lab.H200,
-        coefficients=Coefficients(step_s, 0.0, 0.0, 0.0, 0.0, 0.0),
+        sim_harness.H200,
+        coefficients=StepCoefficients(step_s, 0.0, 0.0, 0.0, 0.0, 0.0),
         hot=None,
         hinge_dec=0.0,
         max_num_seqs=slots,
     )
     asked = rho * slots / (mean * step_s)
     found = sojourns(own, 20_000, asked, lambda r: 1 + int(r.expovariate(1 / mean)), seed=slots)
-    waits = [one.first_s - one.arrived_s for one in found if one.first_s is not None]
+    waits = [one.first_token_s - one.arrived_s for one in found if one.first_token_s is not None]
     rate = len(found) / found[-1].arrived_s  # as it came
-    served = math.fsum(one.output for one in found) / len(found)
-    service_s = queues.service_s(served, slots)
+    served = math.fsum(one.output_tokens for one in found) / len(found)
+    service_s = queueing_theory.service_s(served, slots)
     expected_s = float(erlang_c(rate * service_s, slots)) * service_s / (slots * (1 - rate * service_s / slots))
-    low_s, high_s = queues.interval(waits)
+    low_s, high_s = queueing_theory.interval(waits)
     own_s = 3 * step_s  # two steps in flight, and the first token's own
     assert low_s - own_s <= expected_s <= high_s
 
@@ -53,51 +55,59 @@ def test_plant_constant_step_time_matches_mmc(slots: int, rho: float) -> None:
 @pytest.mark.parametrize(
     ("gaps", "sizes", "servers"),
     [
-        (queues.hyper, queues.hyper, 4),
-        (queues.erlang2, queues.hyper, 16),
-        (queues.exponential, queues.erlang2, 8),
-        (queues.exponential, queues.constant, 1),
+        (queueing_theory.hyper, queueing_theory.hyper, 4),
+        (queueing_theory.erlang2, queueing_theory.hyper, 16),
+        (queueing_theory.exponential, queueing_theory.erlang2, 8),
+        (queueing_theory.exponential, queueing_theory.constant, 1),
     ],
 )
 def test_plant_waits_match_kiefer_wolfowitz_recursion(gaps: Mean, sizes: Mean, servers: int) -> None:
     mean = 60.0
-    gap_s = queues.service_s(mean, servers) / 0.9 / servers
-    came = queues.run(queues.slots(servers), 2_500, gaps(gap_s), sizes(mean), seed=7)
-    check = queues.sample_path("worst", came, servers)
+    gap_s = queueing_theory.service_s(mean, servers) / 0.9 / servers
+    came = queueing_theory.simulate_queue(
+        queueing_theory.slot_profile(servers), 2_500, gaps(gap_s), sizes(mean), seed=7
+    )
+    check = queueing_theory.sample_path("worst", came, servers)
     assert check.holds
-    assert check.detail["mean_wait_s"] > 10 * queues.STEP_S  # there was a queue
+    assert check.detail["mean_wait_s"] > 10 * queueing_theory.STEP_S  # there was a queue
 
 
 def test_kiefer_wolfowitz_counts_servers() -> None:
-    assert queues.kiefer_wolfowitz([0.0, 0.0, 1.0, 1.0], [5.0, 3.0, 4.0, 1.0], 2) == [0.0, 0.0, 2.0, 4.0]
-    assert queues.kiefer_wolfowitz([0.0, 1.0, 2.0], [5.0, 3.0, 4.0], 1) == [0.0, 4.0, 6.0]
+    assert queueing_theory.kiefer_wolfowitz([0.0, 0.0, 1.0, 1.0], [5.0, 3.0, 4.0, 1.0], 2) == [0.0, 0.0, 2.0, 4.0]
+    assert queueing_theory.kiefer_wolfowitz([0.0, 1.0, 2.0], [5.0, 3.0, 4.0], 1) == [0.0, 4.0, 6.0]
 
 
-@pytest.mark.parametrize(("name", "draw"), [("D", queues.constant), ("E2", queues.erlang2), ("H2", queues.hyper)])
+@pytest.mark.parametrize(
+    ("name", "draw"), [("D", queueing_theory.constant), ("E2", queueing_theory.erlang2), ("H2", queueing_theory.hyper)]
+)
 def test_plant_one_slot_matches_mg1_and_gim1(name: str, draw: Mean) -> None:
     mean, rho = 60.0, 0.6
-    taken_s = queues.service_s(mean, 1)
+    taken_s = queueing_theory.service_s(mean, 1)
     gap_s = taken_s / rho
     transforms: dict[str, Callable[[float], float]] = {
         "D": lambda s: math.exp(-s * gap_s),
         "E2": lambda s: (2.0 / (2.0 + s * gap_s)) ** 2,
-        "H2": queues.hyper_transform(gap_s),
+        "H2": queueing_theory.hyper_transform(gap_s),
     }
-    came = queues.run(queues.slots(1), 6_000, queues.exponential(gap_s), draw(mean), seed=5)
-    waits = queues.interval(came.waits_s)
-    assert waits[0] - 3 * queues.STEP_S <= queues.pollaczek_wait_s(came) <= waits[1]
-    came = queues.run(queues.slots(1), 6_000, draw(gap_s), queues.exponential(mean), seed=6)
-    waits = queues.interval(came.waits_s)
-    assert waits[0] - 3 * queues.STEP_S <= queues.gi_m_1_wait_s(transforms[name], taken_s) <= waits[1]
+    came = queueing_theory.simulate_queue(
+        queueing_theory.slot_profile(1), 6_000, queueing_theory.exponential(gap_s), draw(mean), seed=5
+    )
+    waits = queueing_theory.interval(came.waits_s)
+    assert waits[0] - 3 * queueing_theory.STEP_S <= queueing_theory.pollaczek_wait_s(came) <= waits[1]
+    came = queueing_theory.simulate_queue(
+        queueing_theory.slot_profile(1), 6_000, draw(gap_s), queueing_theory.exponential(mean), seed=6
+    )
+    waits = queueing_theory.interval(came.waits_s)
+    assert waits[0] - 3 * queueing_theory.STEP_S <= queueing_theory.gi_m_1_wait_s(transforms[name], taken_s) <= waits[1]
 
 
 def test_draws_have_expected_mean_and_variance() -> None:
     random = Random(1)
     for draw, squared in (
-        (queues.constant, 0.0),
-        (queues.erlang2, 0.5),
-        (queues.exponential, 1.0),
-        (queues.hyper, 4.0),
+        (queueing_theory.constant, 0.0),
+        (queueing_theory.erlang2, 0.5),
+        (queueing_theory.exponential, 1.0),
+        (queueing_theory.hyper, 4.0),
     ):
         values = [draw(2.0)(random) for _ in range(40_000)]
         mean = math.fsum(values) / len(values)
@@ -116,16 +126,16 @@ def test_plant_step_cost_per_sequence_is_processor_sharing(name: str) -> None:
         "of two kinds": lambda r: 20 if r.random() < 0.8 else 420,
     }
     own = replace(
-        lab.H200,
-        coefficients=Coefficients(1e-12, 0.0, token_s, 0.0, token_s, 0.0),
+        sim_harness.H200,
+        coefficients=StepCoefficients(1e-12, 0.0, token_s, 0.0, token_s, 0.0),
         hot=None,
         hinge_dec=0.0,
         max_num_seqs=4096,
     )
     rate = rho / (mean * token_s)
     found = sojourns(own, 20_000, rate, draws[name], seed=3)
-    stays = [one.last_s - one.arrived_s for one in found if one.last_s is not None]
-    low_s, high_s = queues.interval(stays)
+    stays = [one.last_token_s - one.arrived_s for one in found if one.last_token_s is not None]
+    low_s, high_s = queueing_theory.interval(stays)
     expected_s = mean * token_s / (1 - rho)
     round_s = 2 * token_s / (1 - rho)  # a newcomer waits for the rest of one step and the whole of the next
     assert low_s - round_s <= expected_s <= high_s

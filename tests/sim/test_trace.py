@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 from plimsoll.sim import trace
+from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.visit import Asked
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 
@@ -35,23 +35,23 @@ def written(folder: Path, text: str, name: str = "t.csv") -> Path:
     ],
 )  # fmt: skip
 def test_read_trace_starts_at_its_first_row(tmp_path: Path, name: str, text: str) -> None:
-    assert trace.read(written(tmp_path, text, name)) == [Asked(0.0, 100, 5), Asked(2.5, 200, 6)]
+    assert trace.read(written(tmp_path, text, name)) == [TraceRequest(0.0, 100, 5), TraceRequest(2.5, 200, 6)]
 
 
 def test_read_optional_columns_are_kept(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [3, 4], "client": 7, "priority": "low"}
     [one] = trace.read(written(tmp_path, json.dumps(row), "t.jsonl"))
-    assert replace(one, ids=()) == Asked(0.0, 9, 1, "low", "7", (), "7")
-    assert len(set(one.ids)) == 2
+    assert replace(one, block_ids=()) == TraceRequest(0.0, 9, 1, "low", "7", (), "7")
+    assert len(set(one.block_ids)) == 2
     text = 'arrival_s,prompt_tokens,output_tokens,hash_ids,tenant\n0,9,1,"[3, 4]",a\n'
-    assert trace.read(written(tmp_path, text)) == [Asked(0.0, 9, 1, "", "a", one.ids)]
+    assert trace.read(written(tmp_path, text)) == [TraceRequest(0.0, 9, 1, "", "a", one.block_ids)]
 
 
 def test_read_block_hashes_include_their_prefix(tmp_path: Path) -> None:
     """An engine's cache is one of beginnings: a block's own name may come twice in a prompt, and after others."""
     listed = [[1, 2, 3], [1, 2, 9], [5, 2, 3], [1, 1, 1], [-1], [-2], [2**70]]
     rows = [{"timestamp": n, "input_length": 2000, "output_length": 1, "hash_ids": ids} for n, ids in enumerate(listed)]
-    found = [one.ids for one in trace.read(written(tmp_path, "\n".join(map(json.dumps, rows)), "t.jsonl"))]
+    found = [one.block_ids for one in trace.read(written(tmp_path, "\n".join(map(json.dumps, rows)), "t.jsonl"))]
     assert list(map(len, found)) == list(map(len, listed))
     assert found[0][:2] == found[1][:2]
     assert len({name for ids in found for name in ids}) == 3 + 1 + 3 + 2 + 3  # [1, ...] begins alike thrice
@@ -61,8 +61,8 @@ def test_read_block_hashes_include_their_prefix(tmp_path: Path) -> None:
 def test_read_client_is_tenant_unless_tenant_is_given(tmp_path: Path) -> None:
     text = "timestamp,prompt_tokens,output_tokens,client,tenant,priority\n0,9,1,c1,,\n1500,9,1,c1,t2,high\n"
     first, second = trace.read(written(tmp_path, text))
-    assert (first.tenant, first.client, first.klass) == ("c1", "c1", "")
-    assert (second.at_s, second.tenant, second.client, second.klass) == (1.5, "t2", "c1", "high")
+    assert (first.tenant, first.client, first.request_class) == ("c1", "c1", "")
+    assert (second.at_s, second.tenant, second.client, second.request_class) == (1.5, "t2", "c1", "high")
 
 
 def test_read_timestamp_may_be_a_date(tmp_path: Path) -> None:
@@ -91,8 +91,11 @@ def test_read_parquet_with_pyarrow(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     parquet.write_table(arrow.table(columns), path, row_group_size=1)
     first, second = trace.read(path)
-    assert (replace(first, ids=()), second) == (Asked(0.0, 100, 5, "", "3", (), "3"), Asked(2.5, 200, 6))
-    assert len(first.ids) == 2
+    assert (replace(first, block_ids=()), second) == (
+        TraceRequest(0.0, 100, 5, "", "3", (), "3"),
+        TraceRequest(2.5, 200, 6),
+    )
+    assert len(first.block_ids) == 2
     for differing, words in (
         ({"prompt_tokens": [100, None]}, "row 2, prompt_tokens: None"),
         ({"arrival_ms": [5.0, float("nan")]}, "row 2, arrival_ms: nan"),
@@ -253,17 +256,17 @@ def test_read_binary_file_is_rejected(tmp_path: Path) -> None:
         trace.read(tmp_path / "t.csv")
 
 
-UNIFORM_REQUESTS = [Asked(float(n), 10 + n, 1) for n in range(1000)]
+UNIFORM_REQUESTS = [TraceRequest(float(n), 10 + n, 1) for n in range(1000)]
 
 
 def test_clip_result_starts_at_zero() -> None:
-    found = trace.between(UNIFORM_REQUESTS, 10.0, 20.0)
+    found = trace.clip(UNIFORM_REQUESTS, 10.0, 20.0)
     assert [one.at_s for one in found] == [float(n) for n in range(10)]
     assert found[0].prompt_tokens == 20
 
 
 def test_scale_rate_above_one_overlays_copies() -> None:
-    found = trace.scaled(UNIFORM_REQUESTS, 3.0, Random(1))
+    found = trace.scale_rate(UNIFORM_REQUESTS, 3.0, Random(1))
     assert len(found) == 3000
     assert all(a.at_s <= b.at_s for a, b in pairwise(found))
     assert 999.0 <= found[-1].at_s < 1001.0
@@ -271,8 +274,12 @@ def test_scale_rate_above_one_overlays_copies() -> None:
 
 
 def test_scale_rate_below_one_samples_by_seed() -> None:
-    found = trace.scaled(UNIFORM_REQUESTS, 0.5, Random(1))
+    found = trace.scale_rate(UNIFORM_REQUESTS, 0.5, Random(1))
     assert len(found) == pytest.approx(500, abs=60)
     assert set(found) <= set(UNIFORM_REQUESTS)
-    assert found == trace.scaled(UNIFORM_REQUESTS, 0.5, Random(1)) != trace.scaled(UNIFORM_REQUESTS, 0.5, Random(2))
-    assert len(trace.scaled(UNIFORM_REQUESTS, 1.5, Random(1))) == pytest.approx(1500, abs=60)
+    assert (
+        found
+        == trace.scale_rate(UNIFORM_REQUESTS, 0.5, Random(1))
+        != trace.scale_rate(UNIFORM_REQUESTS, 0.5, Random(2))
+    )
+    assert len(trace.scale_rate(UNIFORM_REQUESTS, 1.5, Random(1))) == pytest.approx(1500, abs=60)

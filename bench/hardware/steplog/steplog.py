@@ -20,14 +20,14 @@ from typing import Any
 
 COLUMNS = "t_sched,t_out,npre,pretok,preattn,ndec,decctx,run,wait,kv"
 _FLUSH_S = 0.2
-_WIDE = 0.035  # uniform within this has a standard deviation of 0.02
-_NARROW = 240.0
+_WIDE_STD = 0.035  # uniform within this has a standard deviation of 0.02
+_INIT_STD_RATIO = 240.0
 _SCALES = 1 << 20  # single-precision parameters up to this size are scales
 _ROWS = 1024  # of an 8-bit matrix drawn at once; of stacked ones each alone
-_SPECULATED = 16  # tokens of one step that are still decoding; a resumed request computes more
+_MAX_SPECULATIVE = 16  # tokens of one step that are still decoding; a resumed request computes more
 
 
-class Log:
+class StepLog:
     """The file, written in blocks."""
 
     def __init__(self, path: str) -> None:
@@ -43,17 +43,17 @@ class Log:
             self._flushed = now
 
 
-def counted(output: Any) -> tuple[int, int, float, int, int]:
+def step_counts(output: Any) -> tuple[int, int, float, int, int]:
     """Of a scheduler's output: prefill chunks, their tokens, their pairs; sequences that decode, their context."""
     tokens = output.num_scheduled_tokens
     chunks = [(tokens.get(new.req_id, 0), new.num_computed_tokens) for new in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
     contexts = []
-    for request, context, made in zip(
+    for request, context, generated in zip(
         cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=False
     ):
         number = tokens.get(request, 0)
-        if made > 0 and number <= _SPECULATED:
+        if generated > 0 and number <= _MAX_SPECULATIVE:
             contexts.append(context)
         else:
             chunks.append((number, context))
@@ -64,14 +64,14 @@ def counted(output: Any) -> tuple[int, int, float, int, int]:
 def register() -> None:
     """vLLM's entry point; in processes without a scheduler it changes nothing that is used."""
     if os.environ.get("STEPLOG_WEIGHTS") == "1":
-        _widen_weights()
+        _randomize_weights()
     path = os.environ.get("STEPLOG_PATH")
     scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     if not path or hasattr(scheduler, "steplog"):
         return
     scheduler.steplog = path
     schedule, update = scheduler.schedule, scheduler.update_from_output
-    logs: list[Log] = []
+    logs: list[StepLog] = []
 
     def timed_schedule(self: Any, *args: Any, **named: Any) -> Any:
         output = schedule(self, *args, **named)
@@ -82,9 +82,9 @@ def register() -> None:
         result = update(self, output, *args, **named)
         if output.total_num_scheduled_tokens:
             if not logs:
-                logs.append(Log(path))
+                logs.append(StepLog(path))
             now, running, waiting = time.monotonic(), len(self.running), len(self.waiting)
-            npre, pretok, pairs, ndec, context = counted(output)
+            npre, pretok, pairs, ndec, context = step_counts(output)
             line = f"{output.steplog_s:.6f},{now:.6f},{npre},{pretok},{pairs:.0f},{ndec},{context}"
             line += f",{running},{waiting},{self.kv_cache_manager.usage:.4f}\n"
             logs[0].row(line, now, running + waiting == 0)
@@ -93,10 +93,10 @@ def register() -> None:
     scheduler.schedule, scheduler.update_from_output = timed_schedule, logged_update
 
 
-def _widen_weights() -> None:
+def _randomize_weights() -> None:
     torch = importlib.import_module("torch")
 
-    def drawn(parameter: Any, low: float = 0.0, high: float = 0.0, seed: int = 1234) -> None:
+    def draw_weights(parameter: Any, low: float = 0.0, high: float = 0.0, seed: int = 1234) -> None:
         """Matrices with a standard deviation of 0.02, norms near 1, whatever low and high are asked for.
 
         Eight-bit matrices are drawn over their range in parts, and their scales are such that the product is the same.
@@ -109,15 +109,15 @@ def _widen_weights() -> None:
         if torch.finfo(data.dtype).bits < 16:
             for part in data.split(_ROWS if data.dim() == 2 else 1):
                 wide = torch.empty(part.shape, dtype=torch.float16, device=data.device)
-                part.copy_(wide.uniform_(-_NARROW, _NARROW, generator=generator).to(data.dtype))
+                part.copy_(wide.uniform_(-_INIT_STD_RATIO, _INIT_STD_RATIO, generator=generator).to(data.dtype))
         elif data.dtype == torch.float32 and data.numel() <= _SCALES:
-            data.fill_(_WIDE / _NARROW)
+            data.fill_(_WIDE_STD / _INIT_STD_RATIO)
         elif data.dim() >= 2:
-            data.uniform_(-_WIDE, _WIDE, generator=generator)
+            data.uniform_(-_WIDE_STD, _WIDE_STD, generator=generator)
         else:
             data.uniform_(0.9, 1.1, generator=generator)
 
     for name in ("weight_utils", "dummy_loader"):
         module: Any = importlib.import_module(f"vllm.model_executor.model_loader.{name}")
         if hasattr(module, "initialize_single_dummy_weight"):
-            module.initialize_single_dummy_weight = drawn
+            module.initialize_single_dummy_weight = draw_weights

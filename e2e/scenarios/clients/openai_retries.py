@@ -38,7 +38,7 @@ async def ask(client: AsyncOpenAI, number: int) -> dict:
     except APIStatusError:
         answered = False
     waits = [None if wait is None else int(wait) for status, wait in tries if status != 200]
-    return {"statuses": [status for status, _ in tries], "waits": waits, "answered": answered}
+    return {"statuses": [status for status, _ in tries], "waits": waits, "succeeded": answered}
 
 
 async def main() -> None:

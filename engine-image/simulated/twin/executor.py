@@ -17,11 +17,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from plimsoll.sim.profiles import Profile, load
-from simulated.plant import Plant
-from simulated.twin.work import Card, Counter, Work
+from plimsoll.sim.profiles import HardwareProfile, load
+from simulated.plant import StepTimePlant
+from simulated.twin.step_work import AcceleratorClock, StepWork, StepWorkReader
 
-_NOTHING_TO_DO: Final = frozenset(
+_IGNORED_METHODS: Final = frozenset(
     ("set_kv_cache_layout", "initialize_from_config", "update_max_model_len", "reset_mm_cache", "reset_encoder_cache")
 )
 
@@ -37,12 +37,12 @@ class TwinExecutor(Executor):
     def _init_executor(self) -> None:
         self.scheduler_config.async_scheduling = True
         settings = self.vllm_config.additional_config["twin"]
-        self._profile: Profile = load(settings["profile"])
-        self._card = Card(Plant(self._profile), float(settings["time_scale"]))
-        self._counter = Counter()
-        self._composed: Work | None = None
+        self._profile: HardwareProfile = load(settings["profile"])
+        self._accelerator = AcceleratorClock(StepTimePlant(self._profile), float(settings["time_scale"]))
+        self._work_reader = StepWorkReader()
+        self._step_work: StepWork | None = None
         self._token = self.model_config.get_vocab_size() - 1
-        self._sleeper = ThreadPoolExecutor(1)
+        self._sleep_thread = ThreadPoolExecutor(1)
 
     def collective_rpc(
         self,
@@ -54,21 +54,21 @@ class TwinExecutor(Executor):
     ) -> list[Any]:
         """What a worker would answer at the start of an engine. Raises NotImplementedError for everything else."""
         if method == "get_kv_cache_spec":
-            return [self._cache()]
+            return [self._kv_cache_spec()]
         if method == "get_supported_kv_cache_layouts":
             return [[KVCacheLayout.LBHNC.name]]
         if method == "determine_available_memory":
             blocks = self._profile.kv_tokens // self.cache_config.block_size
-            return [blocks * sum(layer.page_size_bytes for layer in self._cache().values())]
+            return [blocks * sum(layer.page_size_bytes for layer in self._kv_cache_spec().values())]
         if method == "compile_or_warm_up_model":
             return []
         if method == "get_supported_tasks":
             return [("generate",)]
-        if method in _NOTHING_TO_DO:
+        if method in _IGNORED_METHODS:
             return [None]
         raise NotImplementedError(f"a twin has no worker for {method}")
 
-    def _cache(self) -> dict[str, KVCacheSpec]:
+    def _kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """Full attention in every layer, in the shape of the model's config."""
         spec = FullAttentionSpec(
             block_size=self.cache_config.block_size,
@@ -83,12 +83,12 @@ class TwinExecutor(Executor):
         return
 
     def shutdown(self) -> None:
-        self._sleeper.shutdown(wait=False)
+        self._sleep_thread.shutdown(wait=False)
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Takes a step over; its tokens come with `sample_tokens`, which vLLM calls right after."""
-        self._composed = self._counter.work(scheduler_output)
-        result = None if self._composed.names else EMPTY_MODEL_RUNNER_OUTPUT
+        self._step_work = self._work_reader.read(scheduler_output)
+        result = None if self._step_work.request_ids else EMPTY_MODEL_RUNNER_OUTPUT
         if not non_block:
             return result
         done: Future[Any] = Future()
@@ -99,15 +99,15 @@ class TwinExecutor(Executor):
         """The step's tokens, when the accelerator would be done. Raises RuntimeError where vLLM waits for each step."""
         if not non_block:
             raise RuntimeError("vLLM composes one step at a time: asynchronous scheduling is off")
-        work = self._composed
+        work = self._step_work
         assert work is not None
-        ends_s = self._card.ends_s(work, time.monotonic())
-        return self._sleeper.submit(self._finish, work, ends_s)
+        end_s = self._accelerator.end_s(work, time.monotonic())
+        return self._sleep_thread.submit(self._finish, work, end_s)
 
-    def _finish(self, work: Work, ends_s: float) -> ModelRunnerOutput:
-        time.sleep(max(0.0, ends_s - time.monotonic()))
+    def _finish(self, work: StepWork, end_s: float) -> ModelRunnerOutput:
+        time.sleep(max(0.0, end_s - time.monotonic()))
         return ModelRunnerOutput(
-            req_ids=work.names,
-            req_id_to_index={name: place for place, name in enumerate(work.names)},
+            req_ids=work.request_ids,
+            req_id_to_index={name: place for place, name in enumerate(work.request_ids)},
             sampled_token_ids=[[self._token] if emits else [] for emits in work.emits],
         )

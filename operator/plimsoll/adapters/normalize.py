@@ -1,11 +1,11 @@
-"""Objects of the API server, in the form that every reader can rely on.
+"""Normalises objects of the API server, so that every reader can rely on their form.
 
 Problem: the API allows most fields to be absent or null, and a later version may send other values. A container that
-never started has `finishedAt: null`: the key is there, and its value is not a time.
+never started has `finishedAt: null`: the key exists, but its value is not a time.
 
-Idea: an object is normalised once, where it enters the process. A null field counts as absent. A field that Plimsoll
-reads, and that has another type than the API says, counts as absent too. Other fields stay as they are. `metadata` is
-always there, and so are `spec` and `status` of a kind that has them; readers treat all other fields as optional.
+Idea: an object is normalised once, where it enters the process. A null field counts as absent, and so does a field that
+Plimsoll reads and that has another type than in the API. Other fields are unchanged. `metadata` always exists, and so
+do `spec` and `status` of a kind that has them. Readers treat all other fields as optional.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     },
     "ControllerRevision": {"data": {}},
     "Lease": {"spec": {"holderIdentity": str}},
-    # Its spec is judged field by field by `parse`, which names a wrong type to the user.
+    # `parse` validates the spec, and reports a wrong type to the user.
     "InferenceService": {
         "status": {
             "conditions": _CONDITIONS,
@@ -84,21 +84,21 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
 
 
 def normalize(obj: Mapping[str, Any]) -> Object:
-    """The object without nulls and without fields of another type than they have in the API."""
+    """The object without nulls and without fields of a wrong type."""
     kind = obj.get("kind")
     shape = {"metadata": _METADATA, **_KINDS.get(kind if isinstance(kind, str) else "", {})}
     return {name: {} for name in shape} | _fields(obj, shape)
 
 
 def value_at(obj: object, *path: str) -> Any:
-    """The value at a path of field names; None where a part of the path is absent or is no mapping."""
+    """The value at a path of field names; None if a part of the path is absent or not a mapping."""
     for name in path:
         obj = obj.get(name) if isinstance(obj, Mapping) else None
     return obj
 
 
 def epoch_s(text: object) -> float | None:
-    """A time of the API, seconds since the epoch; None for anything that is no time."""
+    """Seconds since the epoch of a time in the API's format; None for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -115,7 +115,7 @@ def _fields(value: Mapping[str, Any], shape: Mapping[str, Shape]) -> Object:
 
 
 def _value(value: Any, shape: Shape) -> Any:
-    """The value without nulls; None where it is null or not of this shape. No shape: any value."""
+    """The value without nulls; None if it does not match `shape`. A shape of None matches any value."""
     if isinstance(value, Mapping):
         return _fields(value, shape or {}) if shape is None or isinstance(shape, Mapping) else None
     if isinstance(value, list):

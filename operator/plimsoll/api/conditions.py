@@ -1,9 +1,9 @@
-"""Conditions and their reasons: the contract that people, `kubectl wait`, Flux and Argo CD read.
+"""Conditions and their reasons: the contract with users, `kubectl wait`, Flux and Argo CD.
 
-Closed lists, so that a reason can be documented, alerted on and tested. All but `InternalError`, `ScalingLimited`,
-`Reconciling` and `Stalled` (the latter two as kstatus has them, abnormal-true) are true when things are well. A
-condition that does not apply is absent. The transition time moves only when the status flips; `observedGeneration` is
-that of the object judged.
+The lists are closed, so that every reason can be documented, alerted on and tested. `InternalError`, `ScalingLimited`,
+`Reconciling` and `Stalled` are abnormal-true (the latter two by kstatus). All other conditions are true when all is
+well. A condition that does not apply is absent. The transition time changes only with the status. `observedGeneration`
+is the generation of the object that the condition was computed from.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MESSAGE_LIMIT = 1024  # characters; the API allows 32768, a terminal does not
+MAX_MESSAGE_CHARS = 1024  # characters; the API allows 32768, which is too long for a terminal
 
 
-class Type(StrEnum):
-    """What a condition speaks about."""
+class ConditionType(StrEnum):
+    """Type of a condition."""
 
     READY = "Ready"
     RECONCILING = "Reconciling"
@@ -24,19 +24,19 @@ class Type(StrEnum):
     PREFILL_READY = "PrefillReady"
     DECODE_READY = "DecodeReady"
     SERVE_READY = "ServeReady"
-    MODEL_NAME_OWNED = "ModelNameOwned"
+    MODEL_NAME_ACCEPTED = "ModelNameAccepted"
     SCALING_ACTIVE = "ScalingActive"
     SCALING_LIMITED = "ScalingLimited"
     METRICS_AVAILABLE = "MetricsAvailable"
     SLO_FEASIBLE = "SLOFeasible"
     SLO_MET = "SLOMet"
-    ADMITTING = "Admitting"
-    FALLBACK_FOUND = "FallbackFound"
+    ADMISSION_HEALTHY = "AdmissionHealthy"
+    FALLBACK_RESOLVED = "FallbackResolved"
     INTERNAL_ERROR = "InternalError"
 
 
-class Reason(StrEnum):
-    """Why a condition has its status."""
+class ConditionReason(StrEnum):
+    """Reason for the status of a condition."""
 
     SERVING = "Serving"
     NO_GATEWAY = "NoGateway"
@@ -51,23 +51,23 @@ class Reason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
-    PODS_REFUSED = "PodsRefused"
+    PODS_REJECTED = "PodsRejected"
     CONVERGED = "Converged"
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
     NOT_STALLED = "NotStalled"
-    OWNED = "Owned"
+    ACCEPTED = "Accepted"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     SCALING_ON_FORECAST = "ScalingOnForecast"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
-    NO_PROMISE = "NoPromise"
+    NO_SLO = "NoSLO"
     PAUSED = "Paused"
     RECOMMEND_ONLY = "RecommendOnly"
     SCALING_OFF = "ScalingOff"
     NOT_LIMITED = "NotLimited"
-    AT_MAXIMUM = "AtMaximum"
+    AT_MAX_REPLICAS = "AtMaxReplicas"
     RATE_LIMITED = "RateLimited"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     METRICS_FRESH = "MetricsFresh"
@@ -75,78 +75,100 @@ class Reason(StrEnum):
     METRICS_MISSING = "MetricsMissing"
     FEASIBLE = "Feasible"
     INFEASIBLE = "Infeasible"
-    PROMISE_KEPT = "PromiseKept"
-    PROMISE_BROKEN = "PromiseBroken"
-    PROMISE_UNDECIDED = "PromiseUndecided"
+    SLO_MET = "SLOMet"
+    SLO_VIOLATED = "SLOViolated"
+    SLO_UNDETERMINED = "SLOUndetermined"
     NOT_MEASURED = "NotMeasured"
-    LETTING_ALL_IN = "LettingAllIn"
+    ADMITTING_ALL = "AdmittingAll"
     SHEDDING = "Shedding"
-    GATEWAYS_BEHIND = "GatewaysBehind"
-    FALLBACK_FOUND = "FallbackFound"
+    GATEWAY_CONFIG_STALE = "GatewayConfigStale"
+    FALLBACK_RESOLVED = "FallbackResolved"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     OPERATOR_ERROR = "OperatorError"
 
 
-MEANING: dict[Reason, str] = {
-    Reason.SERVING: "A gateway replica lists an endpoint that answers for this service.",
-    Reason.NO_GATEWAY: "No gateway replica could be asked, so no client can reach the service.",
-    Reason.NO_ROUTABLE_ENDPOINT: "The engines are ready, but no gateway replica lists one of them yet.",
-    Reason.ALL_REPLICAS_READY: "Every wanted replica of the tier is ready.",
-    Reason.STARTING: "Engines are starting: image, weights, compilation, warm-up.",
-    Reason.SCALED_TO_ZERO: "Nothing runs and nothing is asked; the next request is held while an engine starts.",
-    Reason.WAKING: "Requests are held at the gateway until the first engine is ready.",
-    Reason.TRANSFER_SLOW: "The tier is ready, but moving the KV cache costs more than computing it where it is needed.",
-    Reason.ROLLING_OUT: "Replicas of a new revision replace those of the old one.",
-    Reason.UNSCHEDULABLE: "A pod fits on no node; the message has the scheduler's words.",
-    Reason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled; the message has the kubelet's words.",
-    Reason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing; the message has the kubelet's words.",
-    Reason.ENGINE_FAILING: "An engine ended by itself; the message has its last words and exit code.",
-    Reason.PODS_REFUSED: "The cluster refuses the pods (quota, pod security, admission); its words are the message.",
-    Reason.CONVERGED: "Everything is as the spec wants it.",
-    Reason.PROGRESSING: "The cluster is on its way to what the spec wants.",
-    Reason.INVALID_SPEC: "The spec cannot be acted on; the message names each field.",
-    Reason.APPLY_REJECTED: "The API server rejected an object made from the spec; its words are the message.",
-    Reason.NOT_STALLED: "Nothing keeps the operator from working on this service.",
-    Reason.OWNED: "Clients reach this service by its model name.",
-    Reason.MODEL_NAME_TAKEN: "An older service owns the model name; this one answers to its long name only.",
-    Reason.SCALING_ON_FORECAST: "Each tier is sized for its forecast; the message names the tier that binds.",
-    Reason.DEMAND_UNKNOWN: "What is coming or what it needs is not known, so replicas are held; the message says why.",
-    Reason.DECISION_FAILED: "An error in the operator kept it from deciding; its log has it. Replicas are held.",
-    Reason.NO_PROMISE: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`.",
-    Reason.PAUSED: "`spec.scaling.paused` is true: decisions are shown, nothing is set.",
-    Reason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: decisions are shown, nothing is set.",
-    Reason.SCALING_OFF: "`spec.scaling.mode` is Off: nothing is set.",
-    Reason.NOT_LIMITED: "Nothing stands between the tiers and the replicas that they need.",
-    Reason.AT_MAXIMUM: "A tier needs more than its `maxReplicas`.",
-    Reason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` spreads a change over time.",
-    Reason.BUDGET_EXHAUSTED: "A tier needs more GPUs than it is granted.",
-    Reason.METRICS_FRESH: "Gateways and engines answer with their metrics.",
-    Reason.METRICS_PARTIAL: "Some gateways or engines do not answer: what is known is scaled up, nothing goes down.",
-    Reason.METRICS_MISSING: "Nobody tells of the requests, or no engine of its work; replicas are held.",
-    Reason.FEASIBLE: "Enough replicas keep the promise at the present mix of requests.",
-    Reason.INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that can be kept.",
-    Reason.PROMISE_KEPT: "The promised share of the last minute's answers, at least, was within all targets.",
-    Reason.PROMISE_BROKEN: "Fewer answers than promised were within their targets, or gaps between tokens were longer.",
-    Reason.PROMISE_UNDECIDED: "Enough answers may have been within all their targets; what is measured leaves it open.",
-    Reason.NOT_MEASURED: "There is nothing yet to judge by; the message has what is not known, and why.",
-    Reason.LETTING_ALL_IN: "The ready engines serve all that comes within the promise.",
-    Reason.SHEDDING: "More comes than the ready engines can serve within the promise; the rest is refused.",
-    Reason.GATEWAYS_BEHIND: "A gateway does not let in by what the operator tells it; the message has the remedy.",
-    Reason.FALLBACK_FOUND: "The service that takes what this one cannot is there.",
-    Reason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
-    Reason.OPERATOR_ERROR: "An error in the operator about the object that the message names; other objects go on.",
+REASON_MEANINGS: dict[ConditionReason, str] = {
+    ConditionReason.SERVING: "At least one gateway pod lists a routable endpoint of the service.",
+    ConditionReason.NO_GATEWAY: "The operator cannot reach any gateway pod, so clients cannot reach the service.",
+    ConditionReason.NO_ROUTABLE_ENDPOINT: "Engines are ready, but no gateway pod lists one of them yet.",
+    ConditionReason.ALL_REPLICAS_READY: "Every desired replica of the tier is ready.",
+    ConditionReason.STARTING: "Engines are starting: image pull, weights, compilation, warm-up.",
+    ConditionReason.SCALED_TO_ZERO: "The tier has no replica and no request. The next request is queued while an "
+    "engine starts.",
+    ConditionReason.WAKING: "Requests are queued at the gateway until the first engine is ready.",
+    ConditionReason.TRANSFER_SLOW: "The tier is ready, but transferring the KV cache takes longer than computing it "
+    "locally.",
+    ConditionReason.ROLLING_OUT: "Replicas of a new revision are replacing those of the old one.",
+    ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node. The message has the scheduler's reason.",
+    ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
+    ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
+    "reason.",
+    ConditionReason.ENGINE_FAILING: "An engine exited on its own. The message has its exit code and termination "
+    "message.",
+    ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
+    "message has its reason.",
+    ConditionReason.CONVERGED: "The cluster matches the spec.",
+    ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
+    ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
+    ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
+    ConditionReason.NOT_STALLED: "Nothing prevents the operator from reconciling the service.",
+    ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
+    ConditionReason.MODEL_NAME_TAKEN: "An older service owns the model name. Clients reach this service only as "
+    "NAMESPACE/NAME.",
+    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. The message names the tier "
+    "nearest to its SLO capacity.",
+    ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
+    "message says why.",
+    ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "
+    "See the operator's log.",
+    ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`.",
+    ConditionReason.PAUSED: "`spec.scaling.paused` is true: the status shows decisions, and the replica counts are "
+    "frozen.",
+    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: the status shows decisions, and the replica "
+    "counts are frozen.",
+    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off: the replica counts are frozen.",
+    ConditionReason.NOT_LIMITED: "No limit keeps a tier from the replicas that it needs.",
+    ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
+    ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
+    ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
+    ConditionReason.METRICS_FRESH: "Gateways and engines report current metrics.",
+    ConditionReason.METRICS_PARTIAL: "Some gateways or engines report no metrics. Load is extrapolated, and no tier "
+    "scales down.",
+    ConditionReason.METRICS_MISSING: "No gateway reports request metrics, or no engine reports engine metrics. The "
+    "replica count is frozen.",
+    ConditionReason.FEASIBLE: "Some number of replicas meets the SLO at the current request mix.",
+    ConditionReason.INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",
+    ConditionReason.SLO_MET: "In the last minute, at least the SLO's share of the responses met all targets.",
+    ConditionReason.SLO_VIOLATED: "In the last minute, too few responses met their targets, or inter-token latency "
+    "exceeded its target.",
+    ConditionReason.SLO_UNDETERMINED: "The measurements allow both that the SLO is met and that it is violated.",
+    ConditionReason.NOT_MEASURED: "The attainment cannot be computed yet. The message says what is not measured, and "
+    "why.",
+    ConditionReason.ADMITTING_ALL: "The ready engines carry all requests within the SLO.",
+    ConditionReason.SHEDDING: "The arrival rate exceeds the SLO capacity of the ready engines. Gateways reject the "
+    "excess requests.",
+    ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says how "
+    "to fix it.",
+    ConditionReason.FALLBACK_RESOLVED: "The fallback service exists and can serve the excess requests.",
+    ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    ConditionReason.OPERATOR_ERROR: "The operator failed with an error for the object in the message. Other objects "
+    "are not affected.",
 }
 
-TIER_READY = {"prefill": Type.PREFILL_READY, "decode": Type.DECODE_READY, "serve": Type.SERVE_READY}
+TIER_READY_TYPES = {
+    "prefill": ConditionType.PREFILL_READY,
+    "decode": ConditionType.DECODE_READY,
+    "serve": ConditionType.SERVE_READY,
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One statement; `holds` None means that it is not known."""
+    """One condition; `holds` is None if its status is unknown."""
 
-    type: Type
+    type: ConditionType
     holds: bool | None
-    reason: Reason
+    reason: ConditionReason
     message: str
 
     @property
@@ -155,23 +177,23 @@ class Condition:
 
 
 def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int, now: str) -> list[dict[str, Any]]:
-    """The conditions as the status keeps them: transition times are carried over unless the status flipped.
+    """Return the conditions to store in the status; an unchanged status keeps its transition time.
 
-    old: what the status has now; new: every condition that applies; now: RFC 3339 time.
+    old: the stored conditions; new: every condition that applies; now: RFC 3339 time.
     """
-    before = {c.get("type"): c for c in old}
+    previous_by_type = {c.get("type"): c for c in old}
     merged = []
     for condition in new:
-        known = before.get(condition.type.value, {})
-        same = known.get("status") == condition.status
+        previous = previous_by_type.get(condition.type.value, {})
+        is_status_unchanged = previous.get("status") == condition.status
         merged.append(
             {
                 "type": condition.type.value,
                 "status": condition.status,
                 "reason": condition.reason.value,
-                "message": condition.message[:MESSAGE_LIMIT],
+                "message": condition.message[:MAX_MESSAGE_CHARS],
                 "observedGeneration": generation,
-                "lastTransitionTime": known.get("lastTransitionTime", now) if same else now,
+                "lastTransitionTime": previous.get("lastTransitionTime", now) if is_status_unchanged else now,
             }
         )
     return merged

@@ -1,7 +1,7 @@
-"""What the operator and the engine image agree on: `contract.json`, read by both sides.
+"""Contract between the operator and the engine image: `contract.json`, which both sides read.
 
-Ports, paths, environment names, headers and drain times stand in one file. The launcher in the
-image reads a copy, `engine-image/contract.json`, which `make generate` writes and `make verify` compares.
+The file holds ports, paths, names of environment variables, headers and drain times. The launcher in the image reads a
+copy, `engine-image/contract.json`, which `make generate` writes and `make verify` compares.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import orjson
 
 
 @dataclass(frozen=True)
-class Contract:
-    """The contract as it stands in the file; times in seconds."""
+class EngineContract:
+    """Contents of the contract file; times in seconds."""
 
     ports: dict[str, int]
     paths: dict[str, str]
     env: dict[str, str]
     headers: dict[str, str]
     drain: dict[str, int]
-    leg_deadline_seconds: int
+    remote_prefill_deadline_seconds: int
     limits: dict[str, int]
     metrics: dict[str, str]
-    start_phases: tuple[str, ...]
+    startup_phases: tuple[str, ...]
     runtimes: tuple[str, ...]
     reserved_args: tuple[str, ...]
 
-    def grace_seconds(self, drain_seconds: int) -> int:
-        """How long a pod may take to end: until it is quiet, the time for what it still answers, and a margin."""
+    def termination_grace_seconds(self, drain_seconds: int) -> int:
+        """Return the termination grace period of a pod: time until unready, drain timeout, and a margin; seconds."""
         return self.drain["max_unready_seconds"] + drain_seconds + self.drain["grace_margin_seconds"]
 
 
 @functools.cache
-def contract() -> Contract:
-    """The bundled contract; fields that only the launcher reads are left out."""
-    text: dict[str, Any] = orjson.loads(files("plimsoll.api").joinpath("contract.json").read_bytes())
-    known = {name: text[name] for name in Contract.__dataclass_fields__}
-    lists = {name: tuple(known[name]) for name in ("start_phases", "runtimes", "reserved_args")}
-    return Contract(**{**known, **lists})
+def engine_contract() -> EngineContract:
+    """Return the bundled contract without the fields that only the launcher reads."""
+    document: dict[str, Any] = orjson.loads(files("plimsoll.api").joinpath("contract.json").read_bytes())
+    fields = {name: document[name] for name in EngineContract.__dataclass_fields__}
+    tuples = {name: tuple(fields[name]) for name in ("startup_phases", "runtimes", "reserved_args")}
+    return EngineContract(**{**fields, **tuples})

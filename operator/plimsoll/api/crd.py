@@ -1,10 +1,10 @@
 """The CustomResourceDefinition, generated from the models.
 
-Problem: pydantic writes JSON Schema with references, titles and `anyOf: [..., null]`; the API server wants a structural
-schema: everything in line, nothing nullable, list types declared.
+Problem: pydantic writes JSON Schema with references, titles and `anyOf: [..., null]`. The API server requires a
+structural schema: no references, no nullable fields, list types declared.
 
-Idea: take pydantic's schema and rewrite it, keeping only what a structural schema may have. Defaults of plain values
-are kept; those of objects and lists are not written, so that stored objects hold what the user wrote and little more.
+Idea: rewrite pydantic's schema and keep only the keys of a structural schema. Defaults of scalars are kept. Defaults of
+objects and lists are omitted, so that stored objects contain little more than the user wrote.
 
     python -m plimsoll.api.crd            write crds/plimsoll.dev_inferenceservices.yaml
     python -m plimsoll.api.crd --check    fail if that file differs from the models
@@ -20,15 +20,15 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1.base import VALIDATIONS
-from plimsoll.api.v1alpha1.names import NAME_RULES
+from plimsoll.api.v1alpha1.api_model import VALIDATIONS_KEY
 from plimsoll.api.v1alpha1.service import InferenceService
+from plimsoll.api.v1alpha1.service_name import NAME_RULES
 
-PATH: Final = Path("crds") / f"{labels.GROUP}_{labels.PLURAL}.yaml"
+CRD_PATH: Final = Path("crds") / f"{labels.GROUP}_{labels.PLURAL}.yaml"
 
 Schema = dict[str, Any]
 
-_KEPT: Final = (
+_STRUCTURAL_KEYS: Final = (
     "description",
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-map-keys",
@@ -48,65 +48,78 @@ _KEPT: Final = (
     "properties",
     "items",
     "additionalProperties",
-    VALIDATIONS,
+    VALIDATIONS_KEY,
 )
 
 
-class _Column(NamedTuple):
+class _PrinterColumn(NamedTuple):
     """A column of `kubectl get`; wide: only with `-o wide`."""
 
     name: str
-    path: str
-    about: str
-    kind: str = "string"
+    json_path: str
+    description: str
+    value_type: str = "string"
     wide: bool = False
 
-    def entry(self) -> dict[str, Any]:
-        said = {"name": self.name, "type": self.kind, "jsonPath": self.path, "description": self.about}
-        return {**said, "priority": 1} if self.wide else said
+    def manifest(self) -> dict[str, Any]:
+        column = {
+            "name": self.name,
+            "type": self.value_type,
+            "jsonPath": self.json_path,
+            "description": self.description,
+        }
+        return {**column, "priority": 1} if self.wide else column
 
 
-_CONDITION: Final = '.status.conditions[?(@.type=="Ready")]'
+_READY_CONDITION: Final = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS: Final = (
-    _Column("Model", ".status.modelNames[0]", "Name that clients send as model."),
-    _Column("Ready", f"{_CONDITION}.status", "Whether clients get answers."),
-    _Column("Prefill", ".status.tiers.prefill.summary", "Prefill engines, ready/desired."),
-    _Column("Decode", ".status.tiers.decode.summary", "Decode engines, ready/desired."),
-    _Column("Serve", ".status.tiers.serve.summary", "Aggregated engines, ready/desired."),
-    _Column("TTFT", ".status.slo.ttft", "Time to the first token, at the promise's percentile."),
-    _Column("TPOT", ".status.slo.tpot", "Time per output token, at the promise's percentile."),
-    _Column("Limited-By", ".status.limitedBy", "The tier nearest to its load line, and what breaks first."),
-    _Column("Reason", f"{_CONDITION}.reason", "Why it is ready or not."),
-    _Column("Age", ".metadata.creationTimestamp", "Time since it was made.", kind="date"),
-    _Column("Offered", ".status.slo.offered", "Requests that arrive.", wide=True),
-    _Column("Attainment", ".status.slo.attainment", "Share of the answers that kept all targets, at least.", wide=True),
-    _Column("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million output tokens.", wide=True),
-    _Column("URL", ".status.url", "Base URL for clients inside the cluster.", wide=True),
+    _PrinterColumn("Model", ".status.modelNames[0]", "Name that clients send as model."),
+    _PrinterColumn("Ready", f"{_READY_CONDITION}.status", "Whether clients can reach the service."),
+    _PrinterColumn("Prefill", ".status.tiers.prefill.summary", "Ready and desired prefill engines."),
+    _PrinterColumn("Decode", ".status.tiers.decode.summary", "Ready and desired decode engines."),
+    _PrinterColumn("Serve", ".status.tiers.serve.summary", "Ready and desired aggregated engines."),
+    _PrinterColumn("TTFT", ".status.slo.ttft", "Time to first token at the SLO's percentile."),
+    _PrinterColumn("TPOT", ".status.slo.tpot", "Time per output token at the SLO's percentile."),
+    _PrinterColumn("Limited-By", ".status.limitedBy", "Tier nearest to its SLO capacity, and its tightest constraint."),
+    _PrinterColumn("Reason", f"{_READY_CONDITION}.reason", "Reason of the condition Ready."),
+    _PrinterColumn("Age", ".metadata.creationTimestamp", "Time since creation.", value_type="date"),
+    _PrinterColumn("Offered", ".status.slo.offered", "Arrival rate of requests.", wide=True),
+    _PrinterColumn(
+        "Attainment",
+        ".status.slo.attainment",
+        "Share of the responses that met all targets (a lower bound).",
+        wide=True,
+    ),
+    _PrinterColumn("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million output tokens.", wide=True),
+    _PrinterColumn("URL", ".status.url", "Base URL for clients inside the cluster.", wide=True),
 )
 
 
 def schema() -> Schema:
-    """The structural schema of an InferenceService."""
-    made = InferenceService.model_json_schema(by_alias=True)
-    root = _structural(made, made.get("$defs", {}))
-    fields = root["properties"]
+    """Return the structural schema of an InferenceService."""
+    raw_schema = InferenceService.model_json_schema(by_alias=True)
+    structural = _structural(raw_schema, raw_schema.get("$defs", {}))
+    fields = structural["properties"]
     for name in ("apiVersion", "kind"):
         fields[name] = {"type": "string"}
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
     fields["status"] = _without_defaults(fields["status"])
-    root["required"] = ["spec"]
-    root[VALIDATIONS] = [*(rule.below(".metadata.name").schema() for rule in NAME_RULES), *root[VALIDATIONS]]
-    return root
+    structural["required"] = ["spec"]
+    structural[VALIDATIONS_KEY] = [
+        *(rule.at_path(".metadata.name").schema() for rule in NAME_RULES),
+        *structural[VALIDATIONS_KEY],
+    ]
+    return structural
 
 
 def definition() -> dict[str, Any]:
-    """The whole CustomResourceDefinition."""
+    """Return the complete CustomResourceDefinition."""
     version = {
         "name": labels.VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": [column.entry() for column in _COLUMNS],
+        "additionalPrinterColumns": [column.manifest() for column in _COLUMNS],
         "schema": {"openAPIV3Schema": schema()},
     }
     names = {
@@ -126,15 +139,15 @@ def definition() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The file's text."""
-    head = "# Made by `python -m plimsoll.api.crd` from operator/plimsoll/api/v1alpha1; edit the models instead.\n"
+    """Return the text of the CRD file."""
+    head = "# Generated by `python -m plimsoll.api.crd` from operator/plimsoll/api/v1alpha1. Edit the models.\n"
     return head + yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """One node without references, null and everything that a structural schema has no place for."""
-    node = _plain(node, definitions)
-    out = {key: node[key] for key in _KEPT if key in node}
+    """Return one node without references, null and keys that a structural schema does not allow."""
+    node = _resolve(node, definitions)
+    out = {key: node[key] for key in _STRUCTURAL_KEYS if key in node}
     if isinstance(out.get("default"), dict | list | None):
         out.pop("default", None)
     if "description" in out:
@@ -157,7 +170,7 @@ def _structural_map(out: Schema, definitions: dict[str, Schema]) -> None:
 
 
 def _without_defaults(node: Schema) -> Schema:
-    """The status is stored as the operator writes it: a default filled in would look like a change."""
+    """Return the node without defaults. A default in the status would look like a change by the operator."""
     out = {key: value for key, value in node.items() if key != "default"}
     if "items" in out:
         out["items"] = _without_defaults(out["items"])
@@ -166,20 +179,20 @@ def _without_defaults(node: Schema) -> Schema:
     return out
 
 
-def _plain(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The node without reference and null, which an absent field says too; what stands beside them wins."""
+def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Return the node without reference and null (an absent field means null); its own keys override the target's."""
     if "$ref" in node:
-        below = definitions[node["$ref"].rsplit("/", 1)[1]]
+        target = definitions[node["$ref"].rsplit("/", 1)[1]]
     elif "anyOf" in node:
-        (below,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
+        (target,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
     else:
         return node
-    beside = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
-    return {**_plain(below, definitions), **beside}
+    overrides = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
+    return {**_resolve(target, definitions), **overrides}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Readable YAML: lists indented, no anchors, expressions as they are."""
+    """YAML dumper with indented lists, no anchors, and block scalars for expressions."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -187,29 +200,29 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
-    def text(self, data: str) -> yaml.ScalarNode:
+    def represent_text(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "'" in data else None)
 
 
-_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the file below the current folder; 1 if a check found a difference."""
+    """Write or check the file below the working directory. Returns 1 if a check finds a difference."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll.api.crd", description=str(__doc__).splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is not up to date")
-    return publish(PATH, render(), check=parser.parse_args(arguments).check)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
+    return write_or_check(CRD_PATH, render(), check=parser.parse_args(arguments).check)
 
 
-def publish(path: Path, text: str, *, check: bool) -> int:
-    """Write a generated file, or compare it: 0 if all is well, 1 if it differs."""
+def write_or_check(path: Path, text: str, *, check: bool) -> int:
+    """Write a generated file, or with `check` compare it. Returns 1 if it differs, else 0."""
     if not check:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return 0
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{path} is not what the models say: run `make generate`", file=sys.stderr)
+    print(f"{path} is out of date: run `make generate`", file=sys.stderr)
     return 1
 
 

@@ -1,7 +1,7 @@
-"""Events: one constructor for each thing worth telling, told when it changes and never again.
+"""Events of an InferenceService: their reasons and manifests. The operator emits one Event per change.
 
-An Event's name is derived from the object, the reason and the moment at which the state before it began. Writing
-it twice meets the first one (409), so a restart, or a crash between the Event and the status, adds nothing.
+An Event's name is a hash of the object, the reason and the deduplication key. A second write of the same Event fails
+with 409, so a restart, or a crash between the Event and the status, creates no duplicate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from plimsoll.api import labels
 
-MESSAGE_LIMIT = 1024  # characters, the API server's limit
+MAX_EVENT_MESSAGE_CHARS = 1024  # characters, the API server's limit
 
 
 class EventReason(StrEnum):
@@ -29,54 +29,58 @@ class EventReason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
-    PODS_REFUSED = "PodsRefused"
+    PODS_REJECTED = "PodsRejected"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
     MODEL_NAME_TAKEN = "ModelNameTaken"
-    MODEL_NAME_OWNED = "ModelNameOwned"
+    MODEL_NAME_ACCEPTED = "ModelNameAccepted"
     SCALING_LIMITED = "ScalingLimited"
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
     SLO_INFEASIBLE = "SLOInfeasible"
     SHEDDING_STARTED = "SheddingStarted"
     SHEDDING_STOPPED = "SheddingStopped"
-    GATEWAYS_BEHIND = "GatewaysBehind"
-    GATEWAYS_IN_LINE = "GatewaysInLine"
+    GATEWAY_CONFIG_STALE = "GatewayConfigStale"
+    GATEWAY_CONFIG_SYNCED = "GatewayConfigSynced"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     TRANSFER_SLOW = "TransferSlow"
     DRAIN_TIMED_OUT = "DrainTimedOut"
 
 
-MEANING: dict[EventReason, str] = {
-    EventReason.READY: "The service answers through the gateway.",
-    EventReason.NOT_READY: "The service stopped answering through the gateway; the message says why.",
-    EventReason.SCALED_UP: "A tier was given more replicas; the message says from, to and why.",
-    EventReason.SCALED_DOWN: "A tier was given fewer replicas; the message says from, to, why and which pods go.",
-    EventReason.SCALED_TO_ZERO: "A tier has no replica any more, since nothing is asked of it.",
-    EventReason.SCALED_FROM_ZERO: "A tier that had none is given replicas, since requests wait.",
-    EventReason.UNSCHEDULABLE: "A pod of a tier fits on no node.",
+EVENT_MEANINGS: dict[EventReason, str] = {
+    EventReason.READY: "The service is reachable through the gateway.",
+    EventReason.NOT_READY: "The service is no longer reachable through the gateway. The message says why.",
+    EventReason.SCALED_UP: "A tier's replica count increased. The message has the old and the new count, and the "
+    "reason.",
+    EventReason.SCALED_DOWN: "A tier's replica count decreased. The message has both counts, the reason and the "
+    "terminated pods.",
+    EventReason.SCALED_TO_ZERO: "A tier has no replica, because there are no requests for it.",
+    EventReason.SCALED_FROM_ZERO: "A tier without replicas gets replicas, because requests are waiting.",
+    EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
-    EventReason.CONFIG_ERROR: "A tier's pod names a Secret, ConfigMap, volume or claim that is not there.",
-    EventReason.ENGINE_FAILING: "An engine of a tier ended by itself.",
-    EventReason.PODS_REFUSED: "The cluster refuses to create a tier's pods.",
-    EventReason.INVALID_SPEC: "The spec cannot be acted on.",
-    EventReason.APPLY_REJECTED: "The API server rejected an object made from the spec.",
+    EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
+    EventReason.ENGINE_FAILING: "An engine of a tier exited on its own.",
+    EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
+    EventReason.INVALID_SPEC: "The spec is invalid.",
+    EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
     EventReason.MODEL_NAME_TAKEN: "An older service owns the model name.",
-    EventReason.MODEL_NAME_OWNED: "The model name is free now and belongs to this service.",
-    EventReason.SCALING_LIMITED: "A tier needs more replicas than it may have; the message says why.",
-    EventReason.METRICS_LOST: "Nobody tells of the service's requests or work any more; its replicas are held.",
-    EventReason.METRICS_RECOVERED: "The service's metrics are there again.",
-    EventReason.SLO_INFEASIBLE: "No number of replicas keeps the promise; the message has the nearest one that works.",
-    EventReason.SHEDDING_STARTED: "Requests are refused, since the ready engines cannot serve all within the promise.",
-    EventReason.SHEDDING_STOPPED: "No request has been refused for a minute.",
-    EventReason.TRANSFER_SLOW: "Moving the KV cache costs more than computing it where it is needed.",
-    EventReason.DRAIN_TIMED_OUT: "A pod ended before all its requests had; the message says how many were cut off.",
-    EventReason.GATEWAYS_BEHIND: "A gateway does not let in by what the operator tells it; the message says why.",
-    EventReason.GATEWAYS_IN_LINE: "All gateways let in by what the operator tells them again.",
-    EventReason.FALLBACK_UNUSABLE: "The fallback is not there, or falls back to this service in turn.",
+    EventReason.MODEL_NAME_ACCEPTED: "The model name is free and belongs to this service.",
+    EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow. The message says why.",
+    EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
+    EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
+    EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",
+    EventReason.SHEDDING_STARTED: "Gateways reject requests, because the arrival rate exceeds the SLO capacity of "
+    "the ready engines.",
+    EventReason.SHEDDING_STOPPED: "Gateways have rejected no request for a minute.",
+    EventReason.TRANSFER_SLOW: "Transferring the KV cache takes longer than computing it locally.",
+    EventReason.DRAIN_TIMED_OUT: "A pod terminated before its requests finished. The message has the number of "
+    "aborted requests.",
+    EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says why.",
+    EventReason.GATEWAY_CONFIG_SYNCED: "All gateways use the current admission limits again.",
+    EventReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
 }
 
-NORMAL = frozenset(
+NORMAL_REASONS = frozenset(
     {
         EventReason.READY,
         EventReason.SCALED_UP,
@@ -84,8 +88,8 @@ NORMAL = frozenset(
         EventReason.SCALED_TO_ZERO,
         EventReason.SCALED_FROM_ZERO,
         EventReason.SHEDDING_STOPPED,
-        EventReason.GATEWAYS_IN_LINE,
-        EventReason.MODEL_NAME_OWNED,
+        EventReason.GATEWAY_CONFIG_SYNCED,
+        EventReason.MODEL_NAME_ACCEPTED,
         EventReason.METRICS_RECOVERED,
     }
 )
@@ -93,19 +97,20 @@ NORMAL = frozenset(
 
 @dataclass(frozen=True)
 class Event:
-    """Something that changed.
+    """A change to report.
 
-    since: names the state that it ended (tier, time, replica counts); two Events with one `since` are one.
+    dedup_key: identifies the state before the change (tier, time, replica counts). Events of one object and reason with
+    equal keys are one Event.
     """
 
     reason: EventReason
     message: str
-    since: str = ""
+    dedup_key: str = ""
 
     def manifest(self, service: dict[str, Any], reporter: str, now: str) -> dict[str, Any]:
-        """The core/v1 Event about `service` (an InferenceService object); now: RFC 3339 time."""
+        """Return the core/v1 Event about `service` (an InferenceService manifest); now: RFC 3339 time."""
         meta = service["metadata"]
-        identity = "\n".join((meta["uid"], self.reason.value, self.since))
+        identity = "\n".join((meta["uid"], self.reason.value, self.dedup_key))
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return {
             "apiVersion": "v1",
@@ -118,9 +123,9 @@ class Event:
                 "name": meta["name"],
                 "uid": meta["uid"],
             },
-            "type": "Normal" if self.reason in NORMAL else "Warning",
+            "type": "Normal" if self.reason in NORMAL_REASONS else "Warning",
             "reason": self.reason.value,
-            "message": self.message[:MESSAGE_LIMIT],
+            "message": self.message[:MAX_EVENT_MESSAGE_CHARS],
             "source": {"component": "plimsoll"},
             "reportingComponent": "plimsoll.dev/operator",
             "reportingInstance": reporter,

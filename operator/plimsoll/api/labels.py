@@ -1,4 +1,4 @@
-"""Names on objects: the one home of label, annotation, field-manager and API-group names."""
+"""Names of labels, annotations, field managers and the API group."""
 
 GROUP = "plimsoll.dev"
 VERSION = "v1alpha1"
@@ -6,7 +6,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
 
-# Labels on everything the operator makes for a service.
+# Labels on every object that the operator creates for a service.
 SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks
@@ -15,6 +15,6 @@ NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 
-# Field managers of server-side apply: everything but replicas, and replicas alone.
-MANAGER = "plimsoll"
-SCALER = "plimsoll-scaler"
+# Field managers of server-side apply: the scaler owns only the replica counts.
+FIELD_MANAGER = "plimsoll"
+SCALER_FIELD_MANAGER = "plimsoll-scaler"

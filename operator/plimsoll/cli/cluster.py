@@ -1,6 +1,6 @@
-"""What the questions ask of a cluster, with the user's own rights, and what to do when it does not answer.
+"""Queries of the CLI to a cluster, with the permissions of the user.
 
-An error names what is missing and the next thing to try: a right, a name near the one typed, a leader.
+Errors name the cause and the next action, such as a missing permission, a similar name or the missing leader.
 """
 
 from __future__ import annotations
@@ -12,135 +12,139 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from plimsoll.adapters.kube import INFERENCESERVICES, LEASES, Kube
-from plimsoll.cli.reading import text
-from plimsoll.core.errors import ClusterError, Forbidden, NotFound, PlimsollError, Unavailable
+from plimsoll.adapters.kube_client import INFERENCESERVICES, LEASES, KubeClient
+from plimsoll.cli.json_access import get_text
+from plimsoll.core.errors import BackendUnavailable, ClusterError, Forbidden, NotFound, PlimsollError
 
-Object = dict[str, Any]
+KubeObject = dict[str, Any]
 
-LEASE: Final = "plimsoll-operator"
-PORT: Final = 8081
+LEADER_LEASE: Final = "plimsoll-operator"
+OPERATOR_PORT: Final = 8081
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_NO_ROUTE: Final = "404: Not Found"  # of an HTTP server that does not know the path; ours has more to say
-_MOST_NEAR: Final = 3
+_UNKNOWN_PATH: Final = "404: Not Found"  # body of an HTTP server without this path
+_MAX_SUGGESTIONS: Final = 3
 
 
-class Unanswered(PlimsollError):
-    """The question cannot be answered; the message says why, and what to try."""
+class ClusterQueryError(PlimsollError):
+    """A query failed; the message has the cause and the next action."""
 
 
 @asynccontextmanager
-async def connected(kubeconfig: str | None) -> AsyncIterator[Kube]:
-    """A connection with the user's rights. Raises Unanswered."""
+async def connect(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
+    """Connect with the user's kubeconfig. Raises ClusterQueryError."""
     try:
-        kube = await Kube.connect(kubeconfig)
-    except Exception as error:  # the client's reader of kubeconfigs, and the plugins that it runs
-        raise Unanswered(f"the kubeconfig cannot be used: {error}") from error
+        kube = await KubeClient.connect(kubeconfig)
+    except Exception as error:  # the kubeconfig reader and its credential plugins raise any type
+        raise ClusterQueryError(f"cannot use the kubeconfig: {error}") from error
     try:
         yield kube
     finally:
         await kube.close()
 
 
-async def services(kube: Kube, namespace: str | None) -> list[Object]:
-    """Every service of a namespace, or of all. Raises Unanswered."""
+async def list_services(kube: KubeClient, namespace: str | None) -> list[KubeObject]:
+    """Return the services of a namespace, or of all. Raises ClusterQueryError."""
     try:
         return await _list(kube, namespace)
     except Forbidden as error:
-        raise _right_missing(error, "list", "inferenceservices.plimsoll.dev", namespace) from error
+        raise _missing_permission(error, "list", "inferenceservices.plimsoll.dev", namespace) from error
 
 
-async def service(kube: Kube, namespace: str, name: str) -> Object:
-    """One service. Raises Unanswered, with names near it if there is none."""
-    _check("namespace", namespace)
-    _check("service", name)
+async def get_service(kube: KubeClient, namespace: str, name: str) -> KubeObject:
+    """Return one service. Raises ClusterQueryError, with similar names if it does not exist."""
+    _check_name("namespace", namespace)
+    _check_name("service", name)
     try:
         return await kube.get(INFERENCESERVICES, namespace, name)
     except Forbidden as error:
-        raise _right_missing(error, "get", "inferenceservices.plimsoll.dev", namespace) from error
+        raise _missing_permission(error, "get", "inferenceservices.plimsoll.dev", namespace) from error
     except NotFound as error:
-        near = await _near(kube, namespace, name)
-        raise Unanswered(f"no InferenceService {name} in namespace {namespace}; {near}") from error
+        near = await _suggest_names(kube, namespace, name)
+        raise ClusterQueryError(f"no InferenceService {name} in namespace {namespace}; {near}") from error
 
 
-async def explanation(kube: Kube, namespace: str, name: str, operator_namespace: str) -> Any:
-    """The document of one service, from the operator that leads; any JSON. Raises Unanswered."""
-    found = await asyncio.gather(
-        service(kube, namespace, name), leader(kube, operator_namespace), return_exceptions=True
+async def get_explanation(kube: KubeClient, namespace: str, name: str, operator_namespace: str) -> Any:
+    """Return the explanation of one service from the leading operator; any JSON. Raises ClusterQueryError."""
+    results = await asyncio.gather(
+        get_service(kube, namespace, name), find_leader(kube, operator_namespace), return_exceptions=True
     )
-    for error in found:
+    for error in results:
         if isinstance(error, BaseException):
             raise error
-    pod = str(found[1])
+    pod = str(results[1])
     try:
-        return await kube.ask_pod(operator_namespace, pod, PORT, f"explain/{namespace}/{name}")
+        return await kube.get_from_pod(operator_namespace, pod, OPERATOR_PORT, f"explain/{namespace}/{name}")
     except Forbidden as error:
-        raise _right_missing(error, "get", "pods/proxy", operator_namespace) from error
+        raise _missing_permission(error, "get", "pods/proxy", operator_namespace) from error
     except ClusterError as error:
-        raise Unanswered(f"operator {operator_namespace}/{pod}: {error}{_advice(error, pod)}") from error
+        raise ClusterQueryError(f"operator {operator_namespace}/{pod}: {error}{_hint(error, pod)}") from error
 
 
-async def leader(kube: Kube, namespace: str) -> str:
-    """Name of the operator's pod that leads. Raises Unanswered."""
-    _check("namespace", namespace)
-    where = f"lease {LEASE} in namespace {namespace}"
+async def find_leader(kube: KubeClient, namespace: str) -> str:
+    """Return the name of the leading operator pod. Raises ClusterQueryError."""
+    _check_name("namespace", namespace)
+    lease_name = f"lease {LEADER_LEASE} in namespace {namespace}"
     try:
-        lease = await kube.get(LEASES, namespace, LEASE)
+        lease = await kube.get(LEASES, namespace, LEADER_LEASE)
     except NotFound as error:
-        raise Unanswered(f"no {where}: --operator-namespace says where the operator runs") from error
+        raise ClusterQueryError(
+            f"no {lease_name}: set --operator-namespace to the namespace of the operator"
+        ) from error
     except Forbidden as error:
-        raise _right_missing(error, "get", "leases.coordination.k8s.io", namespace) from error
-    holder = text(lease, "spec", "holderIdentity")
+        raise _missing_permission(error, "get", "leases.coordination.k8s.io", namespace) from error
+    holder = get_text(lease, "spec", "holderIdentity")
     if holder is None:
-        raise Unanswered(f"nobody holds the {where}: no operator leads; see kubectl -n {namespace} get pods")
-    _check("leader", holder)
+        raise ClusterQueryError(
+            f"the {lease_name} has no holder, so no operator leads; run kubectl -n {namespace} get pods"
+        )
+    _check_name("leader", holder)
     return holder
 
 
-def _advice(error: ClusterError, pod: str) -> str:
+def _hint(error: ClusterError, pod: str) -> str:
     message = str(error)
-    if isinstance(error, NotFound) and message.startswith(_NO_ROUTE):
-        return "; it is older than this program and cannot explain"
+    if isinstance(error, NotFound) and message.startswith(_UNKNOWN_PATH):
+        return "; its version is older than this program and does not support explain"
     if isinstance(error, NotFound) and message.startswith("pods "):
-        return "; the pod that led is gone, another one leads within seconds: try again"
+        return "; the leading pod no longer exists: try again in a few seconds"
     if isinstance(error, NotFound):
-        return "; plimsoll status says what keeps it from being scaled"
-    if isinstance(error, Unavailable) and "trying to reach" in message:
-        return f"; does a NetworkPolicy keep the API server from port {PORT} of {pod}?"
+        return "; run plimsoll status to see why the service is not scaled"
+    if isinstance(error, BackendUnavailable) and "trying to reach" in message:
+        return f"; check that no NetworkPolicy blocks the API server from port {OPERATOR_PORT} of {pod}"
     return ""
 
 
-def _right_missing(error: Forbidden, verb: str, resource: str, namespace: str | None) -> Unanswered:
-    where = f"in namespace {namespace}" if namespace else "in all namespaces"
-    return Unanswered(f"forbidden: this takes the right to {verb} {resource} {where} ({error})")
+def _missing_permission(error: Forbidden, verb: str, resource: str, namespace: str | None) -> ClusterQueryError:
+    scope = f"in namespace {namespace}" if namespace else "in all namespaces"
+    return ClusterQueryError(f"forbidden: needs permission to {verb} {resource} {scope} ({error})")
 
 
-async def _list(kube: Kube, namespace: str | None) -> list[Object]:
+async def _list(kube: KubeClient, namespace: str | None) -> list[KubeObject]:
     if namespace is not None:
-        _check("namespace", namespace)
+        _check_name("namespace", namespace)
     try:
         return (await kube.list(INFERENCESERVICES, namespace))[0]
     except NotFound as error:
-        raise Unanswered("this cluster knows no InferenceServices: Plimsoll is not installed in it") from error
+        raise ClusterQueryError("the cluster has no InferenceService CRD: Plimsoll is not installed") from error
 
 
-async def _near(kube: Kube, namespace: str, name: str) -> str:
-    """What the typed name may have meant, in words."""
-    for where in (None, namespace):  # few people may list all namespaces
+async def _suggest_names(kube: KubeClient, namespace: str, name: str) -> str:
+    """Return similar names as the end of a sentence."""
+    for search_namespace in (None, namespace):  # many users may not list all namespaces
         with suppress(Forbidden):
-            found = await _list(kube, where)
-            keys = {(text(one, "metadata", "namespace"), text(one, "metadata", "name")) for one in found}
-            return _nearest(keys, namespace, name)
-    return "and names near it may not be listed"
+            services = await _list(kube, search_namespace)
+            keys = {(get_text(one, "metadata", "namespace"), get_text(one, "metadata", "name")) for one in services}
+            return _closest_names(keys, namespace, name)
+    return "no permission to list similar names"
 
 
-def _nearest(keys: set[tuple[str | None, str | None]], namespace: str, name: str) -> str:
-    own = sorted(short for where, short in keys if where == namespace and short)
+def _closest_names(keys: set[tuple[str | None, str | None]], namespace: str, name: str) -> str:
+    names_here = sorted(short for where, short in keys if where == namespace and short)
     elsewhere = sorted(f"{where}/{short}" for where, short in keys if short == name)
-    near = elsewhere or difflib.get_close_matches(name, own, _MOST_NEAR, 0.5) or own
-    return f"there is {', '.join(near[:_MOST_NEAR])}" if near else "there is none"
+    suggestions = elsewhere or difflib.get_close_matches(name, names_here, _MAX_SUGGESTIONS, 0.5) or names_here
+    return f"did you mean {', '.join(suggestions[:_MAX_SUGGESTIONS])}?" if suggestions else "the namespace has none"
 
 
-def _check(what: str, name: str) -> None:
+def _check_name(kind: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise Unanswered(f"{name!r} is not the name of a {what}")
+        raise ClusterQueryError(f"{name!r} is not a valid {kind} name")

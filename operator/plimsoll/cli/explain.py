@@ -1,6 +1,6 @@
-"""`plimsoll explain NAME`: the last decision step by step, what it rests on, and the decisions before it.
+"""`plimsoll explain NAME`: the last decision step by step, its inputs, and the decisions before it.
 
-The operator that leads tells it, through the API server, with the rights of whoever asks.
+The leading operator serves the document through the API server's pod proxy, with the permissions of the user.
 """
 
 from __future__ import annotations
@@ -13,257 +13,305 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from plimsoll.cli import cluster, kubeconfig
-from plimsoll.cli.files import say
-from plimsoll.cli.output import NONE, Screen, cut, duration, hanging, listed, plain, table
-from plimsoll.cli.reading import entries, items, number, part, text, whole
+from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text, get_value
+from plimsoll.cli.output import (
+    MISSING,
+    Screen,
+    format_duration,
+    format_table,
+    hanging_indent,
+    join_nonempty,
+    printable_line,
+    truncate,
+)
+from plimsoll.cli.output_files import print_text
 
-VERSION: Final = 1  # of the document
+DOCUMENT_VERSION: Final = 1  # version of the operator's document
 _INDENT: Final = "  "
-_LABELS: Final = ("engine", "model", "", "load line", "forecast", "start-up")
+_BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up")
 _COEFFICIENTS: Final = (
-    ("base_s", "a step"),
-    ("any_prefill_s", "more with any prefill"),
-    ("prefill_token_s", "a prompt token"),
-    ("prefill_pair_s", "a prompt token for each token before it"),
-    ("sequence_s", "a sequence"),
-    ("cached_token_s", "a cached token read"),
+    ("base_s", "per step"),
+    ("any_prefill_s", "more per step with prefill"),
+    ("prefill_token_s", "per prompt token"),
+    ("prefill_pair_s", "per prompt token and preceding token"),
+    ("sequence_s", "per sequence"),
+    ("cached_token_s", "per cached token"),
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    namespace = arguments.namespace or kubeconfig.namespace(arguments.kubeconfig)
-    document = asyncio.run(_ask(arguments, namespace))
+    namespace = arguments.namespace or kubeconfig.current_namespace(arguments.kubeconfig)
+    document = asyncio.run(_fetch(arguments, namespace))
     if arguments.json:
-        say(json.dumps(document, indent=2) + "\n")
+        print_text(json.dumps(document, indent=2) + "\n")
     else:
-        say("\n".join([*render(document, Screen.of(sys.stdout)), ""]))
+        print_text("\n".join([*render_document(document, Screen.for_stream(sys.stdout)), ""]))
     return 0
 
 
-async def _ask(arguments: argparse.Namespace, namespace: str) -> Any:
-    async with cluster.connected(arguments.kubeconfig) as kube:
-        return await cluster.explanation(kube, namespace, arguments.name, arguments.operator_namespace)
+async def _fetch(arguments: argparse.Namespace, namespace: str) -> Any:
+    async with cluster.connect(arguments.kubeconfig) as kube:
+        return await cluster.get_explanation(kube, namespace, arguments.name, arguments.operator_namespace)
 
 
-def render(document: Any, screen: Screen) -> list[str]:
-    """The document for a person, in lines. Raises Unanswered for one of another version."""
-    if whole(document, "version") != VERSION:
-        told = part(document, "version")
-        raise cluster.Unanswered(
-            f"the operator's document is of version {told!r:.40}, this program reads {VERSION}; --json prints it"
+def render_document(document: Any, screen: Screen) -> list[str]:
+    """Return the document as lines of text. Raises ClusterQueryError for an unsupported document version."""
+    if get_int(document, "version") != DOCUMENT_VERSION:
+        version = get_value(document, "version")
+        raise cluster.ClusterQueryError(
+            f"the operator's document has version {version!r:.40}, this program supports {DOCUMENT_VERSION}; use --json"
         )
-    decisions = items(document, "decisions")
-    lines = hanging("", _heading(document, decisions), screen)
+    decisions = get_list(document, "decisions")
+    lines = hanging_indent("", _heading(document, decisions), screen)
     if not decisions:
-        lines += ["", "Nothing was decided yet: the operator has only begun to look at it."]
+        lines += ["", "No decision yet: the operator has just started to observe the service."]
     for last in decisions[:1]:
-        lines += _last(last, screen)
-    lines += _heard(entries(document, "heard"), screen)
-    lines += _basis(entries(document, "tiers"), screen)
-    return lines + _before(decisions[1:], screen)
+        lines += _last_decision(last, screen)
+    lines += _metrics_section(get_mapping(document, "metrics"), screen)
+    lines += _basis_section(get_mapping(document, "tiers"), screen)
+    return lines + _earlier_decisions(decisions[1:], screen)
 
 
 def _heading(document: Any, decisions: list[Any]) -> str:
-    """A decision much older than the document says that the operator has stopped deciding."""
-    told = f"{text(document, 'service') or NONE} at {text(document, 'at') or NONE}"
-    return f"{told}, decided at {text(decisions[0], 'at') or NONE}" if decisions else told
+    """Return the service, the time of the document and the time of the last decision."""
+    heading = f"{get_text(document, 'service') or MISSING} at {get_text(document, 'at') or MISSING}"
+    return f"{heading}, decided at {get_text(decisions[0], 'at') or MISSING}" if decisions else heading
 
 
 # ---------------------------------------------------------------- the last decision
 
 
-def _last(decision: Any, screen: Screen) -> list[str]:
-    binding = text(decision, "binding")
+def _last_decision(decision: Any, screen: Screen) -> list[str]:
+    binding = get_text(decision, "binding")
     lines = []
-    for name, tier in entries(decision, "tiers").items():
-        binds = ", the tier that binds" if name == binding else ""
-        lines += ["", *(screen.bold(line) for line in hanging("", f"{name} {_change(tier)}{binds}", screen))]
-        lines += table(_steps(tier), screen, _INDENT, head=False)
+    for name, tier in get_mapping(decision, "tiers").items():
+        binding_text = ", binding tier" if name == binding else ""
+        lines += [
+            "",
+            *(
+                screen.bold(line)
+                for line in hanging_indent("", f"{name} {_replica_change(tier)}{binding_text}", screen)
+            ),
+        ]
+        lines += format_table(_steps(tier), screen, _INDENT, head=False)
         facts = [[label, words] for label, words in _facts(tier) if words]
-        lines += ["", *table(facts, screen, _INDENT, head=False)] if facts else []
+        lines += ["", *format_table(facts, screen, _INDENT, head=False)] if facts else []
     return lines
 
 
-def _change(tier: Any) -> str:
-    before, after, wanted = whole(tier, "before"), whole(tier, "replicas"), whole(tier, "recommended")
+def _replica_change(tier: Any) -> str:
+    before, after, recommended = get_int(tier, "before"), get_int(tier, "replicas"), get_int(tier, "recommended")
     if before is None:
-        return f"{_count(after)}, not observed"
-    if wanted is not None and wanted != after:
-        return f"stays {_count(after)}, recommended {wanted}"
-    return f"stays {before}" if before == after else f"{before} -> {_count(after)}"
+        return f"{_format_count(after)}, not observed"
+    if recommended is not None and recommended != after:
+        return f"stays {_format_count(after)}, recommended {recommended}"
+    return f"stays {before}" if before == after else f"{before} -> {_format_count(after)}"
 
 
 def _steps(tier: Any) -> list[list[str]]:
     return [
-        [f"{place}.", text(step, "name") or NONE, _count(whole(step, "replicas")), text(step, "why") or NONE]
-        for place, step in enumerate(items(tier, "steps"), 1)
+        [
+            f"{place}.",
+            get_text(step, "name") or MISSING,
+            _format_count(get_int(step, "replicas")),
+            get_text(step, "why") or MISSING,
+        ]
+        for place, step in enumerate(get_list(tier, "steps"), 1)
     ]
 
 
 def _facts(tier: Any) -> Iterable[tuple[str, str]]:
-    etas = [number(eta) for eta in items(tier, "etas_s")]
-    yield "otherwise", text(tier, "counterfactual") or ""
-    yield "limited by", _words(tier, "limits")
-    yield "held", "demand is not known, so nothing is concluded from it" if part(tier, "held") is True else ""
-    yield "starting", f"{len(etas)}, likely ready in {listed(map(duration, etas))}" if etas else ""
-    yield "overdue", _words(tier, "overdue")
+    etas = [get_number(eta) for eta in get_list(tier, "etas_s")]
+    yield "otherwise", get_text(tier, "counterfactual") or ""
+    yield "limited by", _joined_items(tier, "limits")
+    yield (
+        "frozen",
+        "the demand is unknown, so the replica count does not change" if get_value(tier, "frozen") is True else "",
+    )
+    yield "starting", f"{len(etas)}, expected ready in {join_nonempty(map(format_duration, etas))}" if etas else ""
+    yield "overdue", _joined_items(tier, "overdue")
 
 
-# ---------------------------------------------------------------- what was heard
+# ---------------------------------------------------------------- metrics
 
 
-def _heard(heard: dict[str, Any], screen: Screen) -> list[str]:
-    """Nothing of an operator that does not tell."""
-    if not heard:
+def _metrics_section(metrics_document: dict[str, Any], screen: Screen) -> list[str]:
+    """Return no lines if the document has no metrics."""
+    if not metrics_document:
         return []
-    told = {"gateways": _gateways(part(heard, "gateways")), "requests": _requests(part(heard, "requests"))}
-    told |= {name: _engines(tier) for name, tier in entries(heard, "tiers").items()}
-    head = f"heard at {text(heard, 'at') or NONE}"
-    rows = [[name, words] for name, words in told.items() if words]
-    lines = [screen.bold(line) for line in hanging("", head, screen)]
-    return ["", *lines, *table(rows, screen, _INDENT, head=False)]
+    rows_by_name = {
+        "gateways": _gateway_metrics(get_value(metrics_document, "gateways")),
+        "requests": _request_metrics(get_value(metrics_document, "requests")),
+    }
+    rows_by_name |= {name: _engine_metrics(tier) for name, tier in get_mapping(metrics_document, "tiers").items()}
+    head = f"metrics at {get_text(metrics_document, 'at') or MISSING}"
+    rows = [[name, words] for name, words in rows_by_name.items() if words]
+    lines = [screen.bold(line) for line in hanging_indent("", head, screen)]
+    return ["", *lines, *format_table(rows, screen, _INDENT, head=False)]
 
 
-def _gateways(told: Any) -> str:
-    if (missing := _silent(told, "rate_per_s")) is not None:
+def _gateway_metrics(metrics: Any) -> str:
+    if (missing := _missing_reason(metrics, "rate_per_s")) is not None:
         return missing
-    shed, ttft_s = number(told, "shed_share"), number(told, "ttft_s")
-    return listed(
+    rejected_share, ttft_s = get_number(metrics, "rejected_share"), get_number(metrics, "ttft_s")
+    return join_nonempty(
         [
-            _fresh(told),
-            f"{_digits(number(told, 'rate_per_s'))} req/s arrive",
-            f"TTFT {duration(ttft_s)}" if ttft_s is not None else "",
-            f"{shed:.0%} refused" if shed is not None else "",
-            f"{_digits(number(told, 'held'))} held",
-            f"{_digits(number(told, 'in_flight'))} sent to engines",
+            _freshness(metrics),
+            f"{_three_digits(get_number(metrics, 'rate_per_s'))} req/s arrival rate",
+            f"TTFT {format_duration(ttft_s)}" if ttft_s is not None else "",
+            f"{rejected_share:.0%} rejected" if rejected_share is not None else "",
+            f"{_three_digits(get_number(metrics, 'queued'))} queued",
+            f"{_three_digits(get_number(metrics, 'in_flight'))} in flight",
         ]
     )
 
 
-def _requests(told: Any) -> str:
-    if (missing := _unknown(told)) is not None:
+def _request_metrics(metrics: Any) -> str:
+    if (missing := _unavailable_reason(metrics)) is not None:
         return missing
-    cached = number(told, "cached_tokens")
-    of_these = f" ({_digits(cached)} cached)" if cached else ""
-    prompt, output = number(told, "prompt_tokens"), number(told, "output_tokens")
-    return f"{_digits(prompt)} tokens of prompt{of_these} and {_digits(output)} of answer on average"
+    cached = get_number(metrics, "cached_tokens")
+    cached_text = f" ({_three_digits(cached)} cached)" if cached else ""
+    prompt, output = get_number(metrics, "mean_prompt_tokens"), get_number(metrics, "output_tokens")
+    return f"mean {_three_digits(prompt)} prompt tokens{cached_text}, {_three_digits(output)} output tokens"
 
 
-def _engines(told: Any) -> str:
-    missing = _silent(told, "running")
-    return missing or listed([_fresh(told), f"{_digits(number(told, 'running'))} requests in them"])
+def _engine_metrics(metrics: Any) -> str:
+    missing = _missing_reason(metrics, "running")
+    return missing or join_nonempty(
+        [_freshness(metrics), f"{_three_digits(get_number(metrics, 'running'))} running requests"]
+    )
 
 
-def _silent(told: Any, figure: str) -> str | None:
-    """Why nothing is known of them; None where the figure is."""
-    why = text(told, figure, "unknown")
-    return None if why is None else f"not known: {why}"
+def _missing_reason(metrics: Any, figure: str) -> str | None:
+    """Return why the figure is unknown; None if it is known."""
+    why = get_text(metrics, figure, "unknown")
+    return None if why is None else f"unknown: {why}"
 
 
-def _fresh(told: Any) -> str:
-    """How old their words are, and how many of them there are where some say nothing."""
-    coverage = number(told, "coverage")
-    some = "" if coverage in (None, 1.0) else f"{coverage:.0%} of them answer"
-    return listed([f"{duration(number(told, 'age_s'))} old", some])
+def _freshness(metrics: Any) -> str:
+    """Return the age of the metrics, and the share of endpoints that report if some do not."""
+    coverage = get_number(metrics, "coverage")
+    coverage_text = "" if coverage in (None, 1.0) else f"{coverage:.0%} report"
+    return join_nonempty([f"{format_duration(get_number(metrics, 'age_s'))} old", coverage_text])
 
 
-# ---------------------------------------------------------------- what it rests on
+# ---------------------------------------------------------------- inputs
 
 
-def _basis(tiers: dict[str, Any], screen: Screen) -> list[str]:
+def _basis_section(tiers: dict[str, Any], screen: Screen) -> list[str]:
     lines = []
     for name, tier in tiers.items():
-        told = (_engine(tier), _model(tier), _coefficients(tier), _line(tier), _forecast(tier), _starts(tier))
-        rows = [[label, words] for label, words in zip(_LABELS, told, strict=True) if words]
-        lines += ["", *(screen.bold(line) for line in hanging("", f"{name} rests on", screen))]
-        lines += table(rows, screen, _INDENT, head=False)
+        basis_lines = (
+            _engine_line(tier),
+            _model_line(tier),
+            _coefficients(tier),
+            _capacity_line(tier),
+            _forecast_line(tier),
+            _startup_line(tier),
+        )
+        rows = [[label, words] for label, words in zip(_BASIS_LABELS, basis_lines, strict=True) if words]
+        lines += ["", *(screen.bold(line) for line in hanging_indent("", f"{name}, inputs", screen))]
+        lines += format_table(rows, screen, _INDENT, head=False)
     return lines
 
 
-def _engine(tier: Any) -> str:
+def _engine_line(tier: Any) -> str:
     names = ("model", "accelerator", "parallelism", "engine_version")
-    return listed(text(tier, "engine", name) or "" for name in names)
+    return join_nonempty(get_text(tier, "engine", name) or "" for name in names)
 
 
-def _model(tier: Any) -> str:
-    model = part(tier, "model")
-    if (missing := _unknown(model)) is not None:
+def _model_line(tier: Any) -> str:
+    model = get_value(tier, "model")
+    if (missing := _unavailable_reason(model)) is not None:
         return missing
-    quantile = number(model, "quantile")
-    pessimism = f"; sized slower than {quantile:.0%} of what is believed" if quantile is not None else ""
-    return f"{text(model, 'words') or NONE}{pessimism}"
+    quantile = get_number(model, "quantile")
+    pessimism = f"; sized for the p{100.0 * quantile:.3g} of the model's uncertainty" if quantile is not None else ""
+    return f"{get_text(model, 'summary') or MISSING}{pessimism}"
 
 
 def _coefficients(tier: Any) -> str:
-    told = [(number(tier, "model", name), words) for name, words in _COEFFICIENTS]
-    return listed(f"{duration(value)} {words}" for value, words in told if value is not None)
+    coefficients = [(get_number(tier, "model", name), words) for name, words in _COEFFICIENTS]
+    return join_nonempty(f"{format_duration(value)} {words}" for value, words in coefficients if value is not None)
 
 
-def _line(tier: Any) -> str:
-    line = part(tier, "line")
-    if (missing := _unknown(line)) is not None:
+def _capacity_line(tier: Any) -> str:
+    capacity = get_value(tier, "capacity")
+    if (missing := _unavailable_reason(capacity)) is not None:
         return missing
-    knee = f"{_digits(number(line, 'knee_per_s'))} req/s a replica, {text(line, 'constraint') or NONE} binds"
-    infeasible = text(line, "infeasible", "words")
-    return f"{knee}; {infeasible}" if infeasible else knee
+    capacity_text = (
+        f"{_three_digits(get_number(capacity, 'capacity_per_s'))} req/s per replica, "
+        f"limited by {get_text(capacity, 'constraint') or MISSING}"
+    )
+    infeasible = get_text(capacity, "infeasible", "summary")
+    return f"{capacity_text}; {infeasible}" if infeasible else capacity_text
 
 
-def _forecast(tier: Any) -> str:
-    found = part(tier, "forecast")
-    if (missing := _unknown(found)) is not None:
+def _forecast_line(tier: Any) -> str:
+    forecast = get_value(tier, "forecast")
+    if (missing := _unavailable_reason(forecast)) is not None:
         return missing
-    parts = ", ".join(f"{name} {_digits(number(value))}" for name, value in entries(found, "parts").items())
-    quantile = number(found, "quantile")
-    chance = f" at p{100.0 * quantile:.3g}" if quantile is not None else ""
-    work, within = _digits(number(found, "work")), duration(number(found, "horizon_s"))
-    return f"{work} GPU-s/s within {within}{chance}: {parts or NONE}"
+    parts = ", ".join(
+        f"{name} {_three_digits(get_number(value))}" for name, value in get_mapping(forecast, "parts").items()
+    )
+    quantile = get_number(forecast, "quantile")
+    quantile_text = f" at p{100.0 * quantile:.3g}" if quantile is not None else ""
+    work, horizon = _three_digits(get_number(forecast, "work")), format_duration(get_number(forecast, "horizon_s"))
+    return f"{work} GPU-s/s within {horizon}{quantile_text}: {parts or MISSING}"
 
 
-def _starts(tier: Any) -> str:
+def _startup_line(tier: Any) -> str:
     phases = [
-        f"{text(phase, 'name') or NONE} {duration(number(phase, 'p50_s'))} to {duration(number(phase, 'p90_s'))}"
-        for phase in items(tier, "starts", "phases")
+        f"{get_text(phase, 'name') or MISSING} {format_duration(get_number(phase, 'p50_s'))} to "
+        f"{format_duration(get_number(phase, 'p90_s'))}"
+        for phase in get_list(tier, "startup", "phases")
     ]
-    seen = number(tier, "starts", "seen")
-    image = text(tier, "starts", "variant", "image")
-    rests = f"starts seen: {seen:.0f}" if seen else f"a guess: no start {f'of {image} ' if image else ''}was seen"
-    return f"{', '.join(phases)} (p50 to p90; {rests})" if phases else NONE
+    observed = get_number(tier, "startup", "startups")
+    image = get_text(tier, "startup", "variant", "image")
+    source = (
+        f"measured starts: {observed:.0f}"
+        if observed
+        else f"estimate, no measured start{f' of {image}' if image else ''}"
+    )
+    return f"{', '.join(phases)} (p50 to p90; {source})" if phases else MISSING
 
 
-def _unknown(value: Any) -> str | None:
-    """Why it is not known; None if it is."""
-    if not entries(value):
-        return NONE
-    why = text(value, "unknown")
-    return None if why is None else f"not known: {why}"
+def _unavailable_reason(value: Any) -> str | None:
+    """Return why the value is unknown; None if it is known."""
+    if not get_mapping(value):
+        return MISSING
+    why = get_text(value, "unknown")
+    return None if why is None else f"unknown: {why}"
 
 
-# ---------------------------------------------------------------- the decisions before
+# ---------------------------------------------------------------- earlier decisions
 
 
-def _before(decisions: list[Any], screen: Screen) -> list[str]:
+def _earlier_decisions(decisions: list[Any], screen: Screen) -> list[str]:
     if not decisions:
         return []
-    lines = [cut(f"{_INDENT}{plain(text(one, 'at') or NONE)}  ", _changes(one), screen) for one in decisions]
-    return ["", screen.bold("before, what changed"), *lines]
-
-
-def _changes(decision: Any) -> str:
-    moved = [
-        f"{name} {_change(tier)}: {text(tier, 'why') or NONE}"
-        for name, tier in entries(decision, "tiers").items()
-        if whole(tier, "before") != whole(tier, "recommended")
+    lines = [
+        truncate(f"{_INDENT}{printable_line(get_text(one, 'at') or MISSING)}  ", _decision_changes(one), screen)
+        for one in decisions
     ]
-    return "; ".join(moved) or NONE
+    return ["", screen.bold("earlier decisions"), *lines]
 
 
-def _words(tier: Any, name: str) -> str:
-    return listed(text(one) or "" for one in items(tier, name))
+def _decision_changes(decision: Any) -> str:
+    changes = [
+        f"{name} {_replica_change(tier)}: {get_text(tier, 'why') or MISSING}"
+        for name, tier in get_mapping(decision, "tiers").items()
+        if get_int(tier, "before") != get_int(tier, "recommended")
+    ]
+    return "; ".join(changes) or MISSING
 
 
-def _count(value: int | None) -> str:
-    return NONE if value is None else str(value)
+def _joined_items(tier: Any, name: str) -> str:
+    return join_nonempty(get_text(one) or "" for one in get_list(tier, name))
 
 
-def _digits(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3g}"
+def _format_count(value: int | None) -> str:
+    return MISSING if value is None else str(value)
+
+
+def _three_digits(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3g}"

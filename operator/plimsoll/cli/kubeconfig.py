@@ -1,6 +1,6 @@
-"""The namespace that a person works in: of the current context, as kubectl finds it.
+"""The namespace of the current context, found as kubectl does.
 
-The client that reads the credentials does not tell it.
+The Kubernetes client reads the credentials, but does not expose the namespace.
 """
 
 from __future__ import annotations
@@ -12,46 +12,48 @@ from typing import Any, Final
 
 import yaml
 
-from plimsoll.cli.reading import items, text
+from plimsoll.cli.json_access import get_list, get_text
 from plimsoll.core.errors import PlimsollError
 
-_IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_DEFAULT: Final = "default"
+_POD_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_DEFAULT_NAMESPACE: Final = "default"
 
 
-class NoKubeconfig(PlimsollError):
-    """Nothing says which cluster to ask; the message says where was looked."""
+class KubeconfigError(PlimsollError):
+    """No kubeconfig was found, or it is invalid; the message names the files."""
 
 
-def namespace(file: str | None, environment: Mapping[str, str] = os.environ, in_pod: Path = _IN_POD) -> str:
-    """The current namespace. file: the kubeconfig to read, None to look for it. Raises NoKubeconfig."""
+def current_namespace(
+    file: str | None, environment: Mapping[str, str] = os.environ, in_pod: Path = _POD_NAMESPACE_FILE
+) -> str:
+    """Return the current namespace. file: kubeconfig to read, None for the default search. Raises KubeconfigError."""
     if file is None and "KUBERNETES_SERVICE_HOST" in environment:
-        return in_pod.read_text().strip() if in_pod.exists() else _DEFAULT
+        return in_pod.read_text().strip() if in_pod.exists() else _DEFAULT_NAMESPACE
     documents = [_read(path) for path in _paths(file, environment)]
-    # The first file that says a thing wins, as with kubectl.
-    current = next(filter(None, (text(document, "current-context") for document in documents)), None)
+    # As in kubectl, the first file that sets a value wins.
+    current = next(filter(None, (get_text(document, "current-context") for document in documents)), None)
     for document in documents:
-        for context in items(document, "contexts"):
-            if text(context, "name") == current:
-                return text(context, "context", "namespace") or _DEFAULT
-    return _DEFAULT
+        for context in get_list(document, "contexts"):
+            if get_text(context, "name") == current:
+                return get_text(context, "context", "namespace") or _DEFAULT_NAMESPACE
+    return _DEFAULT_NAMESPACE
 
 
 def _paths(file: str | None, environment: Mapping[str, str]) -> list[Path]:
     if file is not None:
         return [Path(file)]
-    named = [name for name in environment.get("KUBECONFIG", "").split(os.pathsep) if name]
-    paths = [Path(name).expanduser() for name in named or ["~/.kube/config"]]
-    found = [path for path in paths if path.exists()]
-    if not found:
-        looked = ", ".join(str(path) for path in paths)
-        raise NoKubeconfig(f"no kubeconfig at {looked}: name one with --kubeconfig or $KUBECONFIG")
-    return found
+    listed_paths = [name for name in environment.get("KUBECONFIG", "").split(os.pathsep) if name]
+    paths = [Path(name).expanduser() for name in listed_paths or ["~/.kube/config"]]
+    existing = [path for path in paths if path.exists()]
+    if not existing:
+        searched = ", ".join(str(path) for path in paths)
+        raise KubeconfigError(f"no kubeconfig at {searched}: set --kubeconfig or $KUBECONFIG")
+    return existing
 
 
 def _read(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        words = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise NoKubeconfig(f"{path}: {words}") from error
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise KubeconfigError(f"{path}: {reason}") from error

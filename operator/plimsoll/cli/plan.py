@@ -1,7 +1,7 @@
-"""`plimsoll plan`: what to run for a model, a promise and a workload, before there is a cluster.
+"""`plimsoll plan`: plans the GPUs for a model, an SLO and a workload, without a cluster.
 
-Nothing is asked of a cluster, and nothing is measured: a replica is what a measured hardware profile says, or the
-roofline of the model's shape on the GPU. The answer is `plimsoll.core.planning`'s; here are only words and files.
+A measured hardware profile, or the roofline of the model on the GPU, models a replica. `plimsoll.core.planning`
+computes the plan; this module handles options and files.
 """
 
 from __future__ import annotations
@@ -14,72 +14,78 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plimsoll.cli import curve, files, plan_shown
+from plimsoll.cli import goodput_chart, output_files, plan_output
 from plimsoll.cli.output import Screen
-from plimsoll.core import roofline, units
-from plimsoll.core.latency import EngineLimits, KvTransfer, StepModel
-from plimsoll.core.planning import mix, shapes
-from plimsoll.core.planning.machine import BLOCK_TOKENS, BUDGETS, Machine, of_shape
-from plimsoll.core.planning.plan import NoPlan, Question, plan
-from plimsoll.core.roofline import ACCELERATORS, Accelerator, ModelShape
+from plimsoll.core import units
+from plimsoll.core.engine_model import roofline
+from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
+from plimsoll.core.planning import known_models, workloads
+from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
+from plimsoll.core.planning.machine_model import PD_BLOCK_TOKENS, TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload, from_samples
 from plimsoll.sim import profile, trace
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.profile import Coefficients
+from plimsoll.sim.profile import StepCoefficients
 
-_GPUS: Final = (1, 2, 4, 8)
-_MOST_GPUS: Final = 64  # of an engine, as in the API
-_SHORTEST_STEP_S: Final = 1e-6  # less is no step of an engine
-_LONGEST_S: Final = 3600.0
-_HIGHEST_COST: Final = 1e6
+_GPU_COUNTS: Final = (1, 2, 4, 8)
+_MAX_GPUS: Final = 64  # per engine, as in the API
+_MIN_STEP_S: Final = 1e-6  # shorter engine steps are implausible
+_MAX_SECONDS: Final = 3600.0
+_MAX_GPU_HOUR_COST: Final = 1e6
 T = TypeVar("T")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status 0 with a plan, 1 where no number of replicas keeps the promise."""
-    cost = _cost(arguments.gpu_hour_cost)
-    read = (("--model", arguments.model), ("--hardware", arguments.hardware), ("--trace", arguments.trace))
-    files.apart([one for one in read if one[1]], [("--picture", arguments.picture)] if arguments.picture else [])
-    found = plan(_question(arguments, *_machines(arguments)))
-    if isinstance(found, NoPlan):
-        print("\n".join(plan_shown.refused(found)), file=sys.stderr)
+    """Print the plan. Returns exit status 0, or 1 if no number of replicas meets the SLO."""
+    cost = _check_cost(arguments.gpu_hour_cost)
+    input_files = (("--model", arguments.model), ("--hardware", arguments.hardware), ("--trace", arguments.trace))
+    output_files.ensure_distinct(
+        [one for one in input_files if one[1]], [("--picture", arguments.picture)] if arguments.picture else []
+    )
+    result = make_plan(_make_question(arguments, *_replica_options(arguments)))
+    if isinstance(result, PlanFailure):
+        print("\n".join(plan_output.infeasible_lines(result)), file=sys.stderr)
         return 1
     if arguments.picture:
         marks = (
-            (found.question.rate_per_s, "asked for"),
-            (found.chosen.knee_per_s, "knee"),
-            (found.chosen.load_line_per_s, "load line"),
+            (result.request.rate_per_s, "requested rate"),
+            (result.chosen.goodput_knee_per_s, "goodput knee"),
+            (result.chosen.slo_capacity_per_s, "SLO capacity"),
         )
-        _write(arguments.picture, curve.draw(_title(arguments, found.chosen.gpus), found.curve, marks))
+        _write_file(
+            arguments.picture,
+            goodput_chart.draw_goodput(_title(arguments, result.chosen.gpus), result.goodput_curve, marks),
+        )
     if arguments.json:
-        files.say(json.dumps(plan_shown.document(found, cost), indent=2) + "\n")
+        output_files.print_text(json.dumps(plan_output.plan_document(result, cost), indent=2) + "\n")
     else:
-        files.say("\n".join([*plan_shown.lines(found, cost, Screen.of(sys.stdout)), ""]))
+        output_files.print_text("\n".join([*plan_output.plan_lines(result, cost, Screen.for_stream(sys.stdout)), ""]))
     return 0
 
 
 def _title(arguments: argparse.Namespace, gpus: int) -> str:
-    what = arguments.hardware or f"{arguments.model} on {arguments.gpu}"
-    return f"{what}, {gpus} GPUs"
+    subject = arguments.hardware or f"{arguments.model} on {arguments.gpu}"
+    return f"{subject}, {gpus} GPUs"
 
 
-def _question(arguments: argparse.Namespace, machines: list[list[Machine]], max_model_len: float) -> Question:
+def _make_question(arguments: argparse.Namespace, machines: list[list[Machine]], max_model_len: float) -> PlanRequest:
     workload, rate, gap_cv2 = _workload(arguments)
     if not 0 <= arguments.headroom < 1:
-        raise BadInput(f"--headroom: {arguments.headroom:g} is not 0 or more and below 1")
+        raise BadInput(f"--headroom: {arguments.headroom:g} must be at least 0 and below 1")
     if not 0 < arguments.fabric_gb_per_s < math.inf:
-        raise BadInput(f"--fabric-gb-per-s: {arguments.fabric_gb_per_s:g} is not above 0")
+        raise BadInput(f"--fabric-gb-per-s: {arguments.fabric_gb_per_s:g} must be above 0")
     if not 1 <= arguments.accepted_tokens <= 4:
-        raise BadInput(f"--accepted-tokens: {arguments.accepted_tokens:g} is not from 1 to 4")
-    return Question(
+        raise BadInput(f"--accepted-tokens: {arguments.accepted_tokens:g} must be from 1 to 4")
+    return PlanRequest(
         workload,
         _slo(arguments),
         rate,
         machines,
         gap_cv2,
         arguments.headroom,
-        _seconds("--gap", arguments.gap),
+        _parse_seconds("--gap", arguments.gap),
         arguments.fabric_gb_per_s * 1e9,
         arguments.accepted_tokens,
         max_model_len,
@@ -88,194 +94,220 @@ def _question(arguments: argparse.Namespace, machines: list[list[Machine]], max_
 
 def _slo(arguments: argparse.Namespace) -> Slo:
     if not 1 <= arguments.percentile <= 99:
-        raise BadInput(f"--percentile: {arguments.percentile} is not from 1 to 99")
-    ttft, more = _seconds("--ttft", arguments.ttft), _seconds("--ttft-per-k-token", arguments.ttft_per_k_token)
-    tpot = _seconds("--tpot", arguments.tpot)
-    e2e = _seconds("--e2e", arguments.e2e)
+        raise BadInput(f"--percentile: {arguments.percentile} must be from 1 to 99")
+    ttft, ttft_per_1k = (
+        _parse_seconds("--ttft", arguments.ttft),
+        _parse_seconds("--ttft-per-k-token", arguments.ttft_per_k_token),
+    )
+    tpot = _parse_seconds("--tpot", arguments.tpot)
+    e2e = _parse_seconds("--e2e", arguments.e2e)
     if ttft is None and tpot is None and e2e is None:
-        raise BadInput("--ttft, --tpot or --e2e is needed: a promise without a target sizes nothing")
-    if ttft is None and more:
-        raise BadInput("--ttft-per-k-token is added to --ttft, which is missing")
+        raise BadInput("--ttft, --tpot or --e2e is required: an SLO needs a target")
+    if ttft is None and ttft_per_1k:
+        raise BadInput("--ttft-per-k-token needs --ttft, to which it is added")
     if ttft is not None and e2e is not None and e2e <= ttft:
-        raise BadInput("--e2e: must be longer than --ttft, which is a part of it")
-    return Slo(arguments.percentile / 100, ttft, more or 0.0, tpot, e2e, _seconds("--itl", arguments.itl))
+        raise BadInput("--e2e: must be longer than --ttft, because it includes it")
+    return Slo(arguments.percentile / 100, ttft, ttft_per_1k or 0.0, tpot, e2e, _parse_seconds("--itl", arguments.itl))
 
 
-def _seconds(option: str, text: str | None) -> float | None:
+def _parse_seconds(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
         seconds = units.parse_duration(text)
     except ValueError as error:
         raise BadInput(f"{option}: {error}") from None
-    if not 0 < seconds <= _LONGEST_S:
-        raise BadInput(f"{option}: {text} is not above 0 and at most an hour")
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise BadInput(f"{option}: {text} must be above 0 and at most 1 hour")
     return seconds
 
 
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
-    """The mix, its rate and the burstiness of its arrivals."""
+    """Return the request mix, its rate in requests/s, and the squared CV of the interarrival times."""
     means = {"--prompt-tokens": arguments.prompt_tokens, "--output-tokens": arguments.output_tokens}
     sigmas = {"--prompt-sigma": arguments.prompt_sigma, "--output-sigma": arguments.output_sigma}
     if arguments.trace is not None:
         for option, value in {**means, **sigmas}.items():
             if value is not None:
-                raise BadInput(f"{option} and --trace: a trace has its own lengths, leave one of the two out")
-        return _traced(arguments)
+                raise BadInput(f"{option} and --trace are mutually exclusive: a trace has its own lengths")
+        return _workload_from_trace(arguments)
     for option, value in {"--rate": arguments.rate, **means}.items():
         if value is None:
-            raise BadInput(f"{option} is needed, or --trace")
-    mixed = _named(
+            raise BadInput(f"{option} is required, or --trace")
+    workload = _with_option_errors(
         {"prompt_tokens": "--prompt-tokens", "output_tokens": "--output-tokens", "prompt_sigma": "--prompt-sigma",
          "output_sigma": "--output-sigma", "cached_share": "--cached-share"},
-        lambda: mix.lognormal(
+        lambda: workloads.lognormal_workload(
             arguments.prompt_tokens,
             arguments.output_tokens,
-            mix.PROMPT_SIGMA if arguments.prompt_sigma is None else arguments.prompt_sigma,
-            mix.OUTPUT_SIGMA if arguments.output_sigma is None else arguments.output_sigma,
+            workloads.PROMPT_SIGMA if arguments.prompt_sigma is None else arguments.prompt_sigma,
+            workloads.OUTPUT_SIGMA if arguments.output_sigma is None else arguments.output_sigma,
             arguments.cached_share,
         ),
     )  # fmt: skip
-    return mixed, _rate(arguments.rate), 1.0
+    return workload, _check_rate(arguments.rate), 1.0
 
 
-def _traced(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
+def _workload_from_trace(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
     if not 0 <= arguments.cached_share < 1:
-        raise BadInput(f"--cached-share: {arguments.cached_share:g} is not 0 or more and below 1")
-    asked = trace.read(Path(arguments.trace))
+        raise BadInput(f"--cached-share: {arguments.cached_share:g} must be at least 0 and below 1")
+    requests = trace.read(Path(arguments.trace))
     try:
-        busy = mix.busiest([one.at_s for one in asked])
+        busiest_window = workloads.busiest_window([one.at_s for one in requests])
     except ValueError:
-        raise BadInput(f"--trace: {arguments.trace}: has no rate: two requests at different times are needed") from None
-    inside = asked[busy.first : busy.until]
-    prompts = [float(one.prompt_tokens) for one in inside]
+        raise BadInput(f"--trace: {arguments.trace}: has no rate: it needs two requests at different times") from None
+    window_requests = requests[busiest_window.first : busiest_window.end]
+    prompts = [float(one.prompt_tokens) for one in window_requests]
     share = arguments.cached_share
-    mixed = from_samples(
-        [p * (1 - share) for p in prompts], [p * share for p in prompts], [float(one.output_tokens) for one in inside]
+    workload = from_samples(
+        [p * (1 - share) for p in prompts],
+        [p * share for p in prompts],
+        [float(one.output_tokens) for one in window_requests],
     )
-    return mixed, busy.rate_per_s if arguments.rate is None else _rate(arguments.rate), busy.gap_cv2
+    return (
+        workload,
+        busiest_window.rate_per_s if arguments.rate is None else _check_rate(arguments.rate),
+        busiest_window.arrival_cv2,
+    )
 
 
-def _rate(rate: float) -> float:
+def _check_rate(rate: float) -> float:
     if not 0 < rate <= 1e6:
-        raise BadInput(f"--rate: {rate:g} is not above 0 and at most a million requests a second")
+        raise BadInput(f"--rate: {rate:g} must be above 0 and at most a million requests/s")
     return rate
 
 
-def _machines(arguments: argparse.Namespace) -> tuple[list[list[Machine]], float]:
-    """What replicas there may be, and the longest request that they take."""
-    only = arguments.gpus_per_replica
-    if only is not None and not 1 <= only <= _MOST_GPUS:
-        raise BadInput(f"--gpus-per-replica: {only} is not from 1 to {_MOST_GPUS}")
+def _replica_options(arguments: argparse.Namespace) -> tuple[list[list[Machine]], float]:
+    """Return the replica options, and the longest request that they accept, in tokens."""
+    gpus_per_replica = arguments.gpus_per_replica
+    if gpus_per_replica is not None and not 1 <= gpus_per_replica <= _MAX_GPUS:
+        raise BadInput(f"--gpus-per-replica: {gpus_per_replica} must be from 1 to {_MAX_GPUS}")
     if arguments.hardware is not None:
         shape_words = ("model", "gpu", "weights", "kv_cache")
         for option in shape_words:
             if getattr(arguments, option) is not None:
                 flag = f"--{option.replace('_', '-')}"
-                raise BadInput(f"{flag} and --hardware: a measured profile takes the place of model and GPU")
-        own = profile.load(arguments.hardware)
-        _check_steps(arguments.hardware, own)
-        return [measured(own, only or 1)], own.max_model_len
+                raise BadInput(f"{flag} and --hardware are mutually exclusive: a profile replaces model and GPU")
+        hardware_profile = profile.load(arguments.hardware)
+        _check_steps(arguments.hardware, hardware_profile)
+        return [profile_machines(hardware_profile, gpus_per_replica or 1)], hardware_profile.max_model_len
     for option in ("model", "gpu"):
         if getattr(arguments, option) is None:
-            raise BadInput(f"--{option} is needed, or --hardware in the place of both")
-    return _shaped(_shape(arguments), _gpu(arguments.gpu), only, arguments.model), math.inf
+            raise BadInput(f"--{option} is required, or --hardware instead of --model and --gpu")
+    return _roofline_machines(
+        _shape(arguments), _accelerator(arguments.gpu), gpus_per_replica, arguments.model
+    ), math.inf
 
 
-def _check_steps(name: str, own: profile.Profile) -> None:
-    for steps in (own.coefficients, own.hot or own.coefficients):
-        if not _SHORTEST_STEP_S <= steps.base <= _LONGEST_S:
-            raise BadInput(f"--hardware: {name}: a base of {steps.base:g} s is no step: give 1e-6 to 3600")
+def _check_steps(name: str, hardware_profile: profile.HardwareProfile) -> None:
+    for steps in (hardware_profile.coefficients, hardware_profile.hot or hardware_profile.coefficients):
+        if not _MIN_STEP_S <= steps.base <= _MAX_SECONDS:
+            raise BadInput(f"--hardware: {name}: base is {steps.base:g} s, must be from 1e-6 to 3600")
         for key in ("anypre", "pretok", "preattn", "dec", "ctx"):
-            if getattr(steps, key) > _LONGEST_S:
-                raise BadInput(f"--hardware: {name}: {key} of {getattr(steps, key):g} s is above {_LONGEST_S:g}")
+            if getattr(steps, key) > _MAX_SECONDS:
+                raise BadInput(
+                    f"--hardware: {name}: {key} is {getattr(steps, key):g} s, must be at most {_MAX_SECONDS:g}"
+                )
 
 
-def _gpu(name: str) -> Accelerator:
-    known = {one.lower(): gpu for one, gpu in ACCELERATORS.items()}
-    if name.lower() not in known:
-        raise BadInput(f"--gpu: no figures of {name!r}: known are {', '.join(ACCELERATORS)}")
-    return known[name.lower()]
+def _accelerator(name: str) -> Accelerator:
+    accelerators = {one.lower(): gpu for one, gpu in ACCELERATORS.items()}
+    if name.lower() not in accelerators:
+        raise BadInput(f"--gpu: unknown GPU {name!r}; known are {', '.join(ACCELERATORS)}")
+    return accelerators[name.lower()]
 
 
 def _shape(arguments: argparse.Namespace) -> ModelShape:
     kv_bytes = 1.0 if arguments.kv_cache == "fp8" else 2.0
     name = arguments.model
     if not name.endswith(".json"):
-        return _named({}, lambda: shapes.find(name, arguments.weights, kv_bytes), "--model")
+        return _with_option_errors({}, lambda: known_models.find_shape(name, arguments.weights, kv_bytes), "--model")
     try:
-        read = profile.document(name)
+        config = profile.document(name)
     except BadInput as error:
         raise BadInput(f"--model: {error}") from None
-    if not isinstance(read, dict):
-        raise BadInput(f"--model: {name}: is no JSON object")
-    if arguments.weights is not None and read.get("quantization_config") is not None:
-        raise BadInput(f"--weights: {name} has its own in quantization_config, leave --weights out")
-    return _named(
-        {}, lambda: shapes.with_weights(roofline.model_shape(read, kv_bytes), arguments.weights), f"--model: {name}"
+    if not isinstance(config, dict):
+        raise BadInput(f"--model: {name}: is not a JSON object")
+    if arguments.weights is not None and config.get("quantization_config") is not None:
+        raise BadInput(f"--weights: {name} sets quantization_config; omit --weights")
+    return _with_option_errors(
+        {},
+        lambda: known_models.with_weights(roofline.model_shape(config, kv_bytes), arguments.weights),
+        f"--model: {name}",
     )
 
 
-def _shaped(shape: ModelShape, gpu: Accelerator, only: int | None, name: str) -> list[list[Machine]]:
-    """By the roofline, on each number of GPUs that the model can be shared out to, at each chunk budget."""
-    if only is not None and shape.heads % only:
-        raise BadInput(f"--gpus-per-replica: {only} does not divide the {shape.heads} attention heads of {name}")
-    found = []
-    for gpus in (only,) if only else (one for one in _GPUS if shape.heads % one == 0):
-        machines = [one for budget in BUDGETS if (one := of_shape(shape, gpu, gpus, budget)) is not None]
+def _roofline_machines(
+    shape: ModelShape, gpu: Accelerator, gpus_per_replica: int | None, name: str
+) -> list[list[Machine]]:
+    """Return roofline machines for each tensor-parallel size that the model allows, at each token budget."""
+    if gpus_per_replica is not None and shape.heads % gpus_per_replica:
+        raise BadInput(
+            f"--gpus-per-replica: {gpus_per_replica} does not divide the {shape.heads} attention heads of {name}"
+        )
+    options = []
+    for gpus in (gpus_per_replica,) if gpus_per_replica else (one for one in _GPU_COUNTS if shape.heads % one == 0):
+        machines = [
+            one for budget in TOKEN_BUDGETS if (one := machine_from_roofline(shape, gpu, gpus, budget)) is not None
+        ]
         if machines:
-            found.append(machines)
-    if not found:
-        need = shape.memory_bytes / 2**30
-        where = f"{only} x {gpu.name}" if only else f"{max(_GPUS)} x {gpu.name}"
-        raise BadInput(f"--gpu: the weights of {name}, {need:,.0f} GiB, leave no cache on {where}")
-    return found
+            options.append(machines)
+    if not options:
+        weights_gib = shape.memory_bytes / 2**30
+        placement = f"{gpus_per_replica} x {gpu.name}" if gpus_per_replica else f"{max(_GPU_COUNTS)} x {gpu.name}"
+        raise BadInput(
+            f"--gpu: the weights of {name}, {weights_gib:,.0f} GiB, leave no memory for the KV cache on {placement}"
+        )
+    return options
 
 
-def measured(own: profile.Profile, gpus: int) -> list[Machine]:
-    """A measured profile as a machine at each chunk budget. What prefills is planned hot, what only decodes cool."""
-    hot = own.hot or own.coefficients
+def profile_machines(hardware_profile: profile.HardwareProfile, gpus: int) -> list[Machine]:
+    """Return a measured profile as a machine at each token budget.
+
+    Engines that prefill use the coefficients of a hot GPU, decode engines those of a cool one.
+    """
+    hot = hardware_profile.hot or hardware_profile.coefficients
     machine = Machine(
-        _steps(hot),
-        _steps(own.coefficients),
-        EngineLimits(own.max_num_seqs, own.kv_tokens, own.budget),
-        KvTransfer(own.layers, BLOCK_TOKENS, step_factor=own.consumer_factor),
-        float(own.kv_bytes_per_token),
+        _step_model(hot),
+        _step_model(hardware_profile.coefficients),
+        EngineLimits(hardware_profile.max_num_seqs, hardware_profile.kv_tokens, hardware_profile.budget),
+        KvTransfer(hardware_profile.layers, PD_BLOCK_TOKENS, step_factor=hardware_profile.consumer_factor),
+        float(hardware_profile.kv_bytes_per_token),
         gpus,
-        prefill_factor=own.producer_factor,
-        hinge_sequences=own.hinge_sequences,
-        hinge_s=own.hinge_dec,
-        cool_share=own.cool_share,
-        hot_share=own.hot_share,
-        mixture=own.mixture,
-        measured=True,
+        prefill_factor=hardware_profile.producer_factor,
+        hinge_sequences=hardware_profile.hinge_sequences,
+        hinge_s=hardware_profile.hinge_dec,
+        cool_share=hardware_profile.cool_share,
+        hot_share=hardware_profile.hot_share,
+        mixture_of_experts=hardware_profile.mixture,
+        from_profile=True,
     )
-    budgets = sorted({own.budget, *(one for one in BUDGETS if one >= own.max_num_seqs)})
-    return [machine.budgeted(one) for one in budgets]
+    budgets = sorted({hardware_profile.budget, *(one for one in TOKEN_BUDGETS if one >= hardware_profile.max_num_seqs)})
+    return [machine.with_token_budget(one) for one in budgets]
 
 
-def _steps(c: Coefficients) -> StepModel:
+def _step_model(c: StepCoefficients) -> StepModel:
     return StepModel(c.base, c.anypre, c.pretok, c.preattn, c.dec, c.ctx)
 
 
-def _named(options: dict[str, str], make: Callable[[], T], always: str = "") -> T:
-    """What `make` makes; the core's complaint about an argument becomes one about its option."""
+def _with_option_errors(options: dict[str, str], make: Callable[[], T], context: str = "") -> T:
+    """Return `make()`. Raises BadInput that names the option of an argument that the core rejects."""
     try:
         return make()
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         if name in options:
             raise BadInput(f"{options[name]}: {str(error).removeprefix(name).strip()}") from None
-        raise BadInput(f"{always}: {error}") from None
+        raise BadInput(f"{context}: {error}") from None
 
 
-def _cost(value: float | None) -> float | None:
-    if value is not None and not 0 < value <= _HIGHEST_COST:
-        raise BadInput(f"--gpu-hour-cost: {value:g} is not above 0 and at most a million")
+def _check_cost(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= _MAX_GPU_HOUR_COST:
+        raise BadInput(f"--gpu-hour-cost: {value:g} must be above 0 and at most a million")
     return value
 
 
-def _write(path: str, text: str) -> None:
-    with files.opened(path) as file:
-        files.empty(file)
+def _write_file(path: str, text: str) -> None:
+    with output_files.open_for_writing(path) as file:
+        output_files.truncate(file)
         file.write(text)

@@ -1,6 +1,6 @@
-"""`plimsoll render -f FILE`: exactly the objects that the operator would apply for a manifest.
+"""`plimsoll render -f FILE`: prints the objects that the operator would apply for a manifest.
 
-For review before a change, and for people who want to know what a service is made of. Needs no cluster.
+It is for reviews before a change and needs no cluster.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from pydantic import ValidationError
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.api.v1alpha1.problems import sentences
-from plimsoll.cli.files import say
-from plimsoll.cli.manifests import documents
+from plimsoll.api.v1alpha1.validation_messages import format_errors
+from plimsoll.cli.manifests import load_documents
+from plimsoll.cli.output_files import print_text
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import objects
-from plimsoll.resources.platform import EngineSettings, GatewaySettings, Platform
+from plimsoll.resources.platform_config import EngineSettings, GatewaySettings, PlatformConfig
 
-Object = dict[str, Any]
+KubeObject = dict[str, Any]
 
-DEFAULTS = Platform(
+DEFAULT_PLATFORM = PlatformConfig(
     engine=EngineSettings(image="plimsoll/engine"),
     gateway=GatewaySettings(namespace="plimsoll-system", pod_selector={labels.COMPONENT: "gateway"}),
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    platform = DEFAULTS if not arguments.config else _platform(arguments.config)
-    rendered = [obj for document in documents(arguments.filename) for obj in render(document, platform)]
-    say(yaml.safe_dump_all(rendered, sort_keys=False))
+    platform = DEFAULT_PLATFORM if not arguments.config else _load_platform(arguments.config)
+    rendered = [obj for document in load_documents(arguments.filename) for obj in render_manifest(document, platform)]
+    print_text(yaml.safe_dump_all(rendered, sort_keys=False))
     return 0
 
 
-def _platform(path: str) -> Platform:
-    found = documents(path)
+def _load_platform(path: str) -> PlatformConfig:
+    loaded = load_documents(path)
     try:
-        return Platform.model_validate(found[0] if len(found) == 1 else found)
+        return PlatformConfig.model_validate(loaded[0] if len(loaded) == 1 else loaded)
     except ValidationError as error:
-        raise InvalidSpec(tuple(f"{path}: {line}" for line in sentences(error))) from None
+        raise InvalidSpec(tuple(f"{path}: {line}" for line in format_errors(error))) from None
 
 
-def render(manifest: Any, platform: Platform) -> list[Object]:
-    """The objects of one manifest as on a cluster where the service is new. Raises InvalidSpec."""
+def render_manifest(manifest: Any, platform: PlatformConfig) -> list[KubeObject]:
+    """Return the objects of one manifest, as for a new service. Raises InvalidSpec."""
     kind = manifest.get("kind") if isinstance(manifest, dict) else None
     if kind != labels.KIND:
         raise InvalidSpec((f"kind: must be {labels.KIND}, not {kind}",))
     metadata = manifest.get("metadata")
     if not isinstance(metadata, dict):
-        raise InvalidSpec(("metadata: must hold the service's name",))
+        raise InvalidSpec(("metadata: must contain the name of the service",))
     meta = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
     parent = {**manifest, "metadata": {**meta, **metadata}}
     service = parse(parent)
-    made = objects.shared(service, parent, platform)
+    rendered = objects.shared_objects(service, parent, platform)
     for kind, tier in service.spec.tiers.items():
-        kept = objects.revision(service, parent, kind, platform)
-        template = objects.KeptTemplate(kept["metadata"]["name"], kept["data"])
-        made += [kept, *objects.tier(service, parent, kind, template, tier.bounds[0])]
-    return made
+        revision = objects.template_revision(service, parent, kind, platform)
+        template = objects.StoredTemplate(revision["metadata"]["name"], revision["data"])
+        rendered += [revision, *objects.tier_objects(service, parent, kind, template, tier.replica_bounds[0])]
+    return rendered

@@ -1,4 +1,4 @@
-"""`plimsoll status [NAME]`: how services are, in a line each, or one of them in full. Reads their status alone."""
+"""`plimsoll status [NAME]`: a table of services, or the details of one. It reads only InferenceService objects."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from plimsoll.adapters.kube import Kube
+from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.cli import cluster, kubeconfig
-from plimsoll.cli.files import say
-from plimsoll.cli.output import NONE, Screen, age, hanging, listed, table
-from plimsoll.cli.reading import entries, items, part, text, whole
+from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_text, get_value
+from plimsoll.cli.output import MISSING, Screen, format_age, format_table, hanging_indent, join_nonempty
+from plimsoll.cli.output_files import print_text
 
-Object = dict[str, Any]
+KubeObject = dict[str, Any]
 
-# Conditions that are true when things are not as they should be.
-_INVERTED: Final = ("Reconciling", "Stalled", "ScalingLimited")
+# Conditions whose status True indicates a problem.
+_NEGATIVE_CONDITIONS: Final = ("Reconciling", "Stalled", "ScalingLimited")
 _TIERS: Final = ("prefill", "decode", "serve")
-_HEAD: Final = (
+_HEADER: Final = (
     *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E", "ITL"),
     *("ATTAINMENT", "LIMITED-BY", "AGE", "REASON"),
 )
@@ -30,69 +30,73 @@ _HEAD: Final = (
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
-        arguments.refuse("NAME is of one namespace: -A does not go with it")
-    here = None
+        arguments.refuse("NAME and --all-namespaces are mutually exclusive")
+    namespace = None
     if not arguments.all_namespaces:
-        here = arguments.namespace or kubeconfig.namespace(arguments.kubeconfig)
-    say("\n".join([*asyncio.run(_ask(arguments, here)), ""]))
+        namespace = arguments.namespace or kubeconfig.current_namespace(arguments.kubeconfig)
+    print_text("\n".join([*asyncio.run(_fetch(arguments, namespace)), ""]))
     return 0
 
 
-async def _ask(arguments: argparse.Namespace, namespace: str | None) -> list[str]:
-    async with cluster.connected(arguments.kubeconfig) as kube:
-        return await answer(kube, namespace, arguments.name, Screen.of(sys.stdout), time.time())
+async def _fetch(arguments: argparse.Namespace, namespace: str | None) -> list[str]:
+    async with cluster.connect(arguments.kubeconfig) as kube:
+        return await status_lines(kube, namespace, arguments.name, Screen.for_stream(sys.stdout), time.time())
 
 
-async def answer(kube: Kube, namespace: str | None, name: str | None, screen: Screen, now_s: float) -> list[str]:
-    """The lines to print. namespace: None for all. now_s: seconds since the epoch. Raises Unanswered."""
+async def status_lines(
+    kube: KubeClient, namespace: str | None, name: str | None, screen: Screen, now_s: float
+) -> list[str]:
+    """Return the lines to print. namespace: None for all. now_s: seconds since the epoch. Raises ClusterQueryError."""
     if name is not None and namespace is not None:
-        return full(await cluster.service(kube, namespace, name), screen, now_s)
-    found = await cluster.services(kube, namespace)
-    if not found:
+        return service_detail(await cluster.get_service(kube, namespace, name), screen, now_s)
+    services = await cluster.list_services(kube, namespace)
+    if not services:
         return [f"no InferenceServices in {f'namespace {namespace}' if namespace else 'any namespace'}"]
-    return overview(found, screen, now_s, all_namespaces=namespace is None)
+    return services_table(services, screen, now_s, all_namespaces=namespace is None)
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- table of services
 
 
-def overview(services: Sequence[Object], screen: Screen, now_s: float, *, all_namespaces: bool) -> list[str]:
-    """A table with a line for each service; tiers, times of whole answers and gaps that no service has are left out."""
-    rows = [[*_key(one), *_row(one, now_s)] for one in sorted(services, key=_key)]
-    columns = ["NAMESPACE", *_HEAD]
-    used = [
+def services_table(services: Sequence[KubeObject], screen: Screen, now_s: float, *, all_namespaces: bool) -> list[str]:
+    """Return a table with one line per service, without tier, E2E and ITL columns that are empty."""
+    rows = [[*_namespace_and_name(one), *_row(one, now_s)] for one in sorted(services, key=_namespace_and_name)]
+    columns = ["NAMESPACE", *_HEADER]
+    used_columns = [
         place
         for place, title in enumerate(columns)
         if (title != "NAMESPACE" or all_namespaces)
-        and (title.lower() not in (*_TIERS, "e2e", "itl") or any(row[place] != NONE for row in rows))
+        and (title.lower() not in (*_TIERS, "e2e", "itl") or any(row[place] != MISSING for row in rows))
     ]
     alarming = {place for place, row in enumerate(rows, 1) if row[2] == "False"}
-    return table([[row[place] for place in used] for row in (columns, *rows)], screen, alarming=alarming)
+    return format_table(
+        [[row[place] for place in used_columns] for row in (columns, *rows)], screen, alarm_rows=alarming
+    )
 
 
-def _key(service: Object) -> tuple[str, str]:
-    return text(service, "metadata", "namespace") or NONE, text(service, "metadata", "name") or NONE
+def _namespace_and_name(service: KubeObject) -> tuple[str, str]:
+    return get_text(service, "metadata", "namespace") or MISSING, get_text(service, "metadata", "name") or MISSING
 
 
-def _row(service: Object, now_s: float) -> Iterable[str]:
+def _row(service: KubeObject, now_s: float) -> Iterable[str]:
     ready = _condition(service, "Ready")
-    yield text(ready, "status") or NONE
+    yield get_text(ready, "status") or MISSING
     for tier in _TIERS:
-        yield text(service, "status", "tiers", tier, "summary") or NONE
+        yield get_text(service, "status", "tiers", tier, "summary") or MISSING
     for figure in ("ttft", "tpot", "e2e", "itl", "attainment"):
-        yield text(service, "status", "slo", figure) or NONE
-    yield text(service, "status", "limitedBy") or NONE
-    yield _age(text(service, "metadata", "creationTimestamp"), now_s)
-    yield text(ready, "reason") or NONE
+        yield get_text(service, "status", "slo", figure) or MISSING
+    yield get_text(service, "status", "limitedBy") or MISSING
+    yield _format_age(get_text(service, "metadata", "creationTimestamp"), now_s)
+    yield get_text(ready, "reason") or MISSING
 
 
-def _condition(service: Object, kind: str) -> Any:
-    return next((one for one in items(service, "status", "conditions") if text(one, "type") == kind), None)
+def _condition(service: KubeObject, kind: str) -> Any:
+    return next((one for one in get_list(service, "status", "conditions") if get_text(one, "type") == kind), None)
 
 
-def _age(made: str | None, now_s: float) -> str:
-    made_s = _epoch_s(made)
-    return NONE if made_s is None else age(now_s - made_s)
+def _format_age(created: str | None, now_s: float) -> str:
+    created_s = _epoch_s(created)
+    return MISSING if created_s is None else format_age(now_s - created_s)
 
 
 def _epoch_s(time: str | None) -> float | None:
@@ -104,117 +108,136 @@ def _epoch_s(time: str | None) -> float | None:
         return None
 
 
-# ---------------------------------------------------------------- one in full
+# ---------------------------------------------------------------- details of one service
 
 
-def full(service: Object, screen: Screen, now_s: float) -> list[str]:
-    """Everything that the status says of one service."""
-    names = ", ".join(name for name in items(service, "status", "modelNames") if isinstance(name, str))
-    words = listed([text(service, "status", "url") or "no URL yet", f"model {names}" if names else ""])
-    lines = hanging(f"{'/'.join(_key(service))}  ", words, screen)
-    for section in (_conditions(service, screen), _tiers(service, screen, now_s), _promise(service, screen)):
+def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[str]:
+    """Return all details of one service's status."""
+    names = ", ".join(name for name in get_list(service, "status", "modelNames") if isinstance(name, str))
+    summary = join_nonempty([get_text(service, "status", "url") or "no URL yet", f"model {names}" if names else ""])
+    lines = hanging_indent(f"{'/'.join(_namespace_and_name(service))}  ", summary, screen)
+    for section in (
+        _conditions_section(service, screen),
+        _tiers_section(service, screen, now_s),
+        _slo_section(service, screen),
+    ):
         lines += ["", *section] if section else []
-    return lines + _decisions(service, screen)
+    return lines + _decisions_section(service, screen)
 
 
-def _conditions(service: Object, screen: Screen) -> list[str]:
-    found = items(service, "status", "conditions")
-    if not found:
-        return ["no conditions yet: no operator has looked at it"]
-    rows = [[text(one, name) or NONE for name in ("type", "status", "reason", "message")] for one in found]
-    bad = {place for place, row in enumerate(rows, 1) if row[1] == ("True" if row[0] in _INVERTED else "False")}
-    return table([["CONDITION", "STATUS", "REASON", "MESSAGE"], *rows], screen, alarming=bad)
+def _conditions_section(service: KubeObject, screen: Screen) -> list[str]:
+    conditions = get_list(service, "status", "conditions")
+    if not conditions:
+        return ["no conditions yet: the operator has not reconciled the service"]
+    rows = [[get_text(one, name) or MISSING for name in ("type", "status", "reason", "message")] for one in conditions]
+    alarm_rows = {
+        place for place, row in enumerate(rows, 1) if row[1] == ("True" if row[0] in _NEGATIVE_CONDITIONS else "False")
+    }
+    return format_table([["CONDITION", "STATUS", "REASON", "MESSAGE"], *rows], screen, alarm_rows=alarm_rows)
 
 
-def _tiers(service: Object, screen: Screen, now_s: float) -> list[str]:
-    tiers = {name: tier for name, tier in entries(service, "status", "tiers").items() if entries(tier)}
+def _tiers_section(service: KubeObject, screen: Screen, now_s: float) -> list[str]:
+    tiers = {name: tier for name, tier in get_mapping(service, "status", "tiers").items() if get_mapping(tier)}
     if not tiers:
         return []
-    return table([_TIER_HEAD, *(_tier(name, tier, now_s) for name, tier in tiers.items())], screen)
+    return format_table([_TIER_HEADER, *(_tier_row(name, tier, now_s) for name, tier in tiers.items())], screen)
 
 
-_TIER_HEAD: Final = [
+_TIER_HEADER: Final = [
     "TIER",
     "READY",
     "STARTING",
     "DESIRED",
     "NEEDED",
-    "UTILISATION",
-    "KNEE",
+    "UTILIZATION",
+    "CAPACITY",
     "START-UP P50",
     "P90",
     "MODEL",
 ]
 
 
-def _tier(name: str, tier: Any, now_s: float) -> list[str]:
-    counts = (whole(tier, field) for field in ("ready", "desired", "needed"))
-    figures = (text(tier, *path) for path in (("utilisation",), ("knee",), ("startup", "p50"), ("startup", "p90")))
-    ready, *wanted = (NONE if count is None else str(count) for count in counts)
+def _tier_row(name: str, tier: Any, now_s: float) -> list[str]:
+    counts = (get_int(tier, field) for field in ("ready", "desired", "needed"))
+    figures = (
+        get_text(tier, *path)
+        for path in (("utilization",), ("capacityPerReplica",), ("startup", "p50"), ("startup", "p90"))
+    )
+    ready, *wanted = (MISSING if count is None else str(count) for count in counts)
     return [
         name,
         ready,
-        _starting(tier, now_s),
+        _starting_summary(tier, now_s),
         *wanted,
-        *(figure or NONE for figure in figures),
-        text(tier, "model", "words") or NONE,
+        *(figure or MISSING for figure in figures),
+        get_text(tier, "model", "summary") or MISSING,
     ]
 
 
-def _starting(tier: Any, now_s: float) -> str:
-    """How many come, and when the first of them: `2, next in 24s`, `1 overdue`."""
-    count, overdue = whole(tier, "starting", "count"), whole(tier, "starting", "overdue") or 0
-    due_s = _epoch_s(text(tier, "starting", "nextReady"))
+def _starting_summary(tier: Any, now_s: float) -> str:
+    """Return the number of starting pods and the next expected time, such as `2, next in 24s` or `1 overdue`."""
+    count, overdue = get_int(tier, "starting", "count"), get_int(tier, "starting", "overdue") or 0
+    due_s = _epoch_s(get_text(tier, "starting", "nextReady"))
     if not count:
-        return NONE
-    told = [f"{count} overdue" if overdue == count else str(count)]
-    told += [f"{overdue} overdue"] if 0 < overdue < count else []
-    told += [f"next in {age(due_s - now_s)}" if due_s > now_s else "next any moment"] if due_s is not None else []
-    return ", ".join(told)
+        return MISSING
+    parts = [f"{count} overdue" if overdue == count else str(count)]
+    parts += [f"{overdue} overdue"] if 0 < overdue < count else []
+    parts += [f"next in {format_age(due_s - now_s)}" if due_s > now_s else "next now"] if due_s is not None else []
+    return ", ".join(parts)
 
 
-def _promise(service: Object, screen: Screen) -> list[str]:
-    slo = entries(service, "spec", "slo")
+def _slo_section(service: KubeObject, screen: Screen) -> list[str]:
+    slo = get_mapping(service, "spec", "slo")
     if not slo:
-        return ["nothing is promised: spec.slo is not set"]
-    percentile = part(slo, "percentile")
-    measured = entries(service, "status", "slo")
-    extra = text(slo, "ttftPerKToken")
-    ttft = f"{text(slo, 'ttft') or NONE}{f' + {extra} per 1k tokens' if extra else ''}"
-    rows = [[f"P{95 if percentile is None else percentile}", "PROMISED", "MEASURED", "KEPT BY"]]
-    for name, target in (("ttft", ttft), ("tpot", text(slo, "tpot")), ("e2e", text(slo, "e2e"))):
+        return ["no SLO: spec.slo is not set"]
+    percentile = get_value(slo, "percentile")
+    measured = get_mapping(service, "status", "slo")
+    extra = get_text(slo, "ttftPerKToken")
+    ttft = f"{get_text(slo, 'ttft') or MISSING}{f' + {extra} per 1k tokens' if extra else ''}"
+    rows = [[f"P{95 if percentile is None else percentile}", "TARGET", "MEASURED", "ATTAINMENT"]]
+    for name, target in (("ttft", ttft), ("tpot", get_text(slo, "tpot")), ("e2e", get_text(slo, "e2e"))):
         if target or name != "e2e":
-            figures = text(measured, name), text(measured, "met", name)
-            rows.append([name.upper(), target or NONE, *(figure or NONE for figure in figures)])
-    if text(slo, "itl"):
-        rows.append(["ITL P99", text(slo, "itl") or NONE, text(measured, "itl") or NONE, NONE])
-    return table(rows, screen) + _attained(slo, measured, screen)
+            figures = get_text(measured, name), get_text(measured, "attainmentByTarget", name)
+            rows.append([name.upper(), target or MISSING, *(figure or MISSING for figure in figures)])
+    if get_text(slo, "itl"):
+        rows.append(["ITL P99", get_text(slo, "itl") or MISSING, get_text(measured, "itl") or MISSING, MISSING])
+    return format_table(rows, screen) + _attainment_lines(slo, measured, screen)
 
 
-def _attained(slo: dict[str, Any], measured: dict[str, Any], screen: Screen) -> list[str]:
-    """All targets together: a bound where one of them is timed by the engines and another at the gateway."""
-    answered, offered = text(measured, "attainment"), text(measured, "attainmentOffered")
-    if answered is None and offered is None:
-        why = text(measured, "notKnown")
-        return [] if why is None else hanging("", f"how many requests kept all of it is not known: {why}", screen)
-    window = text(measured, "window")
+def _attainment_lines(slo: dict[str, Any], measured: dict[str, Any], screen: Screen) -> list[str]:
+    """Return the attainment of all targets together.
+
+    It is a lower bound if engines measure one target and gateways another.
+    """
+    of_completed, of_all = get_text(measured, "attainment"), get_text(measured, "attainmentIncludingRejected")
+    if of_completed is None and of_all is None:
+        why = get_text(measured, "unavailableReason")
+        return [] if why is None else hanging_indent("", f"attainment unknown: {why}", screen)
+    window = get_text(measured, "window")
     when = f" over the last {window}" if window else ""
-    bound = "at least " if text(slo, "tpot") and (text(slo, "ttft") or text(slo, "e2e")) else ""
-    kept = f"{bound}{answered or NONE} of the answered and {offered or NONE} of all requests kept all of it{when}"
-    return hanging("", kept, screen)
+    bound = "at least " if get_text(slo, "tpot") and (get_text(slo, "ttft") or get_text(slo, "e2e")) else ""
+    sentence = (
+        f"{bound}{of_completed or MISSING} of the completed and {of_all or MISSING} of all requests met the SLO{when}"
+    )
+    return hanging_indent("", sentence, screen)
 
 
-def _decisions(service: Object, screen: Screen) -> list[str]:
-    last = part(service, "status", "lastDecision")
-    told = [*([last] if entries(last) else []), *items(service, "status", "decisions")]
+def _decisions_section(service: KubeObject, screen: Screen) -> list[str]:
+    last = get_value(service, "status", "lastDecision")
+    decisions = [*([last] if get_mapping(last) else []), *get_list(service, "status", "decisions")]
     rows = [
-        [text(one, "time") or NONE, name, f"{_count(tier, 'from')} -> {_count(tier, 'to')}", text(tier, "why") or NONE]
-        for one in told
-        for name, tier in entries(one, "tiers").items()
+        [
+            get_text(one, "time") or MISSING,
+            name,
+            f"{_format_count(tier, 'from')} -> {_format_count(tier, 'to')}",
+            get_text(tier, "why") or MISSING,
+        ]
+        for one in decisions
+        for name, tier in get_mapping(one, "tiers").items()
     ]
-    return ["", *table([["DECIDED", "TIER", "REPLICAS", "WHY"], *rows], screen)] if rows else []
+    return ["", *format_table([["DECIDED", "TIER", "REPLICAS", "WHY"], *rows], screen)] if rows else []
 
 
-def _count(tier: Any, field: str) -> str:
-    count = whole(tier, field)
-    return NONE if count is None else str(count)
+def _format_count(tier: Any, field: str) -> str:
+    count = get_int(tier, field)
+    return MISSING if count is None else str(count)

@@ -1,11 +1,11 @@
-"""Errors of the operator about single objects: each is contained, counted, and shown by the object's service.
+"""Isolation of unexpected errors: each is contained to one object, counted, and shown in its service's status.
 
-Problem: an error about one object that no reader expects would end the process, and with it the scaling of every
-service. After a restart the object is still there, and the process ends again.
+Problem: an unexpected error about one object would end the process, and with it the scaling of every service. After a
+restart the object still exists, and the process ends again.
 
 Idea: work on one object runs inside `contained`. An error is logged with its traceback, counted by stage, and kept
-until the same work succeeds or the object is gone. Meanwhile it is a condition of the service that the object belongs
-to. `supervise` does the same for parts of the process: a part that fails is started again after a pause.
+until the same work succeeds or the object is deleted. Meanwhile the service that owns the object has the condition
+InternalError. `supervise` does the same for components of the process: it restarts a failed one after a pause.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from enum import StrEnum
 from typing import Any, Final
 
-from plimsoll.api.conditions import Condition, Reason, Type
-from plimsoll.controllers.store import Key
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.controllers.object_cache import Key
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S: Final = 30.0
 
 
 class Stage(StrEnum):
-    """What the operator did when the error occurred."""
+    """The work during which an error occurred."""
 
     WATCH = "watch"
     POD_ENDING = "pod_ending"
@@ -46,12 +46,12 @@ for _stage in Stage:
     metrics.OPERATOR_INTERNAL_ERRORS.labels(_stage.value)
 
 _DOING: Final = {
-    Stage.WATCH: "it was taken from a watch",
+    Stage.WATCH: "its watch event was processed",
     Stage.POD_ENDING: "the end of its container was read",
     Stage.ENGINE_LIST: "its address and readiness were read",
     Stage.ENGINE_METRICS: "its engine's metrics were read",
     Stage.ENGINE_ABOUT: "its launcher's /about was read",
-    Stage.GATEWAY: "its gateway was asked",
+    Stage.GATEWAY: "its /signals was read",
     Stage.SCALING: "its replicas were decided",
     Stage.RECONCILE: "it was reconciled",
     Stage.PART: "it ran",
@@ -69,11 +69,15 @@ def subject_of(obj: dict[str, Any]) -> str:
     return f"{obj.get('kind', 'object')} {meta.get('namespace', '')}/{meta.get('name', '')}"
 
 
+def _log_fields(stage: Stage, service: Key | None, subject: str) -> dict[str, str]:
+    return {"stage": stage.value, "object": subject, **({} if service is None else {"service": "/".join(service)})}
+
+
 class ObjectErrors:
-    """The present errors of each service and of its objects."""
+    """The current errors of each service and of its objects."""
 
     def __init__(self, changed: Callable[[Key], None] = lambda key: None) -> None:
-        """changed: called with a service whose condition changes."""
+        """changed: called with a service whose InternalError condition changes."""
         self._changed = changed
         self._present: dict[Key, dict[tuple[Stage, str], str]] = {}  # by stage and subject: class of the error
 
@@ -88,14 +92,14 @@ class ObjectErrors:
         try:
             yield
         except Exception as error:
-            log.exception("internal error, contained", extra={"stage": stage.value, "object": subject})
+            log.exception("unexpected error about one object", extra=_log_fields(stage, service, subject))
             self.record(stage, service, subject, error)
         else:
             if service is not None:
                 self.clear(stage, service, subject)
 
     def record(self, stage: Stage, service: Key | None, subject: str, error: Exception) -> None:
-        """Count an error, and remember it for its service."""
+        """Count an error, and keep it for its service."""
         metrics.OPERATOR_INTERNAL_ERRORS.labels(stage.value).inc()
         if service is None:
             return
@@ -105,7 +109,7 @@ class ObjectErrors:
             self._changed(service)
 
     def clear(self, stage: Stage, service: Key, subject: str) -> None:
-        """The same work has succeeded, or the object is gone."""
+        """Remove an error after the same work has succeeded or the object was deleted."""
         known = self._present.get(service)
         if known is None or known.pop((stage, subject), None) is None:
             return
@@ -114,33 +118,36 @@ class ObjectErrors:
         self._changed(service)
 
     def retain(self, stage: Stage, subjects: Collection[str]) -> None:
-        """Clear the errors of a stage whose objects are gone. subjects: the objects that exist."""
+        """Clear the errors of a stage about deleted objects. subjects: the objects that exist."""
         for service, known in list(self._present.items()):
             for at, subject in list(known):
                 if at is stage and subject not in subjects:
                     self.clear(stage, service, subject)
 
     def forget(self, service: Key) -> None:
-        """The service is gone."""
+        """Drop the errors of a deleted service."""
         self._present.pop(service, None)
 
     def condition(self, service: Key) -> Condition | None:
-        """The errors of a service and of its objects; None while there is none."""
+        """The InternalError condition of a service; None without an error."""
         known = sorted(self._present.get(service, {}).items())
         if not known:
             return None
         lines = [f"{subject}: {name} while {_DOING[stage]}" for (stage, subject), name in known[:NAMED]]
         if len(known) > NAMED:
             lines.append(f"{len(known) - NAMED} more")
-        return Condition(Type.INTERNAL_ERROR, True, Reason.OPERATOR_ERROR, f"{'; '.join(lines)}. {_ADVICE}")
+        return Condition(
+            ConditionType.INTERNAL_ERROR, True, ConditionReason.OPERATOR_ERROR, f"{'; '.join(lines)}. {_ADVICE}"
+        )
 
 
 async def supervise(
     part: str, work: Callable[[], Awaitable[None]], errors: ObjectErrors, first_pause_s: float = FIRST_PAUSE_S
 ) -> None:
-    """Run a part of the process until it returns; start it again after a pause whenever it fails.
+    """Run a component until it returns, and restart it after a pause whenever it fails.
 
-    A cancellation that nobody asked for, as by a task of the part's own that was cancelled, is a failure too.
+    The pause doubles from `first_pause_s` to LONGEST_PAUSE_S seconds. A CancelledError that does not come from a
+    cancellation of this task, such as one from a task inside the component, counts as a failure.
     """
     clock, pause_s = asyncio.get_running_loop().time, first_pause_s
     while True:
@@ -149,7 +156,7 @@ async def supervise(
             await _uncancelled(work)
             return
         except Exception as error:
-            log.exception("a part of the operator failed and is started again", extra={"part": part})
+            log.exception("component failed; restarting it", extra={"part": part})
             errors.record(Stage.PART, None, part, error)
         if clock() - began_s > LONGEST_PAUSE_S:
             pause_s = first_pause_s

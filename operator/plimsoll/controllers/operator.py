@@ -1,7 +1,7 @@
-"""The operator process: wait for the lease, then watch, reconcile and scale until it is lost or the end comes.
+"""The operator process: wait for the lease, then watch, reconcile and scale until the lease is lost or it is stopped.
 
-A standby serves its probes and is ready, so that a rollout can finish; only the holder of the lease watches and
-writes. Losing the lease ends the process: what it knew may be old, and a fresh one starts from the API server.
+A standby serves its probes and is ready, so that a rollout can finish. Only the leader watches and writes. Losing the
+lease ends the process, because its caches may be outdated; a new process starts from the API server.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from plimsoll.adapters import pods
-from plimsoll.adapters.kube import (
+from plimsoll.adapters import pod_http
+from plimsoll.adapters.kube_client import (
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
     INFERENCESERVICES,
@@ -27,41 +27,41 @@ from plimsoll.adapters.kube import (
     PODS,
     SERVICEACCOUNTS,
     SERVICES,
-    Kube,
+    KubeClient,
     LeaseTimes,
     Resource,
     WatchEvent,
-    lead,
+    lead_while_leased,
 )
 from plimsoll.api import labels
-from plimsoll.controllers import handlers, probes
-from plimsoll.controllers.autoscale import Autoscaler, Sources
-from plimsoll.controllers.endings import Endings
-from plimsoll.controllers.engines import Engines
-from plimsoll.controllers.gateways import Gateways
+from plimsoll.controllers import http_server, kopf_handlers
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.engine_poller import EnginePoller
+from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
-from plimsoll.controllers.observe import rivals
-from plimsoll.controllers.reconcile import Reconciler
-from plimsoll.controllers.report import Report
-from plimsoll.controllers.secondhand import SecondHand
-from plimsoll.controllers.settings import Settings
-from plimsoll.controllers.store import Key, Store, key_of, service_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, owning_service
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.observe import affected_services
+from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
+from plimsoll.core.types import Role
 from plimsoll.telemetry import metrics
 
 if TYPE_CHECKING:
-    from plimsoll.adapters.prometheus import Prometheus
+    from plimsoll.adapters.prometheus_history import PrometheusHistory
 
 log = logging.getLogger(__name__)
 
-LEASE = "plimsoll-operator"
-SETTLED_SECONDS = 30.0  # kopf has made its first list
-GONE_SECONDS = 300.0  # between two looks at whether a service went unseen
-REST_PER_TICK = 3.0  # a tick of a very large fleet takes its time: the watches and the lease must have theirs
-WATCHED = (
+LEASE_NAME = "plimsoll-operator"
+FIRST_RESYNC_SECONDS = 30.0  # by then kopf has made its first list
+RESYNC_INTERVAL_SECONDS = 300.0  # between two checks for missed deletions
+PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to watches and lease
+WATCHED_RESOURCES = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
@@ -73,51 +73,56 @@ WATCHED = (
 
 
 class _Stopped(Exception):
-    """kopf was told to end (it takes over SIGTERM while it runs), so all the rest ends too."""
+    """kopf has stopped on SIGTERM, so the other components stop too."""
 
 
-class Operator:
-    """The parts, wired."""
+class OperatorProcess:
+    """The components of the leader, and their connections."""
 
-    def __init__(self, kube: Kube, settings: Settings, session: aiohttp.ClientSession) -> None:
+    def __init__(self, kube: KubeClient, config: OperatorConfig, session: aiohttp.ClientSession) -> None:
         self._kube = kube
-        self._settings = settings
-        self._namespaces = settings.platform.watch_namespaces
+        self._config = config
+        self._namespaces = config.platform.watch_namespaces
         self._synced: set[tuple[str, str | None]] = set()
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.errors = ObjectErrors(self.queue.add)
-        self.store = Store(self.queue.add)
-        ask = partial(pods.get, session)
-        self.gateways = Gateways(kube, settings.platform.gateway, ask, self._routability_changed, errors=self.errors)
-        self.engines = Engines(self.store, ask, self._engine_heard, errors=self.errors)
-        self.endings = Endings(self.store, self.errors)
+        self.cache = ObjectCache(self.queue.add)
+        ask = partial(pod_http.get_page, session)
+        self.gateway_poller = GatewayPoller(
+            kube, config.platform.gateway, ask, self._on_routability_changed, errors=self.errors
+        )
+        self.engine_poller = EnginePoller(self.cache, ask, self._on_engine_reading, errors=self.errors)
+        self.drain_reports = DrainReports(self.cache, self.errors)
         self.reconciler = Reconciler(
             kube,
-            self.store,
-            settings.platform,
-            lambda: self.gateways.view,
+            self.cache,
+            config.platform,
+            lambda: self.gateway_poller.view,
             self._report,
-            self.endings,
-            settings.identity,
+            self.drain_reports,
+            config.identity,
             self.errors,
             self.queue.add_later,
         )
-        store = _prometheus(settings.prometheus_url)
-        self.second_hand = SecondHand(store, self.engines.unheard, self.engines.take)
-        sources = Sources(
-            self.gateways.readings,
-            self.engines.about,
-            self.engines.start,
-            self.engines.running,
-            self.engines.stir,
-            store,
-            self.second_hand.tiers,
+        history = _load_prometheus(config.prometheus_url)
+        self.prometheus_fallback = PrometheusFallback(
+            history, self.engine_poller.unreachable, self.engine_poller.accept_external
         )
-        tell = self.reconciler.tell
-        self.autoscaler = Autoscaler(self.store, kube, sources, tell, self.queue.add, errors=self.errors)
+        sources = SignalSources(
+            self.gateway_poller.readings,
+            self.engine_poller.engine_info,
+            self.engine_poller.startup_progress,
+            self.engine_poller.running_requests,
+            self.engine_poller.mark_active,
+            history,
+            self.prometheus_fallback.tiers,
+        )
+        self.autoscaler = Autoscaler(
+            self.cache, kube, sources, self.reconciler.record_event, self.queue.add, errors=self.errors
+        )
 
     async def run(self) -> None:
-        """Until SIGTERM or cancellation. A part that fails is started again; the others go on meanwhile."""
+        """Run until SIGTERM or cancellation. A failed component is restarted while the others continue."""
         await self._list_services()
         try:
             async with asyncio.TaskGroup() as group:
@@ -125,72 +130,78 @@ class Operator:
                     group.create_task(supervise(name, work, self.errors))
                 group.create_task(self._watch_until_stopped())
         except* _Stopped:
-            log.info("told to end")
+            log.info("stop requested")
 
     async def _list_services(self) -> None:
-        """Know every service before the first round: kopf does not say when its own list is complete, and who owns
-        a model name depends on all of them."""
+        """List every service before the first reconcile.
+
+        kopf does not signal the end of its own list, and the owner of a model name depends on all services.
+        """
         for namespace in self._namespaces or (None,):
-            with contextlib.suppress(NotFound):  # the definition may come later
+            with contextlib.suppress(NotFound):  # the CRD may be installed later
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
-                self.store.replace(labels.KIND, tuple(items), namespace)
+                self.cache.replace(labels.KIND, tuple(items), namespace)
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """What runs all the time, but for the watch of services, by name."""
+        """Name and work of each component except the watch of services."""
         for namespace in self._namespaces or (None,):
-            for resource, selector in WATCHED:
+            for resource, selector in WATCHED_RESOURCES:
                 yield f"watch of {resource.plural}", partial(self._follow, resource, selector, namespace)
-        yield "list of services", self._forget_gone_for_ever
-        yield "gateways", self.gateways.run
-        yield "engines", self.engines.run
-        yield "metrics store", self.second_hand.run
+        yield "list of services", self._resync_forever
+        yield "gateways", self.gateway_poller.run
+        yield "engines", self.engine_poller.run
+        yield "metrics store", self.prometheus_fallback.run
         yield "work queue", self.queue.run
-        yield "scaling", self._tick_for_ever
+        yield "scaling", self._tick_forever
 
     async def _watch_until_stopped(self) -> None:
-        """kopf takes over SIGTERM, so that its return is the end of the process."""
-        watch = partial(handlers.watch_services, self._contained_change, self._namespaces)
+        """Watch services until kopf returns, which stops the process because kopf handles SIGTERM."""
+        watch = partial(kopf_handlers.watch_services, self._contained_change, self._namespaces)
         await supervise("watch of services", watch, self.errors)
         raise _Stopped
 
     def _contained_change(self, obj: dict[str, Any], gone: bool) -> None:
-        with self.errors.contained(Stage.WATCH, service_of(obj), subject_of(obj)):
-            self._service_changed(obj, gone)
+        with self.errors.contained(Stage.WATCH, owning_service(obj), subject_of(obj)):
+            self._on_service_changed(obj, gone)
 
-    def _service_changed(self, obj: dict[str, Any], gone: bool) -> None:
-        before = self.store.get(labels.KIND, key_of(obj))
-        if gone:
-            self.store.drop(obj)
+    def _on_service_changed(self, obj: dict[str, Any], is_deleted: bool) -> None:
+        before = self.cache.get(labels.KIND, key_of(obj))
+        if is_deleted:
+            self.cache.remove(obj)
         else:
-            self.store.put(obj)
-        for key in rivals(self.store, before, None if gone else obj):
+            self.cache.put(obj)
+        for key in affected_services(self.cache, before, None if is_deleted else obj):
             self.queue.add(key)
 
-    async def _forget_gone_for_ever(self) -> None:
-        pause_s = SETTLED_SECONDS
+    async def _resync_forever(self) -> None:
+        interval_s = FIRST_RESYNC_SECONDS
         while True:
-            await asyncio.sleep(pause_s)
-            await self.forget_gone()
-            pause_s = GONE_SECONDS
+            await asyncio.sleep(interval_s)
+            await self.remove_deleted_services()
+            interval_s = RESYNC_INTERVAL_SECONDS
 
-    async def forget_gone(self) -> None:
-        """Forget services that were deleted before kopf's first list, or between two of its lists: it tells nobody, and
-        whatever was made for such a service anew would be removed, and made, for ever."""
+    async def remove_deleted_services(self) -> None:
+        """Drop services that were deleted before kopf's first list or between two of its lists.
+
+        kopf does not report those. Their children would otherwise be re-created and garbage-collected forever.
+        """
         for namespace in self._namespaces or (None,):
-            known = [one for one in self.store.all(labels.KIND) if namespace in (None, key_of(one)[0])]
+            cached = [one for one in self.cache.all(labels.KIND) if namespace in (None, key_of(one)[0])]
             try:
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
             except ClusterError as error:
-                log.debug("services cannot be listed", extra={"error": str(error)})
+                log.debug("cannot list InferenceServices", extra={"error": str(error)})
                 continue
-            there = {item["metadata"]["uid"] for item in items}
-            for gone in (one for one in known if one["metadata"]["uid"] not in there):
-                self._service_changed(gone, gone=True)
+            listed_uids = {item["metadata"]["uid"] for item in items}
+            for deleted in (one for one in cached if one["metadata"]["uid"] not in listed_uids):
+                self._on_service_changed(deleted, is_deleted=True)
 
     @property
-    def synced(self) -> bool:
-        """True once every watch has told what there is and the gateways have spoken: before, absent is unknown."""
-        return self.gateways.synced and len(self._synced) == len(WATCHED) * max(1, len(self._namespaces))
+    def is_synced(self) -> bool:
+        """True once every watch has listed its objects and the gateways have answered."""
+        return self.gateway_poller.is_synced and len(self._synced) == len(WATCHED_RESOURCES) * max(
+            1, len(self._namespaces)
+        )
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):
@@ -200,89 +211,91 @@ class Operator:
     def _take(self, resource: Resource, namespace: str | None, event: WatchEvent) -> None:
         match event.type:
             case "SYNC":
-                self.store.replace(resource.kind, event.objects, namespace)
+                self.cache.replace(resource.kind, event.objects, namespace)
                 self._synced.add((resource.plural, namespace))
             case "DELETED":
-                self.store.drop(event.object)
+                self.cache.remove(event.object)
             case _:
-                self.store.put(event.object)
+                self.cache.put(event.object)
         if resource is PODS:
-            self.endings.hear(event)
+            self.drain_reports.on_pod_event(event)
 
     async def _reconcile(self, key: Key) -> None:
-        if not self.synced:
+        if not self.is_synced:
             self.queue.add_later(key, 0.2)
             return
         await self.reconciler.reconcile(key)
 
-    async def _tick_for_ever(self) -> None:
-        """After each round of the gateways: at times of its own a tick would decide by words that are a second old."""
+    async def _tick_forever(self) -> None:
+        """Tick after each round of gateway polls, when the readings are newest."""
         while True:
-            took_s = await self.autoscaler.tick(time.time()) if self.synced else 0.0
-            await asyncio.sleep(REST_PER_TICK * took_s)
-            await self.gateways.asked()
+            tick_s = await self.autoscaler.tick(time.time()) if self.is_synced else 0.0
+            await asyncio.sleep(PAUSE_PER_TICK_SECOND * tick_s)
+            await self.gateway_poller.wait_for_round()
 
-    def _engine_heard(self, key: Key, role: Role, reading: EngineReading) -> None:
-        self.autoscaler.hear_engine(key, role, reading)
+    def _on_engine_reading(self, key: Key, role: Role, reading: EngineReading) -> None:
+        self.autoscaler.observe_engine(key, role, reading)
 
-    def _report(self, key: Key) -> Report | None:
+    def _report(self, key: Key) -> ScalingReport | None:
         return self.autoscaler.report(key)
 
-    def _routability_changed(self, key: Key | None) -> None:
+    def _on_routability_changed(self, key: Key | None) -> None:
         if key is not None:
             self.queue.add(key)
             return
-        for raw in self.store.all(labels.KIND):
+        for raw in self.cache.all(labels.KIND):
             self.queue.add(key_of(raw))
 
 
-def _prometheus(url: str) -> Prometheus | None:
-    """Its library takes memory that most installations need not have: it is loaded where it is used."""
+def _load_prometheus(url: str) -> PrometheusHistory | None:
+    """The metrics store, None without a URL. The import is local, because most installations do not need its memory."""
     if not url:
         return None
-    from plimsoll.adapters.prometheus import Prometheus
+    from plimsoll.adapters.prometheus_history import PrometheusHistory
 
-    return Prometheus(url)
+    return PrometheusHistory(url)
 
 
-async def run(settings: Settings) -> None:
-    """The whole process, until SIGTERM or the loss of the lease."""
-    ended = asyncio.Event()
+async def run(config: OperatorConfig) -> None:
+    """Run the process until SIGTERM or the loss of the lease."""
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    answers = probes.Answers()
-    runner = await probes.serve(settings.probe_port, settings.metrics_port, answers)
-    kube = await Kube.connect()
+        loop.add_signal_handler(number, stop_requested.set)
+    endpoints = http_server.HttpEndpoints()
+    runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
+    kube = await KubeClient.connect()
     try:
         async with aiohttp.ClientSession() as session:
-            await _until(ended, lambda: _lead(kube, settings, session, answers))
+            await _run_until(stop_requested, lambda: _lead_and_run(kube, config, session, endpoints))
     finally:
         await kube.close()
         await runner.cleanup()
 
 
-async def _lead(kube: Kube, settings: Settings, session: aiohttp.ClientSession, answers: probes.Answers) -> None:
+async def _lead_and_run(
+    kube: KubeClient, config: OperatorConfig, session: aiohttp.ClientSession, endpoints: http_server.HttpEndpoints
+) -> None:
     async def work() -> None:
-        log.info("leading", extra={"identity": settings.identity})
+        log.info("lease acquired; this replica leads", extra={"identity": config.identity})
         with metrics.OPERATOR_LEADING.track_inprogress():
-            operator = Operator(kube, settings, session)
-            answers.explain = operator.autoscaler.explain
+            operator = OperatorProcess(kube, config, session)
+            endpoints.explain = operator.autoscaler.explain
             await operator.run()
 
-    await lead(kube, settings.namespace, LEASE, settings.identity, work, LeaseTimes())
-    log.warning("no longer leading")
+    await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, LeaseTimes())
+    log.warning("lease lost; this replica no longer leads")
 
 
-async def _until(ended: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` until it returns or the end is asked for."""
-    working = asyncio.ensure_future(work())
-    waiting = asyncio.ensure_future(ended.wait())
-    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not working.done():
-        working.cancel()
+async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` until it returns or a stop is requested."""
+    work_task = asyncio.ensure_future(work())
+    stop_task = asyncio.ensure_future(stop_requested.wait())
+    await asyncio.wait((work_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+    stop_task.cancel()
+    if not work_task.done():
+        work_task.cancel()
     try:
-        await working
+        await work_task
     except asyncio.CancelledError:
-        log.info("ended")
+        log.info("operator stopped")

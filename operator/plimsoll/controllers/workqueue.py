@@ -1,7 +1,7 @@
-"""The level-triggered work queue: events only name a key, the work looks at the world as it is then.
+"""Level-triggered work queue: an event only names a key, and the work reads the current state.
 
-A key is worked on by one worker at a time; being added while in work means one more round afterwards. Failures are
-tried again with growing delays, a key's own, so that one sick object does not slow the others.
+One worker at a time processes a key; a key that is added meanwhile is processed once more. A failed key is retried
+with a growing delay of its own, so that one failing object does not slow the others.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from plimsoll.core.errors import PlimsollError, Unavailable
+from plimsoll.core.errors import BackendUnavailable, PlimsollError
 from plimsoll.telemetry import metrics
 
 K = TypeVar("K", bound=Hashable)
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY_SECONDS = 0.25
-LAST_DELAY_SECONDS = 60.0
+MIN_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 60.0
+
+
+def _key_text(key: Hashable) -> str:
+    """The key as log fields name a service: NAMESPACE/NAME."""
+    return "/".join(key) if isinstance(key, tuple) else str(key)
 
 
 class WorkQueue(Generic[K]):
@@ -31,34 +36,34 @@ class WorkQueue(Generic[K]):
         self._work = work
         self._workers = workers
         self._waiting: deque[K] = deque()
-        self._known: set[K] = set()  # waiting, or to be worked on again
+        self._queued: set[K] = set()  # waiting, or to be processed again
         self._active: set[K] = set()
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._queued)
 
     @property
-    def idle(self) -> bool:
-        """True when nothing waits, works or is due later."""
-        return not (self._known or self._active or self._timers)
+    def is_idle(self) -> bool:
+        """True when no key is waiting, in process or due later."""
+        return not (self._queued or self._active or self._timers)
 
     def add(self, key: K) -> None:
-        """Have the key worked on soon; many calls before that are one."""
+        """Process the key soon. Several calls before that count as one."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
-        if key not in self._known:
-            self._known.add(key)
+        if key not in self._queued:
+            self._queued.add(key)
             if key not in self._active:
                 self._waiting.append(key)
         self._wake.set()
 
     def add_later(self, key: K, seconds: float) -> None:
-        """Have the key worked on after a while, unless it is added before."""
-        if key in self._known or key in self._timers:
+        """Process the key after `seconds`, unless it is added before."""
+        if key in self._queued or key in self._timers:
             return
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._due, key)
 
@@ -67,7 +72,7 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Process keys until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._worker())
@@ -79,27 +84,27 @@ class WorkQueue(Generic[K]):
                 await self._wake.wait()
             key = self._waiting.popleft()
             metrics.OPERATOR_QUEUE.set(len(self._waiting))
-            self._known.discard(key)
+            self._queued.discard(key)
             self._active.add(key)
             try:
-                await self._attempt(key)
+                await self._process(key)
             finally:
                 self._active.discard(key)
-                if key in self._known:
+                if key in self._queued:
                     self._waiting.append(key)
                     self._wake.set()
 
-    async def _attempt(self, key: K) -> None:
+    async def _process(self, key: K) -> None:
         try:
             with metrics.OPERATOR_RECONCILE_SECONDS.time():
                 await self._work(key)
         except PlimsollError as error:
             metrics.OPERATOR_RECONCILES.labels("retry").inc()
-            log.warning("will try again", extra={"key": key, "error": str(error)})
+            log.warning("reconcile failed; retrying", extra={"service": _key_text(key), "error": str(error)})
             self._retry(key, error)
-        except Exception as error:  # the queue's boundary: one bad object stops no other
+        except Exception as error:  # one failing object must not stop the others
             metrics.OPERATOR_RECONCILES.labels("unexpected").inc()
-            log.exception("unexpected failure", extra={"key": key})
+            log.exception("unexpected error in reconcile; retrying", extra={"service": _key_text(key)})
             self._retry(key, error)
         else:
             metrics.OPERATOR_RECONCILES.labels("done").inc()
@@ -107,8 +112,8 @@ class WorkQueue(Generic[K]):
 
     def _retry(self, key: K, error: Exception) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(FIRST_DELAY_SECONDS * 2 ** (failures - 1), LAST_DELAY_SECONDS)
-        if isinstance(error, Unavailable) and error.retry_after_seconds is not None:
+        delay = min(MIN_RETRY_SECONDS * 2 ** (failures - 1), MAX_RETRY_SECONDS)
+        if isinstance(error, BackendUnavailable) and error.retry_after_seconds is not None:
             delay = max(delay, error.retry_after_seconds)
         with contextlib.suppress(RuntimeError):
             self.add_later(key, delay)

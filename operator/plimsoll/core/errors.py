@@ -42,7 +42,7 @@ class Conflict(ClusterError):
     """Somebody else was faster, or the object already exists."""
 
 
-class Rejected(ClusterError):
+class ObjectRejected(ClusterError):
     """The API server finds fault with the object; its own words are the message."""
 
 
@@ -50,7 +50,7 @@ class Forbidden(ClusterError):
     """Our role does not allow this call, or an admission policy forbids the object."""
 
 
-class Unavailable(ClusterError):
+class BackendUnavailable(ClusterError):
     """The API server is away, overloaded or slow."""
 
     def __init__(self, message: str, status: int = 0, retry_after_seconds: float | None = None) -> None:
@@ -58,5 +58,5 @@ class Unavailable(ClusterError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class Fenced(ClusterError):
+class LeaseLost(ClusterError):
     """The lease is not ours any more: a write now could fight the next leader."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
-class Buckets(NamedTuple):
+class BucketCounts(NamedTuple):
     """A histogram since its source's start: ascending upper edges, the last infinite; counts in each; sum of values.
 
     counts are not cumulated and have one entry an edge.
@@ -23,28 +23,28 @@ class Buckets(NamedTuple):
 
     edges: tuple[float, ...]
     counts: tuple[float, ...]
-    total: float
+    value_sum: float
 
 
-class Judged(NamedTuple):
+class SloCounts(NamedTuple):
     """Answers that a gateway has held against what was promised of each, by its class and the length of its prompt.
 
     missed: those too late with their first token or with their last one; ttft, e2e: with the one, and with the other.
     """
 
-    answers: float
+    responses: float
     missed: float
-    ttft: float
-    e2e: float
+    ttft_missed: float
+    e2e_missed: float
 
 
-class Taken(NamedTuple):
+class GatewayConfigState(NamedTuple):
     """What a gateway goes by of a service. version: of the object, as the API server counts. gated: whether requests
     are let in by the model in it. unread: what of it cannot be read, and why; "" where nothing is."""
 
     version: str
-    gated: bool
-    unread: str = ""
+    admission_enabled: bool
+    parse_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class EngineReading:
 
     pod: str
     at_s: float
-    born: str
+    instance_id: str
     running: float | None = None
     waiting: float | None = None
     kv_used: float | None = None
@@ -69,15 +69,15 @@ class EngineReading:
     generated_tokens: float | None = None
     local_prompt_tokens: float | None = None
     cached_prompt_tokens: float | None = None
-    moved_prompt_tokens: float | None = None
+    transferred_prompt_tokens: float | None = None
     preemptions: float | None = None
     post_s: float | None = None
     transfer_s: float | None = None
-    prompt_tokens: Buckets | None = None
-    output_tokens: Buckets | None = None
-    tpot_s: Buckets | None = None
-    ttft_s: Buckets | None = None
-    gaps_s: Buckets | None = None
+    prompt_tokens: BucketCounts | None = None
+    output_tokens: BucketCounts | None = None
+    tpot_s: BucketCounts | None = None
+    ttft_s: BucketCounts | None = None
+    itl_s: BucketCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +98,22 @@ class ServiceReading:
     arrived: float
     arrived_tokens: float | None
     retried: float
-    answered: float
+    succeeded: float
     failed: float
     cancelled: float
-    refused: Mapping[str, float]
-    ttft_s: Buckets | None
-    waiting: float = 0.0
-    held_work_s: float = 0.0
-    ticket_work_s: float = 0.0
-    units: int = 0
-    in_use: int = 0
+    rejected: Mapping[str, float]
+    ttft_s: BucketCounts | None
+    queued: float = 0.0
+    queued_work_s: float = 0.0
+    reserved_work_s: float = 0.0
+    slot_limit: int = 0
+    slots_in_use: int = 0
     outcomes: Mapping[str, float] = field(default_factory=dict)
     inflight: Mapping[str, int] = field(default_factory=dict)
-    e2e_s: Buckets | None = None
-    judged: Judged | None = None
-    paced: Mapping[float, float] | None = None
-    taken: Taken | None = None
+    e2e_s: BucketCounts | None = None
+    slo_counts: SloCounts | None = None
+    by_tpot_target: Mapping[float, float] | None = None
+    config_state: GatewayConfigState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,11 @@ class GatewayReading:
 
     gateway: str
     at_s: float
-    born: str
+    instance_id: str
     services: Mapping[str, ServiceReading]
 
 
-class Ladder(NamedTuple):
+class SelfBenchmark(NamedTuple):
     """What an engine's own warm-up measured, idle but for itself.
 
     prefill: (prompt tokens, seconds to the first token) of single requests. decode: (sequences, context tokens of each,
@@ -138,7 +138,7 @@ class Ladder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class EngineInfo:
     """What an engine is, as its launcher says; None where it does not know.
 
     config: the model's config.json. max_model_len: longest prompt and output together, tokens.
@@ -154,10 +154,10 @@ class About:
     block_tokens: int | None = None
     max_model_len: int | None = None
     config: Mapping[str, object] | None = None
-    ladder: Ladder | None = None
+    self_benchmark: SelfBenchmark | None = None
 
 
-class History(Protocol):
+class MetricsHistory(Protocol):
     """What came to services before this process, from a store of metrics; slow, and absent in most installations."""
 
     def request_rate(self, service: str, start_s: float, end_s: float) -> Sequence[tuple[float, float]]:

@@ -21,9 +21,9 @@ class Deadlines(NamedTuple):
     """Of one request, seconds after its receipt: for its first and its last token; pace_s: for each token after its
     first, in the mean. Infinite where none is promised."""
 
-    first_s: float
-    last_s: float
-    pace_s: float = math.inf
+    ttft_s: float
+    e2e_s: float
+    tpot_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Slo:
 
     def deadlines(self, prompt_tokens: float) -> Deadlines:
         """Of a request with such a prompt, cached tokens included."""
-        first_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
-        last_s, pace_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
-        return Deadlines(first_s, last_s, pace_s)
+        ttft_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
+        e2e_s, tpot_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
+        return Deadlines(ttft_s, e2e_s, tpot_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
         """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""

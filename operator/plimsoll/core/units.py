@@ -63,21 +63,21 @@ def format_duration(seconds: float) -> str:
         raise ValueError(f"a duration is a finite number of seconds, zero or more, not {seconds}")
     nanos = round(Decimal(seconds).scaleb(9))
     if nanos < 10**9:
-        return _below_a_second(nanos)
+        return _format_below_second(nanos)
     hours, rest = divmod(nanos, 3600 * 10**9)
     minutes, rest = divmod(rest, 60 * 10**9)
     parts = [f"{hours}h" if hours else "", f"{minutes}m" if minutes else ""]
     if rest:
-        parts.append(_plain(Decimal(rest).scaleb(-9)) + "s")
+        parts.append(_format_plain(Decimal(rest).scaleb(-9)) + "s")
     return "".join(parts)
 
 
-def _below_a_second(nanos: int) -> str:
+def _format_below_second(nanos: int) -> str:
     if nanos == 0:
         return "0s"
     for unit, digits in (("ms", 6), ("us", 3)):
         if nanos >= 10**digits:
-            return _plain(Decimal(nanos).scaleb(-digits)) + unit
+            return _format_plain(Decimal(nanos).scaleb(-digits)) + unit
     return f"{nanos}ns"
 
 
@@ -103,11 +103,11 @@ def format_quantity(value: Decimal | int, *, binary: bool = False) -> str:
         return "0"
     for suffix, scale in reversed((_BINARY if binary else {}).items()):
         if number % scale == 0:
-            return f"{_plain(number / scale)}{suffix}"
+            return f"{_format_plain(number / scale)}{suffix}"
     for suffix, scale in reversed(_DECIMAL.items()):
         if (binary and scale > 1) or number % scale:
             continue
-        return f"{_plain(number / scale)}{suffix}"
+        return f"{_format_plain(number / scale)}{suffix}"
     raise ValueError(f"{number} is finer than the smallest unit of a quantity (n, one billionth)")
 
 
@@ -119,7 +119,7 @@ def parse_percent(text: str) -> int:
     return int(match[1])
 
 
-def _plain(number: Decimal) -> str:
+def _format_plain(number: Decimal) -> str:
     """A Decimal without exponent and without trailing zeros."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

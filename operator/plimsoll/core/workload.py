@@ -31,7 +31,7 @@ _NORMAL: Final = NormalDist()
 
 # Multiples of these, modulo 1, fill the square and the cube evenly: powers of the inverse of the root of
 # x^(k+1) = x + 1 for k = 2 (Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
-_EVEN_STEPS: Final = (0.7548776662466927, 0.5698402909980532)
+_QUASIRANDOM_STEPS: Final = (0.7548776662466927, 0.5698402909980532)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class Workload:
     weights: FloatArray
 
     def __post_init__(self) -> None:
-        rows = _checked("weights", self.weights, None)
+        rows = _validate_rows("weights", self.weights, None)
         for name in ("uncached_tokens", "cached_tokens", "output_tokens"):
-            _checked(name, getattr(self, name), rows.size)
+            _validate_rows(name, getattr(self, name), rows.size)
         if not math.isclose(float(rows.sum()), 1.0, abs_tol=1e-9) or not np.all(rows > 0):
             raise ValueError("weights must be above 0 and sum to 1")
 
@@ -62,11 +62,11 @@ class Workload:
 
     def mean(self, values: FloatArray) -> float:
         """Weighted mean of a per-request quantity. values: one number a row."""
-        return float(self.weights @ _checked("values", values, self.weights.size))
+        return float(self.weights @ _validate_rows("values", values, self.weights.size))
 
     def moment(self, values: FloatArray, order: int) -> float:
         """Weighted mean of values ** order. values: one number a row."""
-        return self.mean(_checked("values", values, self.weights.size) ** order)
+        return self.mean(_validate_rows("values", values, self.weights.size) ** order)
 
     def scv(self, values: FloatArray) -> float | None:
         """Squared coefficient of variation, variance over squared mean; None where the mean is 0.
@@ -88,27 +88,27 @@ class Workload:
         if mean <= 0:
             return 1.0
         order = np.argsort(values, kind="stable")
-        still = np.cumsum(self.weights[order][::-1])[::-1]  # share of the values that are no less
-        return float(np.diff(values[order], prepend=0.0) @ still**2) / mean
+        survival = np.cumsum(self.weights[order][::-1])[::-1]  # share of the values that are no less
+        return float(np.diff(values[order], prepend=0.0) @ survival**2) / mean
 
     def quantile(self, values: FloatArray, share: float | FloatArray) -> FloatArray:
         """The smallest value that at least `share` of the requests do not exceed.
 
         values: one number a row. share: 0 to 1, a number or an array. Returns an array of share's shape.
         """
-        wanted = np.asarray(share, dtype=np.float64)
-        if not np.all((wanted >= 0) & (wanted <= 1)):
+        shares = np.asarray(share, dtype=np.float64)
+        if not np.all((shares >= 0) & (shares <= 1)):
             raise ValueError("share must lie between 0 and 1")
-        values = _checked("values", values, self.weights.size)
+        values = _validate_rows("values", values, self.weights.size)
         order = np.argsort(values, kind="stable")
-        reached = np.cumsum(self.weights[order])
+        cumulative = np.cumsum(self.weights[order])
         # Rounding in the sum must not push a share that is met exactly to the next row, nor 1.0 past the last.
-        index = np.searchsorted(reached, wanted - 1e-12, side="left")
+        index = np.searchsorted(cumulative, shares - 1e-12, side="left")
         return np.asarray(values[order][np.minimum(index, values.size - 1)], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class LengthHistogram:
     """Counts of lengths in buckets, as Prometheus gives them once differences of `le` buckets are taken.
 
     edges: ascending upper edges in tokens, the last may be infinite. counts: requests in each bucket (not cumulated;
@@ -123,7 +123,7 @@ class Histogram:
     maximum_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        counts = _checked("counts", self.counts, None)
+        counts = _validate_rows("counts", self.counts, None)
         edges = np.asarray(self.edges, dtype=np.float64)
         if edges.shape != counts.shape:
             raise ValueError(f"edges must have one entry a bucket, {counts.size}, not shape {edges.shape}")
@@ -149,15 +149,15 @@ class Histogram:
         values = np.asarray(shares, dtype=np.float64)
         if not np.all((values > 0) & (values < 1)):
             raise ValueError("shares must lie between 0 and 1, the ends excluded")
-        lows, spans, within = self._placed(values)
-        return np.asarray(lows + spans * within**self._bend)
+        lows, spans, within = self._locate(values)
+        return np.asarray(lows + spans * within**self._mean_correction)
 
     @cached_property
-    def _bend(self) -> float:
+    def _mean_correction(self) -> float:
         """The exponent k, by bisection of its logarithm: lengths fall as it grows."""
         if self.mean_tokens is None:
             return 1.0
-        lows, spans, within = self._placed((np.arange(HISTOGRAM_ROWS) + 0.5) / HISTOGRAM_ROWS)
+        lows, spans, within = self._locate((np.arange(HISTOGRAM_ROWS) + 0.5) / HISTOGRAM_ROWS)
         low, high = -math.log(16), math.log(16)
         for _ in range(30):
             middle = (low + high) / 2
@@ -167,30 +167,30 @@ class Histogram:
                 high = middle
         return math.exp((low + high) / 2)
 
-    def _placed(self, shares: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _locate(self, shares: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The lower edge and the width of each share's bucket, and its place inside, 0 to 1."""
         ceiling = math.inf if self.maximum_tokens is None else self.maximum_tokens
-        used = np.flatnonzero(np.asarray(self.counts) > 0)
+        nonempty = np.flatnonzero(np.asarray(self.counts) > 0)
         highs = np.minimum(np.asarray(self.edges, dtype=np.float64), ceiling)
-        lows, highs = np.concatenate(([0.0], highs[:-1]))[used], highs[used]
-        weights = np.asarray(self.counts, dtype=np.float64)[used]
-        reached = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
-        bucket = np.minimum(np.searchsorted(reached[1:], shares, side="left"), used.size - 1)
+        lows, highs = np.concatenate(([0.0], highs[:-1]))[nonempty], highs[nonempty]
+        weights = np.asarray(self.counts, dtype=np.float64)[nonempty]
+        cumulative = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
+        bucket = np.minimum(np.searchsorted(cumulative[1:], shares, side="left"), nonempty.size - 1)
         # Buckets above the maximum have no width; 1 in its place keeps 0 / 0 away.
         spans = np.maximum(highs - lows, 0.0)
         safe = np.where(spans > 0, spans, 1.0)[bucket]
-        if used.size < 3:  # no bucket has a neighbour on either side: no slope to be had
-            within = (shares - reached[bucket]) / (reached[bucket + 1] - reached[bucket])
+        if nonempty.size < 3:  # no bucket has a neighbour on either side: no slope to be had
+            within = (shares - cumulative[bucket]) / (cumulative[bucket + 1] - cumulative[bucket])
         else:
-            within = (_lognormal_pieces(shares, bucket, lows, highs, reached) - lows[bucket]) / safe
+            within = (_lognormal_pieces(shares, bucket, lows, highs, cumulative) - lows[bucket]) / safe
         return lows[bucket], spans[bucket], np.clip(within, 0.0, 1.0)
 
 
 def _lognormal_pieces(
-    shares: FloatArray, bucket: npt.NDArray[np.intp], lows: FloatArray, highs: FloatArray, reached: FloatArray
+    shares: FloatArray, bucket: npt.NDArray[np.intp], lows: FloatArray, highs: FloatArray, cumulative: FloatArray
 ) -> FloatArray:
     """Lengths at the shares, log-length linear in the normal quantile inside each bucket; at least three buckets."""
-    edges = np.array([_probit(share) for share in reached[1:-1]])
+    edges = np.array([_probit(share) for share in cumulative[1:-1]])
     slopes = np.empty(lows.size)
     slopes[1:-1] = np.log(np.maximum(highs[1:-1], lows[1:-1]) / lows[1:-1]) / np.maximum(np.diff(edges), 1e-12)
     slopes[0], slopes[-1] = slopes[1], slopes[-2]
@@ -200,10 +200,10 @@ def _lognormal_pieces(
         ends[0] = _NORMAL.cdf(edges[0] - math.log(highs[0] / lows[0]) / slopes[0])
     if slopes[-1] > 0:
         ends[1] = _NORMAL.cdf(edges[-1] + math.log(max(highs[-1] / lows[-1], 1.0)) / slopes[-1])
-    kept = np.interp(shares, reached, np.concatenate((ends[:1], reached[1:-1], ends[1:])))
+    adjusted = np.interp(shares, cumulative, np.concatenate((ends[:1], cumulative[1:-1], ends[1:])))
     # The first bucket hangs from its upper edge, all others stand on their lower one.
     anchors, quantiles = np.concatenate((highs[:1], lows[1:])), np.concatenate((edges[:1], edges))
-    normal = np.array([_probit(share) for share in kept])
+    normal = np.array([_probit(share) for share in adjusted])
     return np.asarray(anchors[bucket] * np.exp(np.clip(slopes[bucket] * (normal - quantiles[bucket]), -50.0, 50.0)))
 
 
@@ -225,19 +225,22 @@ def from_samples(
     finished: False where output_tokens is what an unfinished request has so far; such a row counts as censored (see
     `censored_weights`). Raises ValueError that names the argument; no samples at all is an error, not a zero.
     """
-    uncached = _checked("uncached_tokens", uncached_tokens, None)
-    cached = _checked("cached_tokens", cached_tokens, uncached.size)
-    output = _checked("output_tokens", output_tokens, uncached.size)
-    mass = np.ones(uncached.size) if weights is None else _checked("weights", weights, uncached.size)
+    uncached = _validate_rows("uncached_tokens", uncached_tokens, None)
+    cached = _validate_rows("cached_tokens", cached_tokens, uncached.size)
+    output = _validate_rows("output_tokens", output_tokens, uncached.size)
+    mass = np.ones(uncached.size) if weights is None else _validate_rows("weights", weights, uncached.size)
     if mass.sum() <= 0:
         raise ValueError("weights are all zero: nothing is known of the requests")
     if finished is not None:
         mass = censored_weights(output, finished, mass)
-    return _shrunk(np.stack((uncached, cached, output)), mass)
+    return _compress(np.stack((uncached, cached, output)), mass)
 
 
 def from_histograms(
-    uncached: Histogram, output: Histogram, cached: Histogram | None = None, rows: int = HISTOGRAM_ROWS
+    uncached: LengthHistogram,
+    output: LengthHistogram,
+    cached: LengthHistogram | None = None,
+    rows: int = HISTOGRAM_ROWS,
 ) -> Workload:
     """A workload with the given marginal distributions, taken as independent (histograms say nothing of the joint).
 
@@ -249,12 +252,14 @@ def from_histograms(
         raise ValueError(f"rows must lie between 1 and {MAX_ROWS}, not {rows}")
     index = np.arange(rows)
     # Ranks instead of the sequence itself: each stratum of each marginal is used exactly once.
-    strata = [index, *(np.argsort(np.argsort((index + 0.5) * step % 1.0)) for step in _EVEN_STEPS)]
+    strata = [index, *(np.argsort(np.argsort((index + 0.5) * step % 1.0)) for step in _QUASIRANDOM_STEPS)]
     shares = [(order + 0.5) / rows for order in strata]
-    saved = np.zeros(rows) if cached is None else cached.lengths(shares[2])
+    cached_lengths = np.zeros(rows) if cached is None else cached.lengths(shares[2])
     # A request makes at least one token, and prefill computes at least one, whatever the first bucket starts at.
-    table = np.stack((np.maximum(uncached.lengths(shares[0]), 1.0), saved, np.maximum(output.lengths(shares[1]), 1.0)))
-    return _shrunk(table, np.full(rows, 1.0 / rows))
+    table = np.stack(
+        (np.maximum(uncached.lengths(shares[0]), 1.0), cached_lengths, np.maximum(output.lengths(shares[1]), 1.0))
+    )
+    return _compress(table, np.full(rows, 1.0 / rows))
 
 
 def merge(parts: Iterable[tuple[Workload, float]]) -> Workload | None:
@@ -263,16 +268,16 @@ def merge(parts: Iterable[tuple[Workload, float]]) -> Workload | None:
     Weights of 0 drop a part; None where nothing is left. The order of the parts does not matter (beyond rounding), and
     means are kept exactly; merging in stages gives the same up to how rows were joined. Raises ValueError.
     """
-    kept = []
+    weighted = []
     for workload, weight in parts:
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"the weight of a part must be finite and 0 or more, not {weight}")
         if weight > 0:
-            kept.append((workload, weight))
-    if not kept:
+            weighted.append((workload, weight))
+    if not weighted:
         return None
-    columns = [np.stack((w.uncached_tokens, w.cached_tokens, w.output_tokens)) for w, _ in kept]
-    return _shrunk(np.concatenate(columns, axis=1), np.concatenate([w.weights * weight for w, weight in kept]))
+    columns = [np.stack((w.uncached_tokens, w.cached_tokens, w.output_tokens)) for w, _ in weighted]
+    return _compress(np.concatenate(columns, axis=1), np.concatenate([w.weights * weight for w, weight in weighted]))
 
 
 def censored_weights(output_tokens: npt.ArrayLike, finished: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
@@ -284,23 +289,25 @@ def censored_weights(output_tokens: npt.ArrayLike, finished: npt.ArrayLike, weig
     tail, since no data say more. Arrays of one length; returns non-negative weights of the same sum, in the same order.
     Raises ValueError.
     """
-    output = _checked("output_tokens", output_tokens, None)
-    mass = _checked("weights", weights, output.size)
-    done = np.asarray(finished)
-    if done.dtype != np.bool_ or done.shape != output.shape:
+    output = _validate_rows("output_tokens", output_tokens, None)
+    mass = _validate_rows("weights", weights, output.size)
+    is_finished = np.asarray(finished)
+    if is_finished.dtype != np.bool_ or is_finished.shape != output.shape:
         raise ValueError("finished must be one boolean a row")
     if mass.sum() <= 0:
         raise ValueError("weights are all zero: nothing is known of the requests")
     # At one length finished rows come first: the unfinished one outlives them.
-    order = np.lexsort((~done, output))
-    ordered, ended = mass[order], done[order]
+    order = np.lexsort((~is_finished, output))
+    ordered, is_finished_sorted = mass[order], is_finished[order]
     at_risk = np.cumsum(ordered[::-1])[::-1]
     after = np.concatenate((at_risk[1:], [0.0]))
     # The factor by which each unfinished row's weight enlarges all that follow it.
-    grown = np.where(ended | (after <= 0) | (ordered <= 0), 1.0, at_risk / np.where(after > 0, after, 1.0))
-    scale = np.concatenate(([1.0], np.cumprod(grown)[:-1]))
-    shares = np.where(ended, ordered * scale, 0.0)
-    last = np.flatnonzero(ended & (ordered > 0))
+    growth_factors = np.where(
+        is_finished_sorted | (after <= 0) | (ordered <= 0), 1.0, at_risk / np.where(after > 0, after, 1.0)
+    )
+    scale = np.concatenate(([1.0], np.cumprod(growth_factors)[:-1]))
+    shares = np.where(is_finished_sorted, ordered * scale, 0.0)
+    last = np.flatnonzero(is_finished_sorted & (ordered > 0))
     tail = int(last[-1]) + 1 if last.size else 0
     if tail < ordered.size:  # nothing finished is longer: each keeps the weight that has reached the first of them
         shares[tail:] = ordered[tail:] * scale[tail]
@@ -309,7 +316,7 @@ def censored_weights(output_tokens: npt.ArrayLike, finished: npt.ArrayLike, weig
     return result
 
 
-def _checked(name: str, values: npt.ArrayLike, size: int | None) -> FloatArray:
+def _validate_rows(name: str, values: npt.ArrayLike, size: int | None) -> FloatArray:
     """The values as a one-dimensional float array of `size` (any but 0 if None), finite and 0 or more."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0 or (size is not None and array.size != size):
@@ -319,27 +326,27 @@ def _checked(name: str, values: npt.ArrayLike, size: int | None) -> FloatArray:
     return array
 
 
-def _shrunk(table: FloatArray, weights: FloatArray) -> Workload:
+def _compress(table: FloatArray, weights: FloatArray) -> Workload:
     """Rows (3, n) with weights of any scale, in canonical order, as a workload of at most MAX_ROWS rows."""
     table, weights = table[:, weights > 0], weights[weights > 0]
     order = np.lexsort((weights, *table[::-1]))
     table, weights = table[:, order], weights[order]
     weights = weights / weights.sum()  # summed in canonical order: the same rows give the same bits
-    new = np.concatenate(([True], np.any(np.diff(table, axis=1) != 0, axis=0)))
-    cells = np.cumsum(new) - 1
+    is_new_row = np.concatenate(([True], np.any(np.diff(table, axis=1) != 0, axis=0)))
+    cells = np.cumsum(is_new_row) - 1
     if cells[-1] + 1 > MAX_ROWS:
-        cells = _cells(table, weights)
+        cells = _partition(table, weights)
     mass = np.bincount(cells, weights)
     # Relative to each cell's first row, so that equal values stay what they are: whole tokens must stay whole.
     first = table[:, np.unique(cells, return_index=True)[1]]
     means = [
-        one + np.bincount(cells, weights * (column - one[cells])) / mass
-        for one, column in zip(first, table, strict=True)
+        first_value + np.bincount(cells, weights * (column - first_value[cells])) / mass
+        for first_value, column in zip(first, table, strict=True)
     ]
     return Workload(means[0], means[1], means[2], mass / mass.sum())
 
 
-def _cells(table: FloatArray, weights: FloatArray) -> npt.NDArray[np.intp]:
+def _partition(table: FloatArray, weights: FloatArray) -> npt.NDArray[np.intp]:
     """Splits the rows (3, n) into at most MAX_ROWS cells of near ones: the number of each row's cell.
 
     Starts with one cell. In each round those with more than a fair share of the scatter that is left are cut at their
@@ -351,17 +358,17 @@ def _cells(table: FloatArray, weights: FloatArray) -> npt.NDArray[np.intp]:
     count = 1
     while count < MAX_ROWS:
         mass = np.bincount(cells, weights, count)
-        centre = np.stack([np.bincount(cells, weights * column, count) / mass for column in scaled])
-        off = scaled - centre[:, cells]
-        scatter = np.stack([np.bincount(cells, weights * column, count) for column in off**2])
+        centers = np.stack([np.bincount(cells, weights * column, count) / mass for column in scaled])
+        deviations = scaled - centers[:, cells]
+        scatter = np.stack([np.bincount(cells, weights * column, count) for column in deviations**2])
         total = scatter.sum(axis=0)
         candidates = np.flatnonzero((total > total.sum() / MAX_ROWS) & (total > 1e-18 * mass))
         if candidates.size == 0:
             break
         chosen = candidates[np.argsort(-total[candidates], kind="stable")][: MAX_ROWS - count]
-        fresh = np.full(count, -1, dtype=np.intp)
-        fresh[chosen] = count + np.arange(chosen.size)
-        above = off[np.argmax(scatter, axis=0)[cells], np.arange(cells.size)] > 0
-        cells = np.where(above & (fresh[cells] >= 0), fresh[cells], cells)
+        new_cells = np.full(count, -1, dtype=np.intp)
+        new_cells[chosen] = count + np.arange(chosen.size)
+        above = deviations[np.argmax(scatter, axis=0)[cells], np.arange(cells.size)] > 0
+        cells = np.where(above & (new_cells[cells] >= 0), new_cells[cells], cells)
         count += chosen.size
     return cells

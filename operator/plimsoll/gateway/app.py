@@ -1,8 +1,8 @@
-"""One gateway's picker, assembled: objects in by the watches, files out to Envoy, doors open, until it is told to end.
+"""The picker process of one gateway: watches API objects, writes Envoy's files, and serves until SIGTERM.
 
-Order matters at the start. The unix socket opens only after the first sync: until then Envoy fails open on the
-clusters it has, which is right, while a picker that knows nothing yet would call every model unknown; and no file is
-written before it, which would take every model away from Envoy.
+The order at start-up matters. The unix socket opens only after the first sync. Until then Envoy fails open to the
+clusters that it has, while a picker without a catalog would reject every model as unknown. No file is written before
+the first sync, because an empty one would remove every model from Envoy.
 """
 
 from __future__ import annotations
@@ -14,133 +14,145 @@ import os
 import time
 from random import Random
 
-from plimsoll.adapters.kube import INFERENCESERVICES, PODS
-from plimsoll.gateway.accesslog import AccessLog, Outcome, Record
-from plimsoll.gateway.admin import Admin, EnvoyAway
-from plimsoll.gateway.doors import EnvoyDoor, PublicDoor
-from plimsoll.gateway.endpoints import fleet
-from plimsoll.gateway.envoy_view import EnvoyView
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS
+from plimsoll.gateway.admission_policy import PolicyCache
+from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
+from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
+from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
+from plimsoll.gateway.envoy.xds import publish
+from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.policy import Policies
-from plimsoll.gateway.server import Door
-from plimsoll.gateway.settings import Settings
-from plimsoll.gateway.visit import Names
-from plimsoll.gateway.watch import Objects, Source, follow
-from plimsoll.gateway.worker import Worker
-from plimsoll.gateway.xds import publish
+from plimsoll.gateway.request_context import HeaderNames
+from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
+from plimsoll.gateway.server import HttpProtocol
+from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.02  # a burst of watch events is one change
-PUBLIC_IDLE_SECONDS = 60.0
+DEBOUNCE_SECONDS = 0.02  # merges a burst of watch events into one change
+ADMIN_IDLE_SECONDS = 60.0
 TICK_SECONDS = 1.0
-BACKLOG = 4096  # each request that is held keeps a connection of Envoy, so bursts need new ones
+SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
 
 
-class Gateway:
-    """The picker process. `run` returns after a drain, and raises if one of its parts ends by itself."""
+class GatewayProcess:
+    """The picker process. `run` returns after a drain and raises if one of its tasks fails."""
 
-    def __init__(self, settings: Settings, source: Source) -> None:
+    def __init__(self, settings: PickerSettings, source: WatchSource) -> None:
         self._settings = settings
         self._source = source
-        self._objects = Objects(settings.namespaces)
-        self._admin = Admin(settings.admin_socket)
-        names = Names(settings.class_header.encode(), settings.tenant_header.encode())
+        self._watch_cache = WatchCache(settings.namespaces)
+        self._admin = EnvoyAdminClient(settings.admin_socket)
+        names = HeaderNames(settings.class_header.encode(), settings.tenant_header.encode())
         self._picker = Picker(Random(), settings.pod, names)
-        self._policies = Policies()
-        self._worker = Worker()
-        self._door = EnvoyDoor(self._picker, self._worker)
-        self._view = EnvoyView(self._admin, self._picker, settings.poll_seconds, lambda: self._door.asked)
-        self._log = AccessLog(settings.fifo, self._record)
+        self._policies = PolicyCache()
+        self._worker = ParseWorker()
+        self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker)
+        self._state_poller = EnvoyStatePoller(
+            self._admin, self._picker, settings.poll_seconds, lambda: self._envoy_endpoint.health_checked
+        )
+        self._access_log = AccessLogReader(settings.fifo, self._on_record)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin the drain; safe to call from a signal handler of the loop."""
+        """Start the drain. Safe to call from a signal handler of the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        self._log.open()
-        public = PublicDoor(self._picker, settings.pod, lambda: self._objects.synced, self.missing)
+        self._access_log.open()
+        admin_endpoint = AdminEndpoint(
+            self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
+        )
         servers = [
             await loop.create_server(
-                lambda: Door(public, 0, PUBLIC_IDLE_SECONDS), settings.address, settings.picker_port
+                lambda: HttpProtocol(admin_endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
             )
         ]
-        parts = [
-            asyncio.create_task(follow(self._source, self._objects, self._changed.set)),
+        tasks = [
+            asyncio.create_task(run_watches(self._source, self._watch_cache, self._changed.set)),
             asyncio.create_task(self._publish_changes(servers)),
-            asyncio.create_task(self._view.run(self._tick)),
+            asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
         ]
-        ending = asyncio.create_task(self._drain())
+        drain_task = asyncio.create_task(self._drain())
         try:
-            done, _ = await asyncio.wait((*parts, ending), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((*tasks, drain_task), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (*parts, ending):
+            for task in (*tasks, drain_task):
                 task.cancel()
-            await asyncio.gather(*parts, ending, return_exceptions=True)
+            await asyncio.gather(*tasks, drain_task, return_exceptions=True)
             for server in servers:
                 server.close()
-            self._log.close()
+            self._access_log.close()
             self._worker.close()
 
-    def missing(self) -> str:
-        """What keeps this gateway from taking requests; "" if nothing does."""
+    def not_ready_reason(self) -> str:
+        """Returns why this gateway is not ready for requests, or "" if it is."""
         if self._stop.is_set():
             return "draining"
-        if not self._objects.synced:
-            return "the API server's objects are not all here yet"
-        if not self._view.current:
-            return "Envoy is not up, lacks clusters, or does not ask this picker yet"
+        if not self._watch_cache.synced:
+            return "the first list of InferenceServices and pods from the API server is not complete"
+        if not self._state_poller.in_sync:
+            return "Envoy is not running, lacks clusters, or does not reach this picker yet"
         return ""
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
-        """After each change the fleet is computed anew and written; after the first one Envoy may ask."""
+        """Rebuild and publish the catalog after each change. Opens the socket for Envoy after the first one."""
         while True:
             await self._changed.wait()
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(DEBOUNCE_SECONDS)
             self._changed.clear()
-            if not self._objects.synced:
+            if not self._watch_cache.synced:
                 continue
-            now = fleet(self._objects.of(INFERENCESERVICES), self._objects.of(PODS), self._policies)
-            metrics.GATEWAY_FILES_WRITTEN.inc(publish(now, self._settings.xds, self._settings.pod))
-            self._view.want(now)
+            catalog = build_catalog(
+                self._watch_cache.list_objects(INFERENCESERVICES), self._watch_cache.list_objects(PODS), self._policies
+            )
+            metrics.GATEWAY_FILES_WRITTEN.inc(publish(catalog, self._settings.xds, self._settings.pod))
+            self._state_poller.set_published(catalog)
             if len(servers) == 1:
-                servers.append(await self._open_to_envoy())
+                servers.append(await self._open_envoy_socket())
 
-    async def _open_to_envoy(self) -> asyncio.Server:
-        """An Envoy that outlived the picker before may ask at once, so its endpoints are known first.
+    async def _open_envoy_socket(self) -> asyncio.Server:
+        """Open the unix socket for Envoy.
 
-        It may also still be draining, since that picker told it to.
+        An Envoy that outlived the previous picker sends checks at once, so the first poll of its endpoints comes first.
+        It may still fail its health check because the previous picker drained it.
         """
-        await self._view.looked.wait()
-        with contextlib.suppress(EnvoyAway):
+        await self._state_poller.first_poll_done.wait()
+        with contextlib.suppress(EnvoyUnavailable):
             await self._admin.pass_health()
         path = self._settings.picker_socket
         path.unlink(missing_ok=True)
-        most = self._settings.max_body_bytes + 1024
+        max_body = self._settings.max_body_bytes + 1024
         server = await asyncio.get_running_loop().create_unix_server(
-            lambda: Door(self._door, most, None), str(path), backlog=BACKLOG
+            lambda: HttpProtocol(self._envoy_endpoint, max_body, None), str(path), backlog=SOCKET_BACKLOG
         )
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 
-    def _record(self, record: Record) -> None:
-        picked = self._picker.ended(record, time.monotonic())
-        if picked and record.outcome is Outcome.FAILED:
+    def _on_record(self, record: AccessRecord) -> None:
+        was_picked = self._picker.on_access_record(record, time.monotonic())
+        if was_picked and record.outcome is RequestOutcome.FAILED:
             log.warning(
-                "request %s failed at %s: %s %s %s", record.id, record.host, record.code, record.flags, record.details
+                "request %s failed at %s: %s %s %s",
+                record.client_request_id,
+                record.upstream,
+                record.status,
+                record.flags,
+                record.details,
             )
 
-    def _tick(self) -> None:
-        bad, self._log.bad = self._log.bad, 0
-        metrics.GATEWAY_BAD_RECORDS.inc(bad)
+    def _on_poll(self) -> None:
+        invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
+        metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
 
     async def _tick_admission(self) -> None:
         while True:
@@ -148,21 +160,21 @@ class Gateway:
             self._picker.tick()
 
     async def _drain(self) -> None:
-        """Wait for the signal, then until nobody is being served any more or the grace ends.
+        """Wait for the stop signal, then until no request is active or `drain_seconds` have passed.
 
-        Envoy goes on taking requests, since the pod's address lives on in other machines for seconds; but each answer
+        Envoy still accepts requests, because other nodes use the pod's address for some seconds. But each response
         closes its connection.
         """
         await self._stop.wait()
-        began = time.monotonic()
+        started_s = time.monotonic()
         log.info("draining")
         try:
             await self._admin.fail_health()
-            while time.monotonic() - began < self._settings.drain_seconds:
+            while time.monotonic() - started_s < self._settings.drain_seconds:
                 await asyncio.sleep(min(0.2, self._settings.drain_seconds))
-                quiet = time.monotonic() - began >= self._settings.drain_minimum_seconds
-                if quiet and (await self._admin.stats()).active == 0:
+                minimum_elapsed = time.monotonic() - started_s >= self._settings.drain_minimum_seconds
+                if minimum_elapsed and (await self._admin.stats()).active == 0:
                     break
-        except EnvoyAway as away:
-            log.warning("Envoy is gone, so nothing is left to drain: %s", away)
-        log.info("drained after %.1f s", time.monotonic() - began)
+        except EnvoyUnavailable as error:
+            log.warning("stopping the drain: Envoy does not respond: %s", error)
+        log.info("drained after %.1f s", time.monotonic() - started_s)

@@ -1,4 +1,4 @@
-"""The time that the picker lives by, as one object, so that tests can be its hands."""
+"""Injectable clock and timer, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-LATE_S = 0.001  # timers of the loop may be a millisecond early
+TIMER_SLACK_S = 0.001  # event-loop timers may fire 1 ms early
 
 
-class Handle(Protocol):
-    """A call that is still to come."""
+class TimerHandle(Protocol):
+    """A scheduled call."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Seconds. `now` is monotonic, `unix` is what the API server's objects are written in."""
+    """Time in seconds. `now` is monotonic; `unix` is the wall clock that Kubernetes objects use."""
 
     def now(self) -> float: ...
 
     def unix(self) -> float: ...
 
-    def call_at(self, at_s: float, call: Callable[[], None]) -> Handle:
-        """Call once at that monotonic time, at once if it has passed."""
+    def call_at(self, at_s: float, callback: Callable[[], None]) -> TimerHandle:
+        """Call `callback` once at monotonic time `at_s`, or immediately if that has passed."""
         ...
 
 
 class LoopClock:
-    """The machine's clocks and the timers of the running loop."""
+    """The system clocks and the timers of the running event loop."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -37,6 +37,6 @@ class LoopClock:
     def unix(self) -> float:
         return time.time()
 
-    def call_at(self, at_s: float, call: Callable[[], None]) -> Handle:
-        delay_s = max(0.0, at_s - time.monotonic()) + LATE_S
-        return asyncio.get_running_loop().call_later(delay_s, call)
+    def call_at(self, at_s: float, callback: Callable[[], None]) -> TimerHandle:
+        delay_s = max(0.0, at_s - time.monotonic()) + TIMER_SLACK_S
+        return asyncio.get_running_loop().call_later(delay_s, callback)

@@ -1,9 +1,9 @@
-"""What every endpoint is busy with, as the picker counts it.
+"""In-flight requests per endpoint, as the picker counts them.
 
-Each request has a ticket that Envoy gives it when it comes in, that the picker is asked with, and that comes back in
-the access log's record of its end, picked or not: client ids would not do, two requests may carry the same. Envoy's own
-counts correct what tickets cannot know: requests that came before this process or past it, retries on another endpoint,
-lost records.
+Envoy gives each request an ID on arrival. The ID is in the ext_authz check and in the access-log record of the
+request's end. Client request IDs do not work, because two requests may carry the same one. Envoy's active-request
+counts correct what these IDs miss: requests that started before this process or bypassed it, retries on another
+endpoint, and lost records.
 """
 
 from __future__ import annotations
@@ -13,166 +13,172 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
-from plimsoll.core.picking.choose import Pick, Standing
-from plimsoll.core.picking.drift import correction
-from plimsoll.core.picking.endpoint import Endpoint, Load
+from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad
+from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
+from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.slo import Deadlines
 
-DOUBT_SECONDS = 5.0
-OLDEST_SECONDS = 7200.0  # a ticket without a record for so long has lost it
+SUSPECT_SECONDS = 5.0
+MAX_REQUEST_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
 
 
-class Flight(msgspec.Struct, frozen=True):
-    """A request on its way: NAMESPACE/NAME of its service, the addresses that work on it, when it was picked, and what
-    its client is known by when it comes back. deadlines: what was promised of it then, None for nothing."""
+class InFlightRequest(msgspec.Struct, frozen=True):
+    """A request at an engine.
+
+    `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
+    without one.
+    """
 
     service: str
     endpoint: str
     prefill: str | None
-    since: float
-    demand: Hashable = None
+    picked_s: float
+    retry_key: Hashable = None
     deadlines: Deadlines | None = None
 
 
-class InFlight:
-    """Tickets and loads. `loads` is what picks read; all times are of one monotonic clock, in seconds."""
+class InFlightTracker:
+    """In-flight requests and the endpoint `loads` that picks read. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self.loads: dict[str, Load] = {}
-        self._epoch = secrets.token_hex(4)  # tickets of an earlier process are none of ours
-        self._turn = 0
-        self._flights: dict[str, Flight] = {}
-        self._drift: dict[str, int] = {}
-        self._extra: dict[str, int] = {}
-        self._tickets: dict[str, int] = {}
-        self._doubts: dict[str, float] = {}
-        self._active: dict[str, int] = {}  # Envoy's counts at the last look
-        self._looked = float("-inf")
+        self.loads: dict[str, EndpointLoad] = {}
+        self._id_prefix = secrets.token_hex(4)  # distinguishes IDs of an earlier process
+        self._pick_number = 0
+        self._requests: dict[str, InFlightRequest] = {}
+        self._last_drift: dict[str, int] = {}
+        self._external: dict[str, int] = {}
+        self._own_counts: dict[str, int] = {}
+        self._suspect_until: dict[str, float] = {}
+        self._envoy_active: dict[str, int] = {}  # Envoy's counts at the last `reconcile`
+        self._reconciled_s = float("-inf")
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._requests)
 
-    def ticket(self) -> str:
-        """A ticket of our own, for a request that came without one."""
-        self._turn += 1
-        return f"{self._epoch}-{self._turn:x}"
+    def new_request_id(self) -> str:
+        """Returns an ID for a request that has none."""
+        self._pick_number += 1
+        return f"{self._id_prefix}-{self._pick_number:x}"
 
-    def standing(self, endpoints: Sequence[Endpoint]) -> Standing:
-        """These, to pick from by what they are busy with until the next `keep`."""
+    def endpoint_index(self, endpoints: Sequence[Endpoint]) -> EndpointIndex:
+        """Returns an index of these endpoints, valid until the next `keep_only`."""
         for endpoint in endpoints:
-            self._load(endpoint.address)
-        return Standing(endpoints, self.loads)
+            self._load_of(endpoint.address)
+        return EndpointIndex(endpoints, self.loads)
 
     def begin(
         self,
         service: str,
         pick: Pick,
-        ticket: str,
+        request_id: str,
         now: float,
-        demand: Hashable = None,
+        retry_key: Hashable = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """Count a pick under its ticket."""
-        self._turn += 1
+        """Record a pick under its request ID."""
+        self._pick_number += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._flights[ticket] = Flight(service, address, prefill, now, demand, deadlines)
-        self._count(address, 1, self._turn)
+        self._requests[request_id] = InFlightRequest(service, address, prefill, now, retry_key, deadlines)
+        self._add_own(address, 1, self._pick_number)
         if prefill is not None:
-            self._count(prefill, 1, self._turn)
+            self._add_own(prefill, 1, self._pick_number)
 
-    def end(self, ticket: str, host: str, now: float) -> Flight | None:
-        """A request's record has come; None if its ticket is not one of this process.
+    def complete(self, request_id: str, upstream: str, now: float) -> InFlightRequest | None:
+        """Record the end of a request. Returns None if this process did not pick it.
 
-        A request that was answered by another endpoint than the picked one says that this one refused it.
+        If another endpoint served the request, the picked endpoint refused it and becomes suspect.
         """
-        flight = self._flights.pop(ticket, None)
-        if flight is None:
-            if self._extra.get(host, 0) > 0:
-                self._extra[host] -= 1
-                self._show(host)
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            if self._external.get(upstream, 0) > 0:
+                self._external[upstream] -= 1
+                self._update_load(upstream)
             return None
-        self._release(flight)
-        if host and host != flight.endpoint:
-            self.doubt(flight.endpoint, now)
-        return flight
+        self._release(request)
+        if upstream and upstream != request.endpoint:
+            self.mark_suspect(request.endpoint, now)
+        return request
 
-    def doubt(self, address: str, now: float) -> None:
-        """Avoid an endpoint for a while."""
-        self._doubts[address] = now + DOUBT_SECONDS
-        self._load(address).doubtful = True
+    def mark_suspect(self, address: str, now: float) -> None:
+        """Avoid an endpoint for `SUSPECT_SECONDS`."""
+        self._suspect_until[address] = now + SUSPECT_SECONDS
+        self._load_of(address).suspect = True
 
-    def settle(self, now: float) -> bool:
-        """End the doubts whose time is over; True if there were any."""
-        if not self._doubts:
+    def expire_suspects(self, now: float) -> bool:
+        """Clear the suspect state of endpoints whose time is over. Returns whether there were any."""
+        if not self._suspect_until:
             return False
-        over = [address for address, until in self._doubts.items() if until <= now]
-        for address in over:
-            del self._doubts[address]
-            self._load(address).doubtful = False
-        return bool(over)
+        expired = [address for address, until in self._suspect_until.items() if until <= now]
+        for address in expired:
+            del self._suspect_until[address]
+            self._load_of(address).suspect = False
+        return bool(expired)
 
-    def strangers(self, address: str) -> int:
-        """Requests that Envoy has at an endpoint and that have no ticket of ours."""
-        return max(0, self._extra.get(address, 0))
+    def external_inflight(self, address: str) -> int:
+        """Returns the requests that Envoy has at an endpoint and that this picker did not send."""
+        return max(0, self._external.get(address, 0))
 
-    def reconcile(self, active: Mapping[str, int], now: float) -> list[str]:
-        """Correct the counts by Envoy's own, by address; to be called every few seconds with all it has.
+    def reconcile(self, envoy_active: Mapping[str, int], now: float) -> list[str]:
+        """Correct the counts with Envoy's active requests by address. Call this every few seconds with all of them.
 
-        Returns the tickets that were given up.
+        Returns the IDs of the requests that were dropped.
         """
-        lost = self._sweep(active, now)
-        for address, count in active.items():
-            drift = count - self._tickets.get(address, 0)
-            self._extra[address] = correction(self._drift.get(address), drift)
-            self._drift[address] = drift
-            self._show(address)
-        for address in [a for a in self._extra if a not in active]:
-            del self._extra[address]
-            self._drift.pop(address, None)
-            self._show(address)
-        self._active = dict(active)
-        self._looked = now
+        lost = self._drop_lost(envoy_active, now)
+        for address, count in envoy_active.items():
+            drift = count - self._own_counts.get(address, 0)
+            self._external[address] = reconcile_inflight(self._last_drift.get(address), drift)
+            self._last_drift[address] = drift
+            self._update_load(address)
+        for address in [a for a in self._external if a not in envoy_active]:
+            del self._external[address]
+            self._last_drift.pop(address, None)
+            self._update_load(address)
+        self._envoy_active = dict(envoy_active)
+        self._reconciled_s = now
         return lost
 
-    def keep(self, addresses: set[str]) -> None:
-        """Forget the loads of endpoints that are gone and hold nothing."""
+    def keep_only(self, addresses: set[str]) -> None:
+        """Drop the loads of removed endpoints without requests in flight."""
         for address in [a for a, load in self.loads.items() if a not in addresses and not load.inflight]:
             del self.loads[address]
-            self._doubts.pop(address, None)
-            self._tickets.pop(address, None)
+            self._suspect_until.pop(address, None)
+            self._own_counts.pop(address, None)
 
-    def _sweep(self, active: Mapping[str, int], now: float) -> list[str]:
-        """Drop tickets whose record is lost: very old ones, and those of an endpoint that Envoy knows to be idle."""
+    def _drop_lost(self, envoy_active: Mapping[str, int], now: float) -> list[str]:
+        """Drop requests whose record is lost: very old ones, and those at an endpoint that is idle in Envoy."""
         lost = [
-            (ticket, flight)
-            for ticket, flight in self._flights.items()
-            if now - flight.since > OLDEST_SECONDS
-            or (flight.since < self._looked and active.get(flight.endpoint) == 0 == self._active.get(flight.endpoint))
+            (request_id, request)
+            for request_id, request in self._requests.items()
+            if now - request.picked_s > MAX_REQUEST_AGE_SECONDS
+            or (
+                request.picked_s < self._reconciled_s
+                and envoy_active.get(request.endpoint) == 0 == self._envoy_active.get(request.endpoint)
+            )
         ]
-        for ticket, flight in lost:
-            del self._flights[ticket]
-            self._release(flight)
-        for address in {flight.endpoint for _, flight in lost}:
-            self._drift.pop(address, None)
-        return [ticket for ticket, _ in lost]
+        for request_id, request in lost:
+            del self._requests[request_id]
+            self._release(request)
+        for address in {request.endpoint for _, request in lost}:
+            self._last_drift.pop(address, None)
+        return [request_id for request_id, _ in lost]
 
-    def _release(self, flight: Flight) -> None:
-        self._count(flight.endpoint, -1)
-        if flight.prefill is not None:
-            self._count(flight.prefill, -1)
+    def _release(self, request: InFlightRequest) -> None:
+        self._add_own(request.endpoint, -1)
+        if request.prefill is not None:
+            self._add_own(request.prefill, -1)
 
-    def _count(self, address: str, by: int, turn: int | None = None) -> None:
-        self._tickets[address] = self._tickets.get(address, 0) + by
-        self._show(address, turn)
+    def _add_own(self, address: str, delta: int, pick_number: int | None = None) -> None:
+        self._own_counts[address] = self._own_counts.get(address, 0) + delta
+        self._update_load(address, pick_number)
 
-    def _load(self, address: str) -> Load:
-        found = self.loads.get(address)
-        if found is None:
-            found = self.loads[address] = Load()
-        return found
+    def _load_of(self, address: str) -> EndpointLoad:
+        load = self.loads.get(address)
+        if load is None:
+            load = self.loads[address] = EndpointLoad()
+        return load
 
-    def _show(self, address: str, turn: int | None = None) -> None:
-        """turn: of the pick that chose it now."""
-        load = self.loads.get(address) or self._load(address)
-        inflight = max(0, self._tickets.get(address, 0) + self._extra.get(address, 0))
-        load.busy(inflight, load.turn if turn is None else turn)
+    def _update_load(self, address: str, pick_number: int | None = None) -> None:
+        """`pick_number` is that of the pick that chose this endpoint now."""
+        load = self.loads.get(address) or self._load_of(address)
+        inflight = max(0, self._own_counts.get(address, 0) + self._external.get(address, 0))
+        load.update(inflight, load.last_pick if pick_number is None else pick_number)

@@ -8,42 +8,42 @@ import signal
 
 import uvloop
 
-from plimsoll.adapters.kube import Kube
-from plimsoll.gateway import bootstrap
-from plimsoll.gateway.app import Gateway
-from plimsoll.gateway.settings import Settings
-from plimsoll.gateway.watch import Source
+from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.gateway.app import GatewayProcess
+from plimsoll.gateway.envoy import bootstrap
+from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.watch_cache import WatchSource
 
 
-def init(settings: Settings | None = None) -> None:
-    """Write what Envoy starts from; ends at once."""
-    bootstrap.init(settings or Settings.from_environment())
+def init(settings: PickerSettings | None = None) -> None:
+    """Write Envoy's initial configuration."""
+    bootstrap.write_files(settings or PickerSettings.from_environment())
 
 
-def run(settings: Settings | None = None) -> None:
-    """Run the picker until SIGTERM has been drained. Raises if one of its parts fails: the pod starts it anew."""
-    _allow_many_connections()
-    uvloop.run(_with_cluster(settings or Settings.from_environment()))
+def run(settings: PickerSettings | None = None) -> None:
+    """Run the picker until it has drained after SIGTERM. Raises if one of its tasks fails; the pod restarts it."""
+    _raise_file_limit()
+    uvloop.run(_serve_cluster(settings or PickerSettings.from_environment()))
 
 
-def _allow_many_connections() -> None:
-    """Each request that is held is an open file, and many machines allow a thousand unless asked."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _raise_file_limit() -> None:
+    """Raise the soft limit on open files: each queued request needs one, and the default is often 1024."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-async def _with_cluster(settings: Settings) -> None:
-    kube = await Kube.connect()
+async def _serve_cluster(settings: PickerSettings) -> None:
+    kube = await KubeClient.connect()
     try:
         await serve(settings, kube)
     finally:
         await kube.close()
 
 
-async def serve(settings: Settings, source: Source) -> None:
-    """Run one gateway over any source of objects, ended by SIGTERM or SIGINT."""
-    gateway = Gateway(settings, source)
+async def serve(settings: PickerSettings, source: WatchSource) -> None:
+    """Run one gateway with any source of objects until SIGTERM or SIGINT."""
+    gateway = GatewayProcess(settings, source)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, gateway.stop)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, gateway.stop)
     await gateway.run()

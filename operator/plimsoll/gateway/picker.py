@@ -1,7 +1,7 @@
-"""The answer to Envoy about one request: refuse it, hold it, or name its cluster, its endpoint and its prefill engine.
+"""The decision about one request: reject it, queue it, or name its cluster, its endpoint and its prefill engine.
 
-State in, answer out: the fleet is set from outside, records of the access log are told, time and chance are passed in.
-A request that is held is a future; whoever frees a place for it resolves it.
+The caller passes in the catalog, the access-log records, the time and the random generator. A queued request is a
+future. The event that frees capacity for the request resolves the future.
 """
 
 from __future__ import annotations
@@ -12,346 +12,361 @@ import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
-from plimsoll.core.admission import Decision, Outcome
-from plimsoll.core.admission.returning import Refused
-from plimsoll.core.picking.choose import Pick, Standing
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.gateway import words
-from plimsoll.gateway.accesslog import Record
-from plimsoll.gateway.admission import Admission
-from plimsoll.gateway.classify import Request, classify
-from plimsoll.gateway.clock import Clock, Handle, LoopClock
-from plimsoll.gateway.endpoints import EMPTY, Fleet, Service
-from plimsoll.gateway.http1 import go, response
-from plimsoll.gateway.inflight import InFlight
-from plimsoll.gateway.prefix import blocks
-from plimsoll.gateway.replies import Answer, Refusal, answer, to_header
-from plimsoll.gateway.retries import claimed, digest
-from plimsoll.gateway.tally import Tally
-from plimsoll.gateway.visit import RETRY_COUNT, Names, Visit, ticket_of, visit
-from plimsoll.gateway.xds import PICK
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_detection import RecentRejections
+from plimsoll.core.routing.picker import EndpointIndex, Pick
+from plimsoll.core.types import Role
+from plimsoll.gateway import error_messages
+from plimsoll.gateway.admission_manager import AdmissionManager
+from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
+from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
+from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
+from plimsoll.gateway.http1 import ok_response, response
+from plimsoll.gateway.inflight import InFlightTracker
+from plimsoll.gateway.prefix_hash import block_hashes
+from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, HeaderNames, RequestContext, new_context, request_id_of
+from plimsoll.gateway.request_parser import CompletionRequest, parse_body
+from plimsoll.gateway.request_stats import RequestStats
+from plimsoll.gateway.retry_identity import body_digest, claims_retry
+from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
 
-MOST_HELD_BYTES = 256 << 20  # Envoy keeps the bodies of those who wait in its memory
+MAX_QUEUED_BYTES = 256 << 20  # Envoy keeps the bodies of queued requests in memory
 
-_NO_NAMES = Names()
+_DEFAULT_HEADERS = HeaderNames()
 
 
 class Picker:
-    """Answers for one fleet. All times are of one monotonic clock, in seconds. `born` names this picker's counts."""
+    """Picks engines for all services. Times are monotonic seconds. `instance_id` identifies this picker's counters."""
 
-    def __init__(self, random: Random, gateway: str = "", names: Names = _NO_NAMES, clock: Clock | None = None) -> None:
-        """gateway: the name of this pod. names: of the headers that tell class and tenant."""
-        self.born = secrets.token_hex(8)
-        self.fleet: Fleet = EMPTY
-        self.inflight = InFlight()
-        self.admission = Admission(gateway, self.inflight)
-        self.tallies: dict[str, Tally] = {}
-        self._standing: dict[str, Standing] = {}  # of services, as far as asked for since the fleet changed
-        self._names = names
+    def __init__(
+        self,
+        random: Random,
+        gateway: str = "",
+        header_names: HeaderNames = _DEFAULT_HEADERS,
+        clock: Clock | None = None,
+    ) -> None:
+        """`gateway` is the name of this pod. `header_names` are the headers of class and tenant."""
+        self.instance_id = secrets.token_hex(8)
+        self.catalog: ServiceCatalog = EMPTY_CATALOG
+        self.inflight = InFlightTracker()
+        self.admission = AdmissionManager(gateway, self.inflight)
+        self.stats_by_service: dict[str, RequestStats] = {}
+        self._endpoint_indexes: dict[str, EndpointIndex] = {}  # built on demand after each catalog change
+        self._header_names = header_names
         self._clock = clock or LoopClock()
-        self._held: dict[str, Visit] = {}
-        self._held_bytes = 0
-        self._wakes: dict[str, tuple[float, Handle]] = {}
-        self._refused = Refused()
+        self._queued: dict[str, RequestContext] = {}
+        self._queued_bytes = 0
+        self._wakeups: dict[str, tuple[float, TimerHandle]] = {}
+        self._recent_rejections = RecentRejections()
         self._random = random
 
     @property
-    def held(self) -> int:
-        """Requests that wait here."""
-        return len(self._held)
+    def queued(self) -> int:
+        """The number of queued requests."""
+        return len(self._queued)
 
-    def set_fleet(self, fleet: Fleet) -> None:
-        """From now on this is the fleet."""
+    def set_catalog(self, catalog: ServiceCatalog) -> None:
+        """Replace the catalog."""
         now = self._clock.now()
-        self.fleet = fleet
-        self._standing.clear()
-        self.inflight.keep({e.address for service in fleet.services.values() for e in service.endpoints})
-        self.admission.set_fleet(fleet, now, self._clock.unix())
-        self._release(list(self.admission.guards), now)
-        for gone in self.tallies.keys() - fleet.services.keys() - {""}:
-            del self.tallies[gone]
-            metrics.forget_gateway_service(gone)
+        self.catalog = catalog
+        self._endpoint_indexes.clear()
+        self.inflight.keep_only({e.address for service in catalog.services.values() for e in service.endpoints})
+        self.admission.set_catalog(catalog, now, self._clock.unix())
+        self._release(list(self.admission.services), now)
+        for removed in self.stats_by_service.keys() - catalog.services.keys() - {""}:
+            del self.stats_by_service[removed]
+            metrics.remove_gateway_series(removed)
 
-    def tally(self, service: str) -> Tally:
-        found = self.tallies.get(service)
-        if found is None:
-            found = self.tallies[service] = Tally(service)
-        return found
+    def stats(self, service: str) -> RequestStats:
+        service_stats = self.stats_by_service.get(service)
+        if service_stats is None:
+            service_stats = self.stats_by_service[service] = RequestStats(service)
+        return service_stats
 
     def tick(self) -> None:
-        """To be called every second."""
+        """Update admission. Call this every second."""
         now = self._clock.now()
         self.admission.tick(now, self._clock.unix())
-        self._release(list(self.admission.guards), now)
+        self._release(list(self.admission.services), now)
 
-    def looked(self, active: Mapping[str, int]) -> None:
-        """Envoy has so many requests at each address."""
+    def on_envoy_stats(self, active: Mapping[str, int]) -> None:
+        """Reconcile in-flight counts with Envoy's active requests by address."""
         now = self._clock.now()
-        self.inflight.settle(now)
+        self.inflight.expire_suspects(now)
         lost = self.inflight.reconcile(active, now)
-        for ticket in lost:
-            self.admission.end(ticket, None, now)
-        changed = self.admission.refresh(now)
-        self._release(list(self.admission.guards) if lost else changed, now)
+        for request_id in lost:
+            self.admission.complete(request_id, None, now)
+        changed = self.admission.update_replicas(now)
+        self._release(list(self.admission.services) if lost else changed, now)
 
-    def doubt(self, address: str) -> None:
-        """An endpoint has refused a connection."""
+    def mark_suspect(self, address: str) -> None:
+        """Record that an endpoint refused a connection."""
         now = self._clock.now()
-        self.inflight.doubt(address, now)
+        self.inflight.mark_suspect(address, now)
         self._refresh(now)
 
     def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float) -> Reply:
-        """Envoy's question with the client's body, answered as HTTP."""
-        return self.decide(classify(body), body, headers, now)
+        """Returns the HTTP response to an ext_authz check with the client's body."""
+        return self.decide(parse_body(body), body, headers, now)
 
-    def decide(self, asked: Request | Refusal, body: bytes, headers: Mapping[bytes, bytes], now: float) -> Reply:
-        """The second half of `check`, for a body that was read elsewhere."""
-        if isinstance(asked, Refusal):
-            return self._refuse(asked, None, now)
-        service = self.fleet.by_name.get(asked.model)
+    def decide(
+        self, parsed: CompletionRequest | Rejection, body: bytes, headers: Mapping[bytes, bytes], now: float
+    ) -> Reply:
+        """The second half of `check`, for a body that is already parsed."""
+        if isinstance(parsed, Rejection):
+            return self._reject(parsed, None, now)
+        service = self.catalog.by_name.get(parsed.model)
         if service is None:
-            return self._refuse(words.unknown(asked.model), None, now)
-        ticket = ticket_of(headers) or self.inflight.ticket()
-        came = visit(ticket, asked, service.key, digest(body), len(body), headers, self._names, now)
+            return self._reject(error_messages.model_not_found(parsed.model), None, now)
+        request_id = request_id_of(headers) or self.inflight.new_request_id()
+        ctx = new_context(
+            request_id, parsed, service.key, body_digest(body), len(body), headers, self._header_names, now
+        )
         if service.policy is not None:
-            came.blocks, came.fallback = blocks(asked.beginning), self._fallback(service)
-        came.retry = self._refused.is_retry(claimed(headers.get(RETRY_COUNT)), came.demand, now)
-        if self.inflight.settle(now):
+            ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
+        ctx.is_retry = self._recent_rejections.is_retry(
+            claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
+        )
+        if self.inflight.expire_suspects(now):
             self._refresh(now)
-        came.retry = self.admission.comes_back(came, now) or came.retry
-        self.tally(service.key).arrive(asked.prompt, retry=came.retry)
-        reply = self._first(service, came, now)
+        ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
+        self.stats(service.key).record_arrival(parsed.prompt, retry=ctx.is_retry)
+        reply = self._first(service, ctx, now)
         self._release((), now)
-        return self._hold(came, now) if reply is None else reply
+        return self._enqueue(ctx, now) if reply is None else reply
 
-    def ended(self, record: Record, now: float) -> bool:
-        """One line of the access log; True if it is of a request that was picked here."""
-        ticket = record.ticket or ""
-        flight = self.inflight.end(ticket, record.host or "", now)
-        if flight is None:
-            if ticket in self._held:
-                self._leave(ticket, now)
+    def on_access_record(self, record: AccessRecord, now: float) -> bool:
+        """Process one access-log record. Returns whether this picker forwarded the request."""
+        request_id = record.request_id or ""
+        in_flight = self.inflight.complete(request_id, record.upstream or "", now)
+        if in_flight is None:
+            if request_id in self._queued:
+                self._on_client_disconnect(request_id, now)
             return False
-        self.admission.end(ticket, record, now)
-        if record.code is not None and record.code >= 500:  # told by a header alone: others are faster than the record
-            self._refused.remember(flight.demand, now, 0.0)
+        self.admission.complete(request_id, record, now)
+        # Only the client's retry header counts here: a client can retry before this record arrives.
+        if record.status is not None and record.status >= 500:
+            self._recent_rejections.record(in_flight.retry_key, now, 0.0)
         if record.reset_before_first_byte:
-            self.inflight.doubt(record.host or flight.endpoint, now)
-        if flight.service in self.fleet.services:
-            self.tally(flight.service).end(record, flight.deadlines)
-        if record.reset_before_first_byte or (record.host and record.host != flight.endpoint):
+            self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
+        if in_flight.service in self.catalog.services:
+            self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
+        if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
             self._refresh(now)
-        self._release((flight.service,), now)
+        self._release((in_flight.service,), now)
         return True
 
-    def _first(self, service: Service, came: Visit, now: float) -> bytes | None:
-        """What follows from its arrival, as `_act` says it. More sequences than any engine accepts are refused."""
-        sequences = came.prompt.sequences
+    def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
+        """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
+        sequences = ctx.prompt.sequences
         if sequences <= service.max_queued:
-            return self._act(came, self.admission.offer(came, now, self._has_room(came)), now)
-        to = None if came.fallback is None else self.fleet.services[came.fallback]
-        if to is not None and sequences <= to.max_queued:
-            return self._downgrade(came, now)
-        limit = max(service.max_queued, 0 if to is None else to.max_queued)
-        self.tally(service.key).decide(Outcome.SHED_NO_CAPACITY)
-        return self._refuse(words.too_many(came.model, sequences, came.n, limit), came, now)
+            return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
+        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
+        if fallback is not None and sequences <= fallback.max_queued:
+            return self._try_fallback(ctx, now)
+        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
+        self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
+        return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit), ctx, now)
 
-    def _fallback(self, service: Service) -> str | None:
-        """Key of the service to which this one's requests may go; None where there is none."""
+    def _fallback_of(self, service: ServiceEntry) -> str | None:
+        """Returns the key of the fallback service, or None if there is none."""
         key = service.policy.fallback if service.policy is not None else None
-        return key if key in self.fleet.services and key != service.key else None
+        return key if key in self.catalog.services and key != service.key else None
 
-    def _act(self, came: Visit, decision: Decision | None, now: float) -> bytes | None:
-        """What follows from a decision, None: it is held; without one the request is picked as it stands."""
-        if decision is None or decision.outcome is Outcome.ADMITTED:
-            return self._go(came, decision, now)
-        if decision.outcome is Outcome.HELD:
-            self.tally(came.place).decide(Outcome.HELD)
+    def _apply(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes | None:
+        """Returns the reply for a decision, or None if the request is queued. Without admission, picks an engine."""
+        if decision is None or decision.outcome is AdmissionOutcome.ADMITTED:
+            return self._dispatch(ctx, decision, now)
+        if decision.outcome is AdmissionOutcome.QUEUED:
+            self.stats(ctx.target_service).record_outcome(AdmissionOutcome.QUEUED)
             return None
-        if decision.outcome is Outcome.DOWNGRADED:
-            return self._downgrade(came, now)
-        if came.downgraded:
-            self.admission.forgive(came, now)
-            return self._return(came, now)
-        return self._shed(came, decision, now)
+        if decision.outcome is AdmissionOutcome.DOWNGRADED:
+            return self._try_fallback(ctx, now)
+        if ctx.is_fallback:
+            self.admission.discard_reservation(ctx, now)
+            return self._reject_at_origin(ctx, now)
+        return self._shed(ctx, decision, now)
 
-    def _go(self, came: Visit, decision: Decision | None, now: float) -> bytes:
-        service = self.fleet.services.get(came.place)
-        chosen = None if service is None else self._choose(service, came, decision)
-        if service is None or chosen is None:
+    def _dispatch(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes:
+        service = self.catalog.services.get(ctx.target_service)
+        pick = None if service is None else self._choose(service, ctx, decision)
+        if service is None or pick is None:
             if decision is not None:
-                self.admission.withdraw(came, now)
-            if came.downgraded:
-                return self._return(came, now)
-            return self._refuse(_nobody(service, came), came, now)
-        tally = self.tally(service.key)
-        if came.downgraded:
-            self.tally(came.service).decide(Outcome.DOWNGRADED)
-            tally.arrive(came.prompt, retry=came.retry)
+                self.admission.rollback(ctx, now)
+            if ctx.is_fallback:
+                return self._reject_at_origin(ctx, now)
+            return self._reject(_no_endpoint(service, ctx), ctx, now)
+        stats = self.stats(service.key)
+        if ctx.is_fallback:
+            self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
+            stats.record_arrival(ctx.prompt, retry=ctx.is_retry)
         if decision is not None:
-            tally.decide(Outcome.ADMITTED)
-        if chosen.endpoint.role is Role.DECODE:
-            tally.prefill(remote=chosen.prefill is not None)
-        self.admission.began(came, chosen.endpoint.address, now)
-        promised = None if service.policy is None else service.policy.class_of(came.klass).slo
-        deadlines = None if promised is None else promised.deadlines(came.prompt.tokens)
-        self.inflight.begin(service.key, chosen, came.ticket, now, came.demand, deadlines)
-        self._refused.forget(came.demand)
-        return _sent(service, chosen, came)
+            stats.record_outcome(AdmissionOutcome.ADMITTED)
+        if pick.endpoint.role is Role.DECODE:
+            stats.record_prefill(remote=pick.prefill is not None)
+        self.admission.record_forwarded(ctx, pick.endpoint.address, now)
+        slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
+        deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
+        self.inflight.begin(service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines)
+        self._recent_rejections.discard(ctx.retry_key)
+        return _dispatch_response(service, pick, ctx)
 
-    def _choose(self, service: Service, came: Visit, decision: Decision | None) -> Pick | None:
-        """The gate's engine and those to try next; without a gate those with the least in flight."""
-        standing = self._standing.get(came.place)
-        if standing is None:
-            standing = self._standing[came.place] = self.inflight.standing(service.endpoints)
+    def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
+        """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight."""
+        index = self._endpoint_indexes.get(ctx.target_service)
+        if index is None:
+            index = self._endpoint_indexes[ctx.target_service] = self.inflight.endpoint_index(service.endpoints)
         if decision is not None and decision.address is not None:
-            found = standing.pick_at(decision.address, decision.prefill, came.prompt)
-            if found is not None:
-                return found
-        return standing.pick(came.prompt)
+            pick = index.pick_at(decision.address, decision.prefill, ctx.prompt)
+            if pick is not None:
+                return pick
+        return index.pick(ctx.prompt)
 
-    def _downgrade(self, came: Visit, now: float) -> bytes | None:
-        """On to the fallback, once: what it will not have is refused where it came from."""
-        to = None if came.fallback is None else self.fleet.services.get(came.fallback)
-        if came.fallback is None or to is None or not any(e.routable for e in to.endpoints):
-            return self._return(came, now)
-        came.place, came.fallback, came.request = came.fallback, None, None
-        return self._act(came, self.admission.offer(came, now, self._has_room(came)), now)
+    def _try_fallback(self, ctx: RequestContext, now: float) -> bytes | None:
+        """Send the request to the fallback service, once. If that rejects it, the origin service rejects it."""
+        fallback = None if ctx.fallback is None else self.catalog.services.get(ctx.fallback)
+        if ctx.fallback is None or fallback is None or not any(e.routable for e in fallback.endpoints):
+            return self._reject_at_origin(ctx, now)
+        ctx.target_service, ctx.fallback, ctx.admission_request = ctx.fallback, None, None
+        return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
 
-    def _return(self, came: Visit, now: float) -> bytes:
-        """The refusal of the service that the client named."""
-        came.place, came.fallback, came.request = came.service, None, None
-        decision = self.admission.refuse(came, now)
+    def _reject_at_origin(self, ctx: RequestContext, now: float) -> bytes:
+        """Returns the rejection by the service that the client named."""
+        ctx.target_service, ctx.fallback, ctx.admission_request = ctx.service, None, None
+        decision = self.admission.reject(ctx, now)
         if decision is None:
-            return self._refuse(_nobody(self.fleet.services.get(came.service), came), came, now)
-        return self._shed(came, decision, now)
+            return self._reject(_no_endpoint(self.catalog.services.get(ctx.service), ctx), ctx, now)
+        return self._shed(ctx, decision, now)
 
-    def _shed(self, came: Visit, decision: Decision, now: float) -> bytes:
-        self.tally(came.service).decide(decision.outcome)
-        ready, limits = self.admission.why(came)
-        return self._refuse(words.refusal(came, decision, ready, limits, now), came, now)
+    def _shed(self, ctx: RequestContext, decision: AdmissionDecision, now: float) -> bytes:
+        self.stats(ctx.service).record_outcome(decision.outcome)
+        ready, cost_model = self.admission.rejection_details(ctx)
+        return self._reject(error_messages.admission_rejection(ctx, decision, ready, cost_model, now), ctx, now)
 
-    def _hold(self, came: Visit, now: float) -> asyncio.Future[bytes]:
+    def _enqueue(self, ctx: RequestContext, now: float) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: self._leave(came.ticket, self._clock.now()) if done.cancelled() else None)
-        came.answer = future
-        self._held[came.ticket] = came
-        self._held_bytes += came.size
-        self._arm(came.place, now)
+        future.add_done_callback(
+            lambda done: self._on_client_disconnect(ctx.request_id, self._clock.now()) if done.cancelled() else None
+        )
+        ctx.response = future
+        self._queued[ctx.request_id] = ctx
+        self._queued_bytes += ctx.body_bytes
+        self._schedule_wakeup(ctx.target_service, now)
         return future
 
-    def _has_room(self, came: Visit) -> bool:
-        """Whether it could be held here, or is already."""
-        return came.answer is not None or self._held_bytes + came.size <= MOST_HELD_BYTES
+    def _can_queue(self, ctx: RequestContext) -> bool:
+        """Whether the memory limit allows queueing the request, or it is queued already."""
+        return ctx.response is not None or self._queued_bytes + ctx.body_bytes <= MAX_QUEUED_BYTES
 
-    def _let_go(self, ticket: str) -> Visit | None:
-        """The request is held no more; None if it was not."""
-        came = self._held.pop(ticket, None)
-        if came is not None:
-            self._held_bytes -= came.size
-        return came
+    def _dequeue(self, request_id: str) -> RequestContext | None:
+        """Remove a request from the queue. Returns None if it is not queued."""
+        ctx = self._queued.pop(request_id, None)
+        if ctx is not None:
+            self._queued_bytes -= ctx.body_bytes
+        return ctx
 
-    def _leave(self, ticket: str, now: float) -> None:
-        """The client of a held request has left."""
-        left = self._let_go(ticket)
-        if left is not None and left.answer is not None:
-            self.admission.cancel(left, now)
-            self._gone(left)
-            left.answer.cancel()
+    def _on_client_disconnect(self, request_id: str, now: float) -> None:
+        """Remove a queued request whose client disconnected."""
+        ctx = self._dequeue(request_id)
+        if ctx is not None and ctx.response is not None:
+            self.admission.cancel(ctx, now)
+            self._count_disconnect(ctx)
+            ctx.response.cancel()
 
-    def _gone(self, left: Visit) -> None:
-        for key in {left.place, left.service} & self.fleet.services.keys():
-            self.tally(key).decide(Outcome.CLIENT_GONE)
+    def _count_disconnect(self, ctx: RequestContext) -> None:
+        for key in {ctx.target_service, ctx.service} & self.catalog.services.keys():
+            self.stats(key).record_outcome(AdmissionOutcome.CLIENT_GONE)
 
     def _refresh(self, now: float) -> None:
-        """Engines have come, gone, or changed in what can be said of them."""
-        self._release(self.admission.refresh(now), now)
+        """Update admission after a change of the usable engines."""
+        self._release(self.admission.update_replicas(now), now)
 
     def _release(self, keys: Iterable[str], now: float) -> None:
-        """Answer whoever need not wait any longer for these services, or for one whose gate is no more."""
+        """Resolve the requests that leave the queues of these services, and orphaned requests."""
         for key in keys:
-            for came, decision in self.admission.release(key, now):
-                self._resolve(came, decision, now)
-            self._arm(key, now)
-        for came in self.admission.stranded():
-            self._resolve(came, self.admission.offer(came, now), now)
+            for ctx, decision in self.admission.release(key, now):
+                self._resolve(ctx, decision, now)
+            self._schedule_wakeup(key, now)
+        for ctx in self.admission.take_orphaned():
+            self._resolve(ctx, self.admission.submit(ctx, now), now)
 
-    def _resolve(self, came: Visit, decision: Decision | None, now: float) -> None:
-        """Answer a held request by its decision, unless it waits on, perhaps elsewhere."""
-        assert came.answer is not None
-        if came.answer.cancelled():
-            self._let_go(came.ticket)
-            self.admission.withdraw(came, now)
-            self._gone(came)
+    def _resolve(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> None:
+        """Send the reply of a queued request, unless it stays queued, possibly at its fallback."""
+        assert ctx.response is not None
+        if ctx.response.cancelled():
+            self._dequeue(ctx.request_id)
+            self.admission.rollback(ctx, now)
+            self._count_disconnect(ctx)
             return
         try:
-            reply = self._act(came, decision, now)
-        except Exception:  # the boundary of one request: the others that are released with it must not suffer
-            log.exception("answering a held request failed")
+            reply = self._apply(ctx, decision, now)
+        except Exception:  # one request's failure must not affect the others
+            log.exception("the reply to a queued request failed")
             reply = response(500)
         if reply is None:
-            self._arm(came.place, now)
+            self._schedule_wakeup(ctx.target_service, now)
             return
-        self._let_go(came.ticket)
-        came.answer.set_result(reply)
+        self._dequeue(ctx.request_id)
+        ctx.response.set_result(reply)
 
-    def _arm(self, key: str, now: float) -> None:
-        """Have the service's held requests looked at when the gate wants it."""
-        wake_s = self.admission.wake_s(key)
-        armed = self._wakes.get(key)
-        if armed is not None and armed[0] == wake_s:
+    def _schedule_wakeup(self, key: str, now: float) -> None:
+        """Schedule the next `release` of the service at the time that admission asks for."""
+        wake_at_s = self.admission.wake_at_s(key)
+        scheduled = self._wakeups.get(key)
+        if scheduled is not None and scheduled[0] == wake_at_s:
             return
-        if armed is not None:
-            armed[1].cancel()
-            del self._wakes[key]
-        if wake_s < float("inf"):
-            self._wakes[key] = wake_s, self._clock.call_at(max(wake_s, now), lambda: self._wake(key))
+        if scheduled is not None:
+            scheduled[1].cancel()
+            del self._wakeups[key]
+        if wake_at_s < float("inf"):
+            self._wakeups[key] = wake_at_s, self._clock.call_at(max(wake_at_s, now), lambda: self._wake(key))
 
     def _wake(self, key: str) -> None:
-        del self._wakes[key]
+        del self._wakeups[key]
         self._release((key,), self._clock.now())
 
-    def _refuse(self, refusal: Refusal, came: Visit | None, now: float) -> bytes:
-        """came: None where it is for no service."""
-        service = "" if came is None or came.service not in self.fleet.services else came.service
-        self.tally(service).refuse(refusal.reason)
-        reply = answer(refusal, self._random)
-        if came is not None:
-            self._refused.remember(came.demand, now, reply.wait_s)
-        if reply.deniable:
-            return written(reply)
-        return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-reply", to_header(reply))))
+    def _reject(self, rejection: Rejection, ctx: RequestContext | None, now: float) -> bytes:
+        """`ctx` is None if the request names no known service."""
+        service = "" if ctx is None or ctx.service not in self.catalog.services else ctx.service
+        self.stats(service).record_rejection(rejection.reason)
+        reply = to_response(rejection, self._random)
+        if ctx is not None:
+            self._recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
+        if reply.fits_ext_authz:
+            return write_response(reply)
+        return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
 
 
-def written(reply: Answer) -> bytes:
-    """A refusal as it goes to the client."""
+def write_response(reply: ErrorResponse) -> bytes:
+    """Returns an error response as HTTP bytes."""
     return response(reply.status, reply.headers.items(), reply.body)
 
 
-def _nobody(service: Service | None, came: Visit) -> Refusal:
+def _no_endpoint(service: ServiceEntry | None, ctx: RequestContext) -> Rejection:
     if service is None:
-        return words.unknown(came.model)
-    reachable = any(e.live and e.role is not Role.PREFILL for e in service.endpoints)
-    return words.nobody(came.model, reachable)
+        return error_messages.model_not_found(ctx.model)
+    reachable = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
+    return error_messages.no_endpoint(ctx.model, reachable)
 
 
-def _sent(service: Service, chosen: Pick, came: Visit) -> bytes:
-    endpoints = ",".join([e.address for e in (chosen.endpoint, *chosen.spares)])
+def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext) -> bytes:
+    endpoints = ",".join([e.address for e in (pick.endpoint, *pick.fallbacks)])
     headers, count = (
         (
-            f"x-plimsoll-cluster: {PICK}{service.key}\r\n"
+            f"x-plimsoll-cluster: {PICK_CLUSTER_PREFIX}{service.key}\r\n"
             f"x-plimsoll-endpoint: {endpoints}\r\n"
-            f"x-plimsoll-ticket: {came.ticket}\r\n"
+            f"x-plimsoll-request-id: {ctx.request_id}\r\n"
         ),
         3,
     )
-    if chosen.prefill is not None:
-        headers, count = f"{headers}x-plimsoll-prefill: {chosen.prefill.address}\r\n", count + 1
-    if came.downgraded:
+    if pick.prefill is not None:
+        headers, count = f"{headers}x-plimsoll-prefill: {pick.prefill.address}\r\n", count + 1
+    if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.names[0]}\r\n", count + 1
-    return go(headers, count)
+    return ok_response(headers, count)

@@ -1,8 +1,8 @@
-"""The picker's doors: a unix socket for Envoy, a TCP port for probes, scrapers and the operator.
+"""The picker's HTTP server: a unix socket for Envoy, a TCP port for probes, Prometheus and the operator.
 
-A bare asyncio.Protocol, because everything a framework adds is on the path of every request. A handler answers with
-bytes at once, or with an awaitable for a slow body or a request that is held, which is cancelled when the peer goes; a
-handler that fails answers 500, which Envoy takes for a picker that failed, and fails open.
+It is a bare asyncio.Protocol, because the overhead of a framework would affect every request. A handler returns bytes,
+or an awaitable for a slow body or a queued request. The awaitable is cancelled when the peer disconnects. A handler
+that raises produces a 500, which Envoy treats as a picker failure and fails open.
 """
 
 from __future__ import annotations
@@ -12,75 +12,75 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from plimsoll.gateway.http1 import BadRequest, Parser, Request, response
+from plimsoll.gateway.http1 import HttpParseError, HttpParser, HttpRequest, response
 
 log = logging.getLogger(__name__)
 
-Reply = bytes | Awaitable[bytes]
-Handler = Callable[[Request], Reply]
+HandlerReply = bytes | Awaitable[bytes]
+Handler = Callable[[HttpRequest], HandlerReply]
 
 
-class Door(asyncio.Protocol):
-    """One connection. max_body in bytes; a connection that says nothing for `idle_seconds` is closed, None keeps it."""
+class HttpProtocol(asyncio.Protocol):
+    """One connection. `max_body` is in bytes. An idle connection closes after `idle_seconds`, never if None."""
 
-    def __init__(self, handle: Handler, max_body: int, idle_seconds: float | None) -> None:
-        self._handle = handle
-        self._parser = Parser(max_body)
+    def __init__(self, handler: Handler, max_body: int, idle_seconds: float | None) -> None:
+        self._handler = handler
+        self._parser = HttpParser(max_body)
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._slow: asyncio.Future[bytes] | None = None
+        self._pending_reply: asyncio.Future[bytes] | None = None
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._watch()
+        self._restart_idle_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._slow is not None:
-            self._slow.cancel()
+        if self._pending_reply is not None:
+            self._pending_reply.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed(data)
-        self._watch()
-        if self._slow is None:
-            self._answer()
+        self._restart_idle_timer()
+        if self._pending_reply is None:
+            self._handle_requests()
 
-    def _watch(self) -> None:
+    def _restart_idle_timer(self) -> None:
         if self._idle_seconds is None:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._transport.close)
 
-    def _answer(self) -> None:
-        """Answer all whole requests that are here, in order, up to one that takes time."""
+    def _handle_requests(self) -> None:
+        """Handle all complete requests in order, up to the first with a pending reply."""
         try:
             while (request := self._parser.next()) is not None:
-                reply = self._ask(request)
+                reply = self._call_handler(request)
                 if not isinstance(reply, bytes):
-                    self._slow = asyncio.ensure_future(reply)
-                    self._slow.add_done_callback(self._answered)
+                    self._pending_reply = asyncio.ensure_future(reply)
+                    self._pending_reply.add_done_callback(self._on_reply)
                     return
                 self._transport.write(reply)
-        except BadRequest as error:
+        except HttpParseError as error:
             self._transport.write(response(error.status, body=f"{error}\n".encode(), close=True))
             self._transport.close()
 
-    def _ask(self, request: Request) -> Reply:
+    def _call_handler(self, request: HttpRequest) -> HandlerReply:
         try:
-            return self._handle(request)
-        except Exception:  # the boundary of one request: a fault in its answer is not the next one's
-            log.exception("answering %s failed", request.path[:200])
+            return self._handler(request)
+        except Exception:  # one request's failure must not affect the next
+            log.exception("handling %s failed", request.path[:200])
             return response(500)
 
-    def _answered(self, slow: asyncio.Future[bytes]) -> None:
-        self._slow = None
-        if slow.cancelled() or self._transport.is_closing():
+    def _on_reply(self, pending: asyncio.Future[bytes]) -> None:
+        self._pending_reply = None
+        if pending.cancelled() or self._transport.is_closing():
             return
-        error = slow.exception()
-        if error is not None:  # the boundary of one request, as above
-            log.error("a slow answer failed", exc_info=error)
-        self._transport.write(response(500) if error is not None else slow.result())
-        self._answer()
+        error = pending.exception()
+        if error is not None:  # as above
+            log.error("a pending reply failed", exc_info=error)
+        self._transport.write(response(500) if error is not None else pending.result())
+        self._handle_requests()

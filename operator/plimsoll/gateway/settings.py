@@ -1,6 +1,6 @@
-"""What a gateway pod is told by its environment, and where its files lie.
+"""The settings of a gateway pod, from its environment variables, and the paths of its files.
 
-All times are seconds. Tests and benches build a `Settings` themselves; `from_environment` is for the pod.
+All times are in seconds.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST_HOLD_SECONDS = 120.0  # no class may have more
+MAX_QUEUE_SECONDS = 120.0  # upper bound on the `maxQueueTime` of every class
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One gateway pod: Envoy and the picker share `directory`."""
+class PickerSettings:
+    """The settings of one gateway pod. Envoy and the picker share `directory`."""
 
     directory: Path = Path("/run/plimsoll")
     address: str = "0.0.0.0"
     port: int = 8080
     picker_port: int = 8081
-    namespaces: tuple[str, ...] = ()  # watched; empty means all
+    namespaces: tuple[str, ...] = ()  # namespaces to watch; empty means all
     max_body_bytes: int = 8 << 20
     drain_seconds: float = 600.0
-    drain_minimum_seconds: float = 5.0  # endpoints of the Service need this long to forget a pod
+    drain_minimum_seconds: float = 5.0  # until all nodes stop using the pod's address
     pod: str = "plimsoll-gateway"
     headers_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 120.0  # 8 MiB at 0.6 Mbit/s
-    idle_timeout_seconds: float = 600.0  # without a byte in either direction; as long as the longest generation
-    pick_timeout_seconds: float = LONGEST_HOLD_SECONDS + 30.0  # a hang is found by the health check
-    poll_seconds: float = 2.0  # between two looks at Envoy's own state
+    idle_timeout_seconds: float = 600.0  # without a byte in either direction; the longest generation
+    pick_timeout_seconds: float = MAX_QUEUE_SECONDS + 30.0  # the health check detects a hung picker sooner
+    poll_seconds: float = 2.0  # between two polls of Envoy's state
     class_header: str = "x-gateway-inference-objective"
     tenant_header: str = "x-gateway-inference-fairness-id"
-    cors_origins: tuple[str, ...] = ()  # of web pages whose scripts may use this gateway; "*" is all
+    cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
 
     @property
     def fifo(self) -> Path:
@@ -56,8 +56,8 @@ class Settings:
         return self.directory / "xds"
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Raises ValueError for a number that is none."""
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> PickerSettings:
+        """Returns the settings of this pod. Raises ValueError for an invalid number."""
         return cls(
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
@@ -73,5 +73,5 @@ class Settings:
 
 
 def _list(text: str) -> tuple[str, ...]:
-    """The parts between commas that are not blank."""
+    """Returns the non-blank parts of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

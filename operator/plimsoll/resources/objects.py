@@ -1,6 +1,6 @@
-"""Everything but the pod: the objects that a service is made of, built from its spec alone.
+"""Builds the objects of a service from its spec, except the pod template. Pure.
 
-Builders are pure. What differs between two calls (replicas, the kept pod template) comes in as an argument.
+Values that do not follow from the spec (replicas, the stored pod template) are arguments.
 """
 
 from __future__ import annotations
@@ -9,40 +9,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1 import InferenceService, Role
-from plimsoll.resources import meta, pod
-from plimsoll.resources.platform import Platform
+from plimsoll.api.contract import engine_contract
+from plimsoll.api.v1alpha1 import InferenceService, RoleName
+from plimsoll.resources import engine_pod, object_meta
+from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
-PROGRESS_DEADLINE_SECONDS = 3600  # a model of hundreds of gigabytes may take most of an hour to arrive
+PROGRESS_DEADLINE_SECONDS = 3600  # downloading a model of hundreds of gigabytes can take most of an hour
 
 
 @dataclass(frozen=True)
-class KeptTemplate:
-    """A pod template as it was first rendered for this state of the user's spec."""
+class StoredTemplate:
+    """The pod template that was first rendered for the current state of the user's spec."""
 
     name: str  # of the ControllerRevision
     template: Object
 
 
-def revision_name(service: InferenceService, kind: Role) -> str:
-    """Name of the ControllerRevision for the user's present spec of a tier.
+def revision_name(service: InferenceService, role: RoleName) -> str:
+    """Name of the ControllerRevision for the user's current spec of a tier.
 
-    Only what the user wrote counts: another operator, chart or default image must not restart an engine. The model's
-    name does not count: engines serve under another one.
+    It depends only on fields that the user wrote, so that a new operator, chart or default image restarts no engine.
+    The model's name is excluded, because engines serve under another name.
     """
-    return _revision_name(service, kind, without={"name"})
+    return _revision_name(service, role, without={"name"})
 
 
-def earlier_revision_name(service: InferenceService, kind: Role) -> str:
-    """The name in releases where the model's name restarted engines; what is kept under it is still of use."""
-    return _revision_name(service, kind, without=set())
+def earlier_revision_name(service: InferenceService, role: RoleName) -> str:
+    """The revision name of earlier releases, which included the model's name; its stored template is still used."""
+    return _revision_name(service, role, without=set())
 
 
-def _revision_name(service: InferenceService, kind: Role, without: set[str]) -> str:
-    tier = dict(service.spec.tiers.items())[kind]
+def _revision_name(service: InferenceService, role: RoleName, without: set[str]) -> str:
+    tier = dict(service.spec.tiers.items())[role]
     written = {
         "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=without),
         "engine": service.spec.engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
@@ -50,31 +50,33 @@ def _revision_name(service: InferenceService, kind: Role, without: set[str]) -> 
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
         ),
     }
-    return f"{meta.tier_name(service.metadata.name, kind)}-{meta.digest(written)}"
+    return f"{object_meta.tier_name(service.metadata.name, role)}-{object_meta.short_hash(written)}"
 
 
-def revision(
-    service: InferenceService, parent: Object, kind: Role, platform: Platform, template: Object | None = None
+def template_revision(
+    service: InferenceService, parent: Object, role: RoleName, platform: PlatformConfig, template: Object | None = None
 ) -> Object:
-    """The ControllerRevision that keeps a tier's pod template. template: one to keep on; None: one is rendered."""
-    name = revision_name(service, kind)
+    """The ControllerRevision with a tier's pod template. template: an existing one to store; None renders a new one."""
+    name = revision_name(service, role)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": meta.metadata(parent, name, meta.tier_labels(service.metadata.name, kind)),
-        "data": pod.template(service, kind, platform) if template is None else template,
+        "metadata": object_meta.child_metadata(parent, name, object_meta.tier_labels(service.metadata.name, role)),
+        "data": engine_pod.pod_template(service, role, platform) if template is None else template,
         "revision": service.metadata.generation,
     }
 
 
-def shared(service: InferenceService, parent: Object, platform: Platform) -> list[Object]:
-    """What the tiers have in common."""
+def shared_objects(service: InferenceService, parent: Object, platform: PlatformConfig) -> list[Object]:
+    """The objects that all tiers share."""
     objects: list[Object] = [
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": meta.metadata(
-                parent, meta.engine_name(service.metadata.name), meta.service_labels(service.metadata.name)
+            "metadata": object_meta.child_metadata(
+                parent,
+                object_meta.shared_name(service.metadata.name),
+                object_meta.service_labels(service.metadata.name),
             ),
             "automountServiceAccountToken": False,
         }
@@ -84,54 +86,58 @@ def shared(service: InferenceService, parent: Object, platform: Platform) -> lis
     return objects
 
 
-def tier(
-    service: InferenceService, parent: Object, kind: Role, kept: KeptTemplate, replicas: int | None
+def tier_objects(
+    service: InferenceService, parent: Object, role: RoleName, stored_template: StoredTemplate, replicas: int | None
 ) -> list[Object]:
-    """The objects of one tier. replicas: None where somebody else owns that field."""
+    """The objects of one tier. replicas: None if another field manager owns that field."""
     return [
-        _service(service, parent, kind),
-        _budget(service, parent, kind),
-        _deployment(service, parent, kind, kept, replicas),
+        _service(service, parent, role),
+        _disruption_budget(service, parent, role),
+        _deployment(service, parent, role, stored_template, replicas),
     ]
 
 
 def _deployment(
-    service: InferenceService, parent: Object, kind: Role, kept: KeptTemplate, replicas: int | None
+    service: InferenceService, parent: Object, role: RoleName, stored_template: StoredTemplate, replicas: int | None
 ) -> Object:
-    rollout = dict(service.spec.tiers.items())[kind].rollout
+    rollout = dict(service.spec.tiers.items())[role].rollout
     spec: Object = {
-        "selector": {"matchLabels": meta.selector(service.metadata.name, kind)},
+        "selector": {"matchLabels": object_meta.tier_selector(service.metadata.name, role)},
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
         "revisionHistoryLimit": 2,
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
         },
-        "template": kept.template,
+        "template": stored_template.template,
     }
     if replicas is not None:
         spec["replicas"] = replicas
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": meta.metadata(
-            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        "metadata": object_meta.child_metadata(
+            parent,
+            object_meta.tier_name(service.metadata.name, role),
+            object_meta.tier_labels(service.metadata.name, role),
         ),
         "spec": spec,
     }
 
 
-def _service(service: InferenceService, parent: Object, kind: Role) -> Object:
-    ports = contract().ports
+def _service(service: InferenceService, parent: Object, role: RoleName) -> Object:
+    ports = engine_contract().ports
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": meta.metadata(
-            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        "metadata": object_meta.child_metadata(
+            parent,
+            object_meta.tier_name(service.metadata.name, role),
+            object_meta.tier_labels(service.metadata.name, role),
         ),
         "spec": {
             "clusterIP": "None",
-            "selector": meta.selector(service.metadata.name, kind),
+            "selector": object_meta.tier_selector(service.metadata.name, role),
             "ports": [
                 {"name": name, "port": ports[name], "targetPort": name, "protocol": "TCP"}
                 for name in ("api", "launcher")
@@ -140,40 +146,48 @@ def _service(service: InferenceService, parent: Object, kind: Role) -> Object:
     }
 
 
-def _budget(service: InferenceService, parent: Object, kind: Role) -> Object:
+def _disruption_budget(service: InferenceService, parent: Object, role: RoleName) -> Object:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": meta.metadata(
-            parent, meta.tier_name(service.metadata.name, kind), meta.tier_labels(service.metadata.name, kind)
+        "metadata": object_meta.child_metadata(
+            parent,
+            object_meta.tier_name(service.metadata.name, role),
+            object_meta.tier_labels(service.metadata.name, role),
         ),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": meta.selector(service.metadata.name, kind)}},
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": object_meta.tier_selector(service.metadata.name, role)},
+        },
     }
 
 
-def _network_policy(service: InferenceService, parent: Object, platform: Platform) -> Object:
-    """API port: the gateway. Launcher port: the operator and who may scrape. Among the engines: everything."""
+def _network_policy(service: InferenceService, parent: Object, platform: PlatformConfig) -> Object:
+    """Allow the gateway to the API port, operator and scrapers to the launcher port, and all traffic among engines."""
     gateway = platform.gateway
-    ports = contract().ports
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
-    operator = {**here, "podSelector": {"matchLabels": {labels.NAME: "plimsoll", labels.COMPONENT: "operator"}}}
-    own = {"matchLabels": {labels.SERVICE: service.metadata.name}}
+    ports = engine_contract().ports
+    gateway_namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
+    operator = {
+        **gateway_namespace,
+        "podSelector": {"matchLabels": {labels.NAME: "plimsoll", labels.COMPONENT: "operator"}},
+    }
+    engine_selector = {"matchLabels": {labels.SERVICE: service.metadata.name}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": meta.metadata(
-            parent, meta.engine_name(service.metadata.name), meta.service_labels(service.metadata.name)
+        "metadata": object_meta.child_metadata(
+            parent, object_meta.shared_name(service.metadata.name), object_meta.service_labels(service.metadata.name)
         ),
         "spec": {
-            "podSelector": own,
+            "podSelector": engine_selector,
             "policyTypes": ["Ingress"],
             "ingress": [
                 {
-                    "from": [{**here, "podSelector": {"matchLabels": gateway.pod_selector}}],
+                    "from": [{**gateway_namespace, "podSelector": {"matchLabels": gateway.pod_selector}}],
                     "ports": [_port(ports["api"])],
                 },
                 {"from": [operator, *platform.metrics.peers], "ports": [_port(ports["launcher"])]},
-                {"from": [{"podSelector": own}]},
+                {"from": [{"podSelector": engine_selector}]},
             ],
         },
     }

@@ -1,1 +1,1 @@
-"""A fleet in virtual time: the real core decides, a plant that it does not know answers."""
+"""Simulation of a fleet in virtual time: the real core decides, and a plant that it does not know responds."""

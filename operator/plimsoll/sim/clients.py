@@ -1,15 +1,15 @@
-"""Clients that were refused: who comes back, when, and how often.
+"""Retries of rejected clients: which clients retry, when, and how often.
 
-Problem: a refused request is not gone. SDKs come back by themselves, some as they were told and some as they like, and
-what they do decides whether a step in the load ends in one wave or in many.
+Problem: a rejected request is not gone. SDKs retry automatically, some as `Retry-After` says and some by their own
+backoff. Their behaviour decides whether a step in load causes one wave or many.
 
-Idea: one manner for all, or half and half. Who honours does what the answer says: back after `Retry-After`, not at all
-where it says `x-should-retry: false`, and by an SDK's own backoff where it says neither, as a plain proxy's does. Who
-ignores it comes back by that backoff whatever the answer says. Both make `ATTEMPTS` in all. A retry is the same demand:
-it says that it is one, as SDKs do, its body is the same, and no figure of what was offered counts it.
+Idea: one behaviour for all clients, or half of them each. A client that honours the response retries after
+`Retry-After`, not at all if it says `x-should-retry: false`, and by an SDK's own backoff if it says neither, as for a
+plain proxy. A client that ignores it retries by that backoff in any case. Both make `ATTEMPTS` attempts. A retry is the
+same request: it is marked as a retry, as SDKs do, its body is the same, and no figure of the offered load counts it.
 
 The backoff is that of openai-python (`_calculate_retry_timeout`: 0.5 s doubled each time, up to a quarter less). An
-idle connection is kept for 5 s, as httpx does: who is back sooner comes to the same gateway, others to any.
+idle connection is kept for 5 s, as httpx does. A retry within that time goes to the same gateway, a later one to any.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from enum import StrEnum
 from random import Random
 from typing import Final
 
-from plimsoll.core.admission import Told
-from plimsoll.core.admission.tickets import UNKNOWN_S
-from plimsoll.sim.visit import End, Visit
+from plimsoll.core.admission.request import RetryAdvice
+from plimsoll.core.admission.retry_reservations import UNKNOWN_RETRY_RANGE_S
+from plimsoll.sim.attempt import Attempt, AttemptOutcome
 
-ATTEMPTS: Final = 3
-KEPT_S: Final = 5.0  # an idle connection
+MAX_ATTEMPTS: Final = 3
+IDLE_CONNECTION_S: Final = 5.0  # how long an idle connection is kept
 _BACKOFF_S: Final = 0.5
 _JITTER: Final = 0.25
 
 
-class Manner(StrEnum):
-    """How a run's clients take a refusal."""
+class RetryBehavior(StrEnum):
+    """How a run's clients react to a rejection."""
 
     NONE = "none"
     HONOUR = "honour"
@@ -38,87 +38,91 @@ class Manner(StrEnum):
     MIXED = "mixed"
 
 
-class Clients:
-    """Of one run."""
+class RetryingClients:
+    """Clients of one run."""
 
-    def __init__(self, manner: Manner, random: Random) -> None:
-        self._manner, self._random = manner, random
+    def __init__(self, behavior: RetryBehavior, random: Random) -> None:
+        self._behavior, self._random = behavior, random
         self._seed = random.getrandbits(64)
 
-    def _honours(self, visit: Visit) -> bool:
-        """Whether who sent it does as it is told. Half of them, where they are mixed: the same client always alike."""
-        if self._manner is Manner.MIXED:
-            return Random(f"{self._seed}/{visit.asked.client or visit.id}").random() < 0.5
-        return self._manner is Manner.HONOUR
+    def _honours_retry_after(self, attempt: Attempt) -> bool:
+        """Whether the client follows `Retry-After`. If mixed, half of the clients do, and a client is consistent."""
+        if self._behavior is RetryBehavior.MIXED:
+            return Random(f"{self._seed}/{attempt.trace_request.client or attempt.id}").random() < 0.5
+        return self._behavior is RetryBehavior.HONOUR
 
-    def _told_s(self, told: Told | None) -> int | None:
-        """`Retry-After` of a refusal, whole seconds, spread where nobody knows the time; None: it says not again."""
-        if told is None or not told.again:
+    def _retry_after_s(self, advice: RetryAdvice | None) -> int | None:
+        """`Retry-After` of a rejection, whole seconds, randomised where the time is unknown; None: no retry."""
+        if advice is None or not advice.retryable:
             return None
-        if told.retry_after_s is None:
-            low_s, high_s = UNKNOWN_S
+        if advice.retry_after_s is None:
+            low_s, high_s = UNKNOWN_RETRY_RANGE_S
             return self._random.randint(int(low_s), int(high_s))
-        return told.retry_after_s
+        return advice.retry_after_s
 
-    def tell(self, visit: Visit, told: Told | None) -> None:
-        """A refusal has come: what it says, None: nothing about coming back."""
-        visit.retry_after_s, visit.honours = self._told_s(told), self._honours(visit)
-        if visit.attempt == 1 and told is not None and visit.retry_after_s is not None:
-            visit.ticket_s = told.eta_s
+    def on_rejection(self, attempt: Attempt, advice: RetryAdvice | None) -> None:
+        """Handle a rejection. advice: its retry advice, None without any."""
+        attempt.retry_after_s, attempt.honours_retry_after = (
+            self._retry_after_s(advice),
+            self._honours_retry_after(attempt),
+        )
+        if attempt.attempt == 1 and advice is not None and attempt.retry_after_s is not None:
+            attempt.reservation_s = advice.eta_s
 
-    def back_s(self, visit: Visit, told: Told | None) -> float | None:
-        """In how many seconds it is there again after that refusal; None: never."""
-        if self._manner is Manner.NONE or visit.attempt >= ATTEMPTS:
+    def retry_delay_s(self, attempt: Attempt, advice: RetryAdvice | None) -> float | None:
+        """Seconds until the client retries after that rejection; None: never."""
+        if self._behavior is RetryBehavior.NONE or attempt.attempt >= MAX_ATTEMPTS:
             return None
-        if told is not None and visit.honours:
-            return None if visit.retry_after_s is None else float(visit.retry_after_s)
-        return _BACKOFF_S * 2.0 ** (visit.attempt - 1) * (1.0 - _JITTER * self._random.random())
+        if advice is not None and attempt.honours_retry_after:
+            return None if attempt.retry_after_s is None else float(attempt.retry_after_s)
+        return _BACKOFF_S * 2.0 ** (attempt.attempt - 1) * (1.0 - _JITTER * self._random.random())
 
 
-class Returns:
-    """What became of refused demands: counted over first attempts, by what the first refusal had told them.
+class RetryStats:
+    """Outcomes of rejected requests, by first attempt and by the advice of the first rejection.
 
-    A ticket is a refusal that named the time at which there will be room.
+    A retry reservation is a rejection that gives the time at which there will be capacity.
     """
 
     def __init__(self) -> None:
         self.recovered = self.retries = 0
-        self._refused = self._given = 0
-        self._ok = [0, 0]  # of the tickets: let in at the first retry, at the second
-        self._honoured = {until_s: [0, 0, 0] for until_s in (60, 120)}  # given, and the same two
+        self._rejected = self._reservations = 0
+        self._admitted_by_retry = [0, 0]  # of the retry reservations: admitted at the first retry, at the second
+        self._by_honoured_wait = {until_s: [0, 0, 0] for until_s in (60, 120)}  # given, and the same two counts
 
-    def first(self, visit: Visit) -> None:
-        """A first attempt was refused for now."""
-        self._refused += 1
-        if visit.ticket_s is not None:
-            self._given += 1
-            for counts in self._of(visit):
+    def record_rejection(self, attempt: Attempt) -> None:
+        """Count a first attempt that was rejected for now."""
+        self._rejected += 1
+        if attempt.reservation_s is not None:
+            self._reservations += 1
+            for counts in self._matching_counts(attempt):
                 counts[0] += 1
 
-    def again(self, visit: Visit) -> None:
-        """A further attempt has ended."""
+    def record_retry(self, attempt: Attempt) -> None:
+        """Count a further attempt that has ended."""
         self.retries += 1
-        self.recovered += visit.end is End.OK
-        if visit.ticket_s is not None and visit.admitted_s is not None:
-            place = visit.attempt - 2
-            self._ok[place] += 1
-            for counts in self._of(visit):
-                counts[1 + place] += 1
+        self.recovered += attempt.outcome is AttemptOutcome.OK
+        if attempt.reservation_s is not None and attempt.admitted_s is not None:
+            retry_index = attempt.attempt - 2
+            self._admitted_by_retry[retry_index] += 1
+            for counts in self._matching_counts(attempt):
+                counts[1 + retry_index] += 1
 
-    def _of(self, visit: Visit) -> Iterator[list[int]]:
-        assert visit.ticket_s is not None
-        if visit.honours:
-            yield self._honoured[60 if visit.ticket_s <= 60.0 else 120]
+    def _matching_counts(self, attempt: Attempt) -> Iterator[list[int]]:
+        assert attempt.reservation_s is not None
+        if attempt.honours_retry_after:
+            yield self._by_honoured_wait[60 if attempt.reservation_s <= 60.0 else 120]
 
     def summary(self) -> dict[str, object]:
-        """As JSON."""
+        """The counts as JSON values."""
         names = ("given", "first_ok", "second_ok")
         return {
-            "refused": self._refused,
-            "given": self._given,
-            "first_ok": self._ok[0],
-            "second_ok": self._ok[1],
+            "refused": self._rejected,
+            "given": self._reservations,
+            "first_ok": self._admitted_by_retry[0],
+            "second_ok": self._admitted_by_retry[1],
             "honoured": {
-                f"to_{until_s}_s": dict(zip(names, counts, strict=True)) for until_s, counts in self._honoured.items()
+                f"to_{until_s}_s": dict(zip(names, counts, strict=True))
+                for until_s, counts in self._by_honoured_wait.items()
             },
         }

@@ -1,4 +1,4 @@
-"""What a simulation refuses before it begins."""
+"""Errors in the input of a simulation, raised before it begins."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from plimsoll.core.errors import PlimsollError
 
 
 class BadInput(PlimsollError):
-    """A trace, a profile, a policy or another word of the user's cannot be used; the message names the place."""
+    """A trace, a profile, a policy or another user input is invalid; the message names the place."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from plimsoll.sim.job import Job
+from plimsoll.sim.sequence import EngineSequence
 
 
-class Did(NamedTuple):
+class StepWork(NamedTuple):
     """Work of a step. prefills: sequences whose prompt it read, with so many new tokens of it and so many `cached`
     ones. decodes: sequences that it gave a token, with so many tokens of context."""
 
@@ -24,7 +24,7 @@ class Did(NamedTuple):
     context: int = 0
 
 
-class Queued(NamedTuple):
+class QueuedWork(NamedTuple):
     """What waits. Preempted sequences and those whose KV is on its way wait for decoding; the others for prefill."""
 
     prefills: int = 0
@@ -33,8 +33,8 @@ class Queued(NamedTuple):
     context: int = 0
 
 
-NOTHING: Final = Did()
-NONE: Final = Queued()
+NO_WORK: Final = StepWork()
+NO_QUEUED_WORK: Final = QueuedWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,24 @@ class Iteration:
     """The newest step that one engine has completed; took_s is 0 and all else nothing while it is idle."""
 
     pod: str
-    took_s: float = 0.0
-    did: Did = NOTHING
-    queued: Queued = NONE
+    duration_s: float = 0.0
+    work: StepWork = NO_WORK
+    queued: QueuedWork = NO_QUEUED_WORK
 
 
-def queued(waiting: Iterable[Job], loading: Iterable[Job]) -> Queued:
+def queued_work(waiting: Iterable[EngineSequence], loading: Iterable[EngineSequence]) -> QueuedWork:
     """Sums over what waits; loading: sequences whose KV is on its way, of which `moved` tokens come."""
     prefills = tokens = decodes = context = 0
-    for job in waiting:
-        if job.made:  # it lost its place and its KV
+    for sequence in waiting:
+        if sequence.scheduled_output:  # it lost its place and its KV
             decodes += 1
-        elif job.computed:  # its KV has come
+        elif sequence.computed_tokens:  # its KV has come
             decodes += 1
-            context += job.computed
+            context += sequence.computed_tokens
         else:
             prefills += 1
-            tokens += job.prompt
-    for job in loading:
+            tokens += sequence.prompt_tokens
+    for sequence in loading:
         decodes += 1
-        context += job.computed + job.moved
-    return Queued(prefills, tokens, decodes, context)
+        context += sequence.computed_tokens + sequence.transferred_tokens
+    return QueuedWork(prefills, tokens, decodes, context)

@@ -1,8 +1,9 @@
-"""The operator's tick over one service: the real core, fed with what the operator would have heard by now.
+"""The operator's tick for one service, without a cluster: the real core, given what the operator would observe.
 
-As `plimsoll.controllers.autoscale` feeds it, without a cluster: readings of gateways and engines into the listener,
-ended starts into the ledger, one `decide_all` a second, and what the gatekeeper then tells. Who goes when a tier
-shrinks is ranked by what each gateway and each engine said last, however old that is.
+It feeds the core as `plimsoll.controllers.autoscale.autoscaler` does. Gateway and engine readings go to
+`MetricsAggregator`, and completed start-ups to `ServiceState`. `decide_all` runs once a second, and then
+`AdmissionPublisher` publishes the admission limits. When a tier scales down, candidates are ranked by the last reading
+of each gateway and each engine, whatever its age.
 """
 
 from __future__ import annotations
@@ -11,75 +12,75 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.core.admission.published import Published
-from plimsoll.core.autoscaler import Seen, TierSeen, Wish
-from plimsoll.core.autoscaler.fleet import decide_all
-from plimsoll.core.autoscaler.gatekeeper import Gatekeeper
-from plimsoll.core.autoscaler.service import Service
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad, replica_load
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.ports import EngineReading, ServiceReading
-from plimsoll.core.scaling import Decision
-from plimsoll.core.scaling.leaving import Load, load
-from plimsoll.core.signals import Listener
+from plimsoll.core.types import Role
 
 TICK_S: Final = 1.0
-POLL_S: Final = 1.0  # between two looks at a gateway
-BUSY_S: Final = 5.0  # at an engine
-IDLE_S: Final = 10.0
-DEFAULT_SHARE: Final = 0.95  # where a service promises nothing, percentiles are still looked at
-_KEY: Final = "service"
+GATEWAY_POLL_S: Final = 1.0  # interval of gateway polls
+BUSY_SCRAPE_S: Final = 5.0  # interval of scrapes of an engine with requests
+IDLE_SCRAPE_S: Final = 10.0
+DEFAULT_SHARE: Final = 0.95  # percentile of the metrics of a service without an SLO
+_SERVICE_KEY: Final = "service"
 
 
-class Operator:
+class SimulatedOperator:
     """All times are seconds since the epoch."""
 
     def __init__(self, service: InferenceService) -> None:
         roles = [name for name, _ in service.spec.tiers.items()]
-        self._spec = service
-        self._listener = Listener([Role(name) for name in roles])
-        self._gatekeeper = Gatekeeper()
+        self._service = service
+        self._aggregator = MetricsAggregator([Role(name) for name in roles])
+        self._publisher = AdmissionPublisher()
         self._gateways: dict[str, ServiceReading] = {}
-        self._running: dict[str, float] = {}
-        self.service = Service.of(roles)
+        self._requests_by_pod: dict[str, float] = {}
+        self.service_state = ServiceState.for_roles(roles)
 
     @property
-    def told(self) -> Published | None:
-        """What gateways are told."""
-        return self._gatekeeper.told
+    def published(self) -> AdmissionLimits | None:
+        """The limits last published to gateways."""
+        return self._publisher.published
 
-    def hear_engine(self, role: Role, reading: EngineReading) -> None:
-        self._listener.hear_engine(role, reading)
+    def observe_engine(self, role: Role, reading: EngineReading) -> None:
+        self._aggregator.observe_engine(role, reading)
         if reading.running is not None:
-            self._running[reading.pod] = reading.running + (reading.waiting or 0.0)
+            self._requests_by_pod[reading.pod] = reading.running + (reading.waiting or 0.0)
 
-    def hear_gateway(self, gateway: str, at_s: float, reading: ServiceReading) -> None:
-        self._listener.hear_gateway(gateway, gateway, at_s, reading)
-        self._gatekeeper.sharing.hear(gateway, gateway, at_s, reading)
+    def observe_gateway(self, gateway: str, at_s: float, reading: ServiceReading) -> None:
+        self._aggregator.observe_gateway(gateway, gateway, at_s, reading)
+        self._publisher.sharing.observe(gateway, gateway, at_s, reading)
         self._gateways[gateway] = reading
 
-    def load(self, pod: str) -> Load:
-        """What is known of the requests at an engine."""
-        return load(self._gateways.values(), pod, self._running.get(pod))
+    def replica_load(self, pod: str) -> ReplicaLoad:
+        """Known load of an engine."""
+        return replica_load(self._gateways.values(), pod, self._requests_by_pod.get(pod))
 
-    def started(self, tier: str, took_s: Sequence[tuple[str, float]]) -> None:
-        """An engine has become ready; its phases in order with their seconds."""
-        self.service.started(tier, took_s)
+    def record_startup(self, tier: str, phases: Sequence[tuple[str, float]]) -> None:
+        """Record a completed start-up: its phases in order, in seconds."""
+        self.service_state.record_startup(tier, phases)
 
     def tick(
         self,
         now_s: float,
-        tiers: Mapping[str, TierSeen],
+        tiers: Mapping[str, TierSnapshot],
         ready: Mapping[Role, Collection[str]],
         gateways: Sequence[str],
-    ) -> Decision:
-        """One pass. ready: names of the engines that are, by tier."""
-        spec = self._spec.spec
+    ) -> ScalingDecision:
+        """One tick. ready: names of the ready engines, by tier."""
+        spec = self._service.spec
         slo = None if spec.slo is None else spec.slo.to_core()
-        wish = Wish(
-            self._spec.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s, self._spec.classes
+        scaling_spec = ScalingSpec(
+            self._service.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s, self._service.classes
         )
         share = DEFAULT_SHARE if slo is None else slo.share
-        seen = Seen(self._listener.heard(now_s, ready, gateways, share), tiers)
-        decision = decide_all({_KEY: (self.service, seen, wish)}, now_s)[_KEY]
-        self._gatekeeper.tell(self.service, seen, wish, gateways, now_s)
+        snapshot = ServiceSnapshot(self._aggregator.collect(now_s, ready, gateways, share), tiers)
+        decision = decide_all({_SERVICE_KEY: (self.service_state, snapshot, scaling_spec)}, now_s)[_SERVICE_KEY]
+        self._publisher.publish(self.service_state, snapshot, scaling_spec, gateways, now_s)
         return decision

@@ -1,6 +1,6 @@
-"""The plant: what engines, starts and the road between them are like. The controller never sees it.
+"""The plant: engines, start-ups and network of the simulated fleet. The controller never sees it.
 
-A replica's speed is drawn at its start, within `spread` of the profile; `scale` stretches all times of all steps.
+A replica's speed is drawn at its start, within `spread` of the profile; `scale` multiplies the times of all steps.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from plimsoll.api.contract import contract
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import About, Ladder
-from plimsoll.sim.blocks import Blocks
-from plimsoll.sim.engine import Engine
-from plimsoll.sim.meters import Meters
-from plimsoll.sim.pace import Pace
-from plimsoll.sim.profile import Profile
-from plimsoll.sim.startup import StartUp
-from plimsoll.sim.wire import FABRIC, Wire
+from plimsoll.api.contract import engine_contract
+from plimsoll.core.ports import EngineInfo, SelfBenchmark
+from plimsoll.core.types import Role
+from plimsoll.sim.engine import SimulatedEngine
+from plimsoll.sim.engine_metrics import EngineMetrics
+from plimsoll.sim.kv_cache import KvCache
+from plimsoll.sim.kv_link import FABRIC_BYTES_PER_S, KvLink
+from plimsoll.sim.profile import HardwareProfile
+from plimsoll.sim.startup import StartupDistribution
+from plimsoll.sim.step_timing import StepTiming
 
-_RUNGS: Final = ((16, 128, 1024), (1, 4, 8), 16)  # a warm-up's prompt lengths, batch sizes and tokens of each
+_BENCHMARK_POINTS: Final = (
+    (16, 128, 1024),
+    (1, 4, 8),
+    16,
+)  # a warm-up's prompt lengths, batch sizes and tokens of each
 _VERSION: Final = "simulated"
 
 
@@ -32,83 +36,85 @@ class Plant:
     engines tell, None where they do not find it. gpus: of a replica. bytes_per_s: of the fabric between engines.
     leap: see `Engine`."""
 
-    profile: Profile
-    start: StartUp
+    profile: HardwareProfile
+    startup: StartupDistribution
     scale: float = 1.0
     spread: float = 0.1
     noise: float = 0.02
-    chunk: int = 0
-    leg_s: float = 0.002
+    hash_block_tokens: int = 0
+    remote_prefill_http_s: float = 0.002
     config: Mapping[str, Any] | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
-    bytes_per_s: float = FABRIC
-    leap: bool = True
+    bytes_per_s: float = FABRIC_BYTES_PER_S
+    fast_forward: bool = True
 
-    def of_role(self, role: Role) -> Profile:
-        """The profile of a tier's engines."""
+    def profile_for(self, role: Role) -> HardwareProfile:
+        """Profile of a tier's engines."""
         factors = {Role.PREFILL: self.profile.producer_factor, Role.DECODE: self.profile.consumer_factor}
         return self.profile.scaled(self.scale * factors.get(role, 1.0))
 
-    def engine(self, role: Role, random: Random) -> Engine:
-        """A new replica's engine."""
-        own = self.of_role(role).scaled(1.0 + self.spread * random.uniform(-1.0, 1.0))
-        return Engine(
-            own.max_num_seqs,
-            own.budget,
-            Blocks(own.kv_tokens // own.block_size, own.block_size, self.chunk),
-            Pace(own, self.noise, random),
-            self.wire(),
-            Meters(own.max_model_len),
-            self.leap,
+    def engine(self, role: Role, random: Random) -> SimulatedEngine:
+        """Engine of a new replica."""
+        engine_profile = self.profile_for(role).scaled(1.0 + self.spread * random.uniform(-1.0, 1.0))
+        return SimulatedEngine(
+            engine_profile.max_num_seqs,
+            engine_profile.budget,
+            KvCache(
+                engine_profile.kv_tokens // engine_profile.block_size, engine_profile.block_size, self.hash_block_tokens
+            ),
+            StepTiming(engine_profile, self.noise, random),
+            self.kv_link(),
+            EngineMetrics(engine_profile.max_model_len),
+            self.fast_forward,
         )
 
-    def wire(self) -> Wire:
-        """What KV reads cost a decode engine."""
-        own = self.profile
-        return Wire(own.layers, own.block_size, own.kv_bytes_per_token, self.bytes_per_s)
+    def kv_link(self) -> KvLink:
+        """Cost of KV reads for a decode engine."""
+        profile = self.profile
+        return KvLink(profile.layers, profile.block_size, profile.kv_bytes_per_token, self.bytes_per_s)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that an engine takes."""
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest sequence that an engine accepts."""
         return min(
             self.profile.max_model_len, self.profile.kv_tokens // self.profile.block_size * self.profile.block_size
         )
 
     def frontend_s(self, tokens: int) -> float:
-        """A request's way to the engine core."""
+        """Time of a request on its way to the engine core."""
         return self.profile.frontend + self.profile.frontend_token * tokens
 
-    def about(self, role: Role) -> About:
-        """What an engine says of itself, its warm-up's ladder included."""
-        own = self.profile
-        return About(
+    def engine_info(self, role: Role) -> EngineInfo:
+        """What an engine reports about itself, including the self-benchmark of its warm-up."""
+        profile = self.profile
+        return EngineInfo(
             engine=_VERSION,
             engine_version=_VERSION,
-            accelerator=own.accelerator,
+            accelerator=profile.accelerator,
             gpus=self.gpus.get(role, 1),
-            max_sequences=own.max_num_seqs,
-            kv_tokens=own.kv_tokens - own.kv_tokens % own.block_size,
-            token_budget=own.budget,
-            block_tokens=own.block_size,
-            max_model_len=own.max_model_len,
+            max_sequences=profile.max_num_seqs,
+            kv_tokens=profile.kv_tokens - profile.kv_tokens % profile.block_size,
+            token_budget=profile.budget,
+            block_tokens=profile.block_size,
+            max_model_len=profile.max_model_len,
             config=self.config,
-            ladder=self._ladder(role),
+            self_benchmark=self._self_benchmark(role),
         )
 
-    def _ladder(self, role: Role) -> Ladder:
+    def _self_benchmark(self, role: Role) -> SelfBenchmark:
         """What the warm-up of an undisturbed, cool engine measures, HTTP included."""
-        c = self.of_role(role).coefficients
-        lengths, sizes, outputs = _RUNGS
+        c = self.profile_for(role).coefficients
+        lengths, sizes, outputs = _BENCHMARK_POINTS
         prefill = tuple(
             (n, self.frontend_s(n) + c.base + c.anypre + c.pretok * n + c.preattn * n * n / 2) for n in lengths
         )
         batches = [(size, min(lengths) + outputs // 2) for size in sizes]
         batches.append((max(sizes), max(lengths) + outputs // 2))
         decode = tuple((size, context, c.base + c.dec * size + c.ctx * size * context) for size, context in batches)
-        return Ladder(prefill, () if role is Role.PREFILL else decode)
+        return SelfBenchmark(prefill, () if role is Role.PREFILL else decode)
 
 
-def quiet_s() -> float:
-    """Seconds for which an engine that is to end waits at least."""
-    drain = contract().drain
+def min_drain_s() -> float:
+    """Minimum time that a terminating engine waits, seconds."""
+    drain = engine_contract().drain
     return float(drain["min_unready_seconds"] + drain["quiet_seconds"])

@@ -11,18 +11,18 @@ from typing import Any
 
 from plimsoll.sim import profiles
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.profiles import Coefficients, Profile, ProfileError
+from plimsoll.sim.profiles import HardwareProfile, ProfileError, StepCoefficients
 
-__all__ = ["Coefficients", "Profile", "document", "load", "parse"]
+__all__ = ["HardwareProfile", "StepCoefficients", "document", "load", "parse"]
 
 
-def load(name: str) -> Profile:
+def load(name: str) -> HardwareProfile:
     """The built-in profile of that name, or the one in a file whose name ends in .json. Raises BadInput."""
     try:
         return profiles.load(name)
     except ProfileError as error:
-        told = str(error)
-        raise BadInput(told if name in told else f"{name}: {told}") from None
+        message = str(error)
+        raise BadInput(message if name in message else f"{name}: {message}") from None
 
 
 def document(path: str) -> Any:
@@ -35,7 +35,7 @@ def document(path: str) -> Any:
         raise BadInput(str(error)) from None
 
 
-def parse(document: Any) -> Profile:
+def parse(document: Any) -> HardwareProfile:
     """A profile from its JSON document; every key but the six coefficients has a default. Raises BadInput."""
     try:
         return profiles.parse(document)

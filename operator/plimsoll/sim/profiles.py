@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-FOLDER: Final = Path(__file__).parent / "profiles"
+PROFILE_FOLDER: Final = Path(__file__).parent / "profiles"
 
 
 class ProfileError(ValueError):
@@ -24,7 +24,7 @@ class ProfileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Coefficients:
+class StepCoefficients:
     """Seconds of a step, linear in what it does.
 
     base + anypre [any prefill] + pretok p + preattn sum n (ctx + n / 2) + dec b + ctx k, for p prefilled tokens, b
@@ -38,19 +38,19 @@ class Coefficients:
     dec: float
     ctx: float
 
-    def scaled(self, factor: float) -> Coefficients:
+    def scaled(self, factor: float) -> StepCoefficients:
         """All of them times a factor."""
-        return Coefficients(*(getattr(self, field.name) * factor for field in fields(self)))
+        return StepCoefficients(*(getattr(self, field.name) * factor for field in fields(self)))
 
-    def towards(self, other: Coefficients, share: float) -> Coefficients:
+    def interpolate(self, other: StepCoefficients, share: float) -> StepCoefficients:
         """A mixture: this at share 0, the other at share 1, on the same line beyond it."""
-        return Coefficients(
+        return StepCoefficients(
             *((1 - share) * getattr(self, field.name) + share * getattr(other, field.name) for field in fields(self))
         )
 
 
 @dataclass(frozen=True)
-class Profile:
+class HardwareProfile:
     """One replica. Times in seconds.
 
     hot: the coefficients while the card is power-capped, None where it never is; cool_share, hot_share: shares of its
@@ -61,7 +61,7 @@ class Profile:
     of experts, which changes no step here.
     """
 
-    coefficients: Coefficients
+    coefficients: StepCoefficients
     kv_tokens: int
     max_num_seqs: int
     budget: int
@@ -69,7 +69,7 @@ class Profile:
     layers: int
     max_model_len: int
     kv_bytes_per_token: int
-    hot: Coefficients | None = None
+    hot: StepCoefficients | None = None
     hinge_sequences: int = 0
     hinge_dec: float = 0.0
     cool_share: float = 0.25
@@ -81,7 +81,7 @@ class Profile:
     accelerator: str = "simulated"
     mixture: bool = False
 
-    def scaled(self, factor: float) -> Profile:
+    def scaled(self, factor: float) -> HardwareProfile:
         """A machine on which every step takes `factor` times as long."""
         return replace(
             self,
@@ -91,7 +91,7 @@ class Profile:
         )
 
 
-_COUNTS: Final = {
+_COUNT_DEFAULTS: Final = {
     "kv_tokens": 720_000,
     "max_num_seqs": 256,
     "budget": 8_192,
@@ -100,65 +100,71 @@ _COUNTS: Final = {
     "max_model_len": 40_960,
     "kv_bytes_per_token": 131_072,
 }
-_TIMES: Final = ("hinge_dec", "frontend", "frontend_token")
-_FACTORS: Final = ("producer_factor", "consumer_factor")
-_SHARES: Final = {"cool_share": 0.25, "hot_share": 0.5}
+_TIME_KEYS: Final = ("hinge_dec", "frontend", "frontend_token")
+_FACTOR_KEYS: Final = ("producer_factor", "consumer_factor")
+_SHARE_DEFAULTS: Final = {"cool_share": 0.25, "hot_share": 0.5}
 
 
-def load(name: str) -> Profile:
+def load(name: str) -> HardwareProfile:
     """The profile of that name that comes with the package, or the one in a file; raises ProfileError."""
-    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    path = Path(name) if name.endswith(".json") else PROFILE_FOLDER / f"{name}.json"
     try:
         return parse(read(path))
     except OSError as error:
         if name.endswith(".json"):
             raise ProfileError(f"{name}: {error.strerror}") from None
-        known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.json")))
+        known = ", ".join(sorted(one.stem for one in PROFILE_FOLDER.glob("*.json")))
         raise ProfileError(f"no hardware profile {name!r}: known are {known}, or the path of a .json file") from None
 
 
 def read(path: Path) -> Any:
     """A JSON document from a file that nobody vouches for. Raises OSError, and ProfileError that names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
+        return json.loads(path.read_text(encoding="utf-8"), parse_int=_parse_int)
     except RecursionError:
         raise ProfileError(f"{path}: not JSON: too deep") from None
     except ValueError as error:
         raise ProfileError(f"{path}: not JSON: {error}") from None
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > sys.float_info.max_10_exp:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
 
-def parse(document: Any) -> Profile:
+def parse(document: Any) -> HardwareProfile:
     """A profile from its JSON document; every key but the six coefficients has a default. Raises ProfileError."""
     if not isinstance(document, dict):
         raise ProfileError("a profile is a JSON object")
-    known = {field.name for field in fields(Coefficients)} | set(_COUNTS) | set(_TIMES) | set(_FACTORS) | set(_SHARES)
+    known = (
+        {field.name for field in fields(StepCoefficients)}
+        | set(_COUNT_DEFAULTS)
+        | set(_TIME_KEYS)
+        | set(_FACTOR_KEYS)
+        | set(_SHARE_DEFAULTS)
+    )
     if unknown := set(document) - known - {"hot", "hinge_sequences", "accelerator", "mixture"}:
         raise ProfileError(f"unknown key: {', '.join(sorted(unknown))}")
     hot = document.get("hot")
-    accelerator = document.get("accelerator", Profile.accelerator)
+    accelerator = document.get("accelerator", HardwareProfile.accelerator)
     if not isinstance(accelerator, str):
         raise ProfileError(f"accelerator must be a name, not {accelerator!r}")
-    mixture = document.get("mixture", Profile.mixture)
+    mixture = document.get("mixture", HardwareProfile.mixture)
     if not isinstance(mixture, bool):
         raise ProfileError(f"mixture must be true or false, not {mixture!r}")
-    counts = {key: _count(document, key, default) for key, default in _COUNTS.items()}
+    counts = {key: _count(document, key, default) for key, default in _COUNT_DEFAULTS.items()}
     if counts["max_num_seqs"] > counts["budget"]:
         raise ProfileError("max_num_seqs is above budget: a step could not give each sequence its token")
-    times = {key: _number(document, key, 0.0) for key in _TIMES}
-    factors = {key: _number(document, key, 1.0, least=math.ulp(0.0)) for key in _FACTORS}
-    shares = {key: _number(document, key, default) for key, default in _SHARES.items()}
+    times = {key: _number(document, key, 0.0) for key in _TIME_KEYS}
+    factors = {key: _number(document, key, 1.0, minimum=math.ulp(0.0)) for key in _FACTOR_KEYS}
+    shares = {key: _number(document, key, default) for key, default in _SHARE_DEFAULTS.items()}
     if not shares["cool_share"] < shares["hot_share"]:
         raise ProfileError("hot_share must be above cool_share")
-    return Profile(
+    return HardwareProfile(
         coefficients=_coefficients(document),
         hot=None if hot is None else _coefficients(hot),
-        hinge_sequences=_count(document, "hinge_sequences", 0, least=0),
+        hinge_sequences=_count(document, "hinge_sequences", 0, minimum=0),
         producer_factor=factors["producer_factor"],
         consumer_factor=factors["consumer_factor"],
         accelerator=accelerator,
@@ -172,23 +178,25 @@ def parse(document: Any) -> Profile:
     )
 
 
-def _coefficients(document: Any) -> Coefficients:
+def _coefficients(document: Any) -> StepCoefficients:
     if not isinstance(document, dict):
         raise ProfileError("hot must be an object of the six coefficients")
-    base = _number(document, "base", None, least=math.ulp(0.0))
-    anypre = _number(document, "anypre", None, least=-base)
-    return Coefficients(base, anypre, *(_number(document, key, None) for key in ("pretok", "preattn", "dec", "ctx")))
+    base = _number(document, "base", None, minimum=math.ulp(0.0))
+    anypre = _number(document, "anypre", None, minimum=-base)
+    return StepCoefficients(
+        base, anypre, *(_number(document, key, None) for key in ("pretok", "preattn", "dec", "ctx"))
+    )
 
 
-def _number(document: Mapping[str, Any], key: str, default: float | None, least: float = 0.0) -> float:
+def _number(document: Mapping[str, Any], key: str, default: float | None, minimum: float = 0.0) -> float:
     value = document.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= sys.float_info.max:
-        raise ProfileError(f"{key} must be a number of at least {least:g}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= sys.float_info.max:
+        raise ProfileError(f"{key} must be a number of at least {minimum:g}, not {value!r}")
     return float(value)
 
 
-def _count(document: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+def _count(document: Mapping[str, Any], key: str, default: int, minimum: int = 1) -> int:
     value = document.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ProfileError(f"{key} must be a whole number of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ProfileError(f"{key} must be a whole number of at least {minimum}, not {value!r}")
     return value

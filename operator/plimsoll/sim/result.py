@@ -1,12 +1,13 @@
-"""What a run came to: counted as requests end, so that a day takes no more memory than an hour.
+"""Results of a run, aggregated as requests end, so that a day takes no more memory than an hour.
 
-Offered is every request, warm-up and tail included; unfinished, refused, failed and late count as missed. A further
-attempt of a refused one is no new request: `recovered`, `retries` and `tickets` count it, and `itl_p99_s`, whose gaps
-engines count, who know no attempts. Times to first token are from the gateway's receipt, hold included; percentiles are
-right to a quarter of a hundredth. Replicas cost from their order to their end, but nothing while they wait for a GPU
-that a cluster has not left. Windows hold 500 requests by arrival; one passes where the promised share, less a point,
-was kept in it, or the share that an idle fleet could keep, where that is less. What goes to a fallback is downgraded,
-and missed here: that service is not simulated. Clients do not leave, and are counted all the same: 0 are gone.
+Every request is offered load, warm-up and tail included. Unfinished, refused, failed and late requests count as missed.
+Further attempts of a rejected request are no new requests. `recovered`, `retries` and `retry_reservations` count them,
+and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from the gateway's
+receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their order to their
+end, but nothing while they wait for a GPU that the cluster lacks. Windows hold 500 requests by arrival. A window passes
+if it meets the SLO share less one point, or the share that an idle fleet could meet, if that is less. Requests that go
+to a fallback are downgraded and count as missed, because that service is not simulated. Clients never disconnect, and
+are counted all the same: 0 disconnected.
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TextIO
 
-from plimsoll.core.admission import ClassPolicy
-from plimsoll.core.gaps import SHARE
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.scaling import TierDecision
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.autoscaling.scaling_decision import TierDecision
+from plimsoll.core.engine_model.inter_token import ITL_SHARE
 from plimsoll.core.slo import Slo
-from plimsoll.sim.clients import Returns
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
+from plimsoll.sim.clients import RetryStats
 from plimsoll.sim.gateway import default_class
-from plimsoll.sim.phases import Offered, reversals
+from plimsoll.sim.load_phases import OfferedWork, reversals
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.times import Times
-from plimsoll.sim.visit import Asked, End, Visit
-from plimsoll.sim.work import Work, ttft_target_s
-from plimsoll.sim.world import World
+from plimsoll.sim.quantile_sketch import QuantileSketch
+from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
+from plimsoll.sim.simulator import Simulator
 
-WINDOW: Final = 500  # requests
-_POINT: Final = 0.01
-_STATUS: Final = {End.OK: 200, End.REFUSED: 400}
-_BUSY, _AWAY = 429, 503
-_PRECISION: Final = 5
+WINDOW_REQUESTS: Final = 500  # requests
+_WINDOW_TOLERANCE: Final = 0.01
+_STATUS: Final = {AttemptOutcome.OK: 200, AttemptOutcome.REFUSED: 400}
+_STATUS_OVERLOADED, _STATUS_UNAVAILABLE = 429, 503
+_DIGITS: Final = 5
 
 
 @dataclass
-class Window:
-    """Requests that arrived one after another: their number, when the first and the last came, how many were kept, and
-    to how many an idle fleet would have kept the promise."""
+class RequestWindow:
+    """Consecutive requests by arrival: their number, the first and last arrival, how many met the SLO, and how many
+    could meet it on an idle fleet.
+    """
 
     n: int
     from_s: float
@@ -51,11 +53,12 @@ class Window:
     feasible: int = 0
 
 
-class Result:
-    """Of one run. Pass `take` to the world; `slo`: None where nothing is promised, then all that ends well is met.
+class RunResult:
+    """Result of one run; pass `add` to the simulator. slo: None without an SLO; every successful request then counts as
+    met.
 
-    requests, windows: where a JSON line of each is written; None for nowhere. classes: each with its own targets, that
-    of unknown names as gateways have it; () where `slo` is everybody's.
+    requests, windows: files for a JSON line of each; None for no output. classes: each with its own targets, that of
+    unknown names as in gateways; () if `slo` applies to all.
     """
 
     def __init__(
@@ -67,205 +70,214 @@ class Result:
         windows: TextIO | None = None,
         classes: Iterable[ClassPolicy] = (),
     ) -> None:
-        self.taken = 0
-        self.returns = Returns()
-        self.ends: Counter[End] = Counter()
+        self.first_attempts = 0
+        self.retry_stats = RetryStats()
+        self.outcomes: Counter[AttemptOutcome] = Counter()
         roles = tuple(roles)
-        self._plant, self._work, self._slo = plant, Work(plant, roles), slo
+        self._plant, self._cost_model, self._slo = plant, RequestCostModel(plant, roles), slo
         classes = tuple(classes)
-        self._of = {one.name: one.slo for one in classes}
-        self._usual = self._of.get(default_class(classes), slo)
-        self._offered = {role: Offered() for role in roles}
+        self._slo_by_class = {one.name: one.slo for one in classes}
+        self._default_slo = self._slo_by_class.get(default_class(classes), slo)
+        self._offered = {role: OfferedWork() for role in roles}
         self._requests, self._windows = requests, windows
-        self._ttft, self._tpot, self._e2e = Times(), Times(), Times()
-        self._met = self._held = self._infeasible = 0
-        self._offered_tokens = self._met_tokens = self._met_output = 0
+        self._ttft, self._tpot, self._e2e = QuantileSketch(), QuantileSketch(), QuantileSketch()
+        self._within_slo = self._queued = self._infeasible_alone = 0
+        self._offered_tokens = self._tokens_within_slo = self._output_within_slo = 0
         self._offered_work_s = self._shed_work_s = 0.0
-        self._open: dict[int, Window] = {}
-        self._judged = self._passed = 0
+        self._open_windows: dict[int, RequestWindow] = {}
+        self._windows_complete = self._windows_passed = 0
 
-    def take(self, visit: Visit) -> None:
-        """An attempt has ended."""
-        assert visit.end is not None
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt that has ended."""
+        assert attempt.outcome is not None
         if self._requests is not None:
-            self._requests.write(json.dumps(row(visit)) + "\n")
-        if visit.attempt > 1:
-            self.returns.again(visit)
+            self._requests.write(json.dumps(request_row(attempt)) + "\n")
+        if attempt.attempt > 1:
+            self.retry_stats.record_retry(attempt)
             return
-        asked, met = visit.asked, self.met(visit)
-        if visit.end is End.SHED:
-            self.returns.first(visit)
-        self.taken += 1
-        self.ends[visit.end] += 1
-        self._held += visit.waited
-        tokens = asked.prompt_tokens + asked.output_tokens
+        request, within_slo = attempt.trace_request, self.is_within_slo(attempt)
+        if attempt.outcome is AttemptOutcome.SHED:
+            self.retry_stats.record_rejection(attempt)
+        self.first_attempts += 1
+        self.outcomes[attempt.outcome] += 1
+        self._queued += attempt.was_queued
+        tokens = request.prompt_tokens + request.output_tokens
         self._offered_tokens += tokens
         work = 0.0
         for role, offered in self._offered.items():
-            part = self._work.seconds(role, asked)
-            offered.add(asked.at_s, part)
-            work += part
+            tier_work = self._cost_model.cost_s(role, request)
+            offered.add(request.at_s, tier_work)
+            work += tier_work
         self._offered_work_s += work
-        if visit.end is End.SHED:
+        if attempt.outcome is AttemptOutcome.SHED:
             self._shed_work_s += work
-        if met:
-            self._met += 1
-            self._met_tokens += tokens
-            self._met_output += asked.output_tokens
-        slo = self._promised(asked)
-        feasible = slo is None or self._work.feasible_alone(slo, asked)
-        self._infeasible += not feasible
-        for times, took_s in ((self._ttft, visit.ttft_s), (self._tpot, visit.tpot_s), (self._e2e, visit.e2e_s)):
+        if within_slo:
+            self._within_slo += 1
+            self._tokens_within_slo += tokens
+            self._output_within_slo += request.output_tokens
+        slo = self._slo_of(request)
+        feasible = slo is None or self._cost_model.feasible_alone(slo, request)
+        self._infeasible_alone += not feasible
+        for times, took_s in ((self._ttft, attempt.ttft_s), (self._tpot, attempt.tpot_s), (self._e2e, attempt.e2e_s)):
             if took_s is not None:
                 times.observe(took_s)
-        self._count(visit, met, feasible)
+        self._add_to_window(attempt, within_slo, feasible)
 
-    def met(self, visit: Visit) -> bool:
-        """Whether it ended well and within its targets."""
-        slo = self._promised(visit.asked)
-        if visit.end is not End.OK or visit.ttft_s is None or slo is None:
-            return visit.end is End.OK
-        target_s = ttft_target_s(slo, visit.asked.prompt_tokens)
-        in_time = target_s is None or visit.ttft_s <= target_s
-        if slo.e2e_s is not None and (visit.e2e_s is None or visit.e2e_s > slo.e2e_s):
+    def is_within_slo(self, attempt: Attempt) -> bool:
+        """Whether it succeeded within its targets."""
+        slo = self._slo_of(attempt.trace_request)
+        if attempt.outcome is not AttemptOutcome.OK or attempt.ttft_s is None or slo is None:
+            return attempt.outcome is AttemptOutcome.OK
+        target_s = ttft_target_s(slo, attempt.trace_request.prompt_tokens)
+        in_time = target_s is None or attempt.ttft_s <= target_s
+        if slo.e2e_s is not None and (attempt.e2e_s is None or attempt.e2e_s > slo.e2e_s):
             return False
-        return in_time and (slo.tpot_s is None or (visit.tpot_s or 0.0) <= slo.tpot_s)
+        return in_time and (slo.tpot_s is None or (attempt.tpot_s or 0.0) <= slo.tpot_s)
 
-    def _promised(self, asked: Asked) -> Slo | None:
+    def _slo_of(self, request: TraceRequest) -> Slo | None:
         """The targets of its class; None where nothing is promised."""
-        return self._of.get(asked.klass, self._usual)
+        return self._slo_by_class.get(request.request_class, self._default_slo)
 
-    def summary(self, world: World, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
-        """The figures of the run, which JSON can hold. length_s: of the load."""
-        offered, ends = self.taken, self.ends
-        admitted = offered - ends[End.SHED] - ends[End.REFUSED] - ends[End.DOWNGRADED]
-        paid_s = {role: tier.paid_s(length_s) for role, tier in world.tiers.items()}
+    def summary(self, simulator: Simulator, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
+        """The figures of the run as JSON values. length_s: length of the load."""
+        offered, outcomes = self.first_attempts, self.outcomes
+        admitted = (
+            offered
+            - outcomes[AttemptOutcome.SHED]
+            - outcomes[AttemptOutcome.REFUSED]
+            - outcomes[AttemptOutcome.DOWNGRADED]
+        )
+        paid_s = {role: tier.replica_seconds(length_s) for role, tier in simulator.tiers.items()}
         gpus = {role: self._plant.gpus.get(role, 1) for role in paid_s}
 
         def each_s(amount: float) -> float | None:
             """A second of the load; None where all of it came at one moment."""
-            return _rounded(amount / length_s) if length_s > 0 else None
+            return _round(amount / length_s) if length_s > 0 else None
 
         return {
             "policy": policy,
             "seed": seed,
-            "length_s": _rounded(length_s),
+            "length_s": _round(length_s),
             "slo": None if self._slo is None else asdict(self._slo),
             "offered": offered,
             "admitted": admitted,
-            "held": self._held,
-            "downgraded": ends[End.DOWNGRADED],
-            "shed": ends[End.SHED],
-            "refused": ends[End.REFUSED],
-            "completed": ends[End.OK],
-            "failed": ends[End.FAILED],
+            "queued": self._queued,
+            "downgraded": outcomes[AttemptOutcome.DOWNGRADED],
+            "shed": outcomes[AttemptOutcome.SHED],
+            "refused": outcomes[AttemptOutcome.REFUSED],
+            "completed": outcomes[AttemptOutcome.OK],
+            "failed": outcomes[AttemptOutcome.FAILED],
             "client_gone": 0,
-            "unfinished": ends[End.UNFINISHED],
-            "recovered": self.returns.recovered,
-            "retries": self.returns.retries,
-            "infeasible_alone": self._infeasible,
-            "attainment_offered": _share(self._met, offered),
-            "attainment_admitted": _share(self._met, admitted),
-            "windows_met": _share(self._passed, self._judged),
-            "shed_share": _share(ends[End.SHED], offered),
+            "unfinished": outcomes[AttemptOutcome.UNFINISHED],
+            "recovered": self.retry_stats.recovered,
+            "retries": self.retry_stats.retries,
+            "infeasible_alone": self._infeasible_alone,
+            "attainment_offered": _share(self._within_slo, offered),
+            "attainment_admitted": _share(self._within_slo, admitted),
+            "windows_met": _share(self._windows_passed, self._windows_complete),
+            "shed_share": _share(outcomes[AttemptOutcome.SHED], offered),
             "shed_work_ratio": self._shed_work_ratio(),
             "offered_tokens": self._offered_tokens,
-            "attainment_tokens": _share(self._met_tokens, self._offered_tokens),
-            **{f"p{q}_ttft_s": _rounded(self._ttft.quantile_s(q / 100)) for q in (50, 95, 99)},
-            **{f"p{q}_tpot_s": _rounded(self._tpot.quantile_s(q / 100)) for q in (50, 95, 99)},
-            **{f"p{q}_e2e_s": _rounded(self._e2e.quantile_s(q / 100)) for q in self._asked_of_whole},
-            "itl_p99_s": _rounded(world.gaps.quantile_s(SHARE)),
-            **self._gaps(world),
-            "goodput_rps": each_s(self._met),
-            "goodput_tokens_per_s": each_s(self._met_output),
-            "gpu_hours": _rounded(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
+            "attainment_tokens": _share(self._tokens_within_slo, self._offered_tokens),
+            **{f"p{q}_ttft_s": _round(self._ttft.quantile_s(q / 100)) for q in (50, 95, 99)},
+            **{f"p{q}_tpot_s": _round(self._tpot.quantile_s(q / 100)) for q in (50, 95, 99)},
+            **{f"p{q}_e2e_s": _round(self._e2e.quantile_s(q / 100)) for q in self._e2e_percentiles},
+            "itl_p99_s": _round(simulator.itl.quantile_s(ITL_SHARE)),
+            **self._itl_summary(simulator),
+            "goodput_rps": each_s(self._within_slo),
+            "goodput_tokens_per_s": each_s(self._output_within_slo),
+            "gpu_hours": _round(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
             "mean_replicas": {str(role): each_s(paid) for role, paid in paid_s.items()},
-            "replica_seconds": {str(role): _rounded(paid) for role, paid in paid_s.items()},
-            "changes": len(world.log.changes),
-            "reversals": self._reversals(world, length_s),
-            "tickets": self.returns.summary(),
-            "windows": {"requests": WINDOW, "n": self._judged, "passed": self._passed},
+            "replica_seconds": {str(role): _round(paid) for role, paid in paid_s.items()},
+            "changes": len(simulator.log.changes),
+            "reversals": self._reversals(simulator, length_s),
+            "retry_reservations": self.retry_stats.summary(),
+            "windows": {"requests": WINDOW_REQUESTS, "n": self._windows_complete, "passed": self._windows_passed},
             "wall_s": round(wall_s, 2),
         }
 
-    def _gaps(self, world: World) -> dict[str, Any]:
+    def _itl_summary(self, simulator: Simulator) -> dict[str, Any]:
         """Whether the gaps kept their target, where they have one; None where there were none."""
         if self._slo is None or self._slo.itl_s is None:
             return {}
-        found_s = world.gaps.quantile_s(SHARE)
-        return {"itl_met": None if found_s is None else found_s <= self._slo.itl_s}
+        itl_s = simulator.itl.quantile_s(ITL_SHARE)
+        return {"itl_met": None if itl_s is None else itl_s <= self._slo.itl_s}
 
     @property
-    def _asked_of_whole(self) -> tuple[int, ...]:
+    def _e2e_percentiles(self) -> tuple[int, ...]:
         """Percentiles of whole answers: where they are promised."""
         return (50, 95, 99) if self._slo is not None and self._slo.e2e_s is not None else ()
 
-    def _reversals(self, world: World, length_s: float) -> dict[str, list[int]]:
+    def _reversals(self, simulator: Simulator, length_s: float) -> dict[str, list[int]]:
         """Of each tier in each phase of its load."""
-        found = {}
+        reversals_by_tier = {}
         for role, offered in self._offered.items():
-            wanted = ((at_s, desired) for at_s, tier, desired, *_ in world.log.replicas if tier is role)
-            found[str(role)] = reversals(wanted, offered.phases(), length_s)
-        return found
+            wanted = ((at_s, desired) for at_s, tier, desired, *_ in simulator.log.replicas if tier is role)
+            reversals_by_tier[str(role)] = reversals(wanted, offered.phases(), length_s)
+        return reversals_by_tier
 
     def _shed_work_ratio(self) -> float | None:
         """Mean work of what was shed over that of what was offered; None where nothing was shed."""
-        shed = self.ends[End.SHED]
-        return None if not shed else _rounded(self._shed_work_s / shed / (self._offered_work_s / self.taken))
+        shed = self.outcomes[AttemptOutcome.SHED]
+        return None if not shed else _round(self._shed_work_s / shed / (self._offered_work_s / self.first_attempts))
 
-    def _count(self, visit: Visit, met: bool, feasible: bool) -> None:
+    def _add_to_window(self, attempt: Attempt, within_slo: bool, feasible: bool) -> None:
         """Takes a request into its window, and judges it when all of it has ended."""
-        at_s, number = visit.asked.at_s, (visit.id - 1) // WINDOW
-        window = self._open.get(number)
+        at_s, window_number = attempt.trace_request.at_s, (attempt.id - 1) // WINDOW_REQUESTS
+        window = self._open_windows.get(window_number)
         if window is None:
-            window = self._open[number] = Window(number, at_s, at_s)
+            window = self._open_windows[window_number] = RequestWindow(window_number, at_s, at_s)
         window.from_s, window.to_s = min(window.from_s, at_s), max(window.to_s, at_s)
         window.ended += 1
-        window.met += met
+        window.met += within_slo
         window.feasible += feasible
-        if window.ended < WINDOW:
+        if window.ended < WINDOW_REQUESTS:
             return
-        del self._open[number]
-        share = 0.0 if self._slo is None else min(self._slo.share, window.feasible / WINDOW)
-        passed = window.met / WINDOW >= share - _POINT
-        self._judged += 1
-        self._passed += passed
+        del self._open_windows[window_number]
+        share = 0.0 if self._slo is None else min(self._slo.share, window.feasible / WINDOW_REQUESTS)
+        passed = window.met / WINDOW_REQUESTS >= share - _WINDOW_TOLERANCE
+        self._windows_complete += 1
+        self._windows_passed += passed
         if self._windows is not None:
-            line = {**asdict(window), "attainment": window.met / WINDOW, "passed": passed}
-            self._windows.write(json.dumps(line) + "\n")
+            window_row = {**asdict(window), "attainment": window.met / WINDOW_REQUESTS, "passed": passed}
+            self._windows.write(json.dumps(window_row) + "\n")
 
 
-def row(visit: Visit) -> dict[str, Any]:
+def request_row(attempt: Attempt) -> dict[str, Any]:
     """An attempt as a line of requests.jsonl, a further one with its number; times in seconds after the run's start."""
-    ok, shed = visit.end is End.OK, visit.end is End.SHED
-    status = (_BUSY if visit.reason == "overloaded" else _AWAY) if shed else _STATUS.get(visit.end or End.FAILED)
+    ok, shed = attempt.outcome is AttemptOutcome.OK, attempt.outcome is AttemptOutcome.SHED
+    status = (
+        (_STATUS_OVERLOADED if attempt.reason == "overloaded" else _STATUS_UNAVAILABLE)
+        if shed
+        else _STATUS.get(attempt.outcome or AttemptOutcome.FAILED)
+    )
     return {
-        "id": str(visit.id),
+        "id": str(attempt.id),
         "run": "simulated",
-        "class": visit.asked.klass,
-        "tenant": visit.asked.tenant,
-        "sent_s": _rounded(visit.asked.at_s),
-        "ended_s": _rounded(visit.end_s),
-        "prompt_tokens": visit.asked.prompt_tokens,
-        "output_tokens_asked": visit.asked.output_tokens,
+        "class": attempt.trace_request.request_class,
+        "tenant": attempt.trace_request.tenant,
+        "sent_s": _round(attempt.trace_request.at_s),
+        "ended_s": _round(attempt.end_s),
+        "prompt_tokens": attempt.trace_request.prompt_tokens,
+        "output_tokens_asked": attempt.trace_request.output_tokens,
         "status": status,
-        "outcome": str(visit.end),
-        "reason": visit.reason,
-        "retry_after_s": visit.retry_after_s,
-        "ttft_s": _rounded(visit.ttft_s),
-        "tpot_s": _rounded(visit.tpot_s),
-        "output_tokens": visit.asked.output_tokens if ok else 0,
+        "outcome": str(attempt.outcome),
+        "reason": attempt.reason,
+        "retry_after_s": attempt.retry_after_s,
+        "ttft_s": _round(attempt.ttft_s),
+        "tpot_s": _round(attempt.tpot_s),
+        "output_tokens": attempt.trace_request.output_tokens if ok else 0,
         "finish_reason": "length" if ok else None,
-        **({"attempt": visit.attempt} if visit.attempt > 1 else {}),
+        **({"attempt": attempt.attempt} if attempt.attempt > 1 else {}),
     }
 
 
-def replica_rows(world: World) -> Iterable[Mapping[str, Any]]:
+def replica_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
     """The lines of replicas.jsonl: one where a tier's counts changed; each holds until the next."""
-    for at_s, role, desired, ready, starting, draining in world.log.replicas:
+    for at_s, role, desired, ready, starting, draining in simulator.log.replicas:
         yield {
             "run": "simulated",
-            "t_s": _rounded(at_s),
+            "t_s": _round(at_s),
             "tier": str(role),
             "desired": desired,
             "ready": ready,
@@ -274,27 +286,26 @@ def replica_rows(world: World) -> Iterable[Mapping[str, Any]]:
         }
 
 
-def decision_rows(world: World) -> Iterable[Mapping[str, Any]]:
-    """The lines of decisions.jsonl: one for each change of a tier's wanted replicas; why: None of a policy that does
-    not say."""
-    for at_s, role, before, decided in world.log.changes:
-        told = decided if isinstance(decided, TierDecision) else None
+def decision_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
+    """Lines of decisions.jsonl: one per change of a tier's desired replicas; why: None for a policy without reasons."""
+    for at_s, role, before, decided in simulator.log.changes:
+        decision = decided if isinstance(decided, TierDecision) else None
         yield {
             "run": "simulated",
-            "t_s": _rounded(at_s),
+            "t_s": _round(at_s),
             "tier": str(role),
             "from": before,
-            "to": decided if told is None else told.replicas,
-            "why": None if told is None else told.why,
+            "to": decided if decision is None else decision.replicas,
+            "why": None if decision is None else decision.summary,
             "steps": []
-            if told is None
-            else [{"name": s.name, "replicas": s.replicas, "why": s.why} for s in told.steps],
+            if decision is None
+            else [{"name": s.name, "replicas": s.replicas, "why": s.reason} for s in decision.steps],
         }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, _PRECISION)
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)
 
 
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, _PRECISION) if whole else None
+def _share(part: int, total: int) -> float | None:
+    return round(part / total, _DIGITS) if total else None

@@ -1,4 +1,4 @@
-"""How long engines take to start: drawn from a distribution, told phase by phase as a launcher tells it."""
+"""Start-up times of engines: drawn from a distribution, and reported phase by phase as by a launcher."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 from plimsoll.sim import profile
 from plimsoll.sim.errors import BadInput
 
-Phases = tuple[tuple[str, float], ...]
+StartupPhases = tuple[tuple[str, float], ...]
 
 # Of a start: what Kubernetes does first, then as a cold start on an H200 divides.
-_SHARES: Final = (
+_PHASE_SHARES: Final = (
     ("schedule", 0.01),
     ("pull", 0.05),
     ("launch", 0.04),
@@ -25,63 +25,69 @@ _SHARES: Final = (
 
 
 @dataclass(frozen=True)
-class StartUp:
-    """From the order of an engine until gateways send to it: evenly between two times, or one of those listed, s."""
+class StartupDistribution:
+    """Time from the order of an engine until gateways send requests to it, seconds: uniform, or one of the samples."""
 
-    low_s: float = 0.0
-    high_s: float = 0.0
-    listed_s: tuple[float, ...] = ()
+    uniform_min_s: float = 0.0
+    uniform_max_s: float = 0.0
+    samples_s: tuple[float, ...] = ()
 
-    def draw(self, random: Random) -> Phases:
-        """One start."""
-        whole_s = random.choice(self.listed_s) if self.listed_s else random.uniform(self.low_s, self.high_s)
-        return tuple((name, share * whole_s) for name, share in _SHARES)
+    def sample(self, random: Random) -> StartupPhases:
+        """Draw one start-up."""
+        total_s = (
+            random.choice(self.samples_s) if self.samples_s else random.uniform(self.uniform_min_s, self.uniform_max_s)
+        )
+        return tuple((name, share * total_s) for name, share in _PHASE_SHARES)
 
     @property
     def mean_s(self) -> float:
-        return sum(self.listed_s) / len(self.listed_s) if self.listed_s else (self.low_s + self.high_s) / 2
+        return (
+            sum(self.samples_s) / len(self.samples_s)
+            if self.samples_s
+            else (self.uniform_min_s + self.uniform_max_s) / 2
+        )
 
     @property
-    def shortest_s(self) -> float:
-        return min(self.listed_s, default=self.low_s)
+    def min_s(self) -> float:
+        return min(self.samples_s, default=self.uniform_min_s)
 
     @property
-    def longest_s(self) -> float:
-        return max(self.listed_s, default=self.high_s)
+    def max_s(self) -> float:
+        return max(self.samples_s, default=self.uniform_max_s)
 
 
-def under_way(phases: Phases, began_s: float, now_s: float) -> tuple[str, float]:
-    """The phase of a start that began then, and since when it is in it; the last one where all are over."""
+def current_phase(phases: StartupPhases, started_s: float, now_s: float) -> tuple[str, float]:
+    """Phase at now_s of a start-up that began at started_s, and its begin; after the end, the last phase."""
     for name, seconds in phases:
-        if now_s < began_s + seconds:
-            return name, began_s
-        began_s += seconds
-    return phases[-1][0], began_s
+        if now_s < started_s + seconds:
+            return name, started_s
+        started_s += seconds
+    return phases[-1][0], started_s
 
 
-def parse(text: str) -> StartUp:
+def parse(text: str) -> StartupDistribution:
     """`60`, `uniform:100,135` or the path of a file with a list of times, seconds: JSON, or one a line. Raises
     BadInput."""
     try:
         if text.startswith("uniform:"):
             low_s, high_s = map(float, text.removeprefix("uniform:").split(","))
-            return _checked(StartUp(low_s, high_s), text)
-        return _checked(StartUp(float(text), float(text)), text)
+            return _validated(StartupDistribution(low_s, high_s), text)
+        return _validated(StartupDistribution(float(text), float(text)), text)
     except ValueError:
         if text.startswith("uniform:"):
             raise BadInput(f"--start-up: {text!r} is not uniform:FROM,TO in seconds") from None
     try:
-        listed = profile.document(text)
+        samples = profile.document(text)
     except BadInput as error:
-        listed = _lines(text)
-        if listed is None:
+        samples = _read_lines(text)
+        if samples is None:
             raise BadInput(f"--start-up: neither a number nor uniform:FROM,TO, and as a file {error}") from None
-    if not isinstance(listed, list) or not listed or not all(_is_time(one) for one in listed):
+    if not isinstance(samples, list) or not samples or not all(_is_duration(one) for one in samples):
         raise BadInput(f"--start-up: {text}: must be a list of at least one time in seconds")
-    return StartUp(listed_s=tuple(float(one) for one in listed))
+    return StartupDistribution(samples_s=tuple(float(one) for one in samples))
 
 
-def _lines(path: str) -> list[float] | None:
+def _read_lines(path: str) -> list[float] | None:
     """The numbers of a file that has one a line; None: it is none such."""
     try:
         return [float(line) for line in Path(path).read_text(encoding="utf-8").split()]
@@ -89,11 +95,11 @@ def _lines(path: str) -> list[float] | None:
         return None
 
 
-def _checked(start: StartUp, text: str) -> StartUp:
-    if not 0.0 <= start.low_s <= start.high_s < 86_400.0:
+def _validated(startup: StartupDistribution, text: str) -> StartupDistribution:
+    if not 0.0 <= startup.uniform_min_s <= startup.uniform_max_s < 86_400.0:
         raise BadInput(f"--start-up: {text!r} is not a span of time of less than a day")
-    return start
+    return startup
 
 
-def _is_time(value: object) -> bool:
+def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value < 86_400.0

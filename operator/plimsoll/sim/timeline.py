@@ -1,4 +1,4 @@
-"""A run over time: what came, what was sent away and how long it took, in even parts of the load's length."""
+"""A run over time: arrivals, rejections and latencies in equal intervals of the load's length."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from plimsoll.sim.times import Times
-from plimsoll.sim.visit import End, Visit
+from plimsoll.sim.attempt import Attempt, AttemptOutcome
+from plimsoll.sim.quantile_sketch import QuantileSketch
 
-PARTS: Final = 240
+INTERVALS: Final = 240
 
 
-class Moment(NamedTuple):
-    """One part. at_s: its middle. Rates are per second, shares of the first attempts that came in it; times are the
-    95th percentile of those that were answered, None of nobody."""
+class TimelinePoint(NamedTuple):
+    """One interval. at_s: its middle. Rates are per second, shares are of the first attempts that arrived in it.
+
+    Latencies are the 95th percentile of its successful requests, None without any.
+    """
 
     at_s: float
     offered: float
@@ -27,45 +29,45 @@ class Moment(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Part:
+class _Interval:
     offered: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     shed: int = 0
     missed: int = 0
-    ttft: Times = field(default_factory=Times)
-    tpot: Times = field(default_factory=Times)
+    ttft: QuantileSketch = field(default_factory=QuantileSketch)
+    tpot: QuantileSketch = field(default_factory=QuantileSketch)
 
 
 class Timeline:
-    """Of one run, by the arrival of first attempts."""
+    """Timeline of one run, by the arrival of first attempts."""
 
     def __init__(self, length_s: float) -> None:
-        self._every_s = max(length_s, 1e-9) / PARTS
-        self._parts = [_Part() for _ in range(PARTS)]
+        self._interval_s = max(length_s, 1e-9) / INTERVALS
+        self._intervals = [_Interval() for _ in range(INTERVALS)]
 
-    def take(self, visit: Visit, met: bool) -> None:
-        """An attempt has ended."""
-        if visit.attempt > 1:
+    def add(self, attempt: Attempt, within_slo: bool) -> None:
+        """Add an attempt that has ended."""
+        if attempt.attempt > 1:
             return
-        part = self._parts[min(PARTS - 1, int(visit.asked.at_s / self._every_s))]
-        part.offered += 1
-        part.prompt_tokens += visit.asked.prompt_tokens
-        part.output_tokens += visit.asked.output_tokens
-        part.shed += visit.end is End.SHED
-        part.missed += not met
-        if visit.ttft_s is not None:
-            part.ttft.observe(visit.ttft_s)
-        if visit.tpot_s is not None:
-            part.tpot.observe(visit.tpot_s)
+        interval = self._intervals[min(INTERVALS - 1, int(attempt.trace_request.at_s / self._interval_s))]
+        interval.offered += 1
+        interval.prompt_tokens += attempt.trace_request.prompt_tokens
+        interval.output_tokens += attempt.trace_request.output_tokens
+        interval.shed += attempt.outcome is AttemptOutcome.SHED
+        interval.missed += not within_slo
+        if attempt.ttft_s is not None:
+            interval.ttft.observe(attempt.ttft_s)
+        if attempt.tpot_s is not None:
+            interval.tpot.observe(attempt.tpot_s)
 
-    def moments(self) -> Iterator[Moment]:
-        """All parts in order."""
-        every_s = self._every_s
-        for number, part in enumerate(self._parts):
-            count = max(1, part.offered)
-            yield Moment(
-                (number + 0.5) * every_s, part.offered / every_s, part.prompt_tokens / every_s,
-                part.output_tokens / every_s, part.shed / count, part.missed / count,
-                part.ttft.quantile_s(0.95), part.tpot.quantile_s(0.95),
+    def points(self) -> Iterator[TimelinePoint]:
+        """All intervals in order."""
+        interval_s = self._interval_s
+        for index, interval in enumerate(self._intervals):
+            count = max(1, interval.offered)
+            yield TimelinePoint(
+                (index + 0.5) * interval_s, interval.offered / interval_s, interval.prompt_tokens / interval_s,
+                interval.output_tokens / interval_s, interval.shed / count, interval.missed / count,
+                interval.ttft.quantile_s(0.95), interval.tpot.quantile_s(0.95),
             )  # fmt: skip

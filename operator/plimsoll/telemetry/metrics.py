@@ -1,7 +1,6 @@
-"""Every metric of Plimsoll's own processes, with its unit and its labels.
+"""Every metric of Plimsoll's own processes, with its unit and labels.
 
-Labels are bounded: `service` is NAMESPACE/NAME of an InferenceService that exists, the others are members of closed
-sets.
+Label values are bounded: `service` is NAMESPACE/NAME of an existing InferenceService, the others are closed sets.
 """
 
 from __future__ import annotations
@@ -12,75 +11,75 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 GATEWAY = CollectorRegistry()
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 GATEWAY_ARRIVED = Counter(
     "plimsoll_gateway_requests_arrived",
-    "Completion requests for a known model, first attempts and retries of the client apart (attempt: first, retry).",
+    "Completion requests for a known model, by whether the client retries a rejected one (attempt: first, retry).",
     ["service", "attempt"],
     registry=GATEWAY,
 )
-GATEWAY_ENDED = Counter(
-    "plimsoll_gateway_requests_ended",
-    "Requests sent to an engine, by how they ended (outcome: answered, failed, cancelled).",
+GATEWAY_COMPLETED = Counter(
+    "plimsoll_gateway_requests_completed",
+    "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled).",
     ["service", "outcome"],
     registry=GATEWAY,
 )
-GATEWAY_REFUSED = Counter(
-    "plimsoll_gateway_requests_refused",
-    "Requests the gateway refused itself, by reason; `service` is empty where no known model was named.",
+GATEWAY_REJECTED = Counter(
+    "plimsoll_gateway_requests_rejected",
+    "Requests that the gateway rejected, by reason; `service` is empty if the request named no known model.",
     ["service", "reason"],
     registry=GATEWAY,
 )
-GATEWAY_OUTCOMES = Counter(
-    "plimsoll_gateway_outcomes",
-    "Decisions of admission (outcome: Admitted, Held, Downgraded, ShedSaturated, ShedStarting, ShedQuota,"
-    " ShedDeadline, ShedNoCapacity, ClientGone); a request that is held has another one later.",
+GATEWAY_ADMISSION_DECISIONS = Counter(
+    "plimsoll_gateway_admission_decisions",
+    "Admission decisions (outcome: Admitted, Queued, Downgraded, ShedSaturated, ShedStarting, ShedQuota,"
+    " ShedDeadline, ShedNoCapacity, ClientGone); a queued request has a second decision later.",
     ["service", "outcome"],
     registry=GATEWAY,
 )
-GATEWAY_HELD = Gauge(
-    "plimsoll_gateway_held",
-    "Requests that wait at the gateway until an engine has room, or until one is there.",
+GATEWAY_QUEUED = Gauge(
+    "plimsoll_gateway_queued_requests",
+    "Requests queued at the gateway until an engine has capacity or becomes ready.",
     ["service"],
     registry=GATEWAY,
 )
-GATEWAY_PACE = Gauge(
-    "plimsoll_gateway_engine_pace_ratio",
-    "How many times as long as the model says the slowest engine's steps take, as learned from answers that ended.",
+GATEWAY_STEP_TIME_RATIO = Gauge(
+    "plimsoll_gateway_step_time_ratio",
+    "Step time of the slowest engine over the step time that the engine model predicts.",
     ["service"],
     registry=GATEWAY,
 )
-GATEWAY_UNSEEN = Gauge(
-    "plimsoll_gateway_unseen_first_token_seconds",
-    "How much later than the model says first tokens are expected where that is the most, as learned from those that"
-    " came: the engines' host and front end, the network.",
+GATEWAY_TTFT_RESIDUAL = Gauge(
+    "plimsoll_gateway_ttft_residual_seconds",
+    "Largest measured TTFT in excess of the engine model's prediction: time in engine front ends, hosts and the"
+    " network.",
     ["service"],
     registry=GATEWAY,
 )
 GATEWAY_PREFILLS = Counter(
     "plimsoll_gateway_prefills",
-    "Requests to a decode tier, by where their prompt was to be computed (where: remote, local).",
+    "Requests to a decode tier, by where their prompt is computed (where: remote, local).",
     ["service", "where"],
     registry=GATEWAY,
 )
 GATEWAY_TTFT = Histogram(
     "plimsoll_gateway_time_to_first_byte_seconds",
-    "From a request's first byte to the first byte of the engine's answer body, errors left out.",
+    "Time from a request's first byte to the first byte of the engine's response body, without errors.",
     ["service"],
-    buckets=_SECONDS,
+    buckets=_LATENCY_BUCKETS_S,
     registry=GATEWAY,
 )
 GATEWAY_DURATION = Histogram(
     "plimsoll_gateway_request_seconds",
-    "From a request's first byte to the last byte of its answer.",
+    "Time from a request's first byte to the last byte of its response.",
     ["service"],
-    buckets=_SECONDS,
+    buckets=_LATENCY_BUCKETS_S,
     registry=GATEWAY,
 )
 GATEWAY_INFLIGHT = Gauge(
     "plimsoll_gateway_inflight_requests",
-    "Requests that endpoints of a role work on now, as the picker counts them.",
+    "Requests in flight at the endpoints of a role, as counted by the picker.",
     ["service", "role"],
     registry=GATEWAY,
 )
@@ -92,17 +91,17 @@ GATEWAY_ENDPOINTS = Gauge(
 )
 GATEWAY_FAILED_OPEN = Counter(
     "plimsoll_gateway_failed_open",
-    "Requests that Envoy let through without an answer of the picker: above zero, it died or hangs.",
+    "Requests that Envoy routed without a decision of the picker, because the picker did not answer.",
     registry=GATEWAY,
 )
 GATEWAY_BAD_RECORDS = Counter(
     "plimsoll_gateway_bad_log_records",
-    "Lines of Envoy's access log that could not be read; a restart may cut one.",
+    "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
     registry=GATEWAY,
 )
 GATEWAY_UNREADABLE = Counter(
     "plimsoll_gateway_unreadable_objects",
-    "Times that an object of the API server could not be read and was left out (kind: InferenceService, Pod).",
+    "Objects of the API server that were ignored because they could not be parsed (kind: InferenceService, Pod).",
     ["kind"],
     registry=GATEWAY,
 )
@@ -113,23 +112,23 @@ GATEWAY_FILES_WRITTEN = Counter(
 )
 GATEWAY_PICK_SECONDS = Counter(
     "plimsoll_gateway_pick_seconds",
-    "Time spent in answering Envoy, in all: divided by requests, what a pick costs.",
+    "Total time spent on endpoint picks; divided by requests it is the time per pick.",
     registry=GATEWAY,
 )
 GATEWAY_LOOP_LAG = Gauge(
     "plimsoll_gateway_loop_lag_seconds",
-    "How late the picker's event loop last ran a timer.",
+    "Delay of the last timer in the picker's event loop.",
     registry=GATEWAY,
 )
 
-_OF_SERVICE = (
+_GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
-    GATEWAY_ENDED,
-    GATEWAY_REFUSED,
-    GATEWAY_OUTCOMES,
-    GATEWAY_HELD,
-    GATEWAY_PACE,
-    GATEWAY_UNSEEN,
+    GATEWAY_COMPLETED,
+    GATEWAY_REJECTED,
+    GATEWAY_ADMISSION_DECISIONS,
+    GATEWAY_QUEUED,
+    GATEWAY_STEP_TIME_RATIO,
+    GATEWAY_TTFT_RESIDUAL,
     GATEWAY_PREFILLS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,
@@ -138,9 +137,9 @@ _OF_SERVICE = (
 )
 
 
-def forget_gateway_service(service: str) -> None:
-    """Drop every series of a service that is gone."""
-    for metric in _OF_SERVICE:
+def remove_gateway_series(service: str) -> None:
+    """Remove every series of a deleted service."""
+    for metric in _GATEWAY_SERVICE_METRICS:
         metric.remove_by_labels({"service": service})
 
 
@@ -150,228 +149,228 @@ OPERATOR = CollectorRegistry()
 
 OPERATOR_LEADING = Gauge(
     "plimsoll_operator_leading",
-    "1 while this process holds the lease and works, 0 while it stands by.",
+    "1 while this process holds the lease, 0 while it is a standby.",
     registry=OPERATOR,
 )
 OPERATOR_RECONCILES = Counter(
     "plimsoll_operator_reconciles",
-    "Rounds of work on a service, by how they ended (outcome: done, retry, unexpected).",
+    "Reconciles of a service, by outcome (outcome: done, retry, unexpected).",
     ["outcome"],
     registry=OPERATOR,
 )
 OPERATOR_RECONCILE_SECONDS = Histogram(
     "plimsoll_operator_reconcile_seconds",
-    "How long a round of work on a service took.",
+    "Duration of a reconcile.",
     buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     registry=OPERATOR,
 )
 OPERATOR_QUEUE = Gauge(
     "plimsoll_operator_queue_keys",
-    "Services that wait for a round of work.",
+    "Services that wait for a reconcile.",
     registry=OPERATOR,
 )
 OPERATOR_INTERNAL_ERRORS = Counter(
     "plimsoll_operator_internal_errors",
-    "Unexpected errors of the operator, each contained to one object or one part of the process (stage: watch,"
+    "Unexpected errors of the operator, each contained to one object or component (stage: watch,"
     " pod_ending, engine_list, engine_metrics, engine_about, gateway, scaling, reconcile, part).",
     ["stage"],
     registry=OPERATOR,
 )
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
-    "Writes to the API server by verb (verb: PATCH, POST, PUT, DELETE), the lease's own not counted.",
+    "Writes to the API server by verb (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
     ["verb"],
     registry=OPERATOR,
 )
-OPERATOR_SCALED = Counter(
-    "plimsoll_operator_scaled",
-    "Changes of a tier's replicas by the scaler (tier: prefill, decode, serve; direction: up, down).",
+OPERATOR_SCALE_CHANGES = Counter(
+    "plimsoll_operator_scale_changes",
+    "Changes of a tier's replica count by the autoscaler (tier: prefill, decode, serve; direction: up, down).",
     ["tier", "direction"],
     registry=OPERATOR,
 )
 
-_TIER = ["service", "tier"]
+_TIER_LABELS = ["service", "tier"]
 
 OPERATOR_DRAINS_TIMED_OUT = Counter(
     "plimsoll_operator_drains_timed_out",
-    "Pods that ended before all their requests had their answers.",
-    _TIER,
+    "Pods that ended before all their requests were complete.",
+    _TIER_LABELS,
     registry=OPERATOR,
 )
-OPERATOR_CUT_OFF = Counter(
-    "plimsoll_operator_requests_cut_off",
-    "Requests that a pod's drain had no time for, as the pod said in its last words.",
-    _TIER,
-    registry=OPERATOR,
-)
-
-
-SCALING_DESIRED = Gauge(
-    "plimsoll_scaling_desired_replicas",
-    "Replicas decided on for a tier, after all limits; in mode Recommend what would be set.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_NEEDED = Gauge(
-    "plimsoll_scaling_needed_replicas",
-    "Replicas that the forecast load of a tier needs within the promise, before limits and spare.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_KNEE = Gauge(
-    "plimsoll_scaling_knee_requests_per_second",
-    "Load that one replica of a tier carries within the promise.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_LOAD = Gauge(
-    "plimsoll_scaling_load_requests_per_second",
-    "Requests that arrive for a tier now, first attempts only, refused ones included.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_FORECAST = Gauge(
-    "plimsoll_scaling_forecast_requests_per_second",
-    "Load of a tier that is sized for: the upper quantile of the most that comes within its start-up time.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_UTILISATION = Gauge(
-    "plimsoll_scaling_utilisation_ratio",
-    "Load of a tier over what its ready replicas carry within the promise.",
-    _TIER,
-    registry=OPERATOR,
-)
-SCALING_SHED = Gauge(
-    "plimsoll_scaling_shed_ratio",
-    "Share of the last minute's first attempts that the gateway refused.",
-    ["service"],
+OPERATOR_REQUESTS_ABORTED = Counter(
+    "plimsoll_operator_requests_aborted",
+    "Requests aborted because the pod's drain timed out, from its termination message.",
+    _TIER_LABELS,
     registry=OPERATOR,
 )
 
-SCALING_READY = Gauge(
-    "plimsoll_scaling_ready_replicas",
-    "Replicas of a tier that are ready.",
-    _TIER,
+
+AUTOSCALER_DESIRED = Gauge(
+    "plimsoll_autoscaler_desired_replicas",
+    "Desired replicas of a tier after all limits; in mode Recommend they are not applied.",
+    _TIER_LABELS,
     registry=OPERATOR,
 )
-SCALING_OVERDUE = Gauge(
-    "plimsoll_scaling_overdue_replicas",
-    "Replicas of a tier whose start takes longer than its earlier starts explain; they are not counted on.",
-    _TIER,
+AUTOSCALER_NEEDED = Gauge(
+    "plimsoll_autoscaler_needed_replicas",
+    "Replicas that a tier needs to serve its forecast within the SLO, before limits and standby replicas.",
+    _TIER_LABELS,
     registry=OPERATOR,
 )
-SCALING_STARTUP = Gauge(
-    "plimsoll_scaling_startup_seconds",
-    "Time that the next start of a tier is expected to take (quantile: 0.5, 0.9), from what its starts took.",
-    [*_TIER, "quantile"],
+AUTOSCALER_REPLICA_CAPACITY = Gauge(
+    "plimsoll_autoscaler_replica_capacity_requests_per_second",
+    "SLO capacity of one replica of a tier.",
+    _TIER_LABELS,
     registry=OPERATOR,
 )
-SLO_PROMISED = Gauge(
-    "plimsoll_slo_promised_ratio",
-    "Share of requests that a service promises to answer within its targets; no series without a promise.",
+AUTOSCALER_LOAD = Gauge(
+    "plimsoll_autoscaler_load_requests_per_second",
+    "Arrival rate of a tier, first attempts only, including rejected requests.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_FORECAST = Gauge(
+    "plimsoll_autoscaler_forecast_requests_per_second",
+    "Arrival rate that a tier is sized for: upper quantile of the peak within its start-up time.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_UTILIZATION = Gauge(
+    "plimsoll_autoscaler_utilization_ratio",
+    "Load of a tier over the SLO capacity of its ready replicas.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_REJECTED_SHARE = Gauge(
+    "plimsoll_autoscaler_rejected_ratio",
+    "Share of the last minute's first attempts that the gateway rejected.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_TTFT = Gauge(
-    "plimsoll_slo_ttft_seconds",
-    "Promised time to the first token, for a prompt of the last minute's mean length.",
+
+AUTOSCALER_READY = Gauge(
+    "plimsoll_autoscaler_ready_replicas",
+    "Ready replicas of a tier.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_OVERDUE = Gauge(
+    "plimsoll_autoscaler_overdue_replicas",
+    "Replicas of a tier whose start-up takes longer than earlier ones explain; they do not count as capacity.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_STARTUP = Gauge(
+    "plimsoll_autoscaler_startup_seconds",
+    "Expected start-up time of the next replica of a tier, from observed start-ups (quantile: 0.5, 0.9).",
+    [*_TIER_LABELS, "quantile"],
+    registry=OPERATOR,
+)
+SLO_OBJECTIVE = Gauge(
+    "plimsoll_slo_objective_ratio",
+    "Share of requests that must meet all targets of the SLO; no series without an SLO.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_TPOT = Gauge(
-    "plimsoll_slo_tpot_seconds",
-    "Promised time for each further token.",
+SLO_TTFT_TARGET = Gauge(
+    "plimsoll_slo_ttft_target_seconds",
+    "TTFT target, for a prompt of the last minute's mean length.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_E2E = Gauge(
-    "plimsoll_slo_e2e_seconds",
-    "Promised time to the last token; no series where it is not promised.",
+SLO_TPOT_TARGET = Gauge(
+    "plimsoll_slo_tpot_target_seconds",
+    "TPOT target.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_E2E_TARGET = Gauge(
+    "plimsoll_slo_e2e_target_seconds",
+    "End-to-end latency target; no series without one.",
     ["service"],
     registry=OPERATOR,
 )
 SLO_E2E_MEASURED = Gauge(
     "plimsoll_slo_e2e_measured_seconds",
-    "Time to the last byte of the last minute's answers at the promised percentile, as clients saw it; no series where "
-    "it is not promised.",
+    "End-to-end latency of the last minute's responses at the SLO's percentile, measured at the gateway; no series "
+    "without a target.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_ITL = Gauge(
-    "plimsoll_slo_itl_seconds",
-    "Promised 99th percentile of the gaps between two tokens of an answer; no series where it is not promised.",
+SLO_ITL_TARGET = Gauge(
+    "plimsoll_slo_itl_target_seconds",
+    "Target for the 99th percentile of the inter-token latency; no series without one.",
     ["service"],
     registry=OPERATOR,
 )
 SLO_ITL_MEASURED = Gauge(
     "plimsoll_slo_itl_measured_seconds",
-    "99th percentile of the last minute's gaps between tokens, as the engines' histograms tell; no series where it is "
-    "not promised or not known.",
+    "99th percentile of the last minute's inter-token latency, from the engines' histograms; no series without a "
+    "target or a measurement.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_MET = Gauge(
-    "plimsoll_slo_met_ratio",
-    "Share of the last minute's answers within one target of a request (target: ttft, tpot, e2e); no series where it "
-    "is not promised or not known.",
+SLO_TARGET_ATTAINMENT = Gauge(
+    "plimsoll_slo_target_attainment_ratio",
+    "Share of the last minute's responses that met one target (target: ttft, tpot, e2e); no series without the target "
+    "or a measurement.",
     ["service", "target"],
     registry=OPERATOR,
 )
 SLO_ATTAINMENT = Gauge(
     "plimsoll_slo_attainment_ratio",
-    "Share of the last minute's answers that were, at least, within all targets of a request; no series while one is "
-    "not known.",
+    "Lower bound of the share of the last minute's responses that met all targets; no series while a target is not "
+    "measured.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_MISSED = Gauge(
-    "plimsoll_slo_missed_ratio",
-    "Share of the last minute's requests that were refused or, at most, answered beyond a target; what is not known of "
-    "a target counts as no miss.",
+SLO_ERROR = Gauge(
+    "plimsoll_slo_error_ratio",
+    "Upper bound of the share of the last minute's requests that were rejected or missed a target; a target that is "
+    "not measured counts as met.",
     ["service"],
     registry=OPERATOR,
 )
 SERVICE_CONDITION = Gauge(
     "plimsoll_service_condition",
-    "Conditions of a service's status (1: True, 0: False, -1: Unknown), by type, with the present reason.",
+    "Status of a service's conditions (1: True, 0: False, -1: Unknown), by type and current reason.",
     ["service", "type", "reason"],
     registry=OPERATOR,
 )
 
-_OF_SCALED = (
-    SCALING_DESIRED,
-    SCALING_NEEDED,
-    SCALING_KNEE,
-    SCALING_LOAD,
-    SCALING_FORECAST,
-    SCALING_UTILISATION,
-    SCALING_SHED,
-    SCALING_READY,
-    SCALING_OVERDUE,
-    SCALING_STARTUP,
-    SLO_PROMISED,
-    SLO_TTFT,
-    SLO_TPOT,
-    SLO_E2E,
+_SCALING_METRICS = (
+    AUTOSCALER_DESIRED,
+    AUTOSCALER_NEEDED,
+    AUTOSCALER_REPLICA_CAPACITY,
+    AUTOSCALER_LOAD,
+    AUTOSCALER_FORECAST,
+    AUTOSCALER_UTILIZATION,
+    AUTOSCALER_REJECTED_SHARE,
+    AUTOSCALER_READY,
+    AUTOSCALER_OVERDUE,
+    AUTOSCALER_STARTUP,
+    SLO_OBJECTIVE,
+    SLO_TTFT_TARGET,
+    SLO_TPOT_TARGET,
+    SLO_E2E_TARGET,
     SLO_E2E_MEASURED,
-    SLO_ITL,
+    SLO_ITL_TARGET,
     SLO_ITL_MEASURED,
-    SLO_MET,
+    SLO_TARGET_ATTAINMENT,
     SLO_ATTAINMENT,
-    SLO_MISSED,
+    SLO_ERROR,
 )
 
 
-def forget_scaled_service(service: str) -> None:
-    """Drop every series of a service that is gone, or of what is not known of it any more."""
-    for metric in _OF_SCALED:
+def remove_scaling_series(service: str) -> None:
+    """Remove every scaling series of a service."""
+    for metric in _SCALING_METRICS:
         metric.remove_by_labels({"service": service})
 
 
-def forget_drained_service(service: str) -> None:
-    """Drop what was counted of the pods of a service that is gone."""
-    for counter in (OPERATOR_DRAINS_TIMED_OUT, OPERATOR_CUT_OFF):
+def remove_drain_series(service: str) -> None:
+    """Remove the drain counters of a deleted service."""
+    for counter in (OPERATOR_DRAINS_TIMED_OUT, OPERATOR_REQUESTS_ABORTED):
         counter.remove_by_labels({"service": service})
 
 

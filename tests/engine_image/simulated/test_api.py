@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine_image.lab import CHAT, COMPLETIONS
-from tests.engine_image.simulated.bench import SLOW, bench, settled
+from tests.engine_image.middleware_harness import CHAT_PATH, COMPLETIONS
+from tests.engine_image.simulated.api_harness import SLOW_ARGS, make_harness, wait_idle
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def talk(**more: Any) -> dict[str, Any]:
 
 
 async def test_completion_has_vllm_shape_and_requested_tokens(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         got = (await one.send(ask(), headers={"x-request-id": "abc"})).json
         assert got["usage"] == {
             "prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5,
@@ -39,7 +39,7 @@ async def test_completion_has_vllm_shape_and_requested_tokens(tmp_path: Path) ->
 
 
 async def test_stream_has_one_event_per_token_and_same_text(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         stream = await one.send(ask(stream=True, stream_options={"include_usage": True}))
         *events, usage, done = stream.events
         choices = [json.loads(event)["choices"][0] for event in events]
@@ -50,19 +50,19 @@ async def test_stream_has_one_event_per_token_and_same_text(tmp_path: Path) -> N
 
 
 async def test_chat_stream_opens_with_role(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
-        opening, *events, done = (await one.send(talk(stream=True), CHAT)).events
+    async with make_harness(tmp_path) as one:
+        opening, *events, done = (await one.send(talk(stream=True), CHAT_PATH)).events
         assert json.loads(opening)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         said = "".join(json.loads(event)["choices"][0]["delta"]["content"] for event in events)
-        whole = (await one.send(talk(), CHAT)).json
+        whole = (await one.send(talk(), CHAT_PATH)).json
         assert (whole["choices"][0]["message"]["content"], done) == (said, "[DONE]")
         assert whole["usage"]["prompt_tokens"] == 1 + 2 + 1
 
 
 async def test_stream_usage_is_reported_with_each_event(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         options = {"include_usage": True, "continuous_usage_stats": True}
-        for path, body, first in ((COMPLETIONS, ask, 1), (CHAT, talk, 0)):  # a chat's first event has no token
+        for path, body, first in ((COMPLETIONS, ask, 1), (CHAT_PATH, talk, 0)):  # a chat's first event has no token
             got = (await one.send(body(stream=True, stream_options=options), path)).events
             numbers = [json.loads(event)["usage"] for event in got[:-2]]
             assert [number["completion_tokens"] for number in numbers] == list(range(first, 6))
@@ -79,14 +79,14 @@ async def test_stream_usage_is_reported_with_each_event(tmp_path: Path) -> None:
     ],
 )
 async def test_prompt_may_be_text_ids_or_lists(tmp_path: Path, prompt: Any, choices: int, tokens: int) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         got = (await one.send(ask(prompt=prompt))).json
         assert (len(got["choices"]), got["usage"]["prompt_tokens"]) == (choices, tokens)
         assert got["usage"]["completion_tokens"] == 5 * choices
 
 
 async def test_n_choices_are_returned_for_one_prompt(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         got = (await one.send(ask(n=3))).json
         assert [choice["index"] for choice in got["choices"]] == [0, 1, 2]
         events = (await one.send(ask(n=3, stream=True))).events
@@ -95,18 +95,18 @@ async def test_n_choices_are_returned_for_one_prompt(tmp_path: Path) -> None:
 
 
 async def test_max_tokens_default_for_chat_and_completion(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--max-model-len", "60") as one:
-        chat = await one.send({"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}, CHAT)
+    async with make_harness(tmp_path, "--max-model-len", "60") as one:
+        chat = await one.send({"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}, CHAT_PATH)
         assert chat.json["usage"]["completion_tokens"] == 60 - 12
         assert (await one.send({"model": "m", "prompt": "x"})).json["usage"]["completion_tokens"] == 16
         longer = await one.send({"model": "m", "prompt": "x" * 40, "max_tokens": 60})
         assert (longer.status, longer.json["usage"]["completion_tokens"]) == (200, 60 - 10)
         newer = talk(max_completion_tokens=7)
-        assert (await one.send(newer, CHAT)).json["usage"]["completion_tokens"] == 7
+        assert (await one.send(newer, CHAT_PATH)).json["usage"]["completion_tokens"] == 7
 
 
 async def test_other_paths_behave_like_vllm(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--served-model-name", "a", "b") as one:
+    async with make_harness(tmp_path, "--served-model-name", "a", "b") as one:
         assert ((await one.send(path="/health")).status, (await one.send(path="/health")).body) == (200, b"")
         version = (await one.send(path="/version")).json
         assert ("0.32" in version["version"], version["accelerator"]) == (True, "NVIDIA H200")
@@ -143,7 +143,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
 async def test_invalid_request_is_rejected_with_vllm_message(
     tmp_path: Path, body: dict[str, Any], status: int, code: str | None, words: str
 ) -> None:
-    async with bench(tmp_path, "--max-model-len", "64") as one:
+    async with make_harness(tmp_path, "--max-model-len", "64") as one:
         got = await one.send(body)
         error = got.json["error"]
         assert (got.status, error["type"], error["code"]) == (status, "invalid_request_error", code)
@@ -152,18 +152,18 @@ async def test_invalid_request_is_rejected_with_vllm_message(
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"7", b'{"messages": [1]}', b'{"messages": []}', b"\xff", b"[" * 9999])
 async def test_hostile_body_is_rejected(tmp_path: Path, body: bytes) -> None:
-    async with bench(tmp_path) as one:
-        assert (await one.send(body, CHAT)).status == 400
+    async with make_harness(tmp_path) as one:
+        assert (await one.send(body, CHAT_PATH)).status == 400
         assert (await one.send(path="/health")).status == 200
 
 
 async def test_request_other_than_json_is_rejected(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         assert (await one.send(ask(), headers={"content-type": "text/plain"})).status == 415
 
 
 async def test_full_queue_rejects_with_retry_header(tmp_path: Path) -> None:
-    async with bench(tmp_path, *SLOW, "--max-num-queued-reqs", "2") as one:
+    async with make_harness(tmp_path, *SLOW_ARGS, "--max-num-queued-reqs", "2") as one:
         long = ask(max_tokens=2000, stream=True)
         gone, begun = asyncio.Event(), asyncio.Event()
         first = asyncio.create_task(one.send(long, gone=gone, begun=begun))
@@ -180,7 +180,7 @@ async def test_full_queue_rejects_with_retry_header(tmp_path: Path) -> None:
 
 
 async def test_prompt_token_backlog_rejects(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--max-num-queued-tokens", "100") as one:
+    async with make_harness(tmp_path, "--max-num-queued-tokens", "100") as one:
         refused = await one.send(ask(prompt="x" * 404))
         assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
         assert (await one.send(ask())).status == 200
@@ -188,7 +188,7 @@ async def test_prompt_token_backlog_rejects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_disconnect_frees_slot_and_is_not_counted(tmp_path: Path, stream: bool) -> None:
-    async with bench(tmp_path, *SLOW) as one:
+    async with make_harness(tmp_path, *SLOW_ARGS) as one:
         gone = asyncio.Event()
         request = asyncio.create_task(one.send(ask(max_tokens=4000, stream=stream), gone=gone))
         while not one.driver.core.running:
@@ -201,7 +201,7 @@ async def test_client_disconnect_frees_slot_and_is_not_counted(tmp_path: Path, s
 
 
 async def test_drain_finishes_running_and_rejects_new_requests(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         begun = asyncio.Event()
         request = asyncio.create_task(one.send(ask(max_tokens=300, stream=True), begun=begun))
         await begun.wait()
@@ -209,18 +209,18 @@ async def test_drain_finishes_running_and_rejects_new_requests(tmp_path: Path) -
         late = await one.send(ask())
         assert (late.status, late.json["error"]["message"]) == (500, "cannot schedule new futures after shutdown")
         assert (await one.send(path="/health")).status == 200
-        assert await one.driver.drained(60.0)
+        assert await one.driver.wait_drained(60.0)
         assert len((await request).events) == 301
 
 
 async def test_drain_timeout_aborts_requests_visibly(tmp_path: Path) -> None:
-    async with bench(tmp_path, *SLOW) as one:
+    async with make_harness(tmp_path, *SLOW_ARGS) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
         whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))
         await begun.wait()
-        assert not await one.driver.drained(0.0)
-        one.driver.abort()
+        assert not await one.driver.wait_drained(0.0)
+        one.driver.abort_all()
         assert '"finish_reason":"abort"' in (await stream).body.decode()
         assert not (await stream).complete
         assert (await whole).status == 503
@@ -228,15 +228,15 @@ async def test_drain_timeout_aborts_requests_visibly(tmp_path: Path) -> None:
 
 
 async def test_dead_engine_core_breaks_streams_and_fails_health(tmp_path: Path) -> None:
-    async with bench(tmp_path, *SLOW) as one:
+    async with make_harness(tmp_path, *SLOW_ARGS) as one:
         begun = asyncio.Event()
         stream = asyncio.create_task(one.send(ask(max_tokens=30_000, stream=True), begun=begun))
         whole = asyncio.create_task(one.send(ask(max_tokens=30_000)))
         await begun.wait()
-        one.driver.die()
+        one.driver.kill_core()
         assert '"error"' in (await stream).events[-1]
         assert not (await stream).complete
         assert ((await whole).status, (await whole).json["error"]["code"]) == (503, "engine_failed")
         assert (await one.send(path="/health")).status == 503
         assert (await one.send(ask())).status == 503
-        await settled(one)
+        await wait_idle(one)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine_image.lab import CHAT, COMPLETIONS
-from tests.engine_image.simulated.bench import Bench, bench, served, settled
+from tests.engine_image.middleware_harness import CHAT_PATH, COMPLETIONS
+from tests.engine_image.simulated.api_harness import ApiHarness, make_harness, serve_engine, wait_idle
 from tests.engine_image.test_launcher import free_ports
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 40  # 450 tokens
@@ -27,25 +27,27 @@ def to(address: str) -> dict[str, str]:
     return {"x-plimsoll-prefill": address}
 
 
-async def leg(one: Bench, **more: Any) -> Any:
+async def leg(one: ApiHarness, **more: Any) -> Any:
     """A prefill engine's answer to a decode engine."""
-    got = await one.send(ask(max_tokens=1, kv_transfer_params=REMOTE, **more), headers={"x-plimsoll-leg": "prefill"})
+    got = await one.send(
+        ask(max_tokens=1, kv_transfer_params=REMOTE, **more), headers={"x-plimsoll-remote-prefill": "prefill"}
+    )
     return got.json["kv_transfer_params"]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH])
 async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, path: str) -> None:
-    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+    async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         body: dict[str, Any] = (
             ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
         )
         body["max_tokens"] = 24
-        async with served(prefill) as address:
+        async with serve_engine(prefill) as address:
             split = (await decode.send(body, path, to(address))).json
         alone = (await prefill.send(body, path)).json
         words = [json.dumps(got["choices"][0]).split('"logprobs"')[0] for got in (split, alone)]
         assert words[0] == words[1]
-        assert decode.leg("remote") == 1
+        assert decode.remote_prefill_count("remote") == 1
         seen, tokens = await decode.metrics(), split["usage"]["prompt_tokens"]
         assert seen["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] == tokens
         assert seen["vllm:prompt_tokens_by_source_total", "local_compute"] == 0
@@ -58,10 +60,10 @@ async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, pa
 
 
 async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="prefill") as one:
+    async with make_harness(tmp_path, role="prefill") as one:
         params = await leg(one)
         assert params["do_remote_prefill"]
-        assert (params["remote_port"], params["remote_host"]) == (one.options.side_port, "127.0.0.1")
+        assert (params["remote_port"], params["remote_host"]) == (one.options.side_channel_port, "127.0.0.1")
         assert (len(params["remote_block_ids"][0]), params["remote_num_tokens"]) == (29, 450)
         seen = await one.metrics()
         assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(29 / 45_000)
@@ -69,13 +71,13 @@ async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
 
 
 async def test_only_remote_prefill_on_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="serve") as serve:
+    async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="serve") as serve:
         assert (await prefill.send(ask(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
         assert await leg(serve) is None
 
 
 async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+    async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         params = await leg(prefill)
         (params["remote_port"],) = free_ports(1)
         got = await decode.api_direct(ask(kv_transfer_params=params))
@@ -90,7 +92,7 @@ async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -
     [{"remote_engine_id": "another"}, {"remote_request_id": "another"}, {"remote_port": "x"}, {"remote_host": 7}],
 )
 async def test_invalid_transfer_params_fall_back_to_local_prefill(tmp_path: Path, change: dict[str, Any]) -> None:
-    async with bench(tmp_path, role="prefill") as prefill, bench(tmp_path, role="decode") as decode:
+    async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         params = {**await leg(prefill), **change}
         got = await decode.api_direct(ask(kv_transfer_params=params))
         assert got.json["usage"]["completion_tokens"] == 24
@@ -99,7 +101,7 @@ async def test_invalid_transfer_params_fall_back_to_local_prefill(tmp_path: Path
 
 async def test_default_vllm_load_failure_policy_returns_error(tmp_path: Path) -> None:
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
-    async with bench(tmp_path, "--kv-transfer-config", json.dumps(config), role="decode") as decode:
+    async with make_harness(tmp_path, "--kv-transfer-config", json.dumps(config), role="decode") as decode:
         params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": free_ports(1)[0]}
         got = await decode.api_direct(ask(kv_transfer_params=params))
         assert (got.status, got.json["error"]["message"]) == (500, "Internal server error")
@@ -108,7 +110,7 @@ async def test_default_vllm_load_failure_policy_returns_error(tmp_path: Path) ->
 
 async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) -> None:
     flags = ("--num-gpu-blocks-override", "60", "--max-model-len", "900")
-    async with bench(tmp_path, *flags, role="decode") as decode:
+    async with make_harness(tmp_path, *flags, role="decode") as decode:
         asked = asyncio.Event()
 
         async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,7 +135,7 @@ async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) ->
         assert (await request).json["usage"]["completion_tokens"] == 24
         gone.set()
         await full
-        await settled(decode)
+        await wait_idle(decode)
         assert (await decode.metrics())["vllm:kv_cache_usage_perc",] == 0
         server.close()
         await server.wait_closed()
@@ -141,8 +143,8 @@ async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) ->
 
 async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) -> None:
     async with (
-        bench(tmp_path, role="prefill") as prefill,
-        bench(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
+        make_harness(tmp_path, role="prefill") as prefill,
+        make_harness(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
     ):
         params, gone = await leg(prefill), asyncio.Event()
         request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params), gone))
@@ -157,8 +159,8 @@ async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) ->
 
 @pytest.mark.parametrize("said", [b"", b"{}\n", b"[]\n", b"\xff\n", b'{"request_id": 1}\n', b"x" * 5000])
 async def test_side_channel_survives_invalid_messages(tmp_path: Path, said: bytes) -> None:
-    async with bench(tmp_path, role="prefill") as prefill:
-        reader, writer = await asyncio.open_connection("127.0.0.1", prefill.options.side_port)
+    async with make_harness(tmp_path, role="prefill") as prefill:
+        reader, writer = await asyncio.open_connection("127.0.0.1", prefill.options.side_channel_port)
         writer.write(said)
         writer.write_eof()
         assert b"tokens" not in await reader.read()

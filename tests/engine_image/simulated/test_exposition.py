@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from launcher.about import cache
-from plimsoll.adapters import scrape
-from simulated.exposition import labels
-from simulated.meters import Histogram, token_bounds
-from tests.engine_image.lab import CHAT
-from tests.engine_image.simulated.bench import SLOW, Bench, bench
+from launcher.engine_info import parse_cache_config
+from plimsoll.adapters import vllm_metrics
+from simulated.engine_metrics import MetricHistogram, token_bounds
+from simulated.exposition import format_labels
+from tests.engine_image.middleware_harness import CHAT_PATH
+from tests.engine_image.simulated.api_harness import SLOW_ARGS, ApiHarness, make_harness
 
 # What vLLM 0.32 exports without optional features, each with its labels beside engine and model_name.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -67,14 +67,14 @@ NIXL = {
 }
 
 
-async def families(one: Bench) -> dict[str, Any]:
+async def families(one: ApiHarness) -> dict[str, Any]:
     """The families of a scrape by name."""
     text = (await one.send(path="/metrics")).body.decode()
     return {family.name.removeprefix("vllm:"): family for family in text_string_to_metric_families(text)}
 
 
 async def test_exposition_families_and_labels_match_vllm(tmp_path: Path) -> None:
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         found = await families(one)
         for name, (kind, extra) in FAMILIES.items():
             assert found[name].type == kind, name
@@ -89,7 +89,7 @@ async def test_exposition_families_and_labels_match_vllm(tmp_path: Path) -> None
 
 
 async def test_exposition_transfer_metrics_require_connector(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="decode") as one:
+    async with make_harness(tmp_path, role="decode") as one:
         found = await families(one)
         assert {name: found[name].type for name in NIXL} == NIXL
 
@@ -108,13 +108,13 @@ async def test_exposition_exported_family_yields_only_its_reading(
     tmp_path: Path, role: str, name: str, field: str
 ) -> None:
     """What the engine is, and its process, are there all the same."""
-    async with bench(tmp_path, "--export", f"vllm:{name}", role=role) as one:
+    async with make_harness(tmp_path, "--export", f"vllm:{name}", role=role) as one:
         await one.send({"prompt": "word " * 40, "max_tokens": 20})
         text = (await one.send(path="/metrics")).body
-        reading = scrape.read(text, "pod", 1.0)
+        reading = vllm_metrics.parse_metrics(text, "pod", 1.0)
         told = {known.name for known in fields(reading) if getattr(reading, known.name) is not None}
-        assert told == {"pod", "at_s", "born", field}
-        assert cache(text) == (720_000, one.options.profile.block_size)
+        assert told == {"pod", "at_s", "instance_id", field}
+        assert parse_cache_config(text) == (720_000, one.options.profile.block_size)
         exported = {line.split("{")[0] for line in text.decode().splitlines() if line.startswith("vllm:")}
         ends = "(_total|_created|_bucket|_sum|_count)?"
         assert all(re.fullmatch(f"vllm:({name}{ends}|cache_config_info)", found) for found in exported)
@@ -126,25 +126,25 @@ def test_token_bounds_match_vllm() -> None:
 
 
 def test_histogram_value_on_bound_is_within_it() -> None:
-    histogram = Histogram((1.0, 2.0))
+    histogram = MetricHistogram((1.0, 2.0))
     for value, times in ((1.0, 1), (1.5, 2), (9.0, 1)):
         histogram.observe(value, times)
-    assert (histogram.cumulated(), histogram.total) == ([1, 3, 4], 13.0)
+    assert (histogram.cumulative(), histogram.total) == ([1, 3, 4], 13.0)
 
 
 def test_labels_are_escaped() -> None:
-    assert labels({"b": 'x"y\\z\n', "a": "1"}) == '{a="1",b="x\\"y\\\\z\\n"}'
+    assert format_labels({"b": 'x"y\\z\n', "a": "1"}) == '{a="1",b="x\\"y\\\\z\\n"}'
 
 
 async def test_exposition_sums_agree_after_mixed_load(tmp_path: Path) -> None:
-    async with bench(tmp_path, "--num-gpu-blocks-override", "80", "--max-num-seqs", "6") as one:
+    async with make_harness(tmp_path, "--num-gpu-blocks-override", "80", "--max-num-seqs", "6") as one:
         gone = asyncio.Event()
         requests = []
         for number in range(24):
             body: dict[str, Any] = {"prompt": f"{number % 5} " + "word " * (7 * number), "max_tokens": 3 + 2 * number}
             requests.append(one.send({**body, "stream": number % 2 == 0}, gone=gone if number % 8 == 7 else None))
         talk = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 9}
-        requests.append(one.send(talk, CHAT))
+        requests.append(one.send(talk, CHAT_PATH))
         asked = asyncio.gather(*requests)
         while not one.driver.core.running:
             await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def test_exposition_sums_agree_after_mixed_load(tmp_path: Path) -> None:
 
 
 async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Path) -> None:
-    async with bench(tmp_path, *SLOW, "--max-num-seqs", "2") as one:
+    async with make_harness(tmp_path, *SLOW_ARGS, "--max-num-seqs", "2") as one:
         gone = asyncio.Event()
         requests = [asyncio.create_task(one.send({"prompt": "a", "max_tokens": 9000}, gone=gone)) for _ in range(5)]
         while (one.driver.core.running, one.driver.core.waiting) != (2, 3):
@@ -184,7 +184,7 @@ async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Pat
 
 
 async def test_exposition_help_texts_are_one_line(tmp_path: Path) -> None:
-    async with bench(tmp_path, role="decode") as one:
+    async with make_harness(tmp_path, role="decode") as one:
         text = (await one.send(path="/metrics")).body.decode()
         assert all(line.startswith(("#", "vllm:", "python_", "process_")) for line in text.splitlines())
         assert json.dumps(text).count("\\n\\n") == 0

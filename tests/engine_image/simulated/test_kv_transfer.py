@@ -7,33 +7,33 @@ import math
 import numpy as np
 import pytest
 
-from plimsoll.core.latency import KvTransfer
-from simulated.transfer import LOST_SHARE, Leases, Wire
-from tests.engine_image.simulated.lab import engine, profile
+from plimsoll.core.engine_model.step_time import KvTransfer
+from simulated.kv_transfer import STALL_SHARE, KvLink, LeaseTable
+from tests.engine_image.simulated.core_harness import make_core, make_profile
 
 
 def test_post_time_matches_kv_transfer_law() -> None:
     tokens = np.array([1, 16, 17, 1200, 8192])
     law = KvTransfer(layers=32, block_tokens=16)
-    wire = Wire(32, 16, 131_072, 1e11)
+    wire = KvLink(32, 16, 131_072, 1e11)
     assert [wire.post_s(int(one)) for one in tokens] == pytest.approx(law.post_s(tokens).tolist())
-    assert law.lost_share == LOST_SHARE
+    assert law.post_loss_share == STALL_SHARE
 
 
 def test_travel_time_counts_whole_blocks_at_link_rate() -> None:
-    wire = Wire(2, 4, 1000, 1e6, scale=2.0)
-    assert (wire.bytes(5), wire.pieces(5)) == (8000, 4)
-    assert wire.travel_s(5) == pytest.approx(2 * (1.9e-3 + 8e-3))
+    wire = KvLink(2, 4, 1000, 1e6, time_scale=2.0)
+    assert (wire.transfer_bytes(5), wire.descriptors(5)) == (8000, 4)
+    assert wire.transfer_s(5) == pytest.approx(2 * (1.9e-3 + 8e-3))
 
 
 def test_remote_prompt_first_token_comes_one_step_after_transfer() -> None:
-    one = engine()
+    one = make_core()
     sequence = one.add(0.0, prompt=10, tokens=3, remote=True)
     there = 0.7e-3 + 17.4e-6 + 13.9e-3  # posting six pieces, then three blocks of 4,000 bytes on the way
     assert (one.core.loading, one.core.running) == (1, 0)
-    assert one.core.next_s() == pytest.approx(there)
+    assert one.core.next_event_s() == pytest.approx(there)
     one.run()
-    assert sequence.first_s == pytest.approx(there + 1.0)
+    assert sequence.first_token_s == pytest.approx(there + 1.0)
     counters = one.meters.counters
     assert (counters["external_kv_transfer"], counters["local_compute"], counters["prompt_tokens"]) == (10, 0, 10)
     assert one.meters.nixl["nixl_bytes_transferred"].total == 12_000
@@ -41,17 +41,17 @@ def test_remote_prompt_first_token_comes_one_step_after_transfer() -> None:
 
 
 def test_posting_delays_decoding_sequences() -> None:
-    alone, beside = engine(), engine()
+    alone, beside = make_core(), make_core()
     for one in (alone, beside):
         one.add(0.0, prompt=4, tokens=20)
     beside.add(2.5, prompt=2000, tokens=1, remote=True)
     late = [one.run(21.0) for one in (alone, beside)]
-    post = Wire(2, 4, 1000, 1e6).post_s(2000)
-    assert late[1] - late[0] == pytest.approx(LOST_SHARE * post)
+    post = KvLink(2, 4, 1000, 1e6).post_s(2000)
+    assert late[1] - late[0] == pytest.approx(STALL_SHARE * post)
 
 
 def test_only_uncached_blocks_are_transferred() -> None:
-    one = engine()
+    one = make_core()
     one.add(0.0, prompt=16, tokens=1, start=0)
     one.run()
     again = one.add(5.0, prompt=18, tokens=1, start=0, remote=True)
@@ -60,7 +60,7 @@ def test_only_uncached_blocks_are_transferred() -> None:
 
 
 def test_transferred_prompt_is_cached_afterwards() -> None:
-    one = engine()
+    one = make_core()
     one.add(0.0, prompt=16, tokens=1, start=0, remote=True)
     one.run()
     again = one.add(5.0, prompt=16, tokens=1, start=0)
@@ -69,44 +69,44 @@ def test_transferred_prompt_is_cached_afterwards() -> None:
 
 
 def test_failed_transfer_is_computed_locally() -> None:
-    one = engine()
+    one = make_core()
     sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
     one.core.fetch_failed(sequence, 0.001)
     one.run()
-    assert (sequence.emitted, sequence.fetched_tokens) == (2, 0)
-    assert sequence.first_s == pytest.approx(1.001)
+    assert (sequence.emitted_tokens, sequence.fetched_tokens) == (2, 0)
+    assert sequence.first_token_s == pytest.approx(1.001)
     assert one.meters.counters["local_compute"] == 10
     assert one.core.pool.used == 0
 
 
 def test_failure_after_transfer_changes_nothing() -> None:
-    one = engine()
+    one = make_core()
     sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
     one.core.fetch_failed(sequence, 0.5)
     one.run()
-    assert (sequence.fetched_tokens, sequence.emitted) == (10, 2)
+    assert (sequence.fetched_tokens, sequence.emitted_tokens) == (10, 2)
 
 
 def test_waiting_sequence_with_lost_source_is_computed() -> None:
-    one = engine(blocks=4, caching=False)
+    one = make_core(blocks=4, caching=False)
     one.add(0.0, prompt=12, tokens=3)
     sequence = one.add(0.1, prompt=10, tokens=1, remote=True)
     one.core.fetch_failed(sequence, 0.2)
     one.run()
-    assert (sequence.fetched_tokens, sequence.emitted) == (0, 1)
+    assert (sequence.fetched_tokens, sequence.emitted_tokens) == (0, 1)
 
 
 def test_disconnect_during_transfer_frees_blocks() -> None:
-    one = engine()
+    one = make_core()
     sequence = one.add(0.0, prompt=10, tokens=2, remote=True)
-    one.core.forget(sequence, 0.001)
+    one.core.drop_sequence(sequence, 0.001)
     one.run()
-    assert (one.core.pool.used, sequence.emitted) == (0, 0)
+    assert (one.core.pool.used, sequence.emitted_tokens) == (0, 0)
 
 
 def test_prefill_engine_keeps_blocks_until_fetched() -> None:
-    one = engine()
-    sequence = one.add(0.0, prompt=10, tokens=1, produce=True)
+    one = make_core()
+    sequence = one.add(0.0, prompt=10, tokens=1, keeps_kv=True)
     one.run(2.0)
     assert (one.core.running, one.core.pool.used) == (0, 3)
     assert len(one.core.leases.blocks(sequence.request_id)) == 3
@@ -116,36 +116,36 @@ def test_prefill_engine_keeps_blocks_until_fetched() -> None:
 
 
 def test_expired_lease_frees_blocks_for_waiting_requests() -> None:
-    one = engine(blocks=4, caching=False, lease_s=30.0)
-    one.add(0.0, prompt=14, tokens=1, produce=True)
+    one = make_core(blocks=4, caching=False, lease_s=30.0)
+    one.add(0.0, prompt=14, tokens=1, keeps_kv=True)
     one.run(2.0)
     waiting = one.add(5.0, prompt=14, tokens=1)
     one.run()
-    assert waiting.first_s == 1.0 + 30.0 + 1.0
+    assert waiting.first_token_s == 1.0 + 30.0 + 1.0
     assert one.meters.counters["nixl_num_kv_expired_reqs"] == 1
 
 
 def test_lease_does_not_expire_while_being_fetched() -> None:
-    leases = Leases(10.0)
+    leases = LeaseTable(10.0)
     leases.grant("a", [1, 2], 7, now_s=0.0)
     assert leases.claim("a") == 7
-    assert leases.next_s() == math.inf
-    leases.leave("a", 50.0)
-    assert leases.expired(59.9) == []
-    assert leases.expired(60.0) == [[1, 2]]
+    assert leases.next_expiry_s() == math.inf
+    leases.restart_expiry("a", 50.0)
+    assert leases.pop_expired(59.9) == []
+    assert leases.pop_expired(60.0) == [[1, 2]]
     assert leases.claim("a") is None
 
 
 def test_aborted_prefill_keeps_no_blocks() -> None:
-    one = engine()
-    sequence = one.add(0.0, prompt=10, tokens=5, produce=True)
-    one.core.end(sequence, "abort", 0.5)
+    one = make_core()
+    sequence = one.add(0.0, prompt=10, tokens=5, keeps_kv=True)
+    one.core.end_sequence(sequence, "abort", 0.5)
     assert one.core.pool.used == 0
 
 
 def test_remote_and_local_prefills_all_complete() -> None:
-    one = engine(profile(max_num_seqs=2))
+    one = make_core(make_profile(max_num_seqs=2))
     made = [one.add(0.0, prompt=8, tokens=3, remote=number % 2 == 0) for number in range(6)]
     one.run()
-    assert [sequence.emitted for sequence in made] == [3] * 6
+    assert [sequence.emitted_tokens for sequence in made] == [3] * 6
     assert one.core.pool.used == 0

@@ -9,13 +9,13 @@ import pytest
 from launcher.command import engine_command
 from launcher.contract import load as contract
 from launcher.settings import read
-from simulated.options import Options, OptionsError, parse
-from simulated.start import phases
+from simulated.cold_start import startup_phases
+from simulated.options import EngineOptions, OptionsError, parse_options
 
 
-def parsed(*flags: str, **environment: str) -> Options:
+def parsed(*flags: str, **environment: str) -> EngineOptions:
     """The options of a command line."""
-    return parse(["serve", "m", *flags], environment)
+    return parse_options(["serve", "m", *flags], environment)
 
 
 @pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
@@ -31,14 +31,14 @@ def test_parse_launcher_command_line_is_fully_understood(role: str) -> None:
         "PLIMSOLL_POD_IP": "10.0.0.7",
     }
     command = engine_command(read(environment, known), known, cpu=False)
-    options = parse(command[command.index("serve") :], {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7"})
-    assert (options.model, options.names, options.port) == ("org/model", ("a", "b"), 8000)
+    options = parse_options(command[command.index("serve") :], {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7"})
+    assert (options.model, options.served_names, options.port) == ("org/model", ("a", "b"), 8000)
     assert options.middleware == ("launcher.middleware.Plimsoll",)
     assert (options.max_num_queued_reqs, options.shutdown_s) == (512, 600.0)
     assert (options.profile.max_num_seqs, options.profile.block_size) == (64, 128)
-    assert options.role == {"serve": "", "prefill": "kv_producer", "decode": "kv_consumer"}[role]
+    assert options.kv_role == {"serve": "", "prefill": "kv_producer", "decode": "kv_consumer"}[role]
     assert options.recompute == (role == "decode")
-    assert options.side_host == "10.0.0.7"
+    assert options.side_channel_host == "10.0.0.7"
     assert options.ignored == ("--enforce-eager", "--dtype", "float32")
 
 
@@ -56,36 +56,36 @@ def test_parse_kv_cache_size_in_blocks_or_bytes() -> None:
 
 
 def test_parse_replica_speed_is_drawn_from_pod_name() -> None:
-    speeds = {parsed(HOSTNAME=f"pod-{number}").factor for number in range(50)}
+    speeds = {parsed(HOSTNAME=f"pod-{number}").step_factor for number in range(50)}
     assert len(speeds) == 50
     assert 0.9 <= min(speeds) < 0.93 < 1.07 < max(speeds) <= 1.1
-    assert parsed(HOSTNAME="pod-1").factor == parsed(HOSTNAME="pod-1").factor
-    assert parsed("--spread", "0", HOSTNAME="x").factor == 1.0
-    assert parsed("--seed", "3", HOSTNAME="x").factor == parsed("--seed", "3", HOSTNAME="y").factor
+    assert parsed(HOSTNAME="pod-1").step_factor == parsed(HOSTNAME="pod-1").step_factor
+    assert parsed("--spread", "0", HOSTNAME="x").step_factor == 1.0
+    assert parsed("--seed", "3", HOSTNAME="x").step_factor == parsed("--seed", "3", HOSTNAME="y").step_factor
 
 
 def test_parse_scales_multiply_speed_and_times() -> None:
     slow = parsed("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10")
-    assert (slow.factor, slow.start_s) == (1.4, 10.0)
+    assert (slow.step_factor, slow.startup_s) == (1.4, 10.0)
     fast = parsed("--spread", "0", "--profile-scale", "1.4", "--start-seconds", "10", "--time-scale", "0.5")
-    assert (fast.factor, fast.start_s, fast.lease_s) == (0.7, 5.0, 15.0)
+    assert (fast.step_factor, fast.startup_s, fast.lease_s) == (0.7, 5.0, 15.0)
 
 
 @pytest.mark.parametrize(("role", "factor"), [("kv_producer", 0.97), ("kv_consumer", 0.96), ("kv_both", 1.0)])
 def test_parse_prefill_and_decode_roles_have_own_speed_factor(role: str, factor: float) -> None:
     config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-    assert parsed("--spread", "0", "--kv-transfer-config", config).factor == pytest.approx(factor)
+    assert parsed("--spread", "0", "--kv-transfer-config", config).step_factor == pytest.approx(factor)
 
 
 def test_startup_phases_take_their_time_and_log_launcher_lines() -> None:
-    starts = [parsed("--start-seconds", "uniform:30,60", HOSTNAME=f"pod-{number}").start_s for number in range(50)]
+    starts = [parsed("--start-seconds", "uniform:30,60", HOSTNAME=f"pod-{number}").startup_s for number in range(50)]
     assert 30 <= min(starts) < 33
     assert 57 < max(starts) <= 60
     for model, words in (("org/m", "Time spent downloading weights"), ("/models/m", "")):
-        options = parse(["serve", model, "--start-seconds", "40"], {})
-        parts = phases(options)
+        options = parse_options(["serve", model, "--start-seconds", "40"], {})
+        parts = startup_phases(options)
         assert sum(part.seconds for part in parts) == pytest.approx(40)
-        said = "\n".join(line for part in parts for _, line in part.lines)
+        said = "\n".join(line for part in parts for _, line in part.log_lines)
         assert ("Time spent downloading weights" in said) == bool(words)
         assert all(expected in said for expected in ("Initializing a V1 LLM engine", "Loading weights took"))
 
@@ -123,4 +123,4 @@ def test_parse_invalid_flag_is_named(flags: tuple[str, ...], words: str) -> None
 
 def test_parse_command_without_model_is_rejected() -> None:
     with pytest.raises(OptionsError, match="model"):
-        parse(["serve"], {})
+        parse_options(["serve"], {})

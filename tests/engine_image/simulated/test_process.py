@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 
 from launcher import client
-from launcher.contract import ROOT
-from launcher.state import State
+from launcher.contract import IMAGE_ROOT
+from launcher.pod_state import PodState
 from tests.engine_image.test_launcher import Running, free_ports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
@@ -30,14 +30,14 @@ FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
 async def engine(folder: Path, *flags: str, drain_s: int = 600) -> AsyncIterator[Running]:
     """A launcher with a simulated engine, ready; its last words are in the folder's `said`."""
     api, port, nixl = free_ports(3)
-    document = json.loads((ROOT / "contract.json").read_text())
+    document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
-    document["paths"].update(state=str(folder / "state"), last_words=str(folder / "said"))
+    document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT.parent / "operator"))),
+        "PYTHONPATH": os.pathsep.join((str(IMAGE_ROOT), str(IMAGE_ROOT.parent / "operator"))),
         "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
         "PLIMSOLL_RUNTIME": "simulated",
         "PLIMSOLL_MODEL": "org/m",
@@ -71,7 +71,7 @@ async def stream(api: int, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
 
 async def held(folder: Path, requests: int) -> None:
     """Returns once the engine holds so many."""
-    while State(folder / "state").held != requests:
+    while PodState(folder / "state").in_flight != requests:
         await asyncio.sleep(0.01)
 
 
@@ -84,9 +84,9 @@ async def test_process_startup_phases_metrics_and_lossless_drain(tmp_path: Path)
     async with engine(tmp_path) as one:
         text = (await one.get("/metrics")).body.decode()
         for phase in ("launch", "import", "download", "load", "init", "api", "warmup"):
-            assert re.search(rf'plimsoll_engine_start_phase_seconds{{phase="{phase}"}} \d', text), phase
+            assert re.search(rf'plimsoll_engine_startup_phase_seconds{{phase="{phase}"}} \d', text), phase
         assert 'vllm:num_requests_running{engine="0",model_name="m"} 0.0' in text
-        assert 'plimsoll_engine_prefill_legs_total{outcome="remote"} 0.0' in text
+        assert 'plimsoll_engine_remote_prefills_total{outcome="remote"} 0.0' in text
         async with stream(one.api, 600) as content:
             one.process.send_signal(signal.SIGTERM)
             rest = await content.read()
@@ -109,7 +109,7 @@ async def test_process_short_drain_reports_aborted_requests(tmp_path: Path) -> N
                 await long.read()
             assert (await asked).status == 503
         await one.process.wait()
-    assert json.loads((tmp_path / "said").read_text()) == {"cutOff": 2, "drainSeconds": 1}
+    assert json.loads((tmp_path / "said").read_text()) == {"abortedRequests": 2, "drainSeconds": 1}
 
 
 async def test_process_request_with_named_model_is_rewritten(tmp_path: Path) -> None:

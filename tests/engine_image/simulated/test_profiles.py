@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.sim.profiles import FOLDER, ProfileError, load, parse
+from plimsoll.sim.profiles import PROFILE_FOLDER, ProfileError, load, parse
 
 COEFFICIENTS: dict[str, Any] = {
     "base": 0.005,
@@ -20,7 +20,7 @@ COEFFICIENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("path", sorted(PROFILE_FOLDER.glob("*.json")), ids=lambda path: str(path.stem))
 def test_profile_every_packaged_one_loads(path: Path) -> None:
     made = load(path.stem)
     assert made.kv_tokens >= made.max_model_len > made.budget

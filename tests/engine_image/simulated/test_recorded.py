@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine_image.lab import CHAT, COMPLETIONS
-from tests.engine_image.simulated.bench import bench
+from tests.engine_image.middleware_harness import CHAT_PATH, COMPLETIONS
+from tests.engine_image.simulated.api_harness import make_harness
 
 LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "512")
 CACHE = ("--block-size", "128", "--num-gpu-blocks-override", "128")
@@ -62,7 +62,7 @@ async def test_recorded_requests_yield_recorded_metrics(tmp_path: Path) -> None:
     in_turn = [_ask(1, 300, 9), _ask(1, 300, 7), _ask(1, 420, 5), _ask(2, 16, 1), _ask(3, 700, 16, stream=True)]
     in_turn.append(_ask(4, 1, 3))
     at_once = [_ask(10 + n, 60 + 50 * n, 8 + n) for n in range(5)]
-    async with bench(tmp_path, *LIMITS, *CACHE) as one:
+    async with make_harness(tmp_path, *LIMITS, *CACHE) as one:
         statuses = [(await one.send(body)).status for body in in_turn]
         statuses += [got.status for got in await asyncio.gather(*(one.send(body) for body in at_once))]
         seen = await one.metrics()
@@ -75,7 +75,7 @@ async def test_recorded_requests_yield_recorded_metrics(tmp_path: Path) -> None:
 ANSWERS = json.loads(Path(__file__).with_name("answers_recorded.json").read_text())
 BODIES = {
     "completion": (COMPLETIONS, {"prompt": [7] * 40, "max_tokens": 6}),
-    "chat": (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6}),
+    "chat": (CHAT_PATH, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6}),
 }
 STREAMS = {
     "stream": {"stream": True},
@@ -100,7 +100,7 @@ def _distinct(shapes: Iterable[Any]) -> list[Any]:
 @pytest.mark.parametrize("kind", BODIES)
 async def test_recorded_responses_have_vllm_fields(tmp_path: Path, kind: str) -> None:
     path, body = BODIES[kind]
-    async with bench(tmp_path) as one:
+    async with make_harness(tmp_path) as one:
         assert _shape((await one.send(body, path)).json) == ANSWERS[kind]["whole"]
         for name, asked in STREAMS.items():
             *events, done = (await one.send({**body, **asked}, path)).events
@@ -183,12 +183,12 @@ REFUSALS: list[tuple[dict[str, Any], int, dict[str, Any]]] = [
 async def test_recorded_rejections_have_vllm_messages(
     tmp_path: Path, body: dict[str, Any], status: int, error: dict[str, Any]
 ) -> None:
-    async with bench(tmp_path, *LIMITS, *CACHE) as one:
+    async with make_harness(tmp_path, *LIMITS, *CACHE) as one:
         got = await one.send(body)
     assert (got.status, got.json["error"]) == (status, {"type": "invalid_request_error", **error})
 
 
 async def test_response_ends_at_context_length(tmp_path: Path) -> None:
-    async with bench(tmp_path, *LIMITS, *CACHE) as one:
+    async with make_harness(tmp_path, *LIMITS, *CACHE) as one:
         got = await one.send({"prompt": [7] * 4095, "max_tokens": 5})
     assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 1)

@@ -36,7 +36,7 @@ def ask(model: str, words: str, stream: bool) -> str:
     except (OpenAIError, ValueError) as error:
         status = getattr(error, "status_code", None)
         return f"{status} {type(error).__name__}"
-    return "answered"
+    return "succeeded"
 
 
 print("ready", flush=True)

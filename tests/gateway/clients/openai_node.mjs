@@ -8,7 +8,7 @@ async function ask(model, words, stream) {
   try {
     const found = await client.chat.completions.create({ model, messages: [{ role: "user", content: words }], stream });
     if (stream) for await (const _ of found);
-    return "answered";
+    return "succeeded";
   } catch (error) {
     return error.status ? `${error.status} ${error.code}` : error.constructor.name;
   }

@@ -1,7 +1,7 @@
 """The openai SDK for Python with its default retries, as often as it is told to ask on stdin. Usage: URL
 
 It says "ready". Then each line in is `{"model", "words", "stream"}`, with one user for each of the words, all at once,
-and each line out what each user got: "answered" or what the SDK raised in the end.
+and each line out what each user got: "succeeded" or what the SDK raised in the end.
 """
 
 # mypy: ignore-errors
@@ -29,7 +29,7 @@ def ask(model: str, words: str, stream: bool) -> str:
         return f"{error.status_code} {error.code}"
     except (APIConnectionError, APIError) as error:
         return type(error).__name__
-    return "answered"
+    return "succeeded"
 
 
 print("ready", flush=True)

@@ -9,32 +9,32 @@ from typing import Any
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading, ServiceReading
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import AttemptOutcome
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.iteration import NONE, NOTHING, Did, Iteration, Queued
+from plimsoll.sim.iteration import NO_QUEUED_WORK, NO_WORK, Iteration, QueuedWork, StepWork
 from plimsoll.sim.policies import dynamo, dynamo_profile, registry
-from plimsoll.sim.policies.base import Look, Scene
-from plimsoll.sim.visit import End
-from tests.sim import lab
-from tests.sim.policies import stand_in
-from tests.sim.policies.looks import BOTH, SERVE, buckets
+from plimsoll.sim.policies.base import Observation, PolicyContext
+from tests.sim import sim_harness
+from tests.sim.policies import fake_dynamo_planner
+from tests.sim.policies.observations import BOTH, SERVE, buckets
 
 needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
 
 
 @pytest.fixture
 def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "load", stand_in.package)
+    monkeypatch.setattr(dynamo, "load", fake_dynamo_planner.fake_package)
 
 
-def policy(text: str, scene: Scene = SERVE) -> dynamo.Dynamo:
+def policy(text: str, scene: PolicyContext = SERVE) -> dynamo.DynamoPolicy:
     made = registry.parse(text, scene)
-    assert isinstance(made, dynamo.Dynamo)
+    assert isinstance(made, dynamo.DynamoPolicy)
     return made
 
 
-def planner(of: dynamo.Dynamo) -> Any:
+def planner(of: dynamo.DynamoPolicy) -> Any:
     return of._planner
 
 
@@ -45,19 +45,24 @@ def gateway(answered: float) -> ServiceReading:
 def ended(pod: str, requests: float, prompt: float, output: float, cached: float = 0.0) -> EngineReading:
     """An engine at which so many requests ended, of these mean lengths."""
     of = {"prompt_tokens": prompt, "output_tokens": output}
-    told: dict[str, Any] = {key: buckets(requests)._replace(total=requests * mean) for key, mean in of.items()}
+    told: dict[str, Any] = {key: buckets(requests)._replace(value_sum=requests * mean) for key, mean in of.items()}
     return EngineReading(pod, 0.0, pod, cached_prompt_tokens=cached, local_prompt_tokens=requests * prompt, **told)
 
 
 def look(
-    now_s: float, ordered: int = 1, ready: int | None = None, step: Did = NOTHING, queued: Queued = NONE, **more: Any
-) -> Look:
+    now_s: float,
+    ordered: int = 1,
+    ready: int | None = None,
+    step: StepWork = NO_WORK,
+    queued: QueuedWork = NO_QUEUED_WORK,
+    **more: Any,
+) -> Observation:
     live = ordered if ready is None else ready
     steps = tuple(Iteration(f"e{number}", 0.01, step, queued) for number in range(live))
-    usual = Look(
+    usual = Observation(
         now_s,
         {Role.SERVE: ordered},
-        engines={Role.SERVE: ()},
+        engine_readings={Role.SERVE: ()},
         ready={Role.SERVE: live},
         starting={Role.SERVE: ordered - live},
         iterations={Role.SERVE: steps},
@@ -65,12 +70,12 @@ def look(
     return replace(usual, **more)
 
 
-def both(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Look:
+def both(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Observation:
     roles = (Role.PREFILL, Role.DECODE)
-    return Look(
+    return Observation(
         now_s,
         dict(zip(roles, ordered, strict=True)),
-        engines={role: () for role in roles},
+        engine_readings={role: () for role in roles},
         ready=dict(zip(roles, ready, strict=True)),
         iterations={role: (Iteration(f"{role}-1"),) for role in roles},
     )
@@ -121,32 +126,37 @@ class TestStoodIn:
     def test_planner_is_called_only_at_its_own_ticks(self) -> None:
         made = policy("dynamo-load")
         for second in range(12):
-            made.wanted(look(float(second)))
-        assert [seen.now_s for seen in planner(made).told] == [5.0, 10.0]
+            made.desired_replicas(look(float(second)))
+        assert [seen.now_s for seen in planner(made).received] == [5.0, 10.0]
 
     def test_planner_order_is_applied_once_and_clamped(self) -> None:
         made = policy("dynamo-load")
-        planner(made).orders = [stand_in.order(decode=3), None, stand_in.order(decode=99), stand_in.order(decode=0)]
-        found = [made.wanted(look(float(second))) for second in range(21)]
+        planner(made).orders = [
+            fake_dynamo_planner.make_order(decode=3),
+            None,
+            fake_dynamo_planner.make_order(decode=99),
+            fake_dynamo_planner.make_order(decode=0),
+        ]
+        found = [made.desired_replicas(look(float(second))) for second in range(21)]
         assert [one for one in found if one] == [{Role.SERVE: 3}, {Role.SERVE: 8}, {Role.SERVE: 1}]
 
     def test_planner_orders_are_dropped_while_a_replica_starts(self) -> None:
         made = policy("dynamo-load", BOTH)
-        planner(made).orders = [stand_in.order(2, 3)] * 3
-        made.wanted(both(0.0, (1, 1), (1, 1)))
-        assert made.wanted(both(5.0, (2, 1), (1, 1))) == {}
-        assert made.wanted(both(10.0, (1, 2), (1, 1))) == {}
-        assert made.wanted(both(15.0, (2, 2), (2, 2))) == {Role.PREFILL: 2, Role.DECODE: 3}
-        first, _, last = planner(made).told
+        planner(made).orders = [fake_dynamo_planner.make_order(2, 3)] * 3
+        made.desired_replicas(both(0.0, (1, 1), (1, 1)))
+        assert made.desired_replicas(both(5.0, (2, 1), (1, 1))) == {}
+        assert made.desired_replicas(both(10.0, (1, 2), (1, 1))) == {}
+        assert made.desired_replicas(both(15.0, (2, 2), (2, 2))) == {Role.PREFILL: 2, Role.DECODE: 3}
+        first, _, last = planner(made).received
         assert first.worker_counts.expected_num_prefill is None
         assert (last.worker_counts.ready_num_prefill, last.worker_counts.expected_num_decode) == (2, 2)
 
     def test_planner_input_has_newest_step_and_queue_per_engine(self) -> None:
         made = policy("dynamo-load")
-        step, queued = Did(2, 300, 40, 16, 32_000), Queued(5, 9_000, 1, 700)
-        made.wanted(look(0.0))
-        made.wanted(look(5.0, ordered=2, step=step, queued=queued))
-        (seen,) = planner(made).told
+        step, queued = StepWork(2, 300, 40, 16, 32_000), QueuedWork(5, 9_000, 1, 700)
+        made.desired_replicas(look(0.0))
+        made.desired_replicas(look(5.0, ordered=2, step=step, queued=queued))
+        (seen,) = planner(made).received
         assert set(seen.fpm_observations.decode) == {("e0", 0), ("e1", 0)}
         one = seen.fpm_observations.decode["e1", 0]
         assert (one.wall_time, one.worker_id) == (0.01, "e1")
@@ -162,19 +172,20 @@ class TestStoodIn:
             readings = (ended("a", 2.0 * second, 1000.0, 100.0), ended("b", 1.0 * second, 4000.0, 400.0))
             if second > 200:  # one is gone, what it had counted stays counted
                 readings = readings[:1]
-            shown = look(float(second), engines={Role.SERVE: readings}, gateways=(gateway(3.0 * second),))
-            made.wanted(shown)
-        first, second_one = [seen.traffic for seen in planner(made).told if seen.traffic is not None]
+            counted = (gateway(3.0 * second),)
+            shown = look(float(second), engine_readings={Role.SERVE: readings}, gateway_readings=counted)
+            made.desired_replicas(shown)
+        first, second_one = [seen.traffic for seen in planner(made).received if seen.traffic is not None]
         assert (first.duration_s, first.num_req, first.isl, first.osl) == (180.0, 540.0, 2000.0, 200.0)
         assert second_one.num_req == 540.0
         assert second_one.isl == pytest.approx((360 * 1000 + 20 * 4000) / 380)
 
     def test_planner_fast_loop_gets_only_kv_hit_rate(self) -> None:
         made = policy("dynamo-load")
-        made.wanted(look(0.0))
-        made.wanted(look(5.0))
-        made.wanted(look(10.0, engines={Role.SERVE: (ended("a", 3.0, 1000.0, 10.0, cached=1000.0),)}))
-        nothing, hits = planner(made).told
+        made.desired_replicas(look(0.0))
+        made.desired_replicas(look(5.0))
+        made.desired_replicas(look(10.0, engine_readings={Role.SERVE: (ended("a", 3.0, 1000.0, 10.0, cached=1000.0),)}))
+        nothing, hits = planner(made).received
         assert nothing.traffic is None
         assert (hits.traffic.num_req, hits.traffic.kv_hit_rate) == (0.0, 0.25)
 
@@ -209,28 +220,29 @@ class TestPackage:
     def test_planner_latency_target_adds_one_replica_at_a_time(self) -> None:
         made = policy("dynamo-load:target=latency")
         kv = SERVE.plant.profile.kv_tokens
-        busy, idle = Did(decodes=100, context=int(0.41 * kv)), Did(decodes=10, context=int(0.09 * kv))
-        made.wanted(look(0.0, step=busy))
-        assert made.wanted(look(5.0, step=busy)) == {Role.SERVE: 2}
-        assert made.wanted(look(10.0, ordered=2, ready=1, step=busy)) == {}
-        assert made.wanted(look(15.0, ordered=2, step=busy)) == {Role.SERVE: 3}
-        assert made.wanted(look(20.0, ordered=3, step=idle)) == {Role.SERVE: 2}
+        busy, idle = StepWork(decodes=100, context=int(0.41 * kv)), StepWork(decodes=10, context=int(0.09 * kv))
+        made.desired_replicas(look(0.0, step=busy))
+        assert made.desired_replicas(look(5.0, step=busy)) == {Role.SERVE: 2}
+        assert made.desired_replicas(look(10.0, ordered=2, ready=1, step=busy)) == {}
+        assert made.desired_replicas(look(15.0, ordered=2, step=busy)) == {Role.SERVE: 3}
+        assert made.desired_replicas(look(20.0, ordered=3, step=idle)) == {Role.SERVE: 2}
 
     def test_planner_throughput_target_scales_up_on_full_kv_cache(self) -> None:
         made = policy("dynamo-load")
         kv = SERVE.plant.profile.kv_tokens
-        nearly, beyond = Did(decodes=200, context=int(0.99 * kv)), Queued(prefills=9, tokens=int(0.02 * kv))
-        made.wanted(look(0.0, step=nearly))
-        assert made.wanted(look(5.0, step=nearly)) == {}
-        assert made.wanted(look(10.0, step=nearly, queued=beyond)) == {Role.SERVE: 2}
+        nearly, beyond = StepWork(decodes=200, context=int(0.99 * kv)), QueuedWork(prefills=9, tokens=int(0.02 * kv))
+        made.desired_replicas(look(0.0, step=nearly))
+        assert made.desired_replicas(look(5.0, step=nearly)) == {}
+        assert made.desired_replicas(look(10.0, step=nearly, queued=beyond)) == {Role.SERVE: 2}
 
     def test_planner_slow_loop_orders_demand_per_engine_capacity(self) -> None:
         made = policy("dynamo-throughput:predictor=constant,profile=full")
         orders = []
         for second in range(0, 181, 5):
             readings = (ended("e0", 60.0 * second, 1480.0, 200.0),)
-            shown = look(float(second), engines={Role.SERVE: readings}, gateways=(gateway(60.0 * second),))
-            orders.append(made.wanted(shown))
+            counted = (gateway(60.0 * second),)
+            shown = look(float(second), engine_readings={Role.SERVE: readings}, gateway_readings=counted)
+            orders.append(made.desired_replicas(shown))
         limits = planner(made)._capabilities.decode
         rate, _, _ = planner(made).agg_regression.find_best_engine_agg_rps(
             1480.0, 200.0, limits.max_num_batched_tokens, 3000.0, 100.0, limits.max_kv_tokens, limits.max_num_seqs
@@ -239,6 +251,8 @@ class TestPackage:
         assert orders[-1] == {Role.SERVE: min(8, -(-60 // rate))}
 
     def test_dynamo_fleet_steady_load_serves_all_requests(self) -> None:
-        asked = lab.Load(300, 3.0).asked()
-        run = lab.simulate(asked, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)})))
-        assert {visit.end for visit in run.visits} == {End.OK}
+        asked = sim_harness.PoissonLoad(300, 3.0).requests_drawn()
+        run = sim_harness.simulate(
+            asked, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)}))
+        )
+        assert {visit.outcome for visit in run.attempts} == {AttemptOutcome.OK}

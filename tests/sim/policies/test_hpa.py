@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from plimsoll.sim.policies.hpa import Behaviour, Hpa, Limit, by_pods, by_total
+from plimsoll.sim.policies.hpa import Hpa, HpaBehavior, HpaRateLimit, propose_from_pods, propose_from_total
 
 BOUNDS = (1, 100)
-STILL = Behaviour(up_s=0.0, down_s=0.0)
+STILL = HpaBehavior(up_window_s=0.0, down_window_s=0.0)
 
 
 # Values, target, replicas and outcome as in the replica calculator's tests of metrics of pods (kubernetes/kubernetes,
@@ -26,7 +26,7 @@ STILL = Behaviour(up_s=0.0, down_s=0.0)
     ],
 )
 def test_by_pods_mean_matches_kubernetes_counts(values: list[float], target: float, current: int, wanted: int) -> None:
-    assert by_pods(values, 0, target, current) == wanted
+    assert propose_from_pods(values, 0, target, current) == wanted
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_by_pods_mean_matches_kubernetes_counts(values: list[float], target: flo
     [(20, 5, 3, 4), (8.6, 2.15, 3, 4), (6, 2, 5, 3), (8.6, 2.867, 5, 3), (8.6, 2.9, 3, 3), (0, 1, 4, 0), (7, 1, 0, 7)],
 )
 def test_by_total_matches_kubernetes_counts(usage: float, target: float, current: int, wanted: int) -> None:
-    assert by_total(usage, target, current) == wanted
+    assert propose_from_total(usage, target, current) == wanted
 
 
 @pytest.mark.parametrize(
@@ -53,28 +53,28 @@ def test_by_total_matches_kubernetes_counts(usage: float, target: float, current
 def test_by_pods_missing_metrics_never_reverse_direction(
     values: list[float], missing: int, current: int, wanted: int
 ) -> None:
-    assert by_pods(values, missing, 10.0, current) == wanted
+    assert propose_from_pods(values, missing, 10.0, current) == wanted
 
 
 def test_by_pods_no_metric_proposes_nothing() -> None:
-    assert by_pods([], 3, 10.0, 3) is None
+    assert propose_from_pods([], 3, 10.0, 3) is None
     assert Hpa(STILL, BOUNDS).sync(0.0, 3, None) == 3
 
 
 def test_by_pods_tolerance_includes_both_edges() -> None:
-    assert [by_pods([value], 0, 10.0, 1) for value in (9.0, 11.0)] == [1, 1]
-    assert by_pods([11.001], 0, 10.0, 1) == 2
-    assert by_pods([8.999] * 10, 0, 10.0, 10) == 9
-    assert by_pods([10.5] * 4, 0, 10.0, 4, tolerance=0.0) == 5
+    assert [propose_from_pods([value], 0, 10.0, 1) for value in (9.0, 11.0)] == [1, 1]
+    assert propose_from_pods([11.001], 0, 10.0, 1) == 2
+    assert propose_from_pods([8.999] * 10, 0, 10.0, 10) == 9
+    assert propose_from_pods([10.5] * 4, 0, 10.0, 4, tolerance=0.0) == 5
 
 
 def test_by_pods_mean_is_rounded_down_to_thousandths() -> None:
     """0.0019 and 0 mean 0.001 (2 // 2 thousandths), at a target of 0.001 exactly right."""
-    assert by_pods([0.0019, 0.0], 0, 0.001, 2) == 2
+    assert propose_from_pods([0.0019, 0.0], 0, 0.001, 2) == 2
 
 
 def test_hpa_scale_up_at_most_doubles_or_adds_four_per_period() -> None:
-    hpa = Hpa(Behaviour(), BOUNDS)
+    hpa = Hpa(HpaBehavior(), BOUNDS)
     counts = [1]
     for step in range(5):
         counts.append(hpa.sync(15.0 * step, counts[-1], 90))
@@ -82,7 +82,7 @@ def test_hpa_scale_up_at_most_doubles_or_adds_four_per_period() -> None:
 
 
 def test_hpa_syncs_within_a_period_share_its_limit() -> None:
-    hpa = Hpa(Behaviour(), BOUNDS)
+    hpa = Hpa(HpaBehavior(), BOUNDS)
     assert hpa.sync(0.0, 10, 14) == 14
     assert hpa.sync(5.0, 14, 90) == 20
     assert hpa.sync(10.0, 20, 90) == 20
@@ -90,13 +90,13 @@ def test_hpa_syncs_within_a_period_share_its_limit() -> None:
 
 
 def test_hpa_removed_replicas_count_against_added_ones() -> None:
-    hpa = Hpa(Behaviour(0.0, 0.0, (Limit(2.0, 60.0, percent=False),), (Limit(100.0, 15.0),)), BOUNDS)
+    hpa = Hpa(HpaBehavior(0.0, 0.0, (HpaRateLimit(2.0, 60.0, percent=False),), (HpaRateLimit(100.0, 15.0),)), BOUNDS)
     assert hpa.sync(0.0, 10, 6) == 6
     assert hpa.sync(15.0, 6, 20) == 12  # ten at the period's start, and two
 
 
 def test_hpa_scale_down_waits_for_stabilization_window() -> None:
-    hpa, current, course = Hpa(Behaviour(), BOUNDS), 8, {}
+    hpa, current, course = Hpa(HpaBehavior(), BOUNDS), 8, {}
     for step in range(30):
         now_s = 15.0 * step
         current = hpa.sync(now_s, current, 8 if now_s == 0.0 else 2)
@@ -106,7 +106,7 @@ def test_hpa_scale_down_waits_for_stabilization_window() -> None:
 
 
 def test_hpa_scale_down_goes_to_window_maximum() -> None:
-    hpa, current, course = Hpa(Behaviour(), BOUNDS), 8, {}
+    hpa, current, course = Hpa(HpaBehavior(), BOUNDS), 8, {}
     for step in range(42):
         now_s = 15.0 * step
         current = hpa.sync(now_s, current, 5 if now_s == 150.0 else 2)
@@ -117,13 +117,13 @@ def test_hpa_scale_down_goes_to_window_maximum() -> None:
 
 
 def test_hpa_scale_up_window_takes_window_minimum() -> None:
-    hpa = Hpa(Behaviour(up_s=30.0), BOUNDS)
+    hpa = Hpa(HpaBehavior(up_window_s=30.0), BOUNDS)
     found = [hpa.sync(15.0 * step, 4, proposed) for step, proposed in enumerate((4, 9, 7, 8, 8))]
     assert found == [4, 4, 7, 7, 8]
 
 
 def test_hpa_scale_down_one_per_two_minutes() -> None:
-    rules = Behaviour(0.0, 0.0, down=(Limit(1.0, 120.0, percent=False),))
+    rules = HpaBehavior(0.0, 0.0, down_limits=(HpaRateLimit(1.0, 120.0, percent=False),))
     hpa, counts = Hpa(rules, BOUNDS), [6]
     for step in range(25):
         counts.append(hpa.sync(15.0 * step, counts[-1], 1))
@@ -141,7 +141,7 @@ def test_hpa_proposals_are_clamped_to_bounds() -> None:
 
 
 def test_hpa_flapping_metric_never_scales_down() -> None:
-    hpa, current, found = Hpa(Behaviour(), BOUNDS), 2, []
+    hpa, current, found = Hpa(HpaBehavior(), BOUNDS), 2, []
     for step in range(60):
         current = hpa.sync(15.0 * step, current, 12 if step % 2 else 2)
         found.append(current)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.types import Role
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.policies.base import Look, Scene
-from tests.sim import lab
-from tests.sim.policies import looks
+from plimsoll.sim.policies.base import Observation, PolicyContext
+from tests.sim import sim_harness
+from tests.sim.policies import observations
 
 
 def _first_order(text: str, loads: list[tuple[float, float]], ordered: int = 2, starting: int = 0) -> int:
-    return looks.policy(text).wanted(looks.look(0.0, ordered, loads, starting))[Role.SERVE]
+    return observations.policy(text).desired_replicas(observations.observe(0.0, ordered, loads, starting))[Role.SERVE]
 
 
 def test_hpa_queue_counts_waiting_and_concurrency_counts_all() -> None:
@@ -31,12 +31,16 @@ def test_hpa_queue_starting_replica_counts_as_idle_on_rise() -> None:
 
 
 def test_hpa_silent_engines_are_missing_and_none_holds_count() -> None:
-    silent = looks.engine("s", running=None, waiting=None)
-    told = looks.engine("t", running=0.0, waiting=20.0)
-    wanted = looks.policy("hpa-queue").wanted(looks.seen(0.0, 2, [silent, told]))
+    silent = observations.engine_reading("s", running=None, waiting=None)
+    told = observations.engine_reading("t", running=0.0, waiting=20.0)
+    wanted = observations.policy("hpa-queue").desired_replicas(observations.observe_readings(0.0, 2, [silent, told]))
     assert wanted == {Role.SERVE: 4}  # 2 of two: the silent one is idle
-    assert looks.policy("hpa-concurrency").wanted(looks.seen(0.0, 3, [silent])) == {Role.SERVE: 3}
-    assert looks.policy("hpa-concurrency").wanted(looks.seen(0.0, 3, [], starting=3)) == {Role.SERVE: 3}
+    assert observations.policy("hpa-concurrency").desired_replicas(observations.observe_readings(0.0, 3, [silent])) == {
+        Role.SERVE: 3
+    }
+    assert observations.policy("hpa-concurrency").desired_replicas(
+        observations.observe_readings(0.0, 3, [], starting=3)
+    ) == {Role.SERVE: 3}
 
 
 def test_hpa_between_syncs_reads_and_orders_nothing() -> None:
@@ -46,44 +50,54 @@ def test_hpa_between_syncs_reads_and_orders_nothing() -> None:
             return ()
 
     reads: list[Role] = []
-    policy = looks.policy("hpa-queue")
+    policy = observations.policy("hpa-queue")
     for second in range(31):
-        wanted = policy.wanted(replace(looks.look(second, 1, []), engines=Dear()))
+        wanted = policy.desired_replicas(replace(observations.observe(second, 1, []), engine_readings=Dear()))
         assert bool(wanted) == (second % 15 == 0)
     assert len(reads) == 3
 
 
 def test_hpa_concurrency_rises_at_once_and_falls_after_window() -> None:
-    course = looks.follow(looks.policy("hpa-concurrency:target=10"), {0: 10.0, 60: 60.0, 200: 20.0}, 600)
+    course = observations.drive_policy(
+        observations.policy("hpa-concurrency:target=10"), {0: 10.0, 60: 60.0, 200: 20.0}, 600
+    )
     assert course[59] == 1
     assert course[60] == 5
     assert course[75] == 6
     assert course[494] == 6  # the last sync that proposed six was at 195 s
     assert course[495] == 2
-    quick = looks.follow(looks.policy("hpa-concurrency:target=10,down=60"), {0: 10.0, 60: 60.0, 200: 20.0}, 600)
+    quick = observations.drive_policy(
+        observations.policy("hpa-concurrency:target=10,down=60"), {0: 10.0, 60: 60.0, 200: 20.0}, 600
+    )
     assert (quick[254], quick[255]) == (6, 2)
 
 
 def test_hpa_queue_scales_each_tier_by_its_own_engines() -> None:
-    look = Look(
+    look = Observation(
         0.0,
         {Role.PREFILL: 2, Role.DECODE: 2},
-        engines={Role.PREFILL: looks.engines([(1.0, 20.0)] * 2), Role.DECODE: looks.engines([(40.0, 5.0)] * 2)},
+        engine_readings={
+            Role.PREFILL: observations.engine_readings([(1.0, 20.0)] * 2),
+            Role.DECODE: observations.engine_readings([(40.0, 5.0)] * 2),
+        },
         ready={Role.PREFILL: 2, Role.DECODE: 2},
     )
-    assert looks.policy("hpa-queue", looks.BOTH).wanted(look) == {Role.PREFILL: 6, Role.DECODE: 2}
+    assert observations.policy("hpa-queue", observations.BOTH).desired_replicas(look) == {
+        Role.PREFILL: 6,
+        Role.DECODE: 2,
+    }
 
 
 def test_hpa_queue_minimum_zero_keeps_one_replica() -> None:
-    scene = Scene({Role.SERVE: (0, 4)}, lab.plant())
-    policy = looks.policy("hpa-queue:down=0", scene)
-    assert policy.wanted(looks.look(0.0, 0, [])) == {Role.SERVE: 1}
-    assert policy.wanted(looks.look(15.0, 2, [(0.0, 0.0)] * 2)) == {Role.SERVE: 1}
+    scene = PolicyContext({Role.SERVE: (0, 4)}, sim_harness.make_plant())
+    policy = observations.policy("hpa-queue:down=0", scene)
+    assert policy.desired_replicas(observations.observe(0.0, 0, [])) == {Role.SERVE: 1}
+    assert policy.desired_replicas(observations.observe(15.0, 2, [(0.0, 0.0)] * 2)) == {Role.SERVE: 1}
 
 
 def test_hpa_admission_is_off_unless_gated() -> None:
-    assert not looks.policy("hpa-queue").operator
-    assert looks.policy("hpa-concurrency:gated=1").operator
+    assert not observations.policy("hpa-queue").runs_operator
+    assert observations.policy("hpa-concurrency:gated=1").runs_operator
 
 
 @pytest.mark.parametrize(
@@ -102,14 +116,20 @@ def test_hpa_admission_is_off_unless_gated() -> None:
 )
 def test_hpa_queue_invalid_options_are_rejected(options: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        looks.policy(f"hpa-queue:{options}")
+        observations.policy(f"hpa-queue:{options}")
 
 
 def test_hpa_concurrency_fleet_scales_with_load() -> None:
-    asked = lab.Load(100, 2.0, seed=1).asked()
-    asked += [replace(one, at_s=one.at_s + asked[-1].at_s) for one in lab.Load(900, 30.0, seed=2).asked()]
-    done = lab.simulate(asked, looks.policy("hpa-concurrency:target=4", Scene({Role.SERVE: (1, 4)}, lab.plant())))
+    asked = sim_harness.PoissonLoad(100, 2.0, seed=1).requests_drawn()
+    asked += [
+        replace(one, at_s=one.at_s + asked[-1].at_s)
+        for one in sim_harness.PoissonLoad(900, 30.0, seed=2).requests_drawn()
+    ]
+    done = sim_harness.simulate(
+        asked,
+        observations.policy("hpa-concurrency:target=4", PolicyContext({Role.SERVE: (1, 4)}, sim_harness.make_plant())),
+    )
     desired = [count for _, _, count, *_ in done.world.log.replicas]
     assert desired[0] == 1
     assert max(desired) == 4
-    assert len(done.visits) == len(asked)
+    assert len(done.attempts) == len(asked)

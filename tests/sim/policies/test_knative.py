@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.types import Role
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.policies.base import Look
-from plimsoll.sim.policies.knative import Kpa, Rules, Window
-from tests.sim.policies import looks
+from plimsoll.sim.policies.base import Observation
+from plimsoll.sim.policies.knative import Kpa, KpaRules, KpaWindow
+from tests.sim.policies import observations
 
 # As the autoscaler's tests set it up (knative/serving, pkg/autoscaler/scaling/autoscaler_test.go).
-TEN = Rules(target=10.0, up=10.0, down=10.0)
-ONE = Rules(target=1.0, up=10.0, down=10.0)
+TEN = KpaRules(target=10.0, max_up_rate=10.0, max_down_rate=10.0)
+ONE = KpaRules(target=1.0, max_up_rate=10.0, max_down_rate=10.0)
 
 
 @pytest.mark.parametrize(
     ("rules", "ready", "stable", "panic", "wanted"),
     [
         (TEN, 1, 0.0, 0.0, 0),
-        (Rules(target=181.0, up=10.0, down=10.0), 1, 21.0, 26.0, 1),
+        (KpaRules(target=181.0, max_up_rate=10.0, max_down_rate=10.0), 1, 21.0, 26.0, 1),
         (TEN, 1, 50.0, 49.0, 5),
         (TEN, 5, 50.0, 50.0, 5),
-        (Rules(target=1.0, up=1.1, down=10.0), 2, 3.0, 3.1, 3),
-        (Rules(target=10.0, up=10.0, down=1.1), 100, 1.0, 1.0, 90),
+        (KpaRules(target=1.0, max_up_rate=1.1, max_down_rate=10.0), 2, 3.0, 3.1, 3),
+        (KpaRules(target=10.0, max_up_rate=10.0, max_down_rate=1.1), 100, 1.0, 1.0, 90),
         (TEN, 1, 50.0, 100.0, 10),
         (TEN, 0, 1000.0, 888.0, 10),
     ],
 )
 def test_kpa_single_decision_matches_knative_counts(
-    rules: Rules, ready: int, stable: float, panic: float, wanted: int
+    rules: KpaRules, ready: int, stable: float, panic: float, wanted: int
 ) -> None:
     assert Kpa(rules, 0.0, 0).scale(0.0, stable, panic, ready) == wanted
 
@@ -42,18 +42,18 @@ def test_kpa_panic_uses_larger_of_both_means(stable: float, panic: float, wanted
 def test_kpa_panic_ends_one_stable_window_after_last_breach() -> None:
     kpa = Kpa(ONE, 0.0, 0)
     assert kpa.scale(0.0, 11.0, 25.0, 10) == 25
-    assert kpa.panic_s == 0.0
+    assert kpa.panic_since_s == 0.0
     assert kpa.scale(30.0, 30.0, 41.0, 40) == 41
-    assert kpa.panic_s == 0.0
+    assert kpa.panic_since_s == 0.0
     assert kpa.scale(62.0, 50.0, 56.0, 55) == 50
-    assert kpa.panic_s is None
+    assert kpa.panic_since_s is None
 
 
 def test_kpa_further_breach_prolongs_panic() -> None:
     kpa = Kpa(ONE, 0.0, 0)
     kpa.scale(0.0, 11.0, 25.0, 10)
     assert kpa.scale(30.0, 30.0, 80.0, 40) == 80
-    assert kpa.panic_s == 30.0
+    assert kpa.panic_since_s == 30.0
 
 
 def test_kpa_panic_never_scales_down() -> None:
@@ -80,7 +80,7 @@ def test_kpa_rate_limits_apply_in_both_directions() -> None:
 
 
 def test_kpa_scale_down_delay_holds_largest_count() -> None:
-    rules = Rules(target=10.0, up=10.0, down=10.0, panic_at=100.0, delay_s=300.0)
+    rules = KpaRules(target=10.0, max_up_rate=10.0, max_down_rate=10.0, panic_threshold=100.0, delay_s=300.0)
     kpa = Kpa(rules, 0.0, 0)
     course = {2.0: 40.0, 300.0: 0.0, 302.0: 0.0, 540.0: 40.0, 600.0: 30.0, 660.0: 0.0, 840.0: 0.0, 900.0: 0.0}
     assert [kpa.scale(at_s, load, load, 1) for at_s, load in course.items()] == [4, 4, 0, 4, 4, 4, 3, 0]
@@ -94,7 +94,7 @@ def test_kpa_several_initial_replicas_start_in_panic() -> None:
 
 
 def test_kpa_window_is_mean_over_its_own_seconds() -> None:
-    window = Window(6.0)
+    window = KpaWindow(6.0)
     assert window.mean(0.0) is None
     for second, value in enumerate((2.0, 4.0, 6.0)):
         window.record(second, value)
@@ -111,15 +111,15 @@ def test_kpa_window_is_mean_over_its_own_seconds() -> None:
 
 
 def test_kpa_default_target_is_seventy_percent_of_soft_limit() -> None:
-    course = looks.follow(looks.policy("kpa"), {0: 69.0, 10: 71.0}, 200)
+    course = observations.drive_policy(observations.policy("kpa"), {0: 69.0, 10: 71.0}, 200)
     assert course[9] == 1
     assert course[-1] == 2
-    course = looks.follow(looks.policy("kpa:target=10"), {0: 6.9, 10: 7.1}, 200)
+    course = observations.drive_policy(observations.policy("kpa:target=10"), {0: 6.9, 10: 7.1}, 200)
     assert (course[9], course[-1]) == (1, 2)
 
 
 def test_kpa_burst_scales_up_in_seconds_and_down_after_panic() -> None:
-    course = looks.follow(looks.policy("kpa:target=10"), {0: 5.0, 100: 42.0, 130: 5.0}, 400)
+    course = observations.drive_policy(observations.policy("kpa:target=10"), {0: 5.0, 100: 42.0, 130: 5.0}, 400)
     assert course[99] == 1
     assert course[106] >= 5
     assert min(course[110:160]) == max(course[100:160])
@@ -127,20 +127,26 @@ def test_kpa_burst_scales_up_in_seconds_and_down_after_panic() -> None:
 
 
 def test_kpa_bounds_hold_and_no_ready_replica_holds_count() -> None:
-    assert max(looks.follow(looks.policy("kpa:target=1"), {0: 1000.0}, 60)) == 8
-    policy = looks.policy("kpa")
+    assert max(observations.drive_policy(observations.policy("kpa:target=1"), {0: 1000.0}, 60)) == 8
+    policy = observations.policy("kpa")
     for second in range(80):
-        assert policy.wanted(looks.look(second, 3, [], starting=3)).get(Role.SERVE, 3) == 3
+        assert policy.desired_replicas(observations.observe(second, 3, [], starting=3)).get(Role.SERVE, 3) == 3
 
 
 def test_kpa_scales_each_tier_independently() -> None:
-    look = Look(
+    look = Observation(
         0.0,
         {Role.PREFILL: 1, Role.DECODE: 1},
-        engines={Role.PREFILL: looks.engines([(1.0, 20.0)]), Role.DECODE: looks.engines([(5.0, 0.0)])},
+        engine_readings={
+            Role.PREFILL: observations.engine_readings([(1.0, 20.0)]),
+            Role.DECODE: observations.engine_readings([(5.0, 0.0)]),
+        },
         ready={Role.PREFILL: 1, Role.DECODE: 1},
     )
-    assert looks.policy("kpa:target=10", looks.BOTH).wanted(look) == {Role.PREFILL: 3, Role.DECODE: 1}
+    assert observations.policy("kpa:target=10", observations.BOTH).desired_replicas(look) == {
+        Role.PREFILL: 3,
+        Role.DECODE: 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,4 +164,4 @@ def test_kpa_scales_each_tier_independently() -> None:
 )
 def test_kpa_invalid_options_are_rejected(options: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        looks.policy(f"kpa:{options}")
+        observations.policy(f"kpa:{options}")

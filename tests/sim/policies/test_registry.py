@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.core.types import Role
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies import registry
-from plimsoll.sim.policies.options import Options
-from tests.sim.policies.looks import BOTH, SERVE
+from plimsoll.sim.policies.options import PolicyOptions
+from tests.sim.policies.observations import BOTH, SERVE
 
 
 def test_parse_known_policies_sets_replicas_and_admission() -> None:
-    assert registry.parse("plimsoll", SERVE).operator
+    assert registry.parse("plimsoll", SERVE).runs_operator
     static = registry.parse("static:3", SERVE)
-    assert static.initial == {Role.SERVE: 3}
-    assert not static.operator
-    assert registry.parse("static:2,1,gated=1", BOTH).operator
-    assert registry.parse("static:2,1", BOTH).initial == {Role.PREFILL: 2, Role.DECODE: 1}
-    assert registry.parse("follower:margin=0.6,spare=1,gated=0", SERVE).operator is False
+    assert static.initial_replicas == {Role.SERVE: 3}
+    assert not static.runs_operator
+    assert registry.parse("static:2,1,gated=1", BOTH).runs_operator
+    assert registry.parse("static:2,1", BOTH).initial_replicas == {Role.PREFILL: 2, Role.DECODE: 1}
+    assert registry.parse("follower:margin=0.6,spare=1,gated=0", SERVE).runs_operator is False
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_parse_malformed_policies_are_rejected(text: str, words: str) -> None:
 def test_search_every_setting_is_unique_and_parses(name: str) -> None:
     if name.startswith("dynamo-"):
         pytest.importorskip("dynamo.planner")
-    tried = registry.search(name)
+    tried = registry.search_space(name)
     assert len(set(tried)) == len(tried) > 0
     for text in tried if name != "static" else ():
         registry.parse(text, SERVE)
@@ -78,4 +78,4 @@ def test_parse_unknown_option_is_rejected_by_name(name: str) -> None:
 
 def test_options_value_above_limit_names_the_limit() -> None:
     with pytest.raises(BadInput, match=r"above 0 and at most 1, not 1\.5"):
-        Options("--policy x", "share=1.5").positive("share", 0.5, most=1.0)
+        PolicyOptions("--policy x", "share=1.5").positive("share", 0.5, maximum=1.0)

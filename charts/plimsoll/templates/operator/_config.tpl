@@ -10,7 +10,7 @@
 {{ $place }}engine-simulated{{ contains "@" $image | ternary "" $tag | default (printf ":%s" .Chart.AppVersion) }}
 {{- end }}
 
-{{/* The operator's settings file. Its keys are the operator's: plimsoll.controllers.settings reads them. */}}
+{{/* The operator's settings file. Its keys are the operator's: plimsoll.controllers.operator_config reads them. */}}
 {{- define "plimsoll.operator.config" -}}
 watchNamespaces: {{ toJson .Values.watchNamespaces }}
 engine:

@@ -1,80 +1,87 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
-from plimsoll.api.v1alpha1.admission import Admission, Fallback, RequestClass, Tenant, WhenFull
-from plimsoll.api.v1alpha1.cost import Cost
-from plimsoll.api.v1alpha1.engine import Engine, EnvSource, EnvVar, KeyRef
-from plimsoll.api.v1alpha1.model import Cache, ModelSource, SecretRef
-from plimsoll.api.v1alpha1.pod import LocalRef, Pod, ResourceRequirements, Toleration, Volume, VolumeMount
-from plimsoll.api.v1alpha1.scaling import RateLimit, RatioBounds, Scaling
+from plimsoll.api.v1alpha1.admission import AdmissionSpec, FallbackRef, RequestClass, Tenant, WhenFull
+from plimsoll.api.v1alpha1.cost import CostSpec
+from plimsoll.api.v1alpha1.engine import EngineSpec, EnvSource, EnvVar, KeyRef
+from plimsoll.api.v1alpha1.model import CacheSpec, ModelSource, SecretRef
+from plimsoll.api.v1alpha1.pod_overrides import (
+    PodOverrides,
+    ResourceRequirements,
+    SecretNameRef,
+    Toleration,
+    Volume,
+    VolumeMount,
+)
+from plimsoll.api.v1alpha1.scaling import RateLimitSpec, RatioBounds, ScalingOptions
 from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
     DecisionStatus,
-    MetStatus,
     SloStatus,
+    TargetAttainmentStatus,
     TierChangesStatus,
     TierChangeStatus,
 )
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
-from plimsoll.api.v1alpha1.service import InferenceService, Meta, Spec, parse
-from plimsoll.api.v1alpha1.slo import Slo, Targets
-from plimsoll.api.v1alpha1.status import KEPT_DECISIONS, ConditionStatus, FormerNameStatus, Status
+from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
+from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
+from plimsoll.api.v1alpha1.status import MAX_PAST_DECISIONS, ConditionStatus, FormerNameStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.tier_status import (
     ColdStartsStatus,
     ColdStartStatus,
-    LatencyStatus,
     PhaseStatus,
     StartupStatus,
+    StepTimeStatus,
     TiersStatus,
     TierStatus,
 )
-from plimsoll.api.v1alpha1.tiers import ROLES, Role, Rollout, Tier, Tiers
+from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName, RolloutSpec
 
 __all__ = [
-    "KEPT_DECISIONS",
+    "MAX_PAST_DECISIONS",
     "ROLES",
-    "Admission",
-    "Cache",
+    "AdmissionSpec",
+    "CacheSpec",
     "ColdStartStatus",
     "ColdStartsStatus",
     "ConditionStatus",
-    "Cost",
+    "CostSpec",
     "CostStatus",
     "DecisionStatus",
-    "Engine",
+    "EngineSpec",
+    "EngineTier",
+    "EngineTiers",
     "EnvSource",
     "EnvVar",
-    "Fallback",
+    "FallbackRef",
     "FormerNameStatus",
     "InferenceService",
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
     "KeyRef",
-    "LatencyStatus",
-    "LocalRef",
-    "MetStatus",
-    "Meta",
+    "LatencyTargets",
     "ModelSource",
+    "ObjectMeta",
     "PhaseStatus",
-    "Pod",
-    "RateLimit",
+    "PodOverrides",
+    "RateLimitSpec",
     "RatioBounds",
     "RequestClass",
     "ResourceRequirements",
-    "Role",
-    "Rollout",
-    "Scaling",
+    "RoleName",
+    "RolloutSpec",
+    "ScalingOptions",
     "ScheduleEntry",
+    "SecretNameRef",
     "SecretRef",
-    "Slo",
+    "SloSpec",
     "SloStatus",
-    "Spec",
     "StartupStatus",
-    "Status",
-    "Targets",
+    "StepTimeStatus",
+    "TargetAttainmentStatus",
     "Tenant",
-    "Tier",
     "TierChangeStatus",
     "TierChangesStatus",
     "TierStatus",
-    "Tiers",
     "TiersStatus",
     "Toleration",
     "Volume",

@@ -1,10 +1,10 @@
-"""Which requests are let in first when not all can be: classes, tenants, and what becomes of the others.
+"""`spec.admission`: request classes, tenants, and the action for requests that exceed the ready capacity.
 
-Problem: when the ready engines are full, somebody must wait, go elsewhere or be refused, and only the platform knows
-whom that hurts least.
+Problem: when the ready engines are full, some requests must be queued, sent to a fallback or rejected. Only the
+platform knows which of them matter least.
 
-Idea: requests have a class (how urgent) and a tenant (whose). Both are named in headers; what is written here gives
-them their rank and their share. Without a word there is one class, which has the service's promise.
+Idea: each request has a class (urgency) and a tenant (owner), both named in headers. This spec gives classes their
+priority and share, and tenants their weight and quota. Without it, one class has the service's SLO.
 """
 
 from __future__ import annotations
@@ -13,133 +13,144 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import IntOrString, Keyed, Model, Rule, Rules, matching
-from plimsoll.api.v1alpha1.names import ServiceName
-from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, decimal, duration
-from plimsoll.api.v1alpha1.slo import Slo, Targets
+from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, MapList, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, duration_rules
+from plimsoll.api.v1alpha1.service_name import ServiceName
+from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
 from plimsoll.core import units
-from plimsoll.core.admission import ClassPolicy, TenantPolicy
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.quota import TenantPolicy
 
-WhenFull = Literal["Hold", "Shed", "Downgrade"]
+WhenFull = Literal["Queue", "Shed", "Downgrade"]
 
 DEFAULT_CLASS: Final = "default"
-DEFAULT_HOLD: Final = "30s"
+DEFAULT_MAX_QUEUE_TIME: Final = "30s"
 MAX_CLASSES: Final = 16
 MAX_TENANTS: Final = 256
 MAX_PRIORITY: Final = 1000
 MAX_WEIGHT: Final = 1000
-MAX_TOKENS: Final = 1_000_000_000
-MAX_HELD: Final = 100_000
+MAX_TOKENS_PER_MINUTE: Final = 1_000_000_000
+MAX_QUEUED_LIMIT: Final = 100_000
 
-_SHARE_FORM: Final = "^([0-8]?[0-9]|90)%$"
+_SHARE_PATTERN: Final = "^([0-8]?[0-9]|90)%$"
 
 
-class RequestClass(Model):
-    """Requests that are alike in how urgent they are."""
+class RequestClass(ApiModel):
+    """Requests of one urgency: their priority, targets and share of the capacity."""
 
     name: Annotated[
         str,
         Field(min_length=1, max_length=63),
-        Rules(
+        ValidationRules(
             matching(
                 "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
                 "must have only lower-case letters, digits and '-', and begin and end with a letter or digit",
             )
         ),
     ] = Field(
-        description="What requests of the class have in the header x-gateway-inference-objective (the chart's "
-        f"gateway.classHeader). Those with another name, or none, belong to the class `{DEFAULT_CLASS}`, or else to "
-        "the one of the lowest priority."
+        description="Value of the header x-gateway-inference-objective (the chart's gateway.classHeader) that selects "
+        f"the class. A request with an unknown name or no header belongs to the class `{DEFAULT_CLASS}`. Without that "
+        "class, it belongs to the class of the lowest priority."
     )
     priority: int = Field(
         default=0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Classes of a higher priority are let in first: -1000 to 1000.",
+        description="Classes with a higher priority are admitted first: -1000 to 1000.",
     )
-    slo: Targets | None = Field(
+    slo: LatencyTargets | None = Field(
         default=None,
-        description="Targets in place of all those of spec.slo, whose percentile holds; absent: those of spec.slo.",
+        description="Latency targets that replace those of spec.slo; its percentile still applies. Absent: the "
+        "targets of spec.slo.",
     )
-    hold_for: (
-        Annotated[str, Field(max_length=DURATION_LENGTH), duration("0s", "120s", "must be at most 120 seconds")] | None
+    max_queue_time: (
+        Annotated[
+            str, Field(max_length=MAX_DURATION_CHARS), duration_rules("0s", "120s", "must be at most 120 seconds")
+        ]
+        | None
     ) = Field(
         default=None,
-        description="The longest that a request waits for an engine to start, or where its targets are out of reach "
-        f"anyway: 0s to 120s; absent: {DEFAULT_HOLD}, with whenFull: Shed nothing.",
+        description="Longest time in the queue for a request that waits for an engine to start, or that cannot meet "
+        f"its targets: 0s to 120s. Absent: {DEFAULT_MAX_QUEUE_TIME}, or 0s with whenFull: Shed.",
     )
     guaranteed_share: Annotated[
-        str, Field(max_length=8), Rules(matching(_SHARE_FORM, "must be a whole percentage from 0% to 90%"))
+        str, Field(max_length=8), ValidationRules(matching(_SHARE_PATTERN, "must be a whole percentage from 0% to 90%"))
     ] = Field(
         default="0%",
-        description="Share of the work let in that the class gets before another's priority counts, 0% to 90%; at most "
-        "100% for all classes together.",
+        description="Share of the admitted work that the class gets before the priority of other classes counts: 0% to "
+        "90%. The shares of all classes add up to at most 100%.",
     )
-    fill: Annotated[
-        str, Field(max_length=8), Rules(matching("^([1-9][0-9]|100)%$", "must be a whole percentage from 10% to 100%"))
+    max_utilization: Annotated[
+        str,
+        Field(max_length=8),
+        ValidationRules(matching("^([1-9][0-9]|100)%$", "must be a whole percentage from 10% to 100%")),
     ] = Field(
         default="100%",
-        description="How full engines may be for the class to be let in: below 100%, room is left to the other "
-        "classes. 10% to 100%.",
+        description="Engine utilization up to which requests of the class are admitted: 10% to 100%. Below 100%, the "
+        "rest is left for the other classes.",
     )
 
-    def to_core(self, promise: Slo, when_full: WhenFull) -> ClassPolicy:
-        """The class as the core sees it. promise: the service's."""
+    def to_core(self, slo: SloSpec, when_full: WhenFull) -> ClassPolicy:
+        """Convert to the core type; `slo` is the service's SLO, `when_full` the service's action."""
         return ClassPolicy(
             name=self.name,
             priority=self.priority,
-            slo=(self.slo or promise).promised(promise.percentile),
-            hold_s=_hold_s(self.hold_for, when_full),
+            slo=(self.slo or slo).to_core_slo(slo.percentile),
+            max_queue_time_s=_max_queue_s(self.max_queue_time, when_full),
             guaranteed_share=units.parse_percent(self.guaranteed_share) / 100,
-            fill=units.parse_percent(self.fill) / 100,
+            max_utilization=units.parse_percent(self.max_utilization) / 100,
         )
 
 
-def _hold_s(written: str | None, when_full: WhenFull) -> float:
-    return 0.0 if when_full == "Shed" else units.parse_duration(written or DEFAULT_HOLD)
+def _max_queue_s(max_queue_time: str | None, when_full: WhenFull) -> float:
+    return 0.0 if when_full == "Shed" else units.parse_duration(max_queue_time or DEFAULT_MAX_QUEUE_TIME)
 
 
-class Tenant(Model):
-    """What one tenant may use."""
+class Tenant(ApiModel):
+    """Weight and quota of one tenant."""
 
     name: Annotated[
         str,
         Field(min_length=1, max_length=64),
-        Rules(
-            matching("^[!-~]*$", "must have only letters, digits and signs of ASCII, without spaces: it is a header")
+        ValidationRules(
+            matching(
+                "^[!-~]*$", "must have only printable ASCII characters without spaces, because it is a header value"
+            )
         ),
     ] = Field(
-        description="What the tenant's requests have in the header x-gateway-inference-fairness-id (the chart's "
-        "gateway.tenantHeader)."
+        description="Value of the header x-gateway-inference-fairness-id (the chart's gateway.tenantHeader) that "
+        "selects the tenant."
     )
     weight: int = Field(
         default=1,
         ge=1,
         le=MAX_WEIGHT,
-        description="Of its turns while requests of a class wait, where a tenant that is not listed has 1: 1 to 1000.",
+        description="Weight of the tenant in fair queueing within a class: 1 to 1000. A tenant that is not listed "
+        "has weight 1.",
     )
     requests_per_second: (
         Annotated[
             int | str,
             IntOrString(16, '5 or "0.5"'),
-            Rules(
-                decimal(
+            ValidationRules(
+                decimal_rule(
                     "^[0-9]{1,6}([.][0-9]{1,3})?$",
                     'must be above 0 and below a million with at most 3 decimals, such as 5 or "0.5"',
-                    zero=False,
+                    allow_zero=False,
                 )
             ),
         ]
         | None
     ) = Field(
         default=None,
-        description='Requests a second that it may send through each gateway, such as "0.5": above 0, below a million; '
-        "absent: any number.",
+        description='Rate limit of the tenant in requests per second, for each gateway pod, such as "0.5": above 0, '
+        "below a "
+        "million. Absent: no limit.",
     )
-    tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+    tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_TOKENS_PER_MINUTE)] | None = Field(
         default=None,
-        description=f"Tokens a minute, of prompts and answers, that it may use through each gateway: 1 to "
-        f"{MAX_TOKENS}; absent: any number.",
+        description="Quota of the tenant in prompt and output tokens per minute, for each gateway pod: 1 to "
+        f"{MAX_TOKENS_PER_MINUTE}. Absent: no limit.",
     )
 
     def to_core(self) -> TenantPolicy:
@@ -151,94 +162,97 @@ class Tenant(Model):
         )
 
 
-class Fallback(Model):
-    """Another InferenceService of the same namespace."""
+class FallbackRef(ApiModel):
+    """Another InferenceService in the same namespace."""
 
     name: ServiceName = Field(description="Name of the InferenceService.")
 
 
-def _shared_out(classes: tuple[RequestClass, ...]) -> bool:
+def _shares_fit(classes: tuple[RequestClass, ...]) -> bool:
     return sum(units.parse_percent(one.guaranteed_share) for one in classes) <= 100
 
 
-class Admission(Model):
-    """Which requests are let in first when not all can be, and what becomes of the others."""
+class AdmissionSpec(ApiModel):
+    """Admission control: request classes, tenants, and the action for requests that exceed the capacity."""
 
     when_full: WhenFull = Field(
-        default="Hold",
-        description="What becomes of a request that no engine has room for. Hold: it waits while it can still be "
-        "served within its targets, and is refused then. Shed: it is refused at once. Downgrade: it goes to the "
-        "fallback.",
+        default="Queue",
+        description="Action for a request that exceeds the capacity of the ready engines. Queue: the gateway queues it "
+        "while it can still meet its targets, then rejects it. Shed: the gateway rejects it at once. Downgrade: the "
+        "gateway sends it to the fallback.",
     )
-    fallback: Fallback | None = Field(
+    fallback: FallbackRef | None = Field(
         default=None,
-        description="With Downgrade: the InferenceService, of the same namespace, that takes what this one cannot.",
+        description="With whenFull: Downgrade, the InferenceService in the same namespace that serves the excess "
+        "requests.",
     )
     classes: (
         Annotated[
             tuple[RequestClass, ...],
             Field(max_length=MAX_CLASSES, strict=False),
-            Keyed(),
-            Rules(
-                Rule[tuple[RequestClass, ...]](
-                    "self.size() > 0", "must have a class; leave it out for one class of all requests", bool
+            MapList(),
+            ValidationRules(
+                ValidationRule[tuple[RequestClass, ...]](
+                    "self.size() > 0",
+                    "must have at least one class; omit the field for a single class of all requests",
+                    bool,
                 ),
-                Rule[tuple[RequestClass, ...]](
-                    f"self.map(one, has(one.guaranteedShare) && one.guaranteedShare.matches('{_SHARE_FORM}')"
+                ValidationRule[tuple[RequestClass, ...]](
+                    f"self.map(one, has(one.guaranteedShare) && one.guaranteedShare.matches('{_SHARE_PATTERN}')"
                     " ? int(one.guaranteedShare.split('%')[0]) : 0).sum() <= 100",
-                    "guaranteedShare of all classes together must be at most 100%",
-                    _shared_out,
+                    "the guaranteedShare values of all classes must add up to at most 100%",
+                    _shares_fit,
                 ),
             ),
         ]
         | None
     ) = Field(
         default=None,
-        description=f"Classes of requests; absent: one, called `{DEFAULT_CLASS}`, of all requests.",
+        description=f"Request classes. Absent: one class, `{DEFAULT_CLASS}`, for all requests.",
     )
-    tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS, strict=False), Keyed()] = Field(
-        default=(), description="Tenants that have another weight than the others, or a quota."
+    tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS, strict=False), MapList()] = Field(
+        default=(), description="Tenants with a quota or with a weight other than 1."
     )
-    max_held: int = Field(
+    max_queued: int = Field(
         default=1000,
         ge=1,
-        le=MAX_HELD,
-        description=f"Requests that each gateway lets wait at most: 1 to {MAX_HELD}.",
+        le=MAX_QUEUED_LIMIT,
+        description=f"Longest queue of each gateway pod, in requests: 1 to {MAX_QUEUED_LIMIT}.",
     )
 
-    rules: ClassVar[tuple[Rule[Admission], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[AdmissionSpec], ...]] = (
+        ValidationRule(
             "self.whenFull != 'Downgrade' || has(self.fallback)",
-            "whenFull: Downgrade needs fallback, the InferenceService that takes what this one cannot",
+            "whenFull: Downgrade needs fallback, the InferenceService that serves the excess requests",
             lambda own: own.when_full != "Downgrade" or own.fallback is not None,
             field=".fallback",
             reason="FieldValueRequired",
         ),
-        Rule(
+        ValidationRule(
             "self.whenFull == 'Downgrade' || !has(self.fallback)",
-            "fallback is only for whenFull: Downgrade",
+            "fallback is allowed only with whenFull: Downgrade",
             lambda own: own.when_full == "Downgrade" or own.fallback is None,
             field=".fallback",
             reason="FieldValueForbidden",
         ),
-        Rule(
-            "self.whenFull != 'Shed' || !has(self.classes) || !self.classes.exists(one, has(one.holdFor))",
-            "whenFull: Shed holds nothing, so no class may have holdFor",
-            lambda own: own.when_full != "Shed" or all(one.hold_for is None for one in own.classes or ()),
+        ValidationRule(
+            "self.whenFull != 'Shed' || !has(self.classes) || !self.classes.exists(one, has(one.maxQueueTime))",
+            "whenFull: Shed queues no request, so no class may have maxQueueTime",
+            lambda own: own.when_full != "Shed" or all(one.max_queue_time is None for one in own.classes or ()),
             field=".classes",
             reason="FieldValueForbidden",
         ),
     )
 
-    def class_policies(self, promise: Slo) -> tuple[ClassPolicy, ...]:
-        """The classes as the core sees them, at least one. promise: the service's."""
+    def class_policies(self, slo: SloSpec) -> tuple[ClassPolicy, ...]:
+        """Convert to the core types, at least one; `slo` is the service's SLO."""
         if self.classes is None:
-            return (ClassPolicy(DEFAULT_CLASS, 0, promise.to_core(), hold_s=_hold_s(None, self.when_full)),)
-        return tuple(one.to_core(promise, self.when_full) for one in self.classes)
+            return (ClassPolicy(DEFAULT_CLASS, 0, slo.to_core(), max_queue_time_s=_max_queue_s(None, self.when_full)),)
+        return tuple(one.to_core(slo, self.when_full) for one in self.classes)
 
     def tenant_policies(self) -> dict[str, TenantPolicy]:
-        """The tenants that are listed, by name."""
+        """Return the policies of the listed tenants by name."""
         return {tenant.name: tenant.to_core() for tenant in self.tenants}
 
 
-OPEN: Final = Admission()  # of a service that says nothing about it
+DEFAULT_ADMISSION: Final = AdmissionSpec()  # of a service without spec.admission

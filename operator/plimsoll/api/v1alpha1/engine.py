@@ -1,7 +1,7 @@
-"""The engine container: which image, which arguments, which environment.
+"""`spec.engine`: image, arguments and environment of the engine container.
 
-The launcher sets some flags and variables itself (ports, KV transfer, drain). A user's value for one of them would
-either be ignored or break the contract between engine and gateway, so it is refused by name.
+The launcher sets some flags and variables (ports, KV transfer, drain). A user's value for one of them would be ignored
+or break the contract between engine and gateway, so validation rejects it by name.
 """
 
 from __future__ import annotations
@@ -10,50 +10,50 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from plimsoll.api.contract import contract
-from plimsoll.api.v1alpha1.base import Keyed, Model, Rule, Rules, matching, refusing
-from plimsoll.api.v1alpha1.pod import ObjectName
-from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, duration
+from plimsoll.api.contract import engine_contract
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, matching, not_matching
+from plimsoll.api.v1alpha1.pod_overrides import ObjectName
+from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.core import units
 
 
 def _flag_pattern(flags: tuple[str, ...]) -> str:
-    """Matches these flags as vLLM reads them: `-` or `_` between words, `=value`, `.key` of a JSON value."""
+    """Return a pattern for flags as vLLM parses them: `-` or `_` between words, `=value`, `.key` of a JSON value."""
     names = "|".join(flag.removeprefix("--").replace("-", "[-_]") for flag in flags)
     return f"^--({names})([=. ]|$)"
 
 
-DRAIN = units.format_duration(contract().drain["shutdown_timeout_seconds"])
-_RESERVED_ARG = refusing(
-    _flag_pattern(contract().reserved_args),
-    f"is set by Plimsoll ({', '.join(contract().reserved_args)} are reserved)",
+DEFAULT_DRAIN_TIMEOUT = units.format_duration(engine_contract().drain["shutdown_timeout_seconds"])
+_RESERVED_ARG = not_matching(
+    _flag_pattern(engine_contract().reserved_args),
+    f"is set by Plimsoll ({', '.join(engine_contract().reserved_args)} are reserved)",
 )
-_ONE_WORD = refusing(
+_SEPARATE_VALUE = not_matching(
     "^--?[A-Za-z0-9._-]+ ",
-    "has a flag and its value in one item: write two items, or --flag=value",
+    "has a flag and its value in one item: use two items, or --flag=value",
 )
 
 
-class KeyRef(Model):
+class KeyRef(ApiModel):
     """A key of a Secret or a ConfigMap in the service's namespace."""
 
     name: ObjectName = Field(description="Name of the object.")
     key: Annotated[
         str,
         Field(min_length=1, max_length=253),
-        Rules(matching("^[-._a-zA-Z0-9]+$", "must be a key: letters, digits, '-', '_' and '.'")),
+        ValidationRules(matching("^[-._a-zA-Z0-9]+$", "must be a key: letters, digits, '-', '_' and '.'")),
     ] = Field(description="Key in the object.")
-    optional: bool = Field(default=False, description="Whether the engine starts without it.")
+    optional: bool = Field(default=False, description="Whether the engine starts if the key does not exist.")
 
 
-class EnvSource(Model):
-    """Where a variable's value comes from: exactly one of the fields."""
+class EnvSource(ApiModel):
+    """Source of a variable's value: exactly one of the fields."""
 
     secret_key_ref: KeyRef | None = Field(default=None, description="Key of a Secret.")
     config_map_key_ref: KeyRef | None = Field(default=None, description="Key of a ConfigMap.")
 
-    rules: ClassVar[tuple[Rule[EnvSource], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[EnvSource], ...]] = (
+        ValidationRule(
             "has(self.secretKeyRef) != has(self.configMapKeyRef)",
             "needs exactly one of secretKeyRef and configMapKeyRef",
             lambda own: (own.secret_key_ref is None) != (own.config_map_key_ref is None),
@@ -61,22 +61,25 @@ class EnvSource(Model):
     )
 
 
-class EnvVar(Model):
+class EnvVar(ApiModel):
     """An environment variable of the engine container."""
 
     name: Annotated[
         str,
         Field(min_length=1, max_length=253),
-        Rules(
-            matching("^[-._a-zA-Z][-._a-zA-Z0-9]*$", "must be a variable's name: letters, digits, '_', '-' and '.'"),
-            refusing("^PLIMSOLL_", "is reserved: names that begin with PLIMSOLL_ are set by Plimsoll"),
+        ValidationRules(
+            matching(
+                "^[-._a-zA-Z][-._a-zA-Z0-9]*$",
+                "must be the name of an environment variable: letters, digits, '_', '-' and '.'",
+            ),
+            not_matching("^PLIMSOLL_", "is reserved: names that begin with PLIMSOLL_ are set by Plimsoll"),
         ),
     ] = Field(description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=32768, description="Its value.")
-    value_from: EnvSource | None = Field(default=None, description="Where its value comes from.")
+    value: str | None = Field(default=None, max_length=32768, description="Value of the variable.")
+    value_from: EnvSource | None = Field(default=None, description="Source of the value.")
 
-    rules: ClassVar[tuple[Rule[EnvVar], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[EnvVar], ...]] = (
+        ValidationRule(
             "has(self.value) != has(self.valueFrom)",
             "needs exactly one of value and valueFrom",
             lambda own: (own.value is None) != (own.value_from is None),
@@ -84,19 +87,19 @@ class EnvVar(Model):
     )
 
 
-class Engine(Model):
-    """The engine that serves the model; absent fields have defaults of the chart."""
+class EngineSpec(ApiModel):
+    """The engine that serves the model; absent fields have the chart's defaults."""
 
     runtime: Literal["vllm", "simulated"] = Field(
         default="vllm",
-        description="vllm: the engine. simulated: a stand-in that answers at an engine's pace, with words that mean "
-        "nothing, to try a fleet without GPUs: it asks for none, and loads and mounts no weights.",
+        description="vllm: vLLM on GPUs. simulated: an engine simulator that needs no GPUs and no weights. It responds "
+        "with the timing of an engine and with meaningless text, to try out a fleet.",
     )
     image: (
         Annotated[
             str,
             Field(min_length=1, max_length=512),
-            Rules(
+            ValidationRules(
                 matching(
                     "^[a-zA-Z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{64})?$",
                     "must be an image reference, such as registry.example.com/team/engine:1.0",
@@ -104,43 +107,50 @@ class Engine(Model):
             ),
         ]
         | None
-    ) = Field(default=None, description="Engine image, made from the bundled one; absent: the chart's for the runtime.")
+    ) = Field(
+        default=None,
+        description="Engine image, derived from the bundled one. Absent: the chart's image for the runtime.",
+    )
     version: (
         Annotated[
             str,
             Field(min_length=1, max_length=128),
-            Rules(matching("^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "must be an image tag: letters, digits, '_', '.' and '-'")),
+            ValidationRules(
+                matching("^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "must be an image tag: letters, digits, '_', '.' and '-'")
+            ),
         ]
         | None
-    ) = Field(default=None, description="Another tag of the chart's engine image for the runtime.")
-    args: tuple[Annotated[str, Field(min_length=1, max_length=4096), Rules(_RESERVED_ARG, _ONE_WORD)], ...] = Field(
+    ) = Field(default=None, description="Tag that replaces the tag of the chart's engine image for the runtime.")
+    args: tuple[
+        Annotated[str, Field(min_length=1, max_length=4096), ValidationRules(_RESERVED_ARG, _SEPARATE_VALUE)], ...
+    ] = Field(
         default=(),
         max_length=128,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Arguments of `vllm serve`; they win over the role's and the chart's defaults.",
+        description="Arguments of `vllm serve`. They override the defaults of the role and the chart.",
     )
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=128, strict=False), Keyed()] = Field(
-        default=(), description="Environment variables; they win over the chart's defaults."
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=128, strict=False), MapList()] = Field(
+        default=(), description="Environment variables. They override the chart's defaults."
     )
     drain_timeout: (
         Annotated[
             str,
-            Field(max_length=DURATION_LENGTH),
-            duration("5s", "24h", "must be from 5 seconds to 24 hours"),
-            Rules(refusing("[mun]s|[.]", "must be in whole seconds, such as 90s or 1h30m")),
+            Field(max_length=MAX_DURATION_CHARS),
+            duration_rules("5s", "24h", "must be from 5 seconds to 24 hours"),
+            ValidationRules(not_matching("[mun]s|[.]", "must be in whole seconds, such as 90s or 1h30m")),
         ]
         | None
     ) = Field(
         default=None,
-        description="The longest that an engine which is to go may take for the answers it has begun; what is not done "
-        f"then is cut off and told as the Event DrainTimedOut: 5s to 24h; absent: {DRAIN}.",
+        description="Time that a terminating engine has to finish running requests: 5s to 24h. Requests that exceed it "
+        f"are aborted and counted in the Event DrainTimedOut. Absent: {DEFAULT_DRAIN_TIMEOUT}.",
     )
 
-    rules: ClassVar[tuple[Rule[Engine], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (
+        ValidationRule(
             "!has(self.image) || !has(self.version)",
-            "image and version exclude each other: put the tag into image, or leave image out",
+            "image and version are mutually exclusive: put the tag into image, or omit image",
             lambda own: own.image is None or own.version is None,
             field=".version",
             reason="FieldValueForbidden",
@@ -149,10 +159,10 @@ class Engine(Model):
 
     @property
     def drain_seconds(self) -> int:
-        """How long an engine may take for the answers it has begun, once it is to go."""
-        return round(units.parse_duration(self.drain_timeout or DRAIN))
+        """Drain timeout of a terminating engine, in seconds."""
+        return round(units.parse_duration(self.drain_timeout or DEFAULT_DRAIN_TIMEOUT))
 
     @property
-    def simulated(self) -> bool:
-        """Whether nothing is loaded and no GPU is used."""
+    def is_simulated(self) -> bool:
+        """Whether the engine is the simulator, which uses no weights and no GPU."""
         return self.runtime == "simulated"

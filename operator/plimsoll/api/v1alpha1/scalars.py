@@ -1,18 +1,18 @@
-"""Values that manifests write as text: durations, percentages, decimal numbers.
+"""Validation rules for durations and decimal numbers that manifests write as strings.
 
-A CRD has no floats, and each of these has a form and a range. The form is a rule of its own, so that a wrong unit and a
-value out of range are told apart; the range passes over what has the wrong form.
+A CRD has no floats, so each such value has a form and a range. The form is a separate rule, so that the messages for a
+wrong unit and for a value out of range differ. The range rule ignores a value of the wrong form.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from plimsoll.api.v1alpha1.base import Rule, Rules, compiled, matching, quote
+from plimsoll.api.v1alpha1.api_model import ValidationRule, ValidationRules, compile_re2, matching, quote
 from plimsoll.core import units
 
-DURATION_LENGTH: Final = 32
-LEAST_S: Final = 1e-9  # the API server counts whole nanoseconds, so that less is zero
+MAX_DURATION_CHARS: Final = 32
+MIN_POSITIVE_S: Final = 1e-9  # the API server counts whole nanoseconds; a shorter duration is zero
 
 IS_DURATION: Final = matching(
     units.DURATION_PATTERN.replace(r"\.", "[.]"),
@@ -20,29 +20,32 @@ IS_DURATION: Final = matching(
 )
 
 
-def duration(least: str, most: str, message: str, *, above: bool = False) -> Rules[str]:
-    """Rules of a duration from `least` to `most`; with `above`, `least` itself is too short. message: the range."""
-    low_s, high_s = units.parse_duration(least), units.parse_duration(most)
-    sign = ">" if above else ">="
+def duration_rules(minimum: str, maximum: str, message: str, *, exclusive: bool = False) -> ValidationRules[str]:
+    """Return rules for a duration from `minimum` to `maximum`, with `exclusive` longer than `minimum`.
+
+    message: error message of the range rule.
+    """
+    min_s, max_s = units.parse_duration(minimum), units.parse_duration(maximum)
+    sign = ">" if exclusive else ">="
 
     def holds(text: str) -> bool:
         try:
             seconds = units.parse_duration(text)
         except ValueError:
-            return True  # said by the rule on its form
-        long_enough = seconds >= max(low_s, LEAST_S) if above else seconds >= low_s
-        return long_enough and seconds <= high_s
+            return True  # the rule on the form reports it
+        is_long_enough = seconds >= max(min_s, MIN_POSITIVE_S) if exclusive else seconds >= min_s
+        return is_long_enough and seconds <= max_s
 
-    in_range = f"duration(self) {sign} duration({quote(least)}) && duration(self) <= duration({quote(most)})"
-    return Rules(IS_DURATION, Rule[str](f"!({IS_DURATION.cel}) || ({in_range})", message, holds))
+    in_range = f"duration(self) {sign} duration({quote(minimum)}) && duration(self) <= duration({quote(maximum)})"
+    return ValidationRules(IS_DURATION, ValidationRule[str](f"!({IS_DURATION.cel}) || ({in_range})", message, holds))
 
 
-def decimal(pattern: str, message: str, *, zero: bool = True) -> Rule[int | str]:
-    """A rule on a number that is written whole or as text; `pattern` is its form. zero: whether it may be 0."""
-    forms = [pattern] if zero else [pattern, "[1-9]"]
-    found = [compiled(form) for form in forms]
-    return Rule(
-        " && ".join(f"string(self).matches({quote(form)})" for form in forms),
+def decimal_rule(pattern: str, message: str, *, allow_zero: bool = True) -> ValidationRule[int | str]:
+    """Return a rule that a number, written as an integer or a string, matches `pattern`."""
+    patterns = [pattern] if allow_zero else [pattern, "[1-9]"]
+    regexes = [compile_re2(form) for form in patterns]
+    return ValidationRule(
+        " && ".join(f"string(self).matches({quote(form)})" for form in patterns),
         message,
-        lambda value: all(form.search(str(value)) for form in found),
+        lambda value: all(form.search(str(value)) for form in regexes),
     )

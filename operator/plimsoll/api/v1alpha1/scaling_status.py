@@ -1,94 +1,100 @@
-"""What was measured of the promise, what was decided and why, and what it costs."""
+"""Status fields: measured SLO attainment, scaling decisions and cost."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.tier_status import Number, Observed
+from plimsoll.api.v1alpha1.tier_status import FormattedNumber, StatusModel
 
 
-class MetStatus(Observed):
-    """Share of the answers that kept each target, where it is promised and known."""
+class TargetAttainmentStatus(StatusModel):
+    """Share of the responses that met each target."""
 
-    ttft: Number | None = Field(
-        default=None, description="Whose first token was in time for the length of their prompt, such as 98%."
+    ttft: FormattedNumber | None = Field(
+        default=None, description="Share whose first token met the TTFT target for their prompt length, such as 98%."
     )
-    tpot: Number | None = Field(
+    tpot: FormattedNumber | None = Field(
         default=None,
-        description="Whose time per output token was within the target; at least, where classes have different ones.",
+        description="Share whose time per output token met the target. It is a lower bound if targets differ by class.",
     )
-    e2e: Number | None = Field(default=None, alias="e2e", description="Whose last token was in time.")
+    e2e: FormattedNumber | None = Field(
+        default=None, alias="e2e", description="Share whose last token met the e2e target."
+    )
 
 
-class SloStatus(Observed):
-    """The promise as clients saw it of late."""
+class SloStatus(StatusModel):
+    """SLO attainment that clients saw during `window`."""
 
-    ttft: Number | None = Field(
-        default=None, description="Time to the first token at the promise's percentile, such as 412ms."
+    ttft: FormattedNumber | None = Field(
+        default=None, description="Time to first token at the SLO's percentile, such as 412ms."
     )
-    tpot: Number | None = Field(
-        default=None, description="Time per output token at the promise's percentile, such as 38ms."
+    tpot: FormattedNumber | None = Field(
+        default=None, description="Time per output token at the SLO's percentile, such as 38ms."
     )
-    e2e: Number | None = Field(
+    e2e: FormattedNumber | None = Field(
         default=None,
         alias="e2e",
-        description="Time to the last token at the promise's percentile, such as 9.4s; only where it is promised.",
+        description="Time to the last token at the SLO's percentile, such as 9.4s; only with an e2e target.",
     )
-    itl: Number | None = Field(
+    itl: FormattedNumber | None = Field(
         default=None,
-        description="99th percentile of the gaps between tokens, such as 31ms; only where it is promised.",
+        description="99th percentile of the inter-token latency, such as 31ms; only with an itl target.",
     )
-    met: MetStatus | None = Field(
-        default=None, description="Share of the answers that kept each target, where it is promised and known."
+    attainment_by_target: TargetAttainmentStatus | None = Field(
+        default=None, description="Share of the responses that met each target that is set and measured."
     )
-    attainment: Number | None = Field(
+    attainment: FormattedNumber | None = Field(
         default=None,
-        description="Share of the answers that kept all targets of a request (ttft, tpot, e2e), such as 97%: at least, "
-        "since who misses the pace is not known by request.",
+        description="Share of the responses that met all targets of their request (ttft, tpot, e2e), such as 97%. It "
+        "is a lower bound, because TPOT misses are not measured per request.",
     )
-    attainment_offered: Number | None = Field(
+    attainment_including_rejected: FormattedNumber | None = Field(
         default=None,
-        description="The same share of all requests that arrived, refused ones included: refusing cannot raise it.",
+        description="The same share of all arrived requests, rejected ones included. Rejections cannot raise it.",
     )
-    not_known: str | None = Field(
+    unavailable_reason: str | None = Field(
         default=None,
         max_length=256,
-        description="The target that is not measured, and why; then there is no attainment.",
+        description="Target that is not measured, and the reason. The attainment is then absent.",
     )
-    offered: Number | None = Field(default=None, description="Requests that arrived, such as 41.2 req/s.")
-    window: Number | None = Field(default=None, description="Length of time that is looked back on, such as 1m.")
+    offered: FormattedNumber | None = Field(default=None, description="Arrival rate of requests, such as 41.2 req/s.")
+    window: FormattedNumber | None = Field(default=None, description="Length of the measurement window, such as 1m.")
 
 
-class TierChangeStatus(Observed):
-    """What was decided for one tier."""
+class TierChangeStatus(StatusModel):
+    """Decision for one tier."""
 
     from_: int = Field(
-        alias="from", ge=0, json_schema_extra={"format": "int32"}, description="Replicas ordered until then."
+        alias="from", ge=0, json_schema_extra={"format": "int32"}, description="Replica count before the decision."
     )
-    to: int = Field(ge=0, json_schema_extra={"format": "int32"}, description="Replicas decided on.")
-    why: str = Field(default="", max_length=4096, description="The steps that led there, and what would come without.")
+    to: int = Field(ge=0, json_schema_extra={"format": "int32"}, description="Replica count that was decided.")
+    why: str = Field(
+        default="", max_length=4096, description="Steps of the decision, and the expected latency without it."
+    )
 
 
-class TierChangesStatus(Observed):
-    """What was decided for each tier."""
+class TierChangesStatus(StatusModel):
+    """Decision for each tier."""
 
     prefill: TierChangeStatus | None = Field(default=None, description="The prefill tier.")
     decode: TierChangeStatus | None = Field(default=None, description="The decode tier.")
     serve: TierChangeStatus | None = Field(default=None, description="The aggregated tier.")
 
 
-class DecisionStatus(Observed):
-    """One decision."""
+class DecisionStatus(StatusModel):
+    """One scaling decision."""
 
-    time: str = Field(json_schema_extra={"format": "date-time"}, description="When it was made.")
-    tiers: TierChangesStatus = Field(default=TierChangesStatus(), description="What was decided for each tier.")
-    binding: str | None = Field(default=None, max_length=32, description="The tier nearest to its load line.")
+    time: str = Field(json_schema_extra={"format": "date-time"}, description="Time of the decision.")
+    tiers: TierChangesStatus = Field(default=TierChangesStatus(), description="Decision for each tier.")
+    binding: str | None = Field(default=None, max_length=32, description="Tier nearest to its SLO capacity.")
 
 
-class CostStatus(Observed):
-    """What the service costs."""
+class CostStatus(StatusModel):
+    """Cost of the service."""
 
-    per_hour: Number | None = Field(default=None, description="Price of its GPUs for an hour, such as 12.50 USD.")
-    per_million_tokens: Number | None = Field(
-        default=None, description="Price of a million output tokens at the present load, such as 0.0731 USD."
+    per_hour: FormattedNumber | None = Field(
+        default=None, description="Price of the service's GPUs per hour, such as 12.50 USD."
+    )
+    per_million_tokens: FormattedNumber | None = Field(
+        default=None, description="Price of a million output tokens at the current load, such as 0.0731 USD."
     )

@@ -1,4 +1,4 @@
-"""The latency promise: a percentile, and how long the first token, every further one and the whole answer may take."""
+"""`spec.slo`: a percentile, and latency targets for the first token, each further token and the whole response."""
 
 from __future__ import annotations
 
@@ -9,71 +9,74 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import Model, Rule
-from plimsoll.api.v1alpha1.scalars import DURATION_LENGTH, IS_DURATION, duration
+from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule
+from plimsoll.api.v1alpha1.scalars import IS_DURATION, MAX_DURATION_CHARS, duration_rules
 from plimsoll.core import slo as core
 from plimsoll.core import units
 
-Latency = Annotated[
+LatencyTarget = Annotated[
     str,
-    Field(max_length=DURATION_LENGTH),
-    duration("0s", "3600s", "must be longer than zero and at most one hour", above=True),
+    Field(max_length=MAX_DURATION_CHARS),
+    duration_rules("0s", "3600s", "must be longer than zero and at most one hour", exclusive=True),
 ]
-Allowance = Annotated[str, Field(max_length=DURATION_LENGTH), duration("0s", "3600s", "must be at most one hour")]
+LatencyAllowance = Annotated[
+    str, Field(max_length=MAX_DURATION_CHARS), duration_rules("0s", "3600s", "must be at most one hour")
+]
 
 
 _IS_TTFT, _IS_E2E = (re.sub(r"\bself\b", f"self.{name}", IS_DURATION.cel) for name in ("ttft", "e2e"))
 
 
 def _seconds(text: str | None) -> float:
-    """NaN, which compares with nothing, for what is not there or is no duration: other rules tell of that."""
+    """Return NaN for an absent or invalid duration; other rules report the latter."""
     try:
         return math.nan if text is None else units.parse_duration(text)
     except ValueError:
         return math.nan
 
 
-class Targets(Model):
-    """The targets that a request meets together."""
+class LatencyTargets(ApiModel):
+    """Latency targets that a request must meet together."""
 
-    ttft: Latency | None = Field(
-        default=None, description="Time to the first token, such as 500ms: above 0, at most 1h."
+    ttft: LatencyTarget | None = Field(
+        default=None, description="Time to first token (TTFT), such as 500ms: above 0, at most 1h."
     )
-    ttft_per_k_token: Allowance | None = Field(
+    ttft_per_k_token: LatencyAllowance | None = Field(
         default=None,
         alias="ttftPerKToken",
-        description="Added to ttft for each 1,000 prompt tokens, such as 100ms: without it, long prompts miss even on "
-        "idle engines. 0s to 1h; absent: nothing.",
+        description="Time added to ttft for each 1,000 prompt tokens, such as 100ms: 0s to 1h. Without it, long "
+        "prompts may miss the target even on idle engines. Absent: 0s.",
     )
-    tpot: Latency | None = Field(
+    tpot: LatencyTarget | None = Field(
         default=None,
-        description="Mean time per output token of a request after its first, such as 50ms: above 0, at most 1h.",
+        description="Mean time per output token of a request after its first token (TPOT), such as 50ms: above 0, at "
+        "most 1h.",
     )
-    e2e: Latency | None = Field(
+    e2e: LatencyTarget | None = Field(
         default=None,
         alias="e2e",
-        description="Time to the last token, such as 20s: above ttft, at most 1h. At the present mix of answers' "
-        "lengths it bounds the time per output token; the tighter of that and tpot is in force.",
+        description="Time to the last token, such as 20s: above ttft, at most 1h. The operator derives a TPOT target "
+        "from it for the current output lengths; the tighter of that target and tpot applies.",
     )
 
-    rules: ClassVar[tuple[Rule[Any], ...]] = (
-        Rule[Any](
+    rules: ClassVar[tuple[ValidationRule[Any], ...]] = (
+        ValidationRule[Any](
             "has(self.ttft) || has(self.tpot) || has(self.e2e)",
             "needs ttft, tpot or e2e",
             lambda own: own.ttft is not None or own.tpot is not None or own.e2e is not None,
             reason="FieldValueRequired",
         ),
-        Rule[Any](
+        ValidationRule[Any](
             "has(self.ttft) || !has(self.ttftPerKToken)",
-            "ttftPerKToken is added to ttft, which is missing",
+            "ttftPerKToken needs ttft, to which it is added",
             lambda own: own.ttft is not None or own.ttft_per_k_token is None,
             field=".ttftPerKToken",
             reason="FieldValueForbidden",
         ),
-        Rule[Any](
+        ValidationRule[Any](
             f"!has(self.ttft) || !has(self.e2e) || !({_IS_TTFT}) || !({_IS_E2E})"
             " || duration(self.e2e) > duration(self.ttft)",
-            "e2e must be longer than ttft, which is a part of it",
+            "e2e must be longer than ttft, because it includes it",
             lambda own: not _seconds(own.e2e) <= _seconds(own.ttft),
             field=".e2e",
         ),
@@ -91,8 +94,8 @@ class Targets(Model):
     def e2e_seconds(self) -> float | None:
         return None if self.e2e is None else units.parse_duration(self.e2e)
 
-    def promised(self, percentile: int) -> core.Slo:
-        """The promise that so many percent of the requests meet these targets."""
+    def to_core_slo(self, percentile: int) -> core.Slo:
+        """Return the core SLO that `percentile` percent of the requests meet these targets."""
         return core.Slo(
             share=percentile / 100,
             ttft_s=self.ttft_seconds,
@@ -102,20 +105,20 @@ class Targets(Model):
         )
 
 
-class Slo(Targets):
-    """The latency promise: tiers are sized so that it is kept at the least GPU time."""
+class SloSpec(LatencyTargets):
+    """Latency SLO that the operator sizes the tiers for."""
 
-    itl: Latency | None = Field(
+    itl: LatencyTarget | None = Field(
         default=None,
-        description="Time between two tokens of an answer, such as 40ms, that 99 in 100 of the service's gaps keep, "
-        "whatever the percentile: above 0, at most 1h. It is no target of a request, so it goes beside ttft, tpot or "
-        "e2e. Engines tell of it by their own histogram.",
+        description="Inter-token latency (ITL) at the 99th percentile over all tokens of the service, such as 40ms: "
+        "above 0, at most 1h. The percentile field does not apply to it. It is not a target of single requests, so "
+        "it needs ttft, tpot or e2e too. The engines' histograms measure it.",
     )
     percentile: int = Field(
         default=95,
         ge=1,
         le=99,
-        description="Share of requests, in percent, each of which must meet all targets together.",
+        description="Percentage of requests that must meet all their targets: 1 to 99.",
     )
 
     @property
@@ -123,5 +126,5 @@ class Slo(Targets):
         return None if self.itl is None else units.parse_duration(self.itl)
 
     def to_core(self) -> core.Slo:
-        """The promise that the core sizes for."""
-        return replace(self.promised(self.percentile), itl_s=self.itl_seconds)
+        """Return the SLO that the core sizes for."""
+        return replace(self.to_core_slo(self.percentile), itl_s=self.itl_seconds)

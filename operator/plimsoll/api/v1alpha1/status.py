@@ -1,6 +1,6 @@
-"""What the operator says about a service: conditions, where it is reached, its tiers, its promise, its decisions.
+"""Status of an InferenceService: conditions, URL, tiers, SLO attainment, decisions and cost.
 
-Read tolerantly: a status may have been written by another version of the operator.
+Another version of the operator may have written the status, so unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -9,46 +9,49 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import Keyed
+from plimsoll.api.v1alpha1.api_model import MapList
 from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
-from plimsoll.api.v1alpha1.tier_status import ColdStartsStatus, Observed, TiersStatus
+from plimsoll.api.v1alpha1.tier_status import ColdStartsStatus, StatusModel, TiersStatus
 
-KEPT_DECISIONS: Final = 5
+MAX_PAST_DECISIONS: Final = 5
 
 
-class ConditionStatus(Observed):
-    """A statement about the service, as metav1.Condition."""
+class ConditionStatus(StatusModel):
+    """A condition of the service, as metav1.Condition."""
 
-    type: str = Field(max_length=316, description="What the statement is about.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(min_length=1, max_length=1024, description="Why, as one word of a closed list.")
-    message: str = Field(max_length=32768, description="Why, in words.")
+    type: str = Field(max_length=316, description="Type of the condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    reason: str = Field(min_length=1, max_length=1024, description="Reason for the status, from a closed list.")
+    message: str = Field(max_length=32768, description="Explanation of the status.")
     last_transition_time: str = Field(
-        json_schema_extra={"format": "date-time"}, description="When the status last changed."
+        json_schema_extra={"format": "date-time"}, description="Time of the last change of the status."
     )
     observed_generation: int | None = Field(
-        default=None, ge=0, json_schema_extra={"format": "int64"}, description="Generation of the spec that was judged."
+        default=None,
+        ge=0,
+        json_schema_extra={"format": "int64"},
+        description="Generation of the spec that the condition refers to.",
     )
 
 
-class FormerNameStatus(Observed):
-    """A model name that the spec has no more, and that is still answered."""
+class FormerNameStatus(StatusModel):
+    """A model name that was removed from the spec and is still served."""
 
-    name: str = Field(max_length=320, description="The name.")
+    name: str = Field(max_length=320, description="The model name.")
     until: str = Field(
         json_schema_extra={"format": "date-time"},
-        description="It is answered until then, unless a service claims it before.",
+        description="End of serving under the name, unless another service claims it earlier.",
     )
 
 
-class Status(Observed):
-    """What was last observed."""
+class InferenceServiceStatus(StatusModel):
+    """Observed state of the service."""
 
     observed_generation: int | None = Field(
         default=None,
         ge=0,
         json_schema_extra={"format": "int64"},
-        description="Generation of the spec that was last judged.",
+        description="Generation of the spec that the status refers to.",
     )
     url: str | None = Field(default=None, max_length=2048, description="Base URL for clients inside the cluster.")
     model_names: tuple[Annotated[str, Field(max_length=320)], ...] = Field(
@@ -56,47 +59,44 @@ class Status(Observed):
         max_length=8,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Names that clients may send as `model`, those in formerModelNames among them.",
+        description="Names that clients may send as `model`, including those in formerModelNames.",
     )
     former_model_names: tuple[FormerNameStatus, ...] = Field(
         default=(),
         max_length=6,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Names that the spec has no more, and that are still answered.",
+        description="Names that were removed from the spec and are still served.",
     )
-    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), Keyed(("type",))] = Field(
-        default=(), description="Statements about the service."
+    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), MapList(("type",))] = Field(
+        default=(), description="Conditions of the service."
     )
-    tiers: TiersStatus | None = Field(default=None, description="Each tier's engines, and what they can carry.")
-    slo: SloStatus | None = Field(default=None, description="The promise as clients saw it of late.")
+    tiers: TiersStatus | None = Field(default=None, description="Engines and capacity of each tier.")
+    slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw during slo.window.")
     limited_by: str | None = Field(
         default=None,
         max_length=64,
-        description="The tier nearest to its load line, and what breaks first there: TPOT, TTFT, e2e, itl, slots or "
-        "KV.",
+        description="Tier nearest to its SLO capacity, and its tightest constraint: TPOT, TTFT, e2e, itl, slots or KV.",
     )
-    cold_start: ColdStartsStatus | None = Field(
-        default=None, description="Where the time of a start goes, in each tier, as learned."
-    )
+    cold_start: ColdStartsStatus | None = Field(default=None, description="Measured start-up phases of each tier.")
     last_decision: DecisionStatus | None = Field(
-        default=None, description="The last decision that changed, or would have changed, a tier's replicas."
+        default=None, description="Last decision that changed, or would have changed, a replica count."
     )
     decisions: tuple[DecisionStatus, ...] = Field(
         default=(),
-        max_length=KEPT_DECISIONS,
+        max_length=MAX_PAST_DECISIONS,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="The decisions before the last one, the newest first.",
+        description="Decisions before the last one, newest first.",
     )
-    cost: CostStatus | None = Field(default=None, description="What the service costs, where the spec has a price.")
+    cost: CostStatus | None = Field(default=None, description="Cost of the service, if the spec has a price.")
     admission: dict[str, Any] | None = Field(
         default=None,
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="The model by which gateways let requests in: not an interface.",
+        description="Admission limits for the gateways. Internal, not an interface.",
     )
     learned: dict[str, Any] | None = Field(
         default=None,
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="The operator's own memory, so that a restart forgets nothing: not an interface, at most 64 KiB.",
+        description="Checkpoint of the operator's state, at most 64 KiB. Internal, not an interface.",
     )

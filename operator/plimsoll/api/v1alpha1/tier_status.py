@@ -1,4 +1,4 @@
-"""What was observed of one tier: its engines, what they can carry, and how long they take to start."""
+"""Status of one tier: its engines, their capacity and their start-up times."""
 
 from __future__ import annotations
 
@@ -7,117 +7,120 @@ from typing import Annotated, Final
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from plimsoll.api.v1alpha1.base import Keyed, Model
-from plimsoll.api.v1alpha1.tiers import Role
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList
+from plimsoll.api.v1alpha1.tiers import RoleName
 
-Number = Annotated[str, Field(max_length=32)]  # with its unit; a CRD has no floats
-_COUNT: Final[JsonDict] = {"format": "int32"}
+FormattedNumber = Annotated[str, Field(max_length=32)]  # a number with its unit; a CRD has no floats
+_INT32: Final[JsonDict] = {"format": "int32"}
 
 
-class Observed(Model):
-    """Base of what the operator writes: another version's fields are passed over."""
+class StatusModel(ApiModel):
+    """Base of the status types; unknown fields of another version are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class LatencyStatus(Observed):
-    """What one replica is taken to do, as fitted from what engines measured."""
+class StepTimeStatus(StatusModel):
+    """Performance model of one replica, fitted to the engines' metrics."""
 
-    base_seconds: Number | None = Field(
-        default=None, description="Time of an engine step before any work: launch, and reading the weights; seconds."
+    base_seconds: FormattedNumber | None = Field(
+        default=None,
+        description="Time of an engine step without requests (launch and reading the weights), in seconds.",
     )
-    work_seconds: Number | None = Field(
-        default=None, description="GPU time that one request takes, as requests are now; seconds."
+    work_seconds: FormattedNumber | None = Field(
+        default=None, description="GPU time of one request at the current request mix, in seconds."
     )
-    known: bool = Field(
-        default=False, description="Whether measurements say so; until then it is what model and GPU suggest."
+    calibrated: bool = Field(
+        default=False,
+        description="Whether the model is fitted to measurements. Until then it is an estimate from the model and "
+        "the GPU.",
     )
-    words: str = Field(default="", max_length=1024, description="The same in words, with how sure it is.")
+    summary: str = Field(default="", max_length=1024, description="Summary of the model with its uncertainty.")
 
 
-class StartupStatus(Observed):
-    """How long something takes, as learned."""
+class StartupStatus(StatusModel):
+    """Measured quantiles of a duration."""
 
-    p50: Number | None = Field(default=None, description="Half take at most so long, such as 41s.")
-    p90: Number | None = Field(default=None, description="Nine in ten take at most so long, such as 63s.")
+    p50: FormattedNumber | None = Field(default=None, description="Median, such as 41s.")
+    p90: FormattedNumber | None = Field(default=None, description="90th percentile, such as 63s.")
 
 
 class PhaseStatus(StartupStatus):
-    """One phase of a start."""
+    """One start-up phase."""
 
     name: str = Field(min_length=1, max_length=63, description="Name of the phase, such as pull or load.")
 
 
-class ColdStartStatus(Observed):
-    """Where the time of a start goes."""
+class ColdStartStatus(StatusModel):
+    """Start-up phases of one tier."""
 
     variant: str = Field(
         default="",
         max_length=1024,
-        description="What these starts were of: model, image, GPUs, nodes asked for. Each has its own times.",
+        description="Configuration that the times were measured for: model, image, GPUs and node selection.",
     )
-    phases: Annotated[tuple[PhaseStatus, ...], Field(max_length=16, strict=False), Keyed()] = Field(
-        default=(), description="The phases, in their order."
+    phases: Annotated[tuple[PhaseStatus, ...], Field(max_length=16, strict=False), MapList()] = Field(
+        default=(), description="Start-up phases in their order."
     )
 
 
-class StartingStatus(Observed):
-    """Pods on their way to ready."""
+class StartingStatus(StatusModel):
+    """Pods that are starting."""
 
-    count: int = Field(default=0, ge=0, json_schema_extra=_COUNT, description="Pods that are not ready yet.")
+    count: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that are not ready yet.")
     overdue: int = Field(
         default=0,
         ge=0,
-        json_schema_extra=_COUNT,
-        description="Those of them that take longer than earlier starts explain; nothing counts on them.",
+        json_schema_extra=_INT32,
+        description="Number of these pods that exceed the usual start-up time. They do not count as expected capacity.",
     )
     next_ready: str | None = Field(
         default=None,
         json_schema_extra={"format": "date-time"},
-        description="When the first of them is likely to be ready, by what earlier starts took.",
+        description="Expected time at which the first of them is ready, from measured start-up times.",
     )
 
 
-class TierStatus(Observed):
-    """One tier's engines, and what they can carry."""
+class TierStatus(StatusModel):
+    """Engines and capacity of one tier."""
 
-    replicas: int = Field(default=0, ge=0, json_schema_extra=_COUNT, description="Pods that exist.")
-    ready: int = Field(default=0, ge=0, json_schema_extra=_COUNT, description="Pods that are ready.")
-    desired: int = Field(default=0, ge=0, json_schema_extra=_COUNT, description="Pods that are wanted.")
-    needed: Annotated[int, Field(ge=0, json_schema_extra=_COUNT)] | None = Field(
+    replicas: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that exist.")
+    ready: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that are ready.")
+    desired: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Desired number of pods.")
+    needed: Annotated[int, Field(ge=0, json_schema_extra=_INT32)] | None = Field(
         default=None,
-        description="Pods that the forecast load needs, before limits; absent: load or model are not known.",
+        description="Number of pods that the forecast load needs, before limits. Absent: load or model are unknown.",
     )
-    summary: str = Field(default="", max_length=32, description="ready/desired.")
-    revision: str = Field(default="", max_length=63, description="Revision that new pods get.")
+    summary: str = Field(default="", max_length=32, description="Ready and desired pods, such as 2/3.")
+    revision: str = Field(default="", max_length=63, description="Revision of new pods.")
     selector: str = Field(default="", max_length=1024, description="Label selector of the tier's pods.")
-    utilisation: Number | None = Field(
+    utilization: FormattedNumber | None = Field(
         default=None,
-        description="Present load as a share of what the ready pods carry within the promise, such as 71%.",
+        description="Current load as a share of the SLO capacity of the ready pods, such as 71%.",
     )
-    knee: Number | None = Field(
-        default=None, description="Load that one pod carries within the promise, such as 9.1 req/s."
+    capacity_per_replica: FormattedNumber | None = Field(
+        default=None, description="SLO capacity of one pod: its highest load within the SLO, such as 9.1 req/s."
     )
-    model: LatencyStatus | None = Field(default=None, description="What one replica is taken to do.")
-    starting: StartingStatus | None = Field(default=None, description="Pods on their way; absent: none.")
-    startup: StartupStatus | None = Field(default=None, description="How long a pod takes from its order to ready.")
+    model: StepTimeStatus | None = Field(default=None, description="Performance model of one replica.")
+    starting: StartingStatus | None = Field(default=None, description="Pods that are starting. Absent: none.")
+    startup: StartupStatus | None = Field(default=None, description="Time from ordering a pod until it is ready.")
 
 
-class TiersStatus(Observed):
-    """Each tier's engines."""
+class TiersStatus(StatusModel):
+    """Status of each tier."""
 
     prefill: TierStatus | None = Field(default=None, description="The prefill tier.")
     decode: TierStatus | None = Field(default=None, description="The decode tier.")
     serve: TierStatus | None = Field(default=None, description="The aggregated tier.")
 
-    def of(self, role: Role) -> TierStatus | None:
-        """The tier of one role, if the status has it."""
-        found: TierStatus | None = getattr(self, role)
-        return found
+    def get(self, role: RoleName) -> TierStatus | None:
+        """Return the tier of a role, or None."""
+        tier: TierStatus | None = getattr(self, role)
+        return tier
 
 
-class ColdStartsStatus(Observed):
-    """Where the time of a start goes, in each tier."""
+class ColdStartsStatus(StatusModel):
+    """Start-up phases of each tier."""
 
     prefill: ColdStartStatus | None = Field(default=None, description="The prefill tier.")
     decode: ColdStartStatus | None = Field(default=None, description="The decode tier.")

@@ -1,7 +1,6 @@
-"""The tiers: how many engines of which kind.
+"""`spec.tiers`: one aggregated tier (serve), or a prefill and a decode tier.
 
-Either one aggregated tier (serve), or a prefill and a decode tier that pass the KV cache on. The shape of a service
-cannot change: there is no way from one to the other without a gap.
+The shape of a service cannot change, because a change would interrupt the service.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.base import IntOrString, Model, Rule, Rules, matching
-from plimsoll.api.v1alpha1.pod import Pod
+from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.pod_overrides import PodOverrides
 from plimsoll.core import units
 
-Role = Literal["prefill", "decode", "serve"]
-ROLES: Final[tuple[Role, ...]] = ("prefill", "decode", "serve")
-MAX_REPLICAS: Final = 1000
+RoleName = Literal["prefill", "decode", "serve"]
+ROLES: Final[tuple[RoleName, ...]] = ("prefill", "decode", "serve")
+MAX_TIER_REPLICAS: Final = 1000
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 
 def _is_int_or_percent(value: int | str) -> bool:
     if isinstance(value, int):
-        return 0 <= value <= MAX_REPLICAS
+        return 0 <= value <= MAX_TIER_REPLICAS
     try:
         units.parse_percent(value)
     except ValueError:
@@ -34,28 +33,30 @@ def _is_int_or_percent(value: int | str) -> bool:
 IntOrPercent = Annotated[
     int | str,
     IntOrString(8, "1 or 25%"),
-    Rules(
-        Rule[int | str](
-            f"type(self) == int ? self >= 0 && self <= {MAX_REPLICAS} : self.matches('^([0-9]{{1,2}}|100)%$')",
-            f"must be a number of pods from 0 to {MAX_REPLICAS}, or a percentage from 0% to 100%",
+    ValidationRules(
+        ValidationRule[int | str](
+            f"type(self) == int ? self >= 0 && self <= {MAX_TIER_REPLICAS} : self.matches('^([0-9]{{1,2}}|100)%$')",
+            f"must be a number of pods from 0 to {MAX_TIER_REPLICAS}, or a percentage from 0% to 100%",
             _is_int_or_percent,
         )
     ),
 ]
 
 
-class Rollout(Model):
-    """How a new revision replaces the old one."""
+class RolloutSpec(ApiModel):
+    """Rolling update of a tier's pods."""
 
-    max_surge: IntOrPercent = Field(default=1, description="How many pods more than wanted (a number or a percentage).")
+    max_surge: IntOrPercent = Field(
+        default=1, description="Most pods above the desired count (a number or a percentage)."
+    )
     max_unavailable: IntOrPercent = Field(
-        default=0, description="How many pods fewer than wanted (a number or a percentage)."
+        default=0, description="Most unavailable pods below the desired count (a number or a percentage)."
     )
 
-    rules: ClassVar[tuple[Rule[Rollout], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[RolloutSpec], ...]] = (
+        ValidationRule(
             "!(string(self.maxSurge) in ['0', '0%', '00%'] && string(self.maxUnavailable) in ['0', '0%', '00%'])",
-            "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
+            "maxSurge and maxUnavailable must not both be 0, because no pod could be replaced",
             lambda own: not (_is_zero(own.max_surge) and _is_zero(own.max_unavailable)),
             field=".maxUnavailable",
         ),
@@ -66,51 +67,52 @@ def _is_zero(value: int | str) -> bool:
     return value in (0, "0%", "00%")
 
 
-def _gpus_not_in(kind: str) -> Rule[Tier]:
+def _gpus_not_in(kind: str) -> ValidationRule[EngineTier]:
     gpu = f"(has(self.gpuResource) ? self.gpuResource : '{DEFAULT_GPU_RESOURCE}')"
     path = f"self.pod.resources.{kind}"
-    return Rule(
+    return ValidationRule(
         f"!has(self.pod) || !has(self.pod.resources) || !has({path}) || !({gpu} in {path})",
-        "GPUs are asked for with the tier's gpus, not in pod.resources",
+        "set the tier's gpus instead of GPUs in pod.resources",
         lambda own: (own.gpu_resource or DEFAULT_GPU_RESOURCE) not in getattr(own.pod.resources, kind),
         field=f".pod.resources.{kind}",
         reason="FieldValueForbidden",
     )
 
 
-class Tier(Model):
-    """A tier: engines that are all alike."""
+class EngineTier(ApiModel):
+    """A tier of identical engines."""
 
     min_replicas: int = Field(
         default=1,
         ge=0,
-        le=MAX_REPLICAS,
-        description="Engines that always run, 0 to 1000; 0: none while nobody asks, and a request wakes the tier.",
+        le=MAX_TIER_REPLICAS,
+        description="Lower bound of the number of engines: 0 to 1000. With 0, the tier scales to zero when idle; a "
+        "request wakes it.",
     )
-    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_TIER_REPLICAS)] | None = Field(
         default=None,
-        description="Engines that run at most: up to here replicas follow the load; absent: minReplicas, so that they "
-        "never do, and 1 where that is 0. 1 to 1000.",
+        description="Upper bound of the number of engines: 1 to 1000. Absent: minReplicas, or 1 if that is 0. The "
+        "count then does not follow the load.",
     )
-    gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each engine.")
+    gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each engine: 0 to 64.")
     gpu_resource: (
         Annotated[
             str,
             Field(max_length=253),
-            Rules(
+            ValidationRules(
                 matching(
                     "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-                    "must be an extended resource: DOMAIN/NAME, such as nvidia.com/gpu",
+                    "must be an extended resource of the form DOMAIN/NAME, such as nvidia.com/gpu",
                 )
             ),
         ]
         | None
-    ) = Field(default=None, description="Extended resource that GPUs are requested as; absent: the chart's.")
-    rollout: Rollout = Field(default=Rollout(), description="How a new revision replaces the old one.")
-    pod: Pod = Field(default=Pod(), description="Overrides of the tier's pods.")
+    ) = Field(default=None, description="Extended resource that gpus counts. Absent: the chart's default.")
+    rollout: RolloutSpec = Field(default=RolloutSpec(), description="Rolling update of the tier's pods.")
+    pod: PodOverrides = Field(default=PodOverrides(), description="Overrides of the tier's pods.")
 
-    rules: ClassVar[tuple[Rule[Tier], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[EngineTier], ...]] = (
+        ValidationRule(
             "!has(self.maxReplicas) || self.maxReplicas >= self.minReplicas",
             "maxReplicas must not be below minReplicas",
             lambda own: own.max_replicas is None or own.max_replicas >= own.min_replicas,
@@ -121,16 +123,16 @@ class Tier(Model):
     )
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """Least and most replicas; without maxReplicas a tier never grows on its own, but from zero to one."""
+    def replica_bounds(self) -> tuple[int, int]:
+        """Lower and upper bound of the replica count. Without maxReplicas, only a change from 0 to 1 is possible."""
         return self.min_replicas, self.max_replicas or max(1, self.min_replicas)
 
 
-_SHAPES = "write either serve alone, or prefill and decode"
+_SHAPE_HINT = "use either serve alone, or prefill and decode"
 
 
-# Nested choices of constants: the API server's cost estimate has no bound for texts that are put together.
-_FOUND_CEL = (
+# Nested choices of constants: the API server cannot bound the cost of concatenated strings.
+_SHAPE_CEL = (
     "!has(self.serve) ? (has(self.prefill) ? 'has prefill alone' :"
     " has(self.decode) ? 'has decode alone' : 'has no tier')"
     " : !has(self.decode) ? 'has prefill and serve'"
@@ -138,59 +140,63 @@ _FOUND_CEL = (
 )
 
 
-def _found(own: Tiers) -> str:
+def _shape_message(own: EngineTiers) -> str:
     match [role for role in ROLES if getattr(own, role) is not None]:
         case []:
-            found = "no tier"
-        case [one]:
-            found = f"{one} alone"
-        case [*most, last]:
-            found = f"{', '.join(most)} and {last}"
-    return f"has {found}: {_SHAPES}"
+            shape = "no tier"
+        case [only]:
+            shape = f"{only} alone"
+        case [*others, last]:
+            shape = f"{', '.join(others)} and {last}"
+    return f"has {shape}: {_SHAPE_HINT}"
 
 
-def _zero_together(resting: Role, running: Role) -> Rule[Tiers]:
-    def holds(own: Tiers) -> bool:
-        one, other = getattr(own, resting), getattr(own, running)
-        return one is None or other is None or one.min_replicas > 0 or other.min_replicas == 0
+def _zero_together(role: RoleName, other_role: RoleName) -> ValidationRule[EngineTiers]:
+    def holds(own: EngineTiers) -> bool:
+        tier, other_tier = getattr(own, role), getattr(own, other_role)
+        return tier is None or other_tier is None or tier.min_replicas > 0 or other_tier.min_replicas == 0
 
-    return Rule(
-        f"!has(self.{resting}) || !has(self.{running}) || self.{resting}.minReplicas > 0 ||"
-        f" self.{running}.minReplicas == 0",
-        f"must be 0 as {resting}.minReplicas is: both tiers go to zero together, or neither does",
+    return ValidationRule(
+        f"!has(self.{role}) || !has(self.{other_role}) || self.{role}.minReplicas > 0 ||"
+        f" self.{other_role}.minReplicas == 0",
+        f"must be 0 because {role}.minReplicas is 0: both tiers scale to zero together",
         holds,
-        field=f".{running}.minReplicas",
+        field=f".{other_role}.minReplicas",
     )
 
 
-class Tiers(Model):
-    """The tiers of a service: `serve` alone, or `prefill` and `decode`."""
+class EngineTiers(ApiModel):
+    """Tiers of a service: `serve` alone, or `prefill` and `decode`."""
 
-    prefill: Tier | None = Field(default=None, description="Engines that read prompts and pass their KV cache on.")
-    decode: Tier | None = Field(default=None, description="Engines that take a prompt's KV cache and write the answer.")
-    serve: Tier | None = Field(default=None, description="Engines that do both.")
+    prefill: EngineTier | None = Field(
+        default=None, description="Engines that compute prompts and transfer the KV cache to decode engines."
+    )
+    decode: EngineTier | None = Field(
+        default=None, description="Engines that receive the KV cache and generate the output."
+    )
+    serve: EngineTier | None = Field(default=None, description="Engines that do both prefill and decode.")
 
-    rules: ClassVar[tuple[Rule[Tiers], ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule[EngineTiers], ...]] = (
+        ValidationRule(
             "has(self.prefill) == has(self.decode) && has(self.serve) != has(self.decode)",
-            f"must have exactly one shape: {_SHAPES}",
+            f"must have exactly one shape: {_SHAPE_HINT}",
             lambda own: (own.prefill is None) == (own.decode is None) and (own.serve is None) != (own.decode is None),
-            message_cel=f"({_FOUND_CEL}) + ': {_SHAPES}'",
-            say=_found,
+            message_cel=f"({_SHAPE_CEL}) + ': {_SHAPE_HINT}'",
+            format_message=_shape_message,
         ),
         _zero_together("prefill", "decode"),
         _zero_together("decode", "prefill"),
-        Rule(
+        ValidationRule(
             "has(self.serve) == has(oldSelf.serve)",
-            "the shape of tiers cannot change: delete the service and make it anew, or make a second one beside it",
+            "the shape of tiers cannot change: delete the service and create it again, or create a second service",
             None,
             reason="FieldValueForbidden",
         ),
     )
 
-    def items(self) -> Iterator[tuple[Role, Tier]]:
-        """The tiers that are there, by role; prefill before decode."""
+    def items(self) -> Iterator[tuple[RoleName, EngineTier]]:
+        """Yield the existing tiers with their roles, prefill before decode."""
         for role in ROLES:
-            tier: Tier | None = getattr(self, role)
+            tier: EngineTier | None = getattr(self, role)
             if tier is not None:
                 yield role, tier

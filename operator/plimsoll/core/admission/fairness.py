@@ -1,12 +1,12 @@
-"""Whose turn it is among tenants that wait in one line.
+"""Weighted fair queueing among the tenants of one lane.
 
-Problem: first come, first served gives a flood of one tenant all there is; equal turns give a tenant of long prompts
-several times what others get, and one that was idle for an hour must not have an hour's arrears.
+Problem: with first-come-first-served, one tenant's flood takes all capacity. With equal turns, a tenant of long prompts
+gets several times the work of others. A tenant that was idle must not accumulate credit.
 
-Idea: virtual counters (Sheng et al. 2024, "Fairness in serving large language models"): what each tenant has been
-given over its weight, in GPU seconds where the paper has weighted tokens. The least counter goes first. A tenant that
-begins to wait is lifted to the least of those that wait, or to that of the last one served where nobody does. While two
-tenants wait, what they have been given differs by no more than a request or two.
+Idea: virtual time (Sheng et al. 2024, "Fairness in serving large language models"): the work that a tenant has received
+over its weight, in GPU-seconds where the paper uses weighted tokens. The lowest virtual time goes first. A tenant that
+starts to wait is lifted to the lowest virtual time of the waiting tenants, or to that of the last one served. While two
+tenants wait, their received work differs by at most one or two requests.
 """
 
 from __future__ import annotations
@@ -16,189 +16,193 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from plimsoll.core.admission.limits import Need
-from plimsoll.core.admission.outcome import Request
+from plimsoll.core.admission.cost_model import RequestCost
+from plimsoll.core.admission.request import AdmissionRequest
 
-TENANT_MEMORY_S: Final = 60.0  # a tenant that waits for nothing is forgotten so long after its last service
-_SPARE: Final = 64  # stale entries that a heap may carry before it is swept
+IDLE_TENANT_TTL_S: Final = 60.0  # idle tenants are dropped this long after their last service
+_STALE_ENTRIES_ALLOWED: Final = 64  # stale heap entries to keep before a sweep
 
 
 class Lane(IntEnum):
-    """Order inside a class."""
+    """The order inside a class."""
 
-    TICKET = 0  # told to come back now
-    IN_TIME = 1
-    LATE = 2  # misses its target whatever is done
+    RESERVED = 0  # has a retry reservation that is due
+    ON_TIME = 1
+    LATE = 2  # misses its TTFT target even on an idle replica
 
 
 @dataclass(slots=True)
-class Held:
-    """A request that waits. due_s: its first token is wanted by then. until_s: waiting longer is of no use."""
+class QueuedRequest:
+    """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`."""
 
-    request: Request
-    klass: int
+    request: AdmissionRequest
+    class_index: int
     lane: Lane
-    need: Need
+    cost: RequestCost
     weight: float
-    due_s: float
-    until_s: float
-    gone: bool = False
+    deadline_s: float
+    queue_until_s: float
+    removed: bool = False
 
 
 @dataclass(slots=True)
 class _Account:
-    counter: float
+    virtual_time: float
     weight: float
-    served_s: float
+    last_served_s: float
     waiting: int = 0
 
 
-class Accounts:
-    """Virtual counters of all tenants of a service."""
+class TenantAccounts:
+    """The virtual times of all tenants of a service."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Account] = {}
+        self._accounts: dict[str, _Account] = {}
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._accounts)
 
-    def counter(self, tenant: str) -> float:
-        """GPU seconds over weight, never below 0."""
-        return self._of[tenant].counter
+    def virtual_time(self, tenant: str) -> float:
+        """Returns the tenant's virtual time: GPU-seconds over weight, at least 0."""
+        return self._accounts[tenant].virtual_time
 
-    def wait(self, tenant: str, weight: float, floor: float, now: float) -> None:
-        """One more request of the tenant waits; the first lifts its counter to the floor."""
-        account = self._of.get(tenant)
+    def enqueue(self, tenant: str, weight: float, min_virtual_time: float, now: float) -> None:
+        """Count a queued request. The first one lifts the tenant's virtual time to `min_virtual_time`."""
+        account = self._accounts.get(tenant)
         if account is None:
-            account = self._of[tenant] = _Account(floor, weight, now)
+            account = self._accounts[tenant] = _Account(min_virtual_time, weight, now)
         elif not account.waiting:
-            account.counter = max(account.counter, floor)
+            account.virtual_time = max(account.virtual_time, min_virtual_time)
         account.weight = weight
         account.waiting += 1
 
-    def leave(self, tenant: str) -> None:
-        """One of its requests waits no more."""
-        self._of[tenant].waiting -= 1
+    def dequeue(self, tenant: str) -> None:
+        """Count a request that left the queue."""
+        self._accounts[tenant].waiting -= 1
 
-    def charge(self, tenant: str, weight: float, work_s: float, floor: float, now: float) -> None:
-        """It has been given so many GPU seconds."""
-        account = self._of.get(tenant)
+    def charge(self, tenant: str, weight: float, work_s: float, min_virtual_time: float, now: float) -> None:
+        """Charge the tenant for `work_s` GPU-seconds."""
+        account = self._accounts.get(tenant)
         if account is None:
-            account = self._of[tenant] = _Account(floor, weight, now)
-        account.counter += work_s / weight
-        account.served_s = now
+            account = self._accounts[tenant] = _Account(min_virtual_time, weight, now)
+        account.virtual_time += work_s / weight
+        account.last_served_s = now
 
     def correct(self, tenant: str, work_s: float) -> None:
-        """What it was given differs by so many GPU seconds from what was charged."""
-        account = self._of.get(tenant)
+        """Correct a charge by `work_s` GPU-seconds: actual minus charged work."""
+        account = self._accounts.get(tenant)
         if account is not None:
-            account.counter = max(0.0, account.counter + work_s / account.weight)
+            account.virtual_time = max(0.0, account.virtual_time + work_s / account.weight)
 
-    def forget(self, now: float) -> None:
-        """Drop tenants that neither wait nor were served lately."""
-        old = [name for name, a in self._of.items() if not a.waiting and now - a.served_s > TENANT_MEMORY_S]
-        for name in old:
-            del self._of[name]
+    def evict_idle(self, now: float) -> None:
+        """Drop tenants that have no queued request and no recent service."""
+        idle = [
+            name for name, a in self._accounts.items() if not a.waiting and now - a.last_served_s > IDLE_TENANT_TTL_S
+        ]
+        for name in idle:
+            del self._accounts[name]
 
 
 @dataclass(slots=True)
-class _Line:
+class _TenantQueue:
     """One tenant's requests in one lane, least slack first."""
 
-    number: int
+    sequence_number: int
     weight: float
-    heap: list[tuple[float, int, Held]] = field(default_factory=list)
-    live: int = 0
+    heap: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
+    pending: int = 0
     work_s: float = 0.0
 
 
 class LaneQueue:
-    """Tenants that wait in one lane of one class. Entries that have left are dropped when they come to the front."""
+    """The waiting tenants of one lane of one class. Removed entries are dropped when they reach the front."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: TenantAccounts) -> None:
         self._accounts = accounts
-        self._lines: dict[str, _Line] = {}
-        self._turns: list[tuple[float, int, str]] = []
-        self._weights = 0.0
-        self._number = 0
-        self.floor = 0.0  # counter of the tenant last chosen
+        self._queues: dict[str, _TenantQueue] = {}
+        self._tenant_heap: list[tuple[float, int, str]] = []
+        self._total_weight = 0.0
+        self._last_number = 0
+        self.min_virtual_time = 0.0  # virtual time of the last chosen tenant
         self.work_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._queues)
 
-    def push(self, held: Held, now: float) -> None:
-        """Let it wait."""
-        tenant = held.request.tenant
-        self._number += 1
+    def push(self, queued: QueuedRequest, now: float) -> None:
+        """Queue a request."""
+        tenant = queued.request.tenant
+        self._last_number += 1
         front = self._front()
-        self._accounts.wait(tenant, held.weight, self.floor if front is None else front[0], now)
-        line = self._lines.get(tenant)
-        if line is None:
-            line = self._lines[tenant] = _Line(self._number, held.weight)
-            self._weights += line.weight
-            heapq.heappush(self._turns, (self._accounts.counter(tenant), line.number, tenant))
-        line.live += 1
-        line.work_s += held.need.work_s
-        self.work_s += held.need.work_s
-        heapq.heappush(line.heap, (held.due_s - held.need.alone_s, self._number, held))
+        self._accounts.enqueue(tenant, queued.weight, self.min_virtual_time if front is None else front[0], now)
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = _TenantQueue(self._last_number, queued.weight)
+            self._total_weight += queue.weight
+            heapq.heappush(self._tenant_heap, (self._accounts.virtual_time(tenant), queue.sequence_number, tenant))
+        queue.pending += 1
+        queue.work_s += queued.cost.work_s
+        self.work_s += queued.cost.work_s
+        heapq.heappush(queue.heap, (queued.deadline_s - queued.cost.idle_ttft_s, self._last_number, queued))
 
-    def first(self) -> Held:
-        """The next one, which stays; there must be one."""
+    def peek(self) -> QueuedRequest:
+        """Returns the next request without removing it. The queue must not be empty."""
         front = self._front()
         assert front is not None
-        self.floor = max(self.floor, front[0])
-        heap = self._lines[front[2]].heap
-        while heap[0][2].gone:
+        self.min_virtual_time = max(self.min_virtual_time, front[0])
+        heap = self._queues[front[2]].heap
+        while heap[0][2].removed:
             heapq.heappop(heap)
         return heap[0][2]
 
-    def drop(self, held: Held) -> None:
-        """It waits no more; marks it gone."""
-        held.gone = True
-        tenant = held.request.tenant
-        self._accounts.leave(tenant)
-        line = self._lines[tenant]
-        line.live -= 1
-        taken = held.need.work_s if line.live else line.work_s  # the last one takes what rounding has left
-        line.work_s = max(0.0, line.work_s - taken)
-        self.work_s = max(0.0, self.work_s - taken)
-        if line.live:
-            if len(line.heap) > 2 * line.live + _SPARE:
-                line.heap = [entry for entry in line.heap if not entry[2].gone]
-                heapq.heapify(line.heap)
+    def remove(self, queued: QueuedRequest) -> None:
+        """Remove a request and mark it removed."""
+        queued.removed = True
+        tenant = queued.request.tenant
+        self._accounts.dequeue(tenant)
+        queue = self._queues[tenant]
+        queue.pending -= 1
+        removed_s = queued.cost.work_s if queue.pending else queue.work_s  # the last one also removes rounding errors
+        queue.work_s = max(0.0, queue.work_s - removed_s)
+        self.work_s = max(0.0, self.work_s - removed_s)
+        if queue.pending:
+            if len(queue.heap) > 2 * queue.pending + _STALE_ENTRIES_ALLOWED:
+                queue.heap = [entry for entry in queue.heap if not entry[2].removed]
+                heapq.heapify(queue.heap)
             return
-        del self._lines[tenant]
-        self._weights -= line.weight
-        if not self._lines:
-            self.work_s = self._weights = 0.0
-            self._turns.clear()
+        del self._queues[tenant]
+        self._total_weight -= queue.weight
+        if not self._queues:
+            self.work_s = self._total_weight = 0.0
+            self._tenant_heap.clear()
 
-    def ahead_s(self, tenant: str, weight: float) -> float:
-        """GPU seconds given before a newcomer of this tenant: all that waits, or its own by its share of turns."""
-        line = self._lines.get(tenant)
-        if line is None:
+    def work_ahead_s(self, tenant: str, weight: float) -> float:
+        """Returns the GPU-seconds ahead of a new request: all queued work, or its tenant's own over its share."""
+        queue = self._queues.get(tenant)
+        if queue is None:
             return 0.0
-        return min(self.work_s, line.work_s * self._weights / weight)
+        return min(self.work_s, queue.work_s * self._total_weight / weight)
 
     def _front(self) -> tuple[float, int, str] | None:
-        """The entry of the tenant whose turn it is, up to date; None if nobody waits."""
-        turns = self._turns
-        while turns:
-            counter, number, tenant = turns[0]
-            line = self._lines.get(tenant)
-            if line is None or line.number != number:
-                heapq.heappop(turns)
+        """Returns the current entry of the tenant whose turn it is, or None if the queue is empty."""
+        tenant_heap = self._tenant_heap
+        while tenant_heap:
+            virtual_time, number, tenant = tenant_heap[0]
+            queue = self._queues.get(tenant)
+            if queue is None or queue.sequence_number != number:
+                heapq.heappop(tenant_heap)
                 continue
-            current = self._accounts.counter(tenant)
-            if current <= counter:
-                return turns[0]
-            heapq.heapreplace(turns, (current, number, tenant))
+            current = self._accounts.virtual_time(tenant)
+            if current <= virtual_time:
+                return tenant_heap[0]
+            heapq.heapreplace(tenant_heap, (current, number, tenant))
         return None
 
-    def sweep(self) -> None:
-        """Drop turns of tenants that wait no more."""
-        if len(self._turns) > 2 * len(self._lines) + _SPARE:
-            self._turns = [turn for turn in self._turns if turn[2] in self._lines]
-            self._turns = [turn for turn in self._turns if self._lines[turn[2]].number == turn[1]]
-            heapq.heapify(self._turns)
+    def compact(self) -> None:
+        """Drop heap entries of tenants that no longer wait."""
+        if len(self._tenant_heap) > 2 * len(self._queues) + _STALE_ENTRIES_ALLOWED:
+            self._tenant_heap = [entry for entry in self._tenant_heap if entry[2] in self._queues]
+            self._tenant_heap = [
+                entry for entry in self._tenant_heap if self._queues[entry[2]].sequence_number == entry[1]
+            ]
+            heapq.heapify(self._tenant_heap)

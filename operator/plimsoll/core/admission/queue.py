@@ -1,11 +1,11 @@
-"""Requests held at the gateway: which class and lane is next, and who need not wait any longer.
+"""The admission queue of one service at one gateway: which request is next, and which requests expire.
 
-Problem: low classes must yield and yet not starve; a client that was told to come back now must not lose to newcomers;
-a request that misses its target whatever is done must neither delay others nor wait for ever.
+Problem: low classes must yield but not starve. A client with a due retry reservation must go before new requests. A
+request that misses its target in any case must neither delay others nor wait forever.
 
-Idea: classes go by priority, except that one which has had less than its guaranteed share of the work let in goes
-first. Inside a class three lanes: tickets that are due, newcomers in time, and those that miss anyway, which go first
-only while they have had less than a small share. Inside a lane tenants take turns (`fairness`).
+Idea: classes go by priority, except that a class below its guaranteed share of the admitted work goes first. Each class
+has three lanes: due retry reservations, on-time requests, and late requests. Late requests go first only while they
+have received less than `MAX_LATE_SHARE` of the class's work. Inside a lane, tenants share by `fairness`.
 """
 
 from __future__ import annotations
@@ -16,165 +16,178 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from plimsoll.core.admission.fairness import Accounts, Held, Lane, LaneQueue
-from plimsoll.core.admission.limits import ClassPolicy, Need
-from plimsoll.core.admission.outcome import Request
+from plimsoll.core.admission.cost_model import ClassPolicy, RequestCost
+from plimsoll.core.admission.fairness import Lane, LaneQueue, QueuedRequest, TenantAccounts
+from plimsoll.core.admission.request import AdmissionRequest
 
-LATE_SHARE: Final = 0.1  # of a class's work, for requests that miss anyway, while others wait
-SHARE_MEMORY_S: Final = 30.0  # over which guaranteed shares are measured
-_SPARE: Final = 64
+MAX_LATE_SHARE: Final = 0.1  # share of a class's work for late requests while others wait
+SHARE_WINDOW_S: Final = 30.0  # window for guaranteed shares
+_STALE_ENTRIES_ALLOWED: Final = 64
 
 
-class HoldQueue:
-    """All held requests of one service at one gateway, and what each class has been given."""
+class AdmissionQueue:
+    """All queued requests of one service at one gateway, and the work admitted by class."""
 
     def __init__(self, classes: tuple[ClassPolicy, ...]) -> None:
-        self.accounts = Accounts()
+        self.accounts = TenantAccounts()
         self._classes = classes
         self._by_priority = sorted(range(len(classes)), key=lambda k: -classes[k].priority)
         self._guaranteed = [k for k in self._by_priority if classes[k].guaranteed_share > 0]
         self._lanes = [[LaneQueue(self.accounts) for _ in Lane] for _ in classes]
-        self._counts = [0] * len(classes)
-        self._given_s = [[0.0, 0.0] for _ in classes]  # work let in lately: all, and of it the last lane's
-        self._faded_at = -math.inf
-        self._held: dict[str, Held] = {}
-        self._expiry: list[tuple[float, int, Held]] = []
-        self._number = 0
-        self.work_s = 0.0  # GPU seconds of all that wait
+        self._queued_per_class = [0] * len(classes)
+        self._admitted_s = [[0.0, 0.0] for _ in classes]  # recently admitted work: total and late
+        self._decayed_at_s = -math.inf
+        self._queued: dict[str, QueuedRequest] = {}
+        self._expiry: list[tuple[float, int, QueuedRequest]] = []
+        self._last_number = 0
+        self.work_s = 0.0  # GPU-seconds of all queued requests
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._queued)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._held
+        return id in self._queued
 
-    def expiry_s(self) -> float:
-        """When the next one stops waiting; infinity if nobody does."""
-        while self._expiry and self._expiry[0][2].gone:
+    def next_expiry_s(self) -> float:
+        """Returns the time when the next request expires, infinity if the queue is empty."""
+        while self._expiry and self._expiry[0][2].removed:
             heapq.heappop(self._expiry)
         return self._expiry[0][0] if self._expiry else math.inf
 
-    def push(self, held: Held, now: float) -> None:
-        """Hold it."""
-        self._number += 1
-        self._lanes[held.klass][held.lane].push(held, now)
-        heapq.heappush(self._expiry, (held.until_s, self._number, held))
-        self._counts[held.klass] += 1
-        self._held[held.request.id] = held
-        self.work_s += held.need.work_s
+    def push(self, queued: QueuedRequest, now: float) -> None:
+        """Queue a request."""
+        self._last_number += 1
+        self._lanes[queued.class_index][queued.lane].push(queued, now)
+        heapq.heappush(self._expiry, (queued.queue_until_s, self._last_number, queued))
+        self._queued_per_class[queued.class_index] += 1
+        self._queued[queued.request.id] = queued
+        self.work_s += queued.cost.work_s
 
-    def first(self, late: bool = True) -> Held | None:
-        """The next to be let in, which stays; None if nobody waits. late: whether one that misses anyway will do."""
-        if not self._held:
+    def peek(self, include_late: bool = True) -> QueuedRequest | None:
+        """Returns the next request without removing it, or None. `include_late` includes late requests."""
+        if not self._queued:
             return None
-        owed = self.owed()
-        for klass in self._by_priority if owed is None else [owed, *self._by_priority]:
-            if self._counts[klass]:
-                found = self._first_of(klass, late)
-                if found is not None:
-                    return found
+        below_share = self.class_below_share()
+        for class_index in self._by_priority if below_share is None else [below_share, *self._by_priority]:
+            if self._queued_per_class[class_index]:
+                queued = self._peek_class(class_index, include_late)
+                if queued is not None:
+                    return queued
         return None
 
-    def _first_of(self, klass: int, late: bool) -> Held | None:
-        lanes = self._lanes[klass]
-        given_s, given_late_s = self._given_s[klass]
-        if late and lanes[Lane.LATE] and given_late_s < LATE_SHARE * given_s:
-            return lanes[Lane.LATE].first()
-        for lane in lanes if late else lanes[: Lane.LATE]:
+    def _peek_class(self, class_index: int, include_late: bool) -> QueuedRequest | None:
+        lanes = self._lanes[class_index]
+        admitted_s, admitted_late_s = self._admitted_s[class_index]
+        if include_late and lanes[Lane.LATE] and admitted_late_s < MAX_LATE_SHARE * admitted_s:
+            return lanes[Lane.LATE].peek()
+        for lane in lanes if include_late else lanes[: Lane.LATE]:
             if lane:
-                return lane.first()
+                return lane.peek()
         return None
 
-    def remove(self, id: str) -> Held | None:
-        """Take it out, let in or not; None if it is not held."""
-        held = self._held.pop(id, None)
-        if held is not None:
-            self._counts[held.klass] -= 1
-            self._lanes[held.klass][held.lane].drop(held)
-            self.work_s = max(0.0, self.work_s - held.need.work_s) if self._held else 0.0
-        return held
+    def remove(self, id: str) -> QueuedRequest | None:
+        """Remove a request. Returns None if it is not queued."""
+        queued = self._queued.pop(id, None)
+        if queued is not None:
+            self._queued_per_class[queued.class_index] -= 1
+            self._lanes[queued.class_index][queued.lane].remove(queued)
+            self.work_s = max(0.0, self.work_s - queued.cost.work_s) if self._queued else 0.0
+        return queued
 
-    def measure(self, need_of: Callable[[Request], Need], now: float) -> None:
-        """What requests ask of the replicas is not what it was when they came."""
-        for held in list(self._held.values()):
-            self.remove(held.request.id)
-            need = need_of(held.request)
-            until_s = held.due_s - need.alone_s if held.until_s < held.due_s else held.until_s
-            self.push(replace(held, need=need, until_s=until_s, gone=False), now)
+    def update_costs(self, estimate_cost: Callable[[AdmissionRequest], RequestCost], now: float) -> None:
+        """Recompute the cost of all queued requests."""
+        for queued in list(self._queued.values()):
+            self.remove(queued.request.id)
+            cost = estimate_cost(queued.request)
+            queue_until_s = (
+                queued.deadline_s - cost.idle_ttft_s
+                if queued.queue_until_s < queued.deadline_s
+                else queued.queue_until_s
+            )
+            self.push(replace(queued, cost=cost, queue_until_s=queue_until_s, removed=False), now)
 
-    def expired(self, now: float) -> Iterator[Held]:
-        """Those whose waiting is of no use any more, each removed."""
-        while self.expiry_s() <= now:
-            held = heapq.heappop(self._expiry)[2]
-            self.remove(held.request.id)
-            yield held
+    def pop_expired(self, now: float) -> Iterator[QueuedRequest]:
+        """Remove and yield the expired requests."""
+        while self.next_expiry_s() <= now:
+            queued = heapq.heappop(self._expiry)[2]
+            self.remove(queued.request.id)
+            yield queued
 
-    def give(self, tenant: str, weight: float, klass: int, lane: Lane, work_s: float, now: float) -> None:
-        """A request was let in, held before or not: its tenant and its class have had so many GPU seconds."""
-        self._fade(now)
-        self.accounts.charge(tenant, weight, work_s, self._lanes[klass][lane].floor, now)
-        given = self._given_s[klass]
-        given[0] += work_s
+    def charge_admitted(
+        self, tenant: str, weight: float, class_index: int, lane: Lane, work_s: float, now: float
+    ) -> None:
+        """Charge the tenant and the class of an admitted request for `work_s` GPU-seconds."""
+        self._decay(now)
+        self.accounts.charge(tenant, weight, work_s, self._lanes[class_index][lane].min_virtual_time, now)
+        admitted_s = self._admitted_s[class_index]
+        admitted_s[0] += work_s
         if lane is Lane.LATE:
-            given[1] += work_s
+            admitted_s[1] += work_s
 
-    def owed(self, newcomer: int | None = None) -> int | None:
-        """The class that waits, or is the newcomer's, and has had less than its guaranteed share; None if none is."""
+    def class_below_share(self, new_class: int | None = None) -> int | None:
+        """Returns the index of a waiting class below its guaranteed share, or None.
+
+        `new_class` counts as waiting: the class of a new request.
+        """
         if not self._guaranteed:
             return None
-        total = sum(given[0] for given in self._given_s)
+        total_s = sum(admitted_s[0] for admitted_s in self._admitted_s)
         for k in self._guaranteed:
-            if (self._counts[k] or k == newcomer) and self._given_s[k][0] < self._classes[k].guaranteed_share * total:
+            if (self._queued_per_class[k] or k == new_class) and self._admitted_s[k][0] < self._classes[
+                k
+            ].guaranteed_share * total_s:
                 return k
         return None
 
-    def waits(self, klass: int, lane: Lane) -> bool:
-        """Whether somebody is held whose turn is before that of a newcomer of this class and lane."""
-        if not self._held:
+    def must_queue(self, class_index: int, lane: Lane) -> bool:
+        """Whether a queued request goes before a new request of this class and lane."""
+        if not self._queued:
             return False
-        owed = self.owed(klass)
-        if owed is not None and owed != klass:
+        below_share = self.class_below_share(class_index)
+        if below_share is not None and below_share != class_index:
             return True
-        if owed is None:
-            priority = self._classes[klass].priority
+        if below_share is None:
+            priority = self._classes[class_index].priority
             for other in self._by_priority:
                 if self._classes[other].priority < priority:
                     break
-                if self._counts[other] and other != klass:
+                if self._queued_per_class[other] and other != class_index:
                     return True
-        return self._counts[klass] > 0 and any(self._lanes[klass][: lane + 1])
+        return self._queued_per_class[class_index] > 0 and any(self._lanes[class_index][: lane + 1])
 
-    def ahead_s(self, klass: int, lane: Lane, tenant: str, weight: float) -> float:
-        """GPU seconds let in before a newcomer: what higher classes and earlier lanes hold, and its share of turns.
+    def work_ahead_s(self, class_index: int, lane: Lane, tenant: str, weight: float) -> float:
+        """Returns the GPU-seconds ahead of a new request: higher classes, earlier lanes, and its own lane.
 
-        A class that is owed its guaranteed share waits for no other.
+        A class below its guaranteed share waits for no other class.
         """
-        priority = math.inf if self.owed(klass) == klass else self._classes[klass].priority
-        ahead = self._lanes[klass][lane].ahead_s(tenant, weight)
+        priority = (
+            math.inf if self.class_below_share(class_index) == class_index else self._classes[class_index].priority
+        )
+        ahead_s = self._lanes[class_index][lane].work_ahead_s(tenant, weight)
         for other in self._by_priority:
             if self._classes[other].priority < priority:
                 break
-            if other != klass and self._counts[other]:
-                ahead += sum(queue.work_s for queue in self._lanes[other])
-        return ahead + sum(self._lanes[klass][index].work_s for index in range(lane))
+            if other != class_index and self._queued_per_class[other]:
+                ahead_s += sum(queue.work_s for queue in self._lanes[other])
+        return ahead_s + sum(self._lanes[class_index][index].work_s for index in range(lane))
 
-    def tidy(self, now: float) -> None:
-        """Drop what is no longer needed: idle tenants, entries that have left. To be called at each tick."""
-        self.accounts.forget(now)
+    def compact(self, now: float) -> None:
+        """Drop idle tenants and removed entries. Call this at each tick."""
+        self.accounts.evict_idle(now)
         for lanes in self._lanes:
             for lane in lanes:
-                lane.sweep()
-        if len(self._expiry) > 2 * len(self._held) + _SPARE:
-            self._expiry = [entry for entry in self._expiry if not entry[2].gone]
+                lane.compact()
+        if len(self._expiry) > 2 * len(self._queued) + _STALE_ENTRIES_ALLOWED:
+            self._expiry = [entry for entry in self._expiry if not entry[2].removed]
             heapq.heapify(self._expiry)
 
-    def _fade(self, now: float) -> None:
-        """Forget what was given long ago, in steps of a hundredth of the memory."""
-        passed = now - self._faded_at
-        if passed < SHARE_MEMORY_S / 100:
+    def _decay(self, now: float) -> None:
+        """Decay the admitted work, at most every hundredth of `SHARE_WINDOW_S`."""
+        elapsed_s = now - self._decayed_at_s
+        if elapsed_s < SHARE_WINDOW_S / 100:
             return
-        keep = math.exp(-passed / SHARE_MEMORY_S)
-        for given in self._given_s:
-            given[0] *= keep
-            given[1] *= keep
-        self._faded_at = now
+        decay = math.exp(-elapsed_s / SHARE_WINDOW_S)
+        for admitted_s in self._admitted_s:
+            admitted_s[0] *= decay
+            admitted_s[1] *= decay
+        self._decayed_at_s = now

@@ -1,9 +1,10 @@
-"""What tenants may use: requests a second and tokens a minute, as token buckets.
+"""Tenant quotas in requests per second and tokens per minute, as token buckets.
 
-Problem: a tenant's quota is a promise of the platform to the others, which holds whether replicas are full or not.
+Problem: a tenant's quota protects the other tenants, so it applies whether replicas are full or not.
 
-Idea: two buckets a tenant, each filled at its rate, up to a few seconds' worth; a request takes one from the first and
-its tokens from the second, or nothing from either. The second may go below zero: the size of an answer is known late.
+Idea: two buckets per tenant, each refilled at its rate, up to `QUOTA_BURST_S` worth. A request takes one from the first
+and its tokens from the second, or nothing from either. The second may go below zero, because the output length is
+known late.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-BURST_S: Final = 10.0  # a bucket holds what its rate makes in so many seconds, and one request at least
+QUOTA_BURST_S: Final = 10.0  # bucket size in seconds of its rate, at least one request
 _MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """weight: of its turns while requests wait. The others are its quota, None for none. Raises ValueError."""
+    """A tenant's fairness weight and its quotas, None for no quota. Raises ValueError that names the field."""
 
     weight: float = 1.0
     requests_per_s: float | None = None
@@ -35,11 +36,11 @@ class TenantPolicy:
 class _Bucket:
     requests: float
     tokens: float
-    at_s: float
+    refilled_s: float
 
 
-class Quotas:
-    """Buckets of the tenants that have a quota. Times of the gate's clock."""
+class TenantQuotas:
+    """The buckets of tenants with a quota. Times are of the controller's clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
@@ -48,25 +49,25 @@ class Quotas:
         return len(self._buckets)
 
     def take(self, tenant: str, policy: TenantPolicy, tokens: float, now: float) -> float:
-        """Take one request of so many tokens; returns 0, or in how many seconds it may be tried again."""
-        rate, token_rate = policy.requests_per_s, policy.tokens_per_min
-        if rate is None and token_rate is None:
+        """Take one request of `tokens` tokens. Returns 0, or the seconds until the quota allows a retry."""
+        request_limit, token_limit = policy.requests_per_s, policy.tokens_per_min
+        if request_limit is None and token_limit is None:
             return 0.0
-        per_s = math.inf if rate is None else rate
-        tokens_per_s = math.inf if token_rate is None else token_rate / _MINUTE_S
+        requests_per_s = math.inf if request_limit is None else request_limit
+        tokens_per_s = math.inf if token_limit is None else token_limit / _MINUTE_S
         bucket = self._buckets.get(tenant)
-        most, most_tokens = max(1.0, per_s * BURST_S), max(1.0, tokens_per_s * BURST_S)
+        max_requests, max_tokens = max(1.0, requests_per_s * QUOTA_BURST_S), max(1.0, tokens_per_s * QUOTA_BURST_S)
         if bucket is None:
-            bucket = self._buckets[tenant] = _Bucket(most, most_tokens, now)
-        passed = max(0.0, now - bucket.at_s)
-        if passed:
-            bucket.requests = min(most, bucket.requests + passed * per_s)
-            bucket.tokens = min(most_tokens, bucket.tokens + passed * tokens_per_s)
-            bucket.at_s = now
+            bucket = self._buckets[tenant] = _Bucket(max_requests, max_tokens, now)
+        elapsed_s = max(0.0, now - bucket.refilled_s)
+        if elapsed_s:
+            bucket.requests = min(max_requests, bucket.requests + elapsed_s * requests_per_s)
+            bucket.tokens = min(max_tokens, bucket.tokens + elapsed_s * tokens_per_s)
+            bucket.refilled_s = now
         if bucket.requests < 1.0 or bucket.tokens <= 0.0:
             waits_s = [1e-3]
             if bucket.requests < 1.0:
-                waits_s.append((1.0 - bucket.requests) / per_s)
+                waits_s.append((1.0 - bucket.requests) / requests_per_s)
             if bucket.tokens <= 0.0:
                 waits_s.append(-bucket.tokens / tokens_per_s)
             return max(waits_s)
@@ -74,7 +75,7 @@ class Quotas:
         bucket.tokens -= tokens
         return 0.0
 
-    def forget(self, policies: dict[str, TenantPolicy]) -> None:
-        """Drop the buckets of tenants that have no policy any more."""
+    def keep_only(self, policies: dict[str, TenantPolicy]) -> None:
+        """Drop the buckets of tenants without a policy."""
         for tenant in [name for name in self._buckets if name not in policies]:
             del self._buckets[tenant]

@@ -1,12 +1,12 @@
-"""What one replica holds, as the gateway knows it: enough to say what one more request would do to it.
+"""The state of one replica as the gateway estimates it, to predict the effect of one more request.
 
-Problem: the gateway sees a request leave and its end, seldom more, while engines differ from their model: another
-card, a hot one, a noisy neighbour. Counts that drift apart from the truth fill a replica too far or leave it empty.
+Problem: the gateway sees only when a request is sent and when it ends. Engines differ from their model: another GPU, a
+throttled one, a noisy neighbour. Estimates that drift overload a replica or leave it idle.
 
-Idea: sums over the residents, added when a request is let in and taken away when it ends, each with the very numbers
-that were added. Prefill is a first-come-first-served server whose end of work is a time. How fast the replica really
-is comes from every request that ends: the time that its tokens took over the time the model gives for them. That ratio,
-the pace, scales all predictions.
+Idea: keep sums over the running requests. A request adds its numbers at admission and subtracts exactly the same at its
+end. Prefill is a first-come-first-served server, represented by the time when its work ends. Each completed request
+measures the step-time ratio: the time of its tokens over the time that the model predicts. This ratio scales all
+predictions.
 """
 
 from __future__ import annotations
@@ -15,363 +15,385 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.admission.growth import Growth
-from plimsoll.core.admission.limits import LEAST_SPREAD, Limits, Need
-from plimsoll.core.admission.line import Leg
-from plimsoll.core.admission.unseen import Unseen
+from plimsoll.core.admission.cost_model import MIN_SPREAD_TOKENS, EngineCostModel, RequestCost
+from plimsoll.core.admission.kv_projection import KvProjection
+from plimsoll.core.admission.prefill_queue import RemotePrefill
+from plimsoll.core.admission.ttft_residual import TtftResidual
 
-PACE_MEMORY: Final = 60.0  # seconds of streams' time, per running sequence, that the measured pace remembers
-PACE_PRIOR_S: Final = 60.0  # stream seconds for which the model is believed against the measurement
-PACE_RANGE: Final = (0.5, 4.0)
-BURST: Final = 0.03  # of a mean answer's time in full steps: how far prefills may run ahead of their share
-BURST_STALLS: Final = 3.0  # mean prefills that may at least
-SOON_S: Final = 1e-3  # a replica is not asked again within so short a time
-_LEAST_PREFILL_SHARE: Final = 0.05
+STEP_TIME_WINDOW_S: Final = 60.0  # window of the step-time ratio, in stream seconds per running sequence
+STEP_TIME_PRIOR_S: Final = 60.0  # weight of the model against measurements, in stream seconds
+STEP_TIME_RATIO_RANGE: Final = (0.5, 4.0)
+# How far prefill may run ahead of its share of steps: a fraction of a mean output's time in full steps ...
+PREFILL_BURST_SHARE: Final = 0.03
+MIN_BURST_STALLS: Final = 3.0  # ... but at least this many mean prefills
+MIN_RETRY_S: Final = 1e-3  # minimum time before a full replica is checked again
+_MIN_PREFILL_SHARE: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Resident:
-    """One request on a replica. predicted_s: from admission to its first token, negative for one that came to run there
-    so long ago. leg: where its prompt is computed elsewhere. full, unseen_s: how full the replica was, and what of
-    predicted_s the model does not say. read_s: when its prompt will have been read. stall_s, turn_s, share_s: what it
-    added to free_s, tat_s and stalled_s. The rest: the replica's then."""
+class RunningRequest:
+    """One request on a replica.
 
-    need: Need
-    klass: int
+    - `predicted_ttft_s`: predicted time from admission to its first token, negative if it already runs for that long.
+    - `remote_prefill`: its job at a prefill replica.
+    - `utilization`, `ttft_residual_s`: the replica's at admission.
+    - `prefilled_at_s`: predicted end of its prefill.
+    - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
+      and `stall_total_s`.
+    - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
+    """
+
+    cost: RequestCost
+    class_index: int
     tenant: str
     admitted_s: float
-    predicted_s: float
-    leg: Leg | None = None
-    full: float = 0.0
-    unseen_s: float = 0.0
-    there: float = 1.0  # share of its stay, since its admission, in which it has a place in the batch
+    predicted_ttft_s: float
+    remote_prefill: RemotePrefill | None = None
+    utilization: float = 0.0
+    ttft_residual_s: float = 0.0
+    batch_share: float = 1.0  # share of its stay during which it is in the batch
     step_s: float = 0.0  # what it adds to the mean step
-    began: float = 0.0  # the replica's step then
-    stalled_s: float = 0.0
-    area: float = 0.0
-    read_s: float = -math.inf
+    start_step: float = 0.0
+    stall_total_s: float = 0.0
+    decode_integral: float = 0.0
+    prefilled_at_s: float = -math.inf
     stall_s: float = 0.0
-    turn_s: float = 0.0
-    share_s: float = 0.0
+    prefill_turn_s: float = 0.0
+    scaled_stall_s: float = 0.0
 
 
-class Replica:
-    """One serve or decode replica; all times of the gate's clock.
+class ReplicaState:
+    """One serve or decode replica. Times are of the controller's clock.
 
-    scale: one over this gateway's share of it: what the others send is taken as like ours. cap: sequences that this
-    gateway may have there. full: how full it is, 0 to 1. unseen_s: what the model does not say of a first token's time.
+    `inverse_share` is one over this gateway's share of it: other gateways are assumed to send the same load.
+    `max_slots` is the number of sequences that this gateway may run there. `utilization` is between 0 and 1.
+    `ttft_residual_s` is the expected TTFT beyond the cost model.
     """
 
     __slots__ = (
-        "_alike",
+        "_advanced_s",
         "_amortised_s",
-        "_asked_s",
-        "_at_s",
-        "_chunk_s",
-        "_growth",
-        "_lasting",
+        "_chunk_time_s",
+        "_demand_multiplier",
+        "_kv_projection",
+        "_length_bias",
+        "_measured_s",
+        "_next_kv_step",
+        "_predicted_s",
         "_steps",
-        "_took_s",
-        "_turn",
-        "_unseen",
+        "_ttft_residual",
         "address",
-        "ahead_s",
-        "area",
-        "cap",
-        "counts",
+        "cost_model",
+        "decode_integral",
         "decode_s",
-        "factor",
-        "free_s",
-        "full",
-        "idle_s",
-        "kv_mean",
+        "decoding_sequences",
+        "idle_step_s",
+        "inverse_share",
+        "kv_mean_tokens",
         "kv_tokens",
-        "limits",
         "load",
-        "most",
-        "pace",
+        "max_decoding",
+        "max_prefill_ahead_s",
+        "max_slots",
+        "min_step_budget_s",
+        "prefill_free_s",
         "prefill_share",
-        "present",
-        "residents",
-        "scale",
+        "prefill_stretch",
+        "prefill_tat_s",
+        "running",
+        "running_per_class",
         "sequence_tokens",
         "sequences",
-        "stalled_s",
+        "stall_total_s",
+        "step_factor",
         "step_s",
-        "stretch",
-        "tat_s",
-        "tightest_s",
-        "unseen_s",
+        "step_time_ratio",
+        "ttft_residual_s",
+        "utilization",
     )
 
-    def __init__(self, address: str, limits: Limits, now: float) -> None:
+    def __init__(self, address: str, cost_model: EngineCostModel, now: float) -> None:
         self.address = address
-        self.limits = limits
-        self.residents: dict[str, Resident] = {}
-        self.counts = [0] * len(limits.tpot_s)
+        self.cost_model = cost_model
+        self.running: dict[str, RunningRequest] = {}
+        self.running_per_class = [0] * len(cost_model.tpot_s)
         self.sequences = 0
-        self.present = 0.0  # of them, those in the batch, in the mean: the others' prompts are computed elsewhere
+        self.decoding_sequences = 0.0  # mean number of sequences in the batch; others wait for remote prefill
         self.sequence_tokens = 0.0
-        self.kv_mean = 0.0
+        self.kv_mean_tokens = 0.0
         self._amortised_s = 0.0
-        self.pace = 1.0
-        self._unseen = Unseen()
-        self._took_s = self._asked_s = PACE_PRIOR_S
-        self.free_s = self.tat_s = now  # prefill work is done; its share of steps is paid back
-        self.stalled_s = 0.0  # all stalls ever let in
-        self.area = 0.0  # integral of the decode step over time
-        self._at_s = now
-        self._steps = 0.0  # that it has made
-        self._turn = 0.0  # the step from which on room of the KV that only others' ends will make is given again
-        self._growth: Growth | None = None  # while the KV would not hold all at their ends
+        self.step_time_ratio = 1.0
+        self._ttft_residual = TtftResidual()
+        self._measured_s = self._predicted_s = STEP_TIME_PRIOR_S
+        self.prefill_free_s = self.prefill_tat_s = now  # end of prefill work; end at its share of steps
+        self.stall_total_s = 0.0  # sum of all admitted stalls
+        self.decode_integral = 0.0  # integral of the decode step over time
+        self._advanced_s = now
+        self._steps = 0.0  # steps made so far
+        self._next_kv_step = 0.0  # earliest step to admit into KV that only becomes free as others end
+        self._kv_projection: KvProjection | None = None  # set while the final KV of all would not fit
         self.decode_s = 0.0
         self.step_s = math.inf
-        self.set_share(limits.batch, limits.batch)
+        self.set_share(cost_model.batch, cost_model.batch)
 
-    def set_share(self, cap: int, whole: int) -> None:
-        """This gateway may use `cap` of the replica's `whole` sequences, both as published for all gateways."""
-        share = min(1.0, max(cap, 0) / max(whole, 1))
-        self.cap = max(cap, 0)
-        self.scale = 1.0 / share if share > 0 else math.inf
-        self.kv_tokens = self.limits.kv_tokens * share
-        self._tighten()
-        self._rescale()
-        self._settle()
+    def set_share(self, slots: int, total_slots: int) -> None:
+        """Set this gateway's share: `slots` of the replica's `total_slots`, as published."""
+        share = min(1.0, max(slots, 0) / max(total_slots, 1))
+        self.max_slots = max(slots, 0)
+        self.inverse_share = 1.0 / share if share > 0 else math.inf
+        self.kv_tokens = self.cost_model.kv_tokens * share
+        self._update_budgets()
+        self._update_factors()
+        self._update_derived()
 
-    def set_limits(self, limits: Limits) -> None:
-        """A new model from now on; what residents have added stays as it was."""
-        share = 1.0 / self.scale
-        self._growth = None
-        self.limits = limits
-        self.kv_tokens = limits.kv_tokens * share
-        self._tighten()
-        self._rescale()
-        self._settle()
+    def set_cost_model(self, cost_model: EngineCostModel) -> None:
+        """Set a new cost model. What running requests added stays unchanged."""
+        share = 1.0 / self.inverse_share
+        self._kv_projection = None
+        self.cost_model = cost_model
+        self.kv_tokens = cost_model.kv_tokens * share
+        self._update_budgets()
+        self._update_factors()
+        self._update_derived()
 
-    def add(self, id: str, resident: Resident, now: float) -> None:
-        """The request goes there now."""
-        self._run(now)
-        need = resident.need
-        resident.full, resident.unseen_s = self.full, self.unseen_s
-        self.residents[id] = resident
-        self.counts[resident.klass] += 1
-        if self.counts[resident.klass] == 1:
-            self._tighten()
-        self.sequences += need.sequences
-        self.kv_mean += need.kv_mean_tokens
-        # It is there from its admission on, and decodes only after its first token.
-        tokens = need.output_tokens / need.sequences
-        if tokens < LEAST_SPREAD:
-            tokens = LEAST_SPREAD
-        waited_s = resident.predicted_s
-        there = tokens / (tokens + waited_s / self.tightest_s) if waited_s > 0 else 1.0
-        resident.step_s = need.step_s * there
-        if resident.leg is not None:
-            resident.there = there
-        self.present += need.sequences * resident.there
-        self.sequence_tokens += need.sequence_tokens * resident.there
-        self._amortised_s += resident.step_s
-        resident.began = self._steps
-        if self._growth is not None:
-            self._grow(self._growth, id, resident)
-            if self._growth.ends() > self.kv_tokens:
-                self._turn = max(self._turn, self._steps) + self._takes(need)
-        resident.stall_s = stall_s = need.stall_s * self.factor
-        resident.turn_s = turn_s = stall_s / self.prefill_share
-        resident.share_s = share_s = need.stall_s * self.scale
-        resident.read_s = self.free_s = (self.free_s if self.free_s > now else now) + stall_s
-        self.tat_s = (self.tat_s if self.tat_s > now else now) + turn_s
-        self.stalled_s += share_s
-        resident.stalled_s = self.stalled_s
-        resident.area = self.area
-        self._settle()
+    def add(self, id: str, running: RunningRequest, now: float) -> None:
+        """Add a request that is sent now."""
+        self._advance(now)
+        cost = running.cost
+        running.utilization, running.ttft_residual_s = self.utilization, self.ttft_residual_s
+        self.running[id] = running
+        self.running_per_class[running.class_index] += 1
+        if self.running_per_class[running.class_index] == 1:
+            self._update_budgets()
+        self.sequences += cost.sequences
+        self.kv_mean_tokens += cost.kv_mean_tokens
+        # It occupies the replica from its admission, but decodes only after its first token.
+        tokens = cost.output_tokens / cost.sequences
+        if tokens < MIN_SPREAD_TOKENS:
+            tokens = MIN_SPREAD_TOKENS
+        predicted_ttft_s = running.predicted_ttft_s
+        batch_share = tokens / (tokens + predicted_ttft_s / self.min_step_budget_s) if predicted_ttft_s > 0 else 1.0
+        running.step_s = cost.step_s * batch_share
+        if running.remote_prefill is not None:
+            running.batch_share = batch_share
+        self.decoding_sequences += cost.sequences * running.batch_share
+        self.sequence_tokens += cost.sequence_tokens * running.batch_share
+        self._amortised_s += running.step_s
+        running.start_step = self._steps
+        if self._kv_projection is not None:
+            self._project_kv(self._kv_projection, id, running)
+            if self._kv_projection.final_tokens() > self.kv_tokens:
+                self._next_kv_step = max(self._next_kv_step, self._steps) + self._kv_steps(cost)
+        running.stall_s = stall_s = cost.stall_s * self.step_factor
+        running.prefill_turn_s = prefill_turn_s = stall_s / self.prefill_share
+        running.scaled_stall_s = scaled_stall_s = cost.stall_s * self.inverse_share
+        running.prefilled_at_s = self.prefill_free_s = (
+            self.prefill_free_s if self.prefill_free_s > now else now
+        ) + stall_s
+        self.prefill_tat_s = (self.prefill_tat_s if self.prefill_tat_s > now else now) + prefill_turn_s
+        self.stall_total_s += scaled_stall_s
+        running.stall_total_s = self.stall_total_s
+        running.decode_integral = self.decode_integral
+        self._update_derived()
 
     def remove(
         self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
-    ) -> Resident | None:
-        """The request has ended or was withdrawn; None if it is not there.
+    ) -> RunningRequest | None:
+        """Remove a request that ended or was cancelled. Returns None if it is unknown.
 
-        output_tokens: of all its sequences, and ttft_s: from its admission. Where both are known the pace is learned;
-        without a first token what is left of its prompt is not read.
+        `output_tokens` are those of all its sequences, `ttft_s` is from its admission. If both are known, they update
+        the step-time ratio. Without a TTFT, the rest of its prefill is cancelled.
         """
-        resident = self.residents.pop(id, None)
-        if resident is None:
+        running = self.running.pop(id, None)
+        if running is None:
             return None
-        self._run(now)
-        need = resident.need
-        self.counts[resident.klass] -= 1
-        if not self.counts[resident.klass]:
-            self._tighten()
-        self.sequences -= need.sequences
-        if self._growth is not None:
-            self._growth.remove(id)
-        if not self.residents:  # so that rounding never adds up
-            self._growth = None
-            self.present = self.sequence_tokens = self.kv_mean = self._amortised_s = 0.0
+        self._advance(now)
+        cost = running.cost
+        self.running_per_class[running.class_index] -= 1
+        if not self.running_per_class[running.class_index]:
+            self._update_budgets()
+        self.sequences -= cost.sequences
+        if self._kv_projection is not None:
+            self._kv_projection.remove(id)
+        if not self.running:  # prevents accumulated rounding errors
+            self._kv_projection = None
+            self.decoding_sequences = self.sequence_tokens = self.kv_mean_tokens = self._amortised_s = 0.0
         else:
-            self.present = max(0.0, self.present - need.sequences * resident.there)
-            self.sequence_tokens = max(0.0, self.sequence_tokens - need.sequence_tokens * resident.there)
-            self.kv_mean = max(0.0, self.kv_mean - need.kv_mean_tokens)
-            self._amortised_s = max(0.0, self._amortised_s - resident.step_s)
+            self.decoding_sequences = max(0.0, self.decoding_sequences - cost.sequences * running.batch_share)
+            self.sequence_tokens = max(0.0, self.sequence_tokens - cost.sequence_tokens * running.batch_share)
+            self.kv_mean_tokens = max(0.0, self.kv_mean_tokens - cost.kv_mean_tokens)
+            self._amortised_s = max(0.0, self._amortised_s - running.step_s)
         if ttft_s is None:
-            self._spare(resident, now)
+            self._cancel_prefill(running, now)
         elif output_tokens is not None:
-            self._measure(resident, output_tokens, ttft_s, now)
-        if ttft_s is not None and resident.leg is None:  # what is late at a prefill replica its line follows
-            self._unseen.observe(ttft_s - resident.predicted_s + resident.unseen_s, resident.full, now)
-        self._settle()
-        return resident
+            self._update_step_time(running, output_tokens, ttft_s, now)
+        if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
+            self._ttft_residual.observe(
+                ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
+            )
+        self._update_derived()
+        return running
 
-    def _spare(self, gone: Resident, now: float) -> None:
-        """What the model has left of its prompt is not read, and who is behind it comes sooner."""
-        left_s = min(gone.stall_s, gone.read_s - now)
-        if left_s <= 0.0:
+    def _cancel_prefill(self, removed: RunningRequest, now: float) -> None:
+        """Cancel the predicted rest of its prefill, so that later requests start earlier."""
+        remaining_s = min(removed.stall_s, removed.prefilled_at_s - now)
+        if remaining_s <= 0.0:
             return
-        part = left_s / gone.stall_s
-        self.free_s -= left_s
-        self.tat_s -= part * gone.turn_s
-        self.stalled_s -= part * gone.share_s
-        for one in self.residents.values():
-            if one.stalled_s >= gone.stalled_s:  # behind it
-                one.read_s -= left_s
-                one.stalled_s -= part * gone.share_s
+        fraction = remaining_s / removed.stall_s
+        self.prefill_free_s -= remaining_s
+        self.prefill_tat_s -= fraction * removed.prefill_turn_s
+        self.stall_total_s -= fraction * removed.scaled_stall_s
+        for other in self.running.values():
+            if other.stall_total_s >= removed.stall_total_s:  # queued behind it
+                other.prefilled_at_s -= remaining_s
+                other.stall_total_s -= fraction * removed.scaled_stall_s
 
-    def _measure(self, resident: Resident, output_tokens: int, ttft_s: float, now: float) -> None:
-        """Learn the pace from a request that has just ended and is no resident any more.
+    def _update_step_time(self, running: RunningRequest, output_tokens: int, ttft_s: float, now: float) -> None:
+        """Update the step-time ratio from a request that has just ended and is already removed.
 
-        The model's time for its tokens is that of their steps at the mean batch while it was there, and the stalls let
-        in meanwhile.
+        The predicted time of its tokens is the time of their steps at the mean batch during its stay, plus the stalls
+        admitted meanwhile.
         """
-        tokens = output_tokens / resident.need.sequences - 1
-        stay_s = now - resident.admitted_s
-        took_s = stay_s - ttft_s
-        if not (tokens >= 1 and 0 <= ttft_s < stay_s and took_s > 0):
+        tokens = output_tokens / running.cost.sequences - 1
+        stay_s = now - running.admitted_s
+        decode_s = stay_s - ttft_s
+        if not (tokens >= 1 and 0 <= ttft_s < stay_s and decode_s > 0):
             return
-        share = took_s / stay_s
-        asked_s = share * (self.stalled_s - resident.stalled_s)
-        asked_s += tokens * (self.area - resident.area) / stay_s
-        if not 0 < asked_s < math.inf:
+        share = decode_s / stay_s
+        predicted_s = share * (self.stall_total_s - running.stall_total_s)
+        predicted_s += tokens * (self.decode_integral - running.decode_integral) / stay_s
+        if not 0 < predicted_s < math.inf:
             return
-        memory_s = PACE_MEMORY * max(self.sequences, 1) * self.scale
-        keep = max(0.0, 1.0 - took_s / memory_s)
-        self._took_s = keep * self._took_s + took_s
-        self._asked_s = keep * self._asked_s + asked_s
-        low, high = PACE_RANGE
-        self.pace = min(max(self._took_s / self._asked_s, low), high)
-        self._rescale()
+        window_s = STEP_TIME_WINDOW_S * max(self.sequences, 1) * self.inverse_share
+        decay = max(0.0, 1.0 - decode_s / window_s)
+        self._measured_s = decay * self._measured_s + decode_s
+        self._predicted_s = decay * self._predicted_s + predicted_s
+        low, high = STEP_TIME_RATIO_RANGE
+        self.step_time_ratio = min(max(self._measured_s / self._predicted_s, low), high)
+        self._update_factors()
 
-    def room_s(self, need: Need, budget_s: float, fill: float, now: float) -> float:
-        """When there is room for this one more: 0 for now, infinity for not before one has ended.
+    def room_at_s(self, cost: RequestCost, budget_s: float, max_utilization: float, now: float) -> float:
+        """Returns when there is room for one more request: 0 for now, infinity if not before a request ends.
 
-        With it all must stay within targets, and KV hold all until they end, at a quantile of the sum. budget_s: of its
-        class. fill: how full, 0 to 1, the replica may be for it. Where nothing runs anything goes that fits: waiting
-        would find no better place.
+        With it, all requests must stay within their targets, and KV must hold all until they end, at a high quantile of
+        the sum. `budget_s` is the step budget of its class, `max_utilization` (0 to 1) its utilization limit. An idle
+        replica accepts any request that fits, because waiting would find no better one.
         """
-        if not self.cap:
+        if not self.max_slots:
             return math.inf
         if not self.sequences:
-            return 0.0 if need.prompt_tokens < self.kv_tokens else math.inf
-        if self.present + need.sequences > self.most * fill:
+            return 0.0 if cost.prompt_tokens < self.kv_tokens else math.inf
+        if self.decoding_sequences + cost.sequences > self.max_decoding * max_utilization:
             return math.inf
-        allowed_s = self.tightest_s if self.tightest_s < budget_s else budget_s
-        step_s = self.step_s + need.step_s * self.factor
-        if fill < 1.0:
-            step_s += (1.0 - fill) * (allowed_s - self.idle_s)
+        allowed_s = self.min_step_budget_s if self.min_step_budget_s < budget_s else budget_s
+        step_s = self.step_s + cost.step_s * self.step_factor
+        if max_utilization < 1.0:
+            step_s += (1.0 - max_utilization) * (allowed_s - self.idle_step_s)
         if step_s > allowed_s:
             return math.inf
-        room = self.kv_tokens * fill
-        if self._growth is None and (self.kv_mean + need.kv_mean_tokens) * self._lasting <= room:
+        kv_room = self.kv_tokens * max_utilization
+        if self._kv_projection is None and (self.kv_mean_tokens + cost.kv_mean_tokens) * self._length_bias <= kv_room:
             return 0.0
-        return self._kv_room_s(need, room, now)
+        return self._kv_room_at_s(cost, kv_room, now)
 
-    def _kv_room_s(self, need: Need, room: float, now: float) -> float:
-        """The same for a KV of so many tokens: room for all at their ends at once, or until each has ended.
+    def _kv_room_at_s(self, cost: RequestCost, kv_room: float, now: float) -> float:
+        """Returns when `kv_room` tokens have room: for all requests at their final size, or until each has ended.
 
-        Room of the second kind is given at the pace at which residents in their mean give it back, a request's tokens
-        times its steps: those let in together end together, and until then there would be none.
+        Room of the second kind is handed out at the rate at which running requests release it on average: tokens times
+        steps. Requests admitted together end together, so otherwise there would be none until then.
         """
-        step = self._steps + max(0.0, now - self._at_s) / self.step_s
-        growth = self._growth
-        if growth is None:
-            growth = self._growth = Growth(self.limits)
-            for id, resident in self.residents.items():
-                self._grow(growth, id, resident)
-        growth.pass_to(step)
-        if growth.ends(need) <= room:
+        step = self._steps + max(0.0, now - self._advanced_s) / self.step_s
+        projection = self._kv_projection
+        if projection is None:
+            projection = self._kv_projection = KvProjection(self.cost_model)
+            for id, running in self.running.items():
+                self._project_kv(projection, id, running)
+        projection.advance(step)
+        if projection.final_tokens(cost) <= kv_room:
             return 0.0
-        if need.kv_mean_tokens > room:
+        if cost.kv_mean_tokens > kv_room:
             return math.inf
-        steps = self._turn - step
+        steps = self._next_kv_step - step
         if steps <= 0.0:
-            if growth.most(need) <= room:
+            if projection.peak_tokens(cost) <= kv_room:
                 return 0.0
-            steps = self._takes(need)
-        return max(now + steps * self.step_s, now + SOON_S)
+            steps = self._kv_steps(cost)
+        return max(now + steps * self.step_s, now + MIN_RETRY_S)
 
-    def _grow(self, growth: Growth, id: str, resident: Resident) -> None:
-        """Follow what it will hold until it ends."""
-        growth.add(id, resident.need, resident.began + resident.predicted_s / self.step_s, self._steps)
+    def _project_kv(self, projection: KvProjection, id: str, running: RunningRequest) -> None:
+        """Add a request to the projection."""
+        projection.add(id, running.cost, running.start_step + running.predicted_ttft_s / self.step_s, self._steps)
 
-    def _takes(self, need: Need) -> float:
-        """Steps of the whole KV that a request takes up: what it holds in the mean, for as long as it does."""
-        return need.output_tokens / need.sequences * (need.kv_mean_tokens - need.output_tokens / 2) / self.kv_tokens
+    def _kv_steps(self, cost: RequestCost) -> float:
+        """Returns how many steps of the whole KV cache a request takes: its mean KV share times its steps."""
+        return cost.output_tokens / cost.sequences * (cost.kv_mean_tokens - cost.output_tokens / 2) / self.kv_tokens
 
-    def first_token_s(self, need: Need, now: float) -> float:
-        """Predicted time from now to the first token of a request let in now.
+    def predict_ttft_s(self, cost: RequestCost, now: float) -> float:
+        """Returns the predicted TTFT of a request admitted now, in seconds.
 
-        The rest of the step under way and the whole of the next (two are in flight), then all prefill ahead and its
+        It is the rest of the current step and the whole next one (two are in flight), then all prefill ahead and its
         own, in steps that also decode.
         """
-        ahead_s = self.free_s - now
-        wait_s = ahead_s * self.stretch if ahead_s > 0 else 0.0
-        steps = 0.5 + need.chunks
-        return wait_s + steps * self.decode_s + need.stall_s * self.pace + need.outside_s + self.unseen_s
+        prefill_ahead_s = self.prefill_free_s - now
+        wait_s = prefill_ahead_s * self.prefill_stretch if prefill_ahead_s > 0 else 0.0
+        steps = 0.5 + cost.prefill_chunks
+        return (
+            wait_s + steps * self.decode_s + cost.stall_s * self.step_time_ratio + cost.network_s + self.ttft_residual_s
+        )
 
-    def _run(self, now: float) -> None:
-        if now > self._at_s:
-            self.area += (now - self._at_s) * self.decode_s / self.pace
-            self._steps += (now - self._at_s) / self.step_s
-            self._at_s = now
+    def _advance(self, now: float) -> None:
+        if now > self._advanced_s:
+            self.decode_integral += (now - self._advanced_s) * self.decode_s / self.step_time_ratio
+            self._steps += (now - self._advanced_s) / self.step_s
+            self._advanced_s = now
 
-    def _rescale(self) -> None:
-        """What follows from pace and share alone; `_settle` is to be called next."""
-        limits, pace, cap = self.limits, self.pace, self.cap
-        self._alike = self.scale if cap else 1.0  # what one of ours stands for; without a share there will be none
-        self.factor = pace * self._alike
-        self.idle_s = pace * limits.base_s
-        # The cap comes from the model: a replica that is faster than it holds more within the same step.
-        self.most = min(cap * self._more(), limits.max_sequences / self._alike) if cap else 0.0
-        self._chunk_s = limits.chunk_s * pace
-        # In equilibrium those that run are met in proportion to their lengths, and so are longer than those that come.
-        self._lasting = 1.0 + limits.output_variance / limits.output_mean**2 if limits.output_mean > 0.0 else 1.0
+    def _update_factors(self) -> None:
+        """Recompute what depends on step-time ratio and share. Call `_update_derived` next."""
+        cost_model, ratio, slots = self.cost_model, self.step_time_ratio, self.max_slots
+        self._demand_multiplier = self.inverse_share if slots else 1.0  # requests of all gateways per own request
+        self.step_factor = ratio * self._demand_multiplier
+        self.idle_step_s = ratio * cost_model.base_s
+        # The share comes from the model. A replica that is faster holds more sequences within the same step time.
+        self.max_decoding = (
+            min(slots * self._extra_capacity(), cost_model.max_sequences / self._demand_multiplier) if slots else 0.0
+        )
+        self._chunk_time_s = cost_model.chunk_s * ratio
+        # Length bias: in equilibrium running requests are sampled in proportion to their length.
+        self._length_bias = (
+            1.0 + cost_model.output_variance / cost_model.output_mean**2 if cost_model.output_mean > 0.0 else 1.0
+        )
 
-    def _more(self) -> float:
-        """Times as many sequences as the model says within the same step, for a replica that is faster, at least 1."""
-        budget_s, base_s = max(self.limits.step_budget_s), self.limits.base_s
-        if self.pace >= 1.0:
+    def _extra_capacity(self) -> float:
+        """Returns the factor of extra sequences that a faster replica holds within the same step, at least 1."""
+        budget_s, base_s = max(self.cost_model.step_budget_s), self.cost_model.base_s
+        if self.step_time_ratio >= 1.0:
             return 1.0
         if not base_s < budget_s < math.inf:
-            return 1.0 / self.pace
-        return (budget_s / self.pace - base_s) / (budget_s - base_s)
+            return 1.0 / self.step_time_ratio
+        return (budget_s / self.step_time_ratio - base_s) / (budget_s - base_s)
 
-    def _settle(self) -> None:
-        """What checks read, from what is held."""
-        limits = self.limits
-        held_s = limits.sequence_s * self.present + limits.cached_token_s * self.sequence_tokens
-        self.decode_s = decode_s = self.pace * (limits.base_s + self._alike * held_s)
-        self.step_s = self.idle_s + self.factor * self._amortised_s
-        self.load = self.step_s if self.cap else math.inf
-        self.stretch = 1.0 + decode_s / self._chunk_s
-        share = 1.0 - decode_s / self.tightest_s
-        self.prefill_share = share if share > _LEAST_PREFILL_SHARE else _LEAST_PREFILL_SHARE
-        self.full = min(1.0, self.present / self.most) if self.most > 0.0 else 0.0
-        self.unseen_s = self._unseen.seconds(self.full)
+    def _update_derived(self) -> None:
+        """Recompute the values that admission checks read."""
+        cost_model = self.cost_model
+        sequences_s = cost_model.sequence_s * self.decoding_sequences + cost_model.cached_token_s * self.sequence_tokens
+        self.decode_s = decode_s = self.step_time_ratio * (cost_model.base_s + self._demand_multiplier * sequences_s)
+        self.step_s = self.idle_step_s + self.step_factor * self._amortised_s
+        self.load = self.step_s if self.max_slots else math.inf
+        self.prefill_stretch = 1.0 + decode_s / self._chunk_time_s
+        share = 1.0 - decode_s / self.min_step_budget_s
+        self.prefill_share = share if share > _MIN_PREFILL_SHARE else _MIN_PREFILL_SHARE
+        self.utilization = min(1.0, self.decoding_sequences / self.max_decoding) if self.max_decoding > 0.0 else 0.0
+        self.ttft_residual_s = self._ttft_residual.expected_s(self.utilization)
 
-    def _tighten(self) -> None:
-        """The tightest targets of the classes that are there."""
-        limits = self.limits
-        there = [budget_s for budget_s, count in zip(limits.step_budget_s, self.counts, strict=True) if count]
-        self.tightest_s = min(there) if there else math.inf
-        # Of several gateways each may burst by more than its part, by the square root: they seldom do so together.
-        burst_s = max(BURST * limits.output_mean * self.tightest_s, BURST_STALLS * limits.stall_s)
-        self.ahead_s = burst_s * (math.sqrt(self.scale) if self.scale < math.inf else 1.0)
+    def _update_budgets(self) -> None:
+        """Recompute the tightest step budget of the running classes."""
+        cost_model = self.cost_model
+        budgets_s = [
+            budget_s for budget_s, count in zip(cost_model.step_budget_s, self.running_per_class, strict=True) if count
+        ]
+        self.min_step_budget_s = min(budgets_s) if budgets_s else math.inf
+        # Gateways rarely burst together, so each may burst by the square root of their number beyond its share.
+        burst_s = max(
+            PREFILL_BURST_SHARE * cost_model.output_mean * self.min_step_budget_s, MIN_BURST_STALLS * cost_model.stall_s
+        )
+        self.max_prefill_ahead_s = burst_s * (math.sqrt(self.inverse_share) if self.inverse_share < math.inf else 1.0)

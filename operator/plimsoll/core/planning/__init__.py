@@ -1,7 +1,8 @@
-"""What to run before anything runs: replicas, arrangement and engine settings for a promise and a workload.
+"""Planning: replicas, arrangement and engine settings for an SLO and a workload, before anything runs.
 
-Problem: how many GPUs, prefill and decode together or apart, and with which limits, is asked before there is a cluster
-to measure. Idea: the very laws that size a running fleet (`knee`, `sizing`, `latency`) are asked about machines that
-are described (`machine`): by a measured profile, or by the roofline of a model's shape. What is new here are rules for
-choosing between arrangements (`arrange`) and for settings (`settings`); `plan` puts them together.
+Problem: how many GPUs, aggregated or disaggregated prefill and decode, and which engine limits must be known before
+there is a cluster to measure. Idea: the model that sizes a running fleet (`tier_model`, `sizing`, `expected_latency`)
+is applied to described machines (`machine_model`): by a measured profile, or by the roofline of a model's shape. This
+package adds rules for the choice of an arrangement (`arrangement`) and of settings (`engine_settings`); `fleet_plan`
+combines them.
 """

@@ -1,1 +1,1 @@
-"""What can size the tiers of a simulated fleet: the operator's own core, peers' autoscalers, and yardsticks."""
+"""Scaling policies of the simulated fleet: the operator's own core, peer autoscalers, and baselines."""

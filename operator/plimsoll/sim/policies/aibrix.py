@@ -22,94 +22,98 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.options import Options
-from plimsoll.sim.policies.peer import Peer, Timer, scalers
+from plimsoll.core.types import Role
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.options import PolicyOptions
+from plimsoll.sim.policies.peer import PeerPolicy, PeriodicTimer, scalers
 
 SYNC_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ApaRules:
     """over_s: of the mean. more, less: tolerances. up, down: rates. rise_s, cooldown_s: windows of recommendations."""
 
     target: float = 0.5
-    over_s: float = 180.0
-    more: float = 0.1
-    less: float = 0.1
-    up: float = 2.0
-    down: float = 2.0
-    rise_s: float = 0.0
-    cooldown_s: float = 300.0
+    mean_window_s: float = 180.0
+    up_tolerance: float = 0.1
+    down_tolerance: float = 0.1
+    max_up_rate: float = 2.0
+    max_down_rate: float = 2.0
+    up_window_s: float = 0.0
+    down_window_s: float = 300.0
     guard: bool = False
 
 
-def recommended(rules: Rules, value: float, replicas: int) -> int:
+def recommend(rules: ApaRules, value: float, replicas: int) -> int:
     """Replicas for the metric's mean."""
     ratio = value / rules.target
-    if ratio > 1.0 + rules.more:
-        return min(math.ceil(replicas * ratio), math.ceil(rules.up * replicas))
-    if ratio < 1.0 - rules.less:
-        return max(math.ceil(replicas * ratio), math.floor(replicas / rules.down))
+    if ratio > 1.0 + rules.up_tolerance:
+        return min(math.ceil(replicas * ratio), math.ceil(rules.max_up_rate * replicas))
+    if ratio < 1.0 - rules.down_tolerance:
+        return max(math.ceil(replicas * ratio), math.floor(replicas / rules.max_down_rate))
     return replicas
 
 
-def guarded(rules: Rules, value: float, replicas: int, ready: int, wanted: int) -> int:
+def guard_recommendation(rules: ApaRules, value: float, replicas: int, ready: int, desired: int) -> int:
     """The recommendation while some replicas are not ready."""
     pending = replicas - min(ready, replicas)
-    if not pending or wanted == replicas:
-        return wanted
-    if wanted > replicas:
-        told = math.ceil(replicas * (value * (replicas - pending) / replicas) / rules.target)
-        return min(wanted, max(replicas, told))
-    told = math.ceil(replicas * ((value * (replicas - pending) + rules.target * pending) / replicas) / rules.target)
-    return max(wanted, min(replicas, told))
+    if not pending or desired == replicas:
+        return desired
+    if desired > replicas:
+        with_pending = math.ceil(replicas * (value * (replicas - pending) / replicas) / rules.target)
+        return min(desired, max(replicas, with_pending))
+    with_pending = math.ceil(
+        replicas * ((value * (replicas - pending) + rules.target * pending) / replicas) / rules.target
+    )
+    return max(desired, min(replicas, with_pending))
 
 
 class Apa:
     """One autoscaler of one tier."""
 
-    def __init__(self, rules: Rules, bounds: tuple[int, int]) -> None:
+    def __init__(self, rules: ApaRules, bounds: tuple[int, int]) -> None:
         self._rules, self._bounds = rules, bounds
         self._values: deque[tuple[float, float]] = deque()
-        self._told: list[tuple[float, int]] = []
+        self._recommendations: list[tuple[float, int]] = []
 
     def sync(self, now_s: float, values: Sequence[float], replicas: int, ready: int) -> int:
         """One pass. values: the metric of each engine that tells it."""
-        rules, (least, most) = self._rules, self._bounds
+        rules, (minimum, maximum) = self._rules, self._bounds
         if not values:
-            return min(most, max(least, replicas))
+            return min(maximum, max(minimum, replicas))
         self._values.append((now_s, sum(values) / len(values)))
-        while self._values[0][0] < now_s - rules.over_s:
+        while self._values[0][0] < now_s - rules.mean_window_s:
             self._values.popleft()
         mean = sum(value for _, value in self._values) / len(self._values)
-        wanted = min(most, max(least, recommended(rules, mean, replicas)))
+        desired = min(maximum, max(minimum, recommend(rules, mean, replicas)))
         if rules.guard:
-            wanted = guarded(rules, mean, replicas, ready, wanted)
-        return min(most, max(least, self._chosen(now_s, wanted, replicas)))
+            desired = guard_recommendation(rules, mean, replicas, ready, desired)
+        return min(maximum, max(minimum, self._select(now_s, desired, replicas)))
 
-    def _chosen(self, now_s: float, wanted: int, replicas: int) -> int:
+    def _select(self, now_s: float, desired: int, replicas: int) -> int:
         rules = self._rules
-        kept_s = now_s - max(rules.rise_s, rules.cooldown_s)
-        self._told = [one for one in (*self._told, (now_s, wanted)) if one[0] > kept_s]
-        if wanted == replicas:
+        oldest_s = now_s - max(rules.up_window_s, rules.down_window_s)
+        self._recommendations = [one for one in (*self._recommendations, (now_s, desired)) if one[0] > oldest_s]
+        if desired == replicas:
             return replicas
-        window_s, choose = (rules.rise_s, max) if wanted > replicas else (rules.cooldown_s, min)
-        return choose([count for at_s, count in self._told if at_s > now_s - window_s], default=wanted)
+        window_s, choose = (rules.up_window_s, max) if desired > replicas else (rules.down_window_s, min)
+        return choose([count for at_s, count in self._recommendations if at_s > now_s - window_s], default=desired)
 
 
-class _Tier:
+class _ApaTier:
     def __init__(self, role: Role, metric: Callable[[EngineReading], float | None], apa: Apa) -> None:
-        self._role, self._metric, self._apa, self._timer = role, metric, apa, Timer(SYNC_S)
+        self._role, self._metric, self._apa, self._timer = role, metric, apa, PeriodicTimer(SYNC_S)
 
-    def wanted(self, look: Look) -> int | None:
-        if not self._timer.due(look.now_s):
+    def desired_replicas(self, observation: Observation) -> int | None:
+        if not self._timer.is_due(observation.now_s):
             return None
-        told = [self._metric(engine) for engine in look.engines[self._role]]
-        values = [value for value in told if value is not None]
-        return self._apa.sync(look.now_s, values, look.ordered[self._role], look.ready.get(self._role, 0))
+        readings = [self._metric(engine) for engine in observation.engine_readings[self._role]]
+        values = [value for value in readings if value is not None]
+        return self._apa.sync(
+            observation.now_s, values, observation.desired[self._role], observation.ready.get(self._role, 0)
+        )
 
 
 _METRICS: Final[Mapping[str, Callable[[EngineReading], float | None]]] = {
@@ -119,27 +123,27 @@ _METRICS: Final[Mapping[str, Callable[[EngineReading], float | None]]] = {
 }
 
 
-def make(options: Options, scene: Scene) -> Policy:
+def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Options metric (kv, waiting, running), target, window (seconds), more and less (tolerances), up and down (rates),
     rise and cooldown (windows, seconds), guard, gated."""
-    usual = Rules()
+    defaults = ApaRules()
     metric = _METRICS[options.choice("metric", "kv", tuple(_METRICS))]
-    rules = Rules(
-        target=options.positive("target", usual.target),
-        over_s=options.positive("window", usual.over_s, most=3600.0),
-        more=options.number("more", usual.more),
-        less=options.number("less", usual.less),
-        up=options.positive("up", usual.up),
-        down=options.positive("down", usual.down),
-        rise_s=options.number("rise", usual.rise_s, most=3600.0),
-        cooldown_s=options.number("cooldown", usual.cooldown_s, most=3600.0),
-        guard=options.flag("guard", usual.guard),
+    rules = ApaRules(
+        target=options.positive("target", defaults.target),
+        mean_window_s=options.positive("window", defaults.mean_window_s, maximum=3600.0),
+        up_tolerance=options.number("more", defaults.up_tolerance),
+        down_tolerance=options.number("less", defaults.down_tolerance),
+        max_up_rate=options.positive("up", defaults.max_up_rate),
+        max_down_rate=options.positive("down", defaults.max_down_rate),
+        up_window_s=options.number("rise", defaults.up_window_s, maximum=3600.0),
+        down_window_s=options.number("cooldown", defaults.down_window_s, maximum=3600.0),
+        guard=options.flag("guard", defaults.guard),
     )
     gated = options.flag("gated", False)
-    options.end()
-    if rules.up <= 1.0 or rules.down <= 1.0:
-        raise options.bad("up and down are rates above 1")
-    return Peer(scalers(scene.bounds, lambda role, bounds: _Tier(role, metric, Apa(rules, bounds))), gated)
+    options.finish()
+    if rules.max_up_rate <= 1.0 or rules.max_down_rate <= 1.0:
+        raise options.error("up and down are rates above 1")
+    return PeerPolicy(scalers(context.bounds, lambda role, bounds: _ApaTier(role, metric, Apa(rules, bounds))), gated)
 
 
 def settings() -> Sequence[str]:

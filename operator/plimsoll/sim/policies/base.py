@@ -1,10 +1,10 @@
-"""What sizes the tiers of a simulated fleet: the operator's own core, or another policy beside it.
+"""Interface of scaling policies for the simulated fleet: the operator's own core, or another policy in its place.
 
-Problem: policies are compared fairly only where each sees what it would see in a cluster, and no more.
+Problem: policies are compared fairly only if each sees what it would see in a cluster, and no more.
 
-Idea: a policy is told of every arrival and asked at every tick. Peers' autoscalers read what engines and gateways
-export, at the period at which they would; yardsticks may know the plant and each request's length once it has been
-written, and the clairvoyant one the future.
+Idea: a policy receives every arrival, and is called at every tick. Peer autoscalers read what engines and gateways
+export, at their own period. Baselines may know the plant, and each request's length once it is generated; the oracle
+knows the future.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.iteration import Iteration
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.visit import Asked
 
 Bounds = Mapping[Role, tuple[int, int]]
 T = TypeVar("T")
 
 
-class Engines(Mapping[Role, tuple[T, ...]], Generic[T]):
-    """What each tier's ready engines tell, read when the tier is looked up."""
+class EngineReadings(Mapping[Role, tuple[T, ...]], Generic[T]):
+    """Readings of each tier's ready engines, scraped when the tier is looked up."""
 
     def __init__(self, roles: Collection[Role], read: Callable[[Role], tuple[T, ...]]) -> None:
         self._roles, self._read = roles, read
@@ -43,7 +43,7 @@ class Engines(Mapping[Role, tuple[T, ...]], Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """What any policy may see at a tick.
 
     decided: what the operator's core wants, None where it does not run. engines: each ready engine's own metrics, read
@@ -53,17 +53,17 @@ class Look:
     """
 
     now_s: float
-    ordered: Mapping[Role, int]
-    decided: Mapping[Role, int] | None = None
-    engines: Mapping[Role, tuple[EngineReading, ...]] = field(default_factory=dict)
-    gateways: tuple[ServiceReading, ...] = ()
+    desired: Mapping[Role, int]
+    operator_desired: Mapping[Role, int] | None = None
+    engine_readings: Mapping[Role, tuple[EngineReading, ...]] = field(default_factory=dict)
+    gateway_readings: tuple[ServiceReading, ...] = ()
     ready: Mapping[Role, int] = field(default_factory=dict)
     starting: Mapping[Role, int] = field(default_factory=dict)
     iterations: Mapping[Role, tuple[Iteration, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PolicyContext:
     """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone.
     gateways: that share a cap on what is in flight."""
 
@@ -71,46 +71,46 @@ class Scene:
     plant: Plant
     slo: Slo | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
-    asked: Sequence[Asked] | None = None
+    requests: Sequence[TraceRequest] | None = None
     gateways: int = 1
 
 
-class Policy(Protocol):
+class SimulatedPolicy(Protocol):
     """operator: whether the operator's core runs, and so whether gateways let in by its model. initial: replicas that
     are ready when a run begins, None where the user says so."""
 
-    operator: bool
-    initial: Mapping[Role, int] | None
+    runs_operator: bool
+    initial_replicas: Mapping[Role, int] | None
 
-    def arrived(self, asked: Asked, now_s: float) -> None: ...
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None: ...
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         """Replicas by tier; a tier that is missing stays as it is."""
         ...
 
 
-class Plimsoll:
+class PlimsollPolicy:
     """The operator's own decisions."""
 
-    operator = True
-    initial: Mapping[Role, int] | None = None
+    runs_operator = True
+    initial_replicas: Mapping[Role, int] | None = None
 
-    def arrived(self, asked: Asked, now_s: float) -> None:
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None:
         """Nothing: the operator hears of it from the gateways."""
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
-        return look.decided or {}
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
+        return observation.operator_desired or {}
 
 
-class Static:
-    """Always the same, beyond the manifest's bounds too: it is a yardstick, and they bind who scales."""
+class StaticPolicy:
+    """Constant replicas, even outside the manifest's bounds, which apply only to autoscaling."""
 
-    def __init__(self, replicas: Mapping[Role, int], gated: bool) -> None:
-        self.operator = gated
-        self.initial: Mapping[Role, int] | None = replicas
+    def __init__(self, replicas: Mapping[Role, int], runs_operator: bool) -> None:
+        self.runs_operator = runs_operator
+        self.initial_replicas: Mapping[Role, int] | None = replicas
 
-    def arrived(self, asked: Asked, now_s: float) -> None:
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None:
         """Of no interest."""
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
-        return self.initial or {}
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
+        return self.initial_replicas or {}

@@ -1,11 +1,11 @@
-"""The clairvoyant: replicas by the clock, from a schedule that was made for this very trace.
+"""Clairvoyant policy (oracle): replicas by the clock, from a schedule made for this trace.
 
-Problem: what could have been done, had one known the load? A bound (`sim.bound`) says what nobody can do; between it
-and the best that anybody has found lies the truth.
+Problem: what is possible with knowledge of the load? A lower bound (`sim.lower_bound`) limits every policy. The optimum
+lies between it and the best schedule found.
 
-Idea: a schedule is part of the policy's word, so that whoever has the word can run it again. Searching for one runs
-many of them on the plant (`sim.frontier`); this module only follows it. Ready replicas at the start are those of the
-setting, as for every policy: the first step is ordered then.
+Idea: the schedule is part of the policy text, so that anyone with the text can run it again. The search runs many of
+them on the plant (`sim.frontier`); this module only follows one. The run configuration gives the ready replicas at the
+start, as for every policy; the first step is ordered then.
 """
 
 from __future__ import annotations
@@ -14,63 +14,67 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim.capped import Cap
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.concurrency_cap import ConcurrencyCap
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.follower import admission
-from plimsoll.sim.policies.options import Options, whole
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.options import PolicyOptions, parse_count
+from plimsoll.sim.policies.reactive import admission
 
-Plan = tuple[tuple[float, tuple[int, ...]], ...]  # moments from 0 on, and replicas of each tier from then on
+ReplicaPlan = tuple[tuple[float, tuple[int, ...]], ...]  # moments from 0 on, and replicas of each tier from then on
 
 
-class Clairvoyant:
-    """Follows a plan."""
+class ClairvoyantPolicy:
+    """Follows a schedule."""
 
-    initial: Mapping[Role, int] | None = None
+    initial_replicas: Mapping[Role, int] | None = None
 
-    def __init__(self, plan: Plan, roles: Sequence[Role], gated: bool, cap: Cap | None) -> None:
-        self.operator, self.cap = gated, cap
-        self._at = [at_s for at_s, _ in plan]
-        self._wanted = [dict(zip(roles, counts, strict=True)) for _, counts in plan]
+    def __init__(
+        self, plan: ReplicaPlan, roles: Sequence[Role], runs_operator: bool, cap: ConcurrencyCap | None
+    ) -> None:
+        self.runs_operator, self.cap = runs_operator, cap
+        self._step_times_s = [at_s for at_s, _ in plan]
+        self._step_replicas = [dict(zip(roles, counts, strict=True)) for _, counts in plan]
 
-    def arrived(self, asked: Asked, now_s: float) -> None:
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None:
         """It was known."""
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
-        return self._wanted[bisect_right(self._at, look.now_s) - 1]
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
+        return self._step_replicas[bisect_right(self._step_times_s, observation.now_s) - 1]
 
 
-def make(options: Options, scene: Scene) -> Policy:
+def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """plan=0@1;290@3 (from second @ replicas, prefill/decode where there are two tiers); gated=1 or cap as a follower.
 
     Raises BadInput.
     """
-    gated, cap = admission(options, scene, False)
+    gated, cap = admission(options, context, False)
     text = options.text("plan", "")
-    options.end()
-    plan = read(text, len(scene.bounds))
+    options.finish()
+    plan = parse_plan(text, len(context.bounds))
     if plan is None:
-        raise options.bad(f"plan is like {'0@1;290@3' if len(scene.bounds) == 1 else '0@1/2;290@3/2'}, not {text!r}")
+        raise options.error(
+            f"plan is like {'0@1;290@3' if len(context.bounds) == 1 else '0@1/2;290@3/2'}, not {text!r}"
+        )
     for _, counts in plan:
-        for count, (least, most) in zip(counts, scene.bounds.values(), strict=True):
-            if not least <= count <= most:
-                raise BadInput(f"{options.place}: {count} replicas are not from {least} to {most}")
-    return Clairvoyant(plan, list(scene.bounds), gated, cap)
+        for count, (minimum, maximum) in zip(counts, context.bounds.values(), strict=True):
+            if not minimum <= count <= maximum:
+                raise BadInput(f"{options.origin}: {count} replicas are not from {minimum} to {maximum}")
+    return ClairvoyantPolicy(plan, list(context.bounds), gated, cap)
 
 
-def read(text: str, tiers: int) -> Plan | None:
+def parse_plan(text: str, tiers: int) -> ReplicaPlan | None:
     """A plan from its text; None: it is none."""
     steps = []
     for step in text.split(";"):
         at, _, counts = step.partition("@")
-        found = [whole(word) for word in counts.split("/")]
-        known = tuple(count for count in found if count is not None)
-        if len(found) != tiers or len(known) != tiers:
+        counts_or_none = [parse_count(word) for word in counts.split("/")]
+        valid_counts = tuple(count for count in counts_or_none if count is not None)
+        if len(counts_or_none) != tiers or len(valid_counts) != tiers:
             return None
         try:
-            steps.append((float(at), known))
+            steps.append((float(at), valid_counts))
         except ValueError:
             return None
     moments = [at_s for at_s, _ in steps]
@@ -78,18 +82,18 @@ def read(text: str, tiers: int) -> Plan | None:
     return tuple(steps) if in_order else None
 
 
-def written(plan: Plan) -> str:
+def format_plan(plan: ReplicaPlan) -> str:
     """The text of a plan."""
     return ";".join(f"{at_s:.10g}@{'/'.join(map(str, counts))}" for at_s, counts in plan)
 
 
-def together(texts: Sequence[str]) -> str:
+def join_plans(texts: Sequence[str]) -> str:
     """The option of one plan for all tiers, from one of each."""
-    plans = [read(text.removeprefix("plan="), 1) or () for text in texts]
+    plans = [parse_plan(text.removeprefix("plan="), 1) or () for text in texts]
     moments = sorted({at_s for plan in plans for at_s, _ in plan})
     starts = [[at_s for at_s, _ in plan] for plan in plans]
     steps = (
         (at_s, tuple(plan[bisect_right(at, at_s) - 1][1][0] for plan, at in zip(plans, starts, strict=True)))
         for at_s in moments
     )
-    return f"plan={written(tuple(steps))}"
+    return f"plan={format_plan(tuple(steps))}"

@@ -25,26 +25,26 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.iteration import Iteration
 from plimsoll.sim.policies import dynamo_profile
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.options import Options
-from plimsoll.sim.visit import Asked
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.options import PolicyOptions
 
 VERSION: Final = "1.2.1"
-INSTALL: Final = (
+INSTALL_HINT: Final = (
     "in a checkout of Plimsoll, pip install '.[dynamo]' and then "
     f"pip install --no-deps ai-dynamo=={VERSION} ai-dynamo-runtime=={VERSION}"
 )
-SLOW_S: Final = 180
-FAST_S: Final = 5
+THROUGHPUT_INTERVAL_S: Final = 180
+LOAD_INTERVAL_S: Final = 5
 PREDICTOR: Final = "arima"
 SENSITIVITY: Final = 80
-TTFT_S: Final = 0.5  # where the service promises none
-ITL_S: Final = 0.05
+DEFAULT_TTFT_S: Final = 0.5  # where the service promises none
+DEFAULT_ITL_S: Final = 0.05
 _MODULES: Final = (
     "dynamo.common.forward_pass_metrics",
     "dynamo.planner.config.planner_config",
@@ -56,7 +56,7 @@ _TARGETS: Final = ("throughput", "latency", "sla")
 
 
 @dataclass(frozen=True, slots=True)
-class Planning:
+class PlannerSettings:
     """How the planner is set up, after its configuration.
 
     target: of its fast loop. slow, fast: which loops scale. sensitivity: percent of the targets down to which it may
@@ -65,105 +65,111 @@ class Planning:
     """
 
     target: str
-    slow: bool
-    fast: bool
+    throughput_scaling: bool
+    load_scaling: bool
     ttft_s: float
     itl_s: float
-    slow_s: int
-    fast_s: int
+    throughput_interval_s: int
+    load_interval_s: int
     predictor: str
     sensitivity: int
     full_profile: bool
     gated: bool
 
 
-class Counted:
+class TrafficCounters:
     """What requests that ended were like since the last time, from the counters of gateways and engines."""
 
     def __init__(self) -> None:
-        self._answered = 0.0
-        self._before: dict[str, tuple[float, ...]] = {}
+        self._succeeded = 0.0
+        self._previous: dict[str, tuple[float, ...]] = {}
         self._sums = [0.0] * 6
 
-    def hear(self, answered: float, ending: Sequence[EngineReading], reading: Sequence[EngineReading]) -> None:
+    def update(
+        self, succeeded: float, decode_readings: Sequence[EngineReading], prefill_readings: Sequence[EngineReading]
+    ) -> None:
         """answered: requests that ended since the start. ending: engines that write answers; reading: that read
         prompts."""
-        self._sums[0] += answered - self._answered
-        self._answered = answered
-        for one in ending:
+        self._sums[0] += succeeded - self._succeeded
+        self._succeeded = succeeded
+        for one in decode_readings:
             prompts, outputs = one.prompt_tokens, one.output_tokens
             if prompts is not None and outputs is not None:
-                now = (sum(prompts.counts), prompts.total, outputs.total)
-                self._add(1, f"ended {one.pod}", now)
-        for one in reading:
+                counters = (sum(prompts.counts), prompts.value_sum, outputs.value_sum)
+                self._add(1, f"ended {one.pod}", counters)
+        for one in prefill_readings:
             self._add(4, f"read {one.pod}", (one.cached_prompt_tokens or 0.0, one.local_prompt_tokens or 0.0))
 
     def take(self) -> tuple[float, float, float, float | None]:
         """Requests, mean prompt, mean output, share of prompt tokens found in caches (None without prompts)."""
-        answered, ended, prompts, outputs, cached, local = self._sums
+        succeeded, completed, prompts, outputs, cached, local = self._sums
         self._sums = [0.0] * 6
         hits = cached / (cached + local) if cached + local else None
-        return answered, prompts / ended if ended else 0.0, outputs / ended if ended else 0.0, hits
+        return succeeded, prompts / completed if completed else 0.0, outputs / completed if completed else 0.0, hits
 
-    def _add(self, first: int, key: str, now: tuple[float, ...]) -> None:
-        before = self._before.get(key, (0.0,) * len(now))
-        for place, (new, old) in enumerate(zip(now, before, strict=True)):
-            self._sums[first + place] += new - old
-        self._before[key] = now
+    def _add(self, first: int, key: str, counters: tuple[float, ...]) -> None:
+        previous = self._previous.get(key, (0.0,) * len(counters))
+        for place, (current, last) in enumerate(zip(counters, previous, strict=True)):
+            self._sums[first + place] += current - last
+        self._previous[key] = counters
 
 
-class Dynamo:
+class DynamoPolicy:
     """One planner and the fleet that it sees. package: what `load` found."""
 
-    initial: Mapping[Role, int] | None = None
+    initial_replicas: Mapping[Role, int] | None = None
 
-    def __init__(self, planning: Planning, scene: Scene, package: SimpleNamespace) -> None:
-        self.operator = planning.gated
-        self._planning, self._scene, self._package = planning, scene, package
-        self._reads = Role.PREFILL if Role.PREFILL in scene.bounds else None
-        self._writes = next(role for role in scene.bounds if role is not Role.PREFILL)
-        self._counted = Counted()
+    def __init__(self, planner_settings: PlannerSettings, context: PolicyContext, package: SimpleNamespace) -> None:
+        self.runs_operator = planner_settings.gated
+        self._settings, self._context, self._package = planner_settings, context, package
+        self._prefill_role = Role.PREFILL if Role.PREFILL in context.bounds else None
+        self._decode_role = next(role for role in context.bounds if role is not Role.PREFILL)
+        self._traffic = TrafficCounters()
         self._planner = package.PlannerStateMachine(self._config(), self._capabilities())
         self._benchmark()
         self._tick: Any = None
 
-    def arrived(self, asked: Asked, now_s: float) -> None:
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None:
         """Nothing: the planner counts requests that have ended."""
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         if self._tick is None:
-            self._tick = self._planner.initial_tick(look.now_s)
-        if look.now_s < self._tick.at_s:
+            self._tick = self._planner.initial_tick(observation.now_s)
+        if observation.now_s < self._tick.at_s:
             return {}
-        effects = self._planner.on_tick(self._tick, self._seen(look))
+        effects = self._planner.on_tick(self._tick, self._tick_input(observation))
         self._tick = effects.next_tick
-        if effects.scale_to is None or not self._settled(look):
+        if effects.scale_to is None or not self._is_settled(observation):
             return {}
-        orders = {self._reads: effects.scale_to.num_prefill, self._writes: effects.scale_to.num_decode}
-        return {role: self._within(role, n) for role, n in orders.items() if role is not None and n is not None}
+        orders = {self._prefill_role: effects.scale_to.num_prefill, self._decode_role: effects.scale_to.num_decode}
+        return {role: self._clamped(role, n) for role, n in orders.items() if role is not None and n is not None}
 
-    def _within(self, role: Role, replicas: int) -> int:
-        least, most = self._scene.bounds[role]
-        return min(most, max(least, replicas))
+    def _clamped(self, role: Role, replicas: int) -> int:
+        minimum, maximum = self._context.bounds[role]
+        return min(maximum, max(minimum, replicas))
 
-    def _settled(self, look: Look) -> bool:
+    def _is_settled(self, observation: Observation) -> bool:
         """Whether the deployment is Ready: every replica that was ordered is."""
-        return all(look.ready[role] == look.ordered[role] for role in self._scene.bounds)
+        return all(observation.ready[role] == observation.desired[role] for role in self._context.bounds)
 
-    def _seen(self, look: Look) -> Any:
-        make, tick = self._package, self._tick
+    def _tick_input(self, observation: Observation) -> Any:
+        package, tick = self._package, self._tick
         traffic = None
-        if tick.need_traffic_metrics or self._planning.slow:
-            self._hear(look)
+        if tick.need_traffic_metrics or self._settings.throughput_scaling:
+            self._update_traffic(observation)
         if tick.need_traffic_metrics:
-            number, prompt, output, hits = self._counted.take()
+            requests, prompt, output, cache_hit_share = self._traffic.take()
             if tick.run_throughput_scaling:
-                traffic = make.TrafficObservation(float(self._planning.slow_s), number, prompt, output, hits)
-            elif hits is not None:
-                traffic = make.TrafficObservation(tick.traffic_metrics_duration_s, 0.0, 0.0, 0.0, hits)
-        prefill, decode = (None if role is None else look.ready[role] for role in (self._reads, self._writes))
-        settled = self._settled(look)
-        counts = make.WorkerCounts(
+                traffic = package.TrafficObservation(
+                    float(self._settings.throughput_interval_s), requests, prompt, output, cache_hit_share
+                )
+            elif cache_hit_share is not None:
+                traffic = package.TrafficObservation(tick.traffic_metrics_duration_s, 0.0, 0.0, 0.0, cache_hit_share)
+        prefill, decode = (
+            None if role is None else observation.ready[role] for role in (self._prefill_role, self._decode_role)
+        )
+        settled = self._is_settled(observation)
+        counts = package.WorkerCounts(
             ready_num_prefill=prefill,
             ready_num_decode=decode,
             expected_num_prefill=prefill if settled else None,
@@ -171,32 +177,39 @@ class Dynamo:
         )
         steps = None
         if tick.need_worker_fpm:
-            steps = make.FpmObservations(prefill=self._steps(look, self._reads), decode=self._steps(look, self._writes))
-        return make.TickInput(now_s=look.now_s, traffic=traffic, worker_counts=counts, fpm_observations=steps)
+            steps = package.FpmObservations(
+                prefill=self._step_metrics(observation, self._prefill_role),
+                decode=self._step_metrics(observation, self._decode_role),
+            )
+        return package.TickInput(now_s=observation.now_s, traffic=traffic, worker_counts=counts, fpm_observations=steps)
 
-    def _hear(self, look: Look) -> None:
-        ending = look.engines[self._writes]
-        reading = ending if self._reads is None else look.engines[self._reads]
-        self._counted.hear(sum(one.answered for one in look.gateways), ending, reading)
+    def _update_traffic(self, observation: Observation) -> None:
+        decode_readings = observation.engine_readings[self._decode_role]
+        prefill_readings = (
+            decode_readings if self._prefill_role is None else observation.engine_readings[self._prefill_role]
+        )
+        self._traffic.update(
+            sum(one.succeeded for one in observation.gateway_readings), decode_readings, prefill_readings
+        )
 
-    def _steps(self, look: Look, role: Role | None) -> dict[tuple[str, int], Any] | None:
+    def _step_metrics(self, observation: Observation, role: Role | None) -> dict[tuple[str, int], Any] | None:
         if role is None:
             return None
-        return {(one.pod, 0): self._step(one) for one in look.iterations[role]} or None
+        return {(one.pod, 0): self._forward_pass_metrics(one) for one in observation.iterations[role]} or None
 
-    def _step(self, one: Iteration) -> Any:
-        make, did, queued = self._package, one.did, one.queued
-        return make.ForwardPassMetrics(
+    def _forward_pass_metrics(self, one: Iteration) -> Any:
+        package, work, queued = self._package, one.work, one.queued
+        return package.ForwardPassMetrics(
             worker_id=one.pod,
-            wall_time=one.took_s,
-            scheduled_requests=make.ScheduledRequestMetrics(
-                num_prefill_requests=did.prefills,
-                sum_prefill_tokens=did.tokens,
-                sum_prefill_kv_tokens=did.cached,
-                num_decode_requests=did.decodes,
-                sum_decode_kv_tokens=did.context,
+            wall_time=one.duration_s,
+            scheduled_requests=package.ScheduledRequestMetrics(
+                num_prefill_requests=work.prefills,
+                sum_prefill_tokens=work.tokens,
+                sum_prefill_kv_tokens=work.cached,
+                num_decode_requests=work.decodes,
+                sum_decode_kv_tokens=work.context,
             ),
-            queued_requests=make.QueuedRequestMetrics(
+            queued_requests=package.QueuedRequestMetrics(
                 num_prefill_requests=queued.prefills,
                 sum_prefill_tokens=queued.tokens,
                 num_decode_requests=queued.decodes,
@@ -207,55 +220,57 @@ class Dynamo:
     # ---------------------------------------------------------------- set-up
 
     def _config(self) -> Any:
-        planning, gpus = self._planning, self._scene.gpus
+        planner_settings, gpus = self._settings, self._context.gpus
         return self._package.PlannerConfig(
             environment="virtual",
             backend="vllm",
-            mode="agg" if self._reads is None else "disagg",
-            optimization_target=planning.target,
-            prefill_engine_num_gpu=None if self._reads is None else gpus.get(self._reads, 1),
-            decode_engine_num_gpu=gpus.get(self._writes, 1),
-            max_gpu_budget=sum(most * gpus.get(role, 1) for role, (_, most) in self._scene.bounds.items()),
-            ttft_ms=1000.0 * planning.ttft_s,
-            itl_ms=1000.0 * planning.itl_s,
-            enable_throughput_scaling=planning.slow,
-            enable_load_scaling=planning.fast,
-            throughput_adjustment_interval_seconds=planning.slow_s,
-            load_adjustment_interval_seconds=planning.fast_s,
-            load_predictor=planning.predictor,
-            load_scaling_down_sensitivity=planning.sensitivity,
+            mode="agg" if self._prefill_role is None else "disagg",
+            optimization_target=planner_settings.target,
+            prefill_engine_num_gpu=None if self._prefill_role is None else gpus.get(self._prefill_role, 1),
+            decode_engine_num_gpu=gpus.get(self._decode_role, 1),
+            max_gpu_budget=sum(most * gpus.get(role, 1) for role, (_, most) in self._context.bounds.items()),
+            ttft_ms=1000.0 * planner_settings.ttft_s,
+            itl_ms=1000.0 * planner_settings.itl_s,
+            enable_throughput_scaling=planner_settings.throughput_scaling,
+            enable_load_scaling=planner_settings.load_scaling,
+            throughput_adjustment_interval_seconds=planner_settings.throughput_interval_s,
+            load_adjustment_interval_seconds=planner_settings.load_interval_s,
+            load_predictor=planner_settings.predictor,
+            load_scaling_down_sensitivity=planner_settings.sensitivity,
             pre_deployment_sweeping_mode="thorough",
             report_interval_hours=None,
             live_dashboard_port=0,
         )
 
     def _capabilities(self) -> Any:
-        def of(role: Role | None) -> Any:
+        def capabilities_of(role: Role | None) -> Any:
             if role is None:
                 return None
-            about = self._scene.plant.about(role)
+            engine_info = self._context.plant.engine_info(role)
             return self._package.EngineCapabilities(
-                num_gpu=self._scene.gpus.get(role, 1),
-                max_num_batched_tokens=about.token_budget,
-                max_num_seqs=about.max_sequences,
-                context_length=about.max_model_len,
-                max_kv_tokens=about.kv_tokens,
+                num_gpu=self._context.gpus.get(role, 1),
+                max_num_batched_tokens=engine_info.token_budget,
+                max_num_seqs=engine_info.max_sequences,
+                context_length=engine_info.max_model_len,
+                max_kv_tokens=engine_info.kv_tokens,
             )
 
-        return self._package.WorkerCapabilities(prefill=of(self._reads), decode=of(self._writes))
+        return self._package.WorkerCapabilities(
+            prefill=capabilities_of(self._prefill_role), decode=capabilities_of(self._decode_role)
+        )
 
     def _benchmark(self) -> None:
-        plant, writes = self._scene.plant, self._writes
-        decode = dynamo_profile.decode(plant, writes)
-        if self._reads is not None:
-            prefill = dynamo_profile.prefill(plant, self._reads)
+        plant, decode_role = self._context.plant, self._decode_role
+        decode = dynamo_profile.decode(plant, decode_role)
+        if self._prefill_role is not None:
+            prefill = dynamo_profile.prefill(plant, self._prefill_role)
             self._planner.load_benchmark_fpms(prefill_fpms=self._records(prefill), decode_fpms=self._records(decode))
             return
-        prompts = dynamo_profile.prefill(plant, writes) if self._planning.full_profile else ()
+        prompts = dynamo_profile.prefill(plant, decode_role) if self._settings.full_profile else ()
         self._planner.load_benchmark_fpms(agg_fpms=self._records([*prompts, *decode]))
 
-    def _records(self, samples: Sequence[dynamo_profile.Sample]) -> list[Any]:
-        return [self._step(Iteration("", took_s, did)) for took_s, did in samples]
+    def _records(self, samples: Sequence[dynamo_profile.BenchmarkSample]) -> list[Any]:
+        return [self._forward_pass_metrics(Iteration("", step_s, work)) for step_s, work in samples]
 
 
 def load() -> SimpleNamespace:
@@ -264,78 +279,78 @@ def load() -> SimpleNamespace:
     try:
         modules = [importlib.import_module(name) for name in _MODULES]
     except ImportError as error:
-        raise BadInput(f"the planner of ai-dynamo {VERSION} cannot be imported ({error}); {INSTALL}") from None
+        raise BadInput(f"the planner of ai-dynamo {VERSION} cannot be imported ({error}); {INSTALL_HINT}") from None
     logging.getLogger("dynamo").setLevel(logging.CRITICAL)
     return SimpleNamespace(**{name: value for one in modules for name, value in vars(one).items()})
 
 
-def make_throughput(options: Options, scene: Scene) -> Policy:
+def make_throughput(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Its slow loop alone."""
-    planning = Planning(
+    planner_settings = PlannerSettings(
         target="sla",
-        slow=True,
-        fast=False,
-        slow_s=options.count("interval", SLOW_S, 1),
-        fast_s=FAST_S,
+        throughput_scaling=True,
+        load_scaling=False,
+        throughput_interval_s=options.count("interval", THROUGHPUT_INTERVAL_S, 1),
+        load_interval_s=LOAD_INTERVAL_S,
         sensitivity=SENSITIVITY,
-        **_common(options, scene),
+        **_common(options, context),
     )
-    options.end()
-    return Dynamo(planning, scene, load())
+    options.finish()
+    return DynamoPolicy(planner_settings, context, load())
 
 
-def make_load(options: Options, scene: Scene) -> Policy:
+def make_load(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Its fast loop; floor=1 (with target=sla) lets the slow one say what is needed at least."""
     target, floor = options.choice("target", "throughput", _TARGETS), options.flag("floor", False)
     if floor and target != "sla":
-        raise options.bad("floor=1 goes with target=sla: the slow loop has no other")
-    planning = Planning(
+        raise options.error("floor=1 goes with target=sla: the slow loop has no other")
+    planner_settings = PlannerSettings(
         target=target,
-        slow=floor,
-        fast=True,
-        slow_s=options.count("floor_interval", SLOW_S, 1),
-        fast_s=options.count("interval", FAST_S, 1),
+        throughput_scaling=floor,
+        load_scaling=True,
+        throughput_interval_s=options.count("floor_interval", THROUGHPUT_INTERVAL_S, 1),
+        load_interval_s=options.count("interval", LOAD_INTERVAL_S, 1),
         sensitivity=_percent(options),
-        **_common(options, scene),
+        **_common(options, context),
     )
-    if floor and planning.fast_s >= planning.slow_s:
-        raise options.bad("interval must be shorter than floor_interval")
-    options.end()
-    return Dynamo(planning, scene, load())
+    if floor and planner_settings.load_interval_s >= planner_settings.throughput_interval_s:
+        raise options.error("interval must be shorter than floor_interval")
+    options.finish()
+    return DynamoPolicy(planner_settings, context, load())
 
 
 def settings_throughput() -> Sequence[str]:
     """Words worth trying: predictors, intervals, and a profile that has prompts."""
-    words = ["", "profile=full"]
+    option_texts = ["", "profile=full"]
     for interval in (60, 180):
         for predictor in ("constant", "arima", "kalman"):
             if (interval, predictor) != (180, "arima"):
-                words.append(f"interval={interval},predictor={predictor},profile=full")
-    return words
+                option_texts.append(f"interval={interval},predictor={predictor},profile=full")
+    return option_texts
 
 
 def settings_load() -> Sequence[str]:
     """Words worth trying: every target, sensitivities, and both loops together."""
-    words = ["", "interval=10", "target=latency", "target=latency,interval=10"]
-    words += [f"target=sla,profile=full,sensitivity={percent}" for percent in (70, 80, 90)]
-    words += [f"target=sla,profile=full,floor=1,floor_interval={s},predictor=constant" for s in (60, 180)]
-    return words
+    option_texts = ["", "interval=10", "target=latency", "target=latency,interval=10"]
+    option_texts += [f"target=sla,profile=full,sensitivity={percent}" for percent in (70, 80, 90)]
+    option_texts += [f"target=sla,profile=full,floor=1,floor_interval={s},predictor=constant" for s in (60, 180)]
+    return option_texts
 
 
-def _common(options: Options, scene: Scene) -> Any:
-    slo = scene.slo
+def _common(options: PolicyOptions, context: PolicyContext) -> Any:
+    slo = context.slo
     ttft_s, itl_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
     return {
-        "ttft_s": options.positive("ttft", TTFT_S if ttft_s is None else ttft_s),
-        "itl_s": options.positive("itl", ITL_S if itl_s is None else itl_s),
+        "ttft_s": options.positive("ttft", DEFAULT_TTFT_S if ttft_s is None else ttft_s),
+        "itl_s": options.positive("itl", DEFAULT_ITL_S if itl_s is None else itl_s),
         "predictor": options.choice("predictor", PREDICTOR, _PREDICTORS),
         "full_profile": options.choice("profile", "own", ("own", "full")) == "full",
         "gated": options.flag("gated", False),
     }
 
 
-def _percent(options: Options) -> int:
+def _percent(options: PolicyOptions) -> int:
     percent = options.count("sensitivity", SENSITIVITY)
     if percent > 100:
-        raise options.bad("sensitivity is a percentage")
+        raise options.error("sensitivity is a percentage")
     return percent

@@ -17,38 +17,38 @@ from typing import Final
 
 import numpy as np
 
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim.iteration import Did
-from plimsoll.sim.pace import Pace
+from plimsoll.core.types import Role
+from plimsoll.sim.iteration import StepWork
 from plimsoll.sim.plant import Plant
+from plimsoll.sim.step_timing import StepTiming
 
-Sample = tuple[float, Did]  # seconds of a step, and what it did
-_LEAST_PROMPT: Final = 10
-_PROMPTS: Final = 16
-_CONTEXTS: Final = 6
-_BATCHES: Final = 6
-_SPARED_TOKENS: Final = 10  # of the longest context
+BenchmarkSample = tuple[float, StepWork]  # seconds of a step, and what it did
+_MIN_PROMPT_TOKENS: Final = 10
+_PROMPT_POINTS: Final = 16
+_CONTEXT_POINTS: Final = 6
+_BATCH_POINTS: Final = 6
+_RESERVED_TOKENS: Final = 10  # of the longest context
 
 
-def prefill(plant: Plant, role: Role) -> Sequence[Sample]:
+def prefill(plant: Plant, role: Role) -> Sequence[BenchmarkSample]:
     """Single prompts."""
-    own = plant.of_role(role)
-    pace = Pace(own, 0.0, Random(0))
-    lengths = _even(_LEAST_PROMPT, own.budget, _PROMPTS)
-    return [(pace.stretch(0, n, n * n / 2.0, 0, 0).first_s, Did(prefills=1, tokens=n)) for n in lengths]
+    profile = plant.profile_for(role)
+    timing = StepTiming(profile, 0.0, Random(0))
+    lengths = _evenly_spaced(_MIN_PROMPT_TOKENS, profile.budget, _PROMPT_POINTS)
+    return [(timing.series(0, n, n * n / 2.0, 0, 0).first_s, StepWork(prefills=1, tokens=n)) for n in lengths]
 
 
-def decode(plant: Plant, role: Role) -> Sequence[Sample]:
+def decode(plant: Plant, role: Role) -> Sequence[BenchmarkSample]:
     """Batches of equal contexts."""
-    own = plant.of_role(role)
-    pace, blocks, found = Pace(own, 0.0, Random(0)), own.kv_tokens // own.block_size, []
-    for context in _even(own.block_size, own.max_model_len - _SPARED_TOKENS, _CONTEXTS):
-        most = min(own.max_num_seqs, blocks // -(-(context + 1) // own.block_size))
-        for batch in _even(1, most, _BATCHES) if most else ():
-            took_s = pace.stretch(0, 0, 0.0, batch, batch * context).first_s
-            found.append((took_s, Did(decodes=batch, context=batch * context)))
-    return found
+    profile = plant.profile_for(role)
+    timing, blocks, samples = StepTiming(profile, 0.0, Random(0)), profile.kv_tokens // profile.block_size, []
+    for context in _evenly_spaced(profile.block_size, profile.max_model_len - _RESERVED_TOKENS, _CONTEXT_POINTS):
+        max_batch = min(profile.max_num_seqs, blocks // -(-(context + 1) // profile.block_size))
+        for batch in _evenly_spaced(1, max_batch, _BATCH_POINTS) if max_batch else ():
+            step_s = timing.series(0, 0, 0.0, batch, batch * context).first_s
+            samples.append((step_s, StepWork(decodes=batch, context=batch * context)))
+    return samples
 
 
-def _even(least: int, most: int, count: int) -> list[int]:
-    return [int(one) for one in np.unique(np.linspace(least, max(least, most), count, dtype=int))]
+def _evenly_spaced(minimum: int, maximum: int, count: int) -> list[int]:
+    return [int(one) for one in np.unique(np.linspace(minimum, max(minimum, maximum), count, dtype=int))]

@@ -23,32 +23,32 @@ TOLERANCE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class HpaRateLimit:
     """At most so many replicas, or per cent of those at the period's start, are added or taken within a period."""
 
     value: float
     period_s: float
     percent: bool = True
 
-    def above(self, begun: int) -> int:
-        return math.ceil(begun * (1.0 + self.value / 100.0)) if self.percent else begun + int(self.value)
+    def max_replicas(self, initial: int) -> int:
+        return math.ceil(initial * (1.0 + self.value / 100.0)) if self.percent else initial + int(self.value)
 
-    def below(self, begun: int) -> int:
-        return int(begun * (1.0 - self.value / 100.0)) if self.percent else begun - int(self.value)
+    def min_replicas(self, initial: int) -> int:
+        return int(initial * (1.0 - self.value / 100.0)) if self.percent else initial - int(self.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class HpaBehavior:
     """up_s, down_s: stabilisation windows. The defaults are Kubernetes' own."""
 
-    up_s: float = 0.0
-    down_s: float = 300.0
-    up: tuple[Limit, ...] = (Limit(100.0, 15.0), Limit(4.0, 15.0, percent=False))
-    down: tuple[Limit, ...] = (Limit(100.0, 15.0),)
+    up_window_s: float = 0.0
+    down_window_s: float = 300.0
+    up_limits: tuple[HpaRateLimit, ...] = (HpaRateLimit(100.0, 15.0), HpaRateLimit(4.0, 15.0, percent=False))
+    down_limits: tuple[HpaRateLimit, ...] = (HpaRateLimit(100.0, 15.0),)
     tolerance: float = TOLERANCE
 
 
-def by_pods(
+def propose_from_pods(
     values: Sequence[float], missing: int, target: float, current: int, tolerance: float = TOLERANCE
 ) -> int | None:
     """Proposal for a metric with an average target a pod; None where no pod tells it.
@@ -57,84 +57,90 @@ def by_pods(
     """
     if not values:
         return None
-    milli, goal = [_milli(value) for value in values], _milli(target)
-    ratio = _ratio(milli, goal)
+    milli, target_milli = [_thousandths(value) for value in values], _thousandths(target)
+    ratio = _ratio(milli, target_milli)
     if not missing:
-        return current if _within(ratio, tolerance) else math.ceil(ratio * len(milli))
+        return current if _is_within_tolerance(ratio, tolerance) else math.ceil(ratio * len(milli))
     if ratio == 1.0:
         return current
-    milli += [goal if ratio < 1.0 else 0] * missing
-    whole = _ratio(milli, goal)
-    if _within(whole, tolerance) or (ratio < 1.0 < whole) or (whole < 1.0 < ratio):
+    milli += [target_milli if ratio < 1.0 else 0] * missing
+    full_ratio = _ratio(milli, target_milli)
+    if _is_within_tolerance(full_ratio, tolerance) or (ratio < 1.0 < full_ratio) or (full_ratio < 1.0 < ratio):
         return current
-    proposed = math.ceil(whole * len(milli))
-    against = (whole < 1.0 and proposed > current) or (whole > 1.0 and proposed < current)
-    return current if against else proposed
+    proposed = math.ceil(full_ratio * len(milli))
+    reverses = (full_ratio < 1.0 and proposed > current) or (full_ratio > 1.0 and proposed < current)
+    return current if reverses else proposed
 
 
-def by_total(usage: float, target: float, current: int, tolerance: float = TOLERANCE) -> int:
+def propose_from_total(usage: float, target: float, current: int, tolerance: float = TOLERANCE) -> int:
     """Proposal for an external metric with an average target a replica, as KEDA's and others' are."""
-    total, goal = _milli(usage), _milli(target)
-    if current and _within(total / (goal * current), tolerance):
+    total, target_milli = _thousandths(usage), _thousandths(target)
+    if current and _is_within_tolerance(total / (target_milli * current), tolerance):
         return current
-    return math.ceil(total / goal)
+    return math.ceil(total / target_milli)
 
 
 class Hpa:
     """One autoscaler of one tier. All times are of one clock, seconds."""
 
-    def __init__(self, behaviour: Behaviour, bounds: tuple[int, int]) -> None:
-        self._behaviour, self._bounds = behaviour, bounds
+    def __init__(self, behavior: HpaBehavior, bounds: tuple[int, int]) -> None:
+        self._behavior, self._bounds = behavior, bounds
         self._proposals: list[tuple[float, int]] = []
         self._changes: list[tuple[float, int]] = []
 
     def sync(self, now_s: float, current: int, proposed: int | None) -> int:
         """One pass. current: replicas as ordered. proposed: None where the metric is not there."""
-        least, most = self._bounds
+        minimum, maximum = self._bounds
         if not self._proposals:
             self._proposals.append((now_s, current))
-        if not least <= current <= most:
-            wanted = min(most, max(least, current))
+        if not minimum <= current <= maximum:
+            desired = min(maximum, max(minimum, current))
         elif proposed is None:
-            wanted = current
+            desired = current
         else:
-            wanted = self._limited(now_s, current, self._steadied(now_s, current, proposed))
-        if wanted != current:
-            self._changes.append((now_s, wanted - current))
-        return wanted
+            desired = self._rate_limited(now_s, current, self._stabilized(now_s, current, proposed))
+        if desired != current:
+            self._changes.append((now_s, desired - current))
+        return desired
 
-    def _steadied(self, now_s: float, current: int, proposed: int) -> int:
-        rules = self._behaviour
-        up = min([proposed, *(count for at_s, count in self._proposals if at_s > now_s - rules.up_s)])
-        down = max([proposed, *(count for at_s, count in self._proposals if at_s > now_s - rules.down_s)])
-        kept_s = now_s - max(rules.up_s, rules.down_s)
-        self._proposals = [one for one in self._proposals if one[0] > kept_s] + [(now_s, proposed)]
+    def _stabilized(self, now_s: float, current: int, proposed: int) -> int:
+        behavior = self._behavior
+        up = min([proposed, *(count for at_s, count in self._proposals if at_s > now_s - behavior.up_window_s)])
+        down = max([proposed, *(count for at_s, count in self._proposals if at_s > now_s - behavior.down_window_s)])
+        oldest_s = now_s - max(behavior.up_window_s, behavior.down_window_s)
+        self._proposals = [one for one in self._proposals if one[0] > oldest_s] + [(now_s, proposed)]
         return min(max(current, up), down)
 
-    def _limited(self, now_s: float, current: int, wanted: int) -> int:
-        rules, (least, most) = self._behaviour, self._bounds
-        longest_s = max(limit.period_s for limit in (*rules.up, *rules.down))
+    def _rate_limited(self, now_s: float, current: int, desired: int) -> int:
+        behavior, (minimum, maximum) = self._behavior, self._bounds
+        longest_s = max(limit.period_s for limit in (*behavior.up_limits, *behavior.down_limits))
         self._changes = [one for one in self._changes if one[0] > now_s - longest_s]
-        if wanted > current:
-            allowed = max(limit.above(self._begun(now_s, current, limit)) for limit in rules.up)
-            return min(wanted, most, max(current, allowed))
-        if wanted < current:
-            allowed = min(limit.below(self._begun(now_s, current, limit)) for limit in rules.down)
-            return max(wanted, least, min(current, allowed))
-        return wanted
+        if desired > current:
+            allowed = max(
+                limit.max_replicas(self._replicas_at_period_start(now_s, current, limit))
+                for limit in behavior.up_limits
+            )
+            return min(desired, maximum, max(current, allowed))
+        if desired < current:
+            allowed = min(
+                limit.min_replicas(self._replicas_at_period_start(now_s, current, limit))
+                for limit in behavior.down_limits
+            )
+            return max(desired, minimum, min(current, allowed))
+        return desired
 
-    def _begun(self, now_s: float, current: int, limit: Limit) -> int:
+    def _replicas_at_period_start(self, now_s: float, current: int, limit: HpaRateLimit) -> int:
         """Replicas at the start of a limit's period."""
         return current - sum(change for at_s, change in self._changes if at_s > now_s - limit.period_s)
 
 
-def _milli(value: float) -> int:
+def _thousandths(value: float) -> int:
     return round(value * 1000.0)
 
 
-def _ratio(milli: Sequence[int], goal: int) -> float:
-    return sum(milli) // len(milli) / goal
+def _ratio(milli: Sequence[int], target_milli: int) -> float:
+    return sum(milli) // len(milli) / target_milli
 
 
-def _within(ratio: float, tolerance: float) -> bool:
+def _is_within_tolerance(ratio: float, tolerance: float) -> bool:
     return 1.0 - tolerance <= ratio <= 1.0 + tolerance

@@ -24,121 +24,129 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core import buckets
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.core.ports import Buckets, EngineReading
+from plimsoll.core import histogram
+from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.slo import Slo
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.hpa import SYNC_S, Behaviour, Hpa, Limit, by_total
-from plimsoll.sim.policies.options import Options
-from plimsoll.sim.policies.peer import Peer, Timer, scalers
+from plimsoll.core.types import Role
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.hpa import SYNC_S, Hpa, HpaBehavior, HpaRateLimit, propose_from_total
+from plimsoll.sim.policies.options import PolicyOptions
+from plimsoll.sim.policies.peer import PeerPolicy, PeriodicTimer, scalers
 
 SCRAPE_S: Final = 5.0
 
-Latency = Callable[[EngineReading], Buckets | None]
+LatencyHistogram = Callable[[EngineReading], BucketCounts | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class KedaRules:
     """up_at, down_at: saturations. share: of the percentile. cap: of a sample. over_s: of rates. mean_s: of samples."""
 
-    up_at: float = 0.55
-    down_at: float = 0.40
-    share: float = 0.9
+    up_threshold: float = 0.55
+    down_threshold: float = 0.40
+    quantile: float = 0.9
     cap: float = 2.0
-    over_s: float = 60.0
-    mean_s: float = 45.0
+    rate_window_s: float = 60.0
+    mean_window_s: float = 45.0
 
 
-def behaviour(up_s: float = 30.0, down_s: float = 180.0) -> Behaviour:
+def hpa_behavior(up_s: float = 30.0, down_s: float = 180.0) -> HpaBehavior:
     """How the guide has Kubernetes apply it."""
-    return Behaviour(
-        up_s, down_s, (Limit(100.0, 60.0), Limit(4.0, 60.0, percent=False)), (Limit(1.0, 120.0, percent=False),)
+    return HpaBehavior(
+        up_s,
+        down_s,
+        (HpaRateLimit(100.0, 60.0), HpaRateLimit(4.0, 60.0, percent=False)),
+        (HpaRateLimit(1.0, 120.0, percent=False),),
     )
 
 
-def desired(law: Law, saturation: float, replicas: int, ready: int) -> int:
+def desired_count(rules: KedaRules, saturation: float, replicas: int, ready: int) -> int:
     """The guide's formula, before any bounds."""
-    if saturation > law.up_at:
+    if saturation > rules.up_threshold:
         credit = ready / replicas if 0 < ready < replicas else 1.0
-        return replicas + math.ceil(replicas * (saturation * credit / law.up_at - 1.0))
-    if saturation < law.down_at:
-        return replicas - math.floor(replicas * (1.0 - saturation / law.down_at))
+        return replicas + math.ceil(replicas * (saturation * credit / rules.up_threshold - 1.0))
+    if saturation < rules.down_threshold:
+        return replicas - math.floor(replicas * (1.0 - saturation / rules.down_threshold))
     return replicas
 
 
-class Saturation:
+class SaturationSignal:
     """The recorded signal: of latencies, each with its target in seconds."""
 
-    def __init__(self, law: Law, targets: Sequence[tuple[Latency, float]]) -> None:
-        self._law, self._targets = law, targets
+    def __init__(self, rules: KedaRules, targets: Sequence[tuple[LatencyHistogram, float]]) -> None:
+        self._rules, self._targets = rules, targets
         self._scraped: deque[tuple[float, Mapping[str, EngineReading]]] = deque()
         self._samples: deque[tuple[float, float]] = deque()
 
-    def scraped(self, now_s: float, engines: Sequence[EngineReading]) -> None:
+    def add_scrape(self, now_s: float, engines: Sequence[EngineReading]) -> None:
         self._scraped.append((now_s, {engine.pod: engine for engine in engines}))
-        while self._scraped[0][0] < now_s - self._law.over_s:
+        while self._scraped[0][0] < now_s - self._rules.rate_window_s:
             self._scraped.popleft()
 
-    def recorded(self, now_s: float) -> float:
+    def record(self, now_s: float) -> float:
         """Records a sample, and the mean of those that count."""
-        law = self._law
+        rules = self._rules
         raw = max(self._quantile(latency) / target for latency, target in self._targets)
-        self._samples.append((now_s, min(raw, law.cap)))
-        while self._samples[0][0] <= now_s - law.mean_s:
+        self._samples.append((now_s, min(raw, rules.cap)))
+        while self._samples[0][0] <= now_s - rules.mean_window_s:
             self._samples.popleft()
         return sum(sample for _, sample in self._samples) / len(self._samples)
 
-    def _quantile(self, latency: Latency) -> float:
+    def _quantile(self, latency: LatencyHistogram) -> float:
         """Seconds; 0 where nothing was measured."""
-        first: dict[str, Buckets] = {}
-        last: dict[str, Buckets] = {}
+        first: dict[str, BucketCounts] = {}
+        last: dict[str, BucketCounts] = {}
         for _, engines in self._scraped:
             for pod, engine in engines.items():
-                histogram = latency(engine)
-                if histogram is not None:
-                    first.setdefault(pod, histogram)
-                    last[pod] = histogram
-        whole = buckets.merged(buckets.difference(last[pod], first[pod]) for pod in last)
-        return 0.0 if whole is None else buckets.quantile(whole, self._law.share) or 0.0
+                buckets = latency(engine)
+                if buckets is not None:
+                    first.setdefault(pod, buckets)
+                    last[pod] = buckets
+        merged = histogram.merge(histogram.difference(last[pod], first[pod]) for pod in last)
+        return 0.0 if merged is None else histogram.quantile(merged, self._rules.quantile) or 0.0
 
 
-class _Tier:
-    def __init__(self, role: Role, law: Law, saturation: Saturation, hpa: Hpa) -> None:
-        self._role, self._law, self._saturation, self._hpa = role, law, saturation, hpa
-        self._scrape, self._sync = Timer(SCRAPE_S), Timer(SYNC_S)
+class _KedaTier:
+    def __init__(self, role: Role, rules: KedaRules, saturation: SaturationSignal, hpa: Hpa) -> None:
+        self._role, self._rules, self._saturation, self._hpa = role, rules, saturation, hpa
+        self._scrape, self._sync = PeriodicTimer(SCRAPE_S), PeriodicTimer(SYNC_S)
 
-    def wanted(self, look: Look) -> int | None:
-        if self._scrape.due(look.now_s):
-            self._saturation.scraped(look.now_s, look.engines[self._role])
-        if not self._sync.due(look.now_s):
+    def desired_replicas(self, observation: Observation) -> int | None:
+        if self._scrape.is_due(observation.now_s):
+            self._saturation.add_scrape(observation.now_s, observation.engine_readings[self._role])
+        if not self._sync.is_due(observation.now_s):
             return None
-        current = look.ordered[self._role]
-        count = desired(self._law, self._saturation.recorded(look.now_s), current, look.ready.get(self._role, 0))
-        return self._hpa.sync(look.now_s, current, by_total(count, 1.0, current))
+        current = observation.desired[self._role]
+        count = desired_count(
+            self._rules, self._saturation.record(observation.now_s), current, observation.ready.get(self._role, 0)
+        )
+        return self._hpa.sync(observation.now_s, current, propose_from_total(count, 1.0, current))
 
 
-def make(options: Options, scene: Scene) -> Policy:
+def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Options up_at, down_at (saturations), share (of the percentile), up and down (windows, seconds), gated."""
-    usual, rules = Law(), behaviour()
-    law = Law(
-        up_at=options.positive("up_at", usual.up_at),
-        down_at=options.positive("down_at", usual.down_at),
-        share=options.positive("share", usual.share, most=1.0),
+    defaults, hpa_defaults = KedaRules(), hpa_behavior()
+    rules = KedaRules(
+        up_threshold=options.positive("up_at", defaults.up_threshold),
+        down_threshold=options.positive("down_at", defaults.down_threshold),
+        quantile=options.positive("share", defaults.quantile, maximum=1.0),
     )
-    rules = behaviour(options.number("up", rules.up_s, most=3600.0), options.number("down", rules.down_s, most=3600.0))
+    hpa_defaults = hpa_behavior(
+        options.number("up", hpa_defaults.up_window_s, maximum=3600.0),
+        options.number("down", hpa_defaults.down_window_s, maximum=3600.0),
+    )
     gated = options.flag("gated", False)
-    options.end()
-    if not law.down_at <= law.up_at < law.cap:
-        raise options.bad(f"down_at is at most up_at, and up_at below {law.cap:g}")
+    options.finish()
+    if not rules.down_threshold <= rules.up_threshold < rules.cap:
+        raise options.error(f"down_at is at most up_at, and up_at below {rules.cap:g}")
 
-    def tier(role: Role, bounds: tuple[int, int]) -> _Tier:
-        targets = _targets(role, scene.slo)
+    def tier(role: Role, bounds: tuple[int, int]) -> _KedaTier:
+        targets = _targets(role, context.slo)
         if not targets:
-            raise options.bad(f"{role} has no latency to go by: the manifest's slo lacks it")
-        return _Tier(role, law, Saturation(law, targets), Hpa(rules, bounds))
+            raise options.error(f"{role} has no latency to go by: the manifest's slo lacks it")
+        return _KedaTier(role, rules, SaturationSignal(rules, targets), Hpa(hpa_defaults, bounds))
 
-    return Peer(scalers(scene.bounds, tier), gated)
+    return PeerPolicy(scalers(context.bounds, tier), gated)
 
 
 def settings() -> Sequence[str]:
@@ -151,11 +159,11 @@ def settings() -> Sequence[str]:
     )
 
 
-def _targets(role: Role, slo: Slo | None) -> Sequence[tuple[Latency, float]]:
+def _targets(role: Role, slo: Slo | None) -> Sequence[tuple[LatencyHistogram, float]]:
     """What a tier answers for. Of a promise that grows with the prompt, what holds for the shortest ones."""
-    found: list[tuple[Latency, float]] = []
+    targets: list[tuple[LatencyHistogram, float]] = []
     if slo is not None and slo.ttft_s is not None and role is not Role.DECODE:
-        found.append((lambda engine: engine.ttft_s, slo.ttft_s))
+        targets.append((lambda engine: engine.ttft_s, slo.ttft_s))
     if slo is not None and slo.tpot_s is not None and role is not Role.PREFILL:
-        found.append((lambda engine: engine.tpot_s, slo.tpot_s))
-    return found
+        targets.append((lambda engine: engine.tpot_s, slo.tpot_s))
+    return targets

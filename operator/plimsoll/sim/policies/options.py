@@ -1,129 +1,131 @@
-"""The words after a policy's name: `name:word,key=value`. What is not understood is refused by its name."""
+"""Options after a policy's name: `name:word,key=value`. An unknown option is rejected by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from plimsoll.api.v1alpha1.tiers import MAX_REPLICAS
-from plimsoll.core.picking.endpoint import Role
+from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
+from plimsoll.core.types import Role
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies.base import Bounds
-from plimsoll.sim.rows import shown
+from plimsoll.sim.trace_files import printable
 
-MOST: Final = 1_000_000  # of anything that is counted
-LARGEST: Final = 1e9  # of any other figure
+MAX_COUNT: Final = 1_000_000  # of anything that is counted
+MAX_NUMBER: Final = 1e9  # of any other figure
 
 
-class Options:
+class PolicyOptions:
     """Each option is taken once by whoever knows it; `end` refuses what is left. All raise BadInput.
 
     words: those without a key. place: where the text stood, for messages.
     """
 
-    def __init__(self, place: str, text: str) -> None:
-        self.place = place
+    def __init__(self, origin: str, text: str) -> None:
+        self.origin = origin
         words = [word for word in text.split(",") if word]
-        self.words = [word for word in words if "=" not in word]
-        self._left: dict[str, str] = {}
+        self.positional = [word for word in words if "=" not in word]
+        self._remaining: dict[str, str] = {}
         for key, value in (word.split("=", 1) for word in words if "=" in word):
-            if key in self._left:
-                raise self.bad(f"{key} is given twice")
-            self._left[key] = value
+            if key in self._remaining:
+                raise self.error(f"{key} is given twice")
+            self._remaining[key] = value
 
-    def number(self, key: str, usual: float, most: float = LARGEST) -> float:
+    def number(self, key: str, default: float, maximum: float = MAX_NUMBER) -> float:
         """At least 0, and nothing that a sum could not hold."""
-        value = self._float(key, usual)
-        if not 0.0 <= value <= most:
-            raise self.bad(f"{key} is a number of at least 0 and at most {most:g}, not {value:g}")
+        value = self._float(key, default)
+        if not 0.0 <= value <= maximum:
+            raise self.error(f"{key} is a number of at least 0 and at most {maximum:g}, not {value:g}")
         return value
 
-    def positive(self, key: str, usual: float, most: float = LARGEST) -> float:
+    def positive(self, key: str, default: float, maximum: float = MAX_NUMBER) -> float:
         """Above 0, and nothing that a quotient could not hold."""
-        value = self._float(key, usual)
-        if not 0.0 < value <= most:
-            raise self.bad(f"{key} is a number above 0 and at most {most:g}, not {value:g}")
-        if value < 1.0 / LARGEST:
-            raise self.bad(f"{key} is at least {1.0 / LARGEST:g}, not {value:g}")
+        value = self._float(key, default)
+        if not 0.0 < value <= maximum:
+            raise self.error(f"{key} is a number above 0 and at most {maximum:g}, not {value:g}")
+        if value < 1.0 / MAX_NUMBER:
+            raise self.error(f"{key} is at least {1.0 / MAX_NUMBER:g}, not {value:g}")
         return value
 
-    def period(self, key: str, usual: float) -> float:
+    def period(self, key: str, default: float) -> float:
         """Seconds between two looks: at least one, since nobody is asked more often."""
-        value = self.positive(key, usual)
+        value = self.positive(key, default)
         if value < 1.0:
-            raise self.bad(f"{key} is at least 1 s, not {value:g}: policies are asked once a second")
+            raise self.error(f"{key} is at least 1 s, not {value:g}: policies are asked once a second")
         return value
 
-    def count(self, key: str, usual: int, least: int = 0) -> int:
+    def count(self, key: str, default: int, minimum: int = 0) -> int:
         """A whole number."""
-        text = self._left.pop(key, str(usual))
-        value = whole(text)
-        if value is None or value < least:
-            raise self.bad(f"{key} is a whole number of at least {least} and at most {MOST:,}, not {shown(text)}")
+        text = self._remaining.pop(key, str(default))
+        value = parse_count(text)
+        if value is None or value < minimum:
+            raise self.error(
+                f"{key} is a whole number of at least {minimum} and at most {MAX_COUNT:,}, not {printable(text)}"
+            )
         return value
 
-    def flag(self, key: str, usual: bool) -> bool:
-        return self.choice(key, "1" if usual else "0", ("0", "1")) == "1"
+    def flag(self, key: str, default: bool) -> bool:
+        return self.choice(key, "1" if default else "0", ("0", "1")) == "1"
 
-    def choice(self, key: str, usual: str, among: Collection[str]) -> str:
-        value = self._left.pop(key, usual)
-        if value not in among:
-            raise self.bad(f"{key} is {' or '.join(among)}, not {value!r}")
+    def choice(self, key: str, default: str, choices: Collection[str]) -> str:
+        value = self._remaining.pop(key, default)
+        if value not in choices:
+            raise self.error(f"{key} is {' or '.join(choices)}, not {value!r}")
         return value
 
-    def text(self, key: str, usual: str) -> str:
+    def text(self, key: str, default: str) -> str:
         """As it is."""
-        return self._left.pop(key, usual)
+        return self._remaining.pop(key, default)
 
-    def among(self, keys: Collection[str]) -> list[str]:
+    def remaining_of(self, keys: Collection[str]) -> list[str]:
         """Those of the keys that were given and nobody has taken yet."""
-        return [key for key in keys if key in self._left]
+        return [key for key in keys if key in self._remaining]
 
-    def parts(self, count: int) -> list[Options]:
+    def split(self, count: int) -> list[PolicyOptions]:
         """All that is left, for each of so many tiers: `key=A/B` is a value for each, any other is for all."""
-        found = []
+        per_tier = []
         for place in range(count):
-            part = Options(self.place, "")
-            for key, value in self._left.items():
+            part = PolicyOptions(self.origin, "")
+            for key, value in self._remaining.items():
                 values = value.split("/")
                 if len(values) not in (1, count):
-                    raise self.bad(f"{key} is one value, or {count} with / between them, not {value!r}")
-                part._left[key] = values[place if len(values) > 1 else 0]
-            found.append(part)
-        self._left = {}
-        return found
+                    raise self.error(f"{key} is one value, or {count} with / between them, not {value!r}")
+                part._remaining[key] = values[place if len(values) > 1 else 0]
+            per_tier.append(part)
+        self._remaining = {}
+        return per_tier
 
-    def end(self, plain: bool = False) -> None:
+    def finish(self, allow_positional: bool = False) -> None:
         """Nothing else may have been said. plain: whether words without a key were expected."""
-        if self.words and not plain:
-            raise self.bad(f"{', '.join(self.words)}: options are key=value")
-        if self._left:
-            raise self.bad(f"unknown {', '.join(self._left)}")
+        if self.positional and not allow_positional:
+            raise self.error(f"{', '.join(self.positional)}: options are key=value")
+        if self._remaining:
+            raise self.error(f"unknown {', '.join(self._remaining)}")
 
-    def bad(self, why: str) -> BadInput:
-        return BadInput(f"{self.place}: {why}")
+    def error(self, message: str) -> BadInput:
+        return BadInput(f"{self.origin}: {message}")
 
-    def _float(self, key: str, usual: float) -> float:
-        text = self._left.pop(key, str(usual))
+    def _float(self, key: str, default: float) -> float:
+        text = self._remaining.pop(key, str(default))
         try:
             return float(text)
         except ValueError:
-            raise self.bad(f"{key} is a number, not {text!r}") from None
+            raise self.error(f"{key} is a number, not {text!r}") from None
 
 
-def replicas(words: list[str], bounds: Bounds, place: str) -> Mapping[Role, int]:
+def parse_replicas(words: list[str], bounds: Bounds, origin: str) -> Mapping[Role, int]:
     """A count for each tier, prefill before decode, from as many words. Raises BadInput."""
-    counts = [whole(word, MAX_REPLICAS) for word in words]
-    found = [count for count in counts if count is not None]
-    if len(words) != len(bounds) or len(found) != len(words):
+    counts = [parse_count(word, MAX_TIER_REPLICAS) for word in words]
+    valid_counts = [count for count in counts if count is not None]
+    if len(words) != len(bounds) or len(valid_counts) != len(words):
         tiers = ",".join(str(role).upper() for role in bounds)
         several = "s" if len(bounds) > 1 else ""
-        raise BadInput(f"{place}: must be {tiers} as {len(bounds)} whole number{several} up to {MAX_REPLICAS:,}")
-    return dict(zip(bounds, found, strict=True))
+        raise BadInput(f"{origin}: must be {tiers} as {len(bounds)} whole number{several} up to {MAX_TIER_REPLICAS:,}")
+    return dict(zip(bounds, valid_counts, strict=True))
 
 
-def whole(text: str, most: int = MOST) -> int | None:
+def parse_count(text: str, maximum: int = MAX_COUNT) -> int | None:
     """A whole number from 0 to `most`; None where the text is none."""
-    if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
+    if not text.isdecimal() or len(text) > len(str(maximum)) or int(text) > maximum:
         return None
     return int(text)

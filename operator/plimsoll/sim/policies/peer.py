@@ -1,6 +1,6 @@
-"""What peers' autoscalers have in common here: each tier is scaled alone, by its own engines, at the peer's own pace.
+"""Common parts of peer autoscalers: each tier is scaled alone, by its own engines, at the peer's own interval.
 
-None of them can hold requests while a tier has no replica, as simulated here, so a tier keeps at least one.
+As simulated here, no peer can queue requests while a tier has no replica, so a tier keeps at least one.
 """
 
 from __future__ import annotations
@@ -8,44 +8,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from plimsoll.core.picking.endpoint import Role
-from plimsoll.sim.policies.base import Look
-from plimsoll.sim.visit import Asked
+from plimsoll.core.types import Role
+from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.policies.base import Observation
 
 
-class Scaler(Protocol):
-    """Of one tier."""
+class TierScaler(Protocol):
+    """Scaler of one tier."""
 
-    def wanted(self, look: Look) -> int | None:
+    def desired_replicas(self, observation: Observation) -> int | None:
         """Replicas at this tick; None: as it is."""
         ...
 
 
-class Peer:
+class PeerPolicy:
     """gated: whether the operator's model decides about admission while the peer decides about replicas."""
 
-    initial: Mapping[Role, int] | None = None
+    initial_replicas: Mapping[Role, int] | None = None
 
-    def __init__(self, scalers: Mapping[Role, Scaler], gated: bool) -> None:
-        self.operator = gated
+    def __init__(self, scalers: Mapping[Role, TierScaler], runs_operator: bool) -> None:
+        self.runs_operator = runs_operator
         self._scalers = scalers
 
-    def arrived(self, asked: Asked, now_s: float) -> None:
+    def on_arrival(self, request: TraceRequest, now_s: float) -> None:
         """Peers do not see requests, only what engines and gateways count."""
 
-    def wanted(self, look: Look) -> Mapping[Role, int]:
-        found = {role: scaler.wanted(look) for role, scaler in self._scalers.items()}
-        return {role: count for role, count in found.items() if count is not None}
+    def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
+        counts = {role: scaler.desired_replicas(observation) for role, scaler in self._scalers.items()}
+        return {role: count for role, count in counts.items() if count is not None}
 
 
-class Timer:
-    """Something that is done at once and then every so often."""
+class PeriodicTimer:
+    """An action at once, and then at a fixed interval."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._next_s = 0.0
 
-    def due(self, now_s: float) -> bool:
+    def is_due(self, now_s: float) -> bool:
         if now_s < self._next_s:
             return False
         while self._next_s <= now_s:
@@ -53,13 +53,13 @@ class Timer:
         return True
 
 
-def kept(bounds: tuple[int, int]) -> tuple[int, int]:
-    """A tier's bounds, of which the lower is at least 1."""
-    least, most = bounds
-    return max(1, least), max(1, most)
+def at_least_one(bounds: tuple[int, int]) -> tuple[int, int]:
+    """A tier's bounds, with a lower bound of at least 1."""
+    minimum, maximum = bounds
+    return max(1, minimum), max(1, maximum)
 
 
 def scalers(
-    bounds: Mapping[Role, tuple[int, int]], make: Callable[[Role, tuple[int, int]], Scaler]
-) -> dict[Role, Scaler]:
-    return {role: make(role, kept(limits)) for role, limits in bounds.items()}
+    bounds: Mapping[Role, tuple[int, int]], make: Callable[[Role, tuple[int, int]], TierScaler]
+) -> dict[Role, TierScaler]:
+    return {role: make(role, at_least_one(limits)) for role, limits in bounds.items()}

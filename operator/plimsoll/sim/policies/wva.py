@@ -25,35 +25,35 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.hpa import Behaviour, Hpa, by_total
-from plimsoll.sim.policies.options import Options
-from plimsoll.sim.policies.peer import Peer, Timer, scalers
-from plimsoll.sim.policies.windows import Increase, Largest, mean
+from plimsoll.core.types import Role
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.hpa import Hpa, HpaBehavior, propose_from_total
+from plimsoll.sim.policies.options import PolicyOptions
+from plimsoll.sim.policies.peer import PeerPolicy, PeriodicTimer, scalers
+from plimsoll.sim.policies.sliding_windows import CounterIncrease, SlidingMax, mean_over_window
 
 CYCLE_S: Final = 15.0
-_GAUGES_S: Final = 60.0
-_LENGTHS_S: Final = 300.0
-_SIGHTINGS: Final = 10
+_GAUGE_WINDOW_S: Final = 60.0
+_LENGTH_WINDOW_S: Final = 300.0
+_SATURATION_SAMPLES: Final = 10
 _SHORT_TOKENS: Final = 100.0  # answers below it, and below the next, are kinds of their own
 _MEDIUM_TOKENS: Final = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class WvaRules:
     """kv: share of the cache that counts. queue: requests waiting from which compute is the limit. up_at, down_at: load
     over supply."""
 
-    kv: float = 0.80
-    queue: float = 5.0
-    up_at: float = 0.85
-    down_at: float = 0.70
+    kv_share: float = 0.80
+    saturated_queue: float = 5.0
+    up_threshold: float = 0.85
+    down_threshold: float = 0.70
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WvaEngineLimits:
     """Of an engine, from its arguments. kv_tokens: its cache. budget: tokens of a step."""
 
     kv_tokens: int
@@ -62,7 +62,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReplicaSample:
     """One replica: tokens in use and requests waiting (the largest of a minute), mean lengths (0: not known)."""
 
     in_use: float
@@ -71,29 +71,29 @@ class Seen:
     output: float
 
 
-class Capacity:
+class WvaCapacity:
     """What a replica of one tier holds, and what was learned of it."""
 
-    def __init__(self, rules: Rules, limits: Limits) -> None:
+    def __init__(self, rules: WvaRules, limits: WvaEngineLimits) -> None:
         self._rules, self._limits = rules, limits
-        self._sightings: dict[int, deque[float]] = {}
+        self._saturation_samples: dict[int, deque[float]] = {}
 
-    def tokens(self, seen: Seen) -> float:
+    def tokens(self, sample: ReplicaSample) -> float:
         """The lesser of memory's and compute's limit."""
-        memory = self._limits.kv_tokens * self._rules.kv
-        return min(memory, self._compute(seen) or memory)
+        memory = self._limits.kv_tokens * self._rules.kv_share
+        return min(memory, self._compute(sample) or memory)
 
-    def _compute(self, seen: Seen) -> float:
-        kind = (seen.output >= _SHORT_TOKENS) + (seen.output >= _MEDIUM_TOKENS)
-        if seen.waiting >= self._rules.queue and seen.in_use > 0.0:
-            self._sightings.setdefault(kind, deque(maxlen=_SIGHTINGS)).append(seen.in_use)
-            return seen.in_use
-        if kind in self._sightings:
-            return sum(self._sightings[kind]) / len(self._sightings[kind])
-        return derived(self._limits, seen.prompt, seen.output)
+    def _compute(self, sample: ReplicaSample) -> float:
+        length_bucket = (sample.output >= _SHORT_TOKENS) + (sample.output >= _MEDIUM_TOKENS)
+        if sample.waiting >= self._rules.saturated_queue and sample.in_use > 0.0:
+            self._saturation_samples.setdefault(length_bucket, deque(maxlen=_SATURATION_SAMPLES)).append(sample.in_use)
+            return sample.in_use
+        if length_bucket in self._saturation_samples:
+            return sum(self._saturation_samples[length_bucket]) / len(self._saturation_samples[length_bucket])
+        return derived_capacity(self._limits, sample.prompt, sample.output)
 
 
-def derived(limits: Limits, prompt: float, output: float) -> float:
+def derived_capacity(limits: WvaEngineLimits, prompt: float, output: float) -> float:
     """Tokens in use when every step's budget is used up; 0 where lengths are not known."""
     if prompt <= 0.0 or output <= 0.0:
         return 0.0
@@ -101,84 +101,86 @@ def derived(limits: Limits, prompt: float, output: float) -> float:
     return sequences * (prompt + output / 2.0)
 
 
-def load(role: Role, seen: Seen) -> float:
+def replica_load(role: Role, sample: ReplicaSample) -> float:
     """Tokens that a replica has and will have of those that wait."""
-    return seen.in_use + seen.waiting * _to_come(role, seen.prompt, seen.output)
+    return sample.in_use + sample.waiting * _tokens_per_waiting(role, sample.prompt, sample.output)
 
 
-def replicas(rules: Rules, capacity: float, demand: float, ready: int, starting: int) -> int:
+def target_replicas(rules: WvaRules, capacity: float, demand: float, ready: int, starting: int) -> int:
     """How many are wanted; at least one. capacity: of one replica, above 0."""
-    required = demand / rules.up_at - (ready + starting) * capacity
+    required = demand / rules.up_threshold - (ready + starting) * capacity
     if required > 0.0:
         return ready + starting + math.ceil(required / capacity)
-    spare = ready * capacity - demand / rules.down_at
-    return max(1, ready + starting - max(0, math.floor(spare / capacity)))
+    surplus = ready * capacity - demand / rules.down_threshold
+    return max(1, ready + starting - max(0, math.floor(surplus / capacity)))
 
 
-class _Tier:
-    def __init__(self, role: Role, rules: Rules, limits: Limits, cycle_s: float, hpa: Hpa, tolerance: float) -> None:
+class _WvaTier:
+    def __init__(
+        self, role: Role, rules: WvaRules, limits: WvaEngineLimits, cycle_s: float, hpa: Hpa, tolerance: float
+    ) -> None:
         self._role, self._rules, self._limits, self._hpa, self._tolerance = role, rules, limits, hpa, tolerance
-        self._capacity, self._timer = Capacity(rules, limits), Timer(cycle_s)
-        self._kv, self._waiting = Largest(_GAUGES_S), Largest(_GAUGES_S)
-        self._prompts, self._outputs = Increase(_LENGTHS_S), Increase(_LENGTHS_S)
+        self._capacity, self._timer = WvaCapacity(rules, limits), PeriodicTimer(cycle_s)
+        self._kv, self._waiting = SlidingMax(_GAUGE_WINDOW_S), SlidingMax(_GAUGE_WINDOW_S)
+        self._prompts, self._outputs = CounterIncrease(_LENGTH_WINDOW_S), CounterIncrease(_LENGTH_WINDOW_S)
 
-    def wanted(self, look: Look) -> int | None:
-        if not self._timer.due(look.now_s):
+    def desired_replicas(self, observation: Observation) -> int | None:
+        if not self._timer.is_due(observation.now_s):
             return None
-        readings = look.engines[self._role]
-        seen = [self._seen(look.now_s, reading) for reading in readings]
+        readings = observation.engine_readings[self._role]
+        samples = [self._sample(observation.now_s, reading) for reading in readings]
         for window in (self._kv, self._waiting, self._prompts, self._outputs):
-            window.keep([reading.pod for reading in readings])
-        current, proposed = look.ordered[self._role], None
-        if seen:
-            capacity = median([self._capacity.tokens(one) for one in seen])
-            demand = sum(load(self._role, one) for one in seen) + self._held(look, seen)
-            starting = look.starting.get(self._role, 0)
-            target = replicas(self._rules, capacity, demand, len(seen), starting)
-            proposed = by_total(float(target), 1.0, current, self._tolerance)
-        return self._hpa.sync(look.now_s, current, proposed)
+            window.retain([reading.pod for reading in readings])
+        current, proposed = observation.desired[self._role], None
+        if samples:
+            capacity = median([self._capacity.tokens(one) for one in samples])
+            demand = sum(replica_load(self._role, one) for one in samples) + self._queued_tokens(observation, samples)
+            starting = observation.starting.get(self._role, 0)
+            target = target_replicas(self._rules, capacity, demand, len(samples), starting)
+            proposed = propose_from_total(float(target), 1.0, current, self._tolerance)
+        return self._hpa.sync(observation.now_s, current, proposed)
 
-    def _held(self, look: Look, seen: Sequence[Seen]) -> float:
+    def _queued_tokens(self, observation: Observation, samples: Sequence[ReplicaSample]) -> float:
         """Tokens of the requests that gateways hold."""
-        held = sum(gateway.waiting for gateway in look.gateways)
-        known = [one for one in seen if one.prompt > 0.0]
-        if not held or not known:
+        queued = sum(gateway.queued for gateway in observation.gateway_readings)
+        with_lengths = [one for one in samples if one.prompt > 0.0]
+        if not queued or not with_lengths:
             return 0.0
-        prompt = sum(one.prompt for one in known) / len(known)
-        output = sum(one.output for one in known) / len(known)
-        return held * _to_come(self._role, prompt, output)
+        prompt = sum(one.prompt for one in with_lengths) / len(with_lengths)
+        output = sum(one.output for one in with_lengths) / len(with_lengths)
+        return queued * _tokens_per_waiting(self._role, prompt, output)
 
-    def _seen(self, now_s: float, reading: EngineReading) -> Seen:
+    def _sample(self, now_s: float, reading: EngineReading) -> ReplicaSample:
         pod = reading.pod
         kv = self._kv.add(now_s, pod, reading.kv_used or 0.0)
         waiting = self._waiting.add(now_s, pod, reading.waiting or 0.0)
-        prompt = mean(self._prompts, now_s, pod, reading.prompt_tokens)
-        output = mean(self._outputs, now_s, pod, reading.output_tokens)
-        return Seen(kv * self._limits.kv_tokens, waiting, prompt, output)
+        prompt = mean_over_window(self._prompts, now_s, pod, reading.prompt_tokens)
+        output = mean_over_window(self._outputs, now_s, pod, reading.output_tokens)
+        return ReplicaSample(kv * self._limits.kv_tokens, waiting, prompt, output)
 
 
-def make(options: Options, scene: Scene) -> Policy:
+def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Options kv, queue, up_at, down_at, cycle (seconds), and of Kubernetes' autoscaler up and down (stabilisation
     windows, seconds) and tolerance; gated."""
-    usual = Rules()
-    rules = Rules(
-        kv=options.positive("kv", usual.kv, most=1.0),
-        queue=options.positive("queue", usual.queue),
-        up_at=options.positive("up_at", usual.up_at, most=1.0),
-        down_at=options.positive("down_at", usual.down_at, most=1.0),
+    defaults = WvaRules()
+    rules = WvaRules(
+        kv_share=options.positive("kv", defaults.kv_share, maximum=1.0),
+        saturated_queue=options.positive("queue", defaults.saturated_queue),
+        up_threshold=options.positive("up_at", defaults.up_threshold, maximum=1.0),
+        down_threshold=options.positive("down_at", defaults.down_threshold, maximum=1.0),
     )
     cycle_s = options.period("cycle", CYCLE_S)
-    behaviour, gated = scaling(options), options.flag("gated", False)
-    options.end()
-    if rules.down_at >= rules.up_at:
-        raise options.bad("down_at is below up_at")
+    behaviour, gated = hpa_behavior(options), options.flag("gated", False)
+    options.finish()
+    if rules.down_threshold >= rules.up_threshold:
+        raise options.error("down_at is below up_at")
 
-    def tier(role: Role, bounds: tuple[int, int]) -> _Tier:
-        own = scene.plant.of_role(role)
-        limits = Limits(own.kv_tokens, own.budget, own.max_num_seqs)
-        return _Tier(role, rules, limits, cycle_s, Hpa(behaviour, bounds), behaviour.tolerance)
+    def tier(role: Role, bounds: tuple[int, int]) -> _WvaTier:
+        profile = context.plant.profile_for(role)
+        limits = WvaEngineLimits(profile.kv_tokens, profile.budget, profile.max_num_seqs)
+        return _WvaTier(role, rules, limits, cycle_s, Hpa(behaviour, bounds), behaviour.tolerance)
 
-    return Peer(scalers(scene.bounds, tier), gated)
+    return PeerPolicy(scalers(context.bounds, tier), gated)
 
 
 def settings() -> Sequence[str]:
@@ -191,15 +193,15 @@ def settings() -> Sequence[str]:
     )
 
 
-def scaling(options: Options) -> Behaviour:
+def hpa_behavior(options: PolicyOptions) -> HpaBehavior:
     """How Kubernetes' autoscaler is set up."""
-    usual = Behaviour()
-    return Behaviour(
-        up_s=options.number("up", usual.up_s, most=3600.0),
-        down_s=options.number("down", usual.down_s, most=3600.0),
-        tolerance=options.number("tolerance", usual.tolerance, most=1.0),
+    defaults = HpaBehavior()
+    return HpaBehavior(
+        up_window_s=options.number("up", defaults.up_window_s, maximum=3600.0),
+        down_window_s=options.number("down", defaults.down_window_s, maximum=3600.0),
+        tolerance=options.number("tolerance", defaults.tolerance, maximum=1.0),
     )
 
 
-def _to_come(role: Role, prompt: float, output: float) -> float:
+def _tokens_per_waiting(role: Role, prompt: float, output: float) -> float:
     return prompt if role is Role.PREFILL else prompt + output

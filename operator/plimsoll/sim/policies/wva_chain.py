@@ -25,21 +25,21 @@ from numpy.typing import NDArray
 
 SIZING_QUEUE: Final = 100
 TUNING_QUEUES: Final = 10  # times the batch
-START: Final = (5.0, 0.05, 0.00005)
+INITIAL_PARAMETERS: Final = (5.0, 0.05, 0.00005)
 _BISECTIONS: Final = 100
 _TOLERANCE: Final = 1e-6
-_LOWEST, _HIGHEST = 0.001, 0.999  # of the rates at one request and at a full batch
-_GATE: Final = 7.378
-_DRIFT: Final = 0.05  # of a parameter, between two observations
-_ERROR: Final = 0.05 / 1.96  # of an observation
-_FIRST_DOUBT: Final = 0.5
+_MIN_RATE_SHARE, _MAX_RATE_SHARE = 0.001, 0.999  # of the rates at one request and at a full batch
+_CHI2_GATE: Final = 7.378
+_PROCESS_NOISE: Final = 0.05  # of a parameter, between two observations
+_MEASUREMENT_NOISE: Final = 0.05 / 1.96  # of an observation
+_INITIAL_STD_SHARE: Final = 0.5
 _ALPHA_SHARE: Final = 0.9
-_BOUND: Final = 100.0
-_NUDGE: Final = 1e-3
+_PARAMETER_BOUND: Final = 100.0
+_DERIVATIVE_STEP: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RequestSizes:
     """Mean tokens in and out of a request."""
 
     prompt: float
@@ -47,7 +47,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class MeanLatency:
     """Means at a rate, milliseconds. wait: before the service."""
 
     wait_ms: float
@@ -59,61 +59,67 @@ class Latency:
         return self.wait_ms + self.prefill_ms + self.itl_ms
 
 
-class Chain:
+class BirthDeathChain:
     """One engine. parameters: alpha, beta, gamma. batch: sequences at once. queue: places behind them."""
 
-    def __init__(self, parameters: tuple[float, float, float], sizes: Sizes, batch: int, queue: int) -> None:
+    def __init__(self, parameters: tuple[float, float, float], sizes: RequestSizes, batch: int, queue: int) -> None:
         self._alpha, self._beta, self._gamma = parameters
         self._sizes, self._batch, self._queue = sizes, batch, queue
         busy = np.arange(1.0, batch + 1.0)
-        self._each_ms = self._beta * (sizes.prompt + sizes.output) / (sizes.output + 1.0) + self._gamma * self._context
+        self._per_request_ms = (
+            self._beta * (sizes.prompt + sizes.output) / (sizes.output + 1.0) + self._gamma * self._context
+        )
         decode_ms = self._iteration(busy) + self._beta + self._gamma * self._context
-        self._leave = busy / (self._prefill(busy) + sizes.output * decode_ms)  # a millisecond
+        self._departure_rates = busy / (self._prefill(busy) + sizes.output * decode_ms)  # a millisecond
         self._states = np.arange(batch + queue + 1.0)
         self._busy = np.minimum(self._states, batch)
-        self._log_leave = np.log(np.concatenate([self._leave, np.full(queue, self._leave[-1])]))
+        self._log_departure_rates = np.log(
+            np.concatenate([self._departure_rates, np.full(queue, self._departure_rates[-1])])
+        )
 
     @property
-    def most(self) -> float:
+    def max_rate(self) -> float:
         """The highest rate that it sizes for."""
-        return float(1000.0 * _HIGHEST * self._leave[-1])
+        return float(1000.0 * _MAX_RATE_SHARE * self._departure_rates[-1])
 
     @property
-    def least(self) -> float:
-        return float(1000.0 * _LOWEST * self._leave[0])
+    def min_rate(self) -> float:
+        return float(1000.0 * _MIN_RATE_SHARE * self._departure_rates[0])
 
-    def at(self, rate: float) -> Latency:
+    def latency_at(self, rate: float) -> MeanLatency:
         """rate: above 0."""
-        arrive = rate / 1000.0
-        logs = np.concatenate([[0.0], np.cumsum(np.log(arrive) - self._log_leave)])
+        arrivals_per_ms = rate / 1000.0
+        logs = np.concatenate([[0.0], np.cumsum(np.log(arrivals_per_ms) - self._log_departure_rates)])
         weights = np.exp(logs - logs.max())
         weights /= weights.sum()
-        through = arrive * (1.0 - weights[-1])
-        inside, busy = float(self._states @ weights), float(self._busy @ weights)
-        served_ms = busy / through
+        throughput = arrivals_per_ms * (1.0 - weights[-1])
+        mean_in_system, busy = float(self._states @ weights), float(self._busy @ weights)
+        service_ms = busy / throughput
         prefill_ms = float(self._prefill(busy))
-        return Latency(inside / through - served_ms, prefill_ms, (served_ms - prefill_ms) / self._sizes.output)
+        return MeanLatency(
+            mean_in_system / throughput - service_ms, prefill_ms, (service_ms - prefill_ms) / self._sizes.output
+        )
 
-    def rate(self, ttft_ms: float | None, itl_ms: float | None) -> float | None:
+    def max_rate_within(self, ttft_ms: float | None, itl_ms: float | None) -> float | None:
         """The highest rate that meets both means; None where one is missed without load."""
-        found = self.most
+        rate = self.max_rate
         for target_ms, name in ((ttft_ms, "ttft_ms"), (itl_ms, "itl_ms")):
             if target_ms is not None:
-                one = self._meeting(name, target_ms)
-                if one is None:
+                rate_for_target = self._max_rate_for(name, target_ms)
+                if rate_for_target is None:
                     return None
-                found = min(found, one)
-        return found
+                rate = min(rate, rate_for_target)
+        return rate
 
-    def _meeting(self, name: str, target_ms: float) -> float | None:
-        low, high = self.least, self.most
-        if getattr(self.at(low), name) > target_ms:
+    def _max_rate_for(self, name: str, target_ms: float) -> float | None:
+        low, high = self.min_rate, self.max_rate
+        if getattr(self.latency_at(low), name) > target_ms:
             return None
-        if getattr(self.at(high), name) <= target_ms:
+        if getattr(self.latency_at(high), name) <= target_ms:
             return high
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2.0
-            value = getattr(self.at(middle), name)
+            value = getattr(self.latency_at(middle), name)
             if abs(value - target_ms) <= _TOLERANCE * target_ms:
                 return middle
             low, high = (middle, high) if value < target_ms else (low, middle)
@@ -124,98 +130,100 @@ class Chain:
         return self._sizes.prompt + self._sizes.output / 2.0
 
     def _iteration(self, busy: NDArray[np.float64] | float) -> NDArray[np.float64] | float:
-        return self._alpha + busy * self._each_ms
+        return self._alpha + busy * self._per_request_ms
 
     def _prefill(self, busy: NDArray[np.float64] | float) -> NDArray[np.float64] | float:
         return self._iteration(busy) + (self._beta + self._gamma) * self._sizes.prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class TunerSample:
     """One engine of late: requests a second, their sizes, mean latencies in milliseconds."""
 
     rate: float
-    sizes: Sizes
+    sizes: RequestSizes
     ttft_ms: float
     itl_ms: float
 
 
-class Tuner:
+class WvaTuner:
     """The filter. batch: sequences at once of the engines that it learns of."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._state: NDArray[np.float64] | None = None
-        self._doubt: NDArray[np.float64] = np.zeros((3, 3))
+        self._covariance: NDArray[np.float64] = np.zeros((3, 3))
 
     @property
     def parameters(self) -> tuple[float, float, float] | None:
         """alpha, beta, gamma; None before the first observation."""
         return None if self._state is None else (self._state[0], self._state[1], self._state[2])
 
-    def hear(self, seen: Observed) -> bool:
+    def update(self, sample: TunerSample) -> bool:
         """Whether the observation was taken in; the gate keeps out what the filter finds incredible."""
         if self._state is None:
-            self._state = np.array(first(seen))
-            self._doubt = np.diag((_FIRST_DOUBT * self._state) ** 2)
+            self._state = np.array(initial_parameters(sample))
+            self._covariance = np.diag((_INITIAL_STD_SHARE * self._state) ** 2)
             return True
-        state, doubt = self._state, self._doubt + np.diag((_DRIFT * self._state) ** 2)
-        told = np.array([seen.ttft_ms, seen.itl_ms])
-        expected = self._expected(state, seen)
+        state, covariance = self._state, self._covariance + np.diag((_PROCESS_NOISE * self._state) ** 2)
+        measured = np.array([sample.ttft_ms, sample.itl_ms])
+        expected = self._expected(state, sample)
         if expected is None:
             return False
-        slope = self._slope(state, expected, seen)
-        if slope is None:
+        jacobian = self._jacobian(state, expected, sample)
+        if jacobian is None:
             return False
-        spread = slope @ doubt @ slope.T + np.diag((_ERROR * told) ** 2)
-        off = told - expected
-        if float(off @ np.linalg.solve(spread, off)) >= _GATE:
+        innovation_covariance = jacobian @ covariance @ jacobian.T + np.diag((_MEASUREMENT_NOISE * measured) ** 2)
+        innovation = measured - expected
+        if float(innovation @ np.linalg.solve(innovation_covariance, innovation)) >= _CHI2_GATE:
             return False
-        gain = doubt @ slope.T @ np.linalg.inv(spread)
-        start = np.array(START)
-        self._state = np.clip(state + gain @ off, start / _BOUND, start * _BOUND)
-        self._doubt = (np.eye(3) - gain @ slope) @ doubt
+        gain = covariance @ jacobian.T @ np.linalg.inv(innovation_covariance)
+        initial = np.array(INITIAL_PARAMETERS)
+        self._state = np.clip(state + gain @ innovation, initial / _PARAMETER_BOUND, initial * _PARAMETER_BOUND)
+        self._covariance = (np.eye(3) - gain @ jacobian) @ covariance
         return True
 
-    def _expected(self, state: NDArray[np.float64], seen: Observed) -> NDArray[np.float64] | None:
+    def _expected(self, state: NDArray[np.float64], sample: TunerSample) -> NDArray[np.float64] | None:
         """None where the rate is more than such an engine takes."""
-        chain = Chain((state[0], state[1], state[2]), seen.sizes, self._batch, TUNING_QUEUES * self._batch)
-        if seen.rate > chain.most:
+        chain = BirthDeathChain((state[0], state[1], state[2]), sample.sizes, self._batch, TUNING_QUEUES * self._batch)
+        if sample.rate > chain.max_rate:
             return None
-        found = chain.at(seen.rate)
-        return np.array([found.wait_ms + found.prefill_ms, found.itl_ms])
+        latency = chain.latency_at(sample.rate)
+        return np.array([latency.wait_ms + latency.prefill_ms, latency.itl_ms])
 
-    def _slope(
-        self, state: NDArray[np.float64], expected: NDArray[np.float64], seen: Observed
+    def _jacobian(
+        self, state: NDArray[np.float64], expected: NDArray[np.float64], sample: TunerSample
     ) -> NDArray[np.float64] | None:
         columns = []
         for place in range(3):
             moved = state.copy()
-            moved[place] *= 1.0 - _NUDGE  # downwards: an engine that is faster takes the rate as well
-            found = self._expected(moved, seen)
-            if found is None:
+            moved[place] *= 1.0 - _DERIVATIVE_STEP  # downwards: an engine that is faster takes the rate as well
+            expected_moved = self._expected(moved, sample)
+            if expected_moved is None:
                 return None
-            columns.append((expected - found) / (state[place] * _NUDGE))
+            columns.append((expected - expected_moved) / (state[place] * _DERIVATIVE_STEP))
         return np.stack(columns, axis=1)
 
 
-def first(seen: Observed) -> tuple[float, float, float]:
+def initial_parameters(sample: TunerSample) -> tuple[float, float, float]:
     """Parameters from one observation without a wait; those of `START` where it gives none above 0."""
-    prompt, output = seen.sizes.prompt, seen.sizes.output
-    alpha = _ALPHA_SHARE * seen.itl_ms
-    busy = max(1.0, seen.rate / 1000.0 * (seen.ttft_ms + output * seen.itl_ms))
+    prompt, output = sample.sizes.prompt, sample.sizes.output
+    alpha = _ALPHA_SHARE * sample.itl_ms
+    busy = max(1.0, sample.rate / 1000.0 * (sample.ttft_ms + output * sample.itl_ms))
     by_beta, by_gamma = (prompt + output) / (output + 1.0), prompt + output / 2.0
     rows = np.array(
         [[busy * by_beta + prompt, busy * by_gamma + prompt], [busy * by_beta + 1.0, (busy + 1.0) * by_gamma]]
     )
-    beta, gamma = np.linalg.solve(rows, np.array([seen.ttft_ms - alpha, seen.itl_ms - alpha]))
+    beta, gamma = np.linalg.solve(rows, np.array([sample.ttft_ms - alpha, sample.itl_ms - alpha]))
     if not (beta > 0.0 and gamma > 0.0):
-        return alpha, START[1], START[2]
+        return alpha, INITIAL_PARAMETERS[1], INITIAL_PARAMETERS[2]
     return alpha, float(beta), float(gamma)
 
 
-def usual_targets(parameters: tuple[float, float, float], sizes: Sizes, times: float) -> tuple[float, float]:
+def default_targets(
+    parameters: tuple[float, float, float], sizes: RequestSizes, multiple: float
+) -> tuple[float, float]:
     """TTFT and ITL, milliseconds, where no target is given: iterations that take `times` as long as an empty one."""
     alpha, beta, gamma = parameters
-    ttft_ms = times * alpha + (beta + gamma) * sizes.prompt
-    return ttft_ms, times * alpha + beta + gamma * (sizes.prompt + (sizes.output + 1.0) / 2.0)
+    ttft_ms = multiple * alpha + (beta + gamma) * sizes.prompt
+    return ttft_ms, multiple * alpha + beta + gamma * (sizes.prompt + (sizes.output + 1.0) / 2.0)

@@ -21,121 +21,134 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.picking.endpoint import Role
 from plimsoll.core.ports import EngineReading
-from plimsoll.sim.policies.base import Look, Policy, Scene
-from plimsoll.sim.policies.hpa import Hpa, by_total
-from plimsoll.sim.policies.options import Options
-from plimsoll.sim.policies.peer import Peer, Timer, scalers
-from plimsoll.sim.policies.windows import Increase, mean
-from plimsoll.sim.policies.wva import CYCLE_S, scaling
-from plimsoll.sim.policies.wva_chain import SIZING_QUEUE, Chain, Observed, Sizes, Tuner, usual_targets
+from plimsoll.core.types import Role
+from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
+from plimsoll.sim.policies.hpa import Hpa, propose_from_total
+from plimsoll.sim.policies.options import PolicyOptions
+from plimsoll.sim.policies.peer import PeerPolicy, PeriodicTimer, scalers
+from plimsoll.sim.policies.sliding_windows import CounterIncrease, mean_over_window
+from plimsoll.sim.policies.wva import CYCLE_S, hpa_behavior
+from plimsoll.sim.policies.wva_chain import (
+    SIZING_QUEUE,
+    BirthDeathChain,
+    RequestSizes,
+    TunerSample,
+    WvaTuner,
+    default_targets,
+)
 
-TIMES: Final = 3.0
-_LATENCIES_S: Final = 60.0
-_LENGTHS_S: Final = 300.0
+LATENCY_MULTIPLE: Final = 3.0
+_LATENCY_WINDOW_S: Final = 60.0
+_LENGTH_WINDOW_S: Final = 300.0
 _TRANSIENT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class WvaTargets:
     """Means, milliseconds; None: not given. times: of the rule that then takes their place."""
 
     ttft_ms: float | None
     itl_ms: float | None
-    times: float
+    latency_multiple: float
 
 
-def replicas(chain: Chain, arrivals: float, ttft_ms: float | None, itl_ms: float | None) -> int | None:
+def replicas_for_rate(
+    chain: BirthDeathChain, arrivals: float, ttft_ms: float | None, itl_ms: float | None
+) -> int | None:
     """For so many requests a second; None where the targets cannot be met."""
-    rate = chain.rate(ttft_ms, itl_ms)
+    rate = chain.max_rate_within(ttft_ms, itl_ms)
     return None if rate is None else max(1, math.ceil(arrivals / rate))
 
 
-class _Tier:
-    def __init__(self, targets: Targets, batch: int, cycle_s: float, hpa: Hpa, tolerance: float) -> None:
+class _WvaQueueingTier:
+    def __init__(self, targets: WvaTargets, batch: int, cycle_s: float, hpa: Hpa, tolerance: float) -> None:
         self._targets, self._batch, self._hpa, self._tolerance = targets, batch, hpa, tolerance
-        self._timer, self._tuner = Timer(cycle_s), Tuner(batch)
-        self._arrivals, self._ttft, self._itl = (Increase(_LATENCIES_S) for _ in range(3))
-        self._prompts, self._outputs = Increase(_LENGTHS_S), Increase(_LENGTHS_S)
+        self._timer, self._tuner = PeriodicTimer(cycle_s), WvaTuner(batch)
+        self._arrivals, self._ttft, self._itl = (CounterIncrease(_LATENCY_WINDOW_S) for _ in range(3))
+        self._prompts, self._outputs = CounterIncrease(_LENGTH_WINDOW_S), CounterIncrease(_LENGTH_WINDOW_S)
         self._ready, self._since_s = 0, -math.inf
 
-    def wanted(self, look: Look) -> int | None:
-        if not self._timer.due(look.now_s):
+    def desired_replicas(self, observation: Observation) -> int | None:
+        if not self._timer.is_due(observation.now_s):
             return None
-        readings, now_s = look.engines[Role.SERVE], look.now_s
+        readings, now_s = observation.engine_readings[Role.SERVE], observation.now_s
         if len(readings) != self._ready:
             self._ready, self._since_s = len(readings), now_s
-        arrivals = self._rate(look)
+        arrivals = self._rate(observation)
         for window in (self._ttft, self._itl, self._prompts, self._outputs):
-            window.keep([reading.pod for reading in readings])
-        known = []
+            window.retain([reading.pod for reading in readings])
+        known_sizes = []
         for reading in readings:
-            sizes = self._sizes(now_s, reading)
-            ttft_s = mean(self._ttft, now_s, reading.pod, reading.ttft_s)
-            itl_s = mean(self._itl, now_s, reading.pod, reading.tpot_s)
+            sizes = self._mean_sizes(now_s, reading)
+            ttft_s = mean_over_window(self._ttft, now_s, reading.pod, reading.ttft_s)
+            itl_s = mean_over_window(self._itl, now_s, reading.pod, reading.tpot_s)
             if sizes is None:
                 continue
-            known.append(sizes)
+            known_sizes.append(sizes)
             if ttft_s and itl_s and arrivals and now_s - self._since_s >= _TRANSIENT_S:
-                seen = Observed(arrivals / len(readings), sizes, 1000.0 * ttft_s, 1000.0 * itl_s)
-                self._tuner.hear(seen)
-        current = look.ordered[Role.SERVE]
-        target = self._wanted(arrivals, known)
-        proposed = None if target is None else by_total(float(target), 1.0, current, self._tolerance)
+                sample = TunerSample(arrivals / len(readings), sizes, 1000.0 * ttft_s, 1000.0 * itl_s)
+                self._tuner.update(sample)
+        current = observation.desired[Role.SERVE]
+        target = self._target_replicas(arrivals, known_sizes)
+        proposed = None if target is None else propose_from_total(float(target), 1.0, current, self._tolerance)
         return self._hpa.sync(now_s, current, proposed)
 
-    def _wanted(self, arrivals: float, known: Sequence[Sizes]) -> int | None:
+    def _target_replicas(self, arrivals: float, known_sizes: Sequence[RequestSizes]) -> int | None:
         parameters = self._tuner.parameters
-        if parameters is None or not known:
+        if parameters is None or not known_sizes:
             return None
-        count = len(known)
-        sizes = Sizes(sum(one.prompt for one in known) / count, sum(one.output for one in known) / count)
+        count = len(known_sizes)
+        sizes = RequestSizes(
+            sum(one.prompt for one in known_sizes) / count, sum(one.output for one in known_sizes) / count
+        )
         ttft_ms, itl_ms = self._targets.ttft_ms, self._targets.itl_ms
         if ttft_ms is None and itl_ms is None:
-            ttft_ms, itl_ms = usual_targets(parameters, sizes, self._targets.times)
-        return replicas(Chain(parameters, sizes, self._batch, SIZING_QUEUE), arrivals, ttft_ms, itl_ms)
+            ttft_ms, itl_ms = default_targets(parameters, sizes, self._targets.latency_multiple)
+        return replicas_for_rate(
+            BirthDeathChain(parameters, sizes, self._batch, SIZING_QUEUE), arrivals, ttft_ms, itl_ms
+        )
 
-    def _rate(self, look: Look) -> float:
+    def _rate(self, observation: Observation) -> float:
         """Requests a second that gateways sent on."""
-        sent = sum(one.arrived - sum(one.refused.values()) - one.waiting for one in look.gateways)
-        grown, seconds = self._arrivals.add(look.now_s, "", sent, look.now_s)
-        return max(0.0, grown) / seconds if seconds > 0.0 else 0.0
+        dispatched = sum(one.arrived - sum(one.rejected.values()) - one.queued for one in observation.gateway_readings)
+        increase, seconds = self._arrivals.add(observation.now_s, "", dispatched, observation.now_s)
+        return max(0.0, increase) / seconds if seconds > 0.0 else 0.0
 
-    def _sizes(self, now_s: float, reading: EngineReading) -> Sizes | None:
-        prompt = mean(self._prompts, now_s, reading.pod, reading.prompt_tokens)
-        output = mean(self._outputs, now_s, reading.pod, reading.output_tokens)
-        return Sizes(prompt, output) if prompt > 0.0 and output > 0.0 else None
+    def _mean_sizes(self, now_s: float, reading: EngineReading) -> RequestSizes | None:
+        prompt = mean_over_window(self._prompts, now_s, reading.pod, reading.prompt_tokens)
+        output = mean_over_window(self._outputs, now_s, reading.pod, reading.output_tokens)
+        return RequestSizes(prompt, output) if prompt > 0.0 and output > 0.0 else None
 
 
-def make(options: Options, scene: Scene) -> Policy:
+def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     """Options ttft and itl (targets, seconds), times, cycle (seconds), and of Kubernetes' autoscaler up and down
     (stabilisation windows, seconds) and tolerance; gated."""
-    if Role.SERVE not in scene.bounds:
-        raise options.bad("it has no law for prefill and decode apart")
-    slo = scene.slo
+    if Role.SERVE not in context.bounds:
+        raise options.error("it has no law for prefill and decode apart")
+    slo = context.slo
     ttft_s, itl_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
     ttft_ms, itl_ms = _target_ms(options, "ttft", ttft_s), _target_ms(options, "itl", itl_s)
-    if (ttft_ms or itl_ms) and options.among(("times",)):
-        raise options.bad("times goes without targets: the service's, or ttft and itl, take its place")
-    targets = Targets(ttft_ms, itl_ms, options.positive("times", TIMES))
+    if (ttft_ms or itl_ms) and options.remaining_of(("times",)):
+        raise options.error("times goes without targets: the service's, or ttft and itl, take its place")
+    targets = WvaTargets(ttft_ms, itl_ms, options.positive("times", LATENCY_MULTIPLE))
     cycle_s = options.period("cycle", CYCLE_S)
-    behaviour, gated = scaling(options), options.flag("gated", False)
-    options.end()
+    behaviour, gated = hpa_behavior(options), options.flag("gated", False)
+    options.finish()
 
-    def tier(role: Role, bounds: tuple[int, int]) -> _Tier:
-        batch = scene.plant.of_role(role).max_num_seqs
-        return _Tier(targets, batch, cycle_s, Hpa(behaviour, bounds), behaviour.tolerance)
+    def tier(role: Role, bounds: tuple[int, int]) -> _WvaQueueingTier:
+        max_sequences = context.plant.profile_for(role).max_num_seqs
+        return _WvaQueueingTier(targets, max_sequences, cycle_s, Hpa(behaviour, bounds), behaviour.tolerance)
 
-    return Peer(scalers(scene.bounds, tier), gated)
+    return PeerPolicy(scalers(context.bounds, tier), gated)
 
 
 def settings() -> Sequence[str]:
     """Words worth trying: how far below the promise its means are to stay, and the window for fewer."""
     targets = ("", "ttft=0.5,itl=0.02", "ttft=0.25,itl=0.015", "ttft=0.15,itl=0.01")
-    return tuple(f"{words},down={down_s}".strip(",") for words in targets for down_s in (300, 60))
+    return tuple(f"{option_text},down={down_s}".strip(",") for option_text in targets for down_s in (300, 60))
 
 
-def _target_ms(options: Options, key: str, promised_s: float | None) -> float | None:
-    seconds = options.number(key, 0.0 if promised_s is None else promised_s)
+def _target_ms(options: PolicyOptions, key: str, slo_s: float | None) -> float | None:
+    seconds = options.number(key, 0.0 if slo_s is None else slo_s)
     return 1000.0 * seconds if seconds else None

@@ -1,0 +1,109 @@
+"""`python -m bench.core.tick_cost`: what one scaling tick of 1,000 services of two tiers costs, in CPU milliseconds.
+
+Busy: each service has its own rate and a new sample at each tick, scattered as requests that come by chance. Idle: each
+has a new sample as well, of nothing, since one that rests altogether costs no tick. All services begin with the line
+that their engines' ladder gives, and the ticks of the first minute and a half are left out; told are the median and
+the dearest of the minute after it, within which the minutes of all services are over at the same second.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plimsoll.cli import gc_tuning
+from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals
+from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.sizing_batch import ReplicaCache, TierCapacity
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
+from plimsoll.core.ports import EngineInfo, SelfBenchmark
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
+from plimsoll.core.workload import Workload, from_samples
+
+SERVICES = 1000
+WARM_UP, TICKS = 90, 60
+TARGET_MS = 100
+START_S = 1.8e9
+ROLES = (Role.PREFILL, Role.DECODE)
+SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
+SELF_BENCHMARK = SelfBenchmark(
+    prefill=((128, 0.02), (1024, 0.06), (4096, 0.2)),
+    decode=((1, 128, 0.0152), (4, 128, 0.0158), (8, 128, 0.0166)),
+)
+ENGINE_INFO = EngineInfo("vllm", "0", "some GPU", 1, 128, 400_000, 8192, 16, self_benchmark=SELF_BENCHMARK)
+SPEC = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in ROLES}, slo=SLO), SLO)
+METRICS = TierMetrics(LaggingSignals(), 1.0, 1.0)
+
+
+def main() -> None:
+    gc_tuning.reduce_full_collections()  # as the operator does
+    rng = np.random.default_rng(0)
+    mix = from_samples(rng.lognormal(6.7, 0.4, 256), np.zeros(256), rng.lognormal(5.3, 0.4, 256))
+    for name, rates in (("busy", rng.uniform(1, 20, SERVICES)), ("idle", np.zeros(SERVICES))):
+        times = time_ticks(mix, rates, rng)
+        median = statistics.median(times)
+        print(
+            f"{SERVICES} {name} services, {len(ROLES)} tiers: {median:.0f} ms a tick, {max(times):.0f} at most "
+            f"(target {TARGET_MS}), {1e3 * median / SERVICES / len(ROLES):.0f} us a tier"
+        )
+
+
+def time_ticks(mix: Workload, rates: NDArray[np.float64], rng: np.random.Generator) -> list[float]:
+    """CPU milliseconds of each tick; what is decided is there at the next one."""
+    services = make_services(mix, SERVICES)
+    counts: dict[int, dict[str, int]] = {index: dict.fromkeys(ROLES, 1) for index in services}
+    times = []
+    for tick in range(WARM_UP + TICKS):
+        arrivals = rng.poisson(rates)
+        requests = {
+            index: (service, make_snapshot(mix, float(arrivals[index]), counts[index]), SPEC)
+            for index, service in services.items()
+        }
+        started = time.process_time()
+        decisions = decide_all(requests, START_S + tick)
+        times.append(1e3 * (time.process_time() - started))
+        counts = {
+            index: {role: tier.replicas for role, tier in decision.tiers.items()}
+            for index, decision in decisions.items()
+        }
+    return times[WARM_UP:]
+
+
+def make_services(mix: Workload, size: int) -> dict[int, ServiceState]:
+    """Services whose lines are made; a thousand pairs of lines would take minutes, and nobody measures them here."""
+    pattern = ServiceState.for_roles(ROLES)
+    decide_all({0: (pattern, make_snapshot(mix, 1.0, dict.fromkeys(ROLES, 1)), SPEC)}, START_S - 60.0)
+    services = {index: ServiceState.for_roles(ROLES) for index in range(size)}
+    for index, service in services.items():
+        for role, tier in service.tiers.items():
+            capacities = pattern.tiers[role]
+            assert isinstance(capacities.capacity, TierCapacity)  # the ladder gives one at once
+            replicas = replace(capacities.capacity, replica_cache=ReplicaCache())
+            service.tiers[role] = replace(
+                capacities,
+                capacity=replicas,
+                forecast_state=tier.forecast_state,
+                checked_s=START_S - 5.0 * index / size,
+            )
+    return services
+
+
+def make_snapshot(mix: Workload, rate: float, counts: dict[str, int]) -> ServiceSnapshot:
+    """One service at one moment, all of it ready."""
+    tiers = dict.fromkeys(ROLES, METRICS)
+    metrics = ServiceMetrics(rate, True, 1.0, workload=mix, queued=0.0, reserved_work_s=0.0, in_flight=0.0, tiers=tiers)
+    return ServiceSnapshot(
+        metrics, {role: TierSnapshot(count, count, (), ENGINE_INFO) for role, count in counts.items()}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What is played, and how a run is judged: the same for what is predicted and for what is measured.
+
+Problem: whether a gate sheds what an engine cannot serve, no more and no less, shows only beside the same requests
+without a gate and under the best constant cap.
+Idea: a run is a word, ARM@FACTOR: `gate@1.3` is the gateway's gate at 1.3 times the load line, `none@2` the engine
+alone, `cap96@2` at most 96 requests in flight. All arms of a factor get one trace. Runs of a *call* follow each other
+on one engine; those with the gate stand together, since one operator learns through all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.hardware.summary import ObservedRequest, summary, within_slo
+from plimsoll.core.slo import Slo
+
+GATE_ARM, NO_LIMIT_ARM, CAP_ARM = "gate", "none", "cap"
+_WORD: Final = re.compile(r"(gate|none|cap(?P<cap>[1-9]\d*))@(?P<factor>\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class AdmissionRun:
+    """arm: GATE, NONE or CAP. factor: of the load line. cap: requests in flight, of CAP alone. number: in its call."""
+
+    arm: str
+    factor: float
+    cap: int | None
+    number: int
+
+    @classmethod
+    def parse(cls, word: str, number: int) -> AdmissionRun:
+        """Raises ValueError for what is no such word."""
+        found = _WORD.fullmatch(word)
+        if found is None:
+            raise ValueError(f"{word!r} is none of gate@FACTOR, none@FACTOR and capN@FACTOR")
+        cap = None if found["cap"] is None else int(found["cap"])
+        arm = CAP_ARM if cap is not None else word.partition("@")[0]
+        return cls(arm, float(found["factor"]), cap, number)
+
+    @property
+    def word(self) -> str:
+        return f"{self.arm}{self.cap or ''}@{self.factor:g}"
+
+    @property
+    def trace(self) -> str:
+        """The name of its requests' file."""
+        return f"run{round(100 * self.factor)}.csv"
+
+    def result_name(self, call: str) -> str:
+        """The name of what its clients saw, without the ending."""
+        return f"{call}{self.number:02d}.{self.arm}{self.cap or ''}.{round(100 * self.factor)}"
+
+
+def parse_call(words: Sequence[str]) -> list[AdmissionRun]:
+    """The runs of one engine, in their order. Raises ValueError where those with the gate do not come first."""
+    parsed = [AdmissionRun.parse(word, number) for number, word in enumerate(words)]
+    gated = [run.arm == GATE_ARM for run in parsed]
+    if gated != sorted(gated, reverse=True):
+        raise ValueError("runs with the gate come first: one operator learns through all of them")
+    return parsed
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """A request and what came of it. refused: it was turned away, by the gate or by the cap."""
+
+    observed: ObservedRequest
+    rejected: bool
+
+
+def assess_run(outcomes: Iterable[RequestOutcome], slo: Slo, warm_s: float, window_s: float) -> dict[str, Any]:
+    """The figures of a run's counted requests, those of [warm_s, warm_s + window_s).
+
+    offered_rps, goodput_rps: sent, and in promise. in_promise: of those sent; admitted_in_promise: of those let in,
+    None where there are none; shed: share turned away. Times are those of requests that were let in.
+    """
+    counted = [outcome for outcome in outcomes if warm_s <= outcome.observed.sent_s < warm_s + window_s]
+    admitted = [outcome.observed for outcome in counted if not outcome.rejected]
+    met_slo = sum(within_slo(outcome, slo) for outcome in admitted)
+    observed = summary(admitted, slo, window_s)
+    return {
+        "sent": len(counted),
+        "offered_rps": len(counted) / window_s,
+        "goodput_rps": met_slo / window_s,
+        "in_promise": met_slo / len(counted) if counted else None,
+        "admitted_in_promise": met_slo / len(admitted) if admitted else None,
+        "shed": 1.0 - len(admitted) / len(counted) if counted else None,
+        "unfinished": len(admitted) - observed["ok"],
+        "ttft_s": observed["ttft_s"],
+        "tpot_s": observed["tpot_s"],
+    }
+
+
+def cap_seconds(slo: Slo, unloaded_s: float) -> float:
+    """How long a request may wait at a cap, s: half of what an idle engine would leave it (`sim.policies.follower`)."""
+    return max(0.0, 0.5 * ((slo.ttft_s or np.inf) - unloaded_s))
+
+
+def slo_from_document(document: Mapping[str, Any]) -> Slo:
+    return Slo(**document["slo"])
+
+
+def slo_to_document(slo: Slo) -> dict[str, Any]:
+    return asdict(slo)
+
+
+def results_path(folder: Path, run: AdmissionRun, name: str) -> Path | None:
+    """What the clients of a run saw, compressed or not; None where it was not played."""
+    stem = run.result_name(name)
+    for ending in (".requests.json.gz", ".requests.json"):
+        if (folder / f"{stem}{ending}").exists():
+            return folder / f"{stem}{ending}"
+    return None

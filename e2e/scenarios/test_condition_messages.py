@@ -1,0 +1,46 @@
+"""What is not ready says why, in the words of whoever refused: the scheduler or the kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from e2e.lib.kube import Cluster, condition
+from e2e.lib.service import Service, make_manifest
+from e2e.lib.wait import wait_until
+
+
+def test_unschedulable_tier_reports_scheduler_message(service: Callable[[str], Service], cluster: Cluster) -> None:
+    def refused() -> str | None:
+        return next((words for p in big.pods() if (words := condition(p, "PodScheduled").get("message"))), None)
+
+    big = service("big")
+    cluster.apply(make_manifest("big", {"serve": {"gpus": 64}}), namespace=big.namespace)
+    words = wait_until("the scheduler refuses", refused)
+    told = big.wait_condition("ServeReady", reason="Unschedulable")
+    [event] = big.wait_events("Unschedulable")
+    print(f"ServeReady {told['reason']}: {told['message']}\nEvent: {event['message']}")
+    assert words in told["message"]
+    assert "nvidia.com/gpu" in told["message"]
+    assert big.condition("Ready")["status"] == "False"
+    cluster.delete("inferenceservices", "big", namespace=big.namespace)
+
+
+def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
+    gated = service("gated")
+    model = {"uri": "hf://example/gated", "secretRef": {"name": "nowhere"}}
+    cluster.apply(make_manifest("gated", {"serve": {}}, model=model), namespace=gated.namespace)
+    told = gated.wait_condition("ServeReady", 120, reason="ConfigError")
+    [event] = gated.wait_events("ConfigError")
+    print(f"ServeReady {told['reason']}: {told['message']}\nEvent: {event['message']}")
+    assert 'secret "nowhere" not found' in told["message"]
+    cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
+
+
+def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
+    lost = service("lost")
+    cluster.apply(make_manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)
+    told = lost.wait_condition("ServeReady", 120, reason="ImageUnavailable")
+    print(f"ServeReady {told['reason']}: {told['message']}")
+    assert "no-such-tag" in told["message"]
+    assert lost.condition("Ready")["status"] == "False"
+    cluster.delete("inferenceservices", "lost", namespace=lost.namespace)

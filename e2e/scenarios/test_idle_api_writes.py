@@ -1,0 +1,54 @@
+"""A converged fleet costs the API server nothing: over five minutes, no write but the leases' heartbeats.
+
+The fleet is the shared services. The scenarios before this one only sent them requests, so their time counts; what
+the operator wrote meanwhile about services that these scenarios made elsewhere is theirs. An operator applies
+everything once when it starts, so that no quiet time is older than its pod.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from e2e.lib import stack
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.node import ApiCall, audit_writes
+from e2e.lib.service import Service
+from e2e.lib.wait import sleep
+
+SETTLE_S = 15.0  # the last status writes after a change
+OWNED_RESOURCES = frozenset({"inferenceservices", "deployments", "services", "poddisruptionbudgets", "networkpolicies"})
+
+
+def _last_change(services: dict[str, Service], operator: list[Object], writes: list[ApiCall]) -> float:
+    """When a condition last changed, or somebody else last wrote what the operator answers to; since the epoch."""
+    told = [*(s.status() for s in services.values()), *(pod["status"] for pod in operator)]
+    conditions = [c for status in told for c in status["conditions"]]
+    changed = [datetime.fromisoformat(c["lastTransitionTime"]).timestamp() for c in conditions]
+    mine = {s.namespace for s in services.values()}
+    edits = [
+        c.at
+        for c in writes
+        if not c.user.startswith("system:") and c.resource in OWNED_RESOURCES and c.namespace in mine
+    ]
+    return max(changed + edits)
+
+
+def test_converged_fleet_writes_only_leases(
+    shared: dict[str, Service], cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    seconds = request.config.getoption("--quiet-seconds")
+    operator = cluster.list("pods", stack.SYSTEM, selector="app.kubernetes.io/component=operator")
+    assert operator
+    since = _last_change(shared, operator, audit_writes(time.time() - 2 * seconds)) + SETTLE_S
+    sleep(max(0.0, since + seconds - time.time()))
+    own = f"system:serviceaccount:{stack.SYSTEM}:"
+    writes = [c for c in audit_writes(since) if c.user.startswith(own) and c.at <= since + seconds]
+    leases = [c for c in writes if c.resource == "leases"]
+    here = {stack.SYSTEM, "", *(s.namespace for s in shared.values())}
+    others = [c for c in writes if c.resource != "leases" and c.namespace in here]
+    print(f"{seconds:.0f} s: {len(leases)} writes of leases, {len(others)} others about the fleet")
+    assert leases, "the audit log shows no lease renewal: is it the right log?"
+    assert not others, "\n".join(map(str, others))

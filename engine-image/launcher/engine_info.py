@@ -1,0 +1,165 @@
+"""What the engine is, in one JSON document: the source of the operator's first guess at its speed and its start.
+
+Problem: how many sequences an engine takes, how much cache it has, on what it runs and how far its start has come are
+known in its pod alone, each from another place, and each place may have nothing to say.
+Idea: facts are gathered beside the start and kept; the document is made of what is there. What is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher import command, model_config, warmup
+from launcher.client import Response
+from launcher.contract import Contract
+from launcher.health import EngineStatus
+from launcher.self_benchmark import SelfBenchmark
+from launcher.settings import Settings
+from launcher.startup_phases import StartupPhases
+
+DOCUMENT_VERSION = 1
+VERSION_PATH = "/version"
+SIMULATED = "simulated"
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+NVIDIA_SMI_SECONDS = 30.0
+NVIDIA_SMI_ERRORS = re.compile("NVIDIA-SMI|No devices|^Fail|^Unable|error", re.IGNORECASE)
+CACHE_INFO_PATTERN = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+LABEL_PATTERN = re.compile(rb'(\w+)="([^"\\]*)"')
+
+Fetch = Callable[[str], Awaitable[Response]]
+
+
+@dataclass
+class EngineInfo:
+    """What is known of one engine so far; None until it is. Filled in place, from threads too."""
+
+    engine: str
+    engine_version: str | None
+    accelerator: str | None
+    accelerators: int | None
+    max_sequences: int | None
+    token_budget: int | None
+    kv_tokens: int | None = None
+    block_tokens: int | None = None
+    max_model_len: int | None = None
+    config: dict[str, Any] | None = None
+    self_benchmark: SelfBenchmark | None = None
+
+
+def from_settings(settings: Settings, vllm_version: str) -> EngineInfo:
+    """What the orders say; `vllm_version` is the installed one's, empty where it is not known."""
+    simulated = settings.runtime == SIMULATED
+    arguments = (*settings.default_args, *settings.args)
+    return EngineInfo(
+        engine=settings.runtime,
+        engine_version=SIMULATED if simulated else vllm_version or None,
+        accelerator=SIMULATED if simulated else None,
+        accelerators=(command.count_of(arguments, command.TENSOR_PARALLEL_FLAG) or 1) if simulated else None,
+        max_sequences=command.count_of(arguments, command.MAX_SEQUENCES_FLAG),
+        token_budget=command.count_of(arguments, command.TOKEN_BUDGET_FLAG),
+    )
+
+
+def detect_accelerators(info: EngineInfo, smi: tuple[str, ...] = NVIDIA_SMI) -> None:
+    """Finds the accelerators of a real engine, all of the pod; may take seconds, never fails."""
+    if info.engine == SIMULATED:
+        return
+    names = _gpu_names(smi)
+    if names:
+        info.accelerator, info.accelerators = names[0], len(names)
+    elif command.is_cpu_build(info.engine_version or ""):
+        info.accelerator, info.accelerators = "cpu", 0
+
+
+def _gpu_names(smi: tuple[str, ...]) -> list[str]:
+    """One name a GPU; nvidia-smi says its failures on the same stream, and its code may be process 1's already."""
+    try:
+        completed = subprocess.run(
+            smi, stdin=subprocess.DEVNULL, capture_output=True, timeout=NVIDIA_SMI_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = [line.strip() for line in completed.stdout.decode("utf-8", "replace").splitlines()]
+    return [line for line in lines if line] if not any(NVIDIA_SMI_ERRORS.search(line) for line in lines) else []
+
+
+async def query_engine(info: EngineInfo, contract: Contract, fetch: Fetch) -> None:
+    """Asks the running engine for what is not known yet; never fails."""
+    if info.kv_tokens is None or info.block_tokens is None:
+        info.kv_tokens, info.block_tokens = parse_cache_config(await _fetch_body(fetch, contract.paths["metrics"]))
+    if info.max_model_len is None:
+        try:
+            info.max_model_len = warmup.parse_max_model_len(await _fetch_body(fetch, warmup.MODELS_PATH))
+        except ValueError:
+            pass
+    if info.engine_version is None or info.accelerator == SIMULATED:
+        _read_version(info, await _fetch_body(fetch, VERSION_PATH))
+
+
+async def _fetch_body(fetch: Fetch, path: str) -> bytes:
+    try:
+        response = await fetch(path)
+    except (OSError, TimeoutError, ValueError):
+        return b""
+    return response.body if response.status == 200 else b""
+
+
+def parse_cache_config(metrics: bytes) -> tuple[int | None, int | None]:
+    """Tokens that the KV cache holds, and tokens of a block, from vLLM's metrics (of its first engine core).
+
+    vLLM's own total comes first: it knows of layers that share blocks, where blocks times size is too much.
+    """
+    match = CACHE_INFO_PATTERN.search(metrics)
+    labels = dict(LABEL_PATTERN.findall(match[1])) if match else {}
+    counts = {name: int(text) for name, text in labels.items() if re.fullmatch(rb"[0-9]{1,15}", text) and int(text)}
+    block, blocks = counts.get(b"block_size"), counts.get(b"num_gpu_blocks")
+    tokens = blocks * block if blocks and block else None
+    return counts.get(b"kv_cache_size_tokens", tokens), block
+
+
+def _read_version(info: EngineInfo, body: bytes) -> None:
+    """The engine's own version; a simulated one may say besides whose speed it has."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(document, dict):
+        return
+    if info.engine_version is None and isinstance(document.get("version"), str):
+        info.engine_version = document["version"] or None
+    if info.engine == SIMULATED and isinstance(document.get("accelerator"), str):
+        info.accelerator = document["accelerator"] or SIMULATED
+
+
+def find_config(info: EngineInfo, settings: Settings, environment: dict[str, str]) -> None:
+    """Reads the model's configuration; a slow disk may take seconds, never fails."""
+    info.config = model_config.read(settings.model, settings.revision, environment)
+
+
+def to_json(info: EngineInfo, role: str, status: EngineStatus, phases: StartupPhases, now: float) -> bytes:
+    """The document of /about; `now` on the clock of the phases."""
+    phase, seconds = phases.current(now) or (None, None)
+    fields = {
+        "version": DOCUMENT_VERSION,
+        "engine": info.engine,
+        "engine_version": info.engine_version,
+        "role": role,
+        "phase": phase,
+        "phase_seconds": seconds,
+        "phases": list(phases.seconds().items()),
+        "ready": status.ready,
+        "draining": status.draining,
+        "accelerator": {"name": info.accelerator, "count": info.accelerators},
+        "limits": {
+            name: getattr(info, name)
+            for name in ("max_sequences", "kv_tokens", "token_budget", "block_tokens", "max_model_len")
+        },
+        "config": info.config,
+        "self_benchmark": asdict(info.self_benchmark) if info.self_benchmark else None,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()

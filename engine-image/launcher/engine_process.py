@@ -1,0 +1,80 @@
+"""The engine as a child process.
+
+Problem: vLLM exits 0 when its engine core has died, and leaves grandchildren behind. (Orphans are reaped by the first
+process of the container, `start.sh`, which passes signals on to the launcher.)
+Idea: one SIGCHLD handler reaps every child there is; the engine's own end resolves a future. Its output goes through a
+thread that copies it line by line and shows each line to an observer, so that a blocked log reader stops no health
+check. The engine leads a process group: what is left of it is killed with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+LineObserver = Callable[[bytes], None]
+
+
+class EngineProcess:
+    """A running `vllm serve`. `exit` resolves to its exit code, 128 + n where signal n ended it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to vLLM itself, which tells its own children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Kills vLLM and all it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Collects every ended child: vLLM's end is noted, orphans are only buried (they come to process 1)."""
+        is_init = os.getpid() == 1
+        while True:
+            try:
+                pid, status = os.waitpid(-1 if is_init else self._process.pid, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._process.pid:
+                self._on_exit(os.waitstatus_to_exitcode(status))
+
+    def _on_exit(self, code: int) -> None:
+        code = code if code >= 0 else 128 - code
+        self._process.returncode = code  # reaped here: Popen must not look for it
+        self.kill()
+        if not self.exit.done():
+            self.exit.set_result(code)
+
+
+def start_engine(command: Sequence[str], environment: Mapping[str, str], observe: LineObserver) -> EngineProcess:
+    """Starts the engine and watches it from the running loop; raises OSError where it cannot be started."""
+    process = subprocess.Popen(
+        list(command), env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
+    )
+    engine = EngineProcess(process)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, engine.reap)
+    engine.reap()  # it may have ended before the handler was there
+    assert process.stdout is not None
+    threading.Thread(target=_copy_log, args=(process.stdout, observe), name="engine-log", daemon=True).start()
+    return engine
+
+
+def _copy_log(source: IO[bytes], observe: LineObserver) -> None:
+    with source:
+        for line in source:
+            with contextlib.suppress(OSError):  # nobody reads our log any more: the engine goes on
+                os.write(1, line)
+            observe(line)

@@ -1,0 +1,145 @@
+"""The prefill leg: another engine computes the prompt, this one pulls the result and decodes.
+
+Problem: a prefill engine may be dead, slow, full, leaving, or answer nonsense, and the client must not notice: this
+engine can always compute the prompt itself.
+Idea: a leg is one HTTP call that ends in an outcome, never in an exception, and only the outcome `remote` carries
+transfer parameters. It is the client's own body with one token to make; the answer's parameters are passed on unread.
+A connection for each leg: an idle one that the other side just closed would look like a dead engine.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from launcher import request_body
+
+ADDRESS_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
+CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate")
+PRODUCER_PARAMS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+@dataclass(frozen=True)
+class RemotePrefillResult:
+    """What came of a leg: an outcome of the contract's list; `params` only where it is `remote`."""
+
+    outcome: str
+    params: dict[str, Any] | None = None
+    seconds: float | None = None
+
+
+def is_eligible(request: Any) -> bool:
+    """Whether a request can be prefilled elsewhere: one prompt, one sequence, and nothing said about the prompt.
+
+    Several sequences would each need their own transfer; log-probabilities of the prompt are made where it is computed.
+    """
+    if not isinstance(request, dict):
+        return False
+    if request.get("n") not in (None, 1) or request.get("best_of") not in (None, 1) or request.get("use_beam_search"):
+        return False
+    if request.get("prompt_logprobs") is not None or (request.get("echo") and request.get("logprobs")):
+        return False
+    if request.get("prompt_embeds") is not None:
+        return False
+    prompt = request.get("prompt")
+    return not isinstance(prompt, list) or len(prompt) == 1 or all(isinstance(token, int) for token in prompt)
+
+
+def prefill_request_body(body: bytes, request: dict[str, Any], chat: bool) -> bytes:
+    """The client's request as the prefill engine gets it: one token, not streamed, and the KV kept for us."""
+    fields: dict[str, Any] = {"stream": False, "max_tokens": 1, "kv_transfer_params": PRODUCER_PARAMS}
+    if chat or "max_completion_tokens" in request:
+        fields["max_completion_tokens"] = 1
+    if "stream_options" in request:
+        fields["stream_options"] = None
+    if "min_tokens" in request:
+        fields["min_tokens"] = 0
+    return request_body.add_fields(body, fields)
+
+
+class RemotePrefillClient:
+    """Runs legs with a deadline in seconds; made inside a running loop at the first leg."""
+
+    def __init__(self, deadline: float, remote_prefill_header: str) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(CONNECT_SECONDS, deadline))
+        self._remote_prefill_header = remote_prefill_header
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self, address: str, path: str, body: bytes, headers: dict[str, str]) -> RemotePrefillResult:
+        """One leg to `address` (host:port) on the same path; cancelling it closes its connection."""
+        started = time.monotonic()
+        if not ADDRESS_PATTERN.fullmatch(address):
+            return RemotePrefillResult("invalid_response")
+        try:
+            status, raw = await self._post(f"http://{address}{path}", body, headers)
+        except TimeoutError as error:
+            # aiohttp's connect time-out is a TimeoutError as well: nobody is there, rather than slow
+            outcome = "unreachable" if isinstance(error, aiohttp.ConnectionTimeoutError) else "timeout"
+            return RemotePrefillResult(outcome, seconds=time.monotonic() - started)
+        except (aiohttp.ClientError, OSError, ValueError):
+            return RemotePrefillResult("unreachable", seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if status != 200:
+            return RemotePrefillResult("rejected", seconds=seconds)
+        params = transfer_params(raw)
+        return RemotePrefillResult("remote" if params else "invalid_response", params, seconds)
+
+    async def close(self) -> None:
+        """Closes what is open."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
+        sent_headers = {**headers, "content-type": "application/json", self._remote_prefill_header: "prefill"}
+        async with self._session.post(url, data=body, headers=sent_headers, allow_redirects=False) as response:
+            raw = (
+                await response.content.read(MAX_RESPONSE_BYTES)
+                if response.status != 200
+                else await _read_bounded(response)
+            )
+            return response.status, raw
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_RESPONSE_BYTES:
+            raise ValueError("the prefill engine's answer is too long")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def transfer_params(raw: bytes) -> dict[str, Any] | None:
+    """The transfer parameters in a prefill engine's answer; None where there are none to use."""
+    document = request_body.parse(raw)
+    params = document.get(request_body.TRANSFER_PARAMS_KEY) if isinstance(document, dict) else None
+    return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
+
+
+def with_transfer_params(body: bytes, params: dict[str, Any]) -> bytes:
+    """The client's request with the transfer parameters of its leg."""
+    return request_body.add_fields(body, {request_body.TRANSFER_PARAMS_KEY: params})
+
+
+def forwarded_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers of the client's request that go along on the leg."""
+    return {
+        key.decode(): value.decode("latin-1") for key, value in headers if key.decode("latin-1") in FORWARDED_HEADERS
+    }

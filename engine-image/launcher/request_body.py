@@ -1,0 +1,130 @@
+"""Request bodies: read whole but bounded, freed of transfer parameters, and extended without being rewritten.
+
+Problem: a client could name any host and any tenant's blocks in `kv_transfer_params`, and a body can be as long as the
+sender likes. Parsing and writing each body again would cost time and change what the client said.
+Idea: bytes are searched first; only a body that may hold the key is parsed. Fields are added as text before the last
+brace: of two equal keys JSON readers, vLLM's included, take the last.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from launcher.asgi import Message, Receive
+
+TRANSFER_PARAMS_KEY = "kv_transfer_params"
+
+
+class TooLarge(Exception):
+    """The body is longer than the limit."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+async def read(receive: Receive, limit: int) -> bytes:
+    """The whole body; raises TooLarge beyond `limit` bytes and ClientGone."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once and then what the connection says (its end)."""
+    pending = True
+
+    async def replayed() -> Message:
+        nonlocal pending
+        if pending:
+            pending = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def parse(body: bytes) -> Any:
+    """The JSON document as the engine will read it; None where it is not one (the engine will say so itself)."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def sequences(body: bytes) -> tuple[int, int]:
+    """Answers to each prompt (`n`) and the number of prompts, 1 where the body does not say."""
+    document = parse(body)
+    if not isinstance(document, dict):
+        return 1, 1
+    n, prompt = document.get("n"), document.get("prompt")
+    if isinstance(n, float) and n.is_integer():  # vLLM reads 2.0 as 2
+        n = int(n)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return n if type(n) is int and n > 0 else 1, prompts
+
+
+def strip_transfer_params(body: bytes, nested: bool) -> bytes:
+    """The body without transfer parameters; the same object where it has none.
+
+    `deep`: at any depth, for routes whose bodies nest (batches, rendered requests). For completions and chat only the
+    top counts; deeper the word may be a user's own, in a tool's schema.
+    """
+    if not _may_hold_key(body):
+        return body
+    document = parse(body)
+    if nested:
+        changed = _strip_deep(document)
+    else:
+        changed = isinstance(document, dict) and document.pop(TRANSFER_PARAMS_KEY, document) is not document
+    return json.dumps(document).encode() if changed else body
+
+
+def _may_hold_key(body: bytes) -> bool:
+    """Whether the key may be in there: in plain letters, with an escaped one, or in UTF-16 or UTF-32 (zero bytes)."""
+    return TRANSFER_PARAMS_KEY.encode() in body or b"\\u" in body or b"\0" in body
+
+
+def _strip_deep(document: Any) -> bool:
+    changed = False
+    pending = [document]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            changed = value.pop(TRANSFER_PARAMS_KEY, value) is not value or changed
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return changed
+
+
+def rewrite_model(body: bytes, model: str) -> tuple[bytes, str]:
+    """The body with `model` as its model, and the name that it had; the same body for an empty `model`.
+
+    What asks for no model by a string stays as it is, so that the engine refuses it in its own words; the name is "".
+    """
+    document = parse(body)
+    requested = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(requested, str):
+        return body, ""
+    return (add_fields(body, {"model": model}) if model and model != requested else body), requested
+
+
+def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+    """A JSON object's text with fields added or overridden; `body` must have parsed to an object."""
+    if b"\0" in body:  # UTF-16 or UTF-32
+        body = json.dumps(json.loads(body)).encode()
+    head = body.rstrip()[:-1].rstrip()
+    comma = b"" if head.endswith(b"{") else b","
+    return head + comma + json.dumps(fields).encode()[1:]

@@ -1,0 +1,251 @@
+"""Watches what the engine sends and never lets a bad end look like a good one.
+
+Errors are held back until they are whole, and sent in OpenAI's shape. Answers that are not streamed are held back as
+well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a stream that ends
+badly gets an error event and is then cut: we return without the last chunk, the server closes the connection, and the
+client sees a broken transfer. Nothing is done for a client that has gone away itself.
+
+A stream's headers wait for its first event: if that says that the engine is dead or full, nothing was promised yet, and
+the answer becomes a 503 that the gateway may take to another engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher import errors
+from launcher.asgi import Headers, Message, Receive, Send, replace_headers, send_json
+from launcher.errors import RejectionReason
+from launcher.modelname import Rename, unchanged
+from launcher.stream_scanner import ABORT_MARK, EVENT_END, LEADING_ERROR_MARK, StreamScanner, strip_done
+
+ABORTED_MESSAGE = "The engine stopped before the answer was complete."
+UNFINISHED_MESSAGE = "The engine ended the stream before it was complete."
+FAILED_MESSAGE = "The engine failed while it was answering."
+INTERNAL_ERROR_MESSAGE = "Internal server error"
+
+
+class ResponseGuard:
+    """One request's way back.
+
+    `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
+    `rename` puts the client's name of the model into answers.
+    `impossible`: the error of a request that the engine's queue never has room for, None for others.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        header_names: Mapping[str, str],
+        count_error: Callable[[str], None],
+        is_engine_dead: Callable[[], bool],
+        is_generation: bool,
+        rename: Rename = unchanged,
+        impossible: Callable[[], dict[str, Any] | None] = lambda: None,
+    ) -> None:
+        self._send = send
+        self._header_names = header_names
+        self._count_error = count_error
+        self._is_engine_dead = is_engine_dead
+        self._is_generation = is_generation
+        self._rename = rename
+        self._impossible = impossible
+        self._client_gone = False
+        self._held_start: Message | None = None
+        self._held_body: list[bytes] | None = None
+        self._scanner: StreamScanner | None = None
+        self._error_counted = False
+        self._aborted_stream = False
+        self._headers_sent = False
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody waits for this answer any more: it came whole, may be had elsewhere, or the client went."""
+        return self._finished or self._client_gone
+
+    def watch_disconnect(self, receive: Receive) -> Receive:
+        """The same `receive`, noticing a client that goes away."""
+
+        async def watched() -> Message:
+            message = await receive()
+            self._client_gone = self._client_gone or message["type"] == "http.disconnect"
+            return message
+
+        return watched
+
+    async def send(self, message: Message) -> None:
+        """Takes a message from the engine's application."""
+        if message["type"] == "http.response.start":
+            await self._on_start(message)
+        elif message["type"] != "http.response.body":
+            await self._send(message)
+        elif self._held_body is not None:
+            self._held_body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._send_complete(b"".join(self._held_body))
+        elif self._scanner is not None:
+            await self._on_chunk(message, self._scanner)
+        else:
+            await self._forward(message)
+
+    async def on_exception(self) -> None:
+        """The application raised: the client gets an error if it can still get one."""
+        if self._client_gone or self._aborted_stream:
+            return
+        if not self._headers_sent and self._is_engine_dead():
+            await self._reject_retryable(FAILED_MESSAGE, RejectionReason.ENGINE_FAILED, "engine_dead")
+        elif not self._headers_sent:
+            await self._count_and_respond("exception", 500, INTERNAL_ERROR_MESSAGE, None)
+        elif self._scanner is not None and not self._scanner.done:
+            await self._break_stream(FAILED_MESSAGE, "exception", half_sent=not self._scanner.at_event_boundary)
+
+    async def _forward(self, message: Message) -> None:
+        """Passes a part of the engine's answer on; the last one ends it."""
+        await self._send(message)
+        self._finished = not message.get("more_body", False)
+
+    async def _on_start(self, message: Message) -> None:
+        kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
+        status = message["status"]
+        if status >= 400 or (self._is_generation and status == 200 and kind.startswith(b"application/json")):
+            self._held_start, self._held_body = message, []
+            return
+        if self._is_generation and kind.startswith(b"text/event-stream"):
+            self._held_start, self._scanner = message, StreamScanner()
+            return
+        self._headers_sent = True
+        await self._send(message)
+
+    async def _send_complete(self, body: bytes) -> None:
+        """An answer that was held back is complete."""
+        start = self._held_start
+        assert start is not None
+        status, headers = start["status"], list(start.get("headers", ()))
+        if status >= 500 and self._is_engine_dead():
+            text = errors.to_openai_error(body, status)["error"]["message"]
+            await self._reject_retryable(text, RejectionReason.ENGINE_FAILED, "engine_dead")
+            return
+        if status < 400 and ABORT_MARK in body and not self._client_gone:
+            await self._count_and_respond("abort", 503, ABORTED_MESSAGE, RejectionReason.ABORTED)
+            return
+        if status >= 400 and body:
+            document = errors.to_openai_error(body, status)
+            if status == 503:
+                is_queue_full = errors.is_queue_full(document["error"]["message"])
+                if is_queue_full and await self._final():
+                    return
+                reason = RejectionReason.QUEUE_FULL if is_queue_full else RejectionReason.UNAVAILABLE
+                headers = replace_headers(
+                    headers, errors.rejection_headers(self._header_names, reason, retry_elsewhere=is_queue_full)
+                )
+                document["error"]["code"] = reason
+            body = errors.to_json(document)
+            headers = replace_headers(
+                headers, {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+            )
+        elif status < 400:
+            body = self._rename(body)
+            if any(key.lower() == b"content-length" for key, _ in headers):
+                headers = replace_headers(headers, {b"content-length": str(len(body)).encode()})
+        await self._send_response(start, headers, body)
+
+    async def _send_response(self, start: Message, headers: Headers, body: bytes) -> None:
+        self._headers_sent = True
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._finished = start["status"] < 500
+
+    async def _count_and_respond(
+        self, error_label: str, status: int, text: str, reason: RejectionReason | None
+    ) -> None:
+        self._count_error(error_label)
+        self._headers_sent = True
+        headers = {} if reason is None else errors.rejection_headers(self._header_names, reason)
+        await send_json(self._send, status, errors.to_json(errors.error_document(text, status, code=reason)), headers)
+
+    async def _final(self) -> bool:
+        """Refuses with 400 a request that a full queue is no reason to send again; False for others."""
+        document = self._impossible()
+        if document is None:
+            return False
+        self._headers_sent = self._finished = True
+        reason = RejectionReason.REQUEST_TOO_LARGE.value.encode()
+        headers = {b"x-should-retry": b"false", self._header_names["reason"].encode(): reason}
+        await send_json(self._send, 400, errors.to_json(document), headers)
+        return True
+
+    async def _reject_retryable(self, text: str, reason: RejectionReason, error_label: str) -> None:
+        """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
+        self._count_error(error_label)
+        self._headers_sent = self._aborted_stream = True
+        headers = errors.rejection_headers(self._header_names, reason, retry_elsewhere=True) | {b"connection": b"close"}
+        await send_json(self._send, 503, errors.to_json(errors.error_document(text, 503, code=reason)), headers)
+        self._finished = True
+
+    async def _send_start(self, chunk: bytes) -> None:
+        """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
+        start, self._held_start = self._held_start, None
+        assert start is not None
+        if chunk.startswith(LEADING_ERROR_MARK) and not self._client_gone:
+            text = errors.event_message(chunk)
+            if self._is_engine_dead():
+                await self._reject_retryable(text, RejectionReason.ENGINE_FAILED, "engine_dead")
+                return
+            if errors.is_queue_full(text):
+                if await self._final():
+                    self._aborted_stream = True
+                    return
+                await self._reject_retryable(text, RejectionReason.QUEUE_FULL, "engine_error")
+                return
+        self._headers_sent = True
+        await self._send(start)
+
+    async def _on_chunk(self, message: Message, scanner: StreamScanner) -> None:
+        chunk = self._rename(message.get("body", b""))
+        message = {**message, "body": chunk}
+        if self._held_start is not None and (chunk or not message.get("more_body", False)):
+            await self._send_start(chunk)
+        if self._aborted_stream or self._held_start is not None:
+            return
+        aborted_end = scanner.aborted_event_end(chunk)
+        scanner.feed(chunk)
+        if self._client_gone:
+            await self._send(message)
+        elif scanner.aborted:
+            await self._send_aborted(message, chunk, aborted_end)
+        elif scanner.error and not self._error_counted:
+            await self._on_error_event(message, chunk)
+        elif not message.get("more_body", False) and not scanner.done:
+            await self._send({**message, "more_body": True})
+            await self._break_stream(UNFINISHED_MESSAGE, "unfinished", half_sent=not scanner.at_event_boundary)
+        else:
+            await self._forward(message)
+
+    async def _send_aborted(self, message: Message, chunk: bytes, aborted_end: int) -> None:
+        """Sends the aborted event to its end, which may be in a later chunk, then breaks the stream."""
+        last = not message.get("more_body", False)
+        await self._send({**message, "body": chunk[:aborted_end] if aborted_end >= 0 else chunk, "more_body": True})
+        if aborted_end >= 0 or last:
+            await self._break_stream(ABORTED_MESSAGE, "abort", half_sent=aborted_end < 0)
+
+    async def _on_error_event(self, message: Message, chunk: bytes) -> None:
+        """vLLM's own error event: clients notice it, so it may end well, unless the whole engine is dead."""
+        self._error_counted = True
+        if chunk.startswith(b"data: "):
+            chunk = errors.to_openai_event(chunk)
+        if self._is_engine_dead():
+            self._count_error("engine_dead")
+            self._aborted_stream = True
+            await self._send({**message, "body": strip_done(chunk), "more_body": True})
+            return
+        self._count_error("engine_error")
+        await self._forward({**message, "body": chunk})
+
+    async def _break_stream(self, text: str, reason: str, half_sent: bool) -> None:
+        """Tells the client that its stream is broken, and sees to it that nothing follows."""
+        self._count_error(reason)
+        self._aborted_stream = True
+        event = (EVENT_END if half_sent else b"") + errors.error_event(text, "engine_stopped")
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})

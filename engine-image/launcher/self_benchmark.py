@@ -1,0 +1,170 @@
+"""How fast the warm engine is, by a few requests to it while nobody else asks.
+
+Problem: before an engine has served anybody, a fleet of it must be sized, and many accelerators are in no table.
+Idea: single prompts of some lengths give the time to the first token: a request for one token that is not streamed ends
+with it. Batches of some sizes give the time of each further token: what more tokens take beyond the first, so that
+HTTP and prefill drop out. One more batch has long contexts, so that their reading shows; its prompts are computed once
+and come from the prefix cache then, or a long prefill's noise would hide what is sought.
+
+Every round measures all of it, and a slow engine has fewer rounds. Of the rounds the shortest time counts: neighbours
+on a node only ever add to it. Twelve ladders of a tiny model on two busy cores had a base of 4.5 to 8.9 ms that way, by
+medians 5.0 to 14.1; alone on an H200 a step's p95 is within 5 % of its median, so that it makes no difference. Times
+are the client's, on loopback, HTTP included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.contract import BenchmarkSettings, Contract
+from launcher.prompts import COMPLETIONS_PATH, PromptFactory
+from launcher.warmup import SendRequest
+
+log = logging.getLogger(__name__)
+
+# What is timed (sequences, prompt tokens, output tokens of each) -> the shortest of its times so far, in seconds.
+ShortestTimes = dict[tuple[int, int, int], float]
+
+
+@dataclass(frozen=True)
+class SelfBenchmark:
+    """prefill: (prompt tokens, seconds to the first token). decode: (sequences, context tokens, seconds per token)."""
+
+    prefill: tuple[tuple[int, float], ...]
+    decode: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """What to time: prompt lengths alone, then batch sizes with prompts of the shortest length.
+
+    long: prompt tokens of one more batch, of the largest size; None where it does not fit.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    long_prompt_tokens: int | None
+    settings: BenchmarkSettings
+
+    @property
+    def shortest_prompt_tokens(self) -> int:
+        """Prompt tokens of a batch's requests."""
+        return min(self.prompt_tokens, default=0)
+
+
+def plan_benchmark(
+    contract: Contract, role: str, max_model_len: int, max_sequences: int | None, kv_tokens: int | None
+) -> BenchmarkPlan:
+    """What fits the model, the engine's slots and, the long batch, half of its cache; a prefill engine does not decode.
+
+    None for a limit that is not known: slots are taken to be enough, the cache is not.
+    """
+    output_tokens, lengths = contract.self_benchmark.output_tokens, contract.warmup.prompt_tokens
+    lengths = tuple(tokens for tokens in lengths if tokens + 1 <= max_model_len)
+    sizes = tuple(size for size in contract.warmup.batches if size <= (max_sequences or size))
+    if role == "prefill" or not lengths or min(lengths) + output_tokens > max_model_len:
+        return BenchmarkPlan(lengths, (), None, contract.self_benchmark)
+    longest = max(lengths) + output_tokens
+    long_fits = longest <= max_model_len and max(sizes, default=0) * longest <= (kv_tokens or 0) / 2
+    long_prompt_tokens = max(lengths) if long_fits and sizes and len(lengths) > 1 else None
+    return BenchmarkPlan(lengths, sizes, long_prompt_tokens, contract.self_benchmark)
+
+
+async def run(
+    send_request: SendRequest, plan: BenchmarkPlan, prompts: PromptFactory, clock: Callable[[], float], seconds: float
+) -> SelfBenchmark | None:
+    """Measures for at most `seconds` and never fails: None where nothing could be measured."""
+    timer = _BatchTimer(send_request, prompts, clock)
+    times: ShortestTimes = {}
+    long_times: ShortestTimes = {}
+    started, round_seconds = clock(), 0.0
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            for _ in range(plan.settings.repeats):
+                round_started = clock()
+                if round_started - started + round_seconds > seconds:
+                    break
+                await _measure_round(timer, plan, times)
+                round_seconds = clock() - round_started
+            if plan.long_prompt_tokens is not None and _long_prefill_s(plan, times) <= seconds - (clock() - started):
+                await _measure_long(timer, plan, plan.long_prompt_tokens, long_times)
+    except (OSError, TimeoutError, ValueError) as error:
+        log.warning("the ladder ended early: %s: %s", type(error).__name__, error)
+    return _to_result(plan, times, long_times)
+
+
+@dataclass(frozen=True)
+class _BatchTimer:
+    send_request: SendRequest
+    prompts: PromptFactory
+    clock: Callable[[], float]
+
+    def new_prompts(self, size: int, tokens: int) -> list[list[int]]:
+        return [self.prompts.new_prompt(tokens) for _ in range(size)]
+
+    async def measure(self, prompts: list[list[int]], outputs: int, times: ShortestTimes) -> None:
+        """Keeps the seconds until the last of the prompts has all its tokens, if each gets them."""
+        bodies = [self.prompts.completion_request(prompt, outputs) for prompt in prompts]
+        started = self.clock()
+        responses = await asyncio.gather(*(self.send_request(COMPLETIONS_PATH, body) for body in bodies))
+        elapsed = self.clock() - started
+        if all(answer.status == 200 and _generated_tokens(answer.body) == outputs for answer in responses):
+            key = (len(prompts), len(prompts[0]), outputs)
+            times[key] = min(elapsed, times.get(key, elapsed))
+
+
+async def _measure_round(timer: _BatchTimer, plan: BenchmarkPlan, times: ShortestTimes) -> None:
+    """Times once all that has a prompt of its own."""
+    for tokens in plan.prompt_tokens:
+        await timer.measure(timer.new_prompts(1, tokens), 1, times)
+    for size in plan.batches:
+        for outputs in (1, plan.settings.output_tokens):
+            await timer.measure(timer.new_prompts(size, plan.shortest_prompt_tokens), outputs, times)
+
+
+def _long_prefill_s(plan: BenchmarkPlan, times: ShortestTimes) -> float:
+    """Seconds that the prompts of the long batch may take; infinite where none of them alone was measured."""
+    return max(plan.batches) * times.get((1, plan.long_prompt_tokens or 0, 1), math.inf)
+
+
+async def _measure_long(timer: _BatchTimer, plan: BenchmarkPlan, tokens: int, times: ShortestTimes) -> None:
+    """Times the batch of long contexts, whose prompts the first request leaves in the prefix cache."""
+    prompts = timer.new_prompts(max(plan.batches), tokens)
+    await timer.measure(prompts, 1, {})
+    for _ in range(plan.settings.repeats):
+        for outputs in (1, plan.settings.output_tokens):
+            await timer.measure(prompts, outputs, times)
+
+
+def _generated_tokens(body: bytes) -> object:
+    """How many tokens an answer has, by its own count: one that ended early would make the engine look fast."""
+    try:
+        return json.loads(body)["usage"]["completion_tokens"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _to_result(plan: BenchmarkPlan, times: ShortestTimes, long_times: ShortestTimes) -> SelfBenchmark | None:
+    """The rungs; a batch that took no longer for more tokens was disturbed, and is left out."""
+    prefill = tuple((tokens, times[1, tokens, 1]) for tokens in plan.prompt_tokens if (1, tokens, 1) in times)
+    decode = [_decode_point(plan, times, size, plan.shortest_prompt_tokens) for size in plan.batches]
+    decode += (
+        [_decode_point(plan, long_times, max(plan.batches), plan.long_prompt_tokens)]
+        if plan.long_prompt_tokens is not None
+        else []
+    )
+    result = SelfBenchmark(prefill, tuple(rung for rung in decode if rung is not None))
+    return result if result.prefill or result.decode else None
+
+
+def _decode_point(plan: BenchmarkPlan, times: ShortestTimes, size: int, tokens: int) -> tuple[int, int, float] | None:
+    outputs = plan.settings.output_tokens
+    first_s, total_s = times.get((size, tokens, 1)), times.get((size, tokens, outputs))
+    if first_s is None or total_s is None or total_s <= first_s:
+        return None
+    return size, tokens + outputs // 2, (total_s - first_s) / (outputs - 1)

@@ -1,0 +1,84 @@
+"""What a step of vLLM's scheduler has to do, and when the accelerator is done with it; nothing of vLLM is imported.
+
+Steps run one after another: vLLM composes one while the one before it runs, so that a step begins when it was handed
+over or when its predecessor ends, whichever is later. Times are kept, not slept: who wakes up late does not delay what
+was handed over before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated.plant import StepTimePlant
+
+
+@dataclass(slots=True)
+class StepWork:
+    """A step in the terms of `simulated.plant.Plant.seconds`, and its requests in their order.
+
+    tokens: prefilled. pairs: sum n (context + n / 2) over prefilled chunks. sequences: decoding, with so many tokens of
+    context in the cache. names: request ids; emits: whether each gets a token.
+    """
+
+    tokens: int = 0
+    pairs: float = 0.0
+    sequences: int = 0
+    cached: int = 0
+    request_ids: list[str] = field(default_factory=list)
+    emits: list[bool] = field(default_factory=list)
+
+    def add(self, request_id: str, computed: int, tokens: int, total_tokens: int) -> None:
+        """A request's share: `tokens` behind `computed` ones, of `known` tokens (prompt and answer so far) in all.
+
+        One token behind others costs what a decode costs, whatever it is.
+        """
+        if tokens == 1 and computed:
+            self.sequences += 1
+            self.cached += computed
+        else:
+            self.tokens += tokens
+            self.pairs += tokens * (computed + tokens / 2)
+        self.request_ids.append(request_id)
+        self.emits.append(computed + tokens >= total_tokens)
+
+
+class StepWorkReader:
+    """Reads scheduler outputs; keeps the prompts' lengths, which vLLM tells once."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens: dict[str, int] = {}
+
+    def read(self, output: Any) -> StepWork:
+        """Of one `vllm.v1.core.sched.output.SchedulerOutput`."""
+        work, tokens, cached = StepWork(), output.num_scheduled_tokens, output.scheduled_cached_reqs
+        for new in output.scheduled_new_reqs:
+            prompt = self._prompt_tokens[new.req_id] = len(new.prompt_token_ids)
+            work.add(new.req_id, new.num_computed_tokens, tokens[new.req_id], prompt)
+        for name, computed, output_tokens in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            work.add(name, computed, tokens[name], self._prompt_tokens[name] + output_tokens)
+        self._forget(output.finished_req_ids)
+        return work
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._prompt_tokens.pop(name, None)
+
+
+class AcceleratorClock:
+    """The accelerator's time. scale: seconds of the clock for each of the plant's."""
+
+    def __init__(self, plant: StepTimePlant, scale: float = 1.0) -> None:
+        self._plant, self._scale = plant, scale
+        self._busy_until_s = -math.inf
+
+    def end_s(self, work: StepWork, now_s: float) -> float:
+        """When a step that is handed over now is over; both on one monotonic clock."""
+        start_s = max(now_s, self._busy_until_s)
+        step_s = self._plant.step_s(start_s / self._scale, work.tokens, work.pairs, work.sequences, work.cached)
+        self._busy_until_s = start_s + step_s * self._scale
+        return self._busy_until_s

@@ -1,0 +1,249 @@
+"""A service's scaling decisions as one JSON document: each step of a decision, and its inputs. Pure.
+
+Problem: a replica count alone convinces no one, and the state that led to it changes every second.
+
+Idea: the document has the last tick's decision, earlier decisions that changed something, and the metrics of the last
+tick with their age. It adds the current engine model, SLO capacity, forecast and start-up times. An unknown value is an
+object whose `unknown` field has the reason; a number that is not finite is null. `version` changes when a field changes
+its meaning, and a reader must reject a version it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from plimsoll.core.autoscaling.scaling_decision import TierDecision
+from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.tier_state import PESSIMISM, TierState
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.demand.forecasting import forecast as forecast_demand
+from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.engine_model.calibration.estimates import assess_quality
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
+from plimsoll.core.workload import Workload
+
+Object = dict[str, Any]
+
+DOCUMENT_VERSION: Final = 1
+
+
+def build_document(
+    service: ServiceState,
+    key: tuple[str, str],
+    now_s: float,
+    horizon_s: float | None = None,
+    metrics: tuple[float, ServiceMetrics] | None = None,
+) -> Object:
+    """The document of one service, as JSON-compatible values.
+
+    key: namespace and name. now_s: seconds since the epoch. horizon_s: forecast horizon from the spec, None for the
+    learned start-up time. metrics: time and metrics of the last tick. Fields that end in `_s` are in seconds. The most
+    recent decision comes first.
+    """
+    return {
+        "version": DOCUMENT_VERSION,
+        "service": "/".join(key),
+        "at": _rfc3339(now_s),
+        "decisions": [_decision(timed_decision) for timed_decision in _timed_decisions(service)],
+        "metrics": None if metrics is None else _json_value(_metrics(*metrics)),
+        "tiers": {name: _json_value(_evidence(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
+    }
+
+
+def _timed_decisions(service: ServiceState) -> Iterable[TimedDecision]:
+    if service.last_decision is not None:
+        yield service.last_decision
+    yield from (
+        timed_decision for timed_decision in reversed(service.decisions) if timed_decision is not service.last_decision
+    )
+
+
+def _decision(timed_decision: TimedDecision) -> Object:
+    tiers = {name: _json_value(_tier(tier)) for name, tier in timed_decision.decision.tiers.items()}
+    return {"at": _rfc3339(timed_decision.at_s), "binding": timed_decision.decision.binding_tier, "tiers": tiers}
+
+
+def _tier(tier: TierDecision) -> Object:
+    return {
+        "before": tier.previous_replicas,
+        "replicas": tier.replicas,
+        "recommended": tier.recommended,
+        "limits": list(tier.limits),
+        "frozen": tier.is_held,
+        "overdue": tier.overdue,
+        "etas_s": tier.etas_s,
+        "counterfactual": tier.counterfactual,
+        "why": tier.summary,
+        "steps": [{"name": step.name, "replicas": step.replicas, "why": step.reason} for step in tier.steps],
+    }
+
+
+# ---------------------------------------------------------------- metrics
+
+_GATEWAY_METRICS: Final = (
+    *(
+        "rate_per_s",
+        "succeeded_per_s",
+        "failed_per_s",
+        "arrivals",
+        "mean_prompt_tokens",
+        "ttft_s",
+        "e2e_s",
+        "rejected_share",
+    ),
+    *("queued", "in_flight"),
+)
+
+
+def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
+    """The metrics of a tick. Ages refer to `at`, which therefore has milliseconds."""
+    gateway_figures = {name: _value_or_reason(getattr(metrics, name)) for name in _GATEWAY_METRICS}
+    return {
+        "at": _rfc3339(at_s, "milliseconds"),
+        "gateways": {
+            "count": metrics.gateway_count,
+            "coverage": metrics.coverage,
+            "age_s": metrics.age_s,
+            **gateway_figures,
+        },
+        "requests": _requests(metrics.workload),
+        "tiers": {
+            role.value: {
+                "coverage": tier_metrics.coverage,
+                "age_s": tier_metrics.age_s,
+                "running": _value_or_reason(tier_metrics.in_flight),
+            }
+            for role, tier_metrics in metrics.tiers.items()
+        },
+    }
+
+
+def _requests(workload: Workload | Unavailable) -> Object:
+    """Mean lengths, tokens."""
+    if isinstance(workload, Unavailable):
+        return _unavailable(workload)
+    cached = workload.mean(workload.cached_tokens)
+    prompt, output = workload.mean(workload.uncached_tokens) + cached, workload.mean(workload.output_tokens)
+    return {"mean_prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+
+
+def _value_or_reason(value: float | Unavailable) -> Any:
+    return _unavailable(value) if isinstance(value, Unavailable) else value
+
+
+# ---------------------------------------------------------------- inputs of the decision
+
+
+def _evidence(service: ServiceState, name: str, tier: TierState, horizon_s: float | None) -> Object:
+    return {
+        "engine": None if tier.engine_key is None else asdict(tier.engine_key),
+        "model": _model(tier),
+        "capacity": _capacity(tier.capacity),
+        "forecast": _forecast(service, name, tier, horizon_s),
+        "startup": _startup(tier),
+    }
+
+
+def _model(tier: TierState) -> Object:
+    """The step-time coefficients used for sizing: a pessimistic quantile of the posterior (`quantile`)."""
+    model = tier.model
+    if model is None or tier.posterior is None:
+        return _unavailable(
+            tier.capacity
+            if isinstance(tier.capacity, Unavailable)
+            else Unavailable("no engine has reported its properties yet")
+        )
+    assessment = assess_quality(tier.posterior)
+    return {"calibrated": assessment.sufficient, "summary": assessment.message, "quantile": PESSIMISM, **asdict(model)}
+
+
+def _capacity(capacity: TierCapacity | Unavailable) -> Object:
+    if isinstance(capacity, Unavailable):
+        return _unavailable(capacity)
+    return {
+        "capacity_per_s": capacity.replica_work / capacity.request_gpu_s if capacity.request_gpu_s > 0.0 else None,
+        "replica_work": capacity.replica_work,
+        "request_gpu_s": capacity.request_gpu_s,
+        "constraint": capacity.constraint,
+        "infeasible": None if capacity.infeasible is None else _infeasible(capacity.infeasible),
+    }
+
+
+def _infeasible(infeasible: Infeasible) -> Object:
+    nearest = infeasible.nearest_slo
+    targets = () if nearest is None else nearest.targets
+    targets_text = " and ".join(f"{name} {at_s * 1e3:.0f} ms" for name, at_s in targets if at_s is not None)
+    violated = f"{infeasible.constraint} violates it{infeasible.hint}"
+    message = f"no replica count meets the SLO ({violated}), sized for {targets_text or 'none'}"
+    feasible = (
+        None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s, **_optional_targets(nearest)}
+    )
+    return {"constraint": infeasible.constraint, "feasible": feasible, "summary": message}
+
+
+def _optional_targets(nearest: Slo) -> Object:
+    """The optional targets that are set."""
+    return {name: value for name in ("e2e_s", "itl_s") if (value := getattr(nearest, name)) is not None}
+
+
+def _forecast(service: ServiceState, name: str, tier: TierState, horizon_s: float | None) -> Object:
+    """The forecast of the last tick, recomputed from the same state."""
+    if isinstance(tier.capacity, Unavailable):
+        return _unavailable(tier.capacity)
+    policy = service.cache.policy
+    if service.risk is None or service.last_decision is None or policy is None:
+        return _unavailable(Unavailable("the service has no SLO, so no forecast is made"))
+    lookahead_s = tier.startup_model.horizon_s + TICK_S if horizon_s is None else horizon_s
+    risk, cost = service.risk, service.miss_cost(name, policy)
+    prediction = forecast_demand(
+        tier.forecast_state, service.last_decision.at_s, lookahead_s, risk.quantile, risk.slo_share, cost
+    )
+    if isinstance(prediction, Unavailable):
+        return _unavailable(prediction)
+    return {
+        "work": prediction.work,
+        "parts": dict(prediction.parts),
+        "rate_per_s": prediction.rate_per_s,
+        "horizon_s": prediction.horizon_s,
+        "quantile": prediction.quantile,
+        "age_s": prediction.age_s,
+        "history": prediction.own_history_share,
+    }
+
+
+def _startup(tier: TierState) -> Object:
+    """Start-up time quantiles by phase; the last phase is the total.
+
+    startups: weighted number of observed start-ups, older ones weigh less; 0 means that all values are priors.
+    """
+    phases = [{"name": name, **quantiles._asdict()} for name, quantiles in tier.startup_model.quantiles]
+    return {
+        "variant": tier.startup_models.current._asdict(),
+        "startups": tier.startup_model.total.startups,
+        "phases": phases,
+    }
+
+
+def _unavailable(value: Unavailable) -> Object:
+    return {"unknown": value.reason}
+
+
+def _rfc3339(at_s: float, to: str = "seconds") -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=to).replace("+00:00", "Z")
+
+
+def _json_value(value: Any) -> Any:
+    """The value in JSON types, with floats rounded to six significant digits."""
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return str(value) if isinstance(value, str) else value

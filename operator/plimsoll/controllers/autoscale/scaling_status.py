@@ -1,0 +1,468 @@
+"""The scaling part of a service's status: conditions, figures and the last decisions. Pure.
+
+Problem: every figure moves at every tick. A status that follows each of them costs the API server a write per second.
+
+Idea: a report is built when the state behind it changes (a count, a limit, a missing signal), and once a minute for the
+figures alone. A figure that has moved by less than a tolerance keeps its old text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers.autoscale import slo_status, status_checkpoint
+from plimsoll.controllers.autoscale.signal_health import (
+    ENGINE_SILENCE_SECONDS,
+    GATEWAY_SILENCE_SECONDS,
+    HealthReport,
+)
+from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
+from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.engine_model.calibration.estimates import assess_quality
+from plimsoll.core.types import Unavailable
+
+Object = dict[str, Any]
+
+SHEDDING_SHARE: Final = 0.01  # share of rejected requests above which AdmissionHealthy is false
+MAX_VARIANT_CHARS: Final = 1024
+# Upper bound on the learned state that a restart loses while nothing else makes the status change.
+CHECKPOINT_INTERVAL_SECONDS: Final = 900.0
+
+_PROMETHEUS_ONLY: Final = (
+    "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
+    " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
+)
+_LIMIT_REASONS: Final = {
+    ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
+    ScalingLimit.RATE: ConditionReason.RATE_LIMITED,
+    ScalingLimit.BUDGET: ConditionReason.BUDGET_EXHAUSTED,
+    ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
+}
+
+
+@dataclass(frozen=True)
+class ScalingReport:
+    """One service's report.
+
+    state_key: a report is due when it changes. desired: replicas of each tier, by role. published: the admission limits
+    that the gateways have. The other fields are parts of the status in their JSON form.
+    """
+
+    state_key: tuple[object, ...]
+    desired: Mapping[str, int]
+    conditions: tuple[Condition, ...]
+    tiers: Mapping[str, Object]
+    slo: Object
+    cold_start: Object
+    limited_by: str | None
+    last_decision: Object | None
+    decisions: tuple[Object, ...]
+    checkpoint: Object | None
+    checkpoint_s: float  # seconds since the epoch at which `checkpoint` was made
+    cost: Object
+    published: AdmissionLimits | None
+    slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
+
+
+def initial_report(checkpoint: Object | None, now_s: float) -> ScalingReport:
+    """An empty report that carries over the checkpoint of an earlier process."""
+    return ScalingReport((), {}, (), {}, {}, {}, None, None, (), checkpoint, now_s, {}, None, None)
+
+
+def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
+    """The old report with ScalingActive false. Its empty state key makes the next decision build a new report."""
+    message = (
+        f"the scaling decision failed with {type(error).__name__}: the replica count is frozen, the operator retries."
+        " See the operator's log"
+    )
+    scaling_active = Condition(ConditionType.SCALING_ACTIVE, False, ConditionReason.DECISION_FAILED, message)
+    others = [condition for condition in old.conditions if condition.type is not ConditionType.SCALING_ACTIVE]
+    return replace(old, state_key=(), conditions=(scaling_active, *others))
+
+
+def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> bool:
+    """Whether the service sheds load. It starts above SHEDDING_SHARE, and ends after a minute without a rejection."""
+    share = snapshot.metrics.rejected_share
+    was_shedding = old_report is not None and any(
+        c.type is ConditionType.ADMISSION_HEALTHY and c.holds is False for c in old_report.conditions
+    )
+    return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
+
+
+def state_key(
+    service_state: ServiceState, snapshot: ServiceSnapshot, health: HealthReport, is_shedding_now: bool
+) -> tuple[object, ...]:
+    """The state whose change is reported at once, as a comparable tuple; empty before the first decision."""
+    if service_state.last_decision is None:
+        return ()
+    tiers = service_state.last_decision.decision.tiers
+    return (
+        health,
+        is_shedding_now,
+        *(
+            (
+                (
+                    name,
+                    tier_decision.replicas,
+                    tier_decision.recommended,
+                    tier_decision.limits,
+                    tier_decision.is_held,
+                    bool(tier_decision.overdue),
+                ),
+                (
+                    isinstance(service_state.tiers[name].capacity, TierCapacity),
+                    service_state.tiers[name].startup_model.total.startups,
+                ),
+                len(snapshot.tiers[name].starting) if name in snapshot.tiers else 0,
+            )
+            for name, tier_decision in tiers.items()
+        ),
+    )
+
+
+def build_report(
+    service: InferenceService,
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    spec: ScalingSpec,
+    previous: ScalingReport,
+    published: AdmissionLimits | None,
+    slow_transfer_message: str | None,
+    health: HealthReport,
+    now_s: float,
+) -> ScalingReport:
+    """The report at `now_s`. Figures of `previous` are kept where they moved little. Requires a decision."""
+    assert service_state.last_decision is not None
+    decision = service_state.last_decision.decision
+    is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
+    timed_decisions = [*service_state.decisions] if is_sized else []
+    current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous))
+    keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
+    keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
+    return ScalingReport(
+        state_key=current_state,
+        desired={name: tier.replicas for name, tier in decision.tiers.items()},
+        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health)),
+        tiers={name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
+        if is_sized
+        else {},
+        slo=slo_status.slo_figures(snapshot, spec.slo, spec.slos, previous.slo) if spec.slo is not None else {},
+        cold_start={
+            name: _cold_start(tier) for name, tier in service_state.tiers.items() if tier.startup_model.total.startups
+        },
+        limited_by=_limited_by(service_state, decision) if is_sized else None,
+        last_decision=_decision_status(timed_decisions[-1]) if timed_decisions else None,
+        decisions=tuple(_decision_status(timed_decision) for timed_decision in reversed(timed_decisions[:-1])),
+        checkpoint=previous.checkpoint if keep_checkpoint else status_checkpoint.encode(service_state),
+        checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
+        cost=_cost(service, service_state, snapshot),
+        published=published,
+        slow_transfer_message=slow_transfer_message,
+    )
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _conditions(
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    spec: ScalingSpec,
+    previous: ScalingReport,
+    health: HealthReport,
+) -> Iterable[Condition]:
+    if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
+        return  # fixed replica counts and no SLO: the spec requests no scaling
+    yield _scaling_active(service_state, spec)
+    if spec.slo is None or service_state.last_decision is None:
+        return
+    yield _metrics_available(snapshot, health)
+    yield _slo_feasible(service_state)
+    previous_slo_met = next((c for c in previous.conditions if c.type is ConditionType.SLO_MET), None)
+    yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, previous_slo_met)
+    yield _scaling_limited(service_state.last_decision.decision)
+    yield _admission_healthy(service_state, snapshot, previous, health)
+
+
+def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
+    def inactive(reason: ConditionReason, message: str) -> Condition:
+        return Condition(ConditionType.SCALING_ACTIVE, False, reason, message)
+
+    if spec.slo is None:
+        return inactive(
+            ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
+        )
+    if spec.policy.paused:
+        return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
+    if spec.policy.mode is not ScalingMode.AUTO:
+        return inactive(
+            ConditionReason.RECOMMEND_ONLY
+            if spec.policy.mode is ScalingMode.RECOMMEND
+            else ConditionReason.SCALING_OFF,
+            f"spec.scaling.mode is {spec.policy.mode}: the autoscaler does not change replica counts",
+        )
+    frozen = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
+    if service_state.last_decision is not None:  # a size computed from an old sample does not count as current
+        frozen |= {
+            n: _step_reason(t, "demand")
+            for n, t in service_state.last_decision.decision.tiers.items()
+            if t.is_held and n not in frozen
+        }
+    if frozen:
+        reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
+        return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
+    binding = service_state.last_decision.decision.binding_tier if service_state.last_decision else None
+    return Condition(
+        ConditionType.SCALING_ACTIVE,
+        True,
+        ConditionReason.SCALING_ON_FORECAST,
+        f"each tier is sized for its forecast; binding tier: {binding or 'none'}",
+    )
+
+
+def _metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condition:
+    if health.gateways_silent:
+        message = (
+            f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
+            " and the replica count is frozen"
+        )
+        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
+    if health.silent_tiers:
+        message = (
+            f"no ready engine of {', '.join(health.silent_tiers)} has sent metrics for {ENGINE_SILENCE_SECONDS:.0f} s,"
+            " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
+        )
+        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
+    min_coverage = min(
+        (tier_metrics.coverage for tier_metrics in snapshot.metrics.tiers.values() if tier_metrics.coverage),
+        default=1.0,
+    )
+    if min(min_coverage, snapshot.metrics.coverage or 1.0) < 1.0:
+        message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
+        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_PARTIAL, message)
+    if health.prometheus_only_tiers:
+        message = _PROMETHEUS_ONLY.format(", ".join(health.prometheus_only_tiers))
+        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, message)
+    return Condition(
+        ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, "all gateways and engines report metrics"
+    )
+
+
+def _slo_feasible(service_state: ServiceState) -> Condition:
+    infeasible_tiers = {
+        n: tier_sizing
+        for n, tier_sizing in service_state.sizings.items()
+        if isinstance(tier_sizing, SizingResult) and tier_sizing.infeasible is not None
+    }
+    for name, sizing in infeasible_tiers.items():
+        assert sizing.infeasible is not None
+        nearest = sizing.infeasible.nearest_slo
+        targets = () if nearest is None else nearest.targets
+        targets_text = ", ".join(
+            f"slo.{name.lower()} {slo_status.format_duration(value)}" for name, value in targets if value is not None
+        )
+        violation = f"{sizing.infeasible.constraint} violates it"
+        message = (
+            f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}{sizing.infeasible.hint}"
+        )
+        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message)
+    if service_state.sizings and all(isinstance(sizing, SizingResult) for sizing in service_state.sizings.values()):
+        return Condition(
+            ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
+        )
+    return Condition(
+        ConditionType.SLO_FEASIBLE, None, ConditionReason.NOT_MEASURED, "the SLO capacity of the tiers is not known yet"
+    )
+
+
+def _admission_healthy(
+    service_state: ServiceState, snapshot: ServiceSnapshot, previous: ScalingReport, health: HealthReport
+) -> Condition:
+    """Whether requests are admitted. The figures in the message are those at the last change of status."""
+    is_shedding_now = is_shedding(snapshot, previous)
+    if health.stale_gateways is not None:
+        return Condition(
+            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways
+        )
+    previous_condition = next((c for c in previous.conditions if c.type is ConditionType.ADMISSION_HEALTHY), None)
+    if previous_condition is not None and previous_condition.holds is (not is_shedding_now):
+        return previous_condition
+    if not is_shedding_now:
+        message = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
+        return Condition(ConditionType.ADMISSION_HEALTHY, True, ConditionReason.ADMITTING_ALL, message)
+    tier, sizing = service_state.client_tier, service_state.sizings.get(service_state.client_tier)
+    tier_snapshot, rate = snapshot.tiers.get(tier), snapshot.metrics.rate_per_s
+    parts = [f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"]
+    if tier_snapshot is not None and isinstance(sizing, SizingResult) and not isinstance(rate, Unavailable):
+        capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
+        parts.append(
+            f"arrival rate {slo_status.format_figure(rate)} req/s, SLO capacity"
+            f" {slo_status.format_figure(capacity_per_s)} req/s with {tier_snapshot.ready} ready {tier} replicas"
+        )
+    etas_s = (
+        service_state.last_decision.decision.tiers[tier].etas_s
+        if service_state.last_decision is not None and tier_snapshot is not None
+        else ()
+    )
+    if etas_s:
+        parts.append(f"{len(etas_s)} starting, the next ready in {etas_s[0]:.0f} s")
+    return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
+
+
+def _scaling_limited(decision: ScalingDecision) -> Condition:
+    for name, tier in decision.tiers.items():
+        for limit in tier.limits:
+            if limit in _LIMIT_REASONS:
+                step = "pending" if limit is ScalingLimit.UNSCHEDULABLE else "limits"  # its reason quotes the scheduler
+                message = f"{name}: {_step_reason(tier, step)}"
+                return Condition(ConditionType.SCALING_LIMITED, True, _LIMIT_REASONS[limit], message)
+    return Condition(
+        ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
+    )
+
+
+def _step_reason(tier: TierDecision, name: str) -> str:
+    return next((step.reason for step in tier.steps if step.name == name), tier.summary)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _tier_status(
+    service_state: ServiceState, snapshot: ServiceSnapshot, name: str, previous: ScalingReport, now_s: float
+) -> Object:
+    """The sizing part of `status.tiers`."""
+    previous_status = previous.tiers.get(name, {})
+    sizing, tier_state = service_state.sizings.get(name), service_state.tiers[name]
+    result: Object = {}
+    if tier_state.startup_model.total.startups:
+        startup = tier_state.startup_model.total
+        result["startup"] = {
+            "p50": slo_status.format_duration(startup.quantile_s(0.5)),
+            "p90": slo_status.format_duration(startup.quantile_s(0.9)),
+        }
+    if isinstance(sizing, SizingResult):
+        result["needed"] = sizing.replicas
+        result["capacityPerReplica"] = f"{slo_status.format_figure(sizing.replica_work / sizing.request_gpu_s)} req/s"
+        result["model"] = _step_time_status(tier_state, sizing, previous_status.get("model", {}))
+        level = _demand_level(service_state, name)
+        ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
+        if level is not None and ready and math.isfinite(utilization := sizing.utilization(level, ready)):
+            result["utilization"] = f"{_round_to_tens(100.0 * utilization)}%"
+    if name in snapshot.tiers and snapshot.tiers[name].starting:
+        result["starting"] = _starting_status(
+            tier_state, snapshot.tiers[name].starting, previous_status.get("starting", {}), now_s
+        )
+    return result
+
+
+def _starting_status(
+    tier_state: TierState, pods: Sequence[StartingPod], previous_status: Mapping[str, Any], now_s: float
+) -> Object:
+    """Count of starting pods and the time at which the first is expected ready. A time within tolerance is kept."""
+    result: Object = {"count": len(pods)}
+    etas = [eta(tier_state.startup_model, pod, now_s) for pod in pods if pod.unschedulable_reason is None]
+    if overdue := sum(isinstance(time, Overdue) for time in etas):
+        result["overdue"] = overdue
+    if remaining_s := [time.likely_s for time in etas if isinstance(time, Eta)]:
+        due_s, previous_time = now_s + min(remaining_s), previous_status.get("nextReady")
+        is_near = isinstance(previous_time, str) and abs(
+            datetime.fromisoformat(previous_time).timestamp() - due_s
+        ) <= max(5.0, slo_status.REPORT_TOLERANCE * min(remaining_s))
+        result["nextReady"] = previous_time if is_near else _rfc3339(due_s)
+    return result
+
+
+def _step_time_status(tier_state: TierState, sizing: SizingResult, previous_status: Mapping[str, Any]) -> Object:
+    assert tier_state.posterior is not None  # a sizing result requires a model
+    assessment, model = assess_quality(tier_state.posterior), tier_state.model
+    assert model is not None
+    return {
+        "baseSeconds": _stable_seconds(previous_status.get("baseSeconds"), model.base_s),
+        "workSeconds": _stable_seconds(previous_status.get("workSeconds"), sizing.request_gpu_s),
+        "calibrated": assessment.sufficient,
+        "summary": "calibrated" if assessment.sufficient else assessment.message.split(":")[0],
+    }
+
+
+def _stable_seconds(previous: Any, value: float) -> str:
+    """Seconds with two significant digits; the previous text if it is within the tolerance."""
+    if isinstance(previous, str) and abs(float(previous) - value) <= slo_status.REPORT_TOLERANCE * value:
+        return previous
+    return slo_status.format_figure(value)
+
+
+def _demand_level(service: ServiceState, name: str) -> float | None:
+    demand = service.tiers[name].forecast_state
+    return None if demand.last_sample_s is None else demand.estimate.level
+
+
+def _round_to_tens(percent: float) -> int:
+    return round(percent / 10.0) * 10
+
+
+def _cost(service: InferenceService, service_state: ServiceState, snapshot: ServiceSnapshot) -> Object:
+    """Cost per hour of the ordered replicas, and per million output tokens at the current arrival rate."""
+    cost = service.spec.cost
+    if cost is None:
+        return {}
+    gpus = sum(
+        tier.gpus * snapshot.tiers[kind].replicas for kind, tier in service.spec.tiers.items() if kind in snapshot.tiers
+    )
+    result: Object = {"perHour": cost.format_amount(cost.per_hour(gpus))}
+    if not isinstance(service_state.workload, Unavailable) and not isinstance(snapshot.metrics.rate_per_s, Unavailable):
+        tokens_per_s = snapshot.metrics.rate_per_s * service_state.workload.mean(service_state.workload.output_tokens)
+        price = cost.per_million_tokens(gpus, tokens_per_s)
+        if not isinstance(price, Unavailable):
+            result["perMillionTokens"] = cost.format_amount(price)
+    return result
+
+
+def _cold_start(tier_state: TierState) -> Object:
+    variant = tier_state.startup_models.current.label
+    return {
+        **({"variant": variant[:MAX_VARIANT_CHARS]} if variant else {}),
+        "phases": [
+            {
+                "name": name,
+                "p50": slo_status.format_duration(quantiles.p50_s),
+                "p90": slo_status.format_duration(quantiles.p90_s),
+            }
+            for name, quantiles in tier_state.startup_model.quantiles
+        ],
+    }
+
+
+def _limited_by(service_state: ServiceState, decision: ScalingDecision) -> str | None:
+    """The binding tier and the constraint that limits its SLO capacity; None if it is not sized."""
+    sizing = service_state.sizings.get(decision.binding_tier or "")
+    return f"{decision.binding_tier} {sizing.constraint}" if isinstance(sizing, SizingResult) else None
+
+
+def _rfc3339(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _decision_status(timed_decision: TimedDecision) -> Object:
+    return {
+        "time": _rfc3339(timed_decision.at_s),
+        "tiers": {
+            name: {"from": tier.previous_replicas, "to": tier.recommended or 0, "why": tier.summary[:1024]}
+            for name, tier in timed_decision.decision.tiers.items()
+            if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
+        },
+        **({"binding": timed_decision.decision.binding_tier} if timed_decision.decision.binding_tier else {}),
+    }

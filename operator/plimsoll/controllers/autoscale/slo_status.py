@@ -1,0 +1,215 @@
+"""SLO attainment in the status: the figures and the SLOMet condition. Pure.
+
+Problem: an SLO can have several targets. Each can be met often enough while all of them together are not. A target that
+is not measured must not count as met.
+
+Idea: one assessment (`core.autoscaling.slo_attainment`) yields both, so that they cannot contradict each other. SLOMet
+is false if the upper bound of the attainment is below the SLO, and true if the lower bound is above it. It is unknown
+in between, and where a target is not measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.core import units
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.slo_attainment import SloAttainment, slo_attainment
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
+
+Object = dict[str, Any]
+
+RECOVERY_MARGIN: Final = 0.2  # hysteresis: share of the error budget that must be left before SLOMet recovers
+ITL_RECOVERY_MARGIN: Final = 0.1  # hysteresis as a share of the inter-token latency target
+REPORT_TOLERANCE: Final = 0.1  # a figure that has moved by a smaller share keeps its old text
+_SHARE_TOLERANCE: Final = 1e-9  # rounding error of a share
+_FIGURE_PATTERN: Final = re.compile(r"\(p[^)]*\)|(at least )?\d+% within")
+
+
+def slo_condition(
+    snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Condition | None
+) -> Condition:
+    """SLOMet from the last minute's responses. `previous` is returned while only measured figures differ.
+
+    slo: the SLO of the service. class_slos: the SLO of each request class, against which its requests are assessed.
+    """
+    attainment = slo_attainment(snapshot.metrics, *class_slos)
+    holds, reason = _slo_outcome(snapshot, slo, attainment, None if previous is None else previous.reason)
+    message = (
+        _unavailable_message(snapshot, attainment)
+        if reason is ConditionReason.NOT_MEASURED
+        else _message(snapshot, slo, class_slos, attainment)
+    )
+    if (
+        previous is not None
+        and (previous.holds, previous.reason) == (holds, reason)
+        and _differs_only_in_figures(previous.message, message)
+    ):
+        return previous
+    return Condition(ConditionType.SLO_MET, holds, reason, message)
+
+
+def _differs_only_in_figures(old: str, new: str) -> bool:
+    """Whether two messages are equal apart from measured figures."""
+    return _FIGURE_PATTERN.sub("", old) == _FIGURE_PATTERN.sub("", new)
+
+
+def _slo_outcome(
+    snapshot: ServiceSnapshot, slo: Slo, attainment: SloAttainment, previous_reason: ConditionReason | None
+) -> tuple[bool | None, ConditionReason]:
+    itl_s, was_violated = measured_percentiles(snapshot)[-1], previous_reason is ConditionReason.SLO_VIOLATED
+    if attainment.upper_bound is not None and not _meets_share(
+        attainment.upper_bound, slo, RECOVERY_MARGIN if was_violated else 0.0
+    ):
+        return False, ConditionReason.SLO_VIOLATED
+    if (
+        slo.itl_s is not None
+        and itl_s is not None
+        and itl_s > slo.itl_s * (1.0 - (ITL_RECOVERY_MARGIN if was_violated else 0.0))
+    ):
+        return False, ConditionReason.SLO_VIOLATED
+    if isinstance(attainment.lower_bound, Unavailable) or (slo.itl_s is not None and itl_s is None):
+        return None, ConditionReason.NOT_MEASURED
+    margin = (
+        RECOVERY_MARGIN if previous_reason in (ConditionReason.SLO_VIOLATED, ConditionReason.SLO_UNDETERMINED) else 0.0
+    )
+    if not _meets_share(attainment.lower_bound, slo, margin):
+        return None, ConditionReason.SLO_UNDETERMINED
+    return True, ConditionReason.SLO_MET
+
+
+def _meets_share(share: float, slo: Slo, margin: float) -> bool:
+    return share >= 1.0 - (1.0 - slo.share) * (1.0 - margin) - _SHARE_TOLERANCE
+
+
+def _message(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], attainment: SloAttainment) -> str:
+    """The measured attainment of each target, and of all targets of a request together."""
+    parts = []
+    for (name, target_s), value_s in zip(slo.targets, measured_percentiles(snapshot), strict=True):
+        share = attainment.by_target.get(name)
+        figure = "" if value_s is None else f" ({slo.percentile(name)} {format_duration(value_s)})"
+        if share is not None and not isinstance(share, Unavailable):
+            prefix = "at least " if name == "TPOT" and len({one.tpot_s for one in class_slos}) > 1 else ""
+            parts.append(f"{name} {prefix}{_percent(share)} within {_target_text(class_slos, name)}{figure}")
+        elif name == "itl" and target_s is not None and figure:
+            parts.append(f"{name} target {format_duration(target_s)}{figure}")
+    message = f"{', '.join(parts)}; SLO {_percent(slo.share)}"
+    if len(attainment.by_target) < 2 or isinstance(attainment.lower_bound, Unavailable):
+        return message
+    is_exact = attainment.upper_bound is not None and attainment.upper_bound - attainment.lower_bound < _SHARE_TOLERANCE
+    return f"{message}, {'' if is_exact else 'at least '}{_percent(attainment.lower_bound)} within all targets"
+
+
+def _target_text(class_slos: Sequence[Slo], name: str) -> str:
+    """The target; where request classes differ, the range from the tightest to the loosest."""
+    targets = {(dict(one.targets)[name], one.ttft_per_1k_tokens_s if name == "TTFT" else 0.0) for one in class_slos}
+    texts = [
+        format_duration(target_s) + (f" + {format_duration(per_1k_s)} per 1k tokens" if per_1k_s else "")
+        for target_s, per_1k_s in sorted((target_s, per_1k_s) for target_s, per_1k_s in targets if target_s is not None)
+    ]
+    return " to ".join(dict.fromkeys((texts[0], texts[-1]))) + (" by class" if len(targets) > 1 else "")
+
+
+def _unavailable_message(snapshot: ServiceSnapshot, attainment: SloAttainment) -> str:
+    unavailable = attainment.unmeasured_target
+    return (
+        _target_unavailable("itl", _unavailable_itl(snapshot))
+        if unavailable is None
+        else _target_unavailable(*unavailable)
+    )
+
+
+def _target_unavailable(name: str, unavailable: Unavailable) -> str:
+    return f"{name} is not known: {unavailable.reason}"
+
+
+def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Object) -> Object:
+    """`status.slo`. Figures of `previous` are kept where they moved little.
+
+    slo, class_slos: as for `slo_condition`.
+    """
+    ttft_s, tpot_s, e2e_s, itl_s = measured_percentiles(snapshot)
+    result: Object = {"window": "1m"}
+    if ttft_s is not None:
+        result["ttft"] = _stable_duration(previous.get("ttft"), ttft_s)
+    if tpot_s is not None:
+        result["tpot"] = _stable_duration(previous.get("tpot"), tpot_s)
+    if e2e_s is not None and slo.e2e_s is not None:
+        result["e2e"] = _stable_duration(previous.get("e2e"), e2e_s)
+    if itl_s is not None and slo.itl_s is not None:
+        result["itl"] = _stable_duration(previous.get("itl"), itl_s)
+    attainment = slo_attainment(snapshot.metrics, *class_slos)
+    result |= _attainment_figures(attainment)
+    if len(result) == 1:
+        return {}
+    if attainment.unmeasured_target is not None:
+        result["unavailableReason"] = _target_unavailable(*attainment.unmeasured_target)
+    if not isinstance(snapshot.metrics.rate_per_s, Unavailable):
+        result["offered"] = f"{format_figure(snapshot.metrics.rate_per_s)} req/s"
+    return result
+
+
+def _attainment_figures(attainment: SloAttainment) -> Object:
+    """The attainment by target and overall; unknown figures are left out."""
+    by_target = {
+        name.lower(): _percent(share)
+        for name, share in attainment.by_target.items()
+        if not isinstance(share, Unavailable)
+    }
+    totals = {"attainment": attainment.lower_bound, "attainmentIncludingRejected": attainment.including_rejected}
+    overall = {name: _percent(share) for name, share in totals.items() if not isinstance(share, Unavailable)}
+    return ({"attainmentByTarget": by_target} if by_target else {}) | overall
+
+
+def _percent(share: float) -> str:
+    """Whole percent, rounded down, so that 94.9% never reads as 95%."""
+    return f"{math.floor(100.0 * share + _SHARE_TOLERANCE)}%"
+
+
+def measured_percentiles(snapshot: ServiceSnapshot) -> tuple[float | None, ...]:
+    """Measured latencies at the SLO's percentile, seconds, in the order of `Slo.targets`; None if not measured.
+
+    TPOT and inter-token latency come from the tier that decodes, TTFT and e2e from the gateways.
+    """
+    decode_latencies = [
+        tier_metrics.lagging for role, tier_metrics in snapshot.metrics.tiers.items() if role != "prefill"
+    ]
+    tpot, itl = ([getattr(latencies, name) for latencies in decode_latencies] for name in ("tpot_s", "itl_s"))
+    tier_metrics = ([snapshot.metrics.ttft_s], tpot, [snapshot.metrics.e2e_s], itl)
+    return tuple(
+        next((value for value in values if not isinstance(value, Unavailable)), None) for values in tier_metrics
+    )
+
+
+def _unavailable_itl(snapshot: ServiceSnapshot) -> Unavailable:
+    for role, tier_metrics in snapshot.metrics.tiers.items():
+        if role != "prefill" and isinstance(tier_metrics.lagging.itl_s, Unavailable):
+            return tier_metrics.lagging.itl_s
+    return Unavailable("no engine reports metrics")
+
+
+def _stable_duration(previous: Any, seconds: float) -> str:
+    """A duration with two significant digits; the previous text if it is within the tolerance."""
+    if isinstance(previous, str) and abs(units.parse_duration(previous) - seconds) <= REPORT_TOLERANCE * seconds:
+        return previous
+    return format_duration(seconds)
+
+
+def format_figure(value: float) -> str:
+    """Two significant digits in plain notation: 120, 9.1, 0.0031; never 1.2e+02."""
+    return f"{Decimal(f'{value:.2g}'):f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Two significant digits with a suitable unit: 5.1ms, 340ms, 1.2s, 95s."""
+    if seconds < 0.000001:
+        return "0s"
+    digits = 1 - math.floor(math.log10(seconds))
+    rounded = round(seconds, digits)
+    return units.format_duration(rounded) if rounded < 1.0 else f"{rounded:g}s"

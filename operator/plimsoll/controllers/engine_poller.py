@@ -1,0 +1,320 @@
+"""Polls the engines: their metrics every few seconds, and their properties once.
+
+Problem: hundreds of pods start, idle and end. Polling all of them at once causes load spikes, polling an idle fleet
+often is waste, and polling a busy one too rarely delays scaling decisions.
+
+Idea: every pod has its own due time, spread over the interval. A busy tier is polled often, an idle one rarely, but
+often enough that one missed answer does not expire its last reading (`MAX_READING_GAP_S`). After a failed poll a pod
+is retried once soon, and then at its usual interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from plimsoll.adapters import launcher
+from plimsoll.adapters.launcher import StartupProgress
+from plimsoll.adapters.vllm_metrics import HttpGet, fetch_metrics
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_contract
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
+from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.ports import EngineInfo, EngineReading
+from plimsoll.core.types import Role
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+OnReading = Callable[[Key, Role, EngineReading], None]
+ParseEngineInfo = Callable[[bytes], tuple[EngineInfo, StartupProgress]]
+
+BUSY_INTERVAL_S: Final = 5.0
+IDLE_INTERVAL_S: Final = 10.0
+RETRY_DELAY_S: Final = 1.0
+ENGINE_INFO_INTERVAL_S: Final = 5.0
+FOREIGN_ENGINE_INTERVAL_S: Final = 60.0  # for a ready engine without /about, such as one with a foreign image
+MAX_CONCURRENT_REQUESTS: Final = 32
+_RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
+_MIN_SLEEP_S: Final = 0.05
+_ROLES: Final = frozenset(Role)
+
+
+@dataclass(eq=False)
+class _PolledPod:
+    """One engine pod. metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none."""
+
+    uid: str
+    name: str
+    key: Key
+    role: Role
+    address: str
+    is_ready: bool
+    metrics_due_s: float = math.inf
+    info_due_s: float = math.inf
+    steps: float | None = None
+    running_requests: float | None = None  # waiting ones included, from the last reading
+    metrics_failures: int = 0  # consecutive failures of /metrics
+    external_scrape_s: float = -math.inf  # time of the last reading that came from the metrics store
+    info_failures: int = 0  # consecutive failures of /about
+    engine_info: EngineInfo | None = None
+    startup_progress: StartupProgress | None = None
+
+
+class EnginePoller:
+    """Polls every engine pod in the cache."""
+
+    def __init__(
+        self,
+        cache: ObjectCache,
+        http_get: HttpGet,
+        on_reading: OnReading,
+        parse_info: ParseEngineInfo = launcher.parse_engine_info,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        errors: ObjectErrors | None = None,
+    ) -> None:
+        """http_get: body at a pod's address, port and path; raises BackendUnavailable. on_reading: called with every
+        reading, its service and tier. parse_info: parses /about; raises ValueError. clock: seconds since the epoch,
+        which dates the readings; due times use `monotonic`."""
+        self._errors = errors or ObjectErrors()
+        self._cache = cache
+        self._http_get = http_get
+        self._on_reading = on_reading
+        self._parse_info = parse_info
+        self._clock = clock
+        self._monotonic = monotonic
+        self._pods: dict[str, _PolledPod] = {}  # by uid
+        self._pods_by_name: dict[str, _PolledPod] = {}
+        self._busy_pods: defaultdict[tuple[Key, Role], set[str]] = defaultdict(
+            set
+        )  # uids of pods that had work at the last poll
+        self._active_until_s: dict[Key, float] = {}
+        self._relisted_s = -math.inf
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    def engine_info(self, pod: str) -> EngineInfo | None:
+        """Properties of the engine in the named pod; None until it has reported them."""
+        polled = self._pods_by_name.get(pod)
+        return None if polled is None else polled.engine_info
+
+    def startup_progress(self, pod: str) -> StartupProgress | None:
+        """Start-up progress in the engine's last report; None without one."""
+        polled = self._pods_by_name.get(pod)
+        return None if polled is None else polled.startup_progress
+
+    def running_requests(self, pod: str) -> float | None:
+        """Running and waiting requests in the engine's last reading; None without one."""
+        polled = self._pods_by_name.get(pod)
+        return None if polled is None else polled.running_requests
+
+    def unreachable(self) -> dict[str, tuple[Key, Role]]:
+        """Service and tier of the ready engines that failed to answer at least twice in a row, by pod name."""
+        return {
+            pod.name: (pod.key, pod.role) for pod in self._pods.values() if pod.is_ready and pod.metrics_failures > 1
+        }
+
+    def accept_external(self, reading: EngineReading) -> None:
+        """Ingest a reading of an unreachable engine from the metrics store, unless it is not newer than the last."""
+        pod = self._pods_by_name.get(reading.pod)
+        if pod is None or not pod.is_ready or pod.metrics_failures < 2 or reading.at_s <= pod.external_scrape_s:
+            return
+        pod.external_scrape_s = reading.at_s
+        self._update_load(pod, reading, self._monotonic())
+        self._on_reading(pod.key, pod.role, reading)
+
+    def mark_active(self, service: Key) -> None:
+        """Poll the engines of a service at the busy interval, because requests arrive for it."""
+        now_s = self._monotonic()
+        if self._active_until_s.get(service, -math.inf) <= now_s:
+            self._expedite(now_s, [pod for pod in self._pods.values() if pod.key == service])
+        self._active_until_s[service] = now_s + IDLE_INTERVAL_S
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self.poll_due())
+                await asyncio.sleep(0.0)  # lets the task clear the due times before they are read
+                await asyncio.sleep(self._sleep_s())
+
+    async def poll_due(self) -> None:
+        """Poll every pod that is due, and wait for the answers."""
+        now_s = self._monotonic()
+        if now_s - self._relisted_s >= _RELIST_INTERVAL_S:
+            self._relist(now_s)
+        polls = []
+        for pod in self._pods.values():
+            if pod.metrics_due_s <= now_s:
+                pod.metrics_due_s = math.inf
+                polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod)))
+            if pod.info_due_s <= now_s:
+                pod.info_due_s = math.inf
+                polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
+        await asyncio.gather(*polls)
+
+    async def _contained(self, stage: Stage, pod: _PolledPod, poll: Awaitable[None]) -> None:
+        """Run one poll. After an unexpected error the pod is polled at the interval of a silent one."""
+        with self._errors.contained(stage, pod.key, _subject(pod)):
+            await poll
+            return
+        due_s = self._monotonic() + FOREIGN_ENGINE_INTERVAL_S
+        if stage is Stage.ENGINE_ABOUT:
+            pod.info_due_s = min(pod.info_due_s, due_s)
+        elif pod.is_ready:
+            pod.metrics_due_s = min(pod.metrics_due_s, due_s)
+
+    def _sleep_s(self) -> float:
+        due_s = min((min(pod.metrics_due_s, pod.info_due_s) for pod in self._pods.values()), default=math.inf)
+        return min(max(due_s - self._monotonic(), _MIN_SLEEP_S), _RELIST_INTERVAL_S)
+
+    def _relist(self, now_s: float) -> None:
+        """Add new pods, update known ones, and drop deleted ones."""
+        self._relisted_s = now_s
+        present = self._present()
+        for uid in self._pods.keys() - present.keys():
+            deleted = self._pods.pop(uid)
+            self._mark_idle(deleted)
+        for uid, pod in present.items():
+            self._update(self._pods.setdefault(uid, pod), pod, now_s)
+        self._pods_by_name = {pod.name: pod for pod in self._pods.values()}
+        self._active_until_s = {key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s}
+
+    def _present(self) -> dict[str, _PolledPod]:
+        """The engine pods that can be polled, by uid. A pod that cannot be parsed keeps its previous state."""
+        found: dict[str, _PolledPod] = {}
+        every = list(self._cache.all("Pod"))
+        for obj in every:
+            uid = obj["metadata"]["uid"]
+            known = self._pods.get(uid)
+            pod = None if known is None else replace(known)
+            with self._errors.contained(Stage.ENGINE_LIST, owning_service(obj), subject_of(obj)):
+                pod = _polled_pod(obj)
+            if pod is not None:
+                found[uid] = pod
+        if self._errors.present:
+            subjects = {subject_of(obj) for obj in every}
+            for stage in (Stage.ENGINE_LIST, Stage.ENGINE_METRICS, Stage.ENGINE_ABOUT):
+                self._errors.retain(stage, subjects)
+        return found
+
+    def _update(self, polled: _PolledPod, current: _PolledPod, now_s: float) -> None:
+        polled.address = current.address
+        if polled is current:  # new: spread over the interval, because after a restart all pods are new
+            phase = zlib.crc32(polled.uid.encode()) / 2**32
+            polled.info_due_s = now_s + ENGINE_INFO_INTERVAL_S * phase
+            polled.metrics_due_s = now_s + BUSY_INTERVAL_S * phase if polled.is_ready else math.inf
+        elif current.is_ready and not polled.is_ready:  # its start-up report is complete now
+            polled.metrics_due_s = polled.info_due_s = now_s
+            polled.info_failures = 0
+        elif polled.is_ready and not current.is_ready:
+            polled.metrics_due_s, polled.info_due_s = math.inf, now_s + ENGINE_INFO_INTERVAL_S
+            polled.startup_progress = polled.running_requests = None  # of a container that may have ended
+            self._mark_idle(polled)
+        polled.is_ready = current.is_ready
+
+    async def _poll_metrics(self, pod: _PolledPod) -> None:
+        async with self._slots:
+            sent_s = self._monotonic()
+            try:
+                reading = await fetch_metrics(
+                    self._http_get,
+                    pod.address,
+                    _launcher_port(),
+                    engine_contract().paths["metrics"],
+                    pod.name,
+                    self._clock,
+                )
+            except BackendUnavailable as error:
+                pod.metrics_failures += 1
+                log.debug("engine metrics are not available", extra=_log_fields(pod, error))
+                reading = None
+        if self._pods.get(pod.uid) is not pod or not pod.is_ready:
+            return
+        if reading is None:
+            pod.metrics_due_s = sent_s + (RETRY_DELAY_S if pod.metrics_failures == 1 else self._interval_s(pod, sent_s))
+            return
+        pod.metrics_failures = 0
+        self._update_load(pod, reading, sent_s)
+        pod.metrics_due_s = sent_s + self._interval_s(pod, sent_s)
+        self._on_reading(pod.key, pod.role, reading)
+
+    def _update_load(self, pod: _PolledPod, reading: EngineReading, now_s: float) -> None:
+        """Record whether the engine had work since the last poll."""
+        has_stepped = pod.steps is not None and reading.steps is not None and reading.steps != pod.steps
+        pod.steps = reading.steps
+        pod.running_requests = None if reading.running is None else reading.running + (reading.waiting or 0.0)
+        if not (reading.running or reading.waiting or has_stepped):
+            self._mark_idle(pod)
+            return
+        busy_in_tier = self._busy_pods[pod.key, pod.role]
+        if not busy_in_tier:
+            self._expedite(now_s, [p for p in self._pods.values() if (p.key, p.role) == (pod.key, pod.role)])
+        busy_in_tier.add(pod.uid)
+
+    def _mark_idle(self, pod: _PolledPod) -> None:
+        busy_in_tier = self._busy_pods.get((pod.key, pod.role), set())
+        busy_in_tier.discard(pod.uid)
+        if not busy_in_tier:
+            self._busy_pods.pop((pod.key, pod.role), None)
+
+    def _expedite(self, now_s: float, pods: list[_PolledPod]) -> None:
+        """Move polls from the idle to the busy interval; a poll in progress is not affected."""
+        for pod in pods:
+            if pod.metrics_due_s < math.inf:
+                pod.metrics_due_s = min(
+                    pod.metrics_due_s, max(now_s, pod.metrics_due_s - (IDLE_INTERVAL_S - BUSY_INTERVAL_S))
+                )
+
+    def _interval_s(self, pod: _PolledPod, now_s: float) -> float:
+        is_busy = (pod.key, pod.role) in self._busy_pods or self._active_until_s.get(pod.key, -math.inf) > now_s
+        return BUSY_INTERVAL_S if is_busy else IDLE_INTERVAL_S
+
+    async def _poll_engine_info(self, pod: _PolledPod) -> None:
+        was_ready = pod.is_ready
+        async with self._slots:
+            sent_s = self._monotonic()
+            try:
+                body = await self._http_get(pod.address, _launcher_port(), engine_contract().paths["about"])
+                pod.engine_info, pod.startup_progress = self._parse_info(body)
+            except (BackendUnavailable, ValueError) as error:
+                pod.info_failures += 1
+                log.debug("engine info is not available", extra=_log_fields(pod, error))
+            else:
+                pod.info_failures = 0
+        if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
+            return
+        if pod.info_failures or not pod.is_ready or not was_ready:
+            pod.info_due_s = sent_s + (
+                FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
+            )
+
+
+def _log_fields(pod: _PolledPod, error: Exception) -> dict[str, str]:
+    return {"service": "/".join(pod.key), "pod": pod.name, "error": str(error)}
+
+
+def _subject(pod: _PolledPod) -> str:
+    return f"Pod {pod.key[0]}/{pod.name}"
+
+
+def _launcher_port() -> int:
+    return engine_contract().ports["launcher"]
+
+
+def _polled_pod(obj: Object) -> _PolledPod | None:
+    """The pod's poll state; None unless it is an engine pod with an address that is not terminating."""
+    meta, key = obj["metadata"], owning_service(obj)
+    role, address = (meta.get("labels") or {}).get(labels.ROLE), obj.get("status", {}).get("podIP")
+    if key is None or role not in _ROLES or not address or pod_startup.is_terminating(obj):
+        return None
+    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, pod_startup.is_ready(obj))

@@ -1,0 +1,142 @@
+"""Exports the autoscaler's figures as metrics, for dashboards and other autoscalers.
+
+An unknown value has no series, because a gauge that stays at its last value looks like a measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import Gauge
+
+from plimsoll.api.conditions import Condition
+from plimsoll.controllers.autoscale.slo_status import measured_percentiles
+from plimsoll.controllers.object_cache import Key
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.slo_attainment import slo_attainment
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
+from plimsoll.telemetry import metrics
+
+STARTUP_QUANTILES = (0.5, 0.9)
+
+
+class ScalingGauges:
+    """Exports the scaling figures of services. `_exported` has the sized tiers of each, and "slo" if it has an SLO."""
+
+    def __init__(self) -> None:
+        self._exported: dict[Key, set[str]] = {}
+
+    def export(self, key: Key, service_state: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec) -> None:
+        """Set the series of a service to its current values, and remove those that are unknown."""
+        name = "/".join(key)
+        parts = set() if spec.slo is None else {"slo"}
+        parts |= {tier for tier, sizing in service_state.sizings.items() if parts and isinstance(sizing, SizingResult)}
+        if self._exported.get(key, set()) - parts:
+            self.forget(key)
+        if service_state.last_decision is None:
+            return
+        self._exported[key] = parts
+        for tier, tier_snapshot in snapshot.tiers.items():
+            _export_replicas(name, tier, service_state, tier_snapshot)
+        if spec.slo is None:
+            return
+        for tier, sizing in service_state.sizings.items():
+            tier_decision = service_state.last_decision.decision.tiers[tier]
+            count = tier_decision.replicas if tier_decision.recommended is None else tier_decision.recommended
+            metrics.AUTOSCALER_DESIRED.labels(name, tier).set(count)
+            if isinstance(sizing, SizingResult) and tier in snapshot.tiers:
+                _export_sizing(name, tier, sizing, service_state, snapshot.tiers[tier].ready)
+        _export_slo(name, snapshot, spec.slo, spec.slos)
+
+    def forget(self, key: Key) -> None:
+        """Remove the series of a deleted service."""
+        if self._exported.pop(key, None) is not None:
+            metrics.remove_scaling_series("/".join(key))
+
+
+class ConditionGauges:
+    """Exports the conditions of services, one series per condition, so that alerts can match a reason."""
+
+    def __init__(self) -> None:
+        self._exported: dict[Key, set[tuple[str, str]]] = {}
+
+    def export(self, key: Key, conditions: Iterable[Condition]) -> None:
+        """Set the current conditions of a service; an empty `conditions` removes its series."""
+        name = "/".join(key)
+        current = {(condition.type.value, condition.reason.value): condition.holds for condition in conditions}
+        for kind, reason in self._exported.pop(key, set()) - current.keys():
+            metrics.SERVICE_CONDITION.remove(name, kind, reason)
+        for (kind, reason), holds in current.items():
+            metrics.SERVICE_CONDITION.labels(name, kind, reason).set(-1 if holds is None else holds)
+        if current:
+            self._exported[key] = set(current)
+
+    def add(self, key: Key, condition: Condition) -> None:
+        """Add one condition to those that are exported."""
+        kind, reason = condition.type.value, condition.reason.value
+        holds = -1 if condition.holds is None else condition.holds
+        metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
+        self._exported.setdefault(key, set()).add((kind, reason))
+
+
+def _export_replicas(name: str, tier: str, service_state: ServiceState, tier_snapshot: TierSnapshot) -> None:
+    assert service_state.last_decision is not None
+    tier_decision = service_state.last_decision.decision.tiers.get(tier)
+    startup = service_state.tiers[tier].startup_model.total
+    metrics.AUTOSCALER_READY.labels(name, tier).set(tier_snapshot.ready)
+    metrics.AUTOSCALER_OVERDUE.labels(name, tier).set(0 if tier_decision is None else len(tier_decision.overdue))
+    if startup.startups:
+        for quantile in STARTUP_QUANTILES:
+            metrics.AUTOSCALER_STARTUP.labels(name, tier, str(quantile)).set(startup.quantile_s(quantile))
+
+
+def _export_sizing(name: str, tier: str, sizing: SizingResult, service_state: ServiceState, ready: int) -> None:
+    level = service_state.tiers[tier].forecast_state.estimate.level
+    utilization = sizing.utilization(level, ready)
+    metrics.AUTOSCALER_NEEDED.labels(name, tier).set(sizing.replicas)
+    metrics.AUTOSCALER_REPLICA_CAPACITY.labels(name, tier).set(sizing.replica_work / sizing.request_gpu_s)
+    metrics.AUTOSCALER_LOAD.labels(name, tier).set(level / sizing.request_gpu_s)
+    metrics.AUTOSCALER_FORECAST.labels(name, tier).set(sizing.rate_per_s)
+    _set_or_remove(
+        metrics.AUTOSCALER_UTILIZATION, utilization if ready and math.isfinite(utilization) else None, name, tier
+    )
+
+
+def _export_slo(name: str, snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo]) -> None:
+    service_metrics = snapshot.metrics
+    attainment = slo_attainment(service_metrics, *class_slos)
+    rejected_share = None if isinstance(service_metrics.rejected_share, Unavailable) else service_metrics.rejected_share
+    prompt_tokens = (
+        0.0 if isinstance(service_metrics.mean_prompt_tokens, Unavailable) else service_metrics.mean_prompt_tokens
+    )
+    metrics.SLO_OBJECTIVE.labels(name).set(slo.share)
+    _set_or_remove(metrics.SLO_TTFT_TARGET, None if slo.ttft_s is None else slo.deadlines(prompt_tokens).ttft_s, name)
+    _set_or_remove(metrics.SLO_TPOT_TARGET, slo.tpot_s, name)
+    _set_or_remove(metrics.SLO_E2E_TARGET, slo.e2e_s, name)
+    e2e_s, itl_s = measured_percentiles(snapshot)[2:]
+    _set_or_remove(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else e2e_s, name)
+    _set_or_remove(metrics.SLO_ITL_TARGET, slo.itl_s, name)
+    _set_or_remove(metrics.SLO_ITL_MEASURED, None if slo.itl_s is None else itl_s, name)
+    for target, _ in slo.targets[:-1]:  # inter-token latency is not assessed per request
+        _set_or_remove(
+            metrics.SLO_TARGET_ATTAINMENT, _value_or_none(attainment.by_target.get(target)), name, target.lower()
+        )
+    _set_or_remove(metrics.SLO_ATTAINMENT, _value_or_none(attainment.lower_bound), name)
+    _set_or_remove(metrics.SLO_ERROR, attainment.missed_upper_bound, name)
+    _set_or_remove(metrics.AUTOSCALER_REJECTED_SHARE, rejected_share, name)
+
+
+def _value_or_none(share: float | Unavailable | None) -> float | None:
+    return None if isinstance(share, Unavailable) else share
+
+
+def _set_or_remove(gauge: Gauge, value: float | None, *labels: str) -> None:
+    """Set the gauge, or remove its series if the value is unknown."""
+    if value is None:
+        gauge.remove(*labels)
+    else:
+        gauge.labels(*labels).set(value)

@@ -1,0 +1,128 @@
+"""Cache of the watched objects, with the newest version of each.
+
+The API server answers a write with the resulting object, which is put into the cache at once. The operator thus reads
+its own writes. An older version that arrives later through a watch is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.core.errors import InvalidSpec
+
+Object = dict[str, Any]
+Key = tuple[str, str]  # namespace, name
+
+
+def key_of(obj: Object) -> Key:
+    meta = obj["metadata"]
+    return meta.get("namespace", ""), meta["name"]
+
+
+def owning_service(obj: Object) -> Key | None:
+    """The service that an object belongs to, by its label; None if it has none."""
+    meta = obj["metadata"]
+    if obj.get("kind") == labels.KIND:
+        return key_of(obj)
+    name = meta.get("labels", {}).get(labels.SERVICE)
+    return (meta.get("namespace", ""), name) if name else None
+
+
+def role_of(obj: Object) -> str:
+    """The tier that an object belongs to, by its label; "" if it has none."""
+    return str(obj["metadata"].get("labels", {}).get(labels.ROLE, ""))
+
+
+def resource_version(obj: Object) -> int:
+    """The object's resourceVersion; 0 if it is missing or not a number."""
+    text = obj["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+class ObjectCache:
+    """Objects by kind. `on_change` is called with the owning service of each changed object."""
+
+    def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
+        self._objects: dict[str, dict[Key, Object]] = {}
+        self._children: dict[tuple[str, Key], dict[Key, None]] = {}
+        # By uid: the object that was parsed, and the result.
+        self._parsed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}
+        self._on_change = on_change
+
+    def put(self, obj: Object) -> None:
+        kind, key = obj["kind"], key_of(obj)
+        objects = self._objects.setdefault(kind, {})
+        if (
+            key in objects
+            and resource_version(objects[key]) > resource_version(obj)
+            and _is_same_object(objects[key], obj)
+        ):
+            return
+        if key in objects and not _is_same_object(objects[key], obj):
+            self._parsed.pop(objects[key]["metadata"].get("uid"), None)
+        objects[key] = obj
+        self._link(kind, key, obj)
+
+    def remove(self, obj: Object) -> None:
+        kind, key = obj["kind"], key_of(obj)
+        cached = self._objects.get(kind, {}).get(key)
+        if cached is None or not _is_same_object(cached, obj):
+            return
+        del self._objects[kind][key]
+        self._parsed.pop(cached["metadata"].get("uid"), None)
+        owner = owning_service(cached)
+        if owner:
+            siblings = self._children.get((kind, owner), {})
+            siblings.pop(key, None)
+            if not siblings:
+                self._children.pop((kind, owner), None)
+            self._on_change(owner)
+
+    def replace(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:
+        """Replace all objects of a kind, in one namespace or in all, by the result of a list call."""
+        present = {key_of(obj) for obj in objects}
+        for key, obj in list(self._objects.get(kind, {}).items()):
+            if key not in present and namespace in (None, key[0]):
+                self.remove(obj)
+        for obj in objects:
+            self.put(obj)
+
+    def get(self, kind: str, key: Key) -> Object | None:
+        return self._objects.get(kind, {}).get(key)
+
+    def parsed(self, service_object: Object) -> InferenceService | InvalidSpec:
+        """The parsed InferenceService, or the error in its spec. Each version of an object is parsed once."""
+        uid = service_object["metadata"]["uid"]
+        entry = self._parsed.get(uid)
+        if entry is None or entry[0] is not service_object:
+            entry = self._parsed[uid] = (service_object, _parse(service_object))
+        return entry[1]
+
+    def all(self, kind: str) -> Iterator[Object]:
+        return iter(list(self._objects.get(kind, {}).values()))
+
+    def children(self, kind: str, service: Key) -> list[Object]:
+        """The objects of a kind that belong to a service, in no particular order."""
+        objects = self._objects.get(kind, {})
+        return [objects[key] for key in self._children.get((kind, service), {})]
+
+    def _link(self, kind: str, key: Key, obj: Object) -> None:
+        owner = owning_service(obj)
+        if owner:
+            self._children.setdefault((kind, owner), {})[key] = None
+            self._on_change(owner)
+
+
+def _parse(service_object: Object) -> InferenceService | InvalidSpec:
+    try:
+        return parse(service_object)
+    except InvalidSpec as error:
+        return error
+
+
+def _is_same_object(a: Object, b: Object) -> bool:
+    """True for two versions of one object, False for an object and its re-created successor of the same name."""
+    return bool(a["metadata"].get("uid") == b["metadata"].get("uid"))

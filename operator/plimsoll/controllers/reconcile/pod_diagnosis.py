@@ -1,0 +1,89 @@
+"""Why a pod does not become ready, quoting the scheduler, the kubelet, the engine or the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api.conditions import ConditionReason
+
+Object = dict[str, Any]
+
+IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
+
+# Most severe first: causes that prevent pods from being created, then from running, then from staying up.
+SEVERITY_ORDER = (
+    ConditionReason.PODS_REJECTED,
+    ConditionReason.CONFIG_ERROR,
+    ConditionReason.IMAGE_UNAVAILABLE,
+    ConditionReason.ENGINE_FAILING,
+    ConditionReason.UNSCHEDULABLE,
+)
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    """One reason why a replica is missing."""
+
+    reason: ConditionReason
+    message: str
+
+
+def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
+    """The most severe problem of a tier; None if its pods are only starting."""
+    problems = [problem for pod in pods if (problem := pod_problem(pod)) is not None]
+    replica_failure = _replica_failure(deployment)
+    if replica_failure is not None:
+        problems.append(replica_failure)
+    return min(
+        problems, key=lambda candidate: (SEVERITY_ORDER.index(candidate.reason), candidate.message), default=None
+    )
+
+
+def pod_problem(pod: Object) -> PodProblem | None:
+    """The problem of one pod; None if it has none or is being deleted."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return None
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            message = condition.get("message", "")
+            return PodProblem(ConditionReason.UNSCHEDULABLE, f"pod {name} is unschedulable: {message}")
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        problem = _container_problem(name, container)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _container_problem(pod: str, container: Object) -> PodProblem | None:
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in CONFIG_REASONS:
+        return PodProblem(ConditionReason.CONFIG_ERROR, f"pod {pod}: {message or reason}")
+    if reason in IMAGE_REASONS:
+        return PodProblem(
+            ConditionReason.IMAGE_UNAVAILABLE, f"pod {pod}: {message or reason} (image {container.get('image', '')})"
+        )
+    terminated = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if terminated and not container.get("ready"):
+        return PodProblem(ConditionReason.ENGINE_FAILING, f"pod {pod}: {_termination_message(terminated)}")
+    return None
+
+
+def _termination_message(terminated: Object) -> str:
+    reason, code = terminated.get("reason", "Error"), terminated.get("exitCode")
+    message = " ".join(terminated.get("message", "").split())[-MAX_LOG_CHARS:]
+    tail = f": {message}" if message else ""
+    return f"the engine terminated ({reason}, exit code {code}){tail}"
+
+
+def _replica_failure(deployment: Object | None) -> PodProblem | None:
+    for condition in (deployment or {}).get("status", {}).get("conditions", []):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return PodProblem(ConditionReason.PODS_REJECTED, condition.get("message", ""))
+    return None

@@ -1,0 +1,316 @@
+"""Reconciles one service: observe, plan, apply, publish the status.
+
+A reconcile is level-triggered and idempotent: if it is killed between two writes, the next one does the rest. The
+status is written last, once, and only if it differs. Events are written before it, under deterministic names, so that
+a repeated write creates no duplicate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClient
+from plimsoll.api import conditions, labels
+from plimsoll.api.events import Event
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
+from plimsoll.controllers.metrics_export import ConditionGauges
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
+from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile.applied_cache import AppliedCache
+from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.model_names import ModelNames, model_names
+from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
+from plimsoll.controllers.reconcile.observe import ObservedService, claimed_name, observe
+from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
+from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
+from plimsoll.resources import object_meta
+from plimsoll.resources.platform_config import PlatformConfig
+
+Object = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def rfc3339_now() -> str:
+    """The current time in the API's format."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Reconciler:
+    """Applies the objects of services, and publishes their status."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        cache: ObjectCache,
+        platform: PlatformConfig,
+        gateway_view: Callable[[], GatewayView],
+        report: Callable[[Key], ScalingReport | None],
+        drain_reports: DrainReports,
+        identity: str,
+        errors: ObjectErrors | None = None,
+        later: Callable[[Key, float], None] = lambda key, seconds: None,
+    ) -> None:
+        """report: scaling report of a service, None before its first tick. later: reconciles a service after some
+        seconds."""
+        self._errors = errors or ObjectErrors()
+        self._kube = kube
+        self._cache = cache
+        self._platform = platform
+        self._gateway_view = gateway_view
+        self._report = report
+        self._drain_reports = drain_reports
+        self._identity = identity
+        self._later = later
+        self._applied = AppliedCache()
+        self._condition_gauges = ConditionGauges()
+
+    async def reconcile(self, key: Key) -> None:
+        """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
+        try:
+            await self._round(key)
+        except PlimsollError:
+            raise
+        except Exception as error:
+            raw = self._cache.get(labels.KIND, key)
+            if raw is not None:
+                self._errors.record(Stage.RECONCILE, key, subject_of(raw), error)
+                await self._publish_error(key, raw)
+            raise
+        raw = self._cache.get(labels.KIND, key)
+        if raw is not None:
+            self._errors.clear(Stage.RECONCILE, key, subject_of(raw))
+
+    async def _round(self, key: Key) -> None:
+        seen = observe(self._cache, self._gateway_view(), key)
+        if seen is None:
+            self._applied.forget(key)
+            self._drain_reports.forget(key)
+            self._errors.forget(key)
+            self._condition_gauges.export(key, ())
+            return
+        todo: ObjectPlan | None = None
+        rejected: str | None = None
+        if seen.service is not None:
+            todo = plan_objects(
+                seen, seen.service, desired_replicas(seen, seen.service, self._report(key)), self._platform
+            )
+            try:
+                await self._apply(key, seen, todo)
+            except (ObjectRejected, Forbidden) as error:
+                rejected = str(error)
+        seen = observe(self._cache, self._gateway_view(), key) or seen
+        names = names_of(seen, datetime.datetime.now(datetime.UTC))
+        sight = collect_status_inputs(seen, todo, rejected, self._report(key), self._platform, names)
+        await self._publish_status(seen.service_object, replace(sight, internal_error=self._errors.condition(key)))
+        if names.next_s is not None:
+            self._later(key, names.next_s)
+        if todo is not None:
+            await self._prune_revisions(seen, sight, todo)
+        if rejected is not None:
+            raise BackendUnavailable(f"retrying in 10 s: {rejected}", retry_after_seconds=10.0)
+
+    async def _apply(self, key: Key, observed: ObservedService, object_plan: ObjectPlan) -> None:
+        for template_revision in object_plan.templates:
+            with contextlib.suppress(Conflict):
+                self._cache.put(await self._kube.create(template_revision))
+        changed = [
+            desired_object
+            for desired_object in object_plan.desired
+            if not self._applied.is_in_sync(
+                key, desired_object, observed.children.get((desired_object["kind"], desired_object["metadata"]["name"]))
+            )
+        ]
+        for desired_object in changed:
+            if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
+                await self._require_unowned(desired_object, observed.service_object)
+        results = await asyncio.gather(
+            *(self._apply_one(key, desired_object) for desired_object in changed), return_exceptions=True
+        )
+        for failure in filter(None, results):
+            raise failure
+        for pruned in object_plan.prune:
+            pruned_meta = pruned["metadata"]
+            resource = BY_KIND[pruned["kind"]]
+            await self._kube.delete(resource, pruned_meta["namespace"], pruned_meta["name"], pruned_meta["uid"])
+
+    async def _apply_one(self, key: Key, desired_object: Object) -> None:
+        live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+        self._applied.record(key, desired_object, live)
+        self._cache.put(live)
+
+    async def _require_unowned(self, desired_object: Object, parent: Object) -> None:
+        """Raise unless the object can be created: Conflict for a leftover, ObjectRejected for a foreign object."""
+        kind, desired_meta = desired_object["kind"], desired_object["metadata"]
+        try:
+            live = await self._kube.get(BY_KIND[kind], desired_meta["namespace"], desired_meta["name"])
+        except NotFound:
+            return
+        owners = live["metadata"].get("ownerReferences", [])
+        if any(owner.get("uid") == parent["metadata"]["uid"] for owner in owners):
+            return
+        former = (labels.KIND, parent["metadata"]["name"])
+        if any((owner.get("kind"), owner.get("name")) == former for owner in owners):
+            raise Conflict(f"{kind} {desired_meta['name']} of a deleted InferenceService of this name still exists")
+        raise ObjectRejected(
+            f"{kind} {desired_meta['name']} exists and is not owned by this InferenceService; rename one of them"
+        )
+
+    async def _publish_status(self, service_object: Object, inputs: StatusInputs) -> None:
+        """Write Events for changed conditions, then the status if it differs."""
+        old_status = service_object.get("status") or {}
+        stated_conditions = service_status.build_conditions(inputs)
+        self._condition_gauges.export(key_of(service_object), stated_conditions)
+        drain_events = self._drain_reports.pending(key_of(service_object))
+        for event in (
+            *service_status.changed_events(old_status.get("conditions", []), stated_conditions),
+            *drain_events,
+        ):
+            await self.record_event(service_object, event)
+        self._drain_reports.ack(key_of(service_object), drain_events)
+        generation = service_object["metadata"].get("generation", 0)
+        new_status: Object = {
+            "observedGeneration": generation,
+            "url": inputs.url,
+            "modelNames": list(inputs.model_names),
+            **({"formerModelNames": [asdict(one) for one in inputs.former]} if inputs.former else {}),
+            "tiers": service_status.tiers_status(inputs),
+            "conditions": conditions.merge(
+                old_status.get("conditions", []), stated_conditions, generation, rfc3339_now()
+            ),
+            **service_status.scaling_fields(inputs, old_status),
+        }
+        if new_status != old_status:
+            await self._write_status(service_object, new_status)
+
+    async def _publish_error(self, key: Key, raw: Object) -> None:
+        """Add the InternalError condition to the current status. A failed write is left to the next reconcile."""
+        condition = self._errors.condition(key)
+        old = raw.get("status") or {}
+        before = old.get("conditions", [])
+        if condition is None:
+            return
+        self._condition_gauges.add(key, condition)
+        others = [one for one in before if one.get("type") != condition.type.value]
+        generation = raw["metadata"].get("generation", 0)
+        stated = [*others, *conditions.merge(before, (condition,), generation, rfc3339_now())]
+        if stated == before:
+            return
+        try:
+            await self._write_status(raw, {**old, "conditions": stated})
+        except Exception:
+            log.exception("cannot write the InternalError condition", extra={"service": "/".join(key)})
+
+    async def _write_status(self, raw: Object, new: Object) -> None:
+        body = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "metadata": {"namespace": raw["metadata"]["namespace"], "name": raw["metadata"]["name"]},
+            "status": new,
+        }
+        with contextlib.suppress(NotFound):
+            self._cache.put(await self._kube.apply(body, labels.FIELD_MANAGER, subresource="status"))
+
+    async def record_event(self, service_object: Object, event: Event) -> None:
+        """Write an Event. An existing one, or a namespace that is being deleted, is not an error."""
+        log.info(event.message, extra={"service": "/".join(key_of(service_object)), "reason": event.reason.value})
+        with contextlib.suppress(Conflict, Forbidden, NotFound):
+            await self._kube.create(event.manifest(service_object, self._identity, rfc3339_now()))
+
+    async def _prune_revisions(self, observed: ObservedService, inputs: StatusInputs, object_plan: ObjectPlan) -> None:
+        """Delete stored templates that no pod uses, so that a return to an old spec renders a new one."""
+        rolled_out_tiers = {tier.role for tier in inputs.tiers if service_status.is_fully_rolled_out(tier)}
+        for name, revision in observed.revisions.items():
+            tier = role_of(revision)
+            if tier in rolled_out_tiers and name != object_plan.revisions[tier]:
+                revision_meta = revision["metadata"]
+                await self._kube.delete(CONTROLLERREVISIONS, revision_meta["namespace"], name, revision_meta["uid"])
+
+
+def desired_replicas(
+    observed: ObservedService, service: InferenceService, report: ScalingReport | None
+) -> dict[str, int]:
+    """Desired replicas by tier; before the first scaling report, those of the Deployment."""
+    replicas: dict[str, int] = {}
+    for kind, tier in service.spec.tiers.items():
+        deployment = observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
+        ordered = tier.min_replicas if deployment is None else int(deployment["spec"].get("replicas", 1))
+        replicas[kind] = ordered if report is None else report.desired.get(kind, ordered)
+    return replicas
+
+
+def names_of(seen: ObservedService, at: datetime.datetime) -> ModelNames:
+    """The model names of a service at time `at`."""
+    view = seen.gateway_view
+    answered = view.models.get(key_of(seen.service_object))
+    complete = view.responding == view.replicas
+    return model_names(seen.service_object, claimed_name(seen.service_object), seen.name_owners, answered, complete, at)
+
+
+def collect_status_inputs(
+    observed: ObservedService,
+    object_plan: ObjectPlan | None,
+    rejection: str | None,
+    report: ScalingReport | None,
+    platform: PlatformConfig,
+    names: ModelNames,
+) -> StatusInputs:
+    """The inputs of the status."""
+    raw_meta = observed.service_object["metadata"]
+    key = (raw_meta["namespace"], raw_meta["name"])
+    long_name = "/".join(key)
+    service = observed.service
+    owner = observed.name_owners.get(claimed_name(observed.service_object), long_name)
+    gateway_view = observed.gateway_view
+    return StatusInputs(
+        service_object=observed.service_object,
+        tiers=_tier_inputs(observed, object_plan, report) if object_plan else (),
+        scaling_report=report,
+        gateway_replicas=gateway_view.replicas,
+        gateways_error=gateway_view.error,
+        routable_endpoints=gateway_view.routable.get(key, 0) if gateway_view.responding else None,
+        model_names=names.listed,
+        former=names.former,
+        name_pending=names.pending,
+        name_owner=None if owner == long_name else owner,
+        spec_problems=observed.problems,
+        rejection=rejection,
+        url=platform.gateway.url,
+        scales_to_zero=service is not None and _scales_to_zero(service),
+        fallback=observed.fallback,
+    )
+
+
+def _scales_to_zero(service: InferenceService) -> bool:
+    """Whether the autoscaler may scale all tiers to zero, and back up."""
+    scaling = service.spec.scaling
+    is_active = scaling.mode == "Auto" and not scaling.paused
+    return is_active and all(tier.min_replicas == 0 for _, tier in service.spec.tiers.items())
+
+
+def _tier_inputs(
+    observed: ObservedService, object_plan: ObjectPlan, report: ScalingReport | None
+) -> tuple[TierStatusInputs, ...]:
+    assert observed.service is not None
+    replicas = desired_replicas(observed, observed.service, report)
+    return tuple(
+        TierStatusInputs(
+            role=kind,
+            desired=replicas[kind],
+            deployment=observed.children.get(
+                ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
+            ),
+            pods=tuple(p for p in observed.pods if role_of(p) == kind),
+            revision=object_plan.revisions[kind],
+        )
+        for kind, _ in observed.service.spec.tiers.items()
+    )

@@ -1,0 +1,374 @@
+"""Builds a service's status from the observed state: conditions, columns and Events. Pure.
+
+A condition's message is for the person on call: it quotes the scheduler, the kubelet or the engine first, and then
+names the next action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api.conditions import TIER_READY_TYPES, Condition, ConditionReason, ConditionType
+from plimsoll.api.events import Event, EventReason
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.reconcile import pod_diagnosis
+from plimsoll.controllers.reconcile.model_names import Former
+from plimsoll.core.admission.publication import to_dict
+from plimsoll.resources import object_meta
+
+Object = dict[str, Any]
+
+SCALING_FIELDS = (
+    "slo",
+    "coldStart",
+    "limitedBy",
+    "lastDecision",
+    "decisions",
+    "learned",
+    "cost",
+    "admission",
+)  # parts of the status
+
+
+@dataclass(frozen=True)
+class TierStatusInputs:
+    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created."""
+
+    role: str
+    desired: int
+    deployment: Object | None
+    pods: tuple[Object, ...]
+    revision: str  # name of the ControllerRevision with its pod template
+
+
+@dataclass(frozen=True)
+class StatusInputs:
+    """One observed service. routable_endpoints: endpoints in the gateways; None if no gateway replica answers."""
+
+    service_object: Object
+    tiers: tuple[TierStatusInputs, ...] = ()
+    gateway_replicas: int = 0
+    gateways_error: str = ""  # why no gateway replica's answer is usable
+    routable_endpoints: int | None = None
+    model_names: tuple[str, ...] = ()
+    former: tuple[Former, ...] = ()  # names that the spec has dropped
+    name_pending: str = ""  # the new name while some gateway does not accept it yet
+    name_owner: str | None = None  # namespace/name of the service that owns our model name
+    spec_problems: tuple[str, ...] = ()
+    rejection: str | None = None
+    url: str = ""
+    scaling_report: ScalingReport | None = None  # None before the first tick
+    scales_to_zero: bool = False  # whether the autoscaler may scale all tiers to zero
+    fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
+    internal_error: Condition | None = None  # unexpected error about the service or one of its objects
+
+
+def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
+    """Every condition that applies, most important first."""
+    if inputs.spec_problems:
+        message = "; ".join(inputs.spec_problems)
+        return (
+            *_ready(inputs, ()),
+            Condition(
+                ConditionType.RECONCILING,
+                False,
+                ConditionReason.INVALID_SPEC,
+                "waiting for a valid spec; condition Stalled lists the errors",
+            ),
+            Condition(ConditionType.STALLED, True, ConditionReason.INVALID_SPEC, message),
+            *_internal_error(inputs),
+        )
+    slow_transfer_message = inputs.scaling_report.slow_transfer_message if inputs.scaling_report else None
+    tier_conditions = tuple(
+        _tier_condition(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers
+    )
+    return (
+        *_ready(inputs, tier_conditions),
+        _reconciling(inputs, tier_conditions),
+        _stalled(inputs),
+        *tier_conditions,
+        _name_accepted(inputs),
+        *_fallback_resolved(inputs),
+        *(inputs.scaling_report.conditions if inputs.scaling_report else ()),
+        *_internal_error(inputs),
+    )
+
+
+def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
+    return () if inputs.internal_error is None else (inputs.internal_error,)
+
+
+def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    if inputs.routable_endpoints:
+        return (
+            Condition(ConditionType.READY, True, ConditionReason.SERVING, f"clients reach the service at {inputs.url}"),
+        )
+    if inputs.spec_problems:
+        return (Condition(ConditionType.READY, False, ConditionReason.INVALID_SPEC, "; ".join(inputs.spec_problems)),)
+    if inputs.rejection:
+        return (Condition(ConditionType.READY, False, ConditionReason.APPLY_REJECTED, inputs.rejection),)
+    if (
+        inputs.routable_endpoints is not None
+        and (asleep_condition := _scaled_to_zero(inputs, tier_conditions)) is not None
+    ):
+        return (asleep_condition,)
+    if inputs.tiers and not any(tier.desired for tier in inputs.tiers) and not inputs.scales_to_zero:
+        problem = "all tiers have 0 replicas, and spec.scaling (mode or paused) prevents scale-up; scale them by hand"
+        return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, problem),)
+    client_tier = next((c for c in tier_conditions if c.type is not ConditionType.PREFILL_READY), None)
+    if client_tier is not None and not client_tier.holds:
+        return (Condition(ConditionType.READY, False, client_tier.reason, client_tier.message),)
+    if inputs.routable_endpoints is None:
+        holds = None if inputs.gateway_replicas else False
+        problem = "no gateway replica answers" if inputs.gateway_replicas else "no gateway replica exists"
+        if inputs.gateways_error:
+            problem = f"no gateway replica is usable: {inputs.gateways_error}"
+        advice = "check with: kubectl get pods -A -l app.kubernetes.io/component=gateway"
+        return (Condition(ConditionType.READY, holds, ConditionReason.NO_GATEWAY, f"{problem}; {advice}"),)
+    message = "the engines are ready, but no gateway replica routes to them yet"
+    return (Condition(ConditionType.READY, False, ConditionReason.NO_ROUTABLE_ENDPOINT, message),)
+
+
+def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> Condition | None:
+    """Ready for a service that is scaled to zero or waking, since its gateways queue requests meanwhile.
+
+    None if the service cannot scale to zero, if an engine is ready, or if a start-up fails.
+    """
+    published = inputs.scaling_report.published if inputs.scaling_report else None
+    if (
+        not inputs.scales_to_zero or published is None or published.cost_model is None
+    ):  # without a cost model gateways do not queue
+        return None
+    if not any(tier.desired for tier in inputs.tiers):
+        message = "all tiers have 0 replicas; the next request is queued while an engine starts"
+        return Condition(ConditionType.READY, True, ConditionReason.SCALED_TO_ZERO, message)
+    if all(c.holds or c.reason is ConditionReason.STARTING for c in tier_conditions):
+        return Condition(
+            ConditionType.READY, True, ConditionReason.WAKING, "requests are queued until the first engine is ready"
+        )
+    return None
+
+
+def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -> Condition:
+    """Whether a tier has its replicas; if not, with the most severe problem of its pods.
+
+    slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
+    """
+    kind = TIER_READY_TYPES[tier.role]
+    ready, total = _ready_replicas(tier), tier.desired
+    problem = pod_diagnosis.most_severe(tier.deployment, tier.pods)
+    count = f"{ready} of {total} ready"
+    if ready >= total and _is_rolled_out(tier):
+        if not total:
+            return Condition(kind, True, ConditionReason.SCALED_TO_ZERO, "0 replicas, scaled to zero")
+        if slow_transfer_message is not None:
+            return Condition(kind, True, ConditionReason.TRANSFER_SLOW, f"{count}, but {slow_transfer_message}")
+        return Condition(kind, True, ConditionReason.ALL_REPLICAS_READY, count)
+    holds = ready >= total
+    if problem is not None:
+        reason = ConditionReason.ROLLING_OUT if holds else problem.reason
+        advice = f"; spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops" if holds else ""
+        return Condition(kind, holds, reason, f"{count}: {problem.message}{advice}")
+    if tier.deployment is not None and _updated_replicas(tier) < total and ready:
+        return Condition(
+            kind, holds, ConditionReason.ROLLING_OUT, f"{count}, {_updated_replicas(tier)} at the new revision"
+        )
+    return Condition(kind, holds, ConditionReason.STARTING, f"{count}: engines are starting")
+
+
+_SETTLED_REASONS = (ConditionReason.ALL_REPLICAS_READY, ConditionReason.SCALED_TO_ZERO, ConditionReason.TRANSFER_SLOW)
+
+
+def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> Condition:
+    waiting = [
+        f"{tier.role}: {condition.message}"
+        for tier, condition in zip(inputs.tiers, tier_conditions, strict=True)
+        if condition.reason not in _SETTLED_REASONS
+    ]
+    if waiting or inputs.rejection:
+        message = "; ".join(waiting) or "the API server rejected an object; condition Stalled has its message"
+        return Condition(ConditionType.RECONCILING, True, ConditionReason.PROGRESSING, message)
+    return Condition(ConditionType.RECONCILING, False, ConditionReason.CONVERGED, "the cluster matches the spec")
+
+
+def _stalled(inputs: StatusInputs) -> Condition:
+    if inputs.rejection:
+        return Condition(ConditionType.STALLED, True, ConditionReason.APPLY_REJECTED, inputs.rejection)
+    return Condition(ConditionType.STALLED, False, ConditionReason.NOT_STALLED, "reconciliation is not blocked")
+
+
+def _name_accepted(inputs: StatusInputs) -> Condition:
+    if inputs.name_owner is None:
+        message = f"accepted model names: {', '.join(inputs.model_names)}{_passing(inputs)}"
+        return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message)
+    meta = inputs.service_object["metadata"]
+    long_name = f"{meta['namespace']}/{meta['name']}"
+    message = (
+        f"the older service {inputs.name_owner} owns this model name; clients reach this service as {long_name}."
+        " Change spec.model.name to get a name of its own"
+    )
+    message += _passing(inputs)
+    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, ConditionReason.MODEL_NAME_TAKEN, message)
+
+
+def _passing(inputs: StatusInputs) -> str:
+    """Pending and expiring names, as the end of a message."""
+    pending = f"; {inputs.name_pending} is added when every gateway accepts it" if inputs.name_pending else ""
+    return pending + "".join(f"; {one.name} is accepted until {one.until}" for one in inputs.former)
+
+
+def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
+    if inputs.fallback is None:
+        return ()
+    name, problem = inputs.fallback
+    if not problem:
+        return (
+            Condition(
+                ConditionType.FALLBACK_RESOLVED,
+                True,
+                ConditionReason.FALLBACK_RESOLVED,
+                f"{name} receives the requests that this service cannot serve",
+            ),
+        )
+    message = f"spec.admission.fallback.name: {name} {problem}; requests meant for it are rejected"
+    return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message),)
+
+
+def _ready_replicas(tier: TierStatusInputs) -> int:
+    return int(_deployment_status(tier).get("readyReplicas", 0))
+
+
+def _updated_replicas(tier: TierStatusInputs) -> int:
+    return int(_deployment_status(tier).get("updatedReplicas", 0))
+
+
+def _deployment_status(tier: TierStatusInputs) -> Object:
+    status: Object = (tier.deployment or {}).get("status", {})
+    return status
+
+
+def _is_rolled_out(tier: TierStatusInputs) -> bool:
+    """True if the Deployment has observed its newest spec and runs exactly the desired pods of it."""
+    if tier.deployment is None:
+        return False
+    is_observed = _deployment_status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get(
+        "generation", 0
+    )
+    has_exact_count = _updated_replicas(tier) == tier.desired == _deployment_status(tier).get("replicas", 0)
+    return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
+
+
+def is_fully_rolled_out(tier: TierStatusInputs) -> bool:
+    """True if no pod of an older revision is left, so that its stored template can be deleted."""
+    return _is_rolled_out(tier) and _ready_replicas(tier) >= tier.desired
+
+
+def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
+    """`status.tiers`: the values of the columns."""
+    return {
+        tier.role: {
+            "replicas": int(_deployment_status(tier).get("replicas", 0)),
+            "ready": _ready_replicas(tier),
+            "desired": tier.desired,
+            "summary": f"{_ready_replicas(tier)}/{tier.desired}",
+            "revision": tier.revision,
+            "selector": _selector(inputs, tier.role),
+            **(inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}),
+        }
+        for tier in inputs.tiers
+    }
+
+
+def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
+    """The other scaling fields of the status; before the first report of this process, the old values."""
+    scaling_report = inputs.scaling_report
+    if scaling_report is None:
+        return {name: old_status[name] for name in SCALING_FIELDS if name in old_status}
+    fields: Object = {
+        "slo": scaling_report.slo,
+        "coldStart": scaling_report.cold_start,
+        "limitedBy": scaling_report.limited_by,
+        "lastDecision": scaling_report.last_decision,
+        "decisions": list(scaling_report.decisions),
+        "learned": scaling_report.checkpoint,
+        "cost": scaling_report.cost,
+        "admission": None if scaling_report.published is None else to_dict(scaling_report.published),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _selector(inputs: StatusInputs, kind: str) -> str:
+    selector = object_meta.tier_selector(inputs.service_object["metadata"]["name"], kind)
+    return ",".join(f"{key}={value}" for key, value in selector.items())
+
+
+_REASON_EVENTS: dict[ConditionReason, EventReason] = {
+    ConditionReason.UNSCHEDULABLE: EventReason.UNSCHEDULABLE,
+    ConditionReason.IMAGE_UNAVAILABLE: EventReason.IMAGE_UNAVAILABLE,
+    ConditionReason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
+    ConditionReason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
+    ConditionReason.PODS_REJECTED: EventReason.PODS_REJECTED,
+    ConditionReason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
+    ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
+}
+
+
+def changed_events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]:
+    """Events for the conditions that differ between the old status and the new one."""
+    previous_by_type = {c.get("type"): c for c in old}
+    result = []
+    for condition in new:
+        previous = previous_by_type.get(condition.type.value, {})
+        reason = _event_reason(condition, previous)
+        if reason is not None:
+            since = "/".join((condition.type, str(previous.get("lastTransitionTime")), str(previous.get("reason"))))
+            result.append(Event(reason, condition.message, since))
+    return result
+
+
+# Event of a condition that becomes False.
+_DEGRADED_EVENTS: dict[ConditionType, EventReason] = {
+    ConditionType.MODEL_NAME_ACCEPTED: EventReason.MODEL_NAME_TAKEN,
+    ConditionType.METRICS_AVAILABLE: EventReason.METRICS_LOST,
+    ConditionType.SLO_FEASIBLE: EventReason.SLO_INFEASIBLE,
+    ConditionType.ADMISSION_HEALTHY: EventReason.SHEDDING_STARTED,
+    ConditionType.FALLBACK_RESOLVED: EventReason.FALLBACK_UNUSABLE,
+}
+# Event of a condition that becomes True again, by its previous reason or else by its type. A new condition has none.
+_RECOVERED_EVENTS: dict[ConditionType, EventReason] = {
+    ConditionType.MODEL_NAME_ACCEPTED: EventReason.MODEL_NAME_ACCEPTED,
+    ConditionType.METRICS_AVAILABLE: EventReason.METRICS_RECOVERED,
+    ConditionType.ADMISSION_HEALTHY: EventReason.SHEDDING_STOPPED,
+}
+_RECOVERED_REASON_EVENTS: dict[str | None, EventReason] = {
+    ConditionReason.GATEWAY_CONFIG_STALE.value: EventReason.GATEWAY_CONFIG_SYNCED
+}
+
+
+def _event_reason(condition: Condition, previous: Object) -> EventReason | None:
+    if previous.get("status") == condition.status and previous.get("reason") == condition.reason.value:
+        return None
+    is_flipped = previous.get("status") != condition.status
+    match condition.type:
+        case ConditionType.READY if is_flipped and condition.holds:
+            return EventReason.READY
+        case ConditionType.READY if previous.get("status") == "True" and not condition.holds:
+            return EventReason.NOT_READY
+        case ConditionType.STALLED if condition.holds:
+            return EventReason(condition.reason.value)
+        case (
+            ConditionType.PREFILL_READY
+            | ConditionType.DECODE_READY
+            | ConditionType.SERVE_READY
+            | ConditionType.ADMISSION_HEALTHY
+        ) if condition.reason in _REASON_EVENTS:
+            return _REASON_EVENTS[condition.reason]
+        case ConditionType.SCALING_LIMITED if condition.holds:
+            return EventReason.SCALING_LIMITED
+        case _ if is_flipped and condition.holds is False:
+            return _DEGRADED_EVENTS.get(condition.type)
+        case _ if is_flipped and previous and condition.holds:
+            return _RECOVERED_REASON_EVENTS.get(previous.get("reason")) or _RECOVERED_EVENTS.get(condition.type)
+        case _:
+            return None

@@ -1,0 +1,405 @@
+"""Admission control of one service at one gateway: admit, queue or shed each request.
+
+Problem: above the goodput knee each further request lowers goodput. The first target to break is not the TTFT of the
+new request but the TPOT of all running requests.
+
+Idea: a replica admits a request only if its first token is predicted in time, the mean step of all running requests
+stays within the step budget, and the KV cache holds all of them. Otherwise the request is queued while that can still
+come true, and is shed at once with a retry reservation when it cannot. Each call passes in the time. `release` returns
+the requests that leave the queue. Call it after a request ends, after replicas change, and at `wake_at_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost
+from plimsoll.core.admission.fairness import Lane, QueuedRequest
+from plimsoll.core.admission.placement import Placement, ReplicaPool
+from plimsoll.core.admission.queue import AdmissionQueue
+from plimsoll.core.admission.quota import TenantPolicy, TenantQuotas
+from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome, AdmissionRequest, RetryAdvice
+from plimsoll.core.admission.retry_reservations import MAX_RETRY_AFTER_S, RetryReservation, RetryReservations
+from plimsoll.core.admission.ttft_margin import TtftMargin
+
+_DEFAULT_TENANT: Final = TenantPolicy()
+CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
+_NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
+
+
+@dataclass(frozen=True)
+class CapacityAnnouncement:
+    """The expected capacity of starting replicas. Times are absolute, on the controller's clock.
+
+    `ready_at_s` is the time of the next capacity, None if unknown. `spare_rate` is its capacity beyond new arrivals, in
+    GPU-seconds of work per second. `starting` is False if no replica is starting or will start on demand, so that
+    queueing is useless. `later_steps` are the later (time, spare rate) steps in order.
+    """
+
+    ready_at_s: float | None = None
+    spare_rate: float = 0.0
+    starting: bool = True
+    later_steps: tuple[tuple[float, float], ...] = ()
+
+
+class AdmissionController:
+    """Admission control of one service. Times are of one clock; if it goes back, time stands still."""
+
+    def __init__(
+        self, classes: tuple[ClassPolicy, ...], cost_model: EngineCostModel, tenants: Mapping[str, TenantPolicy]
+    ) -> None:
+        """Raises ValueError without classes, for duplicate names, and for a cost model of other classes."""
+        self._class_index = {c.name: k for k, c in enumerate(classes)}
+        if not classes or len(self._class_index) != len(classes):
+            raise ValueError("classes must have at least one entry, each with a unique name")
+        if len(cost_model.tpot_s) != len(classes):
+            raise ValueError(f"cost_model has {len(cost_model.tpot_s)} classes, not {len(classes)}")
+        self._classes = classes
+        self._tenants = dict(tenants)
+        self._now = -math.inf
+        self._queue = AdmissionQueue(classes)
+        self._quotas = TenantQuotas()
+        self._announcement = CapacityAnnouncement()
+        self._margins = [TtftMargin(c.slo.ttft_s) for c in classes]
+        self._last_full_s = -math.inf  # last time a request was shed as saturated
+        self._retry_at_s = math.inf
+        self.pool = ReplicaPool(cost_model)
+        self.reservations = RetryReservations()
+        self.outcomes = dict.fromkeys(AdmissionOutcome, 0)  # number of requests by outcome
+        self.offered_work_s = 0.0  # GPU-seconds of first attempts, whatever their outcome
+        self.retries = 0  # requests recognised as retries
+
+    @property
+    def queued(self) -> int:
+        """The number of queued requests."""
+        return len(self._queue)
+
+    @property
+    def queued_work_s(self) -> float:
+        """The work of the queued requests, in GPU-seconds."""
+        return self._queue.work_s
+
+    @property
+    def known_tenants(self) -> int:
+        """The number of tenants with a fairness account."""
+        return len(self._queue.accounts)
+
+    @property
+    def needs_wakeup(self) -> bool:
+        """Whether requests are queued while no replica is ready, so that the service must scale up from zero."""
+        return bool(self._queue) and not self.pool.replicas
+
+    @property
+    def wake_at_s(self) -> float:
+        """The time to call `release` even without an event. Infinity if never."""
+        return min(self._queue.next_expiry_s(), self._retry_at_s if self._queue else math.inf)
+
+    def tick(self, now: float, announcement: CapacityAnnouncement, cost_model: EngineCostModel | None = None) -> None:
+        """Set the expected capacity and, if it changed, the cost model. Drops expired state. Raises ValueError."""
+        now = self._advance(now)
+        if cost_model is not None:
+            if len(cost_model.tpot_s) != len(self._classes):
+                raise ValueError(f"cost_model has {len(cost_model.tpot_s)} classes, not {len(self._classes)}")
+            self.pool.set_cost_model(cost_model)
+        self.pool.update_drain_rate()
+        self._announcement = announcement
+        self.reservations.set_capacity_steps(announcement.ready_at_s, announcement.spare_rate, announcement.later_steps)
+        self.reservations.expire(now)
+        self._queue.compact(now)
+        self._quotas.keep_only(self._tenants)
+
+    def set_tenants(self, tenants: Mapping[str, TenantPolicy]) -> None:
+        """Set weights and quotas. A tenant without an entry has weight 1 and no quota."""
+        self._tenants = dict(tenants)
+
+    def set_replicas(self, caps: Mapping[str, int], now: float, prefills: frozenset[str] = frozenset()) -> None:
+        """Set the ready replicas with this gateway's slots on each, and the ready prefill replicas.
+
+        Requests on a removed replica are dropped. Call `release` next.
+        """
+        now = self._advance(now)
+        had_prefills = bool(self.pool.prefill_queues)
+        self.pool.set_replicas(caps, now)
+        self.pool.set_prefills(set(prefills), now)
+        if had_prefills != bool(prefills):  # prefill moves, which changes the cost of queued requests
+            self._queue.update_costs(self.pool.estimate_cost, now)
+
+    def submit(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
+        """Returns the decision about a new request. Raises ValueError for an unknown class or a duplicate ID."""
+        now = self._advance(now)
+        class_index = self._class_index.get(request.request_class)
+        if class_index is None:
+            raise ValueError(
+                f"request_class must be one of {', '.join(self._class_index)}, not {request.request_class!r}"
+            )
+        if request.id in self._queue or request.id in self.pool:
+            raise ValueError(f"id {request.id!r} is already queued or running")
+        cost = self.pool.estimate_cost(request)
+        reservation = self.reservations.find(request, now)
+        tenant = self._tenants.get(request.tenant, _DEFAULT_TENANT)
+        if reservation is not None or request.is_retry:
+            self.retries += 1
+        else:
+            self.offered_work_s += cost.work_s
+        if reservation is None:
+            wait_s = self._quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
+            if wait_s > 0:
+                return self._reject_quota(request, wait_s)
+        if request.deadline_s is not None and request.deadline_s <= now:
+            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)
+        if not self.pool.can_ever_fit(cost):
+            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+        queued = self._make_queued(request, class_index, cost, reservation, tenant.weight, now)
+        if not self.pool.replicas:
+            return self._submit_without_replicas(queued, reservation, now)
+        return self._admit_or_enqueue(queued, reservation, now)
+
+    def release(self, now: float) -> list[AdmissionDecision]:
+        """Returns the decisions about queued requests that are admitted now or shed."""
+        now = self._advance(now)
+        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(now)]
+        self._retry_at_s = math.inf
+        while self.pool.replicas:
+            queued = self._queue.peek()
+            if queued is None:
+                break
+            placement = self._find_placement(queued, now)
+            if placement.replica is None and queued.lane is Lane.LATE:
+                queued = self._queue.peek(include_late=False)  # a late request does not block others
+                if queued is None:
+                    break
+                placement = self._find_placement(queued, now)
+            if placement.replica is not None:
+                self._queue.remove(queued.request.id)
+                decisions.append(self._admit(queued, placement, now))
+            elif placement.first_token_s < math.inf:  # a replica has room, but the first token would be late
+                self._queue.remove(queued.request.id)
+                decisions.append(self._expire(queued, now))
+            else:
+                break
+        return decisions
+
+    def reject(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
+        """Shed a request that is neither queued nor running, for a reason unknown to the controller.
+
+        Examples: the gateway's queue is full, or the fallback service rejects it.
+        """
+        now = self._advance(now)
+        cost = self.pool.estimate_cost(request)
+        if not self.pool.can_ever_fit(cost):
+            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
+        return self._shed(request, cost, outcome, now)
+
+    def register_running(self, request: AdmissionRequest, address: str, now: float) -> bool:
+        """Register a request that runs on a replica with its prompt computed. Returns False if that is impossible."""
+        now = self._advance(now)
+        replica, class_index = self.pool.replicas.get(address), self._class_index.get(request.request_class)
+        if replica is None or class_index is None or request.id in self._queue or request.id in self.pool:
+            return False
+        cost = self.pool.estimate_cost(request)._replace(stall_s=0.0, remote_prefill_s=0.0)
+        running_s = max(0.0, now - request.arrived_s)
+        self.pool.add(request, class_index, Placement(replica, -running_s, math.inf, cost), now)
+        return True
+
+    def complete(self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None) -> bool:
+        """Record the end of a running request. Returns False if it is unknown. Call `release` next.
+
+        `output_tokens` are those of all its sequences. `ttft_s` is the time from admission to its first token. Both are
+        None if unknown. Without a TTFT, the rest of its prompt counts as not computed: the engine rejected it, or its
+        client disconnected.
+        """
+        now = self._advance(now)
+        running = self.pool.remove(id, now, output_tokens, ttft_s)
+        if running is None:
+            return False
+        if output_tokens is not None:
+            cost = running.cost
+            extra_output = output_tokens / cost.output_tokens - 1.0
+            self._queue.accounts.correct(running.tenant, extra_output * (cost.work_s - cost.stall_s))
+        if ttft_s is not None:
+            self._margins[running.class_index].observe(ttft_s - running.predicted_ttft_s)
+            if running.remote_prefill is not None:
+                prefill_end_s = min(running.admitted_s + ttft_s - running.remote_prefill.remaining_s, now)
+                running.remote_prefill.queue.complete(
+                    running.remote_prefill, prefill_end_s, self.pool.cost_model.remote_step_s
+                )
+        elif running.remote_prefill is not None:
+            running.remote_prefill.queue.cancel(running.remote_prefill, now)
+        return True
+
+    def cancel(self, id: str, now: float) -> AdmissionDecision | None:
+        """Remove a queued request whose client disconnected. Returns None if it is not queued."""
+        self._advance(now)
+        queued = self._queue.remove(id)
+        return None if queued is None else self._count_outcome(AdmissionDecision(id, AdmissionOutcome.CLIENT_GONE))
+
+    def _advance(self, now: float) -> float:
+        if now > self._now:  # also false for NaN
+            self._now = now
+        if self._now == -math.inf:
+            raise ValueError(f"now must be a number, not {now}")
+        return self._now
+
+    def _make_queued(
+        self,
+        request: AdmissionRequest,
+        class_index: int,
+        cost: RequestCost,
+        reservation: RetryReservation | None,
+        weight: float,
+        now: float,
+    ) -> QueuedRequest:
+        """Returns the request with its lane and deadlines."""
+        policy = self._classes[class_index]
+        slo = policy.slo
+        arrived_s = min(request.arrived_s, now)
+        target_s = math.inf
+        if slo.ttft_s is not None:
+            target_s = slo.ttft_s + slo.ttft_per_1k_tokens_s * request.prompt_tokens / 1000
+        if slo.e2e_s is not None:
+            target_s = min(target_s, slo.e2e_s - self._decode_s(cost, class_index))
+        queue_until_s = arrived_s + policy.max_queue_time_s
+        first_token_deadline_s = arrived_s + target_s
+        if request.deadline_s is not None:
+            queue_until_s, first_token_deadline_s = (
+                min(queue_until_s, request.deadline_s),
+                min(first_token_deadline_s, request.deadline_s),
+            )
+        if cost.idle_ttft_s > target_s:
+            return QueuedRequest(request, class_index, Lane.LATE, cost, weight, queue_until_s, queue_until_s)
+        lane = Lane.RESERVED if reservation is not None and self.reservations.is_due(reservation, now) else Lane.ON_TIME
+        if first_token_deadline_s == math.inf:
+            return QueuedRequest(request, class_index, lane, cost, weight, queue_until_s, queue_until_s)
+        return QueuedRequest(
+            request, class_index, lane, cost, weight, first_token_deadline_s, first_token_deadline_s - cost.idle_ttft_s
+        )
+
+    def _decode_s(self, cost: RequestCost, class_index: int) -> float:
+        """Returns the time of an expected output after its first token, in seconds, at the TPOT target of its class."""
+        tpot_s = self.pool.cost_model.tpot_s[class_index]
+        return 0.0 if tpot_s == math.inf else max(cost.output_tokens / cost.sequences - 1.0, 0.0) * tpot_s
+
+    def _submit_without_replicas(
+        self, queued: QueuedRequest, reservation: RetryReservation | None, now: float
+    ) -> AdmissionDecision:
+        """Queue the request until its maximum queue time, unless no replica will be ready by then."""
+        queue_until_s = min(queued.request.arrived_s, now) + self._classes[queued.class_index].max_queue_time_s
+        if queued.request.deadline_s is not None:
+            queue_until_s = min(queue_until_s, queued.request.deadline_s)
+        queued.deadline_s = queued.queue_until_s = queue_until_s
+        ready_at_s = self._announcement.ready_at_s
+        if not self._announcement.starting:
+            return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+        if (
+            queued.request.has_fallback
+            or queue_until_s <= now
+            or (ready_at_s is not None and ready_at_s > queue_until_s)
+        ):
+            return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_STARTING, now)
+        return self._enqueue(queued, reservation, now)
+
+    def _admit_or_enqueue(
+        self, queued: QueuedRequest, reservation: RetryReservation | None, now: float
+    ) -> AdmissionDecision:
+        queue = self._queue
+        would_be_late = False
+        if not queue.must_queue(queued.class_index, queued.lane):
+            placement = self._find_placement(queued, now)
+            if placement.replica is not None:
+                if reservation is not None:
+                    self.reservations.redeem(reservation)
+                return self._admit(queued, placement, now)
+            would_be_late = placement.first_token_s < math.inf
+        work_ahead_s = queue.work_ahead_s(queued.class_index, queued.lane, queued.request.tenant, queued.weight)
+        # Average with a mean request's slack: large requests have less slack, but they also go first.
+        latest_s = queued.queue_until_s
+        if queued.queue_until_s < queued.deadline_s:
+            latest_s += (queued.cost.idle_ttft_s - self.pool.cost_model.idle_ttft_s) / 2
+        if (
+            would_be_late
+            or queued.request.has_fallback
+            or queued.queue_until_s <= now
+            or now + work_ahead_s / max(self.pool.drain_rate, 1e-9) >= latest_s
+        ):
+            return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_SATURATED, now)
+        return self._enqueue(queued, reservation, now)
+
+    def _find_placement(self, queued: QueuedRequest, now: float) -> Placement:
+        policy = self._classes[queued.class_index]
+        max_utilization = policy.max_utilization
+        if max_utilization < 1.0 and self._queue.class_below_share(queued.class_index) == queued.class_index:
+            max_utilization = 1.0
+        within_s = math.inf  # the maximum queue time is no target for the first token
+        if queued.lane is not Lane.LATE and queued.queue_until_s < queued.deadline_s:
+            within_s = queued.deadline_s - now - self._safety_margin_s(queued, now)
+        placement = self.pool.place(queued.request, queued.cost, queued.class_index, max_utilization, within_s, now)
+        self._retry_at_s = min(self._retry_at_s, placement.retry_at_s)
+        return placement
+
+    def _safety_margin_s(self, queued: QueuedRequest, now: float) -> float:
+        """Returns how much earlier than its deadline the first token must be predicted under contention, in seconds.
+
+        The margin covers the prediction error. With prefill queues and one TTFT target for all prompts, it also covers
+        how much shorter the prompt is than a mean one. Otherwise short prompts fill every gap at the prefill replicas,
+        and only long prompts are shed.
+        """
+        margin, slo = self._margins[queued.class_index], self._classes[queued.class_index].slo
+        shorter_s = 0.0
+        if self.pool.prefill_queues and not slo.ttft_per_1k_tokens_s:
+            shorter_s = min(max(0.0, self.pool.cost_model.idle_ttft_s - queued.cost.idle_ttft_s), margin.max_margin_s)
+        return math.exp((self._last_full_s - now) / CONTENTION_WINDOW_S) * (margin.margin_s + shorter_s)
+
+    def _admit(self, queued: QueuedRequest, placement: Placement, now: float) -> AdmissionDecision:
+        request = queued.request
+        self.pool.add(request, queued.class_index, placement, now)
+        self._queue.charge_admitted(
+            request.tenant, queued.weight, queued.class_index, queued.lane, placement.cost.work_s, now
+        )
+        assert placement.replica is not None
+        address = placement.replica.address
+        return self._count_outcome(
+            AdmissionDecision(
+                request.id, AdmissionOutcome.ADMITTED, address, placement.prefill, placement.first_token_s
+            )
+        )
+
+    def _enqueue(self, queued: QueuedRequest, reservation: RetryReservation | None, now: float) -> AdmissionDecision:
+        if reservation is not None:
+            self.reservations.redeem(reservation)
+        self._queue.push(queued, now)
+        return self._count_outcome(AdmissionDecision(queued.request.id, AdmissionOutcome.QUEUED))
+
+    def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
+        """Shed a queued request that would be late: as ShedDeadline if it reached its maximum queue time."""
+        if queued.deadline_s == queued.queue_until_s <= now:
+            outcome = AdmissionOutcome.SHED_DEADLINE
+        else:
+            outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
+        return self._shed(queued.request, queued.cost, outcome, now)
+
+    def _shed(
+        self, request: AdmissionRequest, cost: RequestCost, outcome: AdmissionOutcome, now: float
+    ) -> AdmissionDecision:
+        if outcome is AdmissionOutcome.SHED_SATURATED:
+            self._last_full_s = now
+        if request.has_fallback and outcome is not AdmissionOutcome.SHED_DEADLINE:
+            reservation = self.reservations.find(request, now)
+            if reservation is not None:
+                self.reservations.redeem(reservation)
+            return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.DOWNGRADED))
+        retryable = outcome not in _NOT_RETRYABLE
+        retry = self.reservations.reserve(request, cost.work_s, self._queue.work_s, now) if retryable else NO_RETRY
+        return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
+
+    def _reject_quota(self, request: AdmissionRequest, wait_s: float) -> AdmissionDecision:
+        retryable = wait_s <= MAX_RETRY_AFTER_S
+        retry = RetryAdvice(wait_s, max(1, math.ceil(wait_s)) if retryable else None, retryable)
+        return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.SHED_QUOTA, retry=retry))
+
+    def _count_outcome(self, decision: AdmissionDecision) -> AdmissionDecision:
+        self.outcomes[decision.outcome] += 1
+        return decision

@@ -1,0 +1,214 @@
+"""The admission limits that the operator publishes to the gateways of one service.
+
+Problem: gateways decide about each request alone, come and go, and must work while the operator is down. The limits
+must be the same for all gateways and must not need a write per second.
+
+Idea: one small value in the service's status. Every gateway reads the same value, a new gateway at once. The operator
+writes it only if decisions would change: a model value by a few percent, an expected time, or a share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Final
+
+from plimsoll.core.admission.controller import CapacityAnnouncement
+from plimsoll.core.admission.cost_model import EngineCostModel
+
+FORMAT_VERSION: Final = 3
+MIN_RELATIVE_CHANGE: Final = 0.05  # relative change of a cost-model value that triggers a write
+MIN_OUTPUT_CHANGE: Final = 0.1  # same, as a share of output tokens that moved
+MIN_TIME_CHANGE_S: Final = 3.0  # same, for an expected time
+MAX_CAPACITY_STEPS: Final = 8  # more steps would be within the uncertainty of their times
+
+_INTEGER_FIELDS: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
+_PER_CLASS_FIELDS: Final = frozenset({"step_budget_s", "tpot_s"})
+_UNBOUNDED_FIELDS: Final = _PER_CLASS_FIELDS | {"max_spread_s"}  # infinite without a TPOT target
+_OPTIONAL_FIELDS: Final = frozenset({"kv_transfer_token_s"})  # None if unknown
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """The admission limits of one service. Raises ValueError if the cost model has another number of classes.
+
+    - `classes`: class names, in the order of the cost model.
+    - `cost_model`: None until an engine has reported its model; then all requests are admitted.
+    - `ready_at_s`: Unix time at which the next replica is expected, None if unknown.
+    - `ready_capacity`: capacity of all starting replicas, in GPU-seconds of work per second.
+    - `starting`: replicas are starting, or will start on demand.
+    - `shares`: slots of `cost_model.batch` by gateway. A gateway without an entry uses an equal share, so that it does
+      not reject all its requests.
+    - `capacity_steps`: (time, capacity from then on), from `ready_at_s` to `ready_capacity`. Empty if all capacity is
+      expected at `ready_at_s`.
+    """
+
+    classes: tuple[str, ...]
+    cost_model: EngineCostModel | None = None
+    ready_at_s: float | None = None
+    ready_capacity: float = 0.0
+    starting: bool = True
+    shares: Mapping[str, int] = field(default_factory=dict)
+    capacity_steps: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.cost_model is not None and len(self.cost_model.tpot_s) != len(self.classes):
+            raise ValueError(f"the cost model has {len(self.cost_model.tpot_s)} classes, not {len(self.classes)}")
+
+    def slot_limit(self, gateway: str) -> int:
+        """Returns how many sequences of each replica this gateway may use, at least 1; 0 without a cost model."""
+        if self.cost_model is None:
+            return 0
+        others = len(self.shares.keys() - {gateway})
+        return self.shares.get(gateway) or max(1, self.cost_model.batch // (others + 1))
+
+    def announcement(self, gateway: str, arrival_work_rate: float, clock_offset_s: float) -> CapacityAnnouncement:
+        """Returns the expected capacity for one gateway's controller.
+
+        `arrival_work_rate` is the work of its new arrivals in GPU-seconds per second. `clock_offset_s` is its clock
+        minus Unix time.
+        """
+        if self.cost_model is None or self.ready_at_s is None:
+            return CapacityAnnouncement(starting=self.starting)
+        share = min(1.0, self.slot_limit(gateway) / self.cost_model.batch)
+        (at_s, spare_rate), *later = (
+            (at_s + clock_offset_s, max(0.0, share * capacity - arrival_work_rate))
+            for at_s, capacity in self.capacity_steps or ((self.ready_at_s, self.ready_capacity),)
+        )
+        return CapacityAnnouncement(at_s, spare_rate, self.starting, tuple(later))
+
+
+def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
+    """Returns the limits as JSON values. Infinity is null; numbers have six significant digits."""
+    cost_model = (
+        None
+        if limits.cost_model is None
+        else {name: _to_json(value) for name, value in asdict(limits.cost_model).items()}
+    )
+    return {
+        "version": FORMAT_VERSION,
+        "classes": list(limits.classes),
+        "costModel": cost_model,
+        "readyAt": None if limits.ready_at_s is None else round(limits.ready_at_s, 1),
+        "readyCapacity": _to_json(limits.ready_capacity),
+        "starting": limits.starting,
+        "shares": dict(sorted(limits.shares.items())),
+        "capacitySteps": [[round(at_s, 1), _to_json(capacity)] for at_s, capacity in limits.capacity_steps],
+    }
+
+
+def from_dict(stored: Any) -> AdmissionLimits:
+    """Returns the limits that `to_dict` wrote. Raises ValueError for anything else: users can edit the status."""
+    if not isinstance(stored, Mapping):
+        raise ValueError("not an object")
+    if stored.get("version") != FORMAT_VERSION:
+        raise ValueError(f"version {stored.get('version')!r:.40} is not supported; expected {FORMAT_VERSION}")
+    try:
+        cost_model = stored["costModel"]
+        return AdmissionLimits(
+            classes=tuple(str(name) for name in stored["classes"]),
+            cost_model=None if cost_model is None else _parse_cost_model(cost_model),
+            ready_at_s=None if stored["readyAt"] is None else _parse_number(stored["readyAt"]),
+            ready_capacity=_parse_number(stored["readyCapacity"]),
+            starting=bool(stored["starting"]),
+            shares={str(name): _parse_count(slots) for name, slots in (stored["shares"] or {}).items()},
+            capacity_steps=tuple(
+                (_parse_number(at_s), _parse_number(capacity)) for at_s, capacity in stored.get("capacitySteps") or ()
+            ),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a field is missing or has the wrong type: {error}") from error
+
+
+def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
+    """Whether `new` differs enough from the published `old` to change decisions at a gateway."""
+    if old is None or (old.classes, old.starting, old.shares) != (new.classes, new.starting, new.shares):
+        return True
+    if (old.cost_model is None) != (new.cost_model is None) or (old.ready_at_s is None) != (new.ready_at_s is None):
+        return True
+    if (
+        old.ready_at_s is not None
+        and new.ready_at_s is not None
+        and abs(new.ready_at_s - old.ready_at_s) > MIN_TIME_CHANGE_S
+    ):
+        return True
+    if _differs(old.ready_capacity, new.ready_capacity) or len(old.capacity_steps) != len(new.capacity_steps):
+        return True
+    for (old_at_s, old_capacity), (at_s, capacity) in zip(old.capacity_steps, new.capacity_steps, strict=True):
+        if abs(at_s - old_at_s) > MIN_TIME_CHANGE_S or _differs(old_capacity, capacity):
+            return True
+    if old.cost_model is None or new.cost_model is None:
+        return False
+    if _outputs_differ(old.cost_model.output_quantiles, new.cost_model.output_quantiles):
+        return True
+    return any(
+        _differs(old_value, new_value)
+        for name in (f.name for f in fields(EngineCostModel) if f.name != "output_quantiles")
+        for old_value, new_value in zip(
+            _as_tuple(getattr(old.cost_model, name)), _as_tuple(getattr(new.cost_model, name)), strict=True
+        )
+    )
+
+
+def _parse_cost_model(stored: Mapping[str, Any]) -> EngineCostModel:
+    values: dict[str, Any] = {}
+    for name in (f.name for f in fields(EngineCostModel)):
+        if name == "output_quantiles":  # an older operator does not write it
+            values[name] = tuple(_parse_number(v) for v in stored.get(name) or ())
+            continue
+        value = stored[name]
+        if name in _PER_CLASS_FIELDS:
+            values[name] = tuple(math.inf if v is None else _parse_number(v) for v in value)
+        elif value is None and name in _UNBOUNDED_FIELDS:
+            values[name] = math.inf
+        elif value is None and name in _OPTIONAL_FIELDS:
+            values[name] = None
+        else:
+            values[name] = _parse_count(value) if name in _INTEGER_FIELDS else _parse_number(value)
+    cost_model = EngineCostModel(**values)
+    if any(after < previous for previous, after in pairwise((0.0, *cost_model.output_quantiles))):
+        raise ValueError("output_quantiles must ascend from 0")
+    if cost_model.batch < 1 or cost_model.max_sequences < 1 or cost_model.kv_tokens < 1 or not cost_model.base_s > 0.0:
+        raise ValueError("batch, max_sequences and kv_tokens must be at least 1, base_s above 0")
+    return cost_model
+
+
+def _parse_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)
+
+
+def _parse_count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a non-negative integer")
+    return value
+
+
+def _outputs_differ(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
+    """Whether the outputs moved by more than `MIN_OUTPUT_CHANGE` (Wasserstein distance over the mean)."""
+    if len(old) != len(new):
+        return True
+    return sum(
+        abs(old_tokens - new_tokens) for old_tokens, new_tokens in zip(old, new, strict=True)
+    ) > MIN_OUTPUT_CHANGE * sum(old)
+
+
+def _as_tuple(value: float | tuple[float, ...] | None) -> tuple[float | None, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _differs(old: float | None, new: float | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return old != new and not abs(new - old) <= MIN_RELATIVE_CHANGE * min(abs(old), abs(new))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_to_json(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,151 @@
+"""Inputs of a decision. An unknown value is `Unavailable`, never 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.startup_time import StartingPod, StartupModel
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.demand.forecasting import Forecast
+from plimsoll.core.demand.idle_periods import IdlePeriod
+from plimsoll.core.demand.standby_value import GrowthDistribution
+from plimsoll.core.types import Unavailable
+
+NOT_MEASURED: Final = Unavailable("not measured")
+IDLE_UNKNOWN: Final = Unavailable("it is unknown whether requests arrive")
+LATENCY_WINDOW_S: Final = 60.0  # window of the latency percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class TierDemand:
+    """Forecast for one start-up time, and the distribution of load growth within it."""
+
+    forecast: Forecast
+    growth: GrowthDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class SizingResult:
+    """Sizing of one tier for a forecast; `sizing_batch.size_batch` computes it for many tiers.
+
+    replicas: fewest that carry the forecast with `headroom`. scale_down_replicas: fewest that carry it with the margin
+    against noise, if more are ordered. rate_per_s: the forecast in requests/s of the current mix. request_gpu_s: work
+    of one request. replica_work: SLO capacity of one replica, GPU-seconds per second. constraint: tightest constraint.
+    attainment, tpot_s: attainment and TPOT at the SLO's percentile for the forecast on the ordered replicas; tpot_s is
+    None without a TPOT target, infinite if they are overloaded. attainment_one_fewer: attainment with one replica fewer
+    than needed. model_tpot_s: modelled TPOT percentile of the ready replicas at the current level; None if unknown.
+    infeasible: no number of replicas meets the SLO, and the sizing uses the feasible SLO that it names.
+    capacity_correction: factor from observed rejections, included in `replicas`.
+    """
+
+    replicas: int
+    scale_down_replicas: int
+    rate_per_s: float
+    request_gpu_s: float
+    replica_work: float
+    constraint: Constraint
+    attainment: float
+    attainment_one_fewer: float
+    tpot_s: float | None = None
+    model_tpot_s: float | None = None
+    headroom: float = 0.0
+    infeasible: Infeasible | None = None
+    capacity_correction: float = 1.0
+
+    @property
+    def well_used_replicas(self) -> int:
+        """Number of needed replicas that the forecast fills by more than half."""
+        capacity = self.replica_work * (1.0 - self.headroom) / self.capacity_correction
+        return well_used_replicas(self.rate_per_s * self.request_gpu_s, capacity, self.replicas)
+
+    def utilization(self, work: float, replicas: int) -> float:
+        """Return `work` (GPU-seconds per second) as a share of the SLO capacity; infinite if the capacity is 0."""
+        capacity = replicas * self.replica_work
+        if capacity > 0.0:
+            return work / capacity
+        return math.inf if work > 0.0 else 0.0
+
+
+def well_used_replicas(work: float, capacity: float, limit: int) -> int:
+    """Return how many replicas of `capacity` the work (GPU-seconds per second) fills by more than half, at most
+    `limit`."""
+    return min(limit, math.floor(work / capacity + 0.5)) if work < capacity * limit else limit
+
+
+@dataclass(frozen=True, slots=True)
+class LaggingSignals:
+    """Lagging signals of one tier: promised percentiles (s), requests waiting, share of KV used, preemptions per s.
+    itl_s: the 99th percentile of the gaps between tokens.
+
+    They steer the tail of the law, and, where demand is not known, they alone say that a tier needs more.
+    """
+
+    tpot_s: float | Unavailable = NOT_MEASURED
+    ttft_s: float | Unavailable = NOT_MEASURED
+    waiting: float | Unavailable = NOT_MEASURED
+    kv_used: float | Unavailable = NOT_MEASURED
+    preemptions_per_s: float | Unavailable = NOT_MEASURED
+    e2e_s: float | Unavailable = NOT_MEASURED
+    itl_s: float | Unavailable = NOT_MEASURED
+
+
+@dataclass(frozen=True)
+class TierObservation:
+    """One tier. Raises ValueError for a fleet that cannot be.
+
+    replicas: ordered now. ready: of those, able to serve. starting: of those, not yet. backlog_gpu_s: work that waits
+    for the tier at the gateways. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
+    the whole by `summed`, and below 1 nothing goes down.
+    """
+
+    replicas: int
+    ready: int
+    startup_model: StartupModel
+    demand: TierDemand | Unavailable
+    sizing: SizingResult | Unavailable
+    starting: tuple[StartingPod, ...] = ()
+    backlog_gpu_s: float | Unavailable = 0.0
+    coverage: float = 1.0
+    lagging: LaggingSignals = LaggingSignals()
+
+    def __post_init__(self) -> None:
+        if self.replicas < 0 or self.ready < 0:
+            raise ValueError(f"counts are 0 or more, not {self.replicas} ordered and {self.ready} ready")
+        if not 0.0 < self.coverage <= 1.0:
+            raise ValueError(f"coverage is a share above 0, up to 1, not {self.coverage}; without any, all is Unknown")
+
+    @property
+    def horizon_s(self) -> float:
+        """Expected start-up time of a replica ordered now, seconds."""
+        return self.demand.forecast.horizon_s if isinstance(self.demand, TierDemand) else self.startup_model.horizon_s
+
+
+@dataclass(frozen=True)
+class ServiceObservation:
+    """One service. tiers: the observed tiers. state: state of the last decision. idle_period: time without requests,
+    from all gateways and engines.
+
+    gpus_granted: GPUs that the budget grants to the service, None without a budget.
+    """
+
+    tiers: Mapping[str, TierObservation] = field(default_factory=dict)
+    state: DecisionState = field(default_factory=DecisionState)
+    gpus_granted: int | None = None
+    idle_period: IdlePeriod | Unavailable = IDLE_UNKNOWN
+
+
+def scaled_sum(parts: Sequence[float | Unavailable]) -> tuple[float | Unavailable, float]:
+    """Return the sum over all endpoints, extrapolated from those that reported, and the share that reported.
+
+    NaN, infinite and negative parts count as missing. Returns Unavailable and 0.0 if all are missing.
+    """
+    known = [part for part in parts if not isinstance(part, Unavailable) and 0.0 <= part < math.inf]
+    if not known:
+        return Unavailable("no endpoint reported a value"), 0.0
+    coverage = len(known) / len(parts)
+    return math.fsum(known) / coverage, coverage

@@ -1,0 +1,154 @@
+"""Steps 7 and 8: limits of the user, the cluster and the GPU budget, and the scaling mode.
+
+Problem: limits contradict each other (a minimum above the budget, a rate limit against a need), and the user must learn
+which of them applies.
+
+Idea: a fixed order, in which later limits override earlier ones: rate limits, scheduling back-off, minReplicas and
+maxReplicas (with the schedule), GPU budget. The budget takes from the tier with the largest share of its need and never
+goes below a minimum. The step names every limit that changed the count.
+"""
+
+from __future__ import annotations
+
+from plimsoll.core.autoscaling.decision_state import MAX_MARKS, NO_BACKOFF, TimedReplicas
+from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy
+from plimsoll.core.autoscaling.startup_time import extend_backoff
+from plimsoll.core.autoscaling.tier_context import TierContext
+
+
+def apply_limits(contexts: list[TierContext], gpus_granted: int | None, now_s: float) -> None:
+    """Step 7 for all tiers."""
+    counts: dict[str, int] = {}
+    messages_by_tier: dict[str, list[str]] = {}
+    for context in contexts:
+        messages = messages_by_tier.setdefault(context.name, [])
+        count = _apply_scheduling_backoff(
+            context, _apply_rate_limits(context, context.count, now_s, messages), now_s, messages
+        )
+        counts[context.name] = _apply_bounds(context, count, messages)
+    if gpus_granted is not None:
+        _apply_gpu_budget(contexts, counts, gpus_granted, messages_by_tier)
+    for context in contexts:
+        if messages_by_tier[context.name]:
+            context.add_step("limits", "{}", "; ".join(messages_by_tier[context.name]), count=counts[context.name])
+        else:
+            context.add_step("limits", "within {} to {}", *context.bounds, count=counts[context.name])
+
+
+def _apply_bounds(context: TierContext, count: int, messages: list[str]) -> int:
+    minimum, maximum = context.bounds
+    unscheduled = (context.policy.min_replicas, context.policy.max_replicas)
+    scheduled = "" if context.bounds == unscheduled else " by the schedule"
+    if count < minimum:
+        context.add_limit(ScalingLimit.MIN)
+        messages.append(f"minReplicas is {minimum}{scheduled}")
+        return minimum
+    if count > maximum:
+        context.add_limit(ScalingLimit.MAX)
+        messages.append(f"{count} needed, maxReplicas is {maximum}{scheduled}")
+        return maximum
+    return count
+
+
+def _apply_rate_limits(context: TierContext, count: int, now_s: float, messages: list[str]) -> int:
+    """Apply the rate limits, relative to the lowest or highest count that was ordered within their window."""
+    up, down, current = context.policy.scale_up_limit, context.policy.scale_down_limit, context.observation.replicas
+    longest_s = max((limit.per_s for limit in (up, down) if limit is not None), default=0.0)
+    if not longest_s:
+        context.set_state("order_history", ())
+        return count
+    history = [TimedReplicas(mark.replicas, min(mark.since_s, now_s)) for mark in context.state.order_history]
+    if not history or history[-1].replicas != current:
+        history.append(TimedReplicas(current, now_s))
+    expired = [index for index, mark in enumerate(history) if mark.since_s <= now_s - longest_s]
+    history = history[expired[-1] if expired else 0 :][-MAX_MARKS:]
+    context.set_state("order_history", tuple(history))
+    if up is not None and count > (
+        maximum := max(current, min(_counts_since(history, now_s - up.per_s)) + up.replicas)
+    ):
+        context.add_limit(ScalingLimit.RATE)
+        messages.append(f"{count} needed, scaleUp allows {up.replicas} more in {up.per_s:.0f} s")
+        return maximum
+    if down is not None and count < (
+        minimum := min(current, max(_counts_since(history, now_s - down.per_s)) - down.replicas)
+    ):
+        context.add_limit(ScalingLimit.RATE)
+        messages.append(f"{count} needed, scaleDown allows {down.replicas} fewer in {down.per_s:.0f} s")
+        return minimum
+    return count
+
+
+def _counts_since(history: list[TimedReplicas], from_s: float) -> list[int]:
+    """Return the counts that were in force at any time after `from_s`."""
+    ends = [mark.since_s for mark in history[1:]] + [float("inf")]
+    return [mark.replicas for mark, end_s in zip(history, ends, strict=True) if end_s > from_s]
+
+
+def _apply_scheduling_backoff(context: TierContext, count: int, now_s: float, messages: list[str]) -> int:
+    """While pods are unschedulable, order no more until the back-off ends."""
+    current = context.observation.replicas
+    if not any(pod.unschedulable_reason is not None for pod in context.observation.starting):
+        context.set_state("scheduling_backoff", NO_BACKOFF)
+        return count
+    previous = context.state.scheduling_backoff
+    context.set_state("scheduling_backoff", extend_backoff(previous, now_s))
+    is_new_attempt = previous.tries > 0 and context.state.scheduling_backoff != previous
+    context.add_limit(ScalingLimit.UNSCHEDULABLE)
+    if count <= current or is_new_attempt:
+        return count
+    left_s = context.state.scheduling_backoff.until_s - now_s
+    messages.append(f"{count} needed, but pods are unschedulable; next attempt in {left_s:.0f} s")
+    return current
+
+
+def _apply_gpu_budget(
+    contexts: list[TierContext], counts: dict[str, int], granted: int, messages_by_tier: dict[str, list[str]]
+) -> None:
+    """Reduce the tier with the largest share of its need until the granted GPUs suffice.
+
+    If removing a large replica frees more GPUs than necessary, smaller reductions are undone.
+    """
+    requested = dict(counts)
+    gpus = {context.name: context.policy.gpus_per_replica for context in contexts}
+    minimum = {context.name: context.bounds[0] for context in contexts}
+    floors = {name: max(minimum[name], min(1, count)) for name, count in requested.items()}
+    used = sum(gpus[name] * counts[name] for name in counts)
+    while used > granted:
+        reducible = [name for name in counts if gpus[name] and counts[name] > floors[name]]
+        if not reducible:
+            counts.update(minimum)  # a single tier serves no requests
+            break
+        reduced = max(reducible, key=lambda name: (counts[name] - 1) / requested[name])
+        counts[reduced], used = counts[reduced] - 1, used - gpus[reduced]
+    else:
+        for name in sorted(counts, key=lambda name: counts[name] / max(requested[name], 1)):
+            restored = min(requested[name] - counts[name], (granted - used) // gpus[name] if gpus[name] else 0)
+            counts[name], used = counts[name] + restored, used + gpus[name] * restored
+    for context in contexts:
+        if counts[context.name] < requested[context.name]:
+            context.add_limit(ScalingLimit.BUDGET)
+            messages_by_tier[context.name].append(
+                f"{requested[context.name]} needed, the GPU budget grants {granted} GPUs to the service"
+            )
+
+
+def apply_mode(context: TierContext, policy: ScalingPolicy) -> int:
+    """Step 8: apply the scaling mode. Returns the recommended count."""
+    decided, current = context.count, context.observation.replicas
+    if policy.paused:
+        context.add_step("mode", "paused: replica count stays at {}, recommended {}", current, decided, count=current)
+    elif policy.mode is ScalingMode.AUTO and context.hold_reason is None:
+        context.add_step("mode", "mode is Auto", count=decided)
+    elif policy.mode is ScalingMode.AUTO:
+        context.add_step("mode", "mode is Auto, demand unknown: {}", context.hold_reason, count=decided)
+    else:
+        context.add_step(
+            "mode",
+            "mode is {}: replica count stays at {}, recommended {}",
+            policy.mode,
+            current,
+            decided,
+            count=current,
+        )
+    return decided

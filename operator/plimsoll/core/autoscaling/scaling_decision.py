@@ -1,0 +1,93 @@
+"""The scaling decision of a service. Status, Events, logs and `explain` render it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from plimsoll.core.autoscaling.decision_state import DecisionState
+
+STABILIZE_STEP: Final = "direction"  # the step that applies the stabilization window
+
+
+class ScalingLimit(StrEnum):
+    """Limit that keeps a tier from the replicas that it needs."""
+
+    MIN = "minReplicas"
+    MAX = "maxReplicas"
+    RATE = "rate limit"
+    BUDGET = "GPU budget"
+    UNSCHEDULABLE = "unschedulable"
+    INFEASIBLE = "infeasible SLO"
+
+
+class DecisionStep(NamedTuple):
+    """One step of a decision: its name, the replica count after it, and its reason as a format and values.
+
+    The reason is formatted only when it is read, because most decisions change nothing and nobody reads them.
+    """
+
+    name: str
+    replicas: int
+    message: str
+    values: tuple[object, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        return self.message.format(*self.values)
+
+
+@dataclass(frozen=True)
+class TierDecision:
+    """Desired replica count of a tier, and the steps of its decision.
+
+    previous_replicas: count ordered before, None if it was not observed. recommended: the count that mode Auto would
+    set, None if nothing was observed. limits: limits that reduced or raised the count. counterfactual: expected latency
+    or attainment without the change, as a sentence. is_held: the demand is unknown, so the count is frozen. overdue:
+    names of pods beyond the start-up limit, which do not count as expected capacity. etas_s: expected times until the
+    starting pods are ready, seconds, ascending.
+    """
+
+    replicas: int
+    steps: tuple[DecisionStep, ...]
+    previous_replicas: int | None = None
+    recommended: int | None = None
+    limits: tuple[ScalingLimit, ...] = ()
+    counterfactual: str | None = None
+    is_held: bool = False
+    overdue: tuple[str, ...] = ()
+    etas_s: tuple[float, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One line: the reasons of the steps that changed the count (else of the last step), and the counterfactual.
+
+        A scale-down always includes the reason of the stabilization step.
+        """
+        count, reasons = self.previous_replicas, []
+        for step in self.steps:
+            scales_down = (
+                step.name == STABILIZE_STEP
+                and self.previous_replicas is not None
+                and step.replicas < self.previous_replicas
+            )
+            if step.replicas != count or scales_down:
+                reasons.append(step.reason)
+            count = step.replicas
+        parts = reasons or [self.steps[-1].reason]
+        return "; ".join(parts if self.counterfactual is None else [*parts, self.counterfactual])
+
+
+@dataclass(frozen=True)
+class ScalingDecision:
+    """Decision for one service.
+
+    binding_tier: the tier nearest to its SLO capacity, None if no utilization is known. state: input of the next
+    decision.
+    """
+
+    tiers: Mapping[str, TierDecision]
+    binding_tier: str | None
+    state: DecisionState

@@ -1,0 +1,187 @@
+"""Joint sizing of the standby replicas of all tiers of a service.
+
+Problem: a request needs every tier, so standby replicas of one tier are worthless beyond the capacity of the others. If
+each tier is priced by its own share of the work, an expensive replica is never added, and the others are useless.
+
+Idea: capacity is the growth of the baseline load that the weakest tier still carries. Starting from the needed
+replicas, the weakest tier repeatedly gets one more. Each has a cost; the additional capacity saves requests that would
+miss the SLO, valued by their work in all tiers. They miss until the short tiers have started, so the growth within the
+start-up time of these tiers counts. The best count maximises saving minus cost. With one tier, this is the rule of
+`demand.standby_value`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from plimsoll.core.demand.batched_growth import GrowthTable
+from plimsoll.core.demand.batched_observe import Floats
+from plimsoll.core.demand.standby_value import CostBenefit, GrowthDistribution, standby_replicas
+
+MIN_LEVEL_WORK: Final = 1e-9  # GPU-seconds per second; below it, no standby replica pays off
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyInput:
+    """One tier. work: baseline load, GPU-seconds per second. replica_work: SLO capacity of one replica, same unit.
+    replicas: needed without standby. max_replicas: upper bound."""
+
+    growth: GrowthDistribution
+    work: float
+    replica_work: float
+    replicas: int
+    max_replicas: int
+    gpus_per_replica: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyInputs:
+    """`StandbyInput` of many services with equally many tiers (two or more), as arrays of shape (services, tiers).
+    growth: row by row."""
+
+    growth: GrowthTable
+    work: Floats
+    replica_work: Floats
+    replicas: Floats
+    max_replicas: Floats
+    gpus_per_replica: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyPlan:
+    """replicas: standby replicas of each tier. value: saving and cost of all of them."""
+
+    replicas: list[int]
+    value: CostBenefit
+
+
+def plan_standby(tiers: Sequence[StandbyInput], miss_cost: float) -> StandbyPlan:
+    """Return the standby replicas with their value. Arguments as for `joint_standby_replicas`."""
+    standby = joint_standby_replicas(tiers, miss_cost)
+    if not any(standby):
+        return StandbyPlan(standby, CostBenefit(0.0, 0.0))
+    base_growth = [tier.replicas * tier.replica_work / tier.work for tier in tiers]
+    growth_from = min(base_growth)
+    growth_to = min((tier.replicas + n) * tier.replica_work / tier.work for tier, n in zip(tiers, standby, strict=True))
+    saved_growth, distribution = 0.0, _slowest_growth_of_short(tiers, base_growth, growth_from)
+    while growth_from < growth_to:
+        distribution = _slowest_growth_of_short(tiers, base_growth, growth_from)
+        growth_until = min([growth_to, *(limit for limit in base_growth if limit > growth_from)])
+        saved_growth += distribution.between(growth_from, growth_until)
+        growth_from = growth_until
+    cost = sum(n * max(tier.gpus_per_replica, 1) for tier, n in zip(tiers, standby, strict=True))
+    return StandbyPlan(
+        standby,
+        CostBenefit(
+            miss_cost * _total_gpu_work(tiers) * saved_growth * distribution.horizon_s, cost * distribution.horizon_s
+        ),
+    )
+
+
+def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> list[int]:
+    """Return the standby replicas of each tier. miss_cost: cost of a missed request, in multiples of its GPU-seconds in
+    all tiers."""
+    if any(tier.work < MIN_LEVEL_WORK for tier in tiers):
+        return [0] * len(tiers)
+    if len(tiers) == 1:
+        (single,) = tiers
+        return [
+            standby_replicas(
+                single.growth, single.work, single.replica_work, single.replicas, single.max_replicas, miss_cost
+            )
+        ]
+    slowest_growth = _slowest_growth(tiers)
+    growth_per_replica = [tier.replica_work / tier.work for tier in tiers]  # growth factor per replica
+    price = [float(max(tier.gpus_per_replica, 1)) for tier in tiers]
+    value = miss_cost * _total_gpu_work(tiers)
+    counts = [tier.replicas for tier in tiers]
+    base_growth = [count * growth for count, growth in zip(counts, growth_per_replica, strict=True)]
+    carried_growth = list(base_growth)
+    weakest_growth = min(carried_growth)
+    best_net, best_counts, saving, cost = 0.0, list(counts), 0.0, 0.0
+    while True:
+        weakest = carried_growth.index(weakest_growth)
+        if (
+            counts[weakest] >= tiers[weakest].max_replicas
+            or value * slowest_growth.tail_and_integral(weakest_growth)[0] * growth_per_replica[weakest]
+            <= price[weakest]
+        ):
+            break  # further replicas cost more than they save
+        distribution = _slowest_growth_of_short(tiers, base_growth, weakest_growth)
+        saving_before = distribution.tail_and_integral(weakest_growth)[1]
+        counts[weakest] += 1
+        carried_growth[weakest] = counts[weakest] * growth_per_replica[weakest]
+        cost += price[weakest]
+        weakest_growth = min(carried_growth)
+        saving += value * (distribution.tail_and_integral(weakest_growth)[1] - saving_before)
+        net = saving - cost
+        if net > best_net:
+            best_net, best_counts = net, list(counts)
+    return [count - tier.replicas for count, tier in zip(best_counts, tiers, strict=True)]
+
+
+def joint_standby_replicas_batch(inputs: StandbyInputs, miss_cost: Floats) -> Floats:
+    """Return `joint_standby_replicas` of each service, shape (services, tiers). miss_cost: per service."""
+    best_counts = inputs.replicas.copy()
+    rows = np.flatnonzero((inputs.work >= MIN_LEVEL_WORK).all(axis=1))
+    work, max_counts, counts = inputs.work[rows], inputs.max_replicas[rows], inputs.replicas[rows]
+    growth_per_replica, price = inputs.replica_work[rows] / work, np.maximum(inputs.gpus_per_replica[rows], 1.0)
+    value = miss_cost[rows] * (work * price).sum(axis=1)
+    horizon_s = inputs.growth.horizon_s.reshape(best_counts.shape)[rows]
+    first = rows * best_counts.shape[1]
+    slowest = first + horizon_s.argmax(axis=1)  # the tier with the longest start-up
+    base_growth = counts * growth_per_replica
+    carried_growth = base_growth.copy()
+    best_net, saving, cost = np.zeros((3, len(rows)))
+    active = np.arange(len(rows))
+    while True:
+        weakest, weakest_growth = carried_growth[active].argmin(axis=1), carried_growth[active].min(axis=1)
+        marginal_value, marginal_cost = (
+            value[active]
+            * inputs.growth.tail_and_integral(slowest[active], weakest_growth)[0]
+            * growth_per_replica[active, weakest],
+            price[active, weakest],
+        )
+        continues = (counts[active, weakest] < max_counts[active, weakest]) & (marginal_value > marginal_cost)
+        active, weakest, weakest_growth = active[continues], weakest[continues], weakest_growth[continues]
+        if not len(active):
+            return best_counts - inputs.replicas
+        distribution = first[active] + np.where(
+            base_growth[active] <= weakest_growth[:, None], horizon_s[active], -np.inf
+        ).argmax(axis=1)
+        saving_before = inputs.growth.tail_and_integral(distribution, weakest_growth)[1]
+        counts[active, weakest] += 1.0
+        carried_growth[active, weakest] = counts[active, weakest] * growth_per_replica[active, weakest]
+        cost[active] += price[active, weakest]
+        saving[active] += value[active] * (
+            inputs.growth.tail_and_integral(distribution, carried_growth[active].min(axis=1))[1] - saving_before
+        )
+        net = saving[active] - cost[active]
+        better = active[net > best_net[active]]
+        best_net[active] = np.maximum(best_net[active], net)
+        best_counts[rows[better]] = counts[better]
+
+
+def _slowest_growth(tiers: Sequence[StandbyInput]) -> GrowthDistribution:
+    """Return the growth distribution of the tier with the longest start-up."""
+    return max((tier.growth for tier in tiers), key=lambda distribution: distribution.horizon_s)
+
+
+def _slowest_growth_of_short(
+    tiers: Sequence[StandbyInput], base_growth: Sequence[float], growth: float
+) -> GrowthDistribution:
+    """Return the slowest growth distribution of the tiers whose needed replicas do not carry `growth`.
+
+    base_growth: growth that the needed replicas of each tier carry.
+    """
+    return _slowest_growth([tier for tier, carried in zip(tiers, base_growth, strict=True) if carried <= growth])
+
+
+def _total_gpu_work(tiers: Sequence[StandbyInput]) -> float:
+    """Return the work of all tiers, GPU-seconds per second."""
+    return math.fsum(tier.work * max(tier.gpus_per_replica, 1) for tier in tiers)

@@ -1,0 +1,131 @@
+"""Start-up models of one tier, one per variant (model, image, GPUs).
+
+Problem: start-up times depend on image, model and GPU, so one model for all variants is wrong for each. A rollback must
+not lose its measurements.
+
+Idea: each start counts for the variant of its pod. A new variant starts with the medians of the last variant of the
+same model and the uncertainty of a prior, because most changes are small and one start outweighs the prior
+(`startup_time`). Another model starts from the default prior. The most recently used variants are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from plimsoll.core.autoscaling import startup_time
+from plimsoll.core.autoscaling.startup_time import PhaseEstimate, StartupModel, record
+
+VERSION: Final = 2  # version 1 had a single model
+MAX_VARIANTS: Final = 4
+MAX_NAME_CHARACTERS: Final = 1024  # per part of a variant
+
+
+class Variant(NamedTuple):
+    """Configuration of a replica: model with revision, engine image, GPUs and node selection. Empty: unknown."""
+
+    model: str = ""
+    image: str = ""
+    gpus: str = ""
+
+    @property
+    def label(self) -> str:
+        """Display text; empty if unknown."""
+        return ", ".join(filter(None, self))
+
+
+UNKNOWN_VARIANT: Final = Variant()
+
+
+class StartupModels(NamedTuple):
+    """Models by variant, least recently used first. default: model of an unknown variant. current: that of new pods."""
+
+    default: StartupModel
+    by_variant: tuple[tuple[Variant, StartupModel], ...] = ()
+    current: Variant = UNKNOWN_VARIANT
+
+    @property
+    def current_model(self) -> StartupModel:
+        """Model of the current variant."""
+        return self.model_for(self.current)
+
+    @property
+    def has_startups(self) -> bool:
+        """Whether a start was measured for the current variant or another one of its model."""
+        return any(model.total.startups and name.model == self.current.model for name, model in self.by_variant)
+
+    def model_for(self, variant: Variant) -> StartupModel:
+        """Return the model of a variant, or a prior if it is unknown."""
+        for name, model in self.by_variant:
+            if name == variant:
+                return model
+        same_model = [model for name, model in self.by_variant if name.model == variant.model]
+        return _untrained(same_model[-1]) if same_model else self.default
+
+
+def select_variant(models: StartupModels, variant: Variant) -> StartupModels:
+    """Return the models with another current variant. The first known variant takes over data without a variant."""
+    if variant in (models.current, UNKNOWN_VARIANT):
+        return models
+    if models.current == UNKNOWN_VARIANT:
+        renamed = [(variant if name == UNKNOWN_VARIANT else name, model) for name, model in models.by_variant]
+        by_variant = (
+            renamed
+            if len(dict(renamed)) == len(renamed)
+            else [entry for entry in models.by_variant if entry[0] != UNKNOWN_VARIANT]
+        )
+        models = models._replace(by_variant=tuple(by_variant))
+    return _touch(models._replace(current=variant), variant, models.model_for(variant))
+
+
+def record_startup(models: StartupModels, variant: Variant, durations_s: Sequence[tuple[str, float]]) -> StartupModels:
+    """Return the models after a pod became ready. An unknown variant counts as the current one. Raises as `record`."""
+    variant = models.current if variant == UNKNOWN_VARIANT else variant
+    return _touch(models, variant, record(models.model_for(variant), durations_s))
+
+
+def _touch(models: StartupModels, variant: Variant, model: StartupModel) -> StartupModels:
+    """Return the models with this one as the last used; the oldest beyond the limit is dropped, except `current`."""
+    others = [entry for entry in models.by_variant if entry[0] != variant]
+    while len(others) >= MAX_VARIANTS:
+        others.remove(next(entry for entry in others if entry[0] != models.current))
+    return models._replace(by_variant=(*others, (variant, model)))
+
+
+def _untrained(model: StartupModel) -> StartupModel:
+    """Return a model without starts, with the medians of another as prior."""
+    phases = tuple((name, PhaseEstimate(phase.quantile_s(0.5))) for name, phase in model.phases)
+    return StartupModel(phases, PhaseEstimate(model.total.quantile_s(0.5)))
+
+
+def to_dict(models: StartupModels) -> dict[str, Any]:
+    """Return a JSON document, about 1 KB per variant."""
+    return {
+        "version": VERSION,
+        "current": list(models.current),
+        "variants": [[list(name), startup_time.to_dict(model)] for name, model in models.by_variant],
+    }
+
+
+def from_dict(stored: Mapping[str, Any], default: StartupModel) -> StartupModels:
+    """Return the models of a stored document, also of version 1. Raises ValueError if it is invalid."""
+    if not isinstance(stored, Mapping):
+        raise ValueError("start-up models must be a mapping")
+    if stored.get("version") != VERSION:
+        return StartupModels(default, ((UNKNOWN_VARIANT, startup_time.from_dict(stored)),))
+    by_variant = stored.get("variants")
+    if not isinstance(by_variant, list) or len(by_variant) > MAX_VARIANTS:
+        raise ValueError(f"must have at most {MAX_VARIANTS} variants, not {str(by_variant)[:80]}")
+    try:
+        parsed = {_parse_variant(name): startup_time.from_dict(model) for name, model in by_variant}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"invalid variant or start-up model: {error}") from error
+    return StartupModels(default, tuple(parsed.items()), _parse_variant(stored.get("current")))
+
+
+def _parse_variant(stored: Any) -> Variant:
+    if not isinstance(stored, list) or len(stored) != len(Variant._fields):
+        raise ValueError(f"a variant must have {len(Variant._fields)} parts, not {str(stored)[:80]}")
+    if not all(isinstance(part, str) and len(part) <= MAX_NAME_CHARACTERS for part in stored):
+        raise ValueError(f"a variant must have string parts, not {str(stored)[:80]}")
+    return Variant(*stored)

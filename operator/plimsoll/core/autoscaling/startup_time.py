@@ -1,0 +1,316 @@
+"""Start-up time model: start-up phases of a replica, and the expected readiness of starting pods.
+
+Problem: capacity ordered now serves one start-up time later. The start-up time depends on image, weights, cache and
+node. A new service has no measurements, and a hanging pod must not count as capacity.
+
+Idea: one model per tier and variant. The duration of each phase, and the total, is log-normal. Its median and spread
+start from a prior (bytes over bandwidth) and follow the measured starts, with discounting. The model gives the forecast
+horizon, the remaining time of a starting pod in its current phase, and the limit after which it is overdue. An
+unschedulable pod starts a back-off instead.
+
+Durations are in seconds, times in seconds since the epoch. The caller names the phases, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
+
+VERSION: Final = 1
+MAX_PHASES: Final = 12  # per model; further phases count in the total only
+
+_NORMAL: Final = NormalDist()
+_PRIOR_SD: Final = 0.5  # of log seconds: a prior is wrong by a factor of about 1.6
+_STARTUP_SD: Final = 0.15  # of log seconds: spread between starts of one tier
+_SPREAD_PRIOR_WEIGHT: Final = 1.0  # weight of that spread, in starts
+_MEMORY_STARTUPS: Final = 20.0
+_OUTLIER_SDS: Final = 3.0  # larger deviations are clipped, so that one stuck pull has little effect
+_MIN_OUTLIER_LOG: Final = math.log(2.0)  # a factor of 2 is never clipped
+_MIN_PHASE_S: Final = 0.1  # also for a skipped phase
+_MAX_PHASE_S: Final = 1e8  # three years
+_MAX_TAIL_SDS: Final = 37.0  # beyond it the tail probability underflows
+_MAX_LOG_VARIANCE: Final = (
+    math.log(_MAX_PHASE_S / _MIN_PHASE_S) ** 2 / 4.0
+)  # variance of what lies between these two (Popoviciu)
+
+# Median seconds where nothing is known. Import (with the engine process and its config) and init (compiling, graphs and
+# kernels): vLLM 0.26 on one H200 with an 8B model and cold caches, 62.8 s from start to healthy. The rest are guesses.
+_DEFAULT_PHASE_S: Final = {"schedule": 1.0, "launch": 1.0, "import": 33.0, "init": 25.0, "api": 3.0, "warmup": 5.0}
+_PULL_BANDWIDTH_SHARE: Final = 0.3  # effective share of a pull's bandwidth, because layers are unpacked; an estimate
+
+
+class PhaseEstimate(NamedTuple):
+    """Log seconds of one phase: the prior's median (s), then discounted count, mean, and sum of squares about it."""
+
+    prior_s: float
+    startups: float = 0.0
+    mean: float = 0.0
+    squared_deviations: float = 0.0
+
+    @property
+    def distribution(self) -> NormalDist:
+        """Of the log seconds of the next start: normal, with the doubt about its own median in its spread.
+
+        The median's posterior is that of a normal mean with a normal prior, given the starts' spread (Gelman et al.,
+        Bayesian Data Analysis, 2.5), and the spread is an average with a prior weight (3.3).
+        """
+        spread = (_SPREAD_PRIOR_WEIGHT * _STARTUP_SD**2 + self.squared_deviations) / (
+            _SPREAD_PRIOR_WEIGHT + self.startups
+        )
+        precision = 1.0 / _PRIOR_SD**2 + self.startups / spread
+        mean = (math.log(self.prior_s) / _PRIOR_SD**2 + self.mean * self.startups / spread) / precision
+        return NormalDist(mean, math.sqrt(spread + 1.0 / precision))
+
+    def quantile_s(self, share: float) -> float:
+        """Return the quantile of the duration for `share` in (0, 1), s."""
+        return math.exp(self.distribution.inv_cdf(share))
+
+    def remaining_s(self, elapsed_s: float, share: float) -> float:
+        """Return the quantile of the remaining duration after `elapsed_s`, s; at least 0."""
+        distribution = self.distribution
+        sds = (math.log(max(elapsed_s, 1e-9)) - distribution.mean) / distribution.stdev
+        # Computed from the upper tail, which keeps its precision for long elapsed times.
+        tail_probability = (1.0 - share) * 0.5 * math.erfc(min(sds, _MAX_TAIL_SDS) / math.sqrt(2.0))
+        return max(
+            0.0, math.exp(distribution.mean - distribution.stdev * _NORMAL.inv_cdf(tail_probability)) - elapsed_s
+        )
+
+
+class StartupQuantiles(NamedTuple):
+    """Seconds."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+class StartupModel(NamedTuple):
+    """Start-up model of one variant of a tier: its phases in order, and the total."""
+
+    phases: tuple[tuple[str, PhaseEstimate], ...]
+    total: PhaseEstimate
+
+    @property
+    def quantiles(self) -> tuple[tuple[str, StartupQuantiles], ...]:
+        """Return the quantiles of each phase, in order, and of "total"."""
+        estimates = (*self.phases, ("total", self.total))
+        return tuple((name, StartupQuantiles(*map(phase.quantile_s, (0.5, 0.9, 0.99)))) for name, phase in estimates)
+
+    @property
+    def horizon_s(self) -> float:
+        """90th percentile of the start-up time, s: the forecast horizon."""
+        return self.total.quantile_s(0.9)
+
+    @property
+    def overdue_s(self) -> float:
+        """Start-up limit, s: the larger of the p99 and twice the median. A longer start is overdue."""
+        return max(self.total.quantile_s(0.99), 2.0 * self.total.quantile_s(0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPod:
+    """A pod that is not ready yet. since_s: when it was created.
+
+    phase: what it is doing, None if not known; phase_since_s: since when. refused: the scheduler's words while it fits
+    on no node, else None.
+    """
+
+    pod: str
+    created_s: float
+    phase: str | None = None
+    phase_since_s: float | None = None
+    unschedulable_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Eta:
+    """Time until a starting pod is ready: median and 90th percentile, s."""
+
+    likely_s: float
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """An overdue start: elapsed time and start-up limit, s."""
+
+    elapsed_s: float
+    limit_s: float
+
+
+class Backoff(NamedTuple):
+    """Number of unschedulable attempts, and the time until which no further replica is ordered."""
+
+    tries: int = 0
+    until_s: float = 0.0
+
+
+def startup_prior(
+    image_bytes: float,
+    download_bytes: float,
+    weight_bytes: float,
+    network_bytes_per_s: float,
+    disk_bytes_per_s: float,
+) -> StartupModel:
+    """Return a model without measured starts, from bytes over bandwidth and typical engine phases.
+
+    download_bytes: of weights that come over the network, 0 where they lie on a volume or in the image. weight_bytes:
+    read into the GPU, at disk_bytes_per_s. Raises ValueError that names the argument.
+    """
+    amounts = {"image_bytes": image_bytes, "download_bytes": download_bytes, "weight_bytes": weight_bytes}
+    for name, value in amounts.items():
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and 0 or more, not {value}")
+    for name, value in (("network_bytes_per_s", network_bytes_per_s), ("disk_bytes_per_s", disk_bytes_per_s)):
+        if not 0.0 < value < math.inf:
+            raise ValueError(f"{name} must be finite and above 0, not {value}")
+    medians_s = {
+        "schedule": _DEFAULT_PHASE_S["schedule"],
+        "pull": image_bytes / (network_bytes_per_s * _PULL_BANDWIDTH_SHARE),
+        "launch": _DEFAULT_PHASE_S["launch"],
+        "import": _DEFAULT_PHASE_S["import"],
+        "download": download_bytes / network_bytes_per_s,
+        "load": weight_bytes / disk_bytes_per_s,
+        "init": _DEFAULT_PHASE_S["init"],
+        "api": _DEFAULT_PHASE_S["api"],
+        "warmup": _DEFAULT_PHASE_S["warmup"],
+    }
+    return from_medians(medians_s)
+
+
+def from_medians(medians_s: Mapping[str, float]) -> StartupModel:
+    """Return a model without measured starts, from prior medians of the phases in order. Raises ValueError."""
+    if not medians_s or not all(0.0 <= median < math.inf for median in medians_s.values()):
+        raise ValueError(f"each phase must have a finite duration of at least 0 s, not {medians_s}")
+    phases = tuple((name, PhaseEstimate(_clamp(median))) for name, median in medians_s.items())
+    return StartupModel(phases[:MAX_PHASES], PhaseEstimate(_clamp(sum(medians_s.values()))))
+
+
+def record(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> StartupModel:
+    """The ledger after a pod became ready. took_s: its phases in order with their seconds; their sum is the whole.
+
+    A phase not seen before begins at what it took; one that was only guessed and did not come is forgotten. One that
+    is there twice, as after a restart, took the time of both.
+    Raises ValueError for a start that has no phase, or a time that is negative or not finite.
+    """
+    if not durations_s or not all(0.0 <= seconds < math.inf for _, seconds in durations_s):
+        raise ValueError(f"a start must be a list of phases with finite durations of at least 0 s, not {durations_s}")
+    phase_s: dict[str, float] = {}
+    for name, seconds in durations_s:
+        phase_s[name] = phase_s.get(name, 0.0) + seconds
+    known = {name: phase for name, phase in model.phases if phase.startups or name in phase_s}
+    for name, seconds in phase_s.items():
+        if name in known or len(known) < MAX_PHASES:
+            known[name] = _update_phase(known.get(name) or PhaseEstimate(_clamp(seconds)), seconds)
+    return StartupModel(_order_phases(known, list(phase_s)), _update_phase(model.total, sum(phase_s.values())))
+
+
+def _order_phases(known: Mapping[str, PhaseEstimate], observed: Sequence[str]) -> tuple[tuple[str, PhaseEstimate], ...]:
+    """Return the observed order of phases; a phase not observed keeps its predecessor."""
+    names = [name for name in observed if name in known]
+    before: str | None = None
+    for name in known:
+        if name not in names:
+            names.insert(names.index(before) + 1 if before is not None else 0, name)
+        before = name
+    return tuple((name, known[name]) for name in names)
+
+
+def _clamp(seconds: float) -> float:
+    return min(max(seconds, _MIN_PHASE_S), _MAX_PHASE_S)
+
+
+def _update_phase(phase: PhaseEstimate, seconds: float) -> PhaseEstimate:
+    distribution = phase.distribution
+    outlier_limit = max(_OUTLIER_SDS * distribution.stdev, _MIN_OUTLIER_LOG)
+    value = min(max(math.log(_clamp(seconds)), distribution.mean - outlier_limit), distribution.mean + outlier_limit)
+    keep = 1.0 - 1.0 / _MEMORY_STARTUPS
+    startups = keep * phase.startups + 1.0
+    deviation = value - phase.mean if phase.startups else 0.0
+    mean = phase.mean + deviation / startups if phase.startups else value
+    squared_deviations = keep * phase.squared_deviations + deviation * (value - mean)
+    return PhaseEstimate(phase.prior_s, startups, mean, squared_deviations)
+
+
+def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
+    """When a starting pod will be ready; Overdue if it has taken too long for that to be known.
+
+    With its phase: what is left of that phase, given how long it has run, and the phases after it; medians add, and
+    spreads add in squares. Without: what is left of the whole. A pod that fits on no node has the whole before it.
+    """
+    if pod.unschedulable_reason is not None:
+        return Eta(model.total.quantile_s(0.5), model.total.quantile_s(0.9))
+    elapsed_s = max(0.0, now_s - pod.created_s)
+    if elapsed_s > model.overdue_s:
+        return Overdue(elapsed_s, model.overdue_s)
+    names = [name for name, _ in model.phases]
+    if pod.phase not in names:
+        return Eta(model.total.remaining_s(elapsed_s, 0.5), model.total.remaining_s(elapsed_s, 0.9))
+    phase_index = names.index(pod.phase)
+    phase_start_s = pod.created_s if pod.phase_since_s is None else pod.phase_since_s
+    in_phase_s = max(0.0, now_s - phase_start_s)
+    current_phase = model.phases[phase_index][1]
+    remaining_pairs = [(current_phase.remaining_s(in_phase_s, 0.5), current_phase.remaining_s(in_phase_s, 0.9))]
+    remaining_pairs += [
+        (later_phase.quantile_s(0.5), later_phase.quantile_s(0.9)) for _, later_phase in model.phases[phase_index + 1 :]
+    ]
+    likely_s = sum(p50_s for p50_s, _ in remaining_pairs)
+    return Eta(likely_s, likely_s + math.hypot(*(p90_s - p50_s for p50_s, p90_s in remaining_pairs)))
+
+
+_MIN_BACKOFF_S: Final = 30.0
+_MAX_BACKOFF_S: Final = 1800.0
+
+
+def extend_backoff(backoff: Backoff, now_s: float) -> Backoff:
+    """Return the back-off while a pod is unschedulable; an expired wait doubles."""
+    if backoff.tries and now_s < backoff.until_s <= now_s + _MAX_BACKOFF_S:
+        return backoff
+    tries = min(backoff.tries + 1, 16)  # the wait does not grow further
+    return Backoff(tries, now_s + min(_MIN_BACKOFF_S * 2.0 ** (tries - 1), _MAX_BACKOFF_S))
+
+
+def to_dict(model: StartupModel) -> dict[str, Any]:
+    """Return the model as a JSON document, about 1 KB."""
+    return {
+        "version": VERSION,
+        "phases": [[name, *_rounded(phase)] for name, phase in model.phases],
+        "total": _rounded(model.total),
+    }
+
+
+def from_dict(stored: Mapping[str, Any]) -> StartupModel:
+    """Return the model of a stored document. Raises ValueError for an invalid document or another version."""
+    if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
+        raise ValueError(f"not a start-up model of version {VERSION}: {str(stored)[:80]}")
+    phases, total = stored.get("phases"), stored.get("total")
+    if not isinstance(phases, list) or not 0 < len(phases) <= MAX_PHASES:
+        raise ValueError(f"a start-up model must have 1 to {MAX_PHASES} phases, not {str(phases)[:80]}")
+    parsed = {}
+    for phase_row in phases:
+        if not isinstance(phase_row, list) or not phase_row or not isinstance(phase_row[0], str):
+            raise ValueError(f"a phase must be a name and numbers, not {str(phase_row)[:80]}")
+        parsed[phase_row[0]] = _parse_phase(phase_row[1:])
+    if len(parsed) < len(phases):
+        raise ValueError("a phase is listed twice")
+    return StartupModel(tuple(parsed.items()), _parse_phase(total))
+
+
+def _rounded(phase: PhaseEstimate) -> list[float]:
+    return [float(f"{number:.6g}") for number in phase]
+
+
+def _parse_phase(stored: Any) -> PhaseEstimate:
+    if not isinstance(stored, list) or len(stored) != len(PhaseEstimate._fields):
+        raise ValueError(f"{len(PhaseEstimate._fields)} numbers are kept of a phase, not {str(stored)[:80]}")
+    for value in stored:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+            raise ValueError(f"{value!r:.80} is not a valid start-up statistic")
+    prior_s, startups, mean, squared_deviations = map(float, stored)
+    in_range = 0.0 <= startups <= _MEMORY_STARTUPS and 0.0 <= squared_deviations <= startups * _MAX_LOG_VARIANCE
+    if not _MIN_PHASE_S <= prior_s <= _MAX_PHASE_S or not in_range or abs(mean) > 20.0:
+        raise ValueError(f"invalid start-up statistics: {stored}")
+    return PhaseEstimate(prior_s, startups, mean, squared_deviations)

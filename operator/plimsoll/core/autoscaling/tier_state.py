@@ -1,0 +1,331 @@
+"""State of one tier: step-time model, start-up models, demand and SLO capacity.
+
+Problem: computing the SLO capacity takes milliseconds, and its inputs change slightly at every scrape.
+
+Idea: the SLO capacity is kept until an input has changed by more than its uncertainty, which is checked every few
+seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.startup_models import StartupModels
+from plimsoll.core.autoscaling.startup_time import StartupModel, startup_prior
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S, TierSpec, tpot_target
+from plimsoll.core.demand.demand_state import DemandState, rescale
+from plimsoll.core.demand.noise_model import arrival_dispersion
+from plimsoll.core.engine_model import self_benchmark
+from plimsoll.core.engine_model.calibration.counter_window import WindowSums, context_lengths, fill_missing
+from plimsoll.core.engine_model.calibration.estimates import quantile_model
+from plimsoll.core.engine_model.calibration.posterior_model import Posterior, initial_posterior
+from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update_all
+from plimsoll.core.engine_model.calibration.replica_speed import ReplicaSpeeds
+from plimsoll.core.engine_model.calibration.serialization import EngineKey
+from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
+from plimsoll.core.ports import EngineInfo
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role, Unavailable
+from plimsoll.core.workload import Workload
+
+PESSIMISM: Final = 0.75  # quantile of the posterior step time to size for
+STEP_MODEL_MEMORY_S: Final = 600.0  # window of the steps for inter-token latency
+CAPACITY_CHECK_S: Final = 5.0  # interval of the checks of the SLO capacity
+INPUT_TOLERANCE: Final = 0.03  # relative change of an input that recomputes the SLO capacity
+ARRIVAL_CV2_TOLERANCE: Final = (
+    0.1  # or, of how arrivals bunch, by this: half of a wait is the services', and a line moves by less
+)
+
+# For engines that do not report limits: vLLM's defaults, and a KV cache that is no constraint.
+DEFAULT_MAX_SEQUENCES: Final = 256
+DEFAULT_TOKEN_BUDGET: Final = 8192
+DEFAULT_KV_TOKENS: Final = 1 << 24
+DEFAULT_BLOCK_TOKENS: Final = 16
+DEFAULT_LAYERS: Final = 32
+
+# Prior of the start-up time: a 10 GB image over 1 GB/s, 16 GB of weights from a volume at 2 GB/s.
+PRIOR_STARTUP_MODEL: Final = startup_prior(10e9, 0.0, 16e9, 1e9, 2e9)
+
+_IDENTIFYING_FIELDS: Final = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+NO_STARTUPS: Final = StartupModels(PRIOR_STARTUP_MODEL)
+NO_DEMAND: Final = DemandState()
+NO_ENGINE_INFO: Final = Unavailable("no engine of the tier has reported its configuration yet")
+
+
+@dataclass(frozen=True, slots=True)
+class _CapacityInputs:
+    """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
+    what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it.
+    stall_s: root mean square of a request's stall where gaps are promised, else 0, in which is that of the prompts.
+    arrival_cv2: as of `knee.Tier`."""
+
+    slo: Slo
+    limits: EngineLimits
+    base_s: float
+    work_s: float
+    output_tokens: float
+    tpot_tail_scale: float
+    ttft_outside_s: float
+    e2e_token_budget_s: float
+    stall_s: float
+    arrival_cv2: float
+    gateway_count: int
+
+    def matches(self, other: _CapacityInputs) -> bool:
+        exact = (self.slo, self.limits, self.arrival_cv2, self.gateway_count)
+        if exact != (other.slo, other.limits, other.arrival_cv2, other.gateway_count):
+            return False
+        pairs = (
+            (self.base_s, other.base_s),
+            (self.work_s, other.work_s),
+            (self.output_tokens, other.output_tokens),
+            (self.tpot_tail_scale, other.tpot_tail_scale),
+            (self.e2e_token_budget_s, other.e2e_token_budget_s),
+            (self.stall_s, other.stall_s),
+        )
+        changed = any(abs(new - old) > INPUT_TOLERANCE * old for old, new in pairs)
+        return not changed and abs(other.ttft_outside_s - self.ttft_outside_s) <= INPUT_TOLERANCE * (
+            self.slo.ttft_s or 1.0
+        )
+
+
+@dataclass
+class TierState:
+    """State of one tier. capacity: SLO capacity for sizing; Unavailable names what is missing."""
+
+    role: Role
+    startup_models: StartupModels = NO_STARTUPS
+    forecast_state: DemandState = NO_DEMAND
+    engine_key: EngineKey | None = None
+    posterior: Posterior | None = None
+    limits: EngineLimits | None = None
+    layers: int = DEFAULT_LAYERS
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    capacity: TierCapacity | Unavailable = NO_ENGINE_INFO
+    first_arrival_s: float = -math.inf  # when the first arrivals were seen, where none were known before
+    last_window: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
+    checked_s: float = -math.inf  # last check of the SLO capacity
+    tier_spec: TierSpec | None = None  # inputs of the SLO capacity
+    replica_speeds: ReplicaSpeeds = field(default_factory=ReplicaSpeeds, repr=False)  # relative speed of each replica
+    _arrival_cv2: float = field(default=1.0, repr=False)
+    _capacity_inputs: _CapacityInputs | None = field(default=None, repr=False)
+    _model_cache: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
+    _startup_cache: tuple[StartupModels, float] | None = field(default=None, repr=False)
+    _averaged_model: tuple[float, float, StepModel] | None = field(
+        default=None, repr=False
+    )  # since when, until, their mean
+
+    @property
+    def startup_model(self) -> StartupModel:
+        """Start-up model of new pods."""
+        return self.startup_models.current_model
+
+    @property
+    def startup_s(self) -> float:
+        """Horizon of the start-up model, seconds."""
+        if self._startup_cache is None or self._startup_cache[0] is not self.startup_models:
+            self._startup_cache = self.startup_models, self.startup_model.horizon_s
+        return self._startup_cache[1]
+
+    def on_engine_info(self, engine_info: EngineInfo) -> None:
+        """Process an engine's report. Another build, model or accelerator resets the step-time model."""
+        config = engine_info.config or {}
+        reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
+        defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
+        self.limits = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
+        self.block_tokens = engine_info.block_tokens or DEFAULT_BLOCK_TOKENS
+        layers = config.get("num_hidden_layers")
+        self.layers = layers if isinstance(layers, int) and layers > 0 else DEFAULT_LAYERS
+        key = engine_key_of(engine_info)
+        if self.posterior is not None and key == self.engine_key:
+            return
+        prior_models = self_benchmark.choose_prior(engine_info)
+        if isinstance(prior_models, Unavailable):
+            if self.posterior is None:
+                self.capacity = prior_models
+            return
+        self.engine_key, self.posterior, self.last_window, self.replica_speeds = (
+            key,
+            initial_posterior(*prior_models),
+            None,
+            ReplicaSpeeds(),
+        )
+        self.checked_s, self._capacity_inputs, self.tier_spec, self._averaged_model = -math.inf, None, None, None
+
+    def update_model(self, windows: Sequence[WindowSums], workload: Workload | Unavailable) -> None:
+        """Update the step-time model with the engines' work and the request lengths."""
+        if self.posterior is None or self.limits is None or not windows or isinstance(workload, Unavailable):
+            return
+        lengths = context_lengths(workload, self.limits.token_budget)
+        usable = [fill_missing(window, lengths) for window in windows]
+        usable = [window for window in usable if rejection_reason(self.posterior, window) is None]
+        if usable:
+            self.posterior, self.last_window = update_all(self.posterior, usable, self.replica_speeds), usable[-1]
+
+    @property
+    def model(self) -> StepModel | None:
+        """Return the step-time model to size for; it is pessimistic until engines have reported."""
+        posterior, last_window = self.posterior, self.last_window
+        if posterior is None:
+            return None
+        if (
+            self._model_cache is None
+            or self._model_cache[0] is not posterior
+            or self._model_cache[1] is not last_window
+        ):
+            is_usable = last_window is not None and rejection_reason(posterior, last_window) is None
+            self._model_cache = (
+                posterior,
+                last_window,
+                quantile_model(posterior, PESSIMISM, last_window if is_usable else None),
+            )
+        return self._model_cache[2]
+
+    def is_due(self, now_s: float) -> bool:
+        """Is it time to look whether the line still holds?"""
+        return not 0.0 <= now_s - self.checked_s < CAPACITY_CHECK_S
+
+    def plan_capacity(
+        self,
+        now_s: float,
+        slo: Slo,
+        workload: Workload,
+        tpot_tail_scale: float,
+        ttft_outside_s: float,
+        gateway_count: int,
+    ) -> TierSpec | None:
+        """What the line is to be made from, for `redraw`; None where it holds, or where it cannot be made."""
+        self.checked_s = now_s
+        model, limits = self.model, self.limits
+        if model is None or limits is None:
+            return None
+        if self.role is Role.PREFILL and slo.ttft_s is None:
+            self.capacity = Unavailable("spec.slo.ttft is required to size a prefill tier")
+            return None
+        tier_spec = TierSpec(
+            self.role,
+            model,
+            workload,
+            limits,
+            slo,
+            transfer=self.transfer if self.role is Role.DECODE else None,
+            tpot_tail_scale=tpot_tail_scale,
+            arrival_cv2=self.measured_arrival_cv2(),
+            ttft_outside_s=ttft_outside_s,
+            itl_model=None if slo.itl_s is None else self.averaged_model(model, now_s),
+            gateways=gateway_count,
+        )
+        inputs = self._inputs_of(tier_spec)
+        if self._capacity_inputs is not None and self._capacity_inputs.matches(inputs):
+            return None
+        self._capacity_inputs, self.tier_spec = inputs, tier_spec
+        return tier_spec
+
+    def apply_capacity(self, capacity: TierCapacity | Infeasible) -> None:
+        """The line has been made from the last draft."""
+        if isinstance(capacity, TierCapacity) and isinstance(
+            self.capacity, TierCapacity
+        ):  # the work of before, by what is known of it now
+            self.forecast_state = rescale(self.forecast_state, capacity.request_gpu_s / self.capacity.request_gpu_s)
+        self.capacity = capacity if isinstance(capacity, TierCapacity) else _infeasible(capacity)
+
+    def _inputs_of(self, tier_spec: TierSpec) -> _CapacityInputs:
+        work, workload = self._work(tier_spec.model, tier_spec.workload), tier_spec.workload
+        return _CapacityInputs(
+            tier_spec.slo,
+            tier_spec.limits,
+            tier_spec.model.base_s,
+            work.work_s,
+            workload.mean(workload.output_tokens),
+            tier_spec.tpot_tail_scale,
+            tier_spec.ttft_outside_s,
+            0.0 if tier_spec.slo.e2e_s is None or math.isinf(tpot_target(tier_spec)[0]) else tpot_target(tier_spec)[0],
+            0.0 if tier_spec.itl_model is None else _stall_s(self._work(tier_spec.itl_model, workload)),
+            tier_spec.arrival_cv2,
+            tier_spec.gateways,
+        )
+
+    def averaged_model(self, model: StepModel, now_s: float) -> StepModel:
+        """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals
+        tell least of: models that agree on the work of a request swing by a quarter in it, within a minute or two."""
+        if self._averaged_model is None or now_s < self._averaged_model[1]:
+            self._averaged_model = now_s, now_s, model
+        since_s, until_s, mean = self._averaged_model
+        if now_s > until_s:
+            share = (now_s - until_s) / min(now_s - since_s, STEP_MODEL_MEMORY_S)
+            self._averaged_model = since_s, now_s, mean.interpolate(model, min(share, 1.0))
+        return self._averaged_model[2]
+
+    @property
+    def arrival_cv2(self) -> float:
+        """Of the gaps between arrivals, as the line has it; 1 while there is none."""
+        return 1.0 if self._capacity_inputs is None else self._capacity_inputs.arrival_cv2
+
+    def measured_arrival_cv2(self) -> float:
+        """The same as it is measured over seconds; samples are of arrivals, each with the work of the mix. The last
+        figure holds until it has moved by BUNCHED."""
+        if not isinstance(self.capacity, Unavailable) and self.forecast_state.last_sample_s is not None:
+            measured = arrival_dispersion(self.forecast_state.noise, self.capacity.request_gpu_s)
+            if abs(measured - self._arrival_cv2) > ARRIVAL_CV2_TOLERANCE * self._arrival_cv2:
+                self._arrival_cv2 = measured
+        return self._arrival_cv2
+
+    @property
+    def transfer(self) -> KvTransfer:
+        """What receiving KV costs; an engine that was watched while it received has it in its own steps already."""
+        if self.last_window is not None:
+            return KvTransfer(self.layers, self.block_tokens, step_factor=1.0)
+        return KvTransfer(self.layers, self.block_tokens)
+
+    def ttft_part_s(self, workload: Workload) -> float:
+        """What a mean request spends of its TTFT in this tier, for the other tier's sake."""
+        model = self.model
+        if model is None or self.limits is None:
+            return 0.0
+        if self.role is Role.DECODE:
+            post_s = workload.mean(self.transfer.post_s(workload.uncached_tokens))
+            return model.base_s + post_s
+        prefill = model.prefill_s(workload.uncached_tokens, workload.cached_tokens, self.limits.token_budget)
+        return (
+            workload.mean(prefill) + HTTP_OVERHEAD_S + HTTP_OVERHEAD_PER_TOKEN_S * workload.mean(workload.prompt_tokens)
+        )
+
+    def _work(self, model: StepModel, workload: Workload) -> TierWork:
+        if self.role is Role.DECODE:
+            return decode_tier(model, workload, self.transfer)
+        return serve_tier(model, workload)
+
+
+def _stall_s(work: TierWork) -> float:
+    return math.sqrt(work.workload.moment(work.stall_s, 2))
+
+
+def engine_key_of(engine_info: EngineInfo) -> EngineKey:
+    """What a calibration holds for, as far as the engine tells."""
+    config = engine_info.config or {}
+    model = " ".join(f"{name}={config[name]}" for name in _IDENTIFYING_FIELDS if name in config) or "model unknown"
+    return EngineKey(
+        model, engine_info.accelerator, f"{engine_info.gpus} GPUs", f"{engine_info.engine} {engine_info.engine_version}"
+    )
+
+
+def _infeasible(infeasible: Infeasible) -> Unavailable:
+    return Unavailable(f"no number of replicas meets the SLO or any looser one: limited by {infeasible.constraint}")
+
+
+def ttft_outside_tier_s(tiers: Sequence[TierState], tier: TierState, workload: Workload) -> float:
+    """What a mean request spends of its TTFT in the other tiers, seconds."""
+    return math.fsum(other.ttft_part_s(workload) for other in tiers if other is not tier)
+
+
+def without_kv_posting(windows: Sequence[WindowSums], post_share: float | Unavailable) -> list[WindowSums]:
+    """Windows of a decode engine with the time taken out in which it posted KV reads: that is reckoned apart."""
+    if isinstance(post_share, Unavailable) or not 0.0 < post_share < 1.0:
+        return list(windows)
+    lost_share = KvTransfer(1, 1).post_loss_share * post_share
+    return [replace(window, busy_s=window.busy_s * (1.0 - lost_share)) for window in windows]

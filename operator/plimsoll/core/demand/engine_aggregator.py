@@ -1,0 +1,272 @@
+"""Engine readings of one tier, aggregated.
+
+Problem: pods start, stop and miss scrapes, and each counts for itself. The sum or the mean over the pods that answered
+is not the tier's, and percentiles of pods cannot be combined.
+
+Idea: a pod keeps only its last reading. Its counter increases go into the tier's last minute, as sums and as one
+histogram. Gauges are summed over the existing pods, scaled up from those with a fresh reading.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from plimsoll.core.autoscaling.observations import LaggingSignals, scaled_sum
+from plimsoll.core.demand.busy_windows import ObservedStepTiming, OpenWindow
+from plimsoll.core.demand.completion_estimator import CompletionEstimator
+from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S, EngineInterval, engine_interval, is_fresh, is_newer
+from plimsoll.core.demand.histogram_percentile import percentile
+from plimsoll.core.demand.service_metrics import TierMetrics
+from plimsoll.core.demand.sliding_window import SLIDING_WINDOW_S, DecayingSum, SlidingWindow
+from plimsoll.core.engine_model.calibration.counter_window import WindowSums
+from plimsoll.core.engine_model.inter_token import ITL_SHARE
+from plimsoll.core.histogram import quantile, total_count
+from plimsoll.core.ports import BucketCounts, EngineReading
+from plimsoll.core.types import Role, Unavailable
+
+_MAX_WINDOWS: Final = 512  # busy windows kept until `collect`
+
+_NOT_REPORTED: Final = Unavailable("the engines do not tell")
+_NONE_COMPLETED: Final = Unavailable("no request ended in the last minute")
+_NO_INTER_TOKEN_TIMES: Final = Unavailable("no answer had a second token in the last minute")
+_NO_PODS: Final = Unavailable("the tier has no pods")
+_PREFILL_ONLY: Final = Unavailable("a prefill engine decodes nothing")
+_TTFT_OF_PREFILL_TIER: Final = Unavailable("the time to the first token is that of the prefill tier")
+
+
+class _MinuteTotals(NamedTuple):
+    """Counter increases of the tier's pods, each with the seconds in which it was observed."""
+
+    preemptions: float | None = None
+    preemptions_observed_s: float | None = None
+    post_s: float | None = None
+    post_observed_s: float | None = None
+    busy_steps: float | None = None
+    busy_s: float | None = None
+    tpot_s: BucketCounts | None = None
+    ttft_s: BucketCounts | None = None
+    itl_s: BucketCounts | None = None
+    completed: float | None = None
+
+
+class _StepTimingTotals(NamedTuple):
+    """Completed requests, the sum of their times per output token, and tokens and steps of running sequences."""
+
+    completed: float
+    tpot_s: float
+    generated_tokens: float
+    sequence_steps: float
+
+
+@dataclass(slots=True)
+class _PodState:
+    last_reading: EngineReading
+    open_window: OpenWindow = field(default_factory=OpenWindow)
+    completions: CompletionEstimator | None = None
+
+    def reset(self) -> None:
+        """Drop what was known before the last reading."""
+        self.open_window.restart(self.last_reading)
+        self.completions = None
+
+
+class EngineAggregator:
+    """Aggregates the engines of one role of one service."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._pods: dict[str, _PodState] = {}
+        self._last_minute: SlidingWindow[_MinuteTotals] = SlidingWindow()
+        self._step_timing_totals: DecayingSum[_StepTimingTotals] = DecayingSum(SLIDING_WINDOW_S, 0.0)
+        self._windows: deque[WindowSums] = deque(maxlen=_MAX_WINDOWS)
+
+    def observe(self, reading: EngineReading) -> EngineInterval | None:
+        """Return the engine's counter increases since its last reading; None where unknown or if this reading is not
+        new.
+
+        reading: an `answered` reading with a time.
+        """
+        pod = self._pods.get(reading.pod)
+        if pod is None:
+            self._evict_stale(reading.at_s, ())
+            pod = self._pods[reading.pod] = _PodState(reading)
+            pod.reset()
+            return None
+        if not is_newer(reading.at_s, pod.last_reading.at_s):
+            return None
+        previous, pod.last_reading = pod.last_reading, reading
+        interval = engine_interval(previous, reading)
+        if interval is None:
+            pod.reset()
+            return None
+        self._update_step_timing(interval, previous, reading)
+        step_timing = self._step_timing()
+        pod.completions = _updated_completions(pod.completions, previous.running, interval, step_timing)
+        window = pod.open_window.extend(previous, reading, interval, step_timing)
+        if window is not None:
+            self._windows.append(window)
+        self._last_minute.add(reading.at_s, _minute_totals(interval, window))
+        return interval
+
+    def completions(self, pod: str) -> CompletionEstimator | None:
+        """Completion estimator of an engine; None where its readings lack what the estimator needs."""
+        return self._pods[pod].completions
+
+    def collect(
+        self,
+        now_s: float,
+        pods: Collection[str],
+        share: float,
+        clients_ttft_s: float | Unavailable,
+        clients_e2e_s: float | Unavailable,
+    ) -> TierMetrics:
+        """Metrics of the tier at now_s. pods: the existing pods. share: the SLO percentile, 0 to 1.
+
+        Returns each busy window once: the next call returns only newer ones.
+        """
+        self._evict_stale(now_s, pods)
+        windows = tuple(self._windows)
+        self._windows.clear()
+        readings = [self._pods[name].last_reading if self._is_fresh(name, now_s) else None for name in pods]
+        fresh_readings = [reading for reading in readings if reading is not None]
+        if not fresh_readings:
+            unavailable = (
+                Unavailable(f"none of {len(pods)} pods has answered for {MAX_READING_GAP_S:.0f} s")
+                if pods
+                else _NO_PODS
+            )
+            return TierMetrics(
+                LaggingSignals(
+                    unavailable, unavailable, unavailable, unavailable, unavailable, unavailable, unavailable
+                ),
+                0.0 if pods else 1.0,
+                None,
+                windows,
+                in_flight=unavailable,
+                step_rate_per_s=unavailable,
+                kv_post_share=unavailable,
+            )
+        totals = self._last_minute.total(now_s) or _MinuteTotals()
+        return TierMetrics(
+            LaggingSignals(
+                tpot_s=_PREFILL_ONLY if self._role is Role.PREFILL else _percentile(totals.tpot_s, share),
+                ttft_s=self._ttft(totals, share, clients_ttft_s),
+                waiting=scaled_sum(
+                    [_NOT_REPORTED if reading is None else _reported(reading.waiting) for reading in readings]
+                )[0],
+                kv_used=max(
+                    (reading.kv_used for reading in fresh_readings if reading.kv_used is not None),
+                    default=_NOT_REPORTED,
+                ),
+                preemptions_per_s=_tier_rate(totals.preemptions, totals.preemptions_observed_s, len(pods)),
+                e2e_s=_PREFILL_ONLY if self._role is Role.PREFILL else clients_e2e_s,
+                itl_s=_PREFILL_ONLY if self._role is Role.PREFILL else _itl_percentile(totals.itl_s),
+            ),
+            coverage=len(fresh_readings) / len(readings),
+            age_s=max(max(0.0, now_s - reading.at_s) for reading in fresh_readings),
+            windows=windows,
+            in_flight=scaled_sum([_requests_in_engine(reading) for reading in fresh_readings])[0],
+            step_rate_per_s=_tier_rate(totals.busy_steps, totals.busy_s),
+            kv_post_share=_tier_rate(totals.post_s, totals.post_observed_s),
+            tpot_histogram=None if self._role is Role.PREFILL else totals.tpot_s,
+            completed=totals.completed or 0.0,
+        )
+
+    def _ttft(self, totals: _MinuteTotals, share: float, clients_ttft_s: float | Unavailable) -> float | Unavailable:
+        if self._role is Role.SERVE:
+            return clients_ttft_s
+        return _percentile(totals.ttft_s, share) if self._role is Role.PREFILL else _TTFT_OF_PREFILL_TIER
+
+    def _update_step_timing(self, interval: EngineInterval, previous: EngineReading, current: EngineReading) -> None:
+        if not previous.running or not current.running or interval.steps is None or interval.generated_tokens is None:
+            return
+        tpot = interval.tpot_s
+        running = (previous.running + current.running) / 2.0
+        completed, total_s = (0.0, 0.0) if tpot is None else (total_count(tpot), tpot.value_sum)
+        timing_totals = _StepTimingTotals(completed, total_s, interval.generated_tokens, running * interval.steps)
+        self._step_timing_totals.add(current.at_s, interval.seconds, timing_totals)
+
+    def _step_timing(self) -> ObservedStepTiming:
+        totals = self._step_timing_totals.sum
+        if totals is None:
+            return ObservedStepTiming()
+        return ObservedStepTiming(
+            totals.tpot_s / totals.completed if totals.completed > 0.0 else None,
+            totals.generated_tokens / totals.sequence_steps if totals.sequence_steps > 0.0 else None,
+        )
+
+    def _is_fresh(self, pod: str, now_s: float) -> bool:
+        state = self._pods.get(pod)
+        return state is not None and is_fresh(state.last_reading.at_s, now_s, MAX_READING_GAP_S)
+
+    def _evict_stale(self, now_s: float, pods: Collection[str]) -> None:
+        """Drop pods that neither exist nor have a recent reading."""
+        for name in [name for name in self._pods if name not in pods and not self._is_fresh(name, now_s)]:
+            del self._pods[name]
+
+
+def _minute_totals(interval: EngineInterval, window: WindowSums | None) -> _MinuteTotals:
+    seconds = interval.seconds
+    return _MinuteTotals(
+        preemptions=interval.preemptions,
+        preemptions_observed_s=None if interval.preemptions is None else seconds,
+        post_s=interval.post_s,
+        post_observed_s=None if interval.post_s is None else seconds,
+        busy_steps=None if window is None else window.steps,
+        busy_s=None if window is None else window.busy_s,
+        tpot_s=interval.tpot_s,
+        ttft_s=interval.ttft_s,
+        itl_s=interval.itl_s,
+        completed=None if interval.output_tokens is None else total_count(interval.output_tokens),
+    )
+
+
+def _updated_completions(
+    completions: CompletionEstimator | None,
+    running: float | None,
+    interval: EngineInterval,
+    step_timing: ObservedStepTiming,
+) -> CompletionEstimator | None:
+    """Advance the estimator by an interval, with the engine's steps as the clock. running: requests before the
+    interval.
+
+    Returns None where the interval lacks a needed figure.
+    """
+    if interval.steps is None or interval.ttft_s is None or running is None:
+        return None
+    completions = completions or CompletionEstimator(running)
+    completions.advance(interval.steps * step_timing.tokens_per_sequence_step, total_count(interval.ttft_s))
+    return completions
+
+
+def _requests_in_engine(reading: EngineReading) -> float | Unavailable:
+    return _NOT_REPORTED if reading.running is None else reading.running + (reading.waiting or 0.0)
+
+
+def _percentile(histogram: BucketCounts | None, share: float) -> float | Unavailable:
+    value = None if histogram is None else percentile(histogram, share)
+    return (_NOT_REPORTED if histogram is None else _NONE_COMPLETED) if value is None else value
+
+
+def _itl_percentile(histogram: BucketCounts | None) -> float | Unavailable:
+    """Percentile of ITL at ITL_SHARE, the one that an ITL target applies to.
+
+    Steps with and without a prefill form two modes, to which no single distribution fits. Gaps are therefore spread
+    evenly inside a bucket. In the first bucket the mean gives a better estimate.
+    """
+    uniform = None if histogram is None else quantile(histogram, ITL_SHARE)
+    if histogram is None or uniform is None:
+        return _NOT_REPORTED if histogram is None else _NO_INTER_TOKEN_TIMES
+    return uniform if uniform > histogram.edges[0] else percentile(histogram, ITL_SHARE) or uniform
+
+
+def _reported(value: float | None) -> float | Unavailable:
+    return _NOT_REPORTED if value is None else value
+
+
+def _tier_rate(amount: float | None, seconds: float | None, pod_count: int = 1) -> float | Unavailable:
+    """Rate of `pod_count` pods, from the pods that reported it."""
+    return _NOT_REPORTED if amount is None or not seconds else amount / seconds * pod_count

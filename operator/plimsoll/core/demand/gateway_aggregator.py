@@ -1,0 +1,181 @@
+"""Arrivals and their outcomes, aggregated over all gateways of a service.
+
+Problem: gateways start, restart, stop and go silent independently, and report at slightly different times. A sum of
+their last readings counts some moments twice and misses others. A difference of such sums is negative when a gateway
+stops.
+
+Idea: each gateway adds its own intervals to its pending sum. A sample is taken once every responding gateway has
+reported, and takes all pending sums, so nothing counts twice. A silent gateway is assumed to carry as much as the
+others, up to the last total at full coverage. If it died, the others already have its clients, and scaling up would
+double the demand. A gateway that has not reported yet, or has just restarted, carries nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from plimsoll.core.demand.counter_delta import (
+    MAX_READING_GAP_S,
+    ServiceInterval,
+    is_fresh,
+    is_newer,
+    is_valid_reading,
+    is_valid_time,
+    merge_intervals,
+    service_interval,
+)
+from plimsoll.core.demand.sliding_window import SlidingWindow
+from plimsoll.core.ports import ServiceReading
+from plimsoll.core.types import Unavailable
+
+GATEWAY_FRESH_S: Final = 5.0  # gateways are polled every second
+_MIN_INTERVAL_S: Final = 0.5  # too short an interval for a rate
+
+
+@dataclass(slots=True)
+class _GatewayState:
+    """last_reading: instance id, time and reading. pending: the interval since the last sample. is_restarted: it
+    (re)started since then.
+    """
+
+    last_reading: tuple[str, float, ServiceReading]
+    pending: ServiceInterval | None = None
+    is_restarted: bool = True
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether it has reported a rate since the last sample, or has restarted and has none yet."""
+        return self.is_restarted or (self.pending is not None and self.pending.seconds >= _MIN_INTERVAL_S)
+
+
+class GatewayGauges(NamedTuple):
+    """Current gauges of all gateways, as in `ServiceMetrics`."""
+
+    queued: float | Unavailable
+    queued_work_s: float | Unavailable
+    reserved_work_s: float | Unavailable
+    in_flight: float | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalSample:
+    """Mean rates (1/s) of all gateways since the sample before; taken at at_s."""
+
+    at_s: float
+    rate_per_s: float
+    succeeded_per_s: float
+    failed_per_s: float
+
+
+class GatewayAggregator:
+    """Aggregates the gateways of one service. on_interval: receives every interval of every gateway, with its end."""
+
+    def __init__(self, on_interval: Callable[[float, ServiceInterval], None] = lambda at_s, interval: None) -> None:
+        self._gateways: dict[str, _GatewayState] = {}
+        self._on_interval = on_interval
+        self._last_sample: ArrivalSample | None = None
+        self._full_coverage_per_s: float | None = None  # the last rate at full coverage
+        self.last_minute: SlidingWindow[ServiceInterval] = SlidingWindow()
+
+    def observe(self, gateway: str, instance_id: str, at_s: float, reading: ServiceReading) -> None:
+        """Add one reading; late or invalid readings are ignored."""
+        if not is_valid_time(at_s) or not is_valid_reading(reading):
+            return
+        state, current = self._gateways.get(gateway), (instance_id, at_s, reading)
+        if state is None:
+            self._evict_stale(at_s, ())
+            self._gateways[gateway] = _GatewayState(current)
+            return
+        if not is_newer(at_s, state.last_reading[1]):
+            return
+        interval, state.last_reading = service_interval(state.last_reading, current), current
+        if interval is None:
+            state.is_restarted = True
+            return
+        state.pending = interval if state.pending is None else merge_intervals(state.pending, interval)
+        self.last_minute.add(at_s, interval)
+        self._on_interval(at_s, interval)
+
+    def take_sample(self, now_s: float, gateways: Collection[str]) -> bool:
+        """Take a sample if one is due; return whether it was. gateways: the existing gateways."""
+        responding = self._responding(now_s, gateways)
+        if not responding or not all(gateway.has_reported for gateway in responding):
+            return False
+        silent_count = sum(name in self._gateways for name in gateways) - len(responding)
+        pending = [gateway.pending for gateway in responding if gateway.pending]
+        departed = [state.pending for name, state in self._gateways.items() if state.pending and name not in gateways]
+        for gateway in self._gateways.values():
+            gateway.pending, gateway.is_restarted = None, False
+        self._evict_stale(now_s, gateways)
+        if not pending and not departed:
+            return False
+        self._last_sample = self._scaled_sample(
+            now_s, pending + departed, len(responding) / (len(responding) + silent_count)
+        )
+        return True
+
+    def latest_sample(self, now_s: float) -> ArrivalSample | Unavailable:
+        """The last sample, `Unavailable` if there is none or it is too old."""
+        if self._last_sample is None:
+            return Unavailable("no gateway has answered twice yet")
+        if not is_fresh(self._last_sample.at_s, now_s, MAX_READING_GAP_S):
+            return Unavailable(f"the last known rate is {now_s - self._last_sample.at_s:.0f} s old")
+        return self._last_sample
+
+    def coverage(self, now_s: float, gateways: Collection[str]) -> float:
+        """Share of the gateways with a fresh reading; 0 without any."""
+        return len(self._responding(now_s, gateways)) / len(gateways) if gateways else 0.0
+
+    def age_s(self, now_s: float, gateways: Collection[str]) -> float | None:
+        """Age in seconds of the oldest fresh reading; None without any."""
+        return max(
+            (max(0.0, now_s - state.last_reading[1]) for state in self._responding(now_s, gateways)), default=None
+        )
+
+    def gauges(self, now_s: float, gateways: Collection[str]) -> GatewayGauges:
+        """Current gauges, scaled up to the silent gateways."""
+        readings = [gateway.last_reading[2] for gateway in self._responding(now_s, gateways)]
+        if not readings:
+            return GatewayGauges(*[Unavailable("no gateway answers")] * 4)
+        queued = queued_work_s = reserved_work_s = in_flight = 0.0
+        for reading in readings:
+            queued += reading.queued
+            queued_work_s += reading.queued_work_s
+            reserved_work_s += reading.reserved_work_s
+            in_flight += sum(reading.inflight.values())
+        scale_factor = len(gateways) / len(readings)
+        return GatewayGauges(
+            queued * scale_factor,
+            queued_work_s * scale_factor,
+            reserved_work_s * scale_factor,
+            in_flight * scale_factor,
+        )
+
+    def _responding(self, now_s: float, gateways: Collection[str]) -> list[_GatewayState]:
+        states = [self._gateways[name] for name in gateways if name in self._gateways]
+        return [gateway for gateway in states if is_fresh(gateway.last_reading[1], now_s, GATEWAY_FRESH_S)]
+
+    def _scaled_sample(self, now_s: float, intervals: Sequence[ServiceInterval], coverage: float) -> ArrivalSample:
+        known_per_s = math.fsum(_per_s(interval.arrivals, interval) for interval in intervals)
+        scaled_per_s = known_per_s / coverage
+        if coverage < 1.0 and self._full_coverage_per_s is not None:
+            scaled_per_s = max(known_per_s, min(scaled_per_s, self._full_coverage_per_s))
+        else:
+            self._full_coverage_per_s = scaled_per_s if coverage == 1.0 else None
+        factor = scaled_per_s / known_per_s if known_per_s > 0.0 else 1.0 / coverage
+        succeeded_per_s = math.fsum(_per_s(interval.succeeded, interval) for interval in intervals)
+        failed_per_s = math.fsum(_per_s(interval.failed, interval) for interval in intervals)
+        return ArrivalSample(now_s, scaled_per_s, succeeded_per_s * factor, failed_per_s * factor)
+
+    def _evict_stale(self, now_s: float, gateways: Collection[str]) -> None:
+        """Drop gateways that neither exist nor have a recent reading."""
+        for name in [name for name in self._gateways if name not in gateways]:
+            if not is_fresh(self._gateways[name].last_reading[1], now_s, MAX_READING_GAP_S):
+                del self._gateways[name]
+
+
+def _per_s(amount: float, interval: ServiceInterval) -> float:
+    return amount / max(interval.seconds, _MIN_INTERVAL_S)

@@ -1,0 +1,157 @@
+"""What the posterior answers: a mean model, a pessimistic one to size on, and whether anything is known at all.
+
+Problem: a mean hides how little it may rest on, and a fleet sized on it breaks its promise half of the time.
+
+Idea: size on a quantile of the posterior. It is wide until the data have spoken and closes in on the mean as they do,
+down to `MISFIT`, which no amount of data removes. Whoever shows the estimate shows `knowledge` beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from plimsoll.core.engine_model.calibration.counter_window import WindowSums
+from plimsoll.core.engine_model.calibration.posterior_model import (
+    Posterior,
+    coefficients,
+    count_identified_directions,
+    factor_moments,
+    information_matrix,
+    model_from_factors,
+    noise_variance,
+    regression,
+)
+from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason
+from plimsoll.core.engine_model.step_time import StepModel
+
+MODEL_MISFIT_SD: Final = 0.03  # what the linear step misses on real engines, whatever the amount of data
+
+_MIN_WINDOWS: Final = 10.0
+_MAX_NOISE_SD: Final = 0.12  # windows of one engine agree to 2 or 3 %, of replicas that differ by +-10 % to 10 %
+_MIN_LOAD_SD: Final = 0.03  # standard deviation of the base's share of a window's time
+_MAX_PARAMETER_SD: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationQuality:
+    """What the estimate rests on. All deviations are relative and without `MISFIT`.
+
+    words: for people; begins with "not known" unless `known`. base_sd, work_sd: of the two that stock counters can
+    tell, a step's base and the work beside it, at the mix seen; infinite before any window. noise_sd: of one window.
+    load_sd: of the base's share of a window's time, between windows. directions: combinations of coefficients that
+    the data tell, 2 for stock counters at a fixed mix. windows: in force.
+    """
+
+    sufficient: bool
+    message: str
+    base_sd: float
+    work_sd: float
+    noise_sd: float
+    load_sd: float
+    identified_directions: int
+    windows: float
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPrediction:
+    """Of one window, in seconds: its busy time, the standard deviation of that, and the part that is work.
+
+    rho = work_s / busy_s of an engine that never idles, and TPOT = base / (1 - rho).
+    """
+
+    busy_s: float
+    sd_s: float
+    work_s: float
+
+
+def mean_model(posterior: Posterior) -> StepModel:
+    """The mean of what is believed, nowhere faster than the floor. Size on `pessimistic`, not on this.
+
+    Where context sums were assumed, its base is told and the split of its work is still the prior's: ask `expectation`.
+    """
+    mean, _ = factor_moments(posterior)
+    return model_from_factors(posterior, mean)
+
+
+def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | None = None) -> StepModel:
+    """A model that with probability `quantile` is not faster than the truth.
+
+    Without `at` each coefficient is at its own quantile, which is safe for any load and dear for most. With `at` the
+    model is the one on the posterior's ellipsoid that is slowest for the load of that window, so its time for that
+    load is at the quantile (support function of an ellipsoid). Both contain `MISFIT`.
+    Raises ValueError for a quantile outside [0.5, 1), and for a window that is unusable or whose context sums are
+    absent: the doubt about assumed lengths cannot be put into a step model.
+    """
+    if not 0.5 <= quantile < 1:
+        raise ValueError(f"a pessimistic quantile is at least 0.5 and below 1, not {quantile}")
+    mean, covariance = factor_moments(posterior)
+    covariance = covariance + MODEL_MISFIT_SD**2 * np.outer(mean, mean)
+    z_score = NormalDist().inv_cdf(quantile)
+    if window is None:
+        return model_from_factors(posterior, mean + z_score * np.sqrt(np.diag(covariance)))
+    rejection = rejection_reason(posterior, window) or (None if window.is_exact else "its context sums are absent")
+    if rejection is not None:
+        raise ValueError(f"a window cannot be sized at: {rejection}")
+    rows, _, _ = regression(posterior.prior, [window])
+    direction = covariance @ rows[0]
+    return model_from_factors(posterior, mean + z_score * direction / math.sqrt(float(rows[0] @ direction)))
+
+
+def predict_window(posterior: Posterior, window: WindowSums) -> WindowPrediction:
+    """How long a window's work should take; its own busy_s plays no part.
+
+    Where lengths have to be assumed, this and its deviation hold for the mix that was learned: bare counters cannot
+    tell that another mix reads longer contexts. Raises ValueError for a window that cannot be used.
+    """
+    rejection = rejection_reason(posterior, window)
+    if rejection is not None:
+        raise ValueError(f"nothing can be expected of a window: {rejection}")
+    rows, ratios, _ = regression(posterior.prior, [window])
+    mean, covariance = factor_moments(posterior)
+    covariance = covariance + MODEL_MISFIT_SD**2 * np.outer(mean, mean)
+    unit_s = window.busy_s / float(ratios[0])  # the prior's time
+    busy_s = unit_s * float(rows[0] @ mean)
+    base_s = window.steps * float(coefficients(posterior.prior)[0] * mean[0])
+    return WindowPrediction(
+        busy_s, unit_s * math.sqrt(float(rows[0] @ covariance @ rows[0])), max(0.0, busy_s - base_s)
+    )
+
+
+def assess_quality(posterior: Posterior) -> CalibrationQuality:
+    """Whether base and work are known, and why not, in words."""
+    mean, covariance = factor_moments(posterior)
+    base_sd, work_sd, load_sd = math.inf, math.inf, 0.0
+    if posterior.weight > 0:
+        total = information_matrix(posterior) / posterior.weight
+        row = total[:, :6].sum(axis=1)  # shares sum to one, so this is the mean of x
+        prior = coefficients(posterior.prior)
+        work = row.copy()
+        work[0] = -row[1] * prior[0] / prior[1]  # the base of a step with prefill is no work, what it has beside is
+        work_part = float(work @ mean)
+        base_sd = math.sqrt(covariance[0, 0]) / float(mean[0])
+        work_sd = math.sqrt(float(work @ covariance @ work)) / work_part if work_part > 0 else math.inf
+        load_sd = math.sqrt(max(0.0, float(total[0, 0] - row[0] ** 2)))
+    noise_sd = math.sqrt(noise_variance(posterior))
+    insufficiency = _insufficiency(posterior.weight, noise_sd, load_sd, base_sd, work_sd)
+    message = insufficiency or f"base known within {base_sd:.1%}, work at this mix within {work_sd:.1%} (one deviation)"
+    directions = count_identified_directions(posterior)
+    return CalibrationQuality(
+        insufficiency is None, message, base_sd, work_sd, noise_sd, load_sd, directions, posterior.weight
+    )
+
+
+def _insufficiency(windows: float, noise_sd: float, load_sd: float, base_sd: float, work_sd: float) -> str | None:
+    if noise_sd > _MAX_NOISE_SD:
+        return f"not known: the windows disagree by {noise_sd:.0%} with any model"
+    if windows < _MIN_WINDOWS:
+        return f"not known: {windows:.0f} windows in force, {_MIN_WINDOWS:.0f} are needed"
+    if load_sd < _MIN_LOAD_SD:
+        return "not known: the load hardly varied, so a step's base and its work look alike"
+    if max(base_sd, work_sd) > _MAX_PARAMETER_SD:
+        return f"not known: base within {base_sd:.0%}, work within {work_sd:.0%} (one deviation)"
+    return None

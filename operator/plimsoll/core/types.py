@@ -1,0 +1,21 @@
+"""Types that every layer shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """The work of an engine. `SERVE` does both prefill and decode."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    SERVE = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The absence of a value, with its reason. It never counts as 0."""
+
+    reason: str

@@ -1,0 +1,132 @@
+"""The admission policy of a service, read from its InferenceService object.
+
+Problem: the gateway must serve every object in the API server, including one that a newer release wrote. Parsing a
+whole object costs a hundred times as much as a pick.
+
+Idea: one place parses an object, and only after it changes. A spec that cannot be parsed leaves the service without
+admission. The error is logged once and reported to the operator until it is fixed. If only `status.admission` cannot be
+parsed, the user's policy still applies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.publication import AdmissionLimits, from_dict
+from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.errors import InvalidSpec
+
+log = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+DEFAULT_CLASS: Final = "default"
+
+
+@dataclass(frozen=True)
+class AdmissionPolicy:
+    """The admission policy of one service.
+
+    `fallback` is the NAMESPACE/NAME of the service that receives requests which this one cannot serve. `max_queued` is
+    the number of requests that may wait at one gateway. `limits` are the operator's last published limits, None before
+    the first.
+    """
+
+    classes: tuple[ClassPolicy, ...]
+    tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
+    fallback: str | None = None
+    max_queued: int = 1000
+    limits: AdmissionLimits | None = None
+
+    @property
+    def has_cost_model(self) -> bool:
+        """Whether the published limits have a cost model that matches these classes."""
+        limits = self.limits
+        return (
+            limits is not None
+            and limits.cost_model is not None
+            and limits.classes == tuple(c.name for c in self.classes)
+        )
+
+    @cached_property
+    def default_class(self) -> ClassPolicy:
+        """The class of requests that name none: `default`, else the class with the lowest priority."""
+        named_default = (c for c in self.classes if c.name == DEFAULT_CLASS)
+        return next(named_default, None) or min(self.classes, key=lambda c: c.priority)
+
+    def class_of(self, name: bytes) -> ClassPolicy:
+        """Returns the class that a request's header names, else the default class."""
+        return self._by_header.get(name, self.default_class)
+
+    @cached_property
+    def _by_header(self) -> Mapping[bytes, ClassPolicy]:
+        return {c.name.encode(): c for c in self.classes}
+
+
+def read_policy(obj: Object) -> AdmissionPolicy | None:
+    """Returns the policy of a service without limits, or None if it has no classes. Raises InvalidSpec."""
+    service = parse({**obj, "status": {}})
+    if not service.classes:
+        return None
+    return AdmissionPolicy(
+        classes=service.classes,
+        tenants=service.tenants,
+        fallback=None if service.fallback is None else "/".join(service.fallback),
+        max_queued=0 if service.when_full == "Shed" else service.max_queued,
+    )
+
+
+def read_limits(obj: Object) -> AdmissionLimits | None:
+    """Returns the limits in `status.admission`, or None before the first. Raises ValueError."""
+    stored = (obj.get("status") or {}).get("admission")
+    return None if stored is None else from_dict(stored)
+
+
+class PolicyCache:
+    """The policies of all services. Each object is parsed once per version."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, tuple[Object, AdmissionPolicy | None]] = {}
+        self._errors: dict[str, str] = {}
+
+    def get(self, key: str, obj: Object) -> AdmissionPolicy | None:
+        """Returns the policy of an object. `key` is its NAMESPACE/NAME."""
+        cached = self._policies.get(key)
+        if cached is not None and cached[0] is obj:
+            return cached[1]
+        policy = self._read(key, obj)
+        if cached is not None and cached[1] == policy:
+            policy = cached[1]
+        self._policies[key] = obj, policy
+        return policy
+
+    def parse_error(self, key: str) -> str:
+        """Returns which part of the object cannot be parsed, and why. "" if all of it can."""
+        return self._errors.get(key, "")
+
+    def keep_only(self, keys: set[str]) -> None:
+        """Drop the policies of all other services."""
+        for removed in self._policies.keys() - keys:
+            del self._policies[removed]
+            self._errors.pop(removed, None)
+
+    def _read(self, key: str, obj: Object) -> AdmissionPolicy | None:
+        policy, part = None, "spec"
+        try:
+            policy, part = read_policy(obj), "status.admission"
+            if policy is not None:
+                policy = replace(policy, limits=read_limits(obj))
+        except (InvalidSpec, ValueError, TypeError, AttributeError) as error:
+            message = f"{part}: {error}"
+            if self._errors.get(key) != message:
+                log.warning("InferenceService %s has no admission: cannot parse %s", key, message)
+            self._errors[key] = message
+        else:
+            self._errors.pop(key, None)
+        return policy

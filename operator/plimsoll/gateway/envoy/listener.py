@@ -1,0 +1,343 @@
+"""Envoy's listener: which requests it accepts, in which form, and where it routes them.
+
+Problem: an engine serves more paths than the API, decodes paths leniently, reads bodies of any size and waits forever
+for incomplete ones. A client can send the gateway's internal headers.
+
+Idea: Envoy enforces all restrictions, so they do not depend on the picker. Routes match exact paths and methods. All
+else is rejected before the filter that buffers the body. Internal headers are stripped before routing. Sizes and times
+are limited. Only the two completion paths call the picker, and only they route to engines.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
+from plimsoll.gateway.settings import PickerSettings
+
+Json = dict[str, Any]
+
+TYPE_URL = "type.googleapis.com/envoy"
+COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
+MODELS_PATH = "/v1/models"
+STAT_PREFIX = "gateway"
+CHECK_PREFIX = "/check"  # prefix of the client's path in ext_authz checks
+MAX_ATTEMPTS = 3
+METADATA = "plimsoll"  # namespace of the cluster metadata
+
+# Request headers that ext_authz forwards to the picker.
+CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-request-id")
+# Headers of the picker's rejection that ext_authz forwards to the client.
+REJECTION_HEADERS = ("content-type", "retry-after", "x-should-retry", "x-plimsoll-reason", "x-plimsoll-eta")
+CORS = "envoy.filters.http.cors"
+CORS_EXPOSED = (*REJECTION_HEADERS[1:], "x-request-id")
+CORS_MAX_AGE = 600  # seconds for which a browser caches a preflight response
+
+ACCESS_LOG_FORMAT = {
+    "request_id": "%REQ(X-PLIMSOLL-REQUEST-ID)%",
+    "upstream": "%UPSTREAM_HOST%",
+    "cluster": "%UPSTREAM_CLUSTER%",
+    "status": "%RESPONSE_CODE%",
+    "flags": "%RESPONSE_FLAGS%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "ttft_us": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%",
+    "duration_us": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
+    "received_us": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:us)%",
+    "sent_bytes": "%BYTES_SENT%",
+    "client_request_id": "%REQ(X-REQUEST-ID):80%",
+}
+
+
+def listener_resource(settings: PickerSettings) -> Json:
+    """Returns the listener as an Envoy resource."""
+    return {
+        "name": "api",
+        "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
+        # Retries send the whole body again, so the buffer must hold a body of the maximum size.
+        "per_connection_buffer_limit_bytes": settings.max_body_bytes,
+        "filter_chains": [
+            {
+                "filters": [
+                    {
+                        "name": "envoy.filters.network.http_connection_manager",
+                        "typed_config": _http_connection_manager(settings),
+                    }
+                ]
+            }
+        ],
+    }
+
+
+def _http_connection_manager(settings: PickerSettings) -> Json:
+    return {
+        "@type": f"{TYPE_URL}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": STAT_PREFIX,
+        "codec_type": "AUTO",
+        "use_remote_address": True,
+        "server_header_transformation": "OVERWRITE",
+        "server_name": "plimsoll",
+        "generate_request_id": True,
+        "preserve_external_request_id": True,
+        "always_set_request_id_in_response": True,
+        "stream_idle_timeout": duration(settings.idle_timeout_seconds),
+        "request_headers_timeout": duration(settings.headers_timeout_seconds),
+        "request_timeout": duration(settings.body_timeout_seconds),
+        "common_http_protocol_options": {
+            "headers_with_underscores_action": "DROP_HEADER",
+            "idle_timeout": "3600s",
+            "max_headers_count": 100,
+        },
+        "http_protocol_options": {"override_stream_error_on_invalid_http_message": True},
+        "http2_protocol_options": {
+            "override_stream_error_on_invalid_http_message": True,
+            "max_concurrent_streams": 1000,
+            "initial_stream_window_size": 1 << 20,
+            "initial_connection_window_size": 16 << 20,
+        },
+        "normalize_path": True,
+        "merge_slashes": False,
+        # Clients escape the slash of the model NAMESPACE/NAME. Routes match the decoded path, as engines do.
+        "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
+        "early_header_mutation_extensions": [_header_mutation()],
+        "local_reply_config": local_reply_config(settings.max_body_bytes),
+        "route_config": {"name": "api", "virtual_hosts": [_host(settings)]},
+        "http_filters": [_cors(), _health(), _ext_authz_filter(settings), _fail_open_filter(), _router_filter()],
+        "access_log": [_access_log(settings)],
+    }
+
+
+def duration(value: float) -> str:
+    """Returns seconds in the JSON format of a protobuf duration."""
+    return f"{value:.3f}s"
+
+
+def _header_mutation() -> Json:
+    """Strip the internal headers of the gateway and Envoy from client requests, and set a request ID."""
+    request_id = {"key": "x-plimsoll-request-id", "value": "%UNIQUE_ID%"}
+    return {
+        "name": "envoy.http.early_header_mutation.header_mutation",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+            "mutations": [
+                {"remove_on_match": {"key_matcher": {"prefix": "x-plimsoll-"}}},
+                {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
+                {"remove": "x-data-parallel-rank"},
+                {"append": {"header": request_id, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
+            ],
+        },
+    }
+
+
+def _host(settings: PickerSettings) -> Json:
+    origins = [{"safe_regex": {"regex": ".+"}} if o == "*" else {"exact": o} for o in settings.cors_origins]
+    host: Json = {"name": "api", "domains": ["*"], "routes": _routes(origins)}
+    if origins:
+        host["typed_per_filter_config"] = {CORS: _policy(origins)}
+    return host
+
+
+def _policy(origins: list[Json]) -> Json:
+    """Returns a CORS policy for these origins. It never allows browser credentials; a script sends its API key."""
+    return {
+        "@type": f"{TYPE_URL}.extensions.filters.http.cors.v3.CorsPolicy",
+        "allow_origin_string_match": origins,
+        "allow_methods": "GET, POST",
+        "allow_headers": "authorization, *",  # the wildcard does not cover this one
+        "expose_headers": ",".join(CORS_EXPOSED),
+        "max_age": str(CORS_MAX_AGE),
+    }
+
+
+def _routes(origins: list[Json]) -> list[Json]:
+    """Returns all routes. The CORS filter responds to preflights from `origins`."""
+    routes = [_connect_route(), _two_hosts()]
+    # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
+    routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
+    routes += [_direct_response(_preflight({"present_match": True}), 403)]
+    for path in COMPLETION_PATHS:
+        routes += [
+            _compressed(path),
+            _reply_route(path),
+            _engine_route(path),
+            _direct_response({"path": path}, 405, allow="POST"),
+        ]
+    for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
+        routes += [_models_route(match), _direct_response(match, 405, allow="GET")]
+    routes += [_direct_response({"path": HEALTH}, 405, allow="GET, HEAD"), _direct_response({"prefix": "/"}, 404)]
+    return routes
+
+
+def _method(name: str) -> Json:
+    return {"name": ":method", "string_match": {"exact": name}}
+
+
+def _connect_route() -> Json:
+    """Reject CONNECT: it would hang in the filter that buffers the body."""
+    return _direct_response({"connect_matcher": {}}, 403)
+
+
+def _direct_response(match: Json, status: int, **headers: str) -> Json:
+    """Returns a route that responds itself. `headers` are response headers, with _ for -."""
+    added = [{"header": {"key": key.replace("_", "-"), "value": value}} for key, value in headers.items()]
+    return {"match": match, "direct_response": {"status": status}, "response_headers_to_add": added}
+
+
+def _two_hosts() -> Json:
+    """Reject several Host headers: Envoy joins their values by a comma, which no host contains."""
+    return _direct_response(
+        {"prefix": "/", "headers": [{"name": ":authority", "string_match": {"contains": ","}}]}, 400
+    )
+
+
+def _preflight(origin: Json) -> Json:
+    """Matches CORS preflights whose origin matches."""
+    asked = {"name": "access-control-request-method", "present_match": True}
+    return {"prefix": "/v1/", "headers": [_method("OPTIONS"), {"name": "origin", **origin}, asked]}
+
+
+def _compressed(path: str) -> Json:
+    plain = {"string_match": {"exact": "identity", "ignore_case": True}}
+    coding = {"name": "content-encoding", **plain, "invert_match": True}
+    present = {"name": "content-encoding", "present_match": True}
+    return _direct_response(
+        {"path": path, "headers": [_method("POST"), present, coding]}, 415, accept_encoding="identity"
+    )
+
+
+def _models_route(match: Json) -> Json:
+    return {
+        "match": {**match, "headers": [_method("GET")]},
+        "route": {"cluster": "picker", "timeout": "5s"},
+    }
+
+
+def _reply_route(path: str) -> Json:
+    """Route 503 and 504 rejections of the picker, which an ext_authz response cannot carry."""
+    return {
+        "match": {
+            "path": path,
+            "headers": [_method("POST"), {"name": "x-plimsoll-error-response", "present_match": True}],
+        },
+        "route": {"cluster": "picker", "timeout": "5s"},
+    }
+
+
+def _engine_route(path: str) -> Json:
+    return {
+        "match": {"path": path, "headers": [_method("POST")]},
+        "request_headers_to_add": [_own_model()],
+        "route": {
+            "cluster_header": "x-plimsoll-cluster",
+            "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
+            "timeout": "0s",
+            "retry_policy": {
+                # Never by status: only a response that the engine's middleware marks is safe to retry.
+                "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-headers",
+                "retriable_headers": [{"name": "x-plimsoll-retry", "string_match": {"exact": "1"}}],
+                "num_retries": MAX_ATTEMPTS - 1,
+                "retry_host_predicate": [
+                    {
+                        "name": "envoy.retry_host_predicates.previous_hosts",
+                        "typed_config": {
+                            "@type": f"{TYPE_URL}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                        },
+                    }
+                ],
+                "host_selection_retry_max_attempts": 5,
+            },
+        },
+        "typed_per_filter_config": {
+            "envoy.filters.http.ext_authz": {
+                "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute",
+                "check_settings": {},
+            }
+        },
+    }
+
+
+def _own_model() -> Json:
+    """Set the model name that the engines of a cluster use, whatever name the client sent."""
+    header = {"key": "x-plimsoll-model", "value": f"%CLUSTER_METADATA({METADATA}:service)%"}
+    return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _cors() -> Json:
+    """The CORS filter. It does nothing unless the virtual host has a CORS policy."""
+    return {"name": CORS, "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.http.cors.v3.Cors"}}
+
+
+def _health() -> Json:
+    """The health check for load balancers: 200 while this gateway serves, with or without its picker."""
+    path = {"name": ":path", "string_match": {"safe_regex": {"regex": rf"{HEALTH}(\?.*)?"}}}
+    method = {"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}
+    return {
+        "name": "envoy.filters.http.health_check",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.filters.http.health_check.v3.HealthCheck",
+            "pass_through_mode": False,
+            "headers": [path, method],
+        },
+    }
+
+
+def _ext_authz_filter(settings: PickerSettings) -> Json:
+    return {
+        "name": "envoy.filters.http.ext_authz",
+        "disabled": True,  # routes to engines enable it; no other route buffers the body
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthz",
+            "transport_api_version": "V3",
+            "failure_mode_allow": True,
+            "failure_mode_allow_header_add": True,
+            "clear_route_cache": True,
+            "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
+            "http_service": {
+                "server_uri": {
+                    "uri": "http://picker",
+                    "cluster": "picker",
+                    "timeout": duration(settings.pick_timeout_seconds),
+                },
+                "path_prefix": CHECK_PREFIX,
+                "authorization_response": {
+                    "allowed_upstream_headers": {"patterns": [{"prefix": "x-plimsoll-"}]},
+                    "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
+                },
+            },
+            "allowed_headers": {
+                "patterns": [
+                    {"exact": name} for name in (*CHECK_HEADERS, settings.class_header, settings.tenant_header)
+                ]
+            },
+        },
+    }
+
+
+def _fail_open_filter() -> Json:
+    source = files("plimsoll.gateway").joinpath("failopen.lua").read_text()
+    return {
+        "name": "envoy.filters.http.lua",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.filters.http.lua.v3.Lua",
+            "default_source_code": {"inline_string": source},
+        },
+    }
+
+
+def _router_filter() -> Json:
+    return {
+        "name": "envoy.filters.http.router",
+        "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.http.router.v3.Router"},
+    }
+
+
+def _access_log(settings: PickerSettings) -> Json:
+    return {
+        "name": "envoy.access_loggers.file",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.access_loggers.file.v3.FileAccessLog",
+            "path": str(settings.fifo),
+            "log_format": {"json_format": ACCESS_LOG_FORMAT},
+        },
+    }

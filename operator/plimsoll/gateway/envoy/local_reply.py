@@ -1,0 +1,158 @@
+"""Envoy's local replies, as OpenAI error bodies with messages that a client can act on.
+
+Problem: Envoy itself responds to a bad path, a body that is too large, or an unreachable engine. Such a local reply has
+an empty or plain text body and no `Retry-After`, and most carry no response flag.
+
+Idea: one mapper per status sets the message, the error type and the headers. Rejections by the picker through ext_authz
+(flag UAEX) match first and pass unchanged. A cluster at its request limit (flag UO) occurs only while the picker does
+not respond, so its rejections look like the picker's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LocalReply:
+    """The error body of one status.
+
+    `message` may hold Envoy format commands. `code` is also the value of `x-plimsoll-reason`.
+    """
+
+    message: str
+    code: str
+    retry_after: int | None = None  # seconds; None if a retry does not help
+
+
+UNCHANGED_BODY = "%LOCAL_REPLY_BODY%"
+
+REPLIES = {
+    400: LocalReply("The request is not valid HTTP (%RESPONSE_CODE_DETAILS%).", "bad_request"),
+    403: LocalReply(
+        "This gateway does not support protocol upgrades or CONNECT tunnels. Send a plain HTTP request.", "forbidden"
+    ),
+    404: LocalReply(
+        "Unknown path. This gateway serves /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and"
+        " /health.",
+        "unknown_path",
+    ),
+    405: LocalReply(
+        "This path does not accept the method %REQ(:METHOD):20%. Use %RESP(ALLOW)%.",
+        "method_not_allowed",
+    ),
+    408: LocalReply(
+        "The client did not send the complete request in time (%RESPONSE_CODE_DETAILS%).", "request_timeout"
+    ),
+    413: LocalReply(
+        "The request body is larger than the limit of {max_body_bytes} bytes (chart value gateway.maxBodyBytes). Send a"
+        " smaller body.",
+        "body_too_large",
+    ),
+    415: LocalReply(
+        "This gateway does not accept a compressed request body (Content-Encoding: %REQ(CONTENT-ENCODING):40%). Send"
+        " the body without compression and without that header.",
+        "compressed_body",
+    ),
+    426: LocalReply(
+        "This gateway does not support the HTTP version of the request. Use HTTP/1.1 or HTTP/2.", "http_version"
+    ),
+    431: LocalReply(
+        "The request headers are larger than the limit of this gateway. Send fewer or shorter headers.",
+        "headers_too_large",
+    ),
+    500: LocalReply("The gateway failed with an internal error (%RESPONSE_CODE_DETAILS%).", "gateway_error"),
+    501: LocalReply(
+        "This gateway does not support the transfer encoding of the request. Use Content-Length or chunked encoding.",
+        "not_implemented",
+    ),
+    502: LocalReply("The engine's response is not valid HTTP (%RESPONSE_CODE_DETAILS%).", "bad_gateway"),
+    503: LocalReply("No engine accepted the request (%RESPONSE_CODE_DETAILS%). Try again in 1 s.", "unavailable", 1),
+    504: LocalReply("The engine did not respond in time (%RESPONSE_CODE_DETAILS%).", "timeout"),
+}
+
+OVERLOADED_STATUS = 429
+OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
+HEALTH = "/health"
+TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
+DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
+PREFLIGHT = LocalReply(
+    "The origin %REQ(ORIGIN):200% must not use this gateway from a browser: the chart value"
+    " gateway.corsAllowedOrigins does not list it. Add it there, or send the request from a server.",
+    "origin_not_allowed",
+)
+DEFAULT_REPLY = LocalReply("The gateway rejected the request (%RESPONSE_CODE_DETAILS%).", "gateway_error")
+
+
+def local_reply_config(max_body_bytes: int) -> Json:
+    """The `local_reply_config` of the HTTP connection manager."""
+    large = REPLIES[413]
+    large = replace(large, message=large.message.format(max_body_bytes=max_body_bytes))
+    return {
+        "mappers": [
+            _picker_mapper(),
+            _mapper(_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
+            _mapper(_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
+            _mapper(_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
+            _mapper(_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
+            _mapper(_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY) | {"status_code": OVERLOADED_STATUS},
+            *(
+                _mapper(_status_filter("EQ", status), status, reply)
+                for status, reply in (REPLIES | {413: large}).items()
+            ),
+            _mapper(_status_filter("GE", 400), 400, DEFAULT_REPLY),
+        ]
+    }
+
+
+def _picker_mapper() -> Json:
+    return {
+        "filter": _flag_filter("UAEX"),
+        "body_format_override": {
+            "text_format_source": {"inline_string": UNCHANGED_BODY},
+            "content_type": "application/json",
+        },
+    }
+
+
+def _flag_filter(*flags: str) -> Json:
+    """Matches replies that have any of these response flags."""
+    return {"response_flag_filter": {"flags": list(flags)}}
+
+
+def _status_filter(comparison: str, status: int) -> Json:
+    value = {"default_value": status, "runtime_key": f"plimsoll.reply.{comparison}.{status}"}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
+
+
+def _request(header: str, match: Json) -> Json:
+    """Matches replies to requests whose header matches."""
+    return {"header_filter": {"header": {"name": header, "string_match": match}}}
+
+
+def _both(*filters: Json) -> Json:
+    return {"and_filter": {"filters": list(filters)}}
+
+
+def _mapper(reply_filter: Json, status: int, reply: LocalReply) -> Json:
+    error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    retry_header = ("x-should-retry", "false") if reply.retry_after is None else ("retry-after", str(reply.retry_after))
+    return {
+        "filter": reply_filter,
+        "headers_to_add": [_header(*retry_header), _header("x-plimsoll-reason", reply.code)],
+        "body_format_override": _body(reply.message, error_type, reply.code),
+    }
+
+
+def _header(key: str, value: str) -> Json:
+    return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _body(message: str, error_type: str, code: str) -> Json:
+    return {
+        "json_format": {"error": {"message": message, "type": error_type, "param": None, "code": code}},
+        "content_type": "application/json",
+    }

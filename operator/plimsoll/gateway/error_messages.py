@@ -1,0 +1,93 @@
+"""Error messages for clients whose request the gateway rejects."""
+
+from __future__ import annotations
+
+from plimsoll.core.admission.cost_model import EngineCostModel
+from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome
+from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.request_context import RequestContext
+
+_REASON_BY_OUTCOME = {
+    AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
+    AdmissionOutcome.SHED_STARTING: RejectionReason.MODEL_STARTING,
+    AdmissionOutcome.SHED_QUOTA: RejectionReason.QUOTA_EXCEEDED,
+    AdmissionOutcome.SHED_DEADLINE: RejectionReason.DEADLINE,
+    AdmissionOutcome.SHED_NO_CAPACITY: RejectionReason.NO_ENDPOINT,
+}
+
+
+def admission_rejection(
+    ctx: RequestContext, decision: AdmissionDecision, ready_engines: int, cost_model: EngineCostModel | None, now: float
+) -> Rejection:
+    """Returns the rejection that a client receives for an admission decision other than Admitted.
+
+    `ready_engines` counts the ready engines of the service. `cost_model` is given only if no engine can hold the
+    request.
+    """
+    if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
+        return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
+    retry = decision.retry or NO_RETRY
+    message = _message(ctx, decision.outcome, ready_engines, now)
+    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=retry.eta_s, retryable=retry.retryable)
+
+
+def too_long(model: str, tokens: int, context: int) -> Rejection:
+    """Returns the rejection of a prompt that no engine can hold.
+
+    `tokens` is the estimated prompt length. `context` is an upper bound on the tokens of one sequence.
+    LiteLLM detects this error by "This model's maximum context length is", LangChain by "prompt is too long".
+    """
+    message = (
+        f"The prompt is too long for model '{model}': it has about {tokens} tokens (estimated from its size in bytes)."
+        f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
+    )
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message)
+
+
+def too_many(model: str, sequences: int, n: int, limit: int) -> Rejection:
+    """Returns the rejection of a request that has more sequences than any engine accepts.
+
+    `sequences` is `n` times the number of prompts.
+    """
+    prompts = sequences // n
+    if prompts == 1:
+        problem, action = f"The field 'n' is {n}", f"Lower 'n' to at most {limit}."
+    elif n == 1:
+        problem, action = f"The field 'prompt' has {prompts} prompts", f"Send at most {limit} prompts in one request."
+    else:
+        problem = f"The field 'n' is {n} and the field 'prompt' has {prompts} prompts, {sequences} sequences in total"
+        action = "Lower 'n' or send fewer prompts in one request."
+    message = f"{problem}, but an engine of model '{model}' accepts at most {limit} sequences per request. {action}"
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="prompt" if n == 1 else "n")
+
+
+def no_endpoint(model: str, reachable: bool) -> Rejection:
+    """Returns the rejection of a request for which the picker finds no engine.
+
+    `reachable` is true if engines are ready but Envoy cannot reach them.
+    """
+    model = model[:200]
+    if reachable:
+        return Rejection(RejectionReason.NO_ENDPOINT, f"The gateway cannot reach any ready engine of model '{model}'.")
+    return Rejection(RejectionReason.MODEL_STARTING, f"Model '{model}' is starting: none of its engines is ready yet.")
+
+
+def model_not_found(model: str) -> Rejection:
+    """Returns the rejection of a request whose model name belongs to no service."""
+    message = f"The model '{model[:200]}' does not exist. GET /v1/models lists the available models."
+    return Rejection(RejectionReason.MODEL_NOT_FOUND, message, param="model")
+
+
+def _message(ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int, now: float) -> str:
+    model = ctx.model
+    if outcome is AdmissionOutcome.SHED_SATURATED:
+        load = "its one ready engine" if ready_engines == 1 else f"its {ready_engines} ready engines"
+        return f"Model '{model}' is at capacity: {load} cannot serve another request within the SLO."
+    if outcome is AdmissionOutcome.SHED_QUOTA:
+        return f"Tenant '{ctx.tenant}' has exceeded its quota for model '{model}'."
+    if outcome is AdmissionOutcome.SHED_DEADLINE:
+        waited_s = now - ctx.arrived_s
+        return f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time. Send it again later."
+    if outcome is AdmissionOutcome.SHED_STARTING:
+        return no_endpoint(model, False).message
+    return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."

@@ -1,0 +1,140 @@
+"""The closed set of the picker's rejections, each with its status, OpenAI error body and retry headers.
+
+Problem: SDKs decide by response headers whether and when they retry. One SDK ignores a `Retry-After` above 60 s and
+retries after 0.4 s. All SDKs retry a 504 at once. Without any header they retry within a second.
+
+Idea: every 429, 503 and 504 carries `Retry-After` of at most 60 s or `x-should-retry: false`, and the estimated time
+in `x-plimsoll-eta`. Every other 4xx carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504,
+because Envoy would count it as a failure of the picker. Such a rejection travels in a header to the picker's own
+listener, which writes the response.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+import msgspec
+import orjson
+
+MAX_RETRY_AFTER = 60  # seconds; what every SDK honours
+MAX_RETRY_ETA = 120  # seconds; the client waits `MAX_RETRY_AFTER` first and then the rest
+UNKNOWN_RETRY_AFTER = (10, 30)  # seconds; spread, so that clients do not all retry at once
+
+
+class RejectionReason(StrEnum):
+    """Why a request is rejected. The value is the error's `code` and the `x-plimsoll-reason` header."""
+
+    INVALID_JSON = "invalid_json"
+    INVALID_ENCODING = "invalid_encoding"
+    DUPLICATE_KEY = "duplicate_key"
+    MODEL_REQUIRED = "model_required"
+    MODEL_NOT_FOUND = "model_not_found"
+    BODY_TOO_LARGE = "body_too_large"
+    REQUEST_TOO_LARGE = "request_too_large"
+    OVERLOADED = "overloaded"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    MODEL_STARTING = "model_starting"
+    NO_ENDPOINT = "no_endpoint"
+    GATEWAY_BUSY = "gateway_busy"
+    DEADLINE = "deadline_exceeded"
+
+
+STATUS_BY_REASON = {
+    RejectionReason.INVALID_JSON: 400,
+    RejectionReason.INVALID_ENCODING: 400,
+    RejectionReason.DUPLICATE_KEY: 400,
+    RejectionReason.MODEL_REQUIRED: 400,
+    RejectionReason.MODEL_NOT_FOUND: 404,
+    RejectionReason.BODY_TOO_LARGE: 413,
+    RejectionReason.REQUEST_TOO_LARGE: 400,
+    RejectionReason.OVERLOADED: 429,
+    RejectionReason.QUOTA_EXCEEDED: 429,
+    RejectionReason.MODEL_STARTING: 503,
+    RejectionReason.NO_ENDPOINT: 503,
+    RejectionReason.GATEWAY_BUSY: 503,
+    RejectionReason.DEADLINE: 504,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One rejection.
+
+    `param` names the invalid field of the request body. `eta_seconds` is the estimated time until the request can
+    succeed, None if unknown. `retryable` is False if the client must not retry, whatever the status.
+    """
+
+    reason: RejectionReason
+    message: str
+    param: str | None = None
+    eta_seconds: float | None = None
+    retryable: bool = True
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """A rejection as an HTTP response."""
+
+    status: int
+    headers: dict[str, str]
+    error: dict[str, str | None]
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps({"error": self.error})
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """The value of `Retry-After` in seconds. None if the response says not to retry."""
+        value = self.headers.get("retry-after")
+        return None if value is None else float(value)
+
+    @property
+    def fits_ext_authz(self) -> bool:
+        """Whether an ext_authz response can carry it. Envoy would count a 5xx there as a failure of the picker."""
+        return self.status < 500
+
+
+def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
+    """Returns status, headers and error body of a rejection."""
+    status = STATUS_BY_REASON[rejection.reason]
+    headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value}
+    if status in (429, 503, 504) and rejection.eta_seconds is not None:
+        headers["x-plimsoll-eta"] = str(math.ceil(rejection.eta_seconds))
+    retry_after = _retry_after(status, rejection.eta_seconds, random) if rejection.retryable else None
+    message = rejection.message
+    if retry_after is None:
+        headers["x-should-retry"] = "false"
+    else:
+        headers["retry-after"] = str(retry_after)
+        message += f" Try again in {retry_after} s."
+    error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
+    return ErrorResponse(status, headers, error)
+
+
+def _retry_after(status: int, eta_seconds: float | None, random: Random) -> int | None:
+    """Returns the seconds for `Retry-After`, or None if the client must not retry."""
+    if status not in (429, 503):
+        return None
+    if eta_seconds is None:
+        return random.randint(*UNKNOWN_RETRY_AFTER)
+    if eta_seconds > MAX_RETRY_ETA:
+        return None
+    return min(MAX_RETRY_AFTER, max(1, math.ceil(eta_seconds)))
+
+
+def to_header(response: ErrorResponse) -> str:
+    """Returns the value of `x-plimsoll-error-response` for a response."""
+    return base64.b64encode(msgspec.json.encode(response)).decode()
+
+
+def from_header(value: str) -> ErrorResponse:
+    """Returns the response in `x-plimsoll-error-response`. Raises ValueError for a value not made by `to_header`."""
+    try:
+        return msgspec.json.decode(base64.b64decode(value, validate=True), type=ErrorResponse)
+    except ValueError as error:
+        raise ValueError(f"x-plimsoll-error-response is not an error response of the picker: {error}") from error

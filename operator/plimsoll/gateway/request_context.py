@@ -1,0 +1,108 @@
+"""The context of one request at the gateway, from arrival to response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from plimsoll.core.admission.request import AdmissionRequest
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.request_parser import CompletionRequest
+
+MAX_TENANT_BYTES = 64  # a longer tenant name is truncated
+MAX_MODEL_LENGTH = 200  # characters of a model name in a message
+MAX_IDEMPOTENCY_KEY_BYTES = 255  # a longer key is ignored
+
+RETRY_COUNT_HEADER = b"x-stainless-retry-count"
+IDEMPOTENCY_KEY_HEADER = b"idempotency-key"
+REQUEST_ID_HEADER = b"x-plimsoll-request-id"
+
+_MAX_REQUEST_ID_BYTES = 64
+
+
+@dataclass(frozen=True)
+class HeaderNames:
+    """Names of the headers for a request's class and tenant, in lower case."""
+
+    request_class: bytes = b"x-gateway-inference-objective"
+    tenant: bytes = b"x-gateway-inference-fairness-id"
+
+
+class RequestContext(msgspec.Struct, eq=False):
+    """The state of one request. `arrived_s` is in monotonic seconds.
+
+    `model` is the name that the client sent. For `prompt`, `max_tokens`, `stream` and `n` see `CompletionRequest`.
+    `service` is the key of the service that the client named. `target_service` is the one that handles the request now:
+    the same or its fallback. `fallback` is the key of the service that may still take it. `request_class` and `tenant`
+    are unvalidated header values. `block_hashes` identify the prompt's prefix. `is_retry` is true if an earlier attempt
+    was rejected. `admission_request` is the request as submitted to the target service. `response` is set while the
+    request is queued.
+    """
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    max_tokens: int | None
+    stream: bool
+    service: str
+    target_service: str
+    request_class: bytes
+    tenant: str
+    body_digest: int
+    body_bytes: int
+    idempotency_key: str | None
+    arrived_s: float
+    n: int = 1
+    block_hashes: tuple[int, ...] = ()
+    fallback: str | None = None
+    is_retry: bool = False
+    admission_request: AdmissionRequest | None = None
+    response: asyncio.Future[bytes] | None = None
+
+    @property
+    def retry_key(self) -> tuple[str, int]:
+        """The key that identifies the client's retries."""
+        return self.tenant, self.body_digest
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.target_service != self.service
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """Returns the request ID that Envoy set, or None if it is missing or invalid."""
+    value = headers.get(REQUEST_ID_HEADER, b"")
+    return value.decode() if 0 < len(value) <= _MAX_REQUEST_ID_BYTES and value.isascii() else None
+
+
+def new_context(
+    request_id: str,
+    parsed: CompletionRequest,
+    service: str,
+    body_digest: int,
+    body_bytes: int,
+    headers: Mapping[bytes, bytes],
+    names: HeaderNames,
+    now: float,
+) -> RequestContext:
+    """Returns the context of a new request for an existing service."""
+    key = headers.get(IDEMPOTENCY_KEY_HEADER, b"")
+    return RequestContext(  # positional: keyword arguments cost 1 us
+        request_id,
+        parsed.model[:MAX_MODEL_LENGTH],
+        parsed.prompt,
+        parsed.max_tokens,
+        parsed.stream,
+        service,
+        service,
+        headers.get(names.request_class, b""),
+        headers.get(names.tenant, b"")[:MAX_TENANT_BYTES].decode("ascii", "replace"),
+        body_digest,
+        body_bytes,
+        key.decode("ascii", "replace") if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_BYTES else None,
+        now,
+        parsed.n,
+    )

@@ -1,0 +1,148 @@
+"""Request counters of one service since this picker started, for `/signals` and `/metrics`.
+
+A Prometheus counter costs more than the event that it counts, so `/metrics` is updated only when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import Counter as Counted
+
+from plimsoll.core import histogram
+from plimsoll.core.admission.request import AdmissionOutcome
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.core.slo import Deadlines
+from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
+from plimsoll.gateway.errors import RejectionReason
+from plimsoll.telemetry import metrics
+
+
+class RequestStats:
+    """Counters of one service. Service "" counts rejections of requests that name no known service."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self.arrivals = 0  # first attempts only: retries are no new demand
+        self.arrival_tokens = 0  # prompt tokens times sequences
+        self.retries = 0
+        self.completed: Counter[RequestOutcome] = Counter()
+        self.rejections: Counter[RejectionReason] = Counter()
+        self.admission_outcomes: Counter[AdmissionOutcome] = Counter()
+        self.ttft: Counter[int] = Counter()  # by bucket index of LATENCY_EDGES_S
+        self.ttft_sum_s = 0.0
+        self.e2e: Counter[int] = Counter()
+        self.e2e_sum_s = 0.0
+        self.assessed = self.missed = self.missed_ttft = self.missed_e2e = 0  # responses with an SLO
+        self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
+        self.remote_prefills = 0
+        self.local_prefills = 0
+        self._first_counter = metrics.GATEWAY_ARRIVED.labels(service, "first")
+        self._retry_counter = metrics.GATEWAY_ARRIVED.labels(service, "retry")
+        self._remote_counter = metrics.GATEWAY_PREFILLS.labels(service, "remote")
+        self._local_counter = metrics.GATEWAY_PREFILLS.labels(service, "local")
+        self._exported: dict[Counted, int] = {}
+        self._completed_counters = {
+            outcome: metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
+        }
+        self._ttft_histogram = metrics.GATEWAY_TTFT.labels(service)
+        self._duration_histogram = metrics.GATEWAY_DURATION.labels(service)
+
+    def record_arrival(self, prompt: Prompt, *, retry: bool) -> None:
+        """Count a request for this service, whatever its outcome."""
+        if retry:
+            self.retries += 1
+        else:
+            self.arrivals += 1
+            self.arrival_tokens += prompt.tokens * prompt.sequences
+
+    def record_prefill(self, *, remote: bool) -> None:
+        if remote:
+            self.remote_prefills += 1
+        else:
+            self.local_prefills += 1
+
+    def record_rejection(self, reason: RejectionReason) -> None:
+        self.rejections[reason] += 1
+
+    def record_outcome(self, outcome: AdmissionOutcome) -> None:
+        """Count an admission outcome. A queued request has another outcome later."""
+        self.admission_outcomes[outcome] += 1
+
+    def record_completion(self, record: AccessRecord, deadlines: Deadlines | None = None) -> None:
+        """Count the end of a forwarded request. `deadlines` are those of its SLO, None without one."""
+        outcome = record.outcome
+        self.completed[outcome] += 1
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self._record_ttft(ttft_s)
+        e2e_s = record.e2e_s
+        if e2e_s is not None:
+            self.e2e[histogram.bucket_index(histogram.LATENCY_EDGES_S, e2e_s)] += 1
+            self.e2e_sum_s += e2e_s
+        if deadlines is not None and ttft_s is not None and e2e_s is not None:
+            self._record_slo(ttft_s > deadlines.ttft_s, e2e_s > deadlines.e2e_s)
+            if deadlines.tpot_s < math.inf:
+                self.by_tpot_target[deadlines.tpot_s] += 1
+        if record.duration_us is not None:
+            self._duration_histogram.observe(record.duration_us / 1e6)
+
+    def _record_slo(self, missed_ttft: bool, missed_e2e: bool) -> None:
+        self.assessed += 1
+        self.missed += missed_ttft or missed_e2e
+        self.missed_ttft += missed_ttft
+        self.missed_e2e += missed_e2e
+
+    def _record_ttft(self, ttft_s: float) -> None:
+        self._ttft_histogram.observe(ttft_s)
+        self.ttft[histogram.bucket_index(histogram.LATENCY_EDGES_S, ttft_s)] += 1
+        self.ttft_sum_s += ttft_s
+
+    def update_metrics(self) -> None:
+        """Update the counters of `/metrics` just before they are read."""
+        for counter, count in self._counts():
+            counter.inc(count - self._exported.get(counter, 0))
+            self._exported[counter] = count
+
+    def _counts(self) -> Iterator[tuple[Counted, int]]:
+        yield self._first_counter, self.arrivals
+        yield self._retry_counter, self.retries
+        yield self._remote_counter, self.remote_prefills
+        yield self._local_counter, self.local_prefills
+        for outcome, counter in self._completed_counters.items():
+            yield counter, self.completed[outcome]
+        for admission_outcome, count in self.admission_outcomes.items():
+            yield metrics.GATEWAY_ADMISSION_DECISIONS.labels(self._service, admission_outcome.value), count
+        for reason, count in self.rejections.items():
+            yield metrics.GATEWAY_REJECTED.labels(self._service, reason.value), count
+
+    def signals(self) -> dict[str, Any]:
+        """Returns the `requests`, `ttft`, `e2e`, `slo` and `prefill` parts of this service in `/signals`."""
+        return {
+            "requests": {
+                "arrived": self.arrivals,
+                "arrived_tokens": self.arrival_tokens,
+                "retried": self.retries,
+                "succeeded": self.completed[RequestOutcome.SUCCEEDED],
+                "failed": self.completed[RequestOutcome.FAILED],
+                "cancelled": self.completed[RequestOutcome.CANCELLED],
+                "rejected": {reason.value: count for reason, count in self.rejections.items()},
+            },
+            "ttft": {
+                "sum_s": round(self.ttft_sum_s, 6),
+                "buckets": list(self.ttft),
+                "counts": list(self.ttft.values()),
+            },
+            "e2e": {"sum_s": round(self.e2e_sum_s, 6), "buckets": list(self.e2e), "counts": list(self.e2e.values())},
+            "slo": {
+                "assessed": self.assessed,
+                "missed": self.missed,
+                "missed_ttft": self.missed_ttft,
+                "missed_e2e": self.missed_e2e,
+                "tpot": {"targets_s": list(self.by_tpot_target), "counts": list(self.by_tpot_target.values())},
+            },
+            "prefill": {"remote": self.remote_prefills, "local": self.local_prefills},
+        }

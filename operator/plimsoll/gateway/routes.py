@@ -1,0 +1,117 @@
+"""The routes of the picker's two listeners.
+
+The unix socket serves Envoy: `/check/...` with a client's body (ext_authz), any path with the header
+`x-plimsoll-error-response` (writes that error response), `/v1/models`, `/v1/models/NAME`, and `/healthz` for Envoy's
+health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and `/signals`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+from urllib.parse import unquote_to_bytes
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from plimsoll.gateway import error_messages
+from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
+from plimsoll.gateway.errors import from_header, to_response
+from plimsoll.gateway.http1 import HttpRequest, response
+from plimsoll.gateway.parse_worker import ParseWorker
+from plimsoll.gateway.picker import Picker, write_response
+from plimsoll.gateway.request_parser import needs_worker
+from plimsoll.gateway.server import HandlerReply
+from plimsoll.gateway.service_catalog import ServiceEntry
+from plimsoll.gateway.signals_document import build_signals, update_metrics
+from plimsoll.telemetry import metrics
+
+JSON_HEADERS = (("content-type", "application/json"),)
+_CHECK = CHECK_PREFIX.encode()
+_MODEL = f"{MODELS_PATH}/".encode()
+
+
+class EnvoyEndpoint:
+    """Handles requests from Envoy. `health_checked`: Envoy's health check has reached this picker."""
+
+    def __init__(self, picker: Picker, worker: ParseWorker) -> None:
+        self._picker = picker
+        self._worker = worker
+        self.health_checked = False
+
+    def __call__(self, request: HttpRequest) -> HandlerReply:
+        if request.path.startswith(_CHECK):
+            return self._check(request)
+        if (reply := request.headers.get(b"x-plimsoll-error-response")) is not None:
+            return write_response(from_header(reply.decode("ascii")))
+        path = request.path.partition(b"?")[0]
+        if path == MODELS_PATH.encode():
+            return response(200, JSON_HEADERS, models_body(self._picker))
+        if path.startswith(_MODEL):
+            return model(self._picker, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
+        if request.path != b"/healthz":
+            return response(404)
+        self.health_checked = True
+        return response(200)
+
+    def _check(self, request: HttpRequest) -> HandlerReply:
+        started_s = time.monotonic()
+        if needs_worker(request.body):
+            return self._check_in_worker(request)
+        reply = self._picker.check(request.body, request.headers, started_s)
+        metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
+        return reply
+
+    async def _check_in_worker(self, request: HttpRequest) -> bytes:
+        parsed = await self._worker.parse(request.body)
+        reply = self._picker.decide(parsed, request.body, request.headers, time.monotonic())
+        return reply if isinstance(reply, bytes) else await reply
+
+
+def models_body(picker: Picker) -> bytes:
+    """Returns the body of `/v1/models`: every service under its preferred name."""
+    services = sorted(picker.catalog.services.values(), key=lambda s: s.names[0])
+    return orjson.dumps({"object": "list", "data": [_card(service, service.names[0]) for service in services]})
+
+
+def model(picker: Picker, name: str) -> bytes:
+    """Returns the response to `/v1/models/NAME`, for any name that the gateway serves."""
+    service = picker.catalog.by_name.get(name)
+    if service is None:
+        return write_response(to_response(error_messages.model_not_found(name), Random(0)))
+    return response(200, JSON_HEADERS, orjson.dumps(_card(service, name)))
+
+
+def _card(service: ServiceEntry, name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": service.created, "owned_by": "plimsoll"}
+
+
+class AdminEndpoint:
+    """Handles requests from the kubelet, Prometheus and the operator."""
+
+    def __init__(
+        self, picker: Picker, pod: str, synced: Callable[[], bool], not_ready_reason: Callable[[], str]
+    ) -> None:
+        """`not_ready_reason` returns why this gateway is not ready, or ""."""
+        self._picker = picker
+        self._pod = pod
+        self._synced = synced
+        self._not_ready_reason = not_ready_reason
+
+    def __call__(self, request: HttpRequest) -> bytes | Awaitable[bytes]:
+        path = request.path.partition(b"?")[0]
+        if request.method != b"GET":
+            return response(405, (("allow", "GET"),))
+        if path == b"/healthz":  # a response proves that the event loop runs
+            return response(200, body=b"ok\n")
+        if path == b"/readyz":
+            reason = self._not_ready_reason()
+            return response(503 if reason else 200, body=f"{reason or 'ok'}\n".encode())
+        if path == b"/metrics":
+            update_metrics(self._picker)
+            return response(200, (("content-type", CONTENT_TYPE_LATEST),), generate_latest(metrics.GATEWAY))
+        if path == b"/signals":
+            document = build_signals(self._picker, self._pod, synced=self._synced())
+            return response(200, JSON_HEADERS, orjson.dumps(document))
+        return response(404)

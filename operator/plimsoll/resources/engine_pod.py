@@ -1,0 +1,277 @@
+"""Builds the pod template of an engine, under the restricted pod security standard and the engine contract.
+
+Settings have this precedence: the contract (the launcher adds its flags last), the user's spec, the defaults of the
+installation, the defaults of the role. An engine writes only to emptyDirs, because its root file system is read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_contract
+from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, RoleName
+from plimsoll.resources import object_meta
+from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
+
+Object = dict[str, Any]
+
+RUN_AS_UID = 1000
+ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
+    "prefill": ("--block-size", "128"),
+    "decode": ("--block-size", "128"),
+    "serve": (),
+}
+SHM_SIZE = "8Gi"
+SIMULATED_DEFAULTS = EngineDefaults(
+    resources={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}  # 60 MB measured under load
+)
+SECURITY_CONTEXT = {
+    "runAsNonRoot": True,
+    "runAsUser": RUN_AS_UID,
+    "runAsGroup": RUN_AS_UID,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def pod_template(service: InferenceService, tier_kind: RoleName, platform: PlatformConfig) -> Object:
+    """The rendered pod template of one tier, which a ControllerRevision stores."""
+    tier = dict(service.spec.tiers.items())[tier_kind]
+    overrides = tier.pod
+    spec: Object = {
+        "serviceAccountName": overrides.service_account_name or object_meta.shared_name(service.metadata.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": engine_contract().termination_grace_seconds(service.spec.engine.drain_seconds),
+        "securityContext": {"fsGroup": RUN_AS_UID, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [_container(service, tier_kind, tier, platform)],
+        "volumes": [*_volumes(service), *(volume.manifest() for volume in overrides.volumes)],
+    }
+    spec |= _scheduling(service, tier, platform)
+    revision = object_meta.short_hash(_kv_identity(service, platform))
+    return {
+        "metadata": {
+            "labels": {
+                **overrides.labels,
+                **object_meta.tier_labels(service.metadata.name, tier_kind),
+                labels.REVISION: revision,
+            },
+            **({"annotations": dict(overrides.annotations)} if overrides.annotations else {}),
+        },
+        "spec": spec,
+    }
+
+
+def _kv_identity(service: InferenceService, platform: PlatformConfig) -> Object:
+    """The settings that two engines must share to read each other's KV blocks."""
+    return {
+        "image": engine_image(service, platform),
+        "model": service.spec.model.uri,
+        "revision": service.spec.model.revision,
+        "args": [*engine_defaults(service, platform).args, *service.spec.engine.args],
+    }
+
+
+def engine_image(service: InferenceService, platform: PlatformConfig) -> str:
+    """The engine image: the user's, or the runtime's bundled one at the user's version."""
+    engine = service.spec.engine
+    if engine.image:
+        return engine.image
+    default_image = platform.engine.simulated_image if engine.is_simulated else platform.engine.image
+    return f"{image_repository(default_image)}:{engine.version}" if engine.version else default_image
+
+
+def image_repository(reference: str) -> str:
+    """An image reference without its tag and digest."""
+    name = reference.split("@", 1)[0]
+    head, _, tail = name.rpartition(":")
+    return name if not head or "/" in tail else head
+
+
+def _container(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> Object:
+    engine = engine_contract()
+    launcher = engine.ports["launcher"]
+    return {
+        "name": "engine",
+        "image": engine_image(service, platform),
+        "imagePullPolicy": platform.engine.image_pull_policy,
+        "env": _environment(service, kind, tier, platform),
+        "ports": [
+            {"name": "api", "containerPort": engine.ports["api"]},
+            {"name": "launcher", "containerPort": launcher},
+            {"name": "nixl", "containerPort": engine.ports["nixl"]},
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": engine.paths["ready"], "port": "launcher"},
+            # One late answer of a busy node must not make an engine unready. Fast detection is not needed: the gateway
+            # watches deletions itself, and a draining engine redirects late requests.
+            "periodSeconds": 1,
+            "failureThreshold": 3,
+            "timeoutSeconds": 5,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": engine.paths["live"], "port": "launcher"},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+            "timeoutSeconds": 5,
+            "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not handle SIGTERM, so it cannot drain
+        },
+        "resources": _resources(service, tier, platform),
+        "securityContext": SECURITY_CONTEXT,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
+    }
+
+
+def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
+    names, model = engine_contract(), service.spec.model
+    scratch, home = names.paths["scratch"], names.paths["home"]
+    plimsoll_env: list[Object] = [
+        _env_entry(names.env["runtime"], service.spec.engine.runtime),
+        _env_entry(names.env["role"], kind),
+        _env_entry(names.env["model"], model_argument(service)),
+        _env_entry(names.env["model_revision"], model.revision or ""),
+        _env_entry(names.env["served_names"], json.dumps(served_names(service))),
+        _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
+        _env_entry(names.env["args"], json.dumps(list(service.spec.engine.args))),
+        _env_entry(names.env["shutdown_timeout"], str(service.spec.engine.drain_seconds)),
+        _env_entry(names.env["remote_prefill_deadline"], str(names.remote_prefill_deadline_seconds)),
+        {"name": names.env["pod_ip"], "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        _env_entry("HOME", home),
+        _env_entry("USER", "plimsoll"),
+        _env_entry("HF_HOME", f"{home}/hf"),
+        _env_entry("VLLM_CACHE_ROOT", f"{home}/.cache/vllm"),
+        _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
+        _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
+        _env_entry("TMPDIR", scratch),
+    ]
+    if model.secret_ref and not service.spec.engine.is_simulated:
+        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+        plimsoll_env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    user_env = [entry.manifest() for entry in service.spec.engine.env]
+    user_names = {entry["name"] for entry in user_env}
+    default_env = [dict(e) for e in engine_defaults(service, platform).env if e["name"] not in user_names]
+    return _last_wins([*plimsoll_env, *default_env, *user_env])
+
+
+def served_names(service: InferenceService) -> list[str]:
+    """The model names that an engine serves: first the one that the gateway uses, which never changes.
+
+    The second is the public name at the time of rendering. Only clients that bypass this release's gateway need it.
+    """
+    return list(dict.fromkeys((service.key, service.model_name)))
+
+
+def _env_entry(name: str, value: str) -> Object:
+    return {"name": name, "value": value}
+
+
+def _last_wins(entries: list[Object]) -> list[Object]:
+    """One entry per name, with the last value at the first position, because a list map allows no duplicates."""
+    return list({entry["name"]: entry for entry in entries}.values())
+
+
+def engine_defaults(service: InferenceService, platform: PlatformConfig) -> EngineDefaults:
+    """The installation's defaults, or SIMULATED_DEFAULTS for the much smaller simulated engine."""
+    return SIMULATED_DEFAULTS if service.spec.engine.is_simulated else platform.engine.defaults
+
+
+def default_engine_args(
+    service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
+) -> list[str]:
+    """Engine arguments that the user's arguments override: those of role, GPU count and installation, in order."""
+    parallel = ["--tensor-parallel-size", str(tier.gpus)] if tier.gpus > 1 else []
+    return [*ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
+
+
+def model_argument(service: InferenceService) -> str:
+    """The model argument of `vllm serve`: a repository name or a path in the pod."""
+    model = service.spec.model
+    return f"{engine_contract().paths['models']}/claim/{model.claim[1]}" if model.claim else model.location
+
+
+def _gpu_resources(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> dict[str, str]:
+    """The extended resource that an engine requests, with its amount; empty for a simulated engine."""
+    if not tier.gpus or service.spec.engine.is_simulated:
+        return {}
+    return {tier.gpu_resource or platform.engine.gpu_resource: str(tier.gpus)}
+
+
+def _resources(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> Object:
+    """The user's CPU and memory over the installation's. GPUs are requests and limits, as for extended resources."""
+    default_resources, user_resources = engine_defaults(service, platform).resources, tier.pod.resources
+    merged = {
+        part: {**default_resources.get(part, {}), **getattr(user_resources, part)}
+        for part in ("requests", "limits")
+        if default_resources.get(part) or getattr(user_resources, part)
+    }
+    if gpus := _gpu_resources(service, tier, platform):
+        for part in ("requests", "limits"):
+            merged.setdefault(part, {}).update(gpus)
+    return merged
+
+
+def _scheduling(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> Object:
+    overrides = tier.pod
+    tolerations: list[Object] = [toleration.manifest() for toleration in overrides.tolerations]
+    for resource in _gpu_resources(service, tier, platform):
+        tolerations.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
+    runtime_class = None if service.spec.engine.is_simulated else platform.engine.runtime_class_name
+    fields: Object = {
+        "nodeSelector": dict(overrides.node_selector),
+        "tolerations": tolerations,
+        "affinity": overrides.affinity,
+        "runtimeClassName": overrides.runtime_class_name or runtime_class,
+        "priorityClassName": overrides.priority_class_name,
+        "schedulerName": overrides.scheduler_name,
+        "imagePullSecrets": [
+            *platform.engine.image_pull_secrets,
+            *(ref.manifest() for ref in overrides.image_pull_secrets),
+        ],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _volumes(service: InferenceService) -> list[Object]:
+    volumes: list[Object] = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+    ]
+    if service.spec.engine.is_simulated:
+        return volumes
+    model = service.spec.model
+    if model.claim:
+        claim = {"claimName": model.claim[0], "readOnly": True}
+        volumes.append({"name": "model", "persistentVolumeClaim": claim})
+    if model.scheme == "hf":
+        volumes.append({"name": "model-cache", **_cache(model)})
+    return volumes
+
+
+def _cache(model: ModelSource) -> Object:
+    if model.cache.claim_name:
+        return {"persistentVolumeClaim": {"claimName": model.cache.claim_name}}
+    return {"emptyDir": {"sizeLimit": model.cache_size}}
+
+
+def _mounts(service: InferenceService) -> list[Object]:
+    paths = engine_contract().paths
+    mounts: list[Object] = [
+        {"name": "scratch", "mountPath": paths["scratch"]},
+        {"name": "home", "mountPath": paths["home"]},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if service.spec.engine.is_simulated:
+        return mounts
+    model = service.spec.model
+    if model.claim:
+        mounts.append({"name": "model", "mountPath": f"{paths['models']}/claim", "readOnly": True})
+    if model.scheme == "hf":
+        mounts.append({"name": "model-cache", "mountPath": f"{paths['home']}/hf"})
+    return mounts

@@ -1,0 +1,66 @@
+"""The operator's configuration file: defaults for all engines, and who may reach them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _ConfigModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class EngineDefaults(_ConfigModel):
+    """Default arguments, environment and CPU/memory of engines."""
+
+    args: tuple[str, ...] = ()
+    env: tuple[dict[str, Any], ...] = ()
+    resources: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class EngineSettings(_ConfigModel):
+    """The bundled engine images, and the cluster-specific settings of engine pods."""
+
+    image: str
+    simulated_image: str = Field("plimsoll/engine-simulated", alias="simulatedImage")
+    image_pull_policy: str = Field("IfNotPresent", alias="imagePullPolicy")
+    image_pull_secrets: tuple[dict[str, str], ...] = Field((), alias="imagePullSecrets")
+    gpu_resource: str = Field("nvidia.com/gpu", alias="gpuResource")
+    runtime_class_name: str | None = Field(None, alias="runtimeClassName")
+    defaults: EngineDefaults = EngineDefaults()
+
+
+class GatewaySettings(_ConfigModel):
+    """The gateway's Service, and the labels of its pods."""
+
+    namespace: str
+    service: str = "plimsoll-gateway"
+    port: int = 80
+    pod_selector: dict[str, str] = Field(default_factory=dict, alias="podSelector")
+    picker_port: int = Field(8081, alias="pickerPort")
+
+    @property
+    def url(self) -> str:
+        port = "" if self.port == 80 else f":{self.port}"
+        return f"http://{self.service}.{self.namespace}.svc{port}/v1"
+
+
+class ScrapeSettings(_ConfigModel):
+    """NetworkPolicy peers that may scrape engines."""
+
+    peers: tuple[dict[str, Any], ...] = Field((), alias="from")
+
+
+class NetworkPolicySettings(_ConfigModel):
+    enabled: bool = True
+
+
+class PlatformConfig(_ConfigModel):
+    """The operator's configuration file."""
+
+    watch_namespaces: tuple[str, ...] = Field((), alias="watchNamespaces")
+    engine: EngineSettings
+    gateway: GatewaySettings
+    metrics: ScrapeSettings = ScrapeSettings()
+    network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), alias="networkPolicy")

@@ -1,0 +1,35 @@
+"""KV on its way from a prefill engine to a decode engine.
+
+Posting a read is work of the decode engine's main loop, which launches no step meanwhile: 0.7 ms and 2.9 us for each
+block of each layer, of which steps lose nine tenths (measured with NIXL between two H200s). Then the bytes travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FABRIC_BYTES_PER_S: Final = 1e11  # bytes a second
+
+
+@dataclass(frozen=True, slots=True)
+class KvLink:
+    """What KV reads cost one engine. bytes_per_s: of the fabric."""
+
+    layers: int
+    block_size: int
+    kv_bytes_per_token: int
+    bytes_per_s: float = FABRIC_BYTES_PER_S
+    post_fixed_s: float = 0.7e-3
+    post_per_descriptor_s: float = 2.9e-6
+    latency_s: float = 1.9e-3
+    stall_share: float = 0.9
+
+    def post_s(self, tokens: int) -> float:
+        """Seconds of the main loop."""
+        return self.post_fixed_s + self.post_per_descriptor_s * self.layers * -(-tokens // self.block_size)
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds on the wire, after posting; whole blocks travel."""
+        blocks = -(-tokens // self.block_size)
+        return self.latency_s + blocks * self.block_size * self.kv_bytes_per_token / self.bytes_per_s

@@ -1,0 +1,45 @@
+"""Composed steps of an engine: the work of one step, and a run of identical steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll.sim.iteration import NO_WORK, StepWork
+from plimsoll.sim.sequence import EngineSequence
+from plimsoll.sim.step_timing import StepSeries
+
+
+@dataclass(eq=False, slots=True)
+class StepRun:
+    """Steps of one batch. start_s: of the first one. second_s: when a second one is composed. prompts: which get a
+    token of the only step without having decoded before it. finals: which end with the last step."""
+
+    series: StepSeries
+    start_s: float
+    second_composed_s: float
+    previous_end_s: float
+    count: int
+    emitting: int
+    composed: int = 0
+    completed: int = 0
+    end_s: float = 0.0
+    next_compose_s: float = 0.0  # when what follows is composed
+    prefill_completions: list[EngineSequence] = field(default_factory=list)
+    final_sequences: list[EngineSequence] = field(default_factory=list)
+    first_step_work: StepWork = NO_WORK  # of the first step
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Work of one step besides decoding."""
+
+    tokens: int = 0
+    pairs: float = 0.0
+    single_token_sequences: int = 0  # sequences that lack one token without being in the decoding batch
+    single_token_context: int = 0
+    prefills: int = 0
+    cached: int = 0
+    prefill_completions: list[EngineSequence] = field(default_factory=list)
+    final_sequences: list[EngineSequence] = field(default_factory=list)
+    new_decodes: list[EngineSequence] = field(default_factory=list)
+    kv_fetches: list[EngineSequence] = field(default_factory=list)
