@@ -127,7 +127,7 @@ def _signals_by_tier(service: Service) -> dict[str, set[str]]:
 def _signals_of_pod(service: Service, pod: str) -> set[str]:
     page = service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, METRICS)
     read = vllm_metrics.parse_metrics(page.encode(), pod, 0.0)
-    figures = {one.name for one in fields(EngineReading)} - {"pod", "at_s", "born"}
+    figures = {one.name for one in fields(EngineReading)} - {"pod", "at_s", "instance_id"}
     return {name for name in figures if getattr(read, name) is not None}
 
 

@@ -207,7 +207,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
         saw
     )  # the oldest of the gateways' words: another one may tell of the request
     assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
-    assert all("serve" in message and "->" in message and "capacityPerReplica" in message for message in up)
+    assert all("serve" in message and "->" in message and "SLO capacity" in message for message in up)
     assert not low.failures, low.explain()
     assert not back.streams.failures, back.streams.explain()
     assert not back.short.failures, back.short.explain()

@@ -20,7 +20,7 @@ from plimsoll.cli.output_files import print_text
 KubeObject = dict[str, Any]
 
 # Conditions whose status True indicates a problem.
-_NEGATIVE_CONDITIONS: Final = ("Reconciling", "Stalled", "ScalingLimited")
+_NEGATIVE_CONDITIONS: Final = ("Reconciling", "Stalled", "ScalingLimited", "InternalError")
 _TIERS: Final = ("prefill", "decode", "serve")
 _HEADER: Final = (
     *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E", "ITL"),
