@@ -115,7 +115,7 @@ def test_query_without_cluster_is_one_line_and_status(verb: str, capsys: pytest.
 def test_query_reaches_the_cluster(verb: str, apiserver: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "absent", "-n", "void", "--kubeconfig", str(apiserver.kubeconfig)]) == 1
     assert capsys.readouterr().err in (
-        "plimsoll: no InferenceService absent in namespace void; there is none\n",
+        "plimsoll: no InferenceService absent in namespace void; the namespace has none\n",
         "plimsoll: the cluster has no InferenceService CRD: Plimsoll is not installed\n",
     )
 
