@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plimsoll.adapters.kube_client import EVENTS, LEASES, KubeClient, LeaseTimes, lead_while_leased
+from plimsoll.adapters.kube_client import EVENTS, LEASES, KubeClient
+from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.core.errors import BackendUnavailable, LeaseLost, NotFound
 from tests.apiserver import ApiServer
 
 pytestmark = pytest.mark.api
 
-SHORT_LEASE = LeaseTimes(duration=4, renew_deadline=3, retry_period=1)
+SHORT_LEASE = LeaseTimes(duration=4, renew_deadline=3, retry_period=1, call_timeout=1)
 
 
 @pytest.fixture

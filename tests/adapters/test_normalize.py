@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from plimsoll.adapters import kube_client
-from plimsoll.adapters.kube_client import PODS, KubeClient, _RenewalLeaseLock
+from plimsoll.adapters.kube_client import PODS, KubeClient
+from plimsoll.adapters.lease import RenewalLeaseLock
 from plimsoll.adapters.normalize import epoch_s, normalize, value_at
 
 Object = dict[str, Any]
@@ -136,6 +137,6 @@ async def test_lease_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.
         raise ValueError("renewTime is no time")
 
     monkeypatch.setattr(LeaseLock, "get", broken)
-    lock = _RenewalLeaseLock.__new__(_RenewalLeaseLock)
+    lock = RenewalLeaseLock("n", "ns", "me", None, 1.0)
     found, error = await lock.get("n", "ns")
     assert (found, error.reason) == (False, "ValueError: renewTime is no time")

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.adapters.kube_client import KubeClient, WatchEvent, _RenewalLeaseLock
+from plimsoll.adapters.kube_client import KubeClient, WatchEvent
+from plimsoll.adapters.lease import RenewalLeaseLock
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.controllers import pod_startup
@@ -263,7 +264,7 @@ def in_the_lease(lease: Object) -> None:
         data = json.dumps(lease)
 
     found = client.ApiClient(client.Configuration())._ApiClient__deserialize(json.loads(Answer.data), "V1Lease")
-    _RenewalLeaseLock("n", "ns", "me", None).election_record(found)
+    RenewalLeaseLock("n", "ns", "me", None, 1.0).election_record(found)
 
 
 PODS: dict[str, Callable[[Object], object]] = {

@@ -1,4 +1,4 @@
-"""Client of the API server; no other module imports the kubernetes package.
+"""Client of the API server. Beside it only `lease` imports the kubernetes package.
 
 Objects are plain dicts as the server sends them, so that builders, caches and tests need no client classes. Writes are
 server-side applies with a named field manager: they leave foreign fields alone, and a repeated write changes nothing.
@@ -12,16 +12,14 @@ import contextlib
 import json
 import logging
 import os
+import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import aiohttp
 from kubernetes.aio import client, config
-from kubernetes.aio.leaderelection.electionconfig import Config as ElectionConfig
-from kubernetes.aio.leaderelection.leaderelection import LeaderElection
-from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
@@ -43,7 +41,11 @@ log = logging.getLogger(__name__)
 PAGE_SIZE = 500  # objects per list call
 WATCH_TIMEOUT_SECONDS = 290  # the server ends the stream, so that a dead stream is not mistaken for a quiet one
 WATCH_STALL_SECONDS = 320
-REQUEST_TIMEOUT_SECONDS = 30
+MIN_STREAM_SECONDS = 5.0  # a shorter stream counts as a failure of the server
+REQUEST_TIMEOUT_SECONDS = 15
+MIN_WATCH_PAUSE_SECONDS = 0.5  # after a failed list or watch; doubles with each further one
+MAX_WATCH_PAUSE_SECONDS = 8.0  # so that the caches are right soon after an outage
+STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failures
 UNKNOWN_FIELD_MESSAGE = "failed to create typed patch object"  # for an unknown field the server answers 500
 
 
@@ -154,25 +156,36 @@ class KubeClient:
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Endless list and watch: a SYNC event after each list, then single changes. An error leads to a new list."""
-        delay = 0.5
+        """Endless list and watch: a SYNC event after each list, then single changes. An error leads to a new list.
+
+        A server that fails, or that ends each stream at once, is asked less and less often.
+        """
+        pause_s = MIN_WATCH_PAUSE_SECONDS
         while True:
+            began_s, asked_pause_s = time.monotonic(), 0.0
             try:
                 items, version = await self.list(resource, namespace, selector)
                 yield WatchEvent("SYNC", objects=tuple(items))
-                delay = 0.5
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
             except (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-                log.warning("watch failed; listing again", extra={"resource": resource.plural, "error": str(error)})
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 30.0)
+                asked_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
+                fields = {"resource": resource.plural, "error": str(error) or type(error).__name__}
+                log.warning("watch failed; listing again", extra=fields)
+            if time.monotonic() - began_s > STEADY_STREAM_SECONDS:
+                pause_s = MIN_WATCH_PAUSE_SECONDS
+            await asyncio.sleep(jittered(max(pause_s, min(asked_pause_s, MAX_WATCH_PAUSE_SECONDS))))
+            pause_s = min(pause_s * 2, MAX_WATCH_PAUSE_SECONDS)
 
     async def _follow(
         self, resource: Resource, namespace: str | None, selector: str | None, version: str
     ) -> AsyncIterator[WatchEvent]:
-        """Consecutive watch streams from `version` on; returns when that version has expired on the server."""
+        """Consecutive watch streams from `version` on; returns when that version has expired on the server.
+
+        Returns also when a stream ends much too early, so that the caller pauses.
+        """
         while True:
+            began_s = time.monotonic()
             query = {
                 "watch": "1",
                 "allowWatchBookmarks": "true",
@@ -191,6 +204,8 @@ class KubeClient:
                     version = obj["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         yield WatchEvent(kind, obj)
+            if time.monotonic() - began_s < MIN_STREAM_SECONDS:
+                return
 
     async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
         """Server-side apply of one object; returns the live object. Raises ObjectRejected, Conflict or LeaseLost."""
@@ -220,6 +235,10 @@ class KubeClient:
         resource = BY_KIND[obj["kind"]]
         path = resource.path(obj["metadata"].get("namespace"))
         return normalize(await self._json("POST", path, None, obj, "application/json"))
+
+    async def replace(self, resource: Resource, namespace: str | None, name: str, obj: Object) -> None:
+        """Replace a whole object. Raises Conflict if it has changed since it was read."""
+        await self._json("PUT", resource.path(namespace, name), None, obj, "application/json")
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, uid: str) -> None:
         """Delete the object with this uid. An object that does not exist is not an error."""
@@ -279,6 +298,11 @@ class KubeClient:
         return response
 
 
+def jittered(seconds: float) -> float:
+    """A pause of about so many seconds, so that many clients do not ask again at the same moment."""
+    return seconds * random.uniform(0.8, 1.2)
+
+
 async def _read_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Newline-terminated documents of a chunked response, of any size."""
     pending = b""
@@ -309,105 +333,3 @@ def _raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoRe
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
         raise BackendUnavailable(message, status, seconds)
     raise ClusterError(message, status)
-
-
-class _RenewalLeaseLock(LeaseLock):  # type: ignore[misc]
-    """The client's lease lock, which records its last successful renewal to fence every write."""
-
-    renewed_at = float("-inf")
-
-    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
-        """The election record. A lease that cannot be parsed is retried like a failed request."""
-        try:
-            found: tuple[bool, Any] = await super().get(name, namespace)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError) as error:
-            return False, client.ApiException(status=0, reason=f"{type(error).__name__}: {error}")
-        return found
-
-    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        return await self._record_renewal(self._create(name, namespace, election_record))
-
-    async def _create(self, name: str, namespace: str, record: Any) -> bool:
-        """Create the lease; the client's own `create` passes pretty=True, which its argument check rejects (37.0.2)."""
-        lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(record))
-        try:
-            await self.api_instance.create_namespaced_lease(namespace, lease)
-        except client.ApiException:
-            return False
-        return True
-
-    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
-        return await self._record_renewal(super().update(name, namespace, updated_record))
-
-    async def _record_renewal(self, write: Awaitable[bool]) -> bool:
-        sent_at = time.monotonic()
-        is_renewed = await write
-        if is_renewed:
-            self.renewed_at = sent_at
-        return is_renewed
-
-
-@dataclass(frozen=True)
-class LeaseTimes:
-    """Whole seconds. A lease expires `duration` after its renewal; its holder stops writing after `renew_deadline`."""
-
-    duration: int = 15
-    renew_deadline: int = 10
-    retry_period: int = 2
-
-
-async def lead_while_leased(
-    kube: KubeClient, namespace: str, name: str, identity: str, work: Callable[[], Awaitable[None]], times: LeaseTimes
-) -> None:
-    """Wait for the lease, then run `work` while holding it. Returns when work ends or the lease is lost.
-
-    Writes through `kube` are blocked once another process may hold the lease. A holder that ends by itself releases the
-    lease, so that its successor does not wait for the expiry.
-    """
-    lock = _RenewalLeaseLock(name, namespace, identity, kube._api)
-    kube.may_write = lambda: time.monotonic() - lock.renewed_at < times.renew_deadline
-    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def started() -> None:
-        tasks.extend(filter(None, [asyncio.current_task()]))
-        try:
-            await work()
-        except Exception as error:  # noqa: BLE001 - carried to the caller below
-            finished.set_exception(error)
-        else:
-            finished.set_result(None)
-
-    async def stopped() -> None:
-        if not finished.done():
-            finished.set_result(None)
-
-    election = LeaderElection(
-        ElectionConfig(lock, times.duration, times.renew_deadline, times.retry_period, started, stopped)
-    )
-    election_task = asyncio.create_task(election.run())
-    tasks.append(election_task)
-    try:
-        await asyncio.wait((election_task, finished), return_when=asyncio.FIRST_COMPLETED)
-        if election_task.done():
-            election_task.result()
-        if finished.done():
-            finished.result()
-    finally:
-        await _cancel(tasks)
-        if kube.may_write():
-            await _release(kube, namespace, name, identity)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _release(kube: KubeClient, namespace: str, name: str, identity: str) -> None:
-    with contextlib.suppress(ClusterError):
-        lease = await kube.get(LEASES, namespace, name)
-        if lease["spec"].get("holderIdentity") == identity:
-            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-            await kube._json("PUT", LEASES.path(namespace, name), None, lease, "application/json")

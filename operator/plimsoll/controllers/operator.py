@@ -1,7 +1,8 @@
-"""The operator process: wait for the lease, then watch, reconcile and scale until the lease is lost or it is stopped.
+"""The operator process: wait for the lease, watch, reconcile and scale until it is lost, and wait for it again.
 
-A standby serves its probes and is ready, so that a rollout can finish. Only the leader watches and writes. Losing the
-lease ends the process, because its caches may be outdated; a new process starts from the API server.
+A standby serves its probes and is ready, so that a rollout can finish. Only the leader watches and writes. A leader
+that loses the lease drops its caches, which may be outdated, and starts from the API server when it leads again. An API
+server that does not answer never ends the process.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from plimsoll.adapters.kube_client import (
     SERVICEACCOUNTS,
     SERVICES,
     KubeClient,
-    LeaseTimes,
     Resource,
     WatchEvent,
-    lead_while_leased,
+    jittered,
 )
+from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.api import labels
 from plimsoll.controllers import http_server, kopf_handlers
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 LEASE_NAME = "plimsoll-operator"
 FIRST_RESYNC_SECONDS = 30.0  # by then kopf has made its first list
 RESYNC_INTERVAL_SECONDS = 300.0  # between two checks for missed deletions
+MIN_LIST_PAUSE_SECONDS = 0.5  # after a failed first list
+MAX_LIST_PAUSE_SECONDS = 8.0
 PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to watches and lease
 WATCHED_RESOURCES = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
@@ -127,7 +130,10 @@ class OperatorProcess:
 
     async def run(self) -> None:
         """Run until SIGTERM or cancellation. A failed component is restarted while the others continue."""
-        await self._list_services()
+        pause_s = MIN_LIST_PAUSE_SECONDS
+        while not await self._try_list_services():
+            await asyncio.sleep(jittered(pause_s))
+            pause_s = min(2 * pause_s, MAX_LIST_PAUSE_SECONDS)
         try:
             async with asyncio.TaskGroup() as group:
                 for name, work in self._parts():
@@ -135,6 +141,15 @@ class OperatorProcess:
                 group.create_task(self._watch_until_stopped())
         except* _Stopped:
             log.info("stop requested")
+
+    async def _try_list_services(self) -> bool:
+        """List the services; returns False if the API server does not answer."""
+        try:
+            await self._list_services()
+        except ClusterError as error:
+            log.warning("cannot list InferenceServices; trying again", extra={"error": str(error)})
+            return False
+        return True
 
     async def _list_services(self) -> None:
         """List every service and checkpoint before the first reconcile.
@@ -261,39 +276,53 @@ def _load_prometheus(url: str) -> PrometheusHistory | None:
     return PrometheusHistory(url)
 
 
-async def run(config: OperatorConfig) -> None:
-    """Run the process until SIGTERM or the loss of the lease."""
+async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
+    """Run the process until SIGTERM. times: of the lease; None for the defaults."""
     stop_requested = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_requested.set)
     endpoints = http_server.HttpEndpoints()
     runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
     kube = await KubeClient.connect()
     try:
         async with aiohttp.ClientSession() as session:
-            await _run_until(stop_requested, lambda: _lead_and_run(kube, config, session, endpoints))
+            while not stop_requested.is_set():
+                # Again each time: kopf replaces the handlers while this replica leads.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+                lead = partial(_lead_and_run, kube, config, session, endpoints, times or LeaseTimes())
+                if await _run_until(stop_requested, lead):
+                    return
     finally:
         await kube.close()
         await runner.cleanup()
 
 
 async def _lead_and_run(
-    kube: KubeClient, config: OperatorConfig, session: aiohttp.ClientSession, endpoints: http_server.HttpEndpoints
-) -> None:
+    kube: KubeClient,
+    config: OperatorConfig,
+    session: aiohttp.ClientSession,
+    endpoints: http_server.HttpEndpoints,
+    times: LeaseTimes,
+) -> bool:
+    """Wait for the lease and lead once. Returns False if the lease was lost."""
+
     async def work() -> None:
         log.info("lease acquired; this replica leads", extra={"identity": config.identity})
         with metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
             endpoints.explain = operator.autoscaler.explain
-            await operator.run()
+            try:
+                await operator.run()
+            finally:
+                endpoints.explain = None
 
-    await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, LeaseTimes())
-    log.warning("lease lost; this replica no longer leads")
+    has_ended = await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, times)
+    if not has_ended:
+        log.warning("lease lost; this replica no longer leads, and waits for the lease")
+    return has_ended
 
 
-async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` until it returns or a stop is requested."""
+async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> bool:
+    """Run `work` until it returns or a stop is requested. Returns its result, True after a stop."""
     work_task = asyncio.ensure_future(work())
     stop_task = asyncio.ensure_future(stop_requested.wait())
     await asyncio.wait((work_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
@@ -301,6 +330,7 @@ async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable
     if not work_task.done():
         work_task.cancel()
     try:
-        await work_task
+        return await work_task
     except asyncio.CancelledError:
         log.info("operator stopped")
+        return True
