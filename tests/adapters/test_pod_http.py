@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from plimsoll.adapters.pod_http import get_page
+from plimsoll.adapters.pod_http import MAX_ENGINE_PAGE_BYTES
+from plimsoll.adapters.pod_http import get_page as get_bounded_page
+from plimsoll.controllers.operator import OperatorProcess
+from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.core.errors import BackendUnavailable
+from tests import builders
 
+get_page = partial(get_bounded_page, max_bytes=1_000_000)
 Get = Callable[[str], Awaitable[bytes]]
 
 
@@ -25,6 +31,14 @@ async def pieces(request: web.Request) -> web.StreamResponse:
     await answer.prepare(request)
     for _ in range(100):
         await answer.write(b"x" * 1000)
+    return answer
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    for _ in range(64):
+        await answer.write(b"x" * (1 << 20))
     return answer
 
 
@@ -57,7 +71,7 @@ async def stuck(request: web.Request) -> web.StreamResponse:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     app = web.Application()
-    for handler in (fine, pieces, cut, elsewhere, never, stuck):
+    for handler in (fine, pieces, endless, cut, elsewhere, never, stuck):
         app.router.add_get(f"/{handler.__name__}", handler)
     server = TestServer(app, host="127.0.0.1")
     await server.start_server()
@@ -108,3 +122,11 @@ async def test_get_page_timeout_raises(session: aiohttp.ClientSession, port: int
 async def test_get_page_unreachable_address_raises(session: aiohttp.ClientSession, address: str, words: str) -> None:
     with pytest.raises(BackendUnavailable, match=words):
         await get_page(session, address, unused_port(), "/fine")
+
+
+async def test_operator_reads_at_most_one_mebibyte_of_an_engine(session: aiohttp.ClientSession, port: int) -> None:
+    process = OperatorProcess(None, OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), session)  # type: ignore[arg-type]
+    get_engine_page = process.engine_poller._http_get
+    assert await get_engine_page("127.0.0.1", port, "/pieces") == b"x" * 100_000
+    with pytest.raises(BackendUnavailable, match=f"more than {MAX_ENGINE_PAGE_BYTES} bytes"):
+        await get_engine_page("127.0.0.1", port, "/endless")

@@ -14,7 +14,8 @@ import aiohttp
 from plimsoll.core.errors import BackendUnavailable
 
 TIMEOUT_S: Final = 2.0
-MAX_BODY_BYTES: Final = 64 << 20  # /signals of 10,000 services with 30 engines each
+MAX_ENGINE_PAGE_BYTES: Final = 1 << 20  # vLLM's /metrics has some 100 KB
+MAX_GATEWAY_PAGE_BYTES: Final = 16 << 20  # /signals of 2,500 services with 30 engines each
 _HEADERS: Final = {"Accept-Encoding": "identity"}  # compression would cost CPU time in the pod
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout()  # asyncio.timeout below limits the whole request
 
@@ -24,8 +25,9 @@ async def get_page(
     address: str,
     port: int,
     path: str,
+    *,
+    max_bytes: int,
     timeout_s: float = TIMEOUT_S,
-    max_bytes: int = MAX_BODY_BYTES,
 ) -> bytes:
     """The body of a pod's response at a path. address: the pod's IP.
 

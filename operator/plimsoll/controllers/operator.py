@@ -91,11 +91,12 @@ class OperatorProcess:
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.errors = ObjectErrors(self.queue.add)
         self.cache = ObjectCache(self.queue.add)
-        ask = partial(pod_http.get_page, session)
+        get_gateway_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_GATEWAY_PAGE_BYTES)
+        get_engine_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_ENGINE_PAGE_BYTES)
         self.gateway_poller = GatewayPoller(
-            kube, config.platform.gateway, ask, self._on_routability_changed, errors=self.errors
+            kube, config.platform.gateway, get_gateway_page, self._on_routability_changed, errors=self.errors
         )
-        self.engine_poller = EnginePoller(self.cache, ask, self._on_engine_reading, errors=self.errors)
+        self.engine_poller = EnginePoller(self.cache, get_engine_page, self._on_engine_reading, errors=self.errors)
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
         self.reconciler = Reconciler(
