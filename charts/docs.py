@@ -1,7 +1,7 @@
-"""Generates the chart's reference page of values, and its copy of the CRD.
+"""Generates the chart's reference page of values, and its copies of the CRDs.
 
-The comments in values.yaml are the source of the page. A chart cannot contain files from outside, so it needs a copy of
-the CRD in crds/:
+The comments in values.yaml are the source of the page. A chart cannot contain files from outside, so it needs copies of
+the CRDs in crds/:
 
     python charts/docs.py            writes what differs
     python charts/docs.py --check    writes nothing, names what differs and exits 1
@@ -23,8 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "plimsoll"
 VALUES = CHART / "values.yaml"
 PAGE = ROOT / "docs" / "reference" / "values.md"
-CRD = ROOT / "crds" / "plimsoll.dev_inferenceservices.yaml"
-CRD_COPY = CHART / "files" / CRD.name
+CRDS = sorted((ROOT / "crds").glob("plimsoll.dev_*.yaml"))
 
 HEADING = re.compile(r"# -- (?P<title>.+)")
 
@@ -106,7 +105,7 @@ def _escape(text: str) -> str:
 
 def outputs() -> dict[Path, str]:
     """Return every generated file with its text."""
-    return {PAGE: render_page(read(VALUES.read_text())), CRD_COPY: CRD.read_text()}
+    return {PAGE: render_page(read(VALUES.read_text()))} | {CHART / "files" / crd.name: crd.read_text() for crd in CRDS}
 
 
 def main(arguments: list[str]) -> int:

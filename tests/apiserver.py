@@ -22,7 +22,8 @@ from tempfile import TemporaryDirectory
 
 from e2e.cluster.settings import BIN
 
-CRD = Path(__file__).parents[1] / "crds" / "plimsoll.dev_inferenceservices.yaml"
+ROOT = Path(__file__).parents[1]
+CRDS = sorted((ROOT / "crds").glob("plimsoll.dev_*.yaml"))
 START_SECONDS = 60
 STOP_SECONDS = 15
 _ADMIN_TOKEN = "test-admin"  # good for this server only, which lives as long as its test

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.apiserver import CRD, ApiServer, api_server
+from tests.apiserver import CRDS, ApiServer, api_server
 
 # A busy machine is no finding: no test is timed. CI judges a change, so it draws the same examples for the same code;
 # runs by hand go on searching.
@@ -26,7 +26,8 @@ def apiserver() -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def cluster(apiserver: ApiServer) -> ApiServer:
-    """The API server with our CRD."""
-    for command in (["apply", "--server-side", "-f", str(CRD)], ["wait", "--for=condition=Established", f"-f={CRD}"]):
+    """The API server with our CRDs."""
+    files = [f"-f={path}" for path in CRDS]
+    for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
         subprocess.run([apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}", *command], check=True)
     return apiserver

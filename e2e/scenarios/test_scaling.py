@@ -231,7 +231,13 @@ def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
     assert {"needed", "model"} <= tier.keys()
     assert {"p50", "p90"} <= tier["startup"].keys()
     assert last["tiers"]["serve"]["why"]
-    assert status["learned"]
+    [checkpoint] = [
+        one
+        for one in fleet.cluster.list("inferenceservicecheckpoints", fleet.namespace)
+        if one["metadata"]["name"] == fleet.name
+    ]
+    assert checkpoint["state"]["zlib"]
+    assert checkpoint["metadata"]["ownerReferences"][0]["uid"] == fleet.get()["metadata"]["uid"]
     for kind in ("ScalingActive", "MetricsAvailable", "SLOFeasible"):
         assert fleet.condition(kind)["status"] == "True", fleet.condition(kind)
 

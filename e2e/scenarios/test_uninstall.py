@@ -15,7 +15,7 @@ from e2e.lib.resource_dump import difference, dump_resources, wait_stable
 from e2e.lib.service import Service, make_manifest
 from e2e.lib.wait import wait_until
 
-CRD = "inferenceservices.plimsoll.dev"
+CRDS = ("inferenceservices.plimsoll.dev", "inferenceservicecheckpoints.plimsoll.dev")
 QUESTION = Prompt("Is anybody there?", max_tokens=8)
 
 
@@ -51,7 +51,7 @@ def test_deletion_and_uninstall_leave_no_objects(
         cluster.delete("inferenceservices", service.name, namespace=service.namespace)
     wait_until("the engines are gone", lambda: not any(s.pods() for s in unprobed.values()), 120)
     stack.uninstall(cluster)
-    cluster.delete("customresourcedefinition", CRD)
+    cluster.delete("customresourcedefinition", *CRDS)
     bare = wait_stable(cluster)
 
     stack.install(cluster)
@@ -71,7 +71,7 @@ def test_deletion_and_uninstall_leave_no_objects(
     print(f"a service made {len(made)} objects and left none ({time.time() - start:.0f} s)")
 
     stack.uninstall(cluster)
-    cluster.delete("customresourcedefinition", CRD)
+    cluster.delete("customresourcedefinition", *CRDS)
     left = difference(bare, wait_stable(cluster))
     print(f"{len(bare)} objects before and after the chart")
     assert not left, "\n".join(left)

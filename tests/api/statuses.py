@@ -76,5 +76,4 @@ STATUS = InferenceServiceStatus(
     decisions=(DECISION,) * 5,
     cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
     admission={"version": 1, "classes": ["default"], "limits": {"tpot_s": [0.05, None]}, "shares": {"gateway-0": 7}},
-    learned={"version": 1, "tiers": {"decode": [0.25, 1e-9, {"deep": [True, "x"]}]}},
 )

@@ -116,12 +116,12 @@ def test_parse_status_ignores_unknown_fields() -> None:
     ],
     ids=str,
 )
-def test_parse_learned_state_survives_unreadable_status(unread: Manifest) -> None:
-    status = parse({**service(), "status": {"url": "http://x", "learned": {"a": [1]}, **unread}}).status
-    assert status == InferenceServiceStatus(url="http://x", learned={"a": [1]})
+def test_parse_readable_fields_survive_unreadable_status(unread: Manifest) -> None:
+    status = parse({**service(), "status": {"url": "http://x", "admission": {"a": [1]}, **unread}}).status
+    assert status == InferenceServiceStatus(url="http://x", admission={"a": [1]})
 
 
-@pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"learned": "x"}])
+@pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"admission": "x"}])
 def test_parse_invalid_status_is_empty(status: Any) -> None:
     assert parse({**service(), "status": status}).status == InferenceServiceStatus()
 

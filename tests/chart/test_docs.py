@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from charts import docs
-from tests.chart.rendering import ROOT, find, render
+from tests.chart.rendering import ROOT, of_kind, render
 
 SAMPLE = """\
 # -- First
@@ -29,11 +29,11 @@ def test_generated_files_are_up_to_date() -> None:
     assert stale == [], "run `make verify`"
 
 
-def test_rendered_crd_equals_generated_crd() -> None:
-    rendered = find(render(), "CustomResourceDefinition")
-    source = yaml.safe_load(docs.CRD.read_text())
-    assert rendered["spec"] == source["spec"]
-    assert rendered["metadata"]["name"] == source["metadata"]["name"]
+def test_rendered_crds_equal_generated_crds() -> None:
+    rendered = {one["metadata"]["name"]: one["spec"] for one in of_kind(render(), "CustomResourceDefinition")}
+    sources = [yaml.safe_load(path.read_text()) for path in docs.CRDS]
+    assert rendered == {one["metadata"]["name"]: one["spec"] for one in sources}
+    assert set(rendered) == {"inferenceservices.plimsoll.dev", "inferenceservicecheckpoints.plimsoll.dev"}
 
 
 def test_values_comment_belongs_to_key_below() -> None:

@@ -139,11 +139,11 @@ def test_simulated_image_is_derived_from_engine_image(image: str, simulated: str
     assert settings({"engine": {"image": image}}).engine.simulated_image == simulated
 
 
-def test_crd_can_be_kept_dropped_or_left_out() -> None:
-    kept = find(render(), "CustomResourceDefinition")
-    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    dropped = find(render({"crds": {"keep": False}}), "CustomResourceDefinition")
-    assert "annotations" not in dropped["metadata"]
+def test_crds_can_be_kept_dropped_or_left_out() -> None:
+    kept = of_kind(render(), "CustomResourceDefinition")
+    assert [one["metadata"]["annotations"] for one in kept] == [{"helm.sh/resource-policy": "keep"}] * 2
+    dropped = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert ["annotations" in one["metadata"] for one in dropped] == [False, False]
     assert of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition") == []
 
 

@@ -15,6 +15,7 @@ GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "pods": FOLLOW}
 OPERATOR = {
     "inferenceservices.plimsoll.dev": FOLLOW,
     "inferenceservices/status.plimsoll.dev": ("patch",),
+    "inferenceservicecheckpoints.plimsoll.dev": ("list", "create", "patch"),
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
     "deployments/scale.apps": ("patch",),

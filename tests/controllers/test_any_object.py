@@ -6,10 +6,8 @@ An object starts whole. Then fields are removed, set to null, emptied, or get va
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from random import Random
@@ -53,7 +51,6 @@ LATER: tuple[Any, ...] = ("FromALaterVersion", 7, True, [1, "x", None], {"odd": 
 
 
 def a_service() -> Object:
-    learned = base64.b64encode(zlib.compress(json.dumps({"version": 1, "tiers": {"serve": {}}}).encode())).decode()
     found = builders.service(
         model={"uri": "file:///models/tiny", "name": "tiny"},
         slo={"ttft": "2s", "tpot": "50ms"},
@@ -70,7 +67,6 @@ def a_service() -> Object:
             {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"},
             {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "m"},
         ],
-        "learned": {"zlib": learned},
         "lastDecision": decision,
         "decisions": [decision],
         "admission": {

@@ -50,11 +50,13 @@ class World:
         self.gateways = ("gw-1",)
         self.second_hand: tuple[str, ...] = ()  # tiers
         self.heard: list[Key] = []
+        self.checkpoint: str | None = None
         sources = SignalSources(
             lambda: (self.readings, self.gateways),
             lambda pod: ABOUT,
             lambda pod: None,
             prometheus_only_tiers=lambda key: self.second_hand,
+            checkpoint=lambda parent: self.checkpoint,
         )
         self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, self.heard.append)
 

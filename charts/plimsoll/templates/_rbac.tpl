@@ -8,6 +8,10 @@
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices/status]
   verbs: [patch]
+# Read once, at the start.
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceservicecheckpoints]
+  verbs: [list, create, patch]
 # Asked for by clusters that check who may block the deletion of an owner (OpenShift does).
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices/finalizers]

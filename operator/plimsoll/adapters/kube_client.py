@@ -71,6 +71,7 @@ class Resource:
 
 
 INFERENCESERVICES = Resource(labels.GROUP, labels.VERSION, labels.PLURAL, labels.KIND)
+INFERENCESERVICECHECKPOINTS = Resource(labels.GROUP, labels.VERSION, labels.CHECKPOINT_PLURAL, labels.CHECKPOINT_KIND)
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -85,6 +86,7 @@ BY_KIND = {
     r.kind: r
     for r in (
         INFERENCESERVICES,
+        INFERENCESERVICECHECKPOINTS,
         PODS,
         SERVICES,
         SERVICEACCOUNTS,

@@ -5,6 +5,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
+CHECKPOINT_KIND = "InferenceServiceCheckpoint"
+CHECKPOINT_PLURAL = "inferenceservicecheckpoints"
 
 # Labels on every object that the operator creates for a service.
 SERVICE = "plimsoll.dev/service"

@@ -36,6 +36,7 @@ from plimsoll.adapters.kube_client import (
 from plimsoll.api import labels
 from plimsoll.controllers import http_server, kopf_handlers
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.engine_poller import EnginePoller
@@ -93,6 +94,7 @@ class OperatorProcess:
         )
         self.engine_poller = EnginePoller(self.cache, ask, self._on_engine_reading, errors=self.errors)
         self.drain_reports = DrainReports(self.cache, self.errors)
+        self.checkpoints = CheckpointStore(kube)
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -103,6 +105,7 @@ class OperatorProcess:
             config.identity,
             self.errors,
             self.queue.add_later,
+            self.checkpoints,
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(
@@ -116,6 +119,7 @@ class OperatorProcess:
             self.engine_poller.mark_active,
             history,
             self.prometheus_fallback.tiers,
+            self.checkpoints.get,
         )
         self.autoscaler = Autoscaler(
             self.cache, kube, sources, self.reconciler.record_event, self.queue.add, errors=self.errors
@@ -133,7 +137,7 @@ class OperatorProcess:
             log.info("stop requested")
 
     async def _list_services(self) -> None:
-        """List every service before the first reconcile.
+        """List every service and checkpoint before the first reconcile.
 
         kopf does not signal the end of its own list, and the owner of a model name depends on all services.
         """
@@ -141,6 +145,7 @@ class OperatorProcess:
             with contextlib.suppress(NotFound):  # the CRD may be installed later
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
                 self.cache.replace(labels.KIND, tuple(items), namespace)
+        await self.checkpoints.load(self._namespaces or (None,))
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """Name and work of each component except the watch of services."""

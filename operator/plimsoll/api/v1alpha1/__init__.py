@@ -1,6 +1,7 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
 from plimsoll.api.v1alpha1.admission import AdmissionSpec, FallbackRef, RequestClass, Tenant, WhenFull
+from plimsoll.api.v1alpha1.checkpoint import MAX_STATE_CHARS, InferenceServiceCheckpoint, LearnedState
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec, EnvSource, EnvVar, KeyRef
 from plimsoll.api.v1alpha1.model import CacheSpec, ModelSource, SecretRef
@@ -38,6 +39,7 @@ from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName
 
 __all__ = [
     "MAX_PAST_DECISIONS",
+    "MAX_STATE_CHARS",
     "ROLES",
     "AdmissionSpec",
     "CacheSpec",
@@ -55,10 +57,12 @@ __all__ = [
     "FallbackRef",
     "FormerNameStatus",
     "InferenceService",
+    "InferenceServiceCheckpoint",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "KeyRef",
     "LatencyTargets",
+    "LearnedState",
     "ModelSource",
     "ObjectMeta",
     "PhaseStatus",

@@ -95,8 +95,3 @@ class InferenceServiceStatus(StatusModel):
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         description="Admission limits for the gateways. Internal, not an interface.",
     )
-    learned: dict[str, Any] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="Checkpoint of the operator's state, at most 64 KiB. Internal, not an interface.",
-    )

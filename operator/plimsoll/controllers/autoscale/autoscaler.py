@@ -20,7 +20,7 @@ from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
-from plimsoll.controllers.autoscale import decision_document, pod_deletion_cost, scaling_status, status_checkpoint
+from plimsoll.controllers.autoscale import decision_document, learned_state, pod_deletion_cost, scaling_status
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
@@ -111,7 +111,7 @@ class _ServiceEntry:
     aggregator: MetricsAggregator
     publisher: AdmissionPublisher
     uid: str  # of the object; a re-created object of the same name starts without state
-    checkpoint: object  # learned state of an earlier process, from the status
+    checkpoint: str | None  # learned state of an earlier process
     tracked_since_s: float
     transfer_assessment: TransferAssessment | None = None
     transfer_assessed_s: float = -math.inf  # time of the last assessment
@@ -206,7 +206,8 @@ class SignalSources:
     gateways: fresh readings, and the names of all gateways. engine_info, startup_progress, running_requests: last
     report of an engine, by pod name. mark_active: called for a service with arrivals, so that its engines are polled
     more often. history: None if no metrics store is configured. prometheus_only_tiers: tiers of a service with an
-    engine that is known from the metrics store only.
+    engine that is known from the metrics store only. checkpoint: learned state that an earlier process has stored for a
+    service.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
@@ -216,6 +217,7 @@ class SignalSources:
     mark_active: Callable[[Key], None] = lambda key: None
     history: MetricsHistory | None = None
     prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()
+    checkpoint: Callable[[Object], str | None] = lambda service_object: None
 
 
 class Autoscaler:
@@ -359,18 +361,20 @@ class Autoscaler:
     def _track(self, key: Key, service_object: Object, service: InferenceService, now_s: float) -> _ServiceEntry:
         roles = [kind for kind, _ in service.spec.tiers.items()]
         status = service_object.get("status") or {}
-        checkpoint, aggregator = status.get("learned"), MetricsAggregator([Role(role) for role in roles])
+        checkpoint = self._sources.checkpoint(service_object)
+        aggregator = MetricsAggregator([Role(role) for role in roles])
         publisher, uid = AdmissionPublisher.restore(_published_before(status)), service_object["metadata"]["uid"]
         entry = _ServiceEntry(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
         self._entries[key] = entry
-        status_checkpoint.restore(entry.service_state, checkpoint)
-        status_checkpoint.restore_decisions(entry.service_state, status)
+        if checkpoint is not None:
+            learned_state.restore(entry.service_state, checkpoint)
+        learned_state.restore_decisions(entry.service_state, status)
         self._backfill.track(key, entry.service_state)
         return entry
 
     def _initial_report(self, entry: _ServiceEntry, now_s: float) -> ScalingReport:
         """The report that precedes the first one of this process."""
-        return scaling_status.initial_report(entry.checkpoint if isinstance(entry.checkpoint, dict) else None, now_s)
+        return scaling_status.initial_report(entry.checkpoint, now_s)
 
     def _ingest(self, readings: Iterable[GatewayReading], now_s: float) -> None:
         for reading in readings:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import slo_status, status_checkpoint
+from plimsoll.controllers.autoscale import learned_state, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
@@ -58,7 +58,8 @@ class ScalingReport:
     """One service's report.
 
     state_key: a report is due when it changes. desired: replicas of each tier, by role. published: the admission limits
-    that the gateways have. The other fields are parts of the status in their JSON form.
+    that the gateways have. checkpoint: the learned state, as text. The other fields are parts of the status in their
+    JSON form.
     """
 
     state_key: tuple[object, ...]
@@ -70,14 +71,14 @@ class ScalingReport:
     limited_by: str | None
     last_decision: Object | None
     decisions: tuple[Object, ...]
-    checkpoint: Object | None
+    checkpoint: str | None
     checkpoint_s: float  # seconds since the epoch at which `checkpoint` was made
     cost: Object
     published: AdmissionLimits | None
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
 
 
-def initial_report(checkpoint: Object | None, now_s: float) -> ScalingReport:
+def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
     """An empty report that carries over the checkpoint of an earlier process."""
     return ScalingReport((), {}, (), {}, {}, {}, None, None, (), checkpoint, now_s, {}, None, None)
 
@@ -167,7 +168,7 @@ def build_report(
         limited_by=_limited_by(service_state, decision) if is_sized else None,
         last_decision=_decision_status(timed_decisions[-1]) if timed_decisions else None,
         decisions=tuple(_decision_status(timed_decision) for timed_decision in reversed(timed_decisions[:-1])),
-        checkpoint=previous.checkpoint if keep_checkpoint else status_checkpoint.encode(service_state),
+        checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
         cost=_cost(service, service_state, snapshot),
         published=published,

@@ -19,6 +19,7 @@ from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClie
 from plimsoll.api import conditions, labels
 from plimsoll.api.events import Event
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
@@ -60,6 +61,7 @@ class Reconciler:
         identity: str,
         errors: ObjectErrors | None = None,
         later: Callable[[Key, float], None] = lambda key, seconds: None,
+        checkpoints: CheckpointStore | None = None,
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
         seconds."""
@@ -72,6 +74,7 @@ class Reconciler:
         self._drain_reports = drain_reports
         self._identity = identity
         self._later = later
+        self._checkpoints = checkpoints or CheckpointStore(kube)
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
 
@@ -97,6 +100,7 @@ class Reconciler:
             self._applied.forget(key)
             self._drain_reports.forget(key)
             self._errors.forget(key)
+            self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
             return
         todo: ObjectPlan | None = None
@@ -113,6 +117,8 @@ class Reconciler:
         names = names_of(seen, datetime.datetime.now(datetime.UTC))
         sight = collect_status_inputs(seen, todo, rejected, self._report(key), self._platform, names)
         await self._publish_status(seen.service_object, replace(sight, internal_error=self._errors.condition(key)))
+        if sight.scaling_report is not None:
+            await self._checkpoints.write(seen.service_object, sight.scaling_report.checkpoint)
         if names.next_s is not None:
             self._later(key, names.next_s)
         if todo is not None:

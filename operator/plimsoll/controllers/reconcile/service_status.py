@@ -28,7 +28,6 @@ SCALING_FIELDS = (
     "limitedBy",
     "lastDecision",
     "decisions",
-    "learned",
     "cost",
     "admission",
 )  # parts of the status
@@ -344,7 +343,6 @@ def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
         "limitedBy": scaling_report.limited_by,
         "lastDecision": scaling_report.last_decision,
         "decisions": list(scaling_report.decisions),
-        "learned": scaling_report.checkpoint,
         "cost": scaling_report.cost,
         "admission": None if scaling_report.published is None else to_dict(scaling_report.published),
     }

@@ -17,7 +17,8 @@ def test_checkpoint_in_report_is_restored_after_restart() -> None:
     world.load(("team", "chat"), 40.0, 60, NOW_S)
     report = world.scaler.report(("team", "chat"))
     assert report is not None
-    again = World({**parent, "status": {"learned": report.checkpoint}})
+    again = World(parent)
+    again.checkpoint = report.checkpoint
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
     told = again.scaler.explain(("team", "chat"))

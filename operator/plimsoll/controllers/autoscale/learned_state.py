@@ -1,7 +1,6 @@
-"""Autoscaler state that survives a restart in the service's status: the learned state and the recent decisions.
+"""Autoscaler state that survives a restart: the learned state as compressed text, and the decisions in the status.
 
-The learned state is compressed, because only the operator reads it and every watcher keeps it in memory. The decisions
-are the ones that the status shows; their individual steps are not stored.
+The decisions are the ones that the status shows; their individual steps are not stored.
 """
 
 from __future__ import annotations
@@ -21,22 +20,18 @@ from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state as autoscaler_to_dict
 from plimsoll.core.autoscaling.state_checkpoint import restore_service_state as autoscaler_restore
 
-ENCODING = "zlib"
 MAX_DECODED_BYTES = 1 << 20  # limit against a crafted checkpoint that expands without bound
 
 
-def encode(service_state: ServiceState) -> dict[str, str]:
+def encode(service_state: ServiceState) -> str:
     """The learned state, compressed and base64-encoded: about 4 KB per tier with full history."""
-    return {ENCODING: base64.b64encode(zlib.compress(orjson.dumps(autoscaler_to_dict(service_state)), 9)).decode()}
+    return base64.b64encode(zlib.compress(orjson.dumps(autoscaler_to_dict(service_state)), 9)).decode()
 
 
-def restore(service_state: ServiceState, checkpoint: object) -> None:
+def restore(service_state: ServiceState, checkpoint: str) -> None:
     """Restore the output of `encode`. Anything else is ignored, and the service starts without learned state."""
-    text = checkpoint.get(ENCODING) if isinstance(checkpoint, Mapping) else None
-    if not isinstance(text, str):
-        return
     try:
-        decoded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MAX_DECODED_BYTES)
+        decoded = zlib.decompressobj().decompress(base64.b64decode(checkpoint, validate=True), MAX_DECODED_BYTES)
         autoscaler_restore(service_state, orjson.loads(decoded))
     except (binascii.Error, zlib.error, ValueError):
         return
