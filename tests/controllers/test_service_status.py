@@ -137,6 +137,22 @@ def test_conditions_quota_error_is_read_from_deployment() -> None:
     assert "exceeded quota" in found[ConditionType.DECODE_READY].message
 
 
+@pytest.mark.parametrize(
+    ("rejection", "reason"),
+    [
+        ("exceeded quota: gpus", ConditionReason.APPLY_REJECTED),
+        (
+            "unable to create new content in namespace team because it is being terminated",
+            ConditionReason.NAMESPACE_TERMINATING,
+        ),
+    ],
+)
+def test_conditions_rejected_object_says_why(rejection: str, reason: ConditionReason) -> None:
+    found = by_type(service_status.build_conditions(status_inputs(rejection=rejection, routable_endpoints=0)))
+    assert (found[ConditionType.READY].reason, found[ConditionType.READY].message) == (reason, rejection)
+    assert found[ConditionType.STALLED].reason is ConditionReason.APPLY_REJECTED
+
+
 def test_conditions_unschedulable_surge_pod_names_max_surge() -> None:
     pending = builders.pod(
         PARENT, "decode", conditions=[{"type": "PodScheduled", "status": "False", "message": "no gpu left"}]

@@ -123,7 +123,9 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
     if inputs.spec_problems:
         return (Condition(ConditionType.READY, False, ConditionReason.INVALID_SPEC, "; ".join(inputs.spec_problems)),)
     if inputs.rejection:
-        return (Condition(ConditionType.READY, False, ConditionReason.APPLY_REJECTED, inputs.rejection),)
+        is_going = pod_diagnosis.NAMESPACE_TERMINATING in inputs.rejection
+        reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
+        return (Condition(ConditionType.READY, False, reason, inputs.rejection),)
     if (
         inputs.routable_endpoints is not None
         and (asleep_condition := _scaled_to_zero(inputs, tier_conditions)) is not None
