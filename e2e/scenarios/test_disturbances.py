@@ -108,8 +108,8 @@ class MetricsLoss:
     active: tuple[str, str]
 
 
-ENGINES = MetricsLoss(LAUNCHER_PORT, "no ready engine of serve answers", ("True", "ScalingOnForecast"))
-GATEWAYS = MetricsLoss(PICKER_PORT, "no gateway replica tells", ("False", "DemandUnknown"))
+ENGINES = MetricsLoss(LAUNCHER_PORT, "no ready engine of serve has sent metrics", ("True", "ScalingOnForecast"))
+GATEWAYS = MetricsLoss(PICKER_PORT, "no gateway replica has reported request metrics", ("False", "DemandUnknown"))
 
 
 @pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 MAX_MESSAGE_CHARS = 4000
+MAX_RETRY_AFTER_DIGITS = 2
 
 
 class RejectionReason(StrEnum):
@@ -29,6 +30,9 @@ class RejectionReason(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
 
 
+# Reasons for which a request has to wait for another engine, if there is none.
+_NEEDS_ANOTHER_ENGINE = frozenset({RejectionReason.DRAINING, RejectionReason.ENGINE_FAILED, RejectionReason.ABORTED})
+
 # Codes that OpenAI's clients know, by words that vLLM uses.
 OPENAI_CODES = (("does not exist", "model_not_found"), ("maximum context length", "context_length_exceeded"))
 # vLLM's words for a full queue (max_num_queued_reqs) and for too many tokens waiting (max_num_queued_tokens).
@@ -42,11 +46,17 @@ def error_document(message: str, status: int, param: str | None = None, code: st
 
 
 def rejection_headers(
-    names: Mapping[str, str], reason: RejectionReason, retry_elsewhere: bool = False
+    names: Mapping[str, str], reason: RejectionReason, retry_elsewhere: bool = False, next_engine: str = ""
 ) -> dict[bytes, bytes]:
-    """Headers of a 503, spelt as the contract's `names`; elsewhere: the gateway may try another engine."""
+    """Headers of a 503, spelt as the contract's `names`.
+
+    retry_elsewhere: the gateway may try another engine. next_engine: seconds until another engine is ready, as the
+    gateway sends them where this is the only one; empty if others are ready.
+    """
     retry_header = {names["retry"].encode(): b"1"} if retry_elsewhere else {}
-    return {b"retry-after": b"1", names["reason"].encode(): reason.value.encode(), **retry_header}
+    is_known = next_engine.isascii() and next_engine.isdecimal() and len(next_engine) <= MAX_RETRY_AFTER_DIGITS
+    seconds = next_engine if is_known and reason in _NEEDS_ANOTHER_ENGINE else "1"
+    return {b"retry-after": seconds.encode(), names["reason"].encode(): reason.value.encode(), **retry_header}
 
 
 def to_json(document: dict[str, Any]) -> bytes:

@@ -88,7 +88,7 @@ class Plimsoll:
         headers = self._config.contract.headers
         self._headers = headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
-        self._remote_prefill_header = headers["remote_prefill"]
+        self._remote_prefill_header, self._next_engine_header = headers["remote_prefill"], headers["next_engine"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
         self._prefill_client = remote_prefill.RemotePrefillClient(
             self._config.remote_prefill_deadline, self._remote_prefill_header
@@ -131,7 +131,7 @@ class Plimsoll:
         """Serves a request under the name that the gateway gives it, and answers under the client's."""
         model, own = header(scope, self._model_header), self._config.served_names
         if model and own and model not in own:
-            await self._elsewhere(send, STRAYED, RejectionReason.WRONG_ENGINE)
+            await self._elsewhere(scope, send, STRAYED, RejectionReason.WRONG_ENGINE)
             return
         body, asked = request_body.rewrite_model(body, model)
         rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
@@ -151,11 +151,12 @@ class Plimsoll:
             if is_engine_dead(scope)
             else (DRAINING_MESSAGE, RejectionReason.DRAINING)
         )
-        await self._elsewhere(send, message, reason)
+        await self._elsewhere(scope, send, message, reason)
 
-    async def _elsewhere(self, send: Send, words: str, reason: RejectionReason) -> None:
+    async def _elsewhere(self, scope: Scope, send: Send, words: str, reason: RejectionReason) -> None:
         """Refuses with the mark that lets the gateway try another engine."""
-        marks = errors.rejection_headers(self._headers, reason, retry_elsewhere=True) | {b"connection": b"close"}
+        next_engine = header(scope, self._next_engine_header)
+        marks = errors.rejection_headers(self._headers, reason, True, next_engine) | {b"connection": b"close"}
         await send_json(send, 503, errors.to_json(errors.error_document(words, 503, code=reason)), marks)
 
     async def _decode_with_prefill(
@@ -231,6 +232,7 @@ class Plimsoll:
             scope["path"] in GENERATION_PATHS,
             rename,
             lambda: None if body is None else self._impossible(body),
+            header(scope, self._next_engine_header),
         )
         state = self._config.state
         state.begin_request()

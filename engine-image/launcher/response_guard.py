@@ -32,6 +32,7 @@ class ResponseGuard:
     `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
     `rename` puts the client's name of the model into answers.
     `impossible`: the error of a request that the engine's queue never has room for, None for others.
+    `next_engine`: seconds until another engine is ready, where this is the only one; else empty.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ResponseGuard:
         is_generation: bool,
         rename: Rename = unchanged,
         impossible: Callable[[], dict[str, Any] | None] = lambda: None,
+        next_engine: str = "",
     ) -> None:
         self._send = send
         self._header_names = header_names
@@ -51,6 +53,7 @@ class ResponseGuard:
         self._is_generation = is_generation
         self._rename = rename
         self._impossible = impossible
+        self._next_engine = next_engine
         self._client_gone = False
         self._held_start: Message | None = None
         self._held_body: list[bytes] | None = None
@@ -162,7 +165,9 @@ class ResponseGuard:
     ) -> None:
         self._count_error(error_label)
         self._headers_sent = True
-        headers = {} if reason is None else errors.rejection_headers(self._header_names, reason)
+        headers = (
+            {} if reason is None else errors.rejection_headers(self._header_names, reason, False, self._next_engine)
+        )
         await send_json(self._send, status, errors.to_json(errors.error_document(text, status, code=reason)), headers)
 
     async def _final(self) -> bool:
@@ -180,7 +185,8 @@ class ResponseGuard:
         """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
         self._count_error(error_label)
         self._headers_sent = self._aborted_stream = True
-        headers = errors.rejection_headers(self._header_names, reason, retry_elsewhere=True) | {b"connection": b"close"}
+        retry = errors.rejection_headers(self._header_names, reason, True, self._next_engine)
+        headers = retry | {b"connection": b"close"}
         await send_json(self._send, 503, errors.to_json(errors.error_document(text, 503, code=reason)), headers)
         self._finished = True
 

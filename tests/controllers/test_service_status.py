@@ -24,7 +24,9 @@ PARENT = builders.service()
 
 def tier(kind: str, *, ready: int = 1, desired: int = 1, pods: tuple[Any, ...] = (), **found: Any) -> TierStatusInputs:
     made = builders.deployment(PARENT, kind, replicas=desired, ready=ready, status=found)
-    return TierStatusInputs(kind, desired, made, pods, f"chat-{kind}-1")
+    conditions = [{"type": "Ready", "status": "True"}]
+    serving = tuple(builders.pod(PARENT, kind, f"{kind}-{n}", conditions=conditions) for n in range(ready))
+    return TierStatusInputs(kind, desired, made, (*serving, *pods), f"chat-{kind}-1")
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
@@ -135,6 +137,22 @@ def test_conditions_quota_error_is_read_from_deployment() -> None:
     assert "exceeded quota" in found[ConditionType.DECODE_READY].message
 
 
+@pytest.mark.parametrize(
+    ("rejection", "reason"),
+    [
+        ("exceeded quota: gpus", ConditionReason.APPLY_REJECTED),
+        (
+            "unable to create new content in namespace team because it is being terminated",
+            ConditionReason.NAMESPACE_TERMINATING,
+        ),
+    ],
+)
+def test_conditions_rejected_object_says_why(rejection: str, reason: ConditionReason) -> None:
+    found = by_type(service_status.build_conditions(status_inputs(rejection=rejection, routable_endpoints=0)))
+    assert (found[ConditionType.READY].reason, found[ConditionType.READY].message) == (reason, rejection)
+    assert found[ConditionType.STALLED].reason is ConditionReason.APPLY_REJECTED
+
+
 def test_conditions_unschedulable_surge_pod_names_max_surge() -> None:
     pending = builders.pod(
         PARENT, "decode", conditions=[{"type": "PodScheduled", "status": "False", "message": "no gpu left"}]
@@ -156,7 +174,8 @@ def test_conditions_invalid_spec_stalls_but_stays_ready() -> None:
 
 
 def test_conditions_model_name_loser_names_owner() -> None:
-    found = by_type(service_status.build_conditions(status_inputs(name_owner="other/chat", model_names=("team/chat",))))
+    other = ("other/chat", "it is older (created 2025-01-01T00:00:00Z, this service 2026-01-01T00:00:00Z)")
+    found = by_type(service_status.build_conditions(status_inputs(name_owner=other, model_names=("team/chat",))))
     owned = found[ConditionType.MODEL_NAME_ACCEPTED]
     assert owned.holds is False
     assert "other/chat" in owned.message

@@ -44,8 +44,11 @@ def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> Se
     return ServiceSnapshot(replace(heard, **other), {})
 
 
-def condition_of(now: ServiceSnapshot, slo: Slo = TTFT_TPOT_SLO, before: Condition | None = None) -> Condition:
-    return slo_status.slo_condition(now, slo, (slo,), before)
+def condition_of(
+    now: ServiceSnapshot, slo: Slo = TTFT_TPOT_SLO, before: Condition | None = None, *classes: Slo
+) -> Condition:
+    figures = slo_status.slo_figures(now, slo, classes or (slo,), {})
+    return slo_status.slo_condition(now, slo, classes or (slo,), figures, before)
 
 
 def test_slo_lower_bound_above_share_is_met() -> None:
@@ -114,9 +117,13 @@ def test_slo_undetermined_has_hysteresis() -> None:
     assert condition_of(snapshot_of(0.005, 0.03), TTFT_TPOT_SLO, before).reason is ConditionReason.SLO_MET
 
 
-def test_slo_message_stays_until_status_or_targets_change() -> None:
+def test_slo_message_changes_only_with_figures_or_targets() -> None:
     first = condition_of(snapshot_of(0.01, 0.01))
-    assert condition_of(snapshot_of(0.015, 0.01), TTFT_TPOT_SLO, first) is first
+    assert condition_of(snapshot_of(0.01, 0.01), TTFT_TPOT_SLO, first) == first
+    assert "TTFT 96% within" in condition_of(snapshot_of(0.035, 0.01), TTFT_TPOT_SLO, first).message
+    figures = slo_status.slo_figures(snapshot_of(), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {"ttft": "410ms"})
+    near = slo_status.slo_condition(snapshot_of(), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), figures, first)
+    assert "(p95 410ms)" in near.message
     other = condition_of(snapshot_of(0.01, 0.01), Slo(0.95, 0.5, tpot_s=0.06), first)
     assert "within 60ms" in other.message
     assert condition_of(snapshot_of(0.01, 0.01), Slo(0.9, 0.5, tpot_s=0.05), first).message != first.message
@@ -148,7 +155,7 @@ def test_slo_class_targets_are_listed_with_tpot_bound() -> None:
     """Of 1,000 answers 600 were promised 50 ms, and 40 of all were slower: perhaps all of these were among the 600."""
     classes = TTFT_TPOT_SLO, Slo(0.95, 60.0, 0.1)
     now = snapshot_of(0.01, 0.04, by_tpot_target={0.05: 600.0})
-    found = slo_status.slo_condition(now, TTFT_TPOT_SLO, classes, None)
+    found = condition_of(now, TTFT_TPOT_SLO, None, *classes)
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
         "TTFT 99% within 500ms to 60s + 100ms per 1k tokens by class (p95 400ms),"
@@ -158,10 +165,7 @@ def test_slo_class_targets_are_listed_with_tpot_bound() -> None:
         "ttft": "99%",
         "tpot": "96%",
     }
-    assert (
-        slo_status.slo_condition(snapshot_of(0.01, 0.04, by_tpot_target={}), TTFT_TPOT_SLO, classes, found) is found
-    )  # figures move, words stay
-    loose = slo_status.slo_condition(snapshot_of(0.01, 0.9, by_tpot_target={}), TTFT_TPOT_SLO, classes, None)
+    loose = condition_of(snapshot_of(0.01, 0.9, by_tpot_target={}), TTFT_TPOT_SLO, None, *classes)
     assert "TPOT at least 100% within 50ms by class" in loose.message
 
 

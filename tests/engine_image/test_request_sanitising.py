@@ -182,6 +182,19 @@ async def test_draining_engine_rejects_before_engine(tmp_path: Path) -> None:
     assert engine.engine.requests == []
 
 
+@pytest.mark.parametrize(("sent", "expected"), [("45", "45"), ("", "1"), ("-1", "1"), ("soon", "1"), ("600", "1")])
+@pytest.mark.parametrize("cause", ["draining", "engine_failed", "aborted"])
+async def test_only_engine_names_time_of_next(tmp_path: Path, cause: str, sent: str, expected: str) -> None:
+    """The gateway sends the time with a request that no other engine can serve."""
+    script = completion_engine("abort" if cause == "aborted" else "length")
+    async with make_harness(script, "serve", tmp_path) as engine:
+        if cause == "draining":
+            engine.config.state.mark_draining()
+        engine.errored = cause == "engine_failed"
+        got = await engine.send(CLEAN_BODY, headers={"x-plimsoll-next-engine-seconds": sent})
+    assert (got.status, got.json["error"]["code"], got.headers["retry-after"]) == (503, cause, expected)
+
+
 async def test_dead_engine_rejects_new_requests(tmp_path: Path) -> None:
     async with make_harness(completion_engine(), "serve", tmp_path) as engine:
         engine.errored = True

@@ -96,8 +96,24 @@ async def test_unreachable_engines_return_openai_503(stack: GatewayStack) -> Non
     await stack.wait_routable(engine)
     engine.kill()
     status, body, headers = await stack.ask_fully()
-    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
-    assert headers["x-plimsoll-reason"] == "unavailable"
+    assert (status, body["error"]["code"], headers["x-plimsoll-reason"]) == (503, "unavailable", "unavailable")
+    assert 10 <= int(headers["retry-after"]) <= 30
+    assert body["error"]["message"].endswith(f"try again in {headers['retry-after']} s.")
+
+
+async def test_only_unreachable_engine_names_time_of_next(stack: GatewayStack) -> None:
+    """The client waits for the start-up that the operator expects, not for a second."""
+    engine, startup = await stack.engine(), {"p50": "45s", "p90": "60s"}
+    obj = service() | {"status": {"tiers": {"serve": {"startup": startup}}}}
+    await stack.set_objects([obj], [pod(engine.address)])
+    await stack.wait_routable(engine)
+    engine.kill()
+    status, body, headers = await stack.ask_fully()
+    assert (status, headers["retry-after"]) == (503, "45")
+    assert body["error"]["message"].endswith("try again in 45 s.")
+    sent = {"x-plimsoll-next-engine-seconds": "1"}
+    _, _, headers = await stack.ask_fully(sent=sent)
+    assert headers["retry-after"] == "45"
 
 
 async def test_unmarked_503_is_not_retried(stack: GatewayStack) -> None:

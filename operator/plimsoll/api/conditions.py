@@ -47,11 +47,13 @@ class ConditionReason(StrEnum):
     WAKING = "Waking"
     TRANSFER_SLOW = "TransferSlow"
     ROLLING_OUT = "RollingOut"
+    SCALING_DOWN = "ScalingDown"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     PODS_REJECTED = "PodsRejected"
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
     CONVERGED = "Converged"
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
@@ -99,6 +101,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TRANSFER_SLOW: "The tier is ready, but transferring the KV cache takes longer than computing it "
     "locally.",
     ConditionReason.ROLLING_OUT: "Replicas of a new revision are replacing those of the old one.",
+    ConditionReason.SCALING_DOWN: "More replicas exist than desired. The surplus is being removed.",
     ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node. The message has the scheduler's reason.",
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
@@ -107,16 +110,17 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "message.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
     "message has its reason.",
+    ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
     ConditionReason.CONVERGED: "The cluster matches the spec.",
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
     ConditionReason.NOT_STALLED: "Nothing prevents the operator from reconciling the service.",
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
-    ConditionReason.MODEL_NAME_TAKEN: "An older service owns the model name. Clients reach this service only as "
-    "NAMESPACE/NAME.",
+    ConditionReason.MODEL_NAME_TAKEN: "Another service owns the model name: an older one, or the one whose "
+    "NAMESPACE/NAME it is. Clients reach this service only as NAMESPACE/NAME.",
     ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. The message names the tier "
-    "nearest to its SLO capacity.",
+    "nearest to its SLO capacity, and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

@@ -50,9 +50,20 @@ def created_s(pod: Object) -> float:
     return epoch_s(pod["metadata"].get("creationTimestamp")) or 0.0
 
 
+def has_restarted(pod: Object) -> bool:
+    """Whether a container of the pod has terminated before, so that the pod is older than its start-up."""
+    return any(container.get("lastState", {}).get("terminated") for container in _containers(pod))
+
+
+def _began_s(pod: Object) -> float:
+    """When the start-up began, seconds since the epoch: pod creation, or when a restarted pod became unready."""
+    unready_s = _since_s(pod, "Ready") if has_restarted(pod) and not is_ready(pod) else None
+    return max(created_s(pod), unready_s or 0.0)
+
+
 def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
     """The current start-up phase of a pod that is not ready. progress: the launcher's last report."""
-    created_at_s = created_s(pod)
+    created_at_s = _began_s(pod)
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") != "True":
         unschedulable_message = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
@@ -68,11 +79,11 @@ def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
 
 
 def phase_durations(pod: Object, progress: StartupProgress | None) -> PhaseDurations:
-    """Phases of a ready pod with their seconds; empty if a time is missing or negative (restart, clock skew)."""
+    """Phases of a ready pod with their seconds; empty after a restart, and if a time is missing or negative."""
     created_at_s = created_s(pod)
     ready_s, scheduled_s = _since_s(pod, "Ready"), _since_s(pod, "PodScheduled")
     running_s = _container_started_s(pod)
-    if running_s is None or ready_s is None or scheduled_s is None:
+    if running_s is None or ready_s is None or scheduled_s is None or has_restarted(pod):
         return []
     phases: PhaseDurations = [("schedule", scheduled_s - created_at_s), ("pull", running_s - scheduled_s)]
     if progress is not None and progress.phases:
@@ -96,11 +107,16 @@ def ready_for_s(pod: Object, now_s: float) -> float:
 
 def _container_started_s(pod: Object) -> float | None:
     """Start time of the running container, seconds since the epoch; None if none runs."""
-    for container in pod.get("status", {}).get("containerStatuses", []):
+    for container in _containers(pod):
         began_s = epoch_s(container.get("state", {}).get("running", {}).get("startedAt"))
         if began_s is not None:
             return began_s
     return None
+
+
+def _containers(pod: Object) -> list[Object]:
+    containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return containers
 
 
 def _condition(pod: Object, kind: str) -> Object:

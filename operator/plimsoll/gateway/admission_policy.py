@@ -55,6 +55,13 @@ class AdmissionPolicy:
         )
 
     @cached_property
+    def without_starts(self) -> AdmissionPolicy:
+        """This policy for a service none of whose engines will start again."""
+        if self.limits is None:
+            return self
+        return replace(self, limits=replace(self.limits, starting=False, ready_at_s=None, capacity_steps=()))
+
+    @cached_property
     def default_class(self) -> ClassPolicy:
         """The class of requests that name none: `default`, else the class with the lowest priority."""
         named_default = (c for c in self.classes if c.name == DEFAULT_CLASS)

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """When a service without a ready engine will have one.
+
+    `next_ready_s` is the expected time from now in seconds, None if unknown. `deleted` means never: its namespace is
+    being deleted.
+    """
+
+    next_ready_s: float | None = None
+    deleted: bool = False
+
 
 _REASON_BY_OUTCOME = {
     AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
@@ -17,7 +33,12 @@ _REASON_BY_OUTCOME = {
 
 
 def admission_rejection(
-    ctx: RequestContext, decision: AdmissionDecision, ready_engines: int, cost_model: EngineCostModel | None, now: float
+    ctx: RequestContext,
+    decision: AdmissionDecision,
+    ready_engines: int,
+    cost_model: EngineCostModel | None,
+    availability: Availability,
+    now: float,
 ) -> Rejection:
     """Returns the rejection that a client receives for an admission decision other than Admitted.
 
@@ -27,8 +48,10 @@ def admission_rejection(
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
         return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
     retry = decision.retry or NO_RETRY
-    message = _message(ctx, decision.outcome, ready_engines, now)
-    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=retry.eta_s, retryable=retry.retryable)
+    message, eta_s = _message(ctx, decision.outcome, ready_engines, availability, now), retry.eta_s
+    if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not ready_engines:
+        eta_s = availability.next_ready_s
+    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=eta_s, retryable=retry.retryable)
 
 
 def too_long(model: str, tokens: int, context: int) -> Rejection:
@@ -61,15 +84,27 @@ def too_many(model: str, sequences: int, n: int, limit: int) -> Rejection:
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="prompt" if n == 1 else "n")
 
 
-def no_endpoint(model: str, reachable: bool) -> Rejection:
+def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejection:
     """Returns the rejection of a request for which the picker finds no engine.
 
-    `reachable` is true if engines are ready but Envoy cannot reach them.
+    `ready` is true if engines are ready but Envoy cannot reach them.
     """
     model = model[:200]
-    if reachable:
+    if ready:
         return Rejection(RejectionReason.NO_ENDPOINT, f"The gateway cannot reach any ready engine of model '{model}'.")
-    return Rejection(RejectionReason.MODEL_STARTING, f"Model '{model}' is starting: none of its engines is ready yet.")
+    if availability.deleted:
+        return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model), retryable=False)
+    eta_s = availability.next_ready_s
+    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), eta_seconds=eta_s)
+
+
+def _starting(model: str, next_ready_s: float | None) -> str:
+    expected = "" if next_ready_s is None else f" The next one is expected in {math.ceil(next_ready_s)} s."
+    return f"Model '{model}' is starting: none of its engines is ready yet.{expected}"
+
+
+def _deleted(model: str) -> str:
+    return f"Model '{model}' is being deleted with its namespace, and none of its engines is ready."
 
 
 def model_not_found(model: str) -> Rejection:
@@ -78,7 +113,9 @@ def model_not_found(model: str) -> Rejection:
     return Rejection(RejectionReason.MODEL_NOT_FOUND, message, param="model")
 
 
-def _message(ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int, now: float) -> str:
+def _message(
+    ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int, availability: Availability, now: float
+) -> str:
     model = ctx.model
     if outcome is AdmissionOutcome.SHED_SATURATED:
         load = "its one ready engine" if ready_engines == 1 else f"its {ready_engines} ready engines"
@@ -87,7 +124,11 @@ def _message(ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int,
         return f"Tenant '{ctx.tenant}' has exceeded its quota for model '{model}'."
     if outcome is AdmissionOutcome.SHED_DEADLINE:
         waited_s = now - ctx.arrived_s
-        return f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time. Send it again later."
+        waited = f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time."
+        starting = "" if ready_engines else f" {_starting(model, availability.next_ready_s)}"
+        return f"{waited}{starting} Send it again later."
     if outcome is AdmissionOutcome.SHED_STARTING:
-        return no_endpoint(model, False).message
+        return _starting(model, availability.next_ready_s)
+    if availability.deleted:
+        return _deleted(model)
     return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."

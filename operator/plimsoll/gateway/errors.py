@@ -120,10 +120,15 @@ def _retry_after(status: int, eta_seconds: float | None, random: Random) -> int 
     """Returns the seconds for `Retry-After`, or None if the client must not retry."""
     if status not in (429, 503):
         return None
+    if eta_seconds is not None and eta_seconds > MAX_RETRY_ETA:
+        return None
+    return bounded_retry_after(eta_seconds, random)
+
+
+def bounded_retry_after(eta_seconds: float | None, random: Random) -> int:
+    """Returns the seconds for `Retry-After`, 1 to 60. `eta_seconds` is the time until a retry can succeed, or None."""
     if eta_seconds is None:
         return random.randint(*UNKNOWN_RETRY_AFTER)
-    if eta_seconds > MAX_RETRY_ETA:
-        return None
     return min(MAX_RETRY_AFTER, max(1, math.ceil(eta_seconds)))
 
 

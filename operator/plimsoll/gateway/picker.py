@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
+from plimsoll.api.contract import engine_contract
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
 from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.routing.picker import EndpointIndex, Pick
@@ -21,7 +22,8 @@ from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
-from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
+from plimsoll.gateway.error_messages import Availability
+from plimsoll.gateway.errors import ErrorResponse, Rejection, bounded_retry_after, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.prefix_hash import block_hashes
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 Reply = bytes | Awaitable[bytes]
 
 MAX_QUEUED_BYTES = 256 << 20  # Envoy keeps the bodies of queued requests in memory
+
+# Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
+NEXT_ENGINE_HEADER = engine_contract().headers["next_engine"]
 
 _DEFAULT_HEADERS = HeaderNames()
 
@@ -201,7 +206,7 @@ class Picker:
                 self.admission.rollback(ctx, now)
             if ctx.is_fallback:
                 return self._reject_at_origin(ctx, now)
-            return self._reject(_no_endpoint(service, ctx), ctx, now)
+            return self._reject(self._no_endpoint(service, ctx), ctx, now)
         stats = self.stats(service.key)
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
@@ -215,7 +220,7 @@ class Picker:
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
         self.inflight.begin(service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines)
         self._recent_rejections.discard(ctx.retry_key)
-        return _dispatch_response(service, pick, ctx)
+        return _dispatch_response(service, pick, ctx, None if pick.fallbacks else self._next_engine_s(service))
 
     def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
         """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight."""
@@ -241,13 +246,33 @@ class Picker:
         ctx.target_service, ctx.fallback, ctx.admission_request = ctx.service, None, None
         decision = self.admission.reject(ctx, now)
         if decision is None:
-            return self._reject(_no_endpoint(self.catalog.services.get(ctx.service), ctx), ctx, now)
+            return self._reject(self._no_endpoint(self.catalog.services.get(ctx.service), ctx), ctx, now)
         return self._shed(ctx, decision, now)
 
     def _shed(self, ctx: RequestContext, decision: AdmissionDecision, now: float) -> bytes:
         self.stats(ctx.service).record_outcome(decision.outcome)
         ready, cost_model = self.admission.rejection_details(ctx)
-        return self._reject(error_messages.admission_rejection(ctx, decision, ready, cost_model, now), ctx, now)
+        availability = self._availability(self.catalog.services.get(ctx.service))
+        rejection = error_messages.admission_rejection(ctx, decision, ready, cost_model, availability, now)
+        return self._reject(rejection, ctx, now)
+
+    def _availability(self, service: ServiceEntry | None) -> Availability:
+        """Returns when the service will have its next ready engine, by the operator's last report."""
+        if service is None:
+            return Availability()
+        at_s, unix = service.next_ready_s, self._clock.unix()
+        return Availability(None if at_s is None or at_s <= unix else at_s - unix, service.deleted)
+
+    def _next_engine_s(self, service: ServiceEntry) -> int:
+        """Returns the `Retry-After` in seconds for a request whose only engine fails: when the next one is ready."""
+        expected_s = self._availability(service).next_ready_s
+        return bounded_retry_after(service.startup_s if expected_s is None else expected_s, self._random)
+
+    def _no_endpoint(self, service: ServiceEntry | None, ctx: RequestContext) -> Rejection:
+        if service is None:
+            return error_messages.model_not_found(ctx.model)
+        ready = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
+        return error_messages.no_endpoint(ctx.model, ready, self._availability(service))
 
     def _enqueue(self, ctx: RequestContext, now: float) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -348,14 +373,8 @@ def write_response(reply: ErrorResponse) -> bytes:
     return response(reply.status, reply.headers.items(), reply.body)
 
 
-def _no_endpoint(service: ServiceEntry | None, ctx: RequestContext) -> Rejection:
-    if service is None:
-        return error_messages.model_not_found(ctx.model)
-    reachable = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
-    return error_messages.no_endpoint(ctx.model, reachable)
-
-
-def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext) -> bytes:
+def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext, next_engine_s: int | None) -> bytes:
+    """`next_engine_s` is the `Retry-After` of a failure of the only engine, None if there are other engines."""
     endpoints = ",".join([e.address for e in (pick.endpoint, *pick.fallbacks)])
     headers, count = (
         (
@@ -367,6 +386,8 @@ def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext) -
     )
     if pick.prefill is not None:
         headers, count = f"{headers}x-plimsoll-prefill: {pick.prefill.address}\r\n", count + 1
+    if next_engine_s is not None:
+        headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.names[0]}\r\n", count + 1
     return ok_response(headers, count)

@@ -217,9 +217,13 @@ class ServiceAdmission:
         return ctx.admission_request
 
     def _announcement(self, now: float, unix: float) -> CapacityAnnouncement:
-        """Returns the expected capacity, on the monotonic clock and scaled to this gateway's share."""
+        """Returns the expected capacity, on the monotonic clock and scaled to this gateway's share.
+
+        Without a ready replica, a time that has passed is no promise any more.
+        """
         assert self.policy.limits is not None
-        return self.policy.limits.announcement(self._gateway, self._arrivals.work_rate, now - unix)
+        limits = self.policy.limits if self.controller.pool.replicas else self.policy.limits.after(unix)
+        return limits.announcement(self._gateway, self._arrivals.work_rate, now - unix)
 
     def _output_tokens(self, forwarded: ForwardedRequest, record: AccessRecord) -> int | None:
         if not forwarded.stream or record.outcome is not RequestOutcome.SUCCEEDED:

@@ -18,7 +18,9 @@ import orjson
 
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
+from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
+from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import NameClaim, published, resolve_owners, served_names
@@ -42,8 +44,10 @@ class ServiceEntry:
     `key` is NAMESPACE/NAME. `names` are the model names that it serves, the preferred one first. `created` is in Unix
     seconds. `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
-    `policy` is None without an SLO. `resource_version` is that of its object. `parse_error` says which part of the
-    object cannot be parsed, and why, else "".
+    `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
+    `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
+    namespace is being deleted. `resource_version` is that of its object. `parse_error` says which part of the object
+    cannot be parsed, and why, else "".
     """
 
     namespace: str
@@ -54,6 +58,9 @@ class ServiceEntry:
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     max_queued: int = MAX_REQUEST_SEQUENCES
     policy: AdmissionPolicy | None = None
+    next_ready_s: float | None = None
+    startup_s: float | None = None
+    deleted: bool = False
     resource_version: str = ""
     parse_error: str = ""
     key: str = field(init=False)
@@ -107,7 +114,11 @@ def build_catalog(
                 queues[keyed_endpoint[0]].append(_read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES)
 
     def service(obj: Object) -> ServiceEntry:
-        key = _key(obj)
+        key, deleted = _key(obj), _is_deleted(obj)
+        next_ready_s, startup_s = _startup(obj)
+        policy = policies.get(key, obj)
+        if next_ready_s is None and policy is not None and policy.limits is not None:
+            next_ready_s = policy.limits.ready_at_s
         return ServiceEntry(
             namespace=claims[key].namespace,
             name=claims[key].name,
@@ -116,7 +127,10 @@ def build_catalog(
             endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
             max_queued=max(queues[key], default=MAX_REQUEST_SEQUENCES),
-            policy=policies.get(key, obj),
+            policy=policy.without_starts if policy is not None and deleted else policy,
+            next_ready_s=None if deleted else next_ready_s,
+            startup_s=startup_s,
+            deleted=deleted,
             resource_version=obj["metadata"].get("resourceVersion", ""),
             parse_error=policies.parse_error(key),
         )
@@ -166,6 +180,27 @@ def _claim(obj: Object) -> NameClaim | None:
 
 def _unix(created: str) -> int:
     return int(epoch_s(created) or 0)
+
+
+def _is_deleted(obj: Object) -> bool:
+    """Whether the operator reports that the service's namespace is being deleted."""
+    conditions = value_at(obj, "status", "conditions")
+    return any(
+        value_at(one, "type") == ConditionType.READY
+        and value_at(one, "reason") == ConditionReason.NAMESPACE_TERMINATING
+        for one in (conditions if isinstance(conditions, list) else ())
+    )
+
+
+def _startup(obj: Object) -> tuple[float | None, float | None]:
+    """Returns the Unix time of the next ready engine and the median start-up time in seconds. None if unknown."""
+    tiers = value_at(obj, "status", "tiers")
+    role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
+    next_ready_s = epoch_s(value_at(tiers, role, "starting", "nextReady"))
+    try:
+        return next_ready_s, units.parse_duration(value_at(tiers, role, "startup", "p50"))
+    except (AttributeError, TypeError, ValueError):
+        return next_ready_s, None
 
 
 def _max_sequences(obj: Object) -> int:

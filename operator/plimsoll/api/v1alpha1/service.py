@@ -144,7 +144,7 @@ class InferenceService(ApiModel):
 
     @property
     def model_name(self) -> str:
-        """Model name that this service claims; an older service may own it."""
+        """Model name that this service claims; another service may own it."""
         return self.spec.model.name or self.metadata.name
 
     @cached_property

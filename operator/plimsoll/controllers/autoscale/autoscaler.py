@@ -27,6 +27,7 @@ from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS
 from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.metrics_export import ScalingGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version, role_of
+from plimsoll.controllers.replicas_owner import replicas_set_by
 from plimsoll.core.admission.publication import AdmissionLimits, from_dict
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
@@ -93,6 +94,8 @@ class ScaleChange:
         if not (after and self.replicas_before):
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
         note = deletion_note and f"; {deletion_note}"
+        if self.decision.override is not None:
+            note += f"; to keep a count, set spec.tiers.{self.tier}.minReplicas and maxReplicas, not the Deployment"
         message = f"{self.tier} {self.replicas_before} -> {after}: {self.decision.summary}{note}"
         return Event(reason, message, f"{self.tier}/{self.replicas_before}/{after}/{generation}")
 
@@ -412,7 +415,7 @@ class Autoscaler:
             ready[Role(name)] = [pod["metadata"]["name"] for pod in tier_pods if pod_startup.is_ready(pod)]
             deployment = self._deployment(service_object, name)
             if deployment is not None:
-                tiers[name] = self._tier_snapshot(entry, name, deployment, tier_pods, ready[Role(name)], now_s)
+                tiers[name] = self._tier_snapshot(entry, name, deployment, tier_pods, ready[Role(name)], spec, now_s)
         entry.horizon_s = spec.horizon_s
         slo_share = DEFAULT_SLO_SHARE if spec.slo is None else spec.slo.share
         service_metrics = entry.aggregator.collect(now_s, ready, gateways, slo_share)
@@ -421,9 +424,16 @@ class Autoscaler:
         return ServiceSnapshot(service_metrics, tiers)
 
     def _tier_snapshot(
-        self, entry: _ServiceEntry, name: str, deployment: Object, pods: list[Object], ready: list[str], now_s: float
+        self,
+        entry: _ServiceEntry,
+        name: str,
+        deployment: Object,
+        pods: list[Object],
+        ready: list[str],
+        spec: ScalingSpec,
+        now_s: float,
     ) -> TierSnapshot:
-        ready_names = set(ready)
+        ready_names, is_automatic = set(ready), spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
         starting_pods = [p for p in pods if p["metadata"]["name"] not in ready_names]
         entry.starting_pods |= {p["metadata"]["name"] for p in starting_pods}
         for pod in pods:
@@ -447,6 +457,7 @@ class Autoscaler:
             ),
             engine_info=next(filter(None, map(self._sources.engine_info, ready)), None),
             variant=entry.startup_variant(name, deployment),
+            replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # others own it in other modes
         )
 
     def _deployment(self, service_object: Object, tier: str) -> Object | None:

@@ -122,12 +122,13 @@ def state_key(
                     tier_decision.limits,
                     tier_decision.is_held,
                     bool(tier_decision.overdue),
+                    tier_decision.replicas_set_by,
                 ),
                 (
                     isinstance(service_state.tiers[name].capacity, TierCapacity),
                     service_state.tiers[name].startup_model.total.startups,
                 ),
-                len(snapshot.tiers[name].starting) if name in snapshot.tiers else 0,
+                (snapshot.tiers[name].ready, len(snapshot.tiers[name].starting)) if name in snapshot.tiers else (0, 0),
             )
             for name, tier_decision in tiers.items()
         ),
@@ -153,14 +154,14 @@ def build_report(
     current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous))
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
+    tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
+    slo = slo_status.slo_figures(snapshot, spec.slo, spec.slos, previous.slo) if spec.slo is not None else {}
     return ScalingReport(
         state_key=current_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
-        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health)),
-        tiers={name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
-        if is_sized
-        else {},
-        slo=slo_status.slo_figures(snapshot, spec.slo, spec.slos, previous.slo) if spec.slo is not None else {},
+        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, tiers, slo)),
+        tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
+        slo=slo,
         cold_start={
             name: _cold_start(tier) for name, tier in service_state.tiers.items() if tier.startup_model.total.startups
         },
@@ -184,7 +185,10 @@ def _conditions(
     spec: ScalingSpec,
     previous: ScalingReport,
     health: HealthReport,
+    tiers: Mapping[str, Object],
+    slo_figures: Object,
 ) -> Iterable[Condition]:
+    """The conditions. tiers, slo_figures: the figures of the status, which the messages quote."""
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
     yield _scaling_active(service_state, spec)
@@ -193,9 +197,10 @@ def _conditions(
     yield _metrics_available(snapshot, health)
     yield _slo_feasible(service_state)
     previous_slo_met = next((c for c in previous.conditions if c.type is ConditionType.SLO_MET), None)
-    yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, previous_slo_met)
+    yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
     yield _scaling_limited(service_state.last_decision.decision)
-    yield _admission_healthy(service_state, snapshot, previous, health)
+    starting = tiers.get(service_state.client_tier, {}).get("starting", {})
+    yield _admission_healthy(service_state, snapshot, previous, health, starting)
 
 
 def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
@@ -225,13 +230,11 @@ def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition
     if frozen:
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
-    binding = service_state.last_decision.decision.binding_tier if service_state.last_decision else None
-    return Condition(
-        ConditionType.SCALING_ACTIVE,
-        True,
-        ConditionReason.SCALING_ON_FORECAST,
-        f"each tier is sized for its forecast; binding tier: {binding or 'none'}",
-    )
+    decision = service_state.last_decision.decision if service_state.last_decision else None
+    binding = (decision and decision.binding_tier) or "none"
+    overrides = [f"; {n}: {t.override}" for n, t in (decision.tiers if decision else {}).items() if t.override]
+    message = f"each tier is sized for its forecast; binding tier: {binding}{''.join(overrides)}"
+    return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
 
 
 def _metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condition:
@@ -290,17 +293,18 @@ def _slo_feasible(service_state: ServiceState) -> Condition:
 
 
 def _admission_healthy(
-    service_state: ServiceState, snapshot: ServiceSnapshot, previous: ScalingReport, health: HealthReport
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    previous: ScalingReport,
+    health: HealthReport,
+    starting: Object,
 ) -> Condition:
-    """Whether requests are admitted. The figures in the message are those at the last change of status."""
+    """Whether requests are admitted. starting: `status.tiers.*.starting` of the tier that serves clients."""
     is_shedding_now = is_shedding(snapshot, previous)
     if health.stale_gateways is not None:
         return Condition(
             ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways
         )
-    previous_condition = next((c for c in previous.conditions if c.type is ConditionType.ADMISSION_HEALTHY), None)
-    if previous_condition is not None and previous_condition.holds is (not is_shedding_now):
-        return previous_condition
     if not is_shedding_now:
         message = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
         return Condition(ConditionType.ADMISSION_HEALTHY, True, ConditionReason.ADMITTING_ALL, message)
@@ -309,17 +313,14 @@ def _admission_healthy(
     parts = [f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"]
     if tier_snapshot is not None and isinstance(sizing, SizingResult) and not isinstance(rate, Unavailable):
         capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
+        replicas = f"{tier_snapshot.ready} ready {tier} {'replica' if tier_snapshot.ready == 1 else 'replicas'}"
         parts.append(
             f"arrival rate {slo_status.format_figure(rate)} req/s, SLO capacity"
-            f" {slo_status.format_figure(capacity_per_s)} req/s with {tier_snapshot.ready} ready {tier} replicas"
+            f" {slo_status.format_figure(capacity_per_s)} req/s with {replicas}"
         )
-    etas_s = (
-        service_state.last_decision.decision.tiers[tier].etas_s
-        if service_state.last_decision is not None and tier_snapshot is not None
-        else ()
-    )
-    if etas_s:
-        parts.append(f"{len(etas_s)} starting, the next ready in {etas_s[0]:.0f} s")
+    if starting:
+        due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
+        parts.append(f"{starting['count']} starting{due}")
     return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
 
 
@@ -368,6 +369,11 @@ def _tier_status(
             tier_state, snapshot.tiers[name].starting, previous_status.get("starting", {}), now_s
         )
     return result
+
+
+def _startup_part(tier_status: Object) -> Object:
+    """The part of a tier's status that holds without an SLO."""
+    return {name: tier_status[name] for name in ("startup", "starting") if name in tier_status}
 
 
 def _starting_status(

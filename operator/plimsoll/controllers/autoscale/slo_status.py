@@ -3,15 +3,14 @@
 Problem: an SLO can have several targets. Each can be met often enough while all of them together are not. A target that
 is not measured must not count as met.
 
-Idea: one assessment (`core.autoscaling.slo_attainment`) yields both, so that they cannot contradict each other. SLOMet
-is false if the upper bound of the attainment is below the SLO, and true if the lower bound is above it. It is unknown
-in between, and where a target is not measured.
+Idea: one assessment (`core.autoscaling.slo_attainment`) yields both, and the condition quotes the texts of the figures,
+so that they cannot contradict each other. SLOMet is false if the upper bound of the attainment is below the SLO, and
+true if the lower bound is above it. It is unknown in between, and where a target is not measured.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -29,35 +28,24 @@ RECOVERY_MARGIN: Final = 0.2  # hysteresis: share of the error budget that must 
 ITL_RECOVERY_MARGIN: Final = 0.1  # hysteresis as a share of the inter-token latency target
 REPORT_TOLERANCE: Final = 0.1  # a figure that has moved by a smaller share keeps its old text
 _SHARE_TOLERANCE: Final = 1e-9  # rounding error of a share
-_FIGURE_PATTERN: Final = re.compile(r"\(p[^)]*\)|(at least )?\d+% within")
 
 
 def slo_condition(
-    snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Condition | None
+    snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], figures: Object, previous: Condition | None
 ) -> Condition:
-    """SLOMet from the last minute's responses. `previous` is returned while only measured figures differ.
+    """SLOMet from the last minute's responses.
 
     slo: the SLO of the service. class_slos: the SLO of each request class, against which its requests are assessed.
+    figures: `slo_figures` of the same snapshot, which the message quotes. previous: the last condition, for hysteresis.
     """
     attainment = slo_attainment(snapshot.metrics, *class_slos)
     holds, reason = _slo_outcome(snapshot, slo, attainment, None if previous is None else previous.reason)
     message = (
         _unavailable_message(snapshot, attainment)
         if reason is ConditionReason.NOT_MEASURED
-        else _message(snapshot, slo, class_slos, attainment)
+        else _message(figures, slo, class_slos, attainment)
     )
-    if (
-        previous is not None
-        and (previous.holds, previous.reason) == (holds, reason)
-        and _differs_only_in_figures(previous.message, message)
-    ):
-        return previous
     return Condition(ConditionType.SLO_MET, holds, reason, message)
-
-
-def _differs_only_in_figures(old: str, new: str) -> bool:
-    """Whether two messages are equal apart from measured figures."""
-    return _FIGURE_PATTERN.sub("", old) == _FIGURE_PATTERN.sub("", new)
 
 
 def _slo_outcome(
@@ -88,22 +76,22 @@ def _meets_share(share: float, slo: Slo, margin: float) -> bool:
     return share >= 1.0 - (1.0 - slo.share) * (1.0 - margin) - _SHARE_TOLERANCE
 
 
-def _message(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], attainment: SloAttainment) -> str:
-    """The measured attainment of each target, and of all targets of a request together."""
-    parts = []
-    for (name, target_s), value_s in zip(slo.targets, measured_percentiles(snapshot), strict=True):
-        share = attainment.by_target.get(name)
-        figure = "" if value_s is None else f" ({slo.percentile(name)} {format_duration(value_s)})"
-        if share is not None and not isinstance(share, Unavailable):
+def _message(figures: Object, slo: Slo, class_slos: Sequence[Slo], attainment: SloAttainment) -> str:
+    """The measured attainment of each target, and of all targets of a request together, in the texts of `figures`."""
+    parts, shares = [], figures.get("attainmentByTarget", {})
+    for name, target_s in slo.targets:
+        share, measured = shares.get(name.lower()), figures.get(name.lower())
+        figure = "" if measured is None else f" ({slo.percentile(name)} {measured})"
+        if share is not None:
             prefix = "at least " if name == "TPOT" and len({one.tpot_s for one in class_slos}) > 1 else ""
-            parts.append(f"{name} {prefix}{_percent(share)} within {_target_text(class_slos, name)}{figure}")
+            parts.append(f"{name} {prefix}{share} within {_target_text(class_slos, name)}{figure}")
         elif name == "itl" and target_s is not None and figure:
             parts.append(f"{name} target {format_duration(target_s)}{figure}")
     message = f"{', '.join(parts)}; SLO {_percent(slo.share)}"
     if len(attainment.by_target) < 2 or isinstance(attainment.lower_bound, Unavailable):
         return message
     is_exact = attainment.upper_bound is not None and attainment.upper_bound - attainment.lower_bound < _SHARE_TOLERANCE
-    return f"{message}, {'' if is_exact else 'at least '}{_percent(attainment.lower_bound)} within all targets"
+    return f"{message}, {'' if is_exact else 'at least '}{figures['attainment']} within all targets"
 
 
 def _target_text(class_slos: Sequence[Slo], name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.controllers.object_cache import Key
+from plimsoll.controllers.replicas_owner import replicas_owners
 from plimsoll.resources.object_meta import short_hash
 
 Object = dict[str, Any]
@@ -54,10 +55,4 @@ def _kind_and_name(desired: Object) -> tuple[str, str]:
 
 def has_foreign_replicas_owner(live: Object | None) -> bool:
     """True if a field manager other than ours owns spec.replicas, so that our apply must leave it out."""
-    if live is None:
-        return False
-    for entry in live["metadata"].get("managedFields", []):
-        owns_replicas = "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
-        if owns_replicas and entry.get("manager") != labels.FIELD_MANAGER:
-            return True
-    return False
+    return live is not None and any(owner != labels.FIELD_MANAGER for owner in replicas_owners(live))

@@ -28,7 +28,7 @@ class ObservedService:
     children: dict[tuple[str, str], Object]  # kind and name -> object
     revisions: dict[str, Object]  # ControllerRevisions by name
     pods: tuple[Object, ...]
-    name_owners: dict[str, str]  # model name -> long name of the service that owns it
+    name_owners: dict[str, NameClaim]  # model name -> the claim that owns it
     gateway_view: GatewayView
     fallback: tuple[str, str] | None = None  # long name of the fallback, and why it cannot be used or ""
 
@@ -55,7 +55,7 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key) -> ObservedServ
             if _is_owned_by(r, service_object)
         },
         pods=tuple(cache.children("Pod", key)),
-        name_owners={name: claim.qualified_name for name, claim in resolve_owners(name_claims(cache)).items()},
+        name_owners=resolve_owners(name_claims(cache)),
         gateway_view=gateways,
         fallback=resolve_fallback(cache, service_object),
     )
@@ -90,15 +90,14 @@ def _fallback_key(service_object: Object) -> Key | None:
 
 def name_claims(cache: ObjectCache) -> list[NameClaim]:
     """Every service's claim to a model name, including services with an invalid spec."""
-    collected = []
-    for service_object in cache.all(labels.KIND):
-        meta = service_object["metadata"]
-        namespace, name = key_of(service_object)
-        created, uid = meta.get("creationTimestamp", ""), meta["uid"]
-        collected.append(
-            NameClaim(namespace, name, claimed_name(service_object), created, uid, published(service_object))
-        )
-    return collected
+    return [name_claim(service_object) for service_object in cache.all(labels.KIND)]
+
+
+def name_claim(service_object: Object) -> NameClaim:
+    """The claim of one service to a model name."""
+    namespace, name = key_of(service_object)
+    created, uid = service_object["metadata"].get("creationTimestamp", ""), service_object["metadata"]["uid"]
+    return NameClaim(namespace, name, claimed_name(service_object), created, uid, published(service_object))
 
 
 def claimed_name(service_object: Object) -> str:

@@ -14,8 +14,11 @@ IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
 
+NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
+
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
 SEVERITY_ORDER = (
+    ConditionReason.NAMESPACE_TERMINATING,
     ConditionReason.PODS_REJECTED,
     ConditionReason.CONFIG_ERROR,
     ConditionReason.IMAGE_UNAVAILABLE,
@@ -85,5 +88,10 @@ def _termination_message(terminated: Object) -> str:
 def _replica_failure(deployment: Object | None) -> PodProblem | None:
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return PodProblem(ConditionReason.PODS_REJECTED, condition.get("message", ""))
+            message = condition.get("message", "")
+            if NAMESPACE_TERMINATING in message:
+                return PodProblem(
+                    ConditionReason.NAMESPACE_TERMINATING, "the namespace is being deleted, so no engine can be created"
+                )
+            return PodProblem(ConditionReason.PODS_REJECTED, message)
     return None

@@ -30,9 +30,10 @@ from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.model_names import ModelNames, model_names
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
-from plimsoll.controllers.reconcile.observe import ObservedService, claimed_name, observe
+from plimsoll.controllers.reconcile.observe import ObservedService, claimed_name, name_claim, observe
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
+from plimsoll.core.routing.model_names import ownership_reason
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -259,7 +260,8 @@ def names_of(seen: ObservedService, at: datetime.datetime) -> ModelNames:
     view = seen.gateway_view
     answered = view.models.get(key_of(seen.service_object))
     complete = view.responding == view.replicas
-    return model_names(seen.service_object, claimed_name(seen.service_object), seen.name_owners, answered, complete, at)
+    owners = {name: claim.qualified_name for name, claim in seen.name_owners.items()}
+    return model_names(seen.service_object, claimed_name(seen.service_object), owners, answered, complete, at)
 
 
 def collect_status_inputs(
@@ -273,9 +275,7 @@ def collect_status_inputs(
     """The inputs of the status."""
     raw_meta = observed.service_object["metadata"]
     key = (raw_meta["namespace"], raw_meta["name"])
-    long_name = "/".join(key)
     service = observed.service
-    owner = observed.name_owners.get(claimed_name(observed.service_object), long_name)
     gateway_view = observed.gateway_view
     return StatusInputs(
         service_object=observed.service_object,
@@ -287,13 +287,22 @@ def collect_status_inputs(
         model_names=names.listed,
         former=names.former,
         name_pending=names.pending,
-        name_owner=None if owner == long_name else owner,
+        name_owner=_name_owner(observed),
         spec_problems=observed.problems,
         rejection=rejection,
         url=platform.gateway.url,
         scales_to_zero=service is not None and _scales_to_zero(service),
         fallback=observed.fallback,
     )
+
+
+def _name_owner(observed: ObservedService) -> tuple[str, str] | None:
+    """The other service that owns the claimed model name, and why; None if there is none."""
+    claim = name_claim(observed.service_object)
+    owner = observed.name_owners.get(claim.model, claim)
+    if owner.qualified_name == claim.qualified_name:
+        return None
+    return owner.qualified_name, ownership_reason(owner, claim)
 
 
 def _scales_to_zero(service: InferenceService) -> bool:

@@ -11,10 +11,13 @@ from typing import Any
 
 from plimsoll.api.conditions import TIER_READY_TYPES, Condition, ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
+from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import Former
+from plimsoll.controllers.reconcile.observe import claimed_name
 from plimsoll.core.admission.publication import to_dict
+from plimsoll.core.types import Role
 from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
@@ -40,6 +43,20 @@ class TierStatusInputs:
     pods: tuple[Object, ...]
     revision: str  # name of the ControllerRevision with its pod template
 
+    @property
+    def ready(self) -> int:
+        """Ready pods that are not being deleted. Counted here, because the Deployment's own count follows later."""
+        return sum(pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
+
+    @property
+    def terminating(self) -> int:
+        return sum(map(pod_startup.is_terminating, self.pods))
+
+    @property
+    def starting(self) -> int:
+        """Pods that are neither ready nor being deleted."""
+        return len(self.pods) - self.ready - self.terminating
+
 
 @dataclass(frozen=True)
 class StatusInputs:
@@ -53,7 +70,7 @@ class StatusInputs:
     model_names: tuple[str, ...] = ()
     former: tuple[Former, ...] = ()  # names that the spec has dropped
     name_pending: str = ""  # the new name while some gateway does not accept it yet
-    name_owner: str | None = None  # namespace/name of the service that owns our model name
+    name_owner: tuple[str, str] | None = None  # the service that owns our model name, and why
     spec_problems: tuple[str, ...] = ()
     rejection: str | None = None
     url: str = ""
@@ -106,7 +123,9 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
     if inputs.spec_problems:
         return (Condition(ConditionType.READY, False, ConditionReason.INVALID_SPEC, "; ".join(inputs.spec_problems)),)
     if inputs.rejection:
-        return (Condition(ConditionType.READY, False, ConditionReason.APPLY_REJECTED, inputs.rejection),)
+        is_going = pod_diagnosis.NAMESPACE_TERMINATING in inputs.rejection
+        reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
+        return (Condition(ConditionType.READY, False, reason, inputs.rejection),)
     if (
         inputs.routable_endpoints is not None
         and (asleep_condition := _scaled_to_zero(inputs, tier_conditions)) is not None
@@ -115,9 +134,9 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
     if inputs.tiers and not any(tier.desired for tier in inputs.tiers) and not inputs.scales_to_zero:
         problem = "all tiers have 0 replicas, and spec.scaling (mode or paused) prevents scale-up; scale them by hand"
         return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, problem),)
-    client_tier = next((c for c in tier_conditions if c.type is not ConditionType.PREFILL_READY), None)
-    if client_tier is not None and not client_tier.holds:
-        return (Condition(ConditionType.READY, False, client_tier.reason, client_tier.message),)
+    blocking = _blocking_tier(tier_conditions)
+    if blocking is not None:
+        return (Condition(ConditionType.READY, False, blocking.reason, blocking.message),)
     if inputs.routable_endpoints is None:
         holds = None if inputs.gateway_replicas else False
         problem = "no gateway replica answers" if inputs.gateway_replicas else "no gateway replica exists"
@@ -125,8 +144,17 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
             problem = f"no gateway replica is usable: {inputs.gateways_error}"
         advice = "check with: kubectl get pods -A -l app.kubernetes.io/component=gateway"
         return (Condition(ConditionType.READY, holds, ConditionReason.NO_GATEWAY, f"{problem}; {advice}"),)
-    message = "the engines are ready, but no gateway replica routes to them yet"
-    return (Condition(ConditionType.READY, False, ConditionReason.NO_ROUTABLE_ENDPOINT, message),)
+    return (_unroutable(_client_ready(inputs)),)
+
+
+def _unroutable(ready: int) -> Condition:
+    """Ready for a service that no gateway routes to. ready: engines that are ready to serve clients."""
+    if not ready:
+        message = "the tier is scaled to 0 replicas; gateways queue no request before an engine has reported its model"
+        return Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, message)
+    engines = "1 ready engine" if ready == 1 else f"{ready} ready engines"
+    message = f"{engines}, but no gateway replica routes to {'it' if ready == 1 else 'them'} yet"
+    return Condition(ConditionType.READY, False, ConditionReason.NO_ROUTABLE_ENDPOINT, message)
 
 
 def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> Condition | None:
@@ -140,13 +168,26 @@ def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]
     ):  # without a cost model gateways do not queue
         return None
     if not any(tier.desired for tier in inputs.tiers):
-        message = "all tiers have 0 replicas; the next request is queued while an engine starts"
+        message = "all tiers are scaled to 0 replicas; the next request is queued while an engine starts"
         return Condition(ConditionType.READY, True, ConditionReason.SCALED_TO_ZERO, message)
     if all(c.holds or c.reason is ConditionReason.STARTING for c in tier_conditions):
-        return Condition(
-            ConditionType.READY, True, ConditionReason.WAKING, "requests are queued until the first engine is ready"
+        awaited = (
+            "a gateway replica routes to the first engine" if _client_ready(inputs) else "the first engine is ready"
         )
+        return Condition(ConditionType.READY, True, ConditionReason.WAKING, f"requests are queued until {awaited}")
     return None
+
+
+def _blocking_tier(tier_conditions: tuple[Condition, ...]) -> Condition | None:
+    """The condition of the tier that prevents serving; None if none does."""
+    going = (c for c in tier_conditions if c.reason is ConditionReason.NAMESPACE_TERMINATING)
+    client_tier = (c for c in tier_conditions if c.type is not ConditionType.PREFILL_READY)
+    return next(going, None) or next((c for c in client_tier if not c.holds), None)
+
+
+def _client_ready(inputs: StatusInputs) -> int:
+    """Ready engines of the tier that serves clients."""
+    return sum(tier.ready for tier in inputs.tiers if tier.role != Role.PREFILL)
 
 
 def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -> Condition:
@@ -155,9 +196,9 @@ def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -
     slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
     """
     kind = TIER_READY_TYPES[tier.role]
-    ready, total = _ready_replicas(tier), tier.desired
+    ready, total = tier.ready, tier.desired
     problem = pod_diagnosis.most_severe(tier.deployment, tier.pods)
-    count = f"{ready} of {total} ready"
+    count = f"{ready} of {total} ready" if ready <= total else f"{ready} ready, {total} desired"
     if ready >= total and _is_rolled_out(tier):
         if not total:
             return Condition(kind, True, ConditionReason.SCALED_TO_ZERO, "0 replicas, scaled to zero")
@@ -169,11 +210,24 @@ def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -
         reason = ConditionReason.ROLLING_OUT if holds else problem.reason
         advice = f"; spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops" if holds else ""
         return Condition(kind, holds, reason, f"{count}: {problem.message}{advice}")
-    if tier.deployment is not None and _updated_replicas(tier) < total and ready:
+    if tier.deployment is not None and _updated_replicas(tier) < _replicas(tier) and ready:
         return Condition(
             kind, holds, ConditionReason.ROLLING_OUT, f"{count}, {_updated_replicas(tier)} at the new revision"
         )
-    return Condition(kind, holds, ConditionReason.STARTING, f"{count}: engines are starting")
+    if not holds:
+        return Condition(kind, False, ConditionReason.STARTING, f"{count}: {_missing(tier)}")
+    if max(ready + tier.starting, _replicas(tier)) > total:
+        return Condition(kind, True, ConditionReason.SCALING_DOWN, f"{count}: the surplus is removed")
+    return Condition(
+        kind, True, ConditionReason.ROLLING_OUT, f"{count}, the Deployment's status does not cover its newest spec yet"
+    )
+
+
+def _missing(tier: TierStatusInputs) -> str:
+    """What the replicas that are not ready wait for."""
+    pending = tier.desired - tier.ready - tier.starting
+    counts = {"starting": tier.starting, "not created yet": pending, "terminating": tier.terminating}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
 
 
 _SETTLED_REASONS = (ConditionReason.ALL_REPLICAS_READY, ConditionReason.SCALED_TO_ZERO, ConditionReason.TRANSFER_SLOW)
@@ -203,9 +257,10 @@ def _name_accepted(inputs: StatusInputs) -> Condition:
         return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message)
     meta = inputs.service_object["metadata"]
     long_name = f"{meta['namespace']}/{meta['name']}"
+    owner, why = inputs.name_owner
     message = (
-        f"the older service {inputs.name_owner} owns this model name; clients reach this service as {long_name}."
-        " Change spec.model.name to get a name of its own"
+        f"spec.model.name {claimed_name(inputs.service_object)}: service {owner} owns the name, because {why}; clients"
+        f" reach this service as {long_name}. Change spec.model.name to get a name of its own"
     )
     message += _passing(inputs)
     return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, ConditionReason.MODEL_NAME_TAKEN, message)
@@ -234,8 +289,8 @@ def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
     return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message),)
 
 
-def _ready_replicas(tier: TierStatusInputs) -> int:
-    return int(_deployment_status(tier).get("readyReplicas", 0))
+def _replicas(tier: TierStatusInputs) -> int:
+    return int(_deployment_status(tier).get("replicas", 0))
 
 
 def _updated_replicas(tier: TierStatusInputs) -> int:
@@ -254,23 +309,23 @@ def _is_rolled_out(tier: TierStatusInputs) -> bool:
     is_observed = _deployment_status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get(
         "generation", 0
     )
-    has_exact_count = _updated_replicas(tier) == tier.desired == _deployment_status(tier).get("replicas", 0)
+    has_exact_count = _updated_replicas(tier) == tier.desired == _replicas(tier)
     return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
 
 
 def is_fully_rolled_out(tier: TierStatusInputs) -> bool:
     """True if no pod of an older revision is left, so that its stored template can be deleted."""
-    return _is_rolled_out(tier) and _ready_replicas(tier) >= tier.desired
+    return _is_rolled_out(tier) and tier.ready >= tier.desired
 
 
 def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
     """`status.tiers`: the values of the columns."""
     return {
         tier.role: {
-            "replicas": int(_deployment_status(tier).get("replicas", 0)),
-            "ready": _ready_replicas(tier),
+            "replicas": _replicas(tier),
+            "ready": tier.ready,
             "desired": tier.desired,
-            "summary": f"{_ready_replicas(tier)}/{tier.desired}",
+            "summary": f"{tier.ready}/{tier.desired}",
             "revision": tier.revision,
             "selector": _selector(inputs, tier.role),
             **(inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}),

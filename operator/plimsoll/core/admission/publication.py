@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -63,6 +63,13 @@ class AdmissionLimits:
             return 0
         others = len(self.shares.keys() - {gateway})
         return self.shares.get(gateway) or max(1, self.cost_model.batch // (others + 1))
+
+    def after(self, unix_s: float) -> AdmissionLimits:
+        """Returns the limits with the expected capacity later than `unix_s` only."""
+        if self.ready_at_s is None or self.ready_at_s > unix_s:
+            return self
+        steps = tuple(step for step in self.capacity_steps if step[0] > unix_s)
+        return replace(self, ready_at_s=steps[0][0] if steps else None, capacity_steps=steps)
 
     def announcement(self, gateway: str, arrival_work_rate: float, clock_offset_s: float) -> CapacityAnnouncement:
         """Returns the expected capacity for one gateway's controller.

@@ -81,6 +81,7 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
         is_held=context.hold_reason is not None,
         overdue=context.overdue,
         etas_s=context.etas_s,
+        replicas_set_by=context.observation.replicas_set_by,
     )
 
 

@@ -139,6 +139,7 @@ def _unchanged_query(entry: ServiceEntry, now_s: float) -> UnchangedQuery | None
         if (
             tier_snapshot.starting
             or not tier_snapshot.ready == tier_snapshot.replicas == count
+            or tier_snapshot.replicas_set_by is not None
             or (not count and metrics.queued)
         ):
             return None

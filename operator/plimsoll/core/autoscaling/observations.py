@@ -100,7 +100,7 @@ class TierObservation:
 
     replicas: ordered now. ready: of those, able to serve. starting: of those, not yet. backlog_gpu_s: work that waits
     for the tier at the gateways. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
-    the whole by `summed`, and below 1 nothing goes down.
+    the whole by `summed`, and below 1 nothing goes down. replicas_set_by: who else ordered the count, None if no other.
     """
 
     replicas: int
@@ -112,6 +112,7 @@ class TierObservation:
     backlog_gpu_s: float | Unavailable = 0.0
     coverage: float = 1.0
     lagging: LaggingSignals = LaggingSignals()
+    replicas_set_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.replicas < 0 or self.ready < 0:

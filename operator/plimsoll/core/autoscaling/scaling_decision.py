@@ -47,7 +47,8 @@ class TierDecision:
     set, None if nothing was observed. limits: limits that reduced or raised the count. counterfactual: expected latency
     or attainment without the change, as a sentence. is_held: the demand is unknown, so the count is frozen. overdue:
     names of pods beyond the start-up limit, which do not count as expected capacity. etas_s: expected times until the
-    starting pods are ready, seconds, ascending.
+    starting pods are ready, seconds, ascending. replicas_set_by: who else ordered `previous_replicas`,
+    None if no other did.
     """
 
     replicas: int
@@ -59,12 +60,23 @@ class TierDecision:
     is_held: bool = False
     overdue: tuple[str, ...] = ()
     etas_s: tuple[float, ...] = ()
+    replicas_set_by: str | None = None
+
+    @property
+    def override(self) -> str | None:
+        """Who else ordered the count before this decision, as a clause; None if no other did."""
+        return (
+            None
+            if self.replicas_set_by is None
+            else f"{self.replicas_set_by} set the replica count to {self.previous_replicas}"
+        )
 
     @property
     def summary(self) -> str:
         """One line: the reasons of the steps that changed the count (else of the last step), and the counterfactual.
 
-        A scale-down always includes the reason of the stabilization step.
+        It begins with who else ordered the count before. A scale-down always includes the reason of the stabilization
+        step.
         """
         count, reasons = self.previous_replicas, []
         for step in self.steps:
@@ -76,8 +88,8 @@ class TierDecision:
             if step.replicas != count or scales_down:
                 reasons.append(step.reason)
             count = step.replicas
-        parts = reasons or [self.steps[-1].reason]
-        return "; ".join(parts if self.counterfactual is None else [*parts, self.counterfactual])
+        parts = [self.override, *(reasons or [self.steps[-1].reason]), self.counterfactual]
+        return "; ".join(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)

@@ -387,6 +387,7 @@ class ServiceState:
             backlog_gpu_s=self._backlog_gpu_s(name, metrics),
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
+            replicas_set_by=tier_snapshot.replicas_set_by,
         )
 
     def _backlog_gpu_s(self, name: str, metrics: ServiceMetrics) -> float:

@@ -32,7 +32,7 @@ _MAX_WINDOWS: Final = 512  # busy windows kept until `collect`
 _NOT_REPORTED: Final = Unavailable("the engines do not tell")
 _NONE_COMPLETED: Final = Unavailable("no request ended in the last minute")
 _NO_INTER_TOKEN_TIMES: Final = Unavailable("no answer had a second token in the last minute")
-_NO_PODS: Final = Unavailable("the tier has no pods")
+_NONE_READY: Final = Unavailable("no engine of the tier is ready")
 _PREFILL_ONLY: Final = Unavailable("a prefill engine decodes nothing")
 _TTFT_OF_PREFILL_TIER: Final = Unavailable("the time to the first token is that of the prefill tier")
 
@@ -136,7 +136,7 @@ class EngineAggregator:
             unavailable = (
                 Unavailable(f"none of {len(pods)} pods has answered for {MAX_READING_GAP_S:.0f} s")
                 if pods
-                else _NO_PODS
+                else _NONE_READY
             )
             return TierMetrics(
                 LaggingSignals(

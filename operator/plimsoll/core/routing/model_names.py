@@ -50,6 +50,15 @@ def resolve_owners(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
     return claim_by_name
 
 
+def ownership_reason(owner: NameClaim, claim: NameClaim) -> str:
+    """Returns why `owner` owns the model name of `claim`, as a clause."""
+    if owner.qualified_name == claim.model:
+        return "it is its NAMESPACE/NAME"
+    if owner.created == claim.created:
+        return f"both were created at {owner.created} and its UID is smaller"
+    return f"it is older (created {owner.created}, this service {claim.created})"
+
+
 def served_names(claim: NameClaim, claim_by_name: dict[str, NameClaim]) -> tuple[str, ...]:
     """Returns the names that `claim` owns: the bare name first, dropped names last."""
     short_name = (claim.model,) if claim_by_name.get(claim.model) is claim else ()

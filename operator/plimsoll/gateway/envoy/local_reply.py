@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plimsoll.api.contract import engine_contract
+
 Json = dict[str, Any]
 
 
@@ -25,7 +27,7 @@ class LocalReply:
 
     message: str
     code: str
-    retry_after: int | None = None  # seconds; None if a retry does not help
+    retry_after: int | str | None = None  # seconds or a format command; None if a retry does not help
 
 
 UNCHANGED_BODY = "%LOCAL_REPLY_BODY%"
@@ -74,6 +76,14 @@ REPLIES = {
     504: LocalReply("The engine did not respond in time (%RESPONSE_CODE_DETAILS%).", "timeout"),
 }
 
+NEXT_ENGINE = engine_contract().headers["next_engine"]  # set on requests that only one engine can serve
+NEXT_ENGINE_SECONDS = f"%REQ({NEXT_ENGINE.upper()})%"
+ONLY_ENGINE_FAILED = LocalReply(
+    "The only ready engine did not accept the request (%RESPONSE_CODE_DETAILS%). The next one is expected later:"
+    f" try again in {NEXT_ENGINE_SECONDS} s.",
+    "unavailable",
+    NEXT_ENGINE_SECONDS,
+)
 OVERLOADED_STATUS = 429
 OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
 HEALTH = "/health"
@@ -97,6 +107,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
             _mapper(_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
             _mapper(_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
             _mapper(_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
+            _mapper(_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
             _mapper(_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
             _mapper(_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY) | {"status_code": OVERLOADED_STATUS},
             *(
@@ -128,9 +139,13 @@ def _status_filter(comparison: str, status: int) -> Json:
     return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 
 
-def _request(header: str, match: Json) -> Json:
-    """Matches replies to requests whose header matches."""
-    return {"header_filter": {"header": {"name": header, "string_match": match}}}
+def _request(header: str, match: Json | None) -> Json:
+    """Matches replies to requests whose header matches; without `match`, to requests that have the header."""
+    return {
+        "header_filter": {
+            "header": {"name": header, **({"present_match": True} if match is None else {"string_match": match})}
+        }
+    }
 
 
 def _both(*filters: Json) -> Json:

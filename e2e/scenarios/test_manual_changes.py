@@ -1,0 +1,58 @@
+"""A person scales a Deployment, and the only engine of a service is killed: status, Events and responses tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+
+from e2e.lib.kube import Cluster
+from e2e.lib.node import signal_container
+from e2e.lib.service import Service, make_manifest
+from e2e.lib.wait import wait_until
+
+TIMEOUT_S = 10.0
+
+
+def _ask(service: Service) -> httpx.Response:
+    body = {"model": service.name, "prompt": "a", "max_tokens": 1}
+    return httpx.post(f"{service.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+
+
+def test_count_set_by_hand_is_named_and_undone(service: Callable[[str], Service], cluster: Cluster) -> None:
+    handy = service("handy")
+    cluster.apply(make_manifest("handy", {"serve": {"minReplicas": 2, "maxReplicas": 3}}), namespace=handy.namespace)
+    handy.wait_ready()
+    cluster.kubectl("scale", "deployment/handy-serve", "-n", handy.namespace, "--replicas=1")
+    message = wait_until(
+        "an Event names who set the count",
+        lambda: next((e["message"] for e in handy.wait_events("ScaledUp") if "kubectl" in e["message"]), None),
+    )
+    handy.wait_ready()
+    print(message)
+    assert message.startswith("serve 1 -> 2: kubectl set the replica count to 1; ")
+    assert "spec.tiers.serve.minReplicas" in message
+    assert handy.status()["tiers"]["serve"]["desired"] == 2
+    cluster.delete("inferenceservices", "handy", namespace=handy.namespace)
+
+
+def test_only_engine_killed_names_time_of_next(service: Callable[[str], Service], cluster: Cluster) -> None:
+    lone = service("lone")
+    cluster.apply(make_manifest("lone", {"serve": {}}), namespace=lone.namespace)
+    lone.wait_ready()
+    wait_until("the engine answers", lambda: _ask(lone).status_code == 200)
+    [pod] = lone.pods()
+    signal_container(pod, "engine", "KILL")
+
+    def rejected() -> httpx.Response | None:
+        answer = _ask(lone)
+        return answer if answer.status_code == 503 else None
+
+    answer = wait_until("a request is rejected", rejected, every_s=0.1)
+    print(answer.headers, answer.text)
+    assert answer.headers.get("x-should-retry") == "false" or int(answer.headers["retry-after"]) > 1
+    told = lone.wait_condition("ServeReady", status="False")
+    print(told["message"])
+    assert pod["metadata"]["name"] in told["message"] or told["message"].startswith("0 of 1 ready: 1 starting")
+    lone.wait_ready()
+    cluster.delete("inferenceservices", "lone", namespace=lone.namespace)

@@ -1,0 +1,26 @@
+"""Who owns a Deployment's replica count, by the API server's record of field managers. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.api import labels
+
+Object = dict[str, Any]
+
+_OWN_MANAGERS = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
+
+
+def replicas_owners(deployment: Object) -> list[str]:
+    """The field managers that own spec.replicas, also through the scale subresource."""
+    return [
+        str(entry.get("manager", ""))
+        for entry in deployment["metadata"].get("managedFields", [])
+        if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+    ]
+
+
+def replicas_set_by(deployment: Object) -> str | None:
+    """The field manager that ordered the count; None if Plimsoll did, or if it is unknown."""
+    owners = replicas_owners(deployment)
+    return None if _OWN_MANAGERS & {*owners} else next((owner for owner in owners if owner), None)

@@ -1,0 +1,379 @@
+"""Each sentence of a status agrees with the objects and figures of the same snapshot.
+
+The walk changes pods, Deployments and metrics as a cluster does, renders the status with the operator's own code, and
+compares the sentences with the objects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from plimsoll.api import conditions
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile.object_plan import plan_objects
+from plimsoll.controllers.reconcile.observe import observe
+from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
+from plimsoll.core.ports import BucketCounts, GatewayReading
+from plimsoll.core.types import Role
+from plimsoll.resources import object_meta
+from tests import builders
+from tests.controllers.test_autoscale import INFINITE, NOW_S, PROMISED, World, arrivals, engine
+
+Object = dict[str, Any]
+KEY = ("team", "chat")
+NAMESPACE_GOING = (
+    'pods "chat-serve-x" is forbidden: unable to create new content in namespace team because it is being terminated'
+)
+
+
+def rfc3339(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Walk(World):
+    """One service with a serve tier, whose objects the test changes, and the status that the operator renders."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.parent = builders.service(**{**PROMISED, **spec})
+        super().__init__(self.parent)
+        self.now_s = NOW_S
+        self.answered = self.slow = 0.0
+        self.routable: int | None = 0
+        self.order(1)
+
+    @property
+    def deployment(self) -> Object:
+        found = self.store.get("Deployment", ("team", "chat-serve"))
+        assert found is not None
+        return found
+
+    def order(self, ordered: int, manager: str = "plimsoll-scaler", **status: Any) -> None:
+        """Set the Deployment's replica count as `manager` does through the scale subresource."""
+        made = builders.deployment(self.parent, "serve", replicas=ordered, status=status)
+        made["metadata"]["managedFields"] = [
+            {
+                "manager": manager,
+                "operation": "Update",
+                "subresource": "scale",
+                "time": rfc3339(self.now_s),
+                "fieldsV1": {"f:spec": {"f:replicas": {}}},
+            }
+        ]
+        self.store.put(made)
+
+    def pod(self, name: str, state: str, **status: Any) -> None:
+        """Add or change a pod. state: ready, starting or terminating."""
+        pod = builders.pod(self.parent, "serve", name, **status)
+        at = rfc3339(self.now_s)
+        pod["metadata"]["creationTimestamp"] = at
+        ready = "True" if state == "ready" else "False"
+        pod["status"].setdefault("conditions", [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}])
+        pod["status"]["conditions"].append({"type": "Ready", "status": ready, "lastTransitionTime": at})
+        if state == "terminating":
+            pod["metadata"]["deletionTimestamp"] = at
+        self.store.put(pod)
+
+    def remove(self, name: str) -> None:
+        self.store.remove(builders.pod(self.parent, "serve", name))
+
+    def serve(self, rate: float, seconds: int, ttft_s: float = 0.3) -> None:
+        """Seconds of ticks with requests, each with metrics of one gateway and one engine."""
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.answered += rate
+            counted = arrivals(self.answered)
+            self.slow += rate if ttft_s > 1.0 else 0.0
+            fast = self.answered - self.slow
+            seen = BucketCounts((0.1, 1.0, 4.0, INFINITE), (0.0, fast, self.slow, 0.0), 0.3 * fast + 2.7 * self.slow)
+            counted = replace(counted, ttft_s=seen)
+            self.readings = (GatewayReading("gw-1", self.now_s, "a", {"team/chat": counted}),)
+            if int(self.now_s) % 5 == 0:
+                self.engine_reports()
+            self.scaler.decide(self.now_s)
+
+    def engine_reports(self) -> None:
+        """Metrics of the one engine that does all the work."""
+        reading = replace(engine(self.answered, self.now_s), pod="a")
+        self.scaler.observe_engine(KEY, Role.SERVE, reading)
+
+    def render(self) -> Object:
+        """The status as the reconciler writes it, checked against the objects."""
+        view = GatewayView(1, 1, {KEY: self.routable}) if self.routable is not None else GatewayView(1, 0)
+        seen = observe(self.store, view, KEY)
+        assert seen is not None
+        assert seen.service is not None
+        report = self.scaler.report(KEY)
+        plan = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, report), builders.PLATFORM)
+        names = names_of(seen, datetime.fromtimestamp(self.now_s, UTC))
+        inputs = collect_status_inputs(seen, plan, None, report, builders.PLATFORM, names)
+        stated = service_status.build_conditions(inputs)
+        status = {
+            "tiers": service_status.tiers_status(inputs),
+            "conditions": conditions.merge([], stated, 1, rfc3339(self.now_s)),
+            **service_status.scaling_fields(inputs, {}),
+        }
+        self.check(status)
+        return status
+
+    def check(self, status: Object) -> None:
+        """Compare every sentence with the pods and with the figures of the status."""
+        pods = self.store.children("Pod", KEY)
+        leaving = [pod for pod in pods if pod_startup.is_terminating(pod)]
+        ready = [pod for pod in pods if pod_startup.is_ready(pod) and pod not in leaving]
+        starting = [pod for pod in pods if pod not in ready and pod not in leaving]
+        tier = status["tiers"]["serve"]
+        assert tier["ready"] == len(ready)
+        counts = {
+            r"(\d+) of \d+ ready": len(ready),
+            r"(\d+) ready, \d+ desired": len(ready),
+            r"\d+ of (\d+) ready": tier["desired"],
+            r"\d+ ready, (\d+) desired": tier["desired"],
+            r"(\d+) starting": len(starting),
+            r"(\d+) terminating": len(leaving),
+            r"(\d+) ready (?:engine|serve replica)": len(ready),
+        }
+        names = [pod["metadata"]["name"] for pod in (*ready, *starting)]
+        for one in status["conditions"]:
+            message = one["message"]
+            for pattern, count in counts.items():
+                assert {int(found) for found in re.findall(pattern, message)} <= {count}, message
+            assert {*re.findall(r"\bpod ([\w-]+)", message)} <= {*names}, message
+            assert {*re.findall(r"next ready at (\S+Z)", message)} <= {tier.get("starting", {}).get("nextReady")}
+            is_missing = len(ready) < tier["desired"]
+            assert starting or is_missing or "starting" not in f"{message} {one['reason'].lower()}", message
+            assert ready or one["reason"] != "NoRoutableEndpoint", message
+            assert not ready or "no engine of the tier is ready" not in message, message
+        self._check_slo(status)
+
+    def _check_slo(self, status: Object) -> None:
+        [met] = [one["message"] for one in status["conditions"] if one["type"] == "SLOMet"] or [""]
+        for name, figure in re.findall(r"(\w+) [^,;]*?\(p\d+ ([^)]+)\)", met):
+            assert figure == status["slo"][name.lower()], met
+        for name, share in re.findall(r"(\w+) (?:at least )?(\d+%) within \d", met):
+            assert share == status["slo"]["attainmentByTarget"][name.lower()], met
+
+    def condition(self, kind: str, status: Object) -> Object:
+        return next(one for one in status["conditions"] if one["type"] == kind)
+
+
+def test_sentences_from_start_to_deleted_pod() -> None:
+    walk = Walk()
+    walk.order(1, replicas=0, updatedReplicas=0)
+    walk.serve(0.0, 1)
+    status = walk.render()
+    assert walk.condition("ServeReady", status)["message"] == "0 of 1 ready: 1 not created yet"
+    walk.order(1)
+    walk.pod("a", "starting")
+    walk.serve(0.0, 5)
+    status = walk.render()
+    assert walk.condition("ServeReady", status)["message"] == "0 of 1 ready: 1 starting"
+    walk.pod("a", "ready")
+    walk.serve(5.0, 1)
+    status = walk.render()
+    assert walk.condition("Ready", status)["message"] == "1 ready engine, but no gateway replica routes to it yet"
+    walk.routable = 1
+    walk.serve(5.0, 90)
+    status = walk.render()
+    assert walk.condition("ServeReady", status)["reason"] == "AllReplicasReady"
+    assert walk.condition("SLOMet", status)["reason"] == "SLOMet"
+    walk.pod("a", "terminating")  # the Deployment's status still counts it as ready
+    walk.routable = 0
+    status = walk.render()
+    assert walk.condition("Ready", status)["reason"] == "Starting"
+    assert walk.condition("ServeReady", status)["message"] == "0 of 1 ready: 1 not created yet, 1 terminating"
+    walk.pod("b", "starting")
+    walk.serve(5.0, 2)
+    status = walk.render()
+    assert walk.condition("ServeReady", status)["message"] == "0 of 1 ready: 1 starting, 1 terminating"
+    walk.remove("a")
+    walk.serve(5.0, 1)
+    assert walk.condition("ServeReady", walk.render())["message"] == "0 of 1 ready: 1 starting"
+
+
+def test_sentences_all_ready_never_say_starting() -> None:
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.order(1, observedGeneration=0)
+    assert "starting" not in walk.condition("ServeReady", walk.render())["message"]
+    walk.pod("b", "ready")
+    walk.order(1, replicas=2, updatedReplicas=2)
+    walk.serve(1.0, 1)
+    found = walk.condition("ServeReady", walk.render())
+    assert (found["status"], found["reason"]) == ("True", "ScalingDown")
+    assert found["message"] == "2 ready, 1 desired: the surplus is removed"
+    walk.order(1, replicas=2, updatedReplicas=1)
+    found = walk.condition("ServeReady", walk.render())
+    assert (found["reason"], found["message"]) == ("RollingOut", "2 ready, 1 desired, 1 at the new revision")
+
+
+def test_sentences_figures_follow_measurements() -> None:
+    """The condition has the latency of the table, also where the SLO is met by the same reason for long."""
+    walk = Walk(slo={"ttft": "5s", "tpot": "50ms"})
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 90)
+    first = walk.condition("SLOMet", walk.render())
+    walk.serve(5.0, 200, ttft_s=2.7)
+    later = walk.condition("SLOMet", walk.render())
+    assert first["reason"] == later["reason"] == "SLOMet"
+    assert first["message"] != later["message"]
+
+
+def test_sentences_shedding_follows_replicas() -> None:
+    walk = Walk(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}}, scaling={"mode": "Recommend"})
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(10.0, 60)
+
+    def shed(seconds: int) -> Object:
+        for _ in range(seconds):
+            walk.now_s, walk.answered = walk.now_s + 1.0, walk.answered + 10.0
+            refused = walk.answered / 2.0
+            counted = replace(arrivals(walk.answered), rejected={"overloaded": refused})
+            walk.readings = (GatewayReading("gw-1", walk.now_s, "a", {"team/chat": counted}),)
+            if int(walk.now_s) % 5 == 0:
+                walk.engine_reports()
+            walk.scaler.decide(walk.now_s)
+        return walk.condition("AdmissionHealthy", walk.render())
+
+    assert "with 1 ready serve replica" in shed(30)["message"]
+    walk.order(2)
+    walk.pod("b", "starting")
+    assert "1 starting" in shed(5)["message"]
+    walk.pod("b", "ready")
+    assert "with 2 ready serve replicas" in shed(65)["message"]
+
+
+def test_sentences_killed_engine_is_no_overdue_start() -> None:
+    """An engine that crashed and restarts in an old pod is expected after a start-up, and its pod is named."""
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 30)
+    made_s, walk.now_s = walk.now_s, walk.now_s + 86_400.0
+    at = rfc3339(walk.now_s)
+    crashed = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at}}
+    walk.pod(
+        "a",
+        "starting",
+        containerStatuses=[
+            {"name": "engine", "ready": False, "state": {"running": {"startedAt": at}}, "lastState": crashed}
+        ],
+    )
+    pod = walk.store.get("Pod", ("team", "a"))
+    assert pod is not None
+    walk.store.put({**pod, "metadata": {**pod["metadata"], "creationTimestamp": rfc3339(made_s)}})
+    walk.routable = 0
+    walk.serve(5.0, 3)
+    status = walk.render()
+    assert walk.condition("Ready", status)["reason"] == "EngineFailing"
+    starting = status["tiers"]["serve"]["starting"]
+    assert "overdue" not in starting
+    assert datetime.fromisoformat(starting["nextReady"]).timestamp() > walk.now_s
+
+
+@pytest.mark.parametrize(
+    ("name", "created", "expected"),
+    [
+        ("other/young", "2026-06-01T00:00:00Z", "service other/young owns the name, because it is its NAMESPACE/NAME;"),
+        ("shared", "2026-06-01T00:00:00Z", None),
+        ("shared", "2025-06-01T00:00:00Z", "service other/young owns the name, because it is older (created 2025-06-"),
+        ("shared", "2026-01-01T00:00:00Z", "service other/young owns the name, because both were created at 2026-01-"),
+    ],
+)
+def test_sentences_name_owner_is_called_older_only_if_so(name: str, created: str, expected: str | None) -> None:
+    walk = Walk(model={"uri": "file:///models/tiny", "name": name})
+    other = builders.service("young", "other", model={"uri": "file:///models/tiny", "name": "shared"})
+    other["metadata"] |= {"creationTimestamp": created, "uid": "a-smaller-one"}
+    walk.store.put(other)
+    found = walk.condition("ModelNameAccepted", walk.render())
+    assert found["status"] == ("True" if expected is None else "False")
+    if expected is not None:
+        assert found["message"].startswith(f"spec.model.name {name}: {expected}")
+
+
+def test_sentences_count_set_by_hand_names_who() -> None:
+    walk = Walk(tiers={"serve": {"minReplicas": 3, "maxReplicas": 9}})
+    walk.routable = 3
+    for name in ("a", "b", "c"):
+        walk.pod(name, "ready")
+    walk.order(3)
+    walk.serve(5.0, 90)
+    assert "kubectl" not in walk.condition("ScalingActive", walk.render())["message"]
+    walk.order(1, manager="kubectl")
+    for name in ("b", "c"):
+        walk.pod(name, "terminating")
+    walk.now_s += 1.0
+    [change] = walk.scaler.decide(walk.now_s)
+    event = change.event()
+    assert event.message.startswith("serve 1 -> 3: kubectl set the replica count to 1")
+    assert "spec.tiers.serve.minReplicas" in event.message
+    status = walk.render()
+    assert status["lastDecision"]["tiers"]["serve"]["why"].startswith("kubectl set the replica count to 1")
+    assert "serve: kubectl set the replica count to 1" in walk.condition("ScalingActive", status)["message"]
+    walk.order(3)
+    for name in ("d", "e"):
+        walk.pod(name, "starting")
+    walk.serve(5.0, 1)
+    assert "kubectl" not in walk.condition("ScalingActive", walk.render())["message"]
+
+
+def test_sentences_terminating_namespace_promises_nothing() -> None:
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 30)
+    walk.pod("a", "terminating")
+    walk.routable = 0
+    failure = {"type": "ReplicaFailure", "status": "True", "message": NAMESPACE_GOING}
+    walk.order(1, replicas=0, updatedReplicas=0, conditions=[failure])
+    walk.serve(5.0, 1)
+    found = walk.condition("Ready", walk.render())
+    assert (found["status"], found["reason"]) == ("False", "NamespaceTerminating")
+    assert "starting" not in found["message"]
+
+
+def test_sentences_without_metrics_blame_no_engine_that_is_away() -> None:
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 60)
+    walk.readings, walk.gateways = (), ()
+    for _ in range(60):
+        walk.now_s += 1.0
+        walk.scaler.decide(walk.now_s)
+    walk.routable = None
+    status = walk.render()
+    assert walk.condition("MetricsAvailable", status)["reason"] == "MetricsMissing"
+    assert walk.condition("Ready", status)["status"] == "Unknown"
+
+
+def test_sentences_zero_and_back() -> None:
+    walk = Walk(tiers={"serve": {"minReplicas": 0, "maxReplicas": 3}})
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 60)
+    walk.order(0, replicas=1, updatedReplicas=1)
+    report = walk.scaler.report(KEY)
+    assert report is not None
+    zero = Walk(tiers={"serve": {"minReplicas": 0, "maxReplicas": 3}})
+    zero.order(0)
+    zero.pod("a", "ready")
+    zero.order(0, replicas=1, updatedReplicas=1)
+    found = zero.condition("ServeReady", zero.render())
+    assert found["message"] == "1 ready, 0 desired: the surplus is removed"
+    zero.remove("a")
+    zero.order(0)
+    assert zero.condition("ServeReady", zero.render())["message"] == "0 replicas, scaled to zero"
+    zero.order(1)
+    zero.pod("b", "starting")
+    assert zero.condition("ServeReady", zero.render())["message"] == "0 of 1 ready: 1 starting"
+    assert object_meta.owner_uid(zero.deployment) == "uid-of-team-chat"
