@@ -48,6 +48,7 @@ LAST_SCENARIOS = (
     "engine_killed",
     "rolling_update",
     "picker_failure",
+    "gateway_deleted",
     "admission",
     "disturbances",
 )

@@ -25,7 +25,7 @@ class PickerSettings:
     max_body_bytes: int = 8 << 20
     drain_seconds: float = 600.0  # from SIGTERM to the end, at most
     drain_quiet_seconds: float = 5.0  # without a request: all nodes have stopped using the pod's address
-    drain_idle_seconds: float = 30.0  # without a request, while clients keep idle connections; SDKs keep them 4 to 15 s
+    drain_idle_seconds: float = 20.0  # without a request, while clients keep idle connections; SDKs keep them 4 to 15 s
     successor_seconds: float = 15.0  # until another gateway pod exists, if one will be created at all
     pod: str = "plimsoll-gateway"
     namespace: str = ""  # of the gateway pods
