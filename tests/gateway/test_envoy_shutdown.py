@@ -130,25 +130,30 @@ async def test_drain_lasts_while_requests_arrive(lone: GatewayStack) -> None:
     await wait_until(has_ended, "the picker ends")
 
 
-async def test_drain_waits_for_idle_connection(lone: GatewayStack) -> None:
-    await _started(lone)
-    lone.write_gateways(gateway_pod("gateway-0", **DELETED), gateway_pod("gateway-1"))
+async def test_drain_waits_for_idle_connection(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And only for it: the drain ends when the connection has closed."""
+    gateway = GatewayStack(tmp_path_factory.mktemp("gw"), drain_quiet_seconds=0.2, drain_idle_seconds=300.0)
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
     connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=300)
-    async with aiohttp.ClientSession(connector=connector) as client:
-        body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    try:
+        await _started(gateway)
+        gateway.write_gateways(gateway_pod("gateway-0", **DELETED), gateway_pod("gateway-1"))
+        async with aiohttp.ClientSession(connector=connector) as client:
 
-        async def ask() -> tuple[int, str | None]:
-            async with client.post(f"{lone.url}/v1/chat/completions", json=body) as answer:
-                await answer.read()
-                return answer.status, answer.headers.get("connection")
+            async def ask() -> tuple[int, str | None]:
+                async with client.post(f"{gateway.url}/v1/chat/completions", json=body) as answer:
+                    await answer.read()
+                    return answer.status, answer.headers.get("connection")
 
-        assert await ask() == (200, None)
-        has_ended = _terminate(lone)
-        await _until_drains(lone)
-        await asyncio.sleep(lone.settings.drain_quiet_seconds * 1.3)
-        assert not has_ended()
-        assert await ask() == (200, "close")
-        await wait_until(has_ended, "the picker ends")
+            assert await ask() == (200, None)
+            has_ended = _terminate(gateway)
+            await _until_drains(gateway)
+            await asyncio.sleep(20 * gateway.settings.drain_quiet_seconds)
+            assert not has_ended()
+            assert await ask() == (200, "close")
+            await wait_until(has_ended, "the picker ends")
+    finally:
+        await gateway.shut_down()
 
 
 async def test_drain_finishes_streams_and_closes_idle_connections(lone: GatewayStack) -> None:
