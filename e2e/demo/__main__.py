@@ -118,6 +118,8 @@ def _run_engines(cluster: Cluster, report: StageReport) -> DemoRun:
         report.check(chat.is_ready(), "Ready, and nothing left to reconcile")
     with report.stage("one question, and the road of its KV cache"):
         bytes_per_token = engines.check_transfer(chat, report)
+    with report.stage("a tool call and structured output"):
+        engines.check_tools(chat, report)
     rows = trace.engines_load()
     title = (
         f"real vLLM engines: every {trace.ENGINES_SAMPLE_EVERY}th request, {trace.ENGINES_TIME_SCALE:g} times as fast"

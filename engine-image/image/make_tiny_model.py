@@ -2,8 +2,8 @@
 
 4.5 million parameters of the Qwen2 architecture in float32: with fewer bits, random weights give near-ties and equal
 prompts may end in different words on two engines. The wide initialisation makes greedy output depend on the prompt,
-which is how a wrong KV transfer shows. The tokenizer is trained on Python's own library. The chat template knows tools in
-the Hermes form, as those of the Qwen models do: `--tool-call-parser hermes`.
+which is how a wrong KV transfer shows. The tokenizer is trained on Python's own library. The chat template knows tools
+in the Hermes form, as those of the Qwen models do: `--tool-call-parser hermes`.
 
 JSON allows white space between any two words of it, and random weights would write it without an end when a grammar
 guides them. So the model never chooses a token of white space alone: one dimension of its residual stream is constant,

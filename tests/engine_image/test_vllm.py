@@ -269,7 +269,7 @@ def test_vllm_tools_without_parser_are_rejected(pair: Pair) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     for choice, flag in (
-        ("auto", "--enable-auto-tool-choice and --tool-call-parser"),
+        ("auto", "--enable-auto-tool-choice"),
         ("required", "--tool-call-parser"),
     ):
         status, got = pair.decode.post({**asked, "tool_choice": choice}, path="/v1/chat/completions")
