@@ -1,8 +1,8 @@
 """Fixtures of the cluster scenarios.
 
 Engines take half a minute to start, so two services are shared by all scenarios that leave them as they found them:
-`pd` (one prefill and two decode replicas, with a tool parser) and `solo` (one aggregated replica, without one). The prober
-runs beside everything.
+`pd` (one prefill and two decode replicas, with a tool parser) and `solo` (one aggregated replica, without one). The
+prober runs beside everything.
 """
 
 from __future__ import annotations
