@@ -1,7 +1,8 @@
 """Fixtures of the cluster scenarios.
 
 Engines take half a minute to start, so two services are shared by all scenarios that leave them as they found them:
-`pd` (one prefill and two decode replicas) and `solo` (one aggregated replica). The prober runs beside everything.
+`pd` (one prefill and two decode replicas, with a tool parser) and `solo` (one aggregated replica, without one). The
+prober runs beside everything.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from e2e.lib.kube import Cluster
 from e2e.lib.metrics import GatewayClient
 from e2e.lib.prober import Prober
 from e2e.lib.service import Service, make_manifest
+from e2e.lib.tool_calls import TOOL_ARGS
 
 SHARED = "e2e-shared"
 TIMEOUT_S = 900
-PD_MANIFEST = make_manifest("pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}})
+PD_MANIFEST = make_manifest(
+    "pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}}, engine={"args": list(TOOL_ARGS)}
+)
 SOLO_MANIFEST = make_manifest("solo", {"serve": {}})
 
 # What leaves the operator and the shared services alone comes before test_quiet, whose quiet time it is. What
@@ -48,6 +52,7 @@ LAST_SCENARIOS = (
     "engine_killed",
     "rolling_update",
     "picker_failure",
+    "gateway_deleted",
     "admission",
     "disturbances",
 )

@@ -35,7 +35,6 @@ NAMESPACE: Final = "demo"
 OUT: Final = ROOT / "build" / "demo"
 BLOCK_TOKENS: Final = 128  # of prefill and decode tiers
 MEAN_COLD_START_S: Final = sum(fleet.COLD_S) / 2
-_GATEWAYS: Final = ("--set", "gateway.replicas=1")  # two beside the engines are too many for two cores
 _ERRORS: Final = (DemoFailed, AssertionError, KubectlError, httpx.HTTPError)
 
 
@@ -95,7 +94,7 @@ def _prepare(report: StageReport) -> None:
 
 def _show(cluster: Cluster, report: StageReport, runs: list[DemoRun], arguments: argparse.Namespace) -> None:
     with report.stage("helm install plimsoll charts/plimsoll"):
-        stack.install(cluster, *_GATEWAYS, chart=arguments.chart)
+        stack.install(cluster, chart=arguments.chart)
         print(cluster.kubectl("get", "pods", "-n", stack.SYSTEM))
     stack.make_namespace(cluster, NAMESPACE)
     light = (
@@ -119,6 +118,8 @@ def _run_engines(cluster: Cluster, report: StageReport) -> DemoRun:
         report.check(chat.is_ready(), "Ready, and nothing left to reconcile")
     with report.stage("one question, and the road of its KV cache"):
         bytes_per_token = engines.check_transfer(chat, report)
+    with report.stage("a tool call and structured output"):
+        engines.check_tools(chat, report)
     rows = trace.engines_load()
     title = (
         f"real vLLM engines: every {trace.ENGINES_SAMPLE_EVERY}th request, {trace.ENGINES_TIME_SCALE:g} times as fast"

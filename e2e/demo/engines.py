@@ -14,7 +14,7 @@ from e2e.demo.figures import Targets
 from e2e.demo.observer import RunObservations, observe_load
 from e2e.demo.prompts import plan_load
 from e2e.demo.stages import StageReport
-from e2e.lib import stack
+from e2e.lib import stack, tool_calls
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Arrival, Load, OpenLoop, unique_text
@@ -62,6 +62,21 @@ def check_transfer(chat: Service, report: StageReport) -> float:
         f"all {response.prompt_tokens} prompt tokens' KV cache moved from prefill to decode, none was computed again",
     )
     return len(text.encode()) / response.prompt_tokens
+
+
+def check_tools(chat: Service, report: StageReport) -> None:
+    """Asks for a forced tool call, for a tool of the model's choice, and for JSON of a schema."""
+    seed = f"{time.time_ns()}"
+    _, forced, _ = tool_calls.ask(chat.target, f"a {seed}", tools=tool_calls.TOOLS, tool_choice=tool_calls.NAMED)
+    status, _, _ = tool_calls.ask(chat.target, f"b {seed}", tools=tool_calls.TOOLS, tool_choice="auto", max_tokens=16)
+    _, shaped, _ = tool_calls.ask(chat.target, f"c {seed}", response_format=tool_calls.RESPONSE_FORMAT)
+    arguments = tool_calls.called_arguments(forced) if "choices" in forced else [str(forced)]
+    content = shaped["choices"][0]["message"]["content"] if "choices" in shaped else str(shaped)
+    report.check(
+        len(arguments) == 1 and tool_calls.is_forecast(arguments[0]), f"a forced tool call with arguments {arguments}"
+    )
+    report.check(status == 200, "a request with tools and tool_choice auto is accepted")
+    report.check(tool_calls.is_forecast(content), f"JSON of the schema that was asked for: {content}")
 
 
 def _send(chat: Service, prompt: Prompt) -> RequestRecord:

@@ -1,4 +1,4 @@
-"""One streamed request, sent and written down.
+"""One request, sent and written down.
 
 Problem: the ledger must know exactly what came over the wire, and the traffic of tests must never leave this machine.
 Idea: a thin aiohttp call that notes everything into `Seen`, whatever happens to the transfer, and a `Target` that
@@ -37,7 +37,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks: a text, the exact number of output tokens, chat or plain completion.
+    """What one request asks: a text, the exact number of output tokens, chat or plain completion, streamed or whole.
 
     `headers` are sent besides; `labels` are for whoever reads the record, and are not sent.
     """
@@ -45,6 +45,7 @@ class Prompt:
     text: str
     max_tokens: int = 16
     chat: bool = True
+    stream: bool = True
     headers: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
 
@@ -62,8 +63,7 @@ class Prompt:
             "max_tokens": self.max_tokens,
             "ignore_eos": True,
             "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            **({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {}),
         }
 
 
@@ -126,6 +126,9 @@ async def _exchange(
             trace_seen.reason = response.headers.get("x-plimsoll-reason", "")
             trace_seen.retry_after_s = _seconds(response.headers.get("retry-after"))
             return f"retry={retry} {(await response.text())[:300]}"
+        if not prompt.stream:
+            trace_seen.add_response(await response.json(), time.time())
+            return ""
         events = SseParser()
         async for chunk in response.content.iter_any():
             now = time.time()

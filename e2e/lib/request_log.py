@@ -75,6 +75,20 @@ class ResponseTrace:
                 self.first_token_at = self.first_token_at or at
                 self.last_token_at = at
 
+    def add_response(self, body: dict[str, Any], at: float) -> None:
+        """Notes a response that was not streamed, which was complete at `at` (Unix s). It has no time of a token.
+
+        Raises ValueError if it is no completion.
+        """
+        try:
+            usage, [choice] = body["usage"], body["choices"]
+            self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            self.finish_reason = choice["finish_reason"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"response is no completion: {str(body)[:80]}") from error
+        self.text.append(choice.get("text") or (choice.get("message") or {}).get("content") or "")
+        self.first_byte_at, self.done = at, True
+
     @property
     def tpot_s(self) -> float | None:
         """Mean seconds of a token after the first, None for fewer than two tokens or where times are not known."""

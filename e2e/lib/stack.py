@@ -87,6 +87,28 @@ def installed(cluster: Cluster) -> bool:
     return RELEASE in cluster.helm("list", "-n", SYSTEM, "-q").split()
 
 
+def gateway_pods(cluster: Cluster) -> list[Object]:
+    """The gateway pods, without those that are being deleted."""
+    found = cluster.list("pods", SYSTEM, "app.kubernetes.io/component=gateway")
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def scale_gateways(cluster: Cluster, replicas: int) -> None:
+    """Sets the number of gateways, and waits until so many are ready."""
+    cluster.kubectl("scale", f"deployment/{RELEASE}-gateway", "-n", SYSTEM, f"--replicas={replicas}")
+    wait_for_gateways(cluster, replicas)
+
+
+def wait_for_gateways(cluster: Cluster, replicas: int) -> None:
+    """Waits until so many gateways exist, all of them ready."""
+
+    def whole() -> bool:
+        pods = gateway_pods(cluster)
+        return len(pods) == replicas and all(is_true(pod, "Ready") for pod in pods)
+
+    wait_until(f"there are {replicas} gateways", whole, 120)
+
+
 def gateway_answers() -> bool:
     """Whether the gateway lists its models."""
     try:

@@ -24,7 +24,7 @@ import pytest
 
 from e2e.lib import sdks, stack
 from e2e.lib.client import Prompt
-from e2e.lib.kube import Cluster, Object, is_true, uids
+from e2e.lib.kube import Cluster, Object, uids
 from e2e.lib.load import Load, OpenLoop, poisson, unique_text
 from e2e.lib.metrics import GatewayClient
 from e2e.lib.node import signal_container
@@ -299,13 +299,12 @@ def _settled_replicas(service: Service, seconds: float = 40.0) -> int:
     return last
 
 
-def _gateway_pods(cluster: Cluster) -> list[Object]:
-    return cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=gateway")
-
-
-def _kill_pickers(cluster: Cluster) -> None:
-    for pod in _gateway_pods(cluster):
+def _kill_pickers(cluster: Cluster) -> int:
+    """Returns how many there were."""
+    pods = stack.gateway_pods(cluster)
+    for pod in pods:
         signal_container(pod, "picker", "KILL")
+    return len(pods)
 
 
 def _scaled_down(service: Service) -> list[float]:
@@ -324,8 +323,8 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
         wait_until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
         before = _settled_replicas(fleet)
         struck_at, seen, told = time.time(), [], len(_scaled_down(fleet))
-        _kill_pickers(cluster)
-        wait_until("the gateways are whole", lambda: all(is_true(pod, "Ready") for pod in _gateway_pods(cluster)), 120)
+        pickers = _kill_pickers(cluster)
+        stack.wait_for_gateways(cluster, pickers)
         whole_s = time.time() - struck_at
         for _ in range(60):
             seen.append(_desired(fleet))

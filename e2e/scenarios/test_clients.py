@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.lib import sdks, stack
+from e2e.lib import sdks, stack, tool_calls
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.service import Service
 from e2e.lib.wait import wait_until
@@ -48,6 +49,42 @@ def test_python_client_stream_equals_full_response(
     assert found["finish"] == "length"
     assert found.get("refusal", "model_not_found") == "model_not_found"
     assert set(found.get("models", shared)) >= shared.keys()
+
+
+def test_sdk_tool_calls_and_structured_output_are_valid(pd: Service) -> None:
+    """Across both tiers: the forced call, its stream, and the output of a schema are what the schema says."""
+    sdks.require_package("openai")
+    found = _run(sys.executable, str(CLIENTS / "openai_tools.py"), service=pd)
+    for kind in ("named", "required", "streamed"):
+        assert [name for name, _ in found[kind]] == [tool_calls.NAME], kind
+    assert found["auto"] in ("length", "stop", "tool_calls")
+    assert tool_calls.is_forecast(json.dumps(found["parsed"]))
+
+
+def test_tool_calls_are_prefilled_remotely(pd: Service) -> None:
+    """The prefill engine gets the client's request with one token to make: no call is whole by then."""
+    before = pd.metrics("decode").by("plimsoll_engine_remote_prefills_total", "outcome")
+    seed = f"{time.time_ns()}"
+    for name, fields in (
+        ("named", {"tools": tool_calls.TOOLS, "tool_choice": tool_calls.NAMED}),
+        ("schema", {"response_format": tool_calls.RESPONSE_FORMAT}),
+    ):
+        status, body, _ = tool_calls.ask(pd.target, f"{name} {seed}", **fields)
+        assert status == 200, body
+    after = pd.metrics("decode").by("plimsoll_engine_remote_prefills_total", "outcome")
+    counts = {outcome: round(count - before.get(outcome, 0)) for outcome, count in after.items()}
+    print(f"remote prefills meanwhile, those of probes included: {counts}")
+    assert counts.pop("remote") >= 2
+    assert not any(counts.values())
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_without_parser_return_vllm_400(choice: str, solo: Service) -> None:
+    status, body, headers = tool_calls.ask(solo.target, choice, tools=tool_calls.TOOLS, tool_choice=choice)
+    print(status, body)
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert "--tool-call-parser" in body["error"]["message"]
+    assert "x-plimsoll-reason" not in headers, "the engine's own words"
 
 
 @pytest.fixture(scope="module")

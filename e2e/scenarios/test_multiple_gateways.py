@@ -16,7 +16,7 @@ import pytest
 
 from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
-from e2e.lib.kube import Cluster, Object, is_true
+from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Load, OpenLoop, poisson
 from e2e.lib.metrics import GatewayClient
 from e2e.lib.node import signal_container
@@ -28,8 +28,6 @@ from e2e.lib.wait import sleep, wait_until
 from plimsoll.core.admission.replica import STEP_TIME_RATIO_RANGE
 
 GATEWAYS = 3
-DEPLOYMENT = "plimsoll-gateway"
-SELECTOR = "app.kubernetes.io/component=gateway"
 LIGHT, OVERLOAD = 2.0, 11.0  # requests/s; the replica carries about 6
 LIGHT_S = 36.0  # all of it within the operator's last minute when it is compared
 RETRY_HEADER = (("x-stainless-retry-count", "1"),)  # what SDKs send with a second attempt
@@ -44,30 +42,12 @@ DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
 ENDPOINT_REMOVAL_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
 
 
-def _pods(cluster: Cluster) -> list[Object]:
-    found = cluster.list("pods", stack.SYSTEM, SELECTOR)
-    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-
-def _scale(cluster: Cluster, replicas: int) -> None:
-    cluster.kubectl("scale", f"deployment/{DEPLOYMENT}", "-n", stack.SYSTEM, f"--replicas={replicas}")
-    _wait_for_gateways(cluster, replicas)
-
-
-def _wait_for_gateways(cluster: Cluster, replicas: int) -> None:
-    def whole() -> bool:
-        pods = _pods(cluster)
-        return len(pods) == replicas and all(is_true(pod, "Ready") for pod in pods)
-
-    wait_until(f"there are {replicas} gateways", whole, 120)
-
-
 @pytest.fixture(scope="module")
 def three(cluster: Cluster) -> Iterator[None]:
-    before = len(_pods(cluster))
-    _scale(cluster, GATEWAYS)
+    before = len(stack.gateway_pods(cluster))
+    stack.scale_gateways(cluster, GATEWAYS)
     yield
-    _scale(cluster, before)
+    stack.scale_gateways(cluster, before)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +179,10 @@ def _shares_assigned(service: Service, cluster: Cluster) -> Callable[[], bool]:
 
     def shared() -> bool:
         batch, shares = _shares(service)
-        return shares.keys() == {pod["metadata"]["name"] for pod in _pods(cluster)} and sum(shares.values()) == batch
+        return (
+            shares.keys() == {pod["metadata"]["name"] for pod in stack.gateway_pods(cluster)}
+            and sum(shares.values()) == batch
+        )
 
     return shared
 
@@ -263,9 +246,9 @@ def test_gateway_counter_reset_is_counted_once(
     with Load(taught.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
         told = _collect_documents(operator, taught.service, KILLED_S / 3)
         struck_at = time.time()
-        signal_container(_pods(cluster)[0], "picker", "KILL")
+        signal_container(stack.gateway_pods(cluster)[0], "picker", "KILL")
         told += _collect_documents(operator, taught.service, KILLED_S * 2 / 3)
-        _wait_for_gateways(cluster, GATEWAYS)
+        stack.wait_for_gateways(cluster, GATEWAYS)
         whole_at = time.time()
         told += _collect_documents(operator, taught.service, 4.0)
     allowed = gateway.failures_allowed() - allowed
@@ -327,10 +310,10 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
         told, looks = operator.explain(gate.key), _arrival_intervals(gateway, gate, before)
         counted, counted_at = looks[-1].counted, looks[-1].until
         struck_at = time.time()
-        gone = _pods(cluster)[0]["metadata"]["name"]
+        gone = stack.gateway_pods(cluster)[0]["metadata"]["name"]
         prober.allow_failures(struck_at, struck_at + ENDPOINT_REMOVAL_S)
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--force", "--grace-period=0", "--wait=false")
-        _wait_for_gateways(cluster, GATEWAYS)
+        stack.wait_for_gateways(cluster, GATEWAYS)
         wait_until("the shares are of those that are there", _shares_assigned(gate, cluster), 60)
         shared_s = time.time() - struck_at
         sleep(SAMPLED_S - min(SAMPLED_S, shared_s))

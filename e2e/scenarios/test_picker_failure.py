@@ -19,10 +19,6 @@ USERS = 2
 SETTLE_S = 5.0
 
 
-def _gateway_pods(cluster: Cluster) -> list[Object]:
-    return cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=gateway")
-
-
 def _restarts(pods: list[Object]) -> int:
     return sum(s["restartCount"] for p in pods for s in p["status"]["containerStatuses"] if s["name"] == "picker")
 
@@ -44,21 +40,23 @@ def test_picker_outage_fails_no_request(
         return prompts(-n - 1)
 
     start = time.time()
-    before, restarts = gateway.failures_allowed(), _restarts(_gateway_pods(cluster))
+    before, restarts = gateway.failures_allowed(), _restarts(stack.gateway_pods(cluster))
     engines = [s.ready_pods() for s in (solo, pd)]
     with (
         Load(solo.target, ClosedLoop(USERS, prompts, think_s=0.3)) as one,
         Load(pd.target, ClosedLoop(USERS, more, think_s=0.3)) as two,
     ):
         sleep(SETTLE_S)
-        pods = _gateway_pods(cluster)
+        pods = stack.gateway_pods(cluster)
         for pod in pods:
             signal_container(pod, "picker", signal)
         struck_at = time.time()
         wait_until(
-            "the kubelet restarts the pickers", lambda: _restarts(_gateway_pods(cluster)) >= restarts + len(pods), 120
+            "the kubelet restarts the pickers",
+            lambda: _restarts(stack.gateway_pods(cluster)) >= restarts + len(pods),
+            120,
         )
-        wait_until("the gateway is whole", lambda: all(is_true(p, "Ready") for p in _gateway_pods(cluster)), 120)
+        wait_until("the gateway is whole", lambda: all(is_true(p, "Ready") for p in stack.gateway_pods(cluster)), 120)
         whole_after = time.time() - struck_at
         sleep(SETTLE_S)
     allowed = gateway.failures_allowed() - before

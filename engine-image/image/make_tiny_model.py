@@ -2,7 +2,12 @@
 
 4.5 million parameters of the Qwen2 architecture in float32: with fewer bits, random weights give near-ties and equal
 prompts may end in different words on two engines. The wide initialisation makes greedy output depend on the prompt,
-which is how a wrong KV transfer shows. The tokenizer is trained on Python's own library.
+which is how a wrong KV transfer shows. The tokenizer is trained on Python's own library. The chat template knows tools
+in the Hermes form, as those of the Qwen models do: `--tool-call-parser hermes`.
+
+JSON allows white space between any two words of it, and random weights would write it without an end when a grammar
+guides them. So the model never chooses a token of white space alone: one dimension of its residual stream is constant,
+which gives the output layer a bias.
 
     python make_tiny_model.py FOLDER
 """
@@ -20,10 +25,16 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 VOCABULARY = 4096
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\nCall a tool with <tool_call>{"
+    '"name": NAME, "arguments": ARGUMENTS'
+    "}</tool_call>. Tools:\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] or '' }}{% for c in m['tool_calls'] or [] %}"
+    "<tool_call>{{ {'name': c['function']['name'], 'arguments': c['function']['arguments']} | tojson }}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXTS = 20
+BIAS_DIMENSION, BIAS_INPUT, BLANK_BIAS = 0, 0.02, -25000.0  # the last is scaled by a norm to a logit of about -100
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -41,8 +52,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def model() -> Qwen2ForCausalLM:
-    """The model; the same weights at every call."""
+def model(blank: list[int]) -> Qwen2ForCausalLM:
+    """The model, which never chooses the tokens `blank`; the same weights at every call."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -58,14 +69,23 @@ def model() -> Qwen2ForCausalLM:
         eos_token_id=2,
         pad_token_id=0,
     )
-    return Qwen2ForCausalLM(config).to(torch.float32)
+    made = Qwen2ForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        made.model.embed_tokens.weight[:, BIAS_DIMENSION] = BIAS_INPUT
+        for layer in made.model.layers:
+            layer.self_attn.o_proj.weight[BIAS_DIMENSION] = 0.0
+            layer.mlp.down_proj.weight[BIAS_DIMENSION] = 0.0
+        made.lm_head.weight[:, BIAS_DIMENSION] = 0.0
+        made.lm_head.weight[blank, BIAS_DIMENSION] = BLANK_BIAS
+    return made
 
 
 def main() -> None:
     """Writes tokenizer and model to the folder named on the command line, readable by everybody."""
     folder = Path(sys.argv[1])
-    tokenizer().save_pretrained(folder)
-    model().save_pretrained(folder)
+    words = tokenizer()
+    words.save_pretrained(folder)
+    model([token for token in range(len(words)) if words.decode([token]).isspace()]).save_pretrained(folder)
     for path in folder.iterdir():
         path.chmod(0o644)
 

@@ -104,6 +104,15 @@ def test_picker_liveness_fails_before_readiness() -> None:
     assert seconds(picker["livenessProbe"]) < seconds(picker["readinessProbe"])
 
 
+def test_gateway_pod_selector_matches_only_own_pods() -> None:
+    objects = render({"gateway": {"podLabels": {"team": "x"}}}, "--name-template", "llm")
+    (picker,) = pod_specs(objects)["llm-plimsoll-gateway"]["containers"]
+    selector = PickerSettings.from_environment({e["name"]: e.get("value", "") for e in picker["env"]}).pod_selector
+    deployment = find(objects, "Deployment", "llm-plimsoll-gateway")["spec"]
+    assert dict(part.split("=") for part in selector.split(",")) == deployment["selector"]["matchLabels"]
+    assert deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
+
+
 @pytest.mark.parametrize("seconds", [30, 600, 7200])
 def test_gateway_grace_period_exceeds_drain(seconds: int) -> None:
     spec = pod_specs(render({"gateway": {"drainSeconds": seconds}}))["plimsoll-gateway"]

@@ -29,6 +29,7 @@ OPERATOR = {
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}
 OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": FOLLOW}
+GATEWAY_AT_HOME = {"pods": FOLLOW}
 
 
 def allowed(role: Object) -> dict[str, tuple[str, ...]]:
@@ -50,13 +51,14 @@ def test_rbac_cluster_wide_grants_minimal_rights() -> None:
     objects = render()
     assert allowed(find(objects, "ClusterRole", "plimsoll-operator")) == OPERATOR_EVERYWHERE
     assert allowed(find(objects, "ClusterRole", "plimsoll-gateway")) == GATEWAY
-    own = find(objects, "Role")
-    assert own["metadata"]["name"] == "plimsoll-operator-own"
-    assert own["metadata"]["namespace"] == NAMESPACE
-    assert allowed(own) == OPERATOR_AT_HOME
-    for part in ("operator", "gateway"):
+    assert len(of_kind(objects, "Role")) == 2
+    for part, rights in (("operator", OPERATOR_AT_HOME), ("gateway", GATEWAY_AT_HOME)):
+        own = find(objects, "Role", f"plimsoll-{part}-own")
+        assert own["metadata"]["namespace"] == NAMESPACE
+        assert allowed(own) == rights
         account = (NAMESPACE, f"plimsoll-{part}")
         assert subjects(objects, "ClusterRoleBinding", f"plimsoll-{part}") == [account]
+        assert subjects(objects, "RoleBinding", f"plimsoll-{part}-own") == [account]
 
 
 def test_rbac_watched_namespaces_need_no_cluster_role() -> None:
@@ -68,6 +70,7 @@ def test_rbac_watched_namespaces_need_no_cluster_role() -> None:
         assert all(allowed(role) == rights for role in roles)
         assert subjects(objects, "RoleBinding", f"plimsoll-{part}") == [(NAMESPACE, f"plimsoll-{part}")] * 2
     assert allowed(find(objects, "Role", "plimsoll-operator-own")) == OPERATOR_AT_HOME
+    assert allowed(find(objects, "Role", "plimsoll-gateway-own")) == GATEWAY_AT_HOME
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": [NAMESPACE]}])
@@ -92,7 +95,8 @@ def test_rbac_only_release_lease_may_be_changed() -> None:
     assert find(objects, "Lease")["metadata"]["name"] == LEASE_NAME
     changing = [
         rule
-        for rule in find(objects, "Role")["rules"]
+        for role in of_kind(objects, "Role")
+        for rule in role["rules"]
         if rule["resources"] == ["leases"] and set(rule["verbs"]) & {"get", "update"}
     ]
     assert [rule["resourceNames"] for rule in changing] == [[LEASE_NAME]]

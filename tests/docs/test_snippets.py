@@ -71,7 +71,7 @@ def test_python_snippets_print_shown_output(page: Path, monkeypatch: pytest.Monk
             continue
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            exec(compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names)
         assert said.getvalue() == (block.printed or ""), f"line {block.line}"
 
 

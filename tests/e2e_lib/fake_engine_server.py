@@ -73,6 +73,10 @@ class FakeEngineServer:
             )
             await writer.drain()
             return True
+        if not body.get("stream"):
+            writer.write(_whole(body["max_tokens"], cut=kind == "cut"))
+            await writer.drain()
+            return kind != "cut"
         writer.write(_OK)
         await asyncio.sleep(0)
         for event in _events(kind, body["max_tokens"]):
@@ -83,6 +87,14 @@ class FakeEngineServer:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+def _whole(tokens: int, *, cut: bool) -> bytes:
+    """A response that is not streamed, with its head; cut in its middle if so."""
+    choice = {"message": {"content": "a" * tokens}, "finish_reason": "length"}
+    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return head + (body[: len(body) // 2] if cut else body)
 
 
 def _events(kind: str, tokens: int) -> list[bytes]:

@@ -55,6 +55,16 @@ def test_request_asks_for_exact_number_of_tokens(engine: tuple[FakeEngineServer,
     assert 0 < chat.ttft_s <= chat.ended_at - chat.sent_at
 
 
+@pytest.mark.parametrize(("kind", "outcome"), [("whole", RequestResult.OK), ("cut", RequestResult.CUT)])
+def test_record_of_response_not_streamed(
+    kind: str, outcome: RequestResult, engine: tuple[FakeEngineServer, Target]
+) -> None:
+    record = sent(engine[1], Prompt(f"{kind} it", 5, stream=False))
+    assert record.outcome is outcome
+    assert "stream" not in engine[0].bodies[0]
+    assert (record.text, record.output_tokens, record.tpot_s) == (("aaaaa", 5, None) if record.ok else ("", 0, None))
+
+
 def test_record_has_plan_labels_and_tpot(engine: tuple[FakeEngineServer, Target]) -> None:
     record = sent(engine[1], Prompt("whole", 5, headers=(("x-who", "me"),), labels=(("class", "chat"),)))
     assert record.labels == (("class", "chat"),)

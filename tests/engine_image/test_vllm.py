@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,20 +73,22 @@ class Engine:
                 self.ready.set()
         self.ready.set()
 
-    def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    def post(
+        self, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "/v1/completions"
+    ) -> tuple[int, Any]:
         """A completion that is not streamed."""
         sent = {"content-type": "application/json", **(headers or {})}
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=120)) as connection:
-            connection.request("POST", "/v1/completions", json.dumps(body), sent)
+            connection.request("POST", path, json.dumps(body), sent)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
     @contextlib.contextmanager
-    def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    def stream(self, body: dict[str, Any], path: str = "/v1/completions") -> Iterator[http.client.HTTPResponse]:
         """A streamed completion whose first line has come."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=120)) as connection:
             sent = {"content-type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), sent)
+            connection.request("POST", path, json.dumps({**body, "stream": True}), sent)
             answer = connection.getresponse()
             answer.readline()
             yield answer
@@ -136,8 +138,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
-    """An engine of a role under its launcher."""
+def engine(model: Path, role: str, folder: Path, args: Sequence[str] = ()) -> Iterator[Engine]:
+    """An engine of a role under its launcher; `args` are the user's."""
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
@@ -156,6 +158,7 @@ def engine(model: Path, role: str, folder: Path) -> Iterator[Engine]:
         "PLIMSOLL_MODEL": str(model),
         "PLIMSOLL_SERVED_NAMES": '["tiny"]',
         "PLIMSOLL_DEFAULT_ARGS": json.dumps(ARGS),
+        "PLIMSOLL_ARGS": json.dumps(args),
         "PLIMSOLL_POD_IP": "127.0.0.1",
         "PLIMSOLL_REMOTE_PREFILL_DEADLINE_SECONDS": "30",
     }
@@ -233,7 +236,7 @@ def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
     named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
     before = pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     status, got = pair.decode.post(asked, named)
-    assert (status, got["model"], got["usage"]["completion_tokens"]) == (200, "tiny", 24)
+    assert (status, got["model"], got["usage"]["completion_tokens"]) == (200, "busy/other", 24)
     assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote") == before + 1
 
 
@@ -260,6 +263,19 @@ def test_vllm_error_responses_have_openai_shape(pair: Pair) -> None:
         "invalid_request_error",
         "context_length_exceeded",
     )
+
+
+def test_vllm_tools_without_parser_are_rejected(pair: Pair) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    for choice, flag in (
+        ("auto", "--enable-auto-tool-choice"),
+        ("required", "--tool-call-parser"),
+    ):
+        status, got = pair.decode.post({**asked, "tool_choice": choice}, path="/v1/chat/completions")
+        print(got)
+        assert (status, got["error"]["type"]) == (400, "invalid_request_error")
+        assert flag in got["error"]["message"]
 
 
 def test_vllm_draining_engine_finishes_stream(pair: Pair) -> None:

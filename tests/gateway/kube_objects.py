@@ -13,6 +13,9 @@ from plimsoll.api import labels
 
 Object = dict[str, Any]
 
+SYSTEM = "plimsoll-system"
+GATEWAY_SELECTOR = f"{labels.COMPONENT}=gateway"
+
 
 def service(name: str = "chat", namespace: str = "team", model: str | None = None, **changes: Any) -> Object:
     """An InferenceService; `changes` go into its metadata."""
@@ -56,6 +59,14 @@ def pod(
     }
 
 
+def gateway_pod(name: str, *, ready: bool = True, **changes: Any) -> Object:
+    """A gateway pod of the release; `changes` go into its metadata."""
+    return {
+        "metadata": {"name": name, "namespace": SYSTEM, "labels": {labels.COMPONENT: "gateway"}, **changes},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]},
+    }
+
+
 class FileSource:
     """Objects of a JSON file {plural: [object]}; a replaced file is a new sync, no file an API server that is away."""
 
@@ -70,5 +81,14 @@ class FileSource:
             now = self._path.read_bytes() if self._path.exists() else None
             if now is not None and now != before:
                 before = now
-                yield WatchEvent("SYNC", objects=tuple(json.loads(now)[resource.plural]))
+                found = json.loads(now)[resource.plural]
+                yield WatchEvent("SYNC", objects=tuple(o for o in found if _is_selected(o, namespace, selector)))
             await asyncio.sleep(0.02)
+
+
+def _is_selected(obj: Object, namespace: str | None, selector: str | None) -> bool:
+    """Whether a list of this namespace (None: all) with this selector (KEY or KEY=VALUE) has the object."""
+    meta = obj["metadata"]
+    key, _, value = (selector or "").partition("=")
+    found = meta.get("labels", {}).get(key)
+    return namespace in (None, meta["namespace"]) and (not key or (found == value if value else found is not None))

@@ -24,7 +24,7 @@ from plimsoll.gateway.envoy.admin import EnvoyAdminClient
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.kube_objects import Object
+from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 30.0  # seconds; the machine may be busy, a hang may not pass
@@ -56,12 +56,17 @@ class GatewayStack:
             "port": free_port(),
             "picker_port": free_port(),
             "poll_seconds": 0.2,
-            "drain_minimum_seconds": 1.0,
+            "drain_quiet_seconds": 1.0,
+            "drain_idle_seconds": 2.0,
+            "successor_seconds": 1.0,
+            "namespace": SYSTEM,
+            "pod_selector": GATEWAY_SELECTOR,
         }
         self.settings = PickerSettings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
         self.objects_file = directory / "objects.json"
         self.log = directory / "processes.log"
         self.engines: list[FakeEngine] = []
+        self._objects: dict[str, list[Object]] = {"inferenceservices": [], "pods": [], "gateways": []}
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
         self.http: aiohttp.ClientSession
@@ -133,9 +138,18 @@ class GatewayStack:
             )
 
     def write_objects(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
-        """From now on these are the API server's objects."""
+        """From now on these are the API server's services and engine pods."""
+        self._write({"inferenceservices": list(objects), "pods": list(pods)})
+
+    def write_gateways(self, *gateways: Object) -> None:
+        """From now on these are the API server's gateway pods."""
+        self._write({"gateways": list(gateways)})
+
+    def _write(self, changed: dict[str, list[Object]]) -> None:
+        self._objects |= changed
+        services, pods, gateways = (self._objects[name] for name in ("inferenceservices", "pods", "gateways"))
         write_if_changed(
-            self.objects_file, json.dumps({"inferenceservices": list(objects), "pods": list(pods)}).encode()
+            self.objects_file, json.dumps({"inferenceservices": services, "pods": [*pods, *gateways]}).encode()
         )
 
     async def engine(self, host: str = "127.0.0.1") -> FakeEngine:

@@ -128,11 +128,11 @@ async def test_drain_serves_queued_requests(lone: GatewayStack) -> None:
     assert picker is not None
     picker.terminate()
 
-    async def is_unready() -> bool:
-        async with lone.http.get(f"{lone.picker_url}/readyz") as answer:
+    async def drains() -> bool:
+        async with lone.http.get(f"{lone.url}/health") as answer:
             return answer.status == 503
 
-    await wait_until(is_unready, "the gateway drains")
+    await wait_until(drains, "the gateway drains")
     hold.set()
     assert [(await task)[0] for task in (running, held)] == [200, 200]
     await wait_until(lambda: picker.poll() is not None, "the picker ends")

@@ -73,6 +73,13 @@
   verbs: [list, watch]
 {{- end }}
 
+{{/* In the release's own namespace: the other gateway pods, one of which must be ready before a pod stops. */}}
+{{- define "plimsoll.gateway.ownRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end }}
+
 {{/* A Role (with "namespace") or a ClusterRole (without), and its binding to the component's service account.
      Call with (dict "root" $ "component" "operator" "name" NAME "rules" TEXT "namespace" NAMESPACE). */}}
 {{- define "plimsoll.grant" -}}

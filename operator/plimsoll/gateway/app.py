@@ -16,6 +16,7 @@ from random import Random
 
 from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS
 from plimsoll.gateway.admission_policy import PolicyCache
+from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
@@ -27,6 +28,7 @@ from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.successor import wait_for_successor
 from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
 from plimsoll.telemetry import metrics
 
@@ -59,7 +61,7 @@ class GatewayProcess:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Start the drain. Safe to call from a signal handler of the event loop."""
+        """Start the shutdown. Safe to call from a signal handler of the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -80,24 +82,25 @@ class GatewayProcess:
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
         ]
-        drain_task = asyncio.create_task(self._drain())
+        shutdown_task = asyncio.create_task(self._shut_down())
         try:
-            done, _ = await asyncio.wait((*tasks, drain_task), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((*tasks, shutdown_task), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, drain_task):
+            for task in (*tasks, shutdown_task):
                 task.cancel()
-            await asyncio.gather(*tasks, drain_task, return_exceptions=True)
+            await asyncio.gather(*tasks, shutdown_task, return_exceptions=True)
             for server in servers:
                 server.close()
             self._access_log.close()
             self._worker.close()
 
     def not_ready_reason(self) -> str:
-        """Returns why this gateway is not ready for requests, or "" if it is."""
-        if self._stop.is_set():
-            return "draining"
+        """Returns why this gateway is not ready for requests, or "" if it is.
+
+        It stays ready while it stops: a Service without another ready endpoint still routes to it.
+        """
         if not self._watch_cache.synced:
             return "the first list of InferenceServices and pods from the API server is not complete"
         if not self._state_poller.in_sync:
@@ -159,22 +162,18 @@ class GatewayProcess:
             await asyncio.sleep(TICK_SECONDS)
             self._picker.tick()
 
-    async def _drain(self) -> None:
-        """Wait for the stop signal, then until no request is active or `drain_seconds` have passed.
+    async def _shut_down(self) -> None:
+        """Wait for the stop signal, for another gateway, and for the end of the requests; for `drain_seconds` at most.
 
-        Envoy still accepts requests, because other nodes use the pod's address for some seconds. But each response
-        closes its connection.
+        Until another gateway is ready, nothing changes for clients.
         """
         await self._stop.wait()
         started_s = time.monotonic()
-        log.info("draining")
+        log.info("stopping")
+        await wait_for_successor(self._source, self._settings)
+        deadline_s = started_s + self._settings.drain_seconds
         try:
-            await self._admin.fail_health()
-            while time.monotonic() - started_s < self._settings.drain_seconds:
-                await asyncio.sleep(min(0.2, self._settings.drain_seconds))
-                minimum_elapsed = time.monotonic() - started_s >= self._settings.drain_minimum_seconds
-                if minimum_elapsed and (await self._admin.stats()).active == 0:
-                    break
+            await drain(self._admin, lambda: self._envoy_endpoint.last_request_s, self._settings, deadline_s)
         except EnvoyUnavailable as error:
             log.warning("stopping the drain: Envoy does not respond: %s", error)
         log.info("drained after %.1f s", time.monotonic() - started_s)

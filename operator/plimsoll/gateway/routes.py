@@ -7,6 +7,7 @@ health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and `/signal
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -33,14 +34,23 @@ _MODEL = f"{MODELS_PATH}/".encode()
 
 
 class EnvoyEndpoint:
-    """Handles requests from Envoy. `health_checked`: Envoy's health check has reached this picker."""
+    """Handles requests from Envoy.
+
+    health_checked: Envoy's health check has reached this picker. last_request_s: monotonic time of the last request of
+    a client, -inf if there was none.
+    """
 
     def __init__(self, picker: Picker, worker: ParseWorker) -> None:
         self._picker = picker
         self._worker = worker
         self.health_checked = False
+        self.last_request_s = -math.inf
 
     def __call__(self, request: HttpRequest) -> HandlerReply:
+        if request.path == b"/healthz":
+            self.health_checked = True
+            return response(200)
+        self.last_request_s = time.monotonic()
         if request.path.startswith(_CHECK):
             return self._check(request)
         if (reply := request.headers.get(b"x-plimsoll-error-response")) is not None:
@@ -50,10 +60,7 @@ class EnvoyEndpoint:
             return response(200, JSON_HEADERS, models_body(self._picker))
         if path.startswith(_MODEL):
             return model(self._picker, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
-        if request.path != b"/healthz":
-            return response(404)
-        self.health_checked = True
-        return response(200)
+        return response(404)
 
     def _check(self, request: HttpRequest) -> HandlerReply:
         started_s = time.monotonic()

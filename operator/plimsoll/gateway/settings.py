@@ -23,9 +23,13 @@ class PickerSettings:
     picker_port: int = 8081
     namespaces: tuple[str, ...] = ()  # namespaces to watch; empty means all
     max_body_bytes: int = 8 << 20
-    drain_seconds: float = 600.0
-    drain_minimum_seconds: float = 5.0  # until all nodes stop using the pod's address
+    drain_seconds: float = 600.0  # from SIGTERM to the end, at most
+    drain_quiet_seconds: float = 5.0  # without a request: all nodes have stopped using the pod's address
+    drain_idle_seconds: float = 20.0  # without a request, while clients keep idle connections; SDKs keep them 4 to 15 s
+    successor_seconds: float = 15.0  # until another gateway pod exists, if one will be created at all
     pod: str = "plimsoll-gateway"
+    namespace: str = ""  # of the gateway pods
+    pod_selector: str = ""  # label selector of the gateway pods; empty: unknown
     headers_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 120.0  # 8 MiB at 0.6 Mbit/s
     idle_timeout_seconds: float = 600.0  # without a byte in either direction; the longest generation
@@ -66,6 +70,8 @@ class PickerSettings:
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
             drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
+            namespace=environ.get("POD_NAMESPACE", ""),
+            pod_selector=environ.get("PLIMSOLL_GATEWAY_SELECTOR", ""),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),

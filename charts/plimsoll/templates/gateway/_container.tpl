@@ -15,6 +15,11 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
 {{- end }}
 
+{{/* The gateway's pods as a label selector: KEY=VALUE,KEY=VALUE. */}}
+{{- define "plimsoll.gateway.podSelector" -}}
+{{ include "plimsoll.selector" (dict "root" . "component" "gateway") | replace ": " "=" | replace "\n" "," }}
+{{- end }}
+
 {{/* Settings of the picker. */}}
 {{- define "plimsoll.gateway.env" -}}
 - {name: PLIMSOLL_GATEWAY_DIR, value: /run/plimsoll}
@@ -25,6 +30,7 @@ volumeMounts:
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
 - {name: PLIMSOLL_CORS_ALLOWED_ORIGINS, value: {{ join "," .Values.gateway.corsAllowedOrigins | quote }}}
+- {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}
 {{- end }}

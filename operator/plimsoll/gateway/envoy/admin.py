@@ -20,6 +20,7 @@ from plimsoll.gateway.envoy.xds import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX
 TIMEOUT_SECONDS = 5.0
 _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
+_CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
 
 
 class EnvoyUnavailable(PlimsollError):
@@ -46,10 +47,11 @@ class EnvoyState:
 
 @dataclass(frozen=True)
 class EnvoyStats:
-    """Envoy's counters: requests that bypassed the picker since Envoy's start, and active requests."""
+    """Envoy's counters: requests that bypassed the picker since Envoy's start, active requests, open connections."""
 
     failed_open: int
     active: int
+    connections: int
 
 
 class EnvoyAdminClient:
@@ -64,7 +66,8 @@ class EnvoyAdminClient:
     async def stats(self) -> EnvoyStats:
         text = (await self._call("GET", "/stats?usedonly=false&filter=^http.gateway.")).decode()
         values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-        return EnvoyStats(int(values.get(_FAILED_OPEN_STAT, "0")), int(values.get(_ACTIVE_STAT, "0")))
+        names = (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
+        return EnvoyStats(*(int(values.get(name, "0")) for name in names))
 
     async def ready(self) -> bool:
         """Whether Envoy runs and listens."""
