@@ -16,7 +16,7 @@ from plimsoll.core.autoscaling.tier_context import TierContext
 def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float) -> ScalingDecision:
     """Return the replica count of each tier, with the steps of the decision.
 
-    A tier without any observation gets minReplicas. now_s: seconds since the epoch. The function is pure; pass
+    Without an SLO each tier gets its lower bound. A tier without any observation gets minReplicas. now_s: seconds since the epoch. The function is pure; pass
     `ScalingDecision.state` in the next observation. Raises ValueError if `now_s` is not finite.
     """
     if not math.isfinite(now_s):
@@ -38,7 +38,8 @@ def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float)
     previous_states = {name: state.tiers[name] for name in policy.tiers if name in state.tiers}
     return ScalingDecision(
         {
-            name: decisions.get(name) or _decision_without_observation(tier_policy, previous_states.get(name))
+            name: decisions.get(name)
+            or _decision_without_observation(tier_policy, None if policy.slo is None else previous_states.get(name))
             for name, tier_policy in policy.tiers.items()
         },
         binding,
@@ -50,6 +51,11 @@ def _run_steps(
     contexts: list[TierContext], observation: ServiceObservation, policy: ScalingPolicy, now_s: float
 ) -> str | None:
     """Run steps 1 to 7. Returns the binding tier."""
+    if policy.slo is None:
+        for context in contexts:
+            recommend.keep_minimum(context)
+        replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
+        return None
     previous_s = observation.state.at_s
     elapsed_s = 0.0 if previous_s is None else max(0.0, now_s - previous_s)
     for context in contexts:
@@ -85,7 +91,7 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
 
 
 def _decision_without_observation(policy: TierPolicy, previous: TierDecisionState | None) -> TierDecision:
-    """Return minReplicas or the last decided count. A missing observation does not mean that no replica runs."""
+    """Return minReplicas or the last decided count, from `previous` if the service is sized. A missing observation does not mean that no replica runs."""
     minimum = policy.min_replicas
     if previous is None or previous.replicas <= minimum:
         return TierDecision(minimum, (DecisionStep("limits", minimum, "minReplicas is {}", (minimum,)),))
