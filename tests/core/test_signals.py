@@ -383,7 +383,9 @@ def test_transfer_stats_include_present_decode_engines() -> None:
     assert MetricsAggregator([Role.SERVE]).collect(NOW_S, {}, [], SHARE).transfer_stats.tokens == 0.0
 
 
-def quiet_after(readings: list[tuple[float, str, str, ServiceReading]], gateways: tuple[str, ...], now_s: float) -> float:
+def quiet_after(
+    readings: list[tuple[float, str, str, ServiceReading]], gateways: tuple[str, ...], now_s: float
+) -> float:
     """The metric `quiet_s` after readings of (seconds, gateway, instance, counters)."""
     aggregator = MetricsAggregator([Role.SERVE])
     for at_s, name, instance, reading in readings:
@@ -403,8 +405,17 @@ def test_quiet_s_grows_while_nothing_arrives_or_ends() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"arrived": 8.0}, {"retried": 1.0}, {"succeeded": 8.0}, {"failed": 1.0}, {"cancelled": 1.0}]
-    + [{"rejected": {"overloaded": 1.0}}, {"queued": 1.0}, {"reserved_work_s": 0.1}, {"inflight": {"pod": 1}}],
+    [
+        {"arrived": 8.0},
+        {"retried": 1.0},
+        {"succeeded": 8.0},
+        {"failed": 1.0},
+        {"cancelled": 1.0},
+        {"rejected": {"overloaded": 1.0}},
+        {"queued": 1.0},
+        {"reserved_work_s": 0.1},
+        {"inflight": {"pod": 1}},
+    ],
 )
 def test_quiet_s_restarts_with_any_request(change: dict[str, Any]) -> None:
     readings = each_second(range(80)) + [(float(s), "gw", "a", replace(gateway(7.0), **change)) for s in range(80, 91)]

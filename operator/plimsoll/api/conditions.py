@@ -115,8 +115,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
     ConditionReason.MODEL_NAME_TAKEN: "An older service owns the model name. Clients reach this service only as "
     "NAMESPACE/NAME.",
-    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. The message names the tier "
-    "nearest to its SLO capacity.",
+    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load, or keeps `minReplicas` because no "
+    "request arrives. The message names the tier nearest to its SLO capacity.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

@@ -16,8 +16,9 @@ from plimsoll.core.autoscaling.tier_context import TierContext
 def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float) -> ScalingDecision:
     """Return the replica count of each tier, with the steps of the decision.
 
-    Without an SLO each tier gets its lower bound. A tier without any observation gets minReplicas. now_s: seconds since the epoch. The function is pure; pass
-    `ScalingDecision.state` in the next observation. Raises ValueError if `now_s` is not finite.
+    Without an SLO each tier gets its lower bound. A tier without any observation gets minReplicas or its last count.
+    now_s: seconds since the epoch. The function is pure; pass `ScalingDecision.state` in the next observation. Raises
+    ValueError if `now_s` is not finite.
     """
     if not math.isfinite(now_s):
         raise ValueError(f"now_s must be a finite number of seconds, not {now_s}")
@@ -91,7 +92,10 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
 
 
 def _decision_without_observation(policy: TierPolicy, previous: TierDecisionState | None) -> TierDecision:
-    """Return minReplicas or the last decided count, from `previous` if the service is sized. A missing observation does not mean that no replica runs."""
+    """Return minReplicas, or the last decided count of a sized service.
+
+    A missing observation does not mean that no replica runs. previous: state of the last decision; None without an SLO.
+    """
     minimum = policy.min_replicas
     if previous is None or previous.replicas <= minimum:
         return TierDecision(minimum, (DecisionStep("limits", minimum, "minReplicas is {}", (minimum,)),))
