@@ -124,7 +124,10 @@ CASES = [
         f"{POD}.volumeMounts", [{"name": "a", "mountPath": "/a"}], [{"name": "a", "mountPath": "/b"}], template,
         {**SERVE, "tiers": {"serve": {"maxReplicas": 9, "pod": {"volumes": [{"name": "a", "emptyDir": {}}]}}}},
     ),
-    Case("scaling", {"warmReplicas": 2}, {"warmReplicas": 4}, replicas, {**SERVE, "scaling": None}),
+    Case(
+        "scaling", {"warmReplicas": 2, **HORIZON}, {"warmReplicas": 4, **HORIZON}, replicas,
+        {**SERVE, "scaling": None},
+    ),
     Case("scaling.mode", "Recommend", "Off", scaling_active),
     Case("scaling.paused", True, False, scaling_active),
     Case("scaling.headroom", "40%", "60%", replicas),
