@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 
-from e2e.lib import stack
+from e2e.lib import simulated_fleet, stack
 from e2e.lib.kube import Cluster, uids
 from e2e.lib.node import signal_container
 from e2e.lib.operator import OperatorClient
@@ -14,6 +14,7 @@ from e2e.lib.service import Service
 from e2e.lib.wait import wait_until
 
 RESTARTS = 5
+SHRINK_TIMEOUT_S = 420.0  # a minute without requests, the start-up time that is assumed before any, and a busy machine
 SELECTOR = "app.kubernetes.io/component=operator"
 
 
@@ -68,6 +69,29 @@ def test_killed_operator_work_is_finished_by_next(solo: Service, cluster: Cluste
     signal_container(leader, "operator", "KILL")
     wait_until("the edit is put back", lambda: _unavailable(cluster, solo, name) == right, 90)
     print(f"killed: maxUnavailable {right} again; the lease is held by {_holder(cluster)}")
+
+
+def test_idle_fleet_shrinks_after_operator_and_gateway_restart(
+    service: Callable[[str], Service], cluster: Cluster
+) -> None:
+    """No request has ended since either started: that none arrives is known all the same."""
+    idle = service("idle-restart")
+    manifest = simulated_fleet.fleet_manifest(idle.name, {"serve": simulated_fleet.replica_bounds(3, 4)})
+    cluster.apply(manifest, namespace=idle.namespace)
+    idle.wait_ready()
+    wait_until("three engines are ready", lambda: len(idle.ready_pods()) == 3)
+    for name in ("operator", "gateway"):
+        cluster.kubectl("rollout", "restart", f"deployment/plimsoll-{name}", "-n", stack.SYSTEM)
+    for name in ("operator", "gateway"):
+        argv = ("rollout", "status", f"deployment/plimsoll-{name}", "-n", stack.SYSTEM, "--timeout=180s")
+        cluster.kubectl(*argv, timeout_s=200)
+    cluster.patch("inferenceservices", idle.name, idle.namespace, {"spec": {"tiers": {"serve": {"minReplicas": 1}}}})
+    wait_until("one engine is left", lambda: len(idle.pods()) == 1, SHRINK_TIMEOUT_S)
+    told = [one["message"] for one in idle.wait_events("ScaledDown")]
+    assert any("no request for" in message for message in told), told
+    active = idle.condition("ScalingActive")
+    assert (active["status"], active["reason"]) == ("True", "ScalingOnForecast")
+    print(f"idle after both restarts: {told[-1]}; {active['message']}")
 
 
 def _unavailable(cluster: Cluster, service: Service, name: str) -> object:

@@ -121,7 +121,7 @@ def test_decide_sets_replicas_and_explains_change() -> None:
     up, down = changes(store)
     assert (up.tier, up.replicas_before, up.decision.replicas) == ("prefill", 1, 2)
     assert (up.event().reason, down.event().reason) == (EventReason.SCALED_UP, EventReason.SCALED_DOWN)
-    assert up.event().message == "prefill 1 -> 2: minReplicas is 2"
+    assert up.event().message == ("prefill 1 -> 2: spec.slo is not set, so the tier is not sized: minReplicas is 2")
 
 
 async def test_tick_does_not_wait_for_slow_api_server() -> None:

@@ -119,8 +119,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service owns the model name: an older one, or the one whose "
     "NAMESPACE/NAME it is. Clients reach this service only as NAMESPACE/NAME.",
-    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. The message names the tier "
-    "nearest to its SLO capacity, and who else set a replica count.",
+    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load, or keeps `minReplicas` because no "
+    "request arrives. The message names the tier nearest to its SLO capacity, and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

@@ -503,7 +503,8 @@ class Autoscaler:
             slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
         is_unchanged = (
             old_report is not None
-            and old_report.state_key == scaling_status.state_key(entry.service_state, snapshot, health, is_shedding)
+            and old_report.state_key
+            == scaling_status.state_key(service, entry.service_state, snapshot, health, is_shedding)
             and old_report.published is published
         )
         is_unchanged = (
@@ -514,6 +515,7 @@ class Autoscaler:
         has_unknown_sizing = any(isinstance(need, Unavailable) for need in entry.service_state.sizings.values())
         if (
             old_report is None
+            and spec.slo is not None
             and entry.checkpoint
             and has_unknown_sizing
             and now_s - entry.tracked_since_s < GATEWAY_SILENCE_SECONDS

@@ -104,13 +104,21 @@ def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> 
 
 
 def state_key(
-    service_state: ServiceState, snapshot: ServiceSnapshot, health: HealthReport, is_shedding_now: bool
+    service: InferenceService,
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    health: HealthReport,
+    is_shedding_now: bool,
 ) -> tuple[object, ...]:
-    """The state whose change is reported at once, as a comparable tuple; empty before the first decision."""
+    """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
+
+    It includes the generation of the spec, because any field of it may appear in the report.
+    """
     if service_state.last_decision is None:
         return ()
     tiers = service_state.last_decision.decision.tiers
     return (
+        service.metadata.generation,
         health,
         is_shedding_now,
         *(
@@ -151,7 +159,7 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     timed_decisions = [*service_state.decisions] if is_sized else []
-    current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous))
+    current_state = state_key(service, service_state, snapshot, health, is_shedding(snapshot, previous))
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
@@ -207,10 +215,6 @@ def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition
     def inactive(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.SCALING_ACTIVE, False, reason, message)
 
-    if spec.slo is None:
-        return inactive(
-            ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
-        )
     if spec.policy.paused:
         return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
     if spec.policy.mode is not ScalingMode.AUTO:
@@ -220,20 +224,31 @@ def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition
             else ConditionReason.SCALING_OFF,
             f"spec.scaling.mode is {spec.policy.mode}: the autoscaler does not change replica counts",
         )
-    frozen = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
-    if service_state.last_decision is not None:  # a size computed from an old sample does not count as current
-        frozen |= {
-            n: _step_reason(t, "demand")
-            for n, t in service_state.last_decision.decision.tiers.items()
-            if t.is_held and n not in frozen
-        }
+    if spec.slo is None:
+        return inactive(
+            ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
+        )
+    decided = {} if service_state.last_decision is None else service_state.last_decision.decision.tiers
+    unsized = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
+    without_demand = {
+        n for n in unsized if n in decided and not decided[n].is_held and decided[n].steps[0].name == "demand"
+    }
+    frozen = {name: reason for name, reason in unsized.items() if name not in without_demand}
+    frozen |= {  # a size computed from an old sample does not count as current
+        n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
+    }
     if frozen:
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
     decision = service_state.last_decision.decision if service_state.last_decision else None
     binding = (decision and decision.binding_tier) or "none"
     overrides = [f"; {n}: {t.override}" for n, t in (decision.tiers if decision else {}).items() if t.override]
-    message = f"each tier is sized for its forecast; binding tier: {binding}{''.join(overrides)}"
+    message = f"each tier is sized for its forecast; binding tier: {binding}"
+    if without_demand:
+        message = (
+            "no request arrives, waits or runs, as all gateways and engines report: each tier keeps its minReplicas"
+        )
+    message += "".join(overrides)
     return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
 
 

@@ -6,6 +6,7 @@ names the next action.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,14 @@ SCALING_FIELDS = (
     "cost",
     "admission",
 )  # parts of the status
+_SCALING_CONDITIONS = (
+    ConditionType.SCALING_ACTIVE,
+    ConditionType.SCALING_LIMITED,
+    ConditionType.METRICS_AVAILABLE,
+    ConditionType.SLO_FEASIBLE,
+    ConditionType.SLO_MET,
+    ConditionType.ADMISSION_HEALTHY,
+)
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,28 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         *tier_conditions,
         _name_accepted(inputs),
         *_fallback_resolved(inputs),
-        *(inputs.scaling_report.conditions if inputs.scaling_report else ()),
+        *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
+
+
+def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
+    """Those of the report; before the first report of this process, those in the status about the present spec."""
+    if inputs.scaling_report is not None:
+        return inputs.scaling_report.conditions
+    meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
+    kept = []
+    for stored in status.get("conditions", ()):
+        with contextlib.suppress(KeyError, ValueError):  # of another release
+            is_current = stored["observedGeneration"] == meta.get("generation", 0)
+            if stored["type"] in _SCALING_CONDITIONS and is_current:
+                holds = {"True": True, "False": False}.get(stored["status"])
+                kept.append(
+                    Condition(
+                        ConditionType(stored["type"]), holds, ConditionReason(stored["reason"]), stored["message"]
+                    )
+                )
+    return tuple(kept)
 
 
 def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:

@@ -16,8 +16,9 @@ from plimsoll.core.autoscaling.tier_context import TierContext
 def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float) -> ScalingDecision:
     """Return the replica count of each tier, with the steps of the decision.
 
-    A tier without any observation gets minReplicas. now_s: seconds since the epoch. The function is pure; pass
-    `ScalingDecision.state` in the next observation. Raises ValueError if `now_s` is not finite.
+    Without an SLO each tier gets its lower bound. A tier without any observation gets minReplicas or its last count.
+    now_s: seconds since the epoch. The function is pure; pass `ScalingDecision.state` in the next observation. Raises
+    ValueError if `now_s` is not finite.
     """
     if not math.isfinite(now_s):
         raise ValueError(f"now_s must be a finite number of seconds, not {now_s}")
@@ -38,7 +39,8 @@ def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float)
     previous_states = {name: state.tiers[name] for name in policy.tiers if name in state.tiers}
     return ScalingDecision(
         {
-            name: decisions.get(name) or _decision_without_observation(tier_policy, previous_states.get(name))
+            name: decisions.get(name)
+            or _decision_without_observation(tier_policy, None if policy.slo is None else previous_states.get(name))
             for name, tier_policy in policy.tiers.items()
         },
         binding,
@@ -50,6 +52,11 @@ def _run_steps(
     contexts: list[TierContext], observation: ServiceObservation, policy: ScalingPolicy, now_s: float
 ) -> str | None:
     """Run steps 1 to 7. Returns the binding tier."""
+    if policy.slo is None:
+        for context in contexts:
+            recommend.keep_minimum(context)
+        replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
+        return None
     previous_s = observation.state.at_s
     elapsed_s = 0.0 if previous_s is None else max(0.0, now_s - previous_s)
     for context in contexts:
@@ -86,7 +93,10 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
 
 
 def _decision_without_observation(policy: TierPolicy, previous: TierDecisionState | None) -> TierDecision:
-    """Return minReplicas or the last decided count. A missing observation does not mean that no replica runs."""
+    """Return minReplicas, or the last decided count of a sized service.
+
+    A missing observation does not mean that no replica runs. previous: state of the last decision; None without an SLO.
+    """
     minimum = policy.min_replicas
     if previous is None or previous.replicas <= minimum:
         return TierDecision(minimum, (DecisionStep("limits", minimum, "minReplicas is {}", (minimum,)),))

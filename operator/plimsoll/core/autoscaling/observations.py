@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.startup_time import StartingPod, StartupModel
@@ -27,6 +27,12 @@ class TierDemand:
 
     forecast: Forecast
     growth: GrowthDistribution
+
+
+class NoDemand(NamedTuple):
+    """A known demand of zero, which needs no sizing. idle_s: for how long no request has arrived, waited or run, s."""
+
+    idle_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class TierObservation:
     replicas: int
     ready: int
     startup_model: StartupModel
-    demand: TierDemand | Unavailable
+    demand: TierDemand | NoDemand | Unavailable
     sizing: SizingResult | Unavailable
     starting: tuple[StartingPod, ...] = ()
     backlog_gpu_s: float | Unavailable = 0.0

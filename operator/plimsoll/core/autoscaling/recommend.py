@@ -16,7 +16,13 @@ from dataclasses import replace
 from typing import Final, TypeGuard
 
 from plimsoll.core.autoscaling.decision_state import MAX_TAIL_SCALE, MIN_TAIL_SCALE
-from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, LaggingSignals, SizingResult
+from plimsoll.core.autoscaling.observations import (
+    LATENCY_WINDOW_S,
+    LaggingSignals,
+    NoDemand,
+    SizingResult,
+    TierDemand,
+)
 from plimsoll.core.autoscaling.scale_to_zero import apply_scale_to_zero
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
@@ -52,10 +58,22 @@ _LOG_LATENCY_NOISE: Final = 0.05  # noise of the log of a one-minute percentile
 _MAX_LOG_ERROR: Final = 0.7
 
 
+def keep_minimum(context: TierContext) -> None:
+    """All of steps 1 to 6 without an SLO: nothing is sized, and the tier keeps its lower bound."""
+    context.scale_up_target = context.scale_down_target = context.bounds[0]
+    context.set_state("downscale_candidates", ())
+    context.set_state("downscale_regret", context.state.downscale_regret._replace(idle=()))
+    context.add_step("need", "spec.slo is not set, so the tier is not sized: minReplicas is {}", context.bounds[0])
+
+
 def apply_forecast(context: TierContext) -> None:
     """Step 1: the forecast, or the reason why it is unknown."""
     tier_demand, context.hold_reason = context.observation.demand, _hold_reason(context)
     context.scale_up_target = context.scale_down_target = context.observation.replicas
+    if isinstance(tier_demand, NoDemand):
+        message = "none: no request for {:.0f} s, and all gateways and engines report"
+        context.add_step("demand", message, tier_demand.idle_s)
+        return
     if context.hold_reason is not None or isinstance(tier_demand, Unavailable):
         context.add_step(
             "demand", "unknown: {}; replica count stays at {}", context.hold_reason, context.observation.replicas
@@ -69,6 +87,8 @@ def apply_forecast(context: TierContext) -> None:
 def _hold_reason(context: TierContext) -> str | None:
     """Return why the demand or its sizing is unknown; None if both are known."""
     demand, sizing = context.observation.demand, context.observation.sizing
+    if isinstance(demand, NoDemand):
+        return None
     if isinstance(demand, Unavailable):
         return demand.reason
     if isinstance(sizing, Unavailable):
@@ -92,7 +112,7 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
     scale_up_inputs: list[tuple[TierContext, StandbyInput]] = []
     scale_down_inputs: list[StandbyInput] = []
     for context, demand, sizing in known_tiers:
-        if isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
+        if not isinstance(demand, TierDemand) or isinstance(sizing, Unavailable):
             continue
         forecast = demand.forecast
         is_certain &= forecast.level_error <= MAX_LEVEL_ERROR * forecast.level
@@ -125,6 +145,14 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
 def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdlePeriod | Unavailable) -> None:
     """Step 2: replicas for the forecast, warm and standby replicas, and scale to zero."""
     observation, demand, sizing = context.observation, context.observation.demand, context.observation.sizing
+    if isinstance(demand, NoDemand):
+        context.scale_up_target = context.scale_down_target = context.policy.warm_replicas
+        note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
+        required = max(context.scale_up_target, context.bounds[0])
+        context.scale_up_target = context.scale_down_target = required
+        message = "no request for {:.0f} s needs {}"
+        context.add_step("need", message + ("; {}" if note else ""), demand.idle_s, required, note)
+        return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         if context.scale_up_target == observation.replicas:

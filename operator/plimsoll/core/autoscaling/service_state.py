@@ -19,6 +19,7 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierS
 from plimsoll.core.autoscaling.observations import (
     LATENCY_WINDOW_S,
     LaggingSignals,
+    NoDemand,
     ServiceObservation,
     SizingResult,
     TierDemand,
@@ -35,7 +36,7 @@ from plimsoll.core.capacity.tier_model import MAX_RATE_PER_S, TierSpec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import Forecast
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
-from plimsoll.core.demand.idle_periods import IdleStats
+from plimsoll.core.demand.idle_periods import IdlePeriod, IdleStats
 from plimsoll.core.demand.risk_control import RiskControl, initial_control, update_control
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.demand.uncertainty import tier_miss_costs
@@ -309,14 +310,15 @@ class ServiceState:
         """Make and store the decision of this tick."""
         self.sizings = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
         self._apply_corrections(snapshot, spec, now_s)
-        tiers = {
-            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], now_s)
-            for name, tier_snapshot in snapshot.tiers.items()
-            if spec.slo is not None and name in self.tiers
-        }
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
+        no_demand = known_no_demand(snapshot, idle_period)
+        tiers = {
+            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, now_s)
+            for name, tier_snapshot in snapshot.tiers.items()
+            if name in self.tiers
+        }
         decision = decide(ServiceObservation(tiers, self.decision_state, idle_period=idle_period), spec.policy, now_s)
         self.decision_state = decision.state
         self.last_decision = TimedDecision(now_s, decision)
@@ -372,16 +374,20 @@ class ServiceState:
         tier_snapshot: TierSnapshot,
         metrics: ServiceMetrics,
         tier_demand: TierDemand | Unavailable,
+        no_demand: NoDemand | None,
         now_s: float,
     ) -> TierObservation:
-        """One tier; while its first arrivals are watched, latencies and queues of so few requests say nothing."""
+        """Return the observation of one tier. no_demand: the demand if no forecast of the tier can be sized.
+
+        Latencies and queues of the first few requests are left out, because they show nothing.
+        """
         tier_metrics = metrics.tiers.get(Role(name), NO_TIER_METRICS)
         is_warming_up = 0.0 <= now_s - self.tiers[name].first_arrival_s < MIN_OBSERVATION_S
         return TierObservation(
             replicas=tier_snapshot.replicas,
             ready=tier_snapshot.ready,
             startup_model=self.tiers[name].startup_model,
-            demand=tier_demand,
+            demand=tier_demand if no_demand is None or isinstance(self.sizings[name], SizingResult) else no_demand,
             sizing=self.sizings[name],
             starting=tier_snapshot.starting,
             backlog_gpu_s=self._backlog_gpu_s(name, metrics),
@@ -461,6 +467,25 @@ def idle_status(snapshot: ServiceSnapshot) -> bool | Unavailable:
     if metrics.coverage < 1.0:
         return Unavailable(f"only {metrics.coverage:.0%} of the gateways report metrics")
     return unavailable or True
+
+
+def known_no_demand(snapshot: ServiceSnapshot, idle_period: IdlePeriod | Unavailable) -> NoDemand | None:
+    """Return the demand of a service that has had no request for LATENCY_WINDOW_S; None if that is not certain.
+
+    All gateways must have reported this over the whole window, and all ready engines must report no request. Engines
+    that work without a request at a gateway have traffic that bypasses it.
+    """
+    if isinstance(idle_period, Unavailable) or idle_period.active:
+        return None
+    metrics = snapshot.metrics
+    idle_s = min(idle_period.idle_s, metrics.quiet_s)
+    if idle_s < LATENCY_WINDOW_S or metrics.arrivals > 0.0:
+        return None
+    for name, tier_snapshot in snapshot.tiers.items():
+        tier_metrics = metrics.tiers.get(Role(name), NO_TIER_METRICS)
+        if tier_metrics.completed > 0.0 or (tier_snapshot.ready and tier_metrics.in_flight != 0.0):
+            return None
+    return NoDemand(idle_s)
 
 
 def plausible_rate(metrics: ServiceMetrics) -> float | Unavailable:

@@ -21,7 +21,7 @@ from bisect import bisect_left
 
 from plimsoll.core.autoscaling import downscale_regret
 from plimsoll.core.autoscaling.decision_state import MAX_MARKS, DownscaleRegret, TimedReplicas
-from plimsoll.core.autoscaling.observations import SizingResult, TierDemand
+from plimsoll.core.autoscaling.observations import NoDemand, SizingResult, TierDemand
 from plimsoll.core.autoscaling.scaling_decision import STABILIZE_STEP
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.demand.standby_value import GrowthDistribution
@@ -87,6 +87,8 @@ def _update_regret(context: TierContext, now_s: float) -> None:
 def _hold_explanation(context: TierContext, miss_cost: float, replicas: int) -> str:
     """Return the terms of the stabilization window as the end of a sentence."""
     demand, sizing, regret = context.observation.demand, context.observation.sizing, context.state.downscale_regret
+    if isinstance(demand, NoDemand):
+        return ": one start-up"
     if not isinstance(demand, TierDemand) or isinstance(sizing, Unavailable):
         return ": one start-up, because the load is unknown"
     start_s, prior = demand.forecast.horizon_s, _growth_probability(demand, sizing, replicas)

@@ -205,7 +205,7 @@ class TierState:
         if model is None or limits is None:
             return None
         if self.role is Role.PREFILL and slo.ttft_s is None:
-            self.capacity = Unavailable("spec.slo.ttft is required to size a prefill tier")
+            self.capacity, self._capacity_inputs = Unavailable("spec.slo.ttft is required to size a prefill tier"), None
             return None
         tier_spec = TierSpec(
             self.role,

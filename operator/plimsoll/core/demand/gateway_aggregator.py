@@ -37,11 +37,12 @@ _MIN_INTERVAL_S: Final = 0.5  # too short an interval for a rate
 
 @dataclass(slots=True)
 class _GatewayState:
-    """last_reading: instance id, time and reading. pending: the interval since the last sample. is_restarted: it
-    (re)started since then.
+    """last_reading: instance id, time and reading. quiet_since_s: time since which its readings form intervals without
+    a request. pending: the interval since the last sample. is_restarted: it (re)started since then.
     """
 
     last_reading: tuple[str, float, ServiceReading]
+    quiet_since_s: float
     pending: ServiceInterval | None = None
     is_restarted: bool = True
 
@@ -87,11 +88,14 @@ class GatewayAggregator:
         state, current = self._gateways.get(gateway), (instance_id, at_s, reading)
         if state is None:
             self._evict_stale(at_s, ())
-            self._gateways[gateway] = _GatewayState(current)
+            self._gateways[gateway] = _GatewayState(current, at_s)
             return
         if not is_newer(at_s, state.last_reading[1]):
             return
-        interval, state.last_reading = service_interval(state.last_reading, current), current
+        previous, state.last_reading = state.last_reading, current
+        interval = service_interval(previous, current)
+        if interval is None or _has_requests(previous[2], reading):
+            state.quiet_since_s = at_s
         if interval is None:
             state.is_restarted = True
             return
@@ -135,6 +139,13 @@ class GatewayAggregator:
             (max(0.0, now_s - state.last_reading[1]) for state in self._responding(now_s, gateways)), default=None
         )
 
+    def quiet_s(self, now_s: float, gateways: Collection[str]) -> float:
+        """Seconds for which every gateway has reported no request, as in `ServiceMetrics`."""
+        responding = self._responding(now_s, gateways)
+        if not responding or len(responding) < len(gateways):
+            return 0.0
+        return max(0.0, min(state.last_reading[1] - state.quiet_since_s for state in responding))
+
     def gauges(self, now_s: float, gateways: Collection[str]) -> GatewayGauges:
         """Current gauges, scaled up to the silent gateways."""
         readings = [gateway.last_reading[2] for gateway in self._responding(now_s, gateways)]
@@ -175,6 +186,17 @@ class GatewayAggregator:
         for name in [name for name in self._gateways if name not in gateways]:
             if not is_fresh(self._gateways[name].last_reading[1], now_s, MAX_READING_GAP_S):
                 del self._gateways[name]
+
+
+def _has_requests(previous: ServiceReading, current: ServiceReading) -> bool:
+    """Whether a request arrived or ended between two readings, or waits, runs or has a reservation at the second."""
+    has_gauge = current.queued > 0.0 or current.reserved_work_s > 0.0 or any(current.inflight.values())
+    return has_gauge or _counters(previous) != _counters(current)
+
+
+def _counters(reading: ServiceReading) -> tuple[float, ...]:
+    rejected = math.fsum(reading.rejected.values())
+    return reading.arrived, reading.retried, reading.succeeded, reading.failed, reading.cancelled, rejected
 
 
 def _per_s(amount: float, interval: ServiceInterval) -> float:

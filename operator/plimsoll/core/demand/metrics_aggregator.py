@@ -123,6 +123,7 @@ class MetricsAggregator:
             queued_work_s=gauges.queued_work_s,
             reserved_work_s=gauges.reserved_work_s,
             in_flight=gauges.in_flight,
+            quiet_s=self._gateways.quiet_s(now_s, gateways),
         )
 
 

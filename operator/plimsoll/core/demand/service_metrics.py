@@ -56,7 +56,8 @@ class ServiceMetrics:
     GPU-seconds in the tier that generates responses. reserved_work_s: GPU-seconds there of rejected requests with a
     retry reservation, until it is due. Retries are no arrivals, so no rate includes them. in_flight: requests that
     gateways have sent to engines and that have not ended. transfer_stats: KV that decode engines received from prefill
-    engines, over about ten minutes. gateway_count: existing gateways.
+    engines, over about ten minutes. gateway_count: existing gateways. quiet_s: seconds for which every gateway has
+    reported, without a gap, that no request arrives, ends, waits or runs; 0 unless all gateways report.
     """
 
     rate_per_s: float | Unavailable = NO_DATA
@@ -80,4 +81,5 @@ class ServiceMetrics:
     in_flight: float | Unavailable = NO_DATA
     transfer_stats: TransferStats = NO_TRANSFERS
     gateway_count: int = 1
+    quiet_s: float = 0.0
     tiers: Mapping[Role, TierMetrics] = field(default_factory=dict)

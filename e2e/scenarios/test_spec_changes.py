@@ -1,0 +1,90 @@
+"""Parts of the spec are added, changed and removed on a running service: fleet, status and pods follow each change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from e2e.lib import simulated_fleet
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.service import Service
+from e2e.lib.wait import wait_until
+
+FOLLOW_S = 45.0  # less than the minute without requests after which an idle fleet shrinks by itself
+ANNOTATION = "example.com/spec-changes"
+SLO = {"ttft": f"{simulated_fleet.TTFT_S:g}s", "tpot": f"{simulated_fleet.TPOT_S * 1e3:g}ms"}
+SLO_CONDITIONS = ("MetricsAvailable", "SLOFeasible", "SLOMet", "ScalingLimited", "AdmissionHealthy")
+
+
+@pytest.fixture
+def changing(service: Callable[[str], Service], cluster: Cluster) -> Service:
+    """A light fleet of 1 to 4 engines, with 3 because of its minimum."""
+    found = service("spec-changes")
+    manifest = simulated_fleet.fleet_manifest(found.name, {"serve": simulated_fleet.replica_bounds(3, 4)})
+    manifest["spec"]["scaling"] = {"horizon": "10s"}
+    cluster.apply(manifest, namespace=found.namespace)
+    found.wait_ready()
+    wait_until("three engines are ready", lambda: len(found.ready_pods()) == 3)
+    return found
+
+
+def test_removed_slo_scales_to_minimum_and_stops_admission(changing: Service) -> None:
+    _patch(changing, {"slo": None, "tiers": {"serve": {"minReplicas": None}}})
+    wait_until("one engine is left", lambda: len(changing.pods()) == 1, FOLLOW_S)
+    changing.wait_condition("ScalingActive", status="False", reason="NoSLO")
+    wait_until("the status has no admission limits", lambda: "admission" not in changing.status())
+    status = changing.status()
+    assert not {"slo", "limitedBy", "lastDecision"} & status.keys()
+    assert not {one["type"] for one in status["conditions"]} & set(SLO_CONDITIONS)
+    told = [one["message"] for one in changing.wait_events("ScaledDown")]
+    assert any("spec.slo is not set" in message for message in told), told
+    assert _answers(changing), "requests are no longer gated"
+    _patch(changing, {"slo": SLO})
+    wait_until("the limits are published again", lambda: changing.status().get("admission"), FOLLOW_S)
+    wait_until("it is sized again", lambda: changing.condition("ScalingActive").get("reason") != "NoSLO")
+    wait_until("the conditions are back", lambda: all(map(changing.condition, SLO_CONDITIONS)))
+    assert _answers(changing)
+    print(f"slo removed: {told[-1]}; added: {changing.condition('ScalingActive')['message']}")
+
+
+def test_changed_and_removed_bounds_are_followed_at_once(changing: Service) -> None:
+    _patch(changing, {"tiers": {"serve": {"minReplicas": 2, "maxReplicas": 2}}})
+    wait_until("two engines are left", lambda: len(changing.pods()) == 2, FOLLOW_S)
+    _patch(changing, {"tiers": {"serve": {"minReplicas": None, "maxReplicas": None}}})
+    wait_until("one engine is left", lambda: len(changing.pods()) == 1, FOLLOW_S)
+    changing.wait_ready()
+    assert simulated_fleet.desired_replicas(changing) == 1
+    assert changing.condition("ScalingLimited").get("status") != "True"
+
+
+def test_removed_pod_overrides_leave_the_pods(changing: Service) -> None:
+    for value in ("one", "two", None):
+        pod = {"annotations": {ANNOTATION: value}} if value else None
+        _patch(changing, {"tiers": {"serve": {"pod": pod}}})
+        wait_until(f"all pods have {value}", lambda value=value: _annotations(changing) == {value}, 240)
+        changing.wait_ready()
+    template = _deployment(changing)["spec"]["template"]
+    assert ANNOTATION not in template["metadata"].get("annotations", {})
+
+
+def _patch(service: Service, spec: Object) -> None:
+    service.cluster.patch("inferenceservices", service.name, service.namespace, {"spec": spec})
+
+
+def _deployment(service: Service) -> Object:
+    found = service.cluster.get("deployments", f"{service.name}-serve", service.namespace)
+    assert found
+    return found
+
+
+def _annotations(service: Service) -> set[str | None]:
+    """The values of the annotation in all pods."""
+    return {(pod["metadata"].get("annotations") or {}).get(ANNOTATION) for pod in service.pods()}
+
+
+def _answers(service: Service) -> bool:
+    body = {"model": service.name, "prompt": f"spec changes {time.time()}", "max_tokens": 4}
+    return httpx.post(f"{service.url}/v1/completions", json=body, timeout=60, trust_env=False).status_code == 200

@@ -1,0 +1,128 @@
+"""The operator, or operator and gateway together, start again: nothing that matters is lost, or said twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
+from tests.controllers.single_service import DELETE, SingleService
+
+Object = dict[str, Any]
+
+SLO: Object = {"ttft": "2s", "tpot": "50ms"}
+TIERS: Object = {"serve": {"maxReplicas": 9}}
+HORIZON_S = 5
+WINDOW_S = round(LATENCY_WINDOW_S)
+SPEC: Object = {"slo": SLO, "scaling": {"horizon": f"{HORIZON_S}s"}, "tiers": TIERS}
+STARTUP_S = 260  # more than the start-up time that is assumed before any start
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[[float], SingleService]]:
+    """Starts the service at a rate, in requests per second."""
+    started: list[SingleService] = []
+
+    def make(rate: float) -> SingleService:
+        started.append(SingleService(rate, **SPEC))
+        return started[-1]
+
+    yield make
+    for service in started:
+        await service.delete()
+
+
+@pytest.fixture
+async def idle(start: Callable[[float], SingleService]) -> SingleService:
+    """A service above its minimum. Its operator and its gateway have just started, and no request has ended since."""
+    service = start(0.0)
+    await service.run(5)
+    service.scale("serve", 5)
+    service.restart_gateway()
+    service.start_operator()
+    return service
+
+
+async def test_idle_service_after_both_restart_shrinks(idle: SingleService) -> None:
+    service = idle
+    await service.run(WINDOW_S - 5)
+    assert service.replicas() == {"serve": 5}, "not before the gateway has watched for a full window"
+    await service.run(STARTUP_S)
+    assert service.replicas() == {"serve": 1}
+    assert service.conditions["ScalingActive"] == ("True", "ScalingOnForecast")
+    [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
+    assert "no request for" in event["message"]
+    assert "pods deleted" in event["message"], "the same drain as after any other decision"
+
+
+async def test_idle_service_with_silent_gateway_keeps_replicas(idle: SingleService) -> None:
+    service = idle
+    service.gateways = (*service.gateways, "gw-silent")
+    await service.run(WINDOW_S + STARTUP_S)
+    assert service.replicas() == {"serve": 5}
+    assert service.conditions["ScalingActive"] == ("False", "DemandUnknown")
+
+
+async def test_busy_engines_behind_idle_gateway_keep_replicas(idle: SingleService) -> None:
+    service = idle
+    service.bypassing = 2.0
+    await service.run(WINDOW_S + STARTUP_S)
+    assert service.replicas() == {"serve": 5}
+    assert service.conditions["ScalingActive"] == ("False", "DemandUnknown")
+
+
+async def test_gateway_restarts_within_window_keep_replicas(idle: SingleService) -> None:
+    service = idle
+    for _ in range(6):
+        await service.run(WINDOW_S - 10)
+        service.restart_gateway()
+    assert service.replicas() == {"serve": 5}
+
+
+async def test_operator_restart_keeps_conditions_and_events(start: Callable[[float], SingleService]) -> None:
+    service = start(40.0)
+    await service.run(30)
+    before, events, status = service.conditions, len(service.kube.events), service.status
+    service.start_operator()
+    for _ in range(30):
+        await service.run(1)
+        assert service.conditions.keys() == before.keys()
+    assert len(service.kube.events) == events
+    kept = [one for one in service.status["conditions"] if one["type"] in ("SLOFeasible", "AdmissionHealthy")]
+    assert kept == [one for one in status["conditions"] if one["type"] in ("SLOFeasible", "AdmissionHealthy")]
+
+
+@pytest.mark.parametrize("edited", ["before", "after"])
+async def test_slo_removed_around_restart_is_followed_at_once(
+    edited: str, start: Callable[[float], SingleService]
+) -> None:
+    service = start(40.0)
+    await service.run(30)
+    assert service.replicas()["serve"] > 1
+    if edited == "before":
+        service.edit("slo", DELETE)
+    service.start_operator()
+    if edited == "after":
+        await service.run(1)
+        service.edit("slo", DELETE)
+    await service.run(2)
+    assert service.replicas() == {"serve": 1}
+    assert service.conditions["ScalingActive"] == ("False", "NoSLO")
+    assert not {"SLOMet", "SLOFeasible", "ScalingLimited", "AdmissionHealthy"} & service.conditions.keys()
+    assert not {"slo", "admission", "limitedBy", "lastDecision", "decisions"} & service.status.keys()
+    assert service.policy is None
+
+
+async def test_slo_removed_and_restarted_writes_no_event_again(start: Callable[[float], SingleService]) -> None:
+    service = start(40.0)
+    await service.run(30)
+    service.edit("slo", DELETE)
+    await service.run(10)
+    events = len(service.kube.events)
+    for _ in range(3):
+        service.start_operator()
+        await service.run(10)
+    assert len(service.kube.events) == events
+    assert service.replicas() == {"serve": 1}

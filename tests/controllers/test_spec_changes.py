@@ -1,0 +1,258 @@
+"""Every optional part of the spec is added, changed and removed on a running service.
+
+At the end the service must be like one that never had the part: fleet, pod templates, status, conditions, the gateways'
+policy and the exported metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from plimsoll.api import crd
+from plimsoll.controllers.autoscale.autoscaler import scaling_spec
+from plimsoll.core.errors import InvalidSpec
+from plimsoll.telemetry import metrics
+from tests.controllers.single_service import DELETE, KEY, SingleService
+
+Object = dict[str, Any]
+Probe = Callable[[SingleService], object]
+
+RATE = 40.0  # requests per second, enough for several replicas
+WARM_UP_S, PHASE_S = 25, 12
+SLO: Object = {"ttft": "2s", "tpot": "50ms"}
+HORIZON: Object = {"horizon": "5s"}  # short stabilization windows
+MODEL: Object = {"uri": "hf://example/model"}
+SERVE: Object = {"model": MODEL, "slo": SLO, "scaling": HORIZON, "tiers": {"serve": {"maxReplicas": 9}}}
+PAIR: Object = {**SERVE, "tiers": {"prefill": {"maxReplicas": 9}, "decode": {"maxReplicas": 9}}}
+CLASS: Object = {"name": "default"}
+BATCH: Object = {"name": "batch", "priority": 5}
+POD = "tiers.serve.pod"
+HISTORY = ("decisions", "lastDecision", "learned", "formerModelNames", "observedGeneration")  # tell of what was
+
+
+def template(service: SingleService) -> object:
+    return [service.deployment(tier)["spec"]["template"] for tier in service.replicas()]
+
+
+def strategy(service: SingleService) -> object:
+    return service.deployment("serve")["spec"]["strategy"]
+
+
+def core_spec(service: SingleService) -> object:
+    """What the pure core gets of the spec."""
+    parsed = service.cache.parsed(service.object)
+    assert not isinstance(parsed, InvalidSpec), parsed.problems
+    return scaling_spec(parsed, service.now_s)
+
+
+def replicas(service: SingleService) -> object:
+    return service.replicas()
+
+
+def policy(service: SingleService) -> object:
+    """What gateways do, apart from the limits that the operator publishes."""
+    return service.policy, service.has_limits
+
+
+def conditions(service: SingleService) -> object:
+    return service.conditions
+
+
+def field(name: str) -> Probe:
+    return lambda service: service.status.get(name)
+
+
+def scaling_active(service: SingleService) -> object:
+    return service.conditions["ScalingActive"], service.replicas()
+
+
+def downgrade_to(name: str) -> Object:
+    return {"whenFull": "Downgrade", "fallback": {"name": name}}
+
+
+class Case(NamedTuple):
+    """path: of the part in the spec. first, second: two values. probe: what must follow each of them."""
+
+    path: str
+    first: object
+    second: object
+    probe: Probe = template
+    base: Object = SERVE
+
+
+CASES = [
+    Case("model.name", "other", "third", lambda service: service.status["modelNames"][0]),
+    Case("model.revision", "v1", "v2"),
+    Case("model.secretRef", {"name": "a"}, {"name": "b"}),
+    Case("model.cache", {"sizeLimit": "1Gi"}, {"claimName": "weights"}),
+    Case("engine", {"args": ["--seed", "1"]}, {"runtime": "simulated"}),
+    Case("engine.runtime", "simulated", "vllm"),
+    Case("engine.image", "example.com/a:1", "example.com/a:2"),
+    Case("engine.version", "0.31.0", "0.30.0"),
+    Case("engine.args", ["--seed", "1"], ["--seed", "2"]),
+    Case("engine.env", [{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
+    Case("engine.drainTimeout", "30s", "60s"),
+    Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
+    Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),
+    Case("slo.ttftPerKToken", "1s", "2s", core_spec),
+    Case("slo.tpot", "50ms", "18ms", core_spec, {**SERVE, "slo": {"ttft": "2s"}}),
+    Case("slo.e2e", "9s", "8s", core_spec),
+    Case("slo.itl", "100ms", "200ms", core_spec),
+    Case("slo.percentile", 50, 90, core_spec),
+    Case("tiers.serve.minReplicas", 7, 8, replicas),
+    Case("tiers.serve.maxReplicas", 2, 3, replicas, {**SERVE, "tiers": {"serve": {}}}),
+    Case("tiers.serve.gpus", 2, 4),
+    Case("tiers.serve.gpuResource", "example.com/gpu", "example.com/card"),
+    Case("tiers.serve.rollout", {"maxSurge": 2}, {"maxSurge": 0, "maxUnavailable": 1}, strategy),
+    Case("tiers.serve.pod", {"runtimeClassName": "a"}, {"runtimeClassName": "b"}),
+    Case(f"{POD}.nodeSelector", {"pool": "a"}, {"pool": "b", "disk": "ssd"}),
+    Case(f"{POD}.tolerations", [{"operator": "Exists"}], [{"key": "gpu", "operator": "Exists"}]),
+    Case(f"{POD}.affinity", {"podAffinity": {}}, {"nodeAffinity": {}}),
+    Case(f"{POD}.runtimeClassName", "a", "b"),
+    Case(f"{POD}.priorityClassName", "a", "b"),
+    Case(f"{POD}.schedulerName", "a", "b"),
+    Case(f"{POD}.imagePullSecrets", [{"name": "a"}], [{"name": "b"}]),
+    Case(f"{POD}.serviceAccountName", "a", "b"),
+    Case(f"{POD}.annotations", {"a": "1"}, {"a": "2"}),
+    Case(f"{POD}.labels", {"a": "1"}, {"b": "2"}),
+    Case(f"{POD}.resources", {"limits": {"memory": "4Gi"}}, {"requests": {"cpu": "3"}}),
+    Case(f"{POD}.volumes", [{"name": "a", "emptyDir": {}}], [{"name": "b", "emptyDir": {}}]),
+    Case(
+        f"{POD}.volumeMounts", [{"name": "a", "mountPath": "/a"}], [{"name": "a", "mountPath": "/b"}], template,
+        {**SERVE, "tiers": {"serve": {"maxReplicas": 9, "pod": {"volumes": [{"name": "a", "emptyDir": {}}]}}}},
+    ),
+    Case(
+        "scaling", {"warmReplicas": 2, **HORIZON}, {"warmReplicas": 4, **HORIZON}, replicas,
+        {**SERVE, "scaling": None},
+    ),
+    Case("scaling.mode", "Recommend", "Off", scaling_active),
+    Case("scaling.paused", True, False, scaling_active),
+    Case("scaling.headroom", "40%", "60%", replicas),
+    Case("scaling.sloMissCost", 0, 100_000, core_spec),
+    Case("scaling.warmReplicas", 2, 4, replicas),
+    Case("scaling.scaleUp", {"replicas": 1, "per": "1h"}, {"replicas": 2, "per": "1h"}, core_spec),
+    Case("scaling.scaleDown", {"replicas": 1, "per": "10s"}, {"replicas": 2, "per": "10s"}, core_spec),
+    Case("scaling.prefillPerDecode", {"min": 2}, {"min": 1, "max": 1}, core_spec, PAIR),
+    Case("scaling.horizon", "7s", "9s", core_spec, {**SERVE, "scaling": {"warmReplicas": 1}}),
+    Case(
+        "scaling.schedule",
+        [{"from": "00:00", "until": "24:00", "minReplicas": 6}],
+        [{"from": "00:00", "until": "24:00", "maxReplicas": 2}],
+        replicas,
+    ),
+    Case("admission", {"classes": [{"name": "a"}, {"name": "b"}]}, {"classes": [{"name": "b"}]}, policy),
+    Case("admission.whenFull", "Shed", "Queue", policy),
+    Case("admission", downgrade_to("nobody"), downgrade_to("nothing"), lambda one: (policy(one), conditions(one))),
+    Case("admission.classes", [CLASS, BATCH], [CLASS, {**BATCH, "priority": 9}], policy),
+    Case("admission.tenants", [{"name": "a", "weight": 2}], [{"name": "a", "requestsPerSecond": 1}], policy),
+    Case("admission.maxQueued", 10, 20, policy),
+    Case("cost", {"gpuHour": "2.5"}, {"gpuHour": "5", "currency": "EUR"}, field("cost")),
+]  # fmt: skip
+
+
+def running(base: Object) -> SingleService:
+    return SingleService(RATE, **{name: part for name, part in base.items() if part is not None})
+
+
+def outcome(service: SingleService) -> Object:
+    """All that the spec decides about the service, without figures and without what tells of the past."""
+    status = {name: part for name, part in service.status.items() if name not in HISTORY}
+    series = {
+        (sample.name, *sorted(sample.labels.items()))
+        for family in metrics.OPERATOR.collect()
+        for sample in family.samples
+        if sample.labels.get("service") == "/".join(KEY)
+    }
+    kinds = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision")
+    return {
+        "replicas": service.replicas(),
+        "template": template(service),
+        "strategy": [service.deployment(tier)["spec"]["strategy"] for tier in service.replicas()],
+        "core": core_spec(service),
+        "gateway": policy(service),
+        "conditions": service.conditions,
+        "status": sorted(status),
+        "tiers": {name: (sorted(tier), tier["desired"]) for name, tier in status["tiers"].items()},
+        "slo": sorted(status.get("slo", {})),
+        "cost": status.get("cost", {}).keys(),
+        "name": status["modelNames"][0],
+        "classes": (status.get("admission") or {}).get("classes"),
+        "series": series,
+        "objects": sorted(
+            (kind, child["metadata"]["name"]) for kind in kinds for child in service.cache.children(kind, KEY)
+        ),
+    }
+
+
+_never_set: dict[str, Object] = {}
+
+
+async def never_set(base: Object) -> Object:
+    """The outcome of the same service under the same load without the part."""
+    key = repr(base)
+    if key not in _never_set:
+        service = running(base)
+        await service.run(WARM_UP_S + 3 * PHASE_S)
+        _never_set[key] = outcome(service)
+        await service.delete()
+    return _never_set[key]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.path for case in CASES])
+async def test_spec_part_added_changed_removed_leaves_nothing(case: Case) -> None:
+    expected = await never_set(case.base)
+    service = running(case.base)
+    try:
+        await walk(service, case)
+        assert outcome(service) == expected
+    finally:
+        await service.delete()
+
+
+async def walk(service: SingleService, case: Case) -> None:
+    """Add, change and remove the part, and check that the service follows the first two."""
+    await service.run(WARM_UP_S)
+    absent, added = case.probe(service), first_missing(service.object["spec"], case.path)
+    seen = []
+    for value in (case.first, case.second):
+        service.edit(case.path, value)
+        await service.run(PHASE_S)
+        assert service.conditions["Stalled"] == ("False", "NotStalled"), service.status["conditions"]
+        seen.append(case.probe(service))
+    is_default = case.second in ("vllm", False, "Queue")  # the second value of a switch is its default
+    assert seen[0] not in (absent, seen[1]), "it had no effect"
+    assert (seen[1] == absent) is is_default, "its change had no effect"
+    service.edit(added, DELETE)
+    await service.run(PHASE_S)
+
+
+def first_missing(spec: Object, path: str) -> str:
+    """The outermost part of the path that the spec lacks."""
+    part, names = spec, path.split(".")
+    for depth, name in enumerate(names):
+        if name not in part:
+            return ".".join(names[: depth + 1])
+        part = part[name]
+    raise AssertionError(f"spec.{path} is set already")
+
+
+def optional_parts() -> Iterator[str]:
+    """The optional fields of the spec down to the blocks' own fields; both shapes of tiers are equal."""
+    spec = crd.schema()["properties"]["spec"]
+    for name, node in spec["properties"].items():
+        if name == "tiers":
+            tier = node["properties"]["serve"]
+            yield from (f"tiers.serve.{part}" for part in tier["properties"])
+            yield from (f"{POD}.{part}" for part in tier["properties"]["pod"]["properties"])
+            continue
+        if name not in spec.get("required", ()):
+            yield name
+        yield from (f"{name}.{part}" for part in node.get("properties", {}) if part not in node.get("required", ()))
+
+
+def test_cases_cover_every_optional_part_of_spec() -> None:
+    in_other_cases = {"cost.currency", "admission.fallback"}  # not allowed without another part
+    assert set(optional_parts()) - {case.path for case in CASES} == in_other_cases
