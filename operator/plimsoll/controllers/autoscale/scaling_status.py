@@ -121,6 +121,7 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
+        _is_partial(snapshot),
         *(
             (
                 (
@@ -252,6 +253,12 @@ def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition
     return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
 
 
+def _is_partial(snapshot: ServiceSnapshot) -> bool:
+    """Whether some gateways or engines report and others do not."""
+    coverages = [snapshot.metrics.coverage, *(tier.coverage for tier in snapshot.metrics.tiers.values())]
+    return any(0.0 < coverage < 1.0 for coverage in coverages)
+
+
 def _metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condition:
     if health.gateways_silent:
         message = (
@@ -265,11 +272,7 @@ def _metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condi
             " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
         )
         return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
-    min_coverage = min(
-        (tier_metrics.coverage for tier_metrics in snapshot.metrics.tiers.values() if tier_metrics.coverage),
-        default=1.0,
-    )
-    if min(min_coverage, snapshot.metrics.coverage or 1.0) < 1.0:
+    if _is_partial(snapshot):
         message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
         return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
