@@ -20,6 +20,7 @@ from bench.hardware import (
 )
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.planning import engine_settings
+from plimsoll.engines import vllm
 from plimsoll.sim import profile
 
 DATA = Path(fit_step_model.__file__).parent / "data"
@@ -81,7 +82,7 @@ def test_planned_cuda_graphs_equal_measured_ones() -> None:
     found = engine_settings.choose_cuda_graphs(with_["about"]["limits"]["token_budget"], mixture=True)
     assert found is not None
     assert " ".join(found.args) in with_["command"]
-    assert engine_settings.GRAPHS_FLAG not in without["command"]
+    assert vllm.CUDA_GRAPH_SIZES not in without["command"]
     ttft_s, init_s, tokens = (
         [read(one) for one in (without, with_)]
         for read in (
@@ -128,7 +129,7 @@ def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
     found = engine_settings.choose_cuda_graphs(8192, mixture=True)
     assert found is not None
     assert " ".join(found.args) in commands[graphs]
-    assert engine_settings.GRAPHS_FLAG not in commands[default]
+    assert vllm.CUDA_GRAPH_SIZES not in commands[default]
     assert shares[graphs] == [1.0, 1.0, 1.0, 0.365, 0.13, 0.091]
     assert shares[default] == [1.0, 1.0, 1.0, 0.398, 0.157, 0.101]
     assert round(first_s[graphs] / first_s[default], 2) == 0.95
