@@ -87,14 +87,17 @@ class EngineReading:
 class ServiceReading:
     """Counts of one service at one gateway replica.
 
-    arrived: first attempts, before any rejection; arrived_tokens: their prompt tokens, estimated from bytes. retried:
-    further attempts of the same requests. succeeded, failed, cancelled: completed requests. rejected: by reason.
-    ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests. slo_counts: those
-    of them with an SLO; by_tpot_target: their number by TPOT target (s). queued: requests queued now; queued_work_s: their
-    GPU-seconds. reserved_work_s: GPU-seconds of retry reservations that are not due. slot_limit: sequences that it may
-    have at each engine; slots_in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests
-    at each engine now, by pod. config_state: the configuration in use. A gateway of an older release reports no tokens,
-    ttft_s, e2e_s, slo_counts, by_tpot_target and config_state, and nothing of admission.
+    arrived: first attempts, before any rejection; arrived_tokens: their prompt tokens, estimated from bytes.
+    retried: further attempts of the same requests.
+    succeeded, failed, cancelled: completed requests. rejected: by reason.
+    ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
+    slo_counts: those of them with an SLO; by_tpot_target: their number by TPOT target (s).
+    queued: requests queued now; queued_work_s: their GPU-seconds.
+    reserved_work_s: GPU-seconds of retry reservations that are not due.
+    slot_limit: sequences that it may have at each engine; slots_in_use: the most that it has at one.
+    outcomes: of admission, by name. inflight: requests at each engine now, by pod. config_state: configuration in use.
+    A gateway of an older release reports no tokens, ttft_s, e2e_s, slo_counts, by_tpot_target and config_state, and
+    nothing of admission.
     """
 
     arrived: float
