@@ -29,6 +29,7 @@ COPY --from=build /opt/simulated /opt/simulated
 ENV PATH=/opt/simulated/bin:$PATH \
     PLIMSOLL_RUNTIME=simulated
 COPY operator/plimsoll/__init__.py /opt/plimsoll/plimsoll/
+COPY operator/plimsoll/engines /opt/plimsoll/plimsoll/engines
 COPY operator/plimsoll/sim/__init__.py operator/plimsoll/sim/profiles.py /opt/plimsoll/plimsoll/sim/
 COPY operator/plimsoll/sim/profiles /opt/plimsoll/plimsoll/sim/profiles
 COPY engine-image/simulated /opt/plimsoll/simulated

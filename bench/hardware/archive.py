@@ -61,6 +61,11 @@ def runs(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.requests.json"), *folder.glob("*.requests.json.gz")])
 
 
+def without_folder(result: str) -> str:
+    """The text of a result.json, with OUT for the folder that the run wrote to."""
+    return _FOLDER_PATTERN.sub("OUT", result)
+
+
 def _write_compressed(path: Path, text: str) -> None:
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, 0) as file:  # no name and no time: same bytes
         file.write(text.encode())
@@ -94,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
     rows = [line.split(", ")[:_CLOCK_COLUMNS] for line in (given.measured / "gpu.csv").read_text().splitlines()]
     (given.dest / "gpu.csv").write_text("".join(", ".join(row) + "\n" for row in rows))
     shutil.copy(given.measured / "clock.json", given.dest / "clock.json")
-    (given.dest / "result.json").write_text(_FOLDER_PATTERN.sub("OUT", (given.measured / "result.json").read_text()))
+    (given.dest / "result.json").write_text(without_folder((given.measured / "result.json").read_text()))
     if given.prediction is not None:
         for path in (given.prediction / "prediction.json", *sorted(given.prediction.glob("run*.csv"))):
             shutil.copy(path, given.dest / path.name)

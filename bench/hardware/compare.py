@@ -31,24 +31,25 @@ def measured(prediction: Path, folder: Path) -> list[dict[str, Any]]:
     for name, digest in sorted(predicted["traces"].items()):
         sent = traces.find_trace(prediction / name, digest)
         observed = next((path for path in runs(folder) if path.name.startswith(f"{Path(name).stem}.")), None)
-        if observed is None:  # the measurement was cut short
-            break
+        if observed is None:  # not run, or the measurement was cut short
+            continue
         rows = read_complete(observed, len(sent))
         after = [
             rate_figures for rate_figures in client.to_observed(rows) if rate_figures.sent_s >= predicted["warm_s"]
         ]
-        figures.append(summary(after, slo, predicted["window_s"]))
+        figures.append({"run": Path(name).stem, **summary(after, slo, predicted["window_s"])})
     return figures
 
 
 def table(predicted: dict[str, Any], measured_figures: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown: a row for each rate, measured first, then each source's simulator and closed form."""
-    sources = list(predicted["from"])
+    sources, runs_of_prediction = list(predicted["from"]), [Path(name).stem for name in sorted(predicted["traces"])]
     head = ["share of line", "req/s", "in promise", "TTFT p50 / p95", "TPOT p50 / p95"]
     for source in sources:
         head += [f"{source}: in promise", "TTFT p50 / p95", "TPOT p50 / p95", "closed form: in promise, TPOT p95"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for number, one in enumerate(measured_figures):
+    for one in measured_figures:
+        number = runs_of_prediction.index(one["run"])
         row = [f"{predicted['shares_of_line'][number]:.0%}", f"{one['rate_rps']:.1f}", *_cells(one)]
         for source in sources:
             source_figures = predicted["from"][source]["rates"][number]

@@ -34,6 +34,7 @@ ITL_SLO: Final = (0.5, 0.05)  # TTFT, and no gap between two tokens longer than 
 _COUNTERS: Final = {
     "transfer_s": r"vllm:nixl_xfer_time_seconds_sum",
     "post_s": r"vllm:nixl_post_time_seconds_sum",
+    "bytes": r"vllm:nixl_bytes_transferred_sum",
     "tokens": r'vllm:prompt_tokens_by_source_total\{.*source="external_kv_transfer"',
     "preempted": r"vllm:num_preemptions_total",
 }
@@ -103,6 +104,19 @@ def transfer_verdict(
     )
 
 
+def verdict_of_run(
+    name: str, change: dict[str, float], rows: Sequence[dict[str, Any]], hardware_profile: profile.HardwareProfile
+) -> str | None:
+    """The verdict on a run's transfers with its preemptions; None of a run without remote prefill.
+
+    change: what the decode engine counted in the run (`transfer_counters`).
+    """
+    if ".pd." not in name:
+        return None
+    stats = kv_transfer.TransferStats(change["tokens"], change["transfer_s"], change["post_s"])
+    return f"{transfer_verdict(stats, rows, hardware_profile)}; {change['preempted']:.0f} preemptions"
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware.compare_pd", description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -139,13 +153,8 @@ def main(words: Sequence[str] | None = None) -> int:
         metrics = given.folder / f"{name}.requests.d.metrics.txt"
         after = transfer_counters(metrics.read_text()) if metrics.exists() else before
         change, before = {key: after[key] - before[key] for key in after}, after
-        if ".pd." in path.name:
-            verdict_text = transfer_verdict(
-                kv_transfer.TransferStats(change["tokens"], change["transfer_s"], change["post_s"]),
-                rows,
-                hardware_profile,
-            )
-            print(f"  {name}: {verdict_text}; {change['preempted']:.0f} preemptions", file=sys.stderr)
+        if (verdict := verdict_of_run(path.name, change, rows, hardware_profile)) is not None:
+            print(f"  {name}: {verdict}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ python -m bench.hardware.self_benchmarks DIR    (what `bench.hardware.measure` w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -30,21 +31,30 @@ _SHORT: Final = 700.0  # tokens of context a sequence
 _MIN_STEPS: Final = 20  # steps of which a median is shown
 
 
-def step_models(folder: Path, min_sequences: int) -> dict[str, StepModel]:
-    """By source: the data sheet's prior, the ladder's, and the law fitted to steps of at least so many sequences."""
+def prior_models(folder: Path) -> dict[str, StepModel]:
+    """Step models without a step log, by source: the data sheet's prior, and the self-benchmark's."""
     engine_info = json.loads((folder / "result.json").read_text())["about"]
     shape = roofline.model_shape(engine_info["config"])
     gpu = self_benchmark.find_accelerator(engine_info["accelerator"]["name"])
     models: dict[str, StepModel] = {}
     if gpu is not None:
         models["data sheet"] = roofline.prior(shape, gpu)
-    points = engine_info["self_benchmark"]
-    prior = SelfBenchmark(tuple(map(tuple, points["prefill"])), tuple(map(tuple, points["decode"])))
-    models["self_benchmark"] = self_benchmark.fit_step_model(prior, engine_info["limits"]["token_budget"])
-    log = next(folder.glob("engine.steps.csv*"))
+    if points := engine_info["self_benchmark"]:  # an engine that ran out of time for it has none
+        prior = SelfBenchmark(tuple(map(tuple, points["prefill"])), tuple(map(tuple, points["decode"])))
+        models["self_benchmark"] = self_benchmark.fit_step_model(prior, engine_info["limits"]["token_budget"])
+    return models
+
+
+def step_models(folder: Path, min_sequences: int) -> dict[str, StepModel]:
+    """The priors, and the laws fitted to steps of at least so many sequences, by source.
+
+    A law that is no step model, since its prompts have less than no cost, is left out.
+    """
+    models, log = prior_models(folder), next(folder.glob("engine.steps.csv*"))
     for record in fit_step_model.fit(folder, log, min_sequences):
         fitted_model = record["law"]
-        models[f"steps, {record['set']}"] = StepModel(*(fitted_model[name] for name in fit_step_model.COEFFICIENTS))
+        with contextlib.suppress(ValueError):
+            models[f"steps, {record['set']}"] = StepModel(*(fitted_model[name] for name in fit_step_model.COEFFICIENTS))
     return models
 
 
@@ -58,8 +68,10 @@ def time_ratio(folder: Path, min_sequences: int, model: StepModel) -> float:
 
 
 def unloaded_ttft_ms(folder: Path) -> list[str]:
-    """Milliseconds to the first token of a prompt alone, by its tokens."""
-    ttft_by_length = json.loads((folder / "result.json").read_text())["alone"]
+    """Milliseconds to the first token of a prompt alone, by its tokens; empty where none was measured."""
+    ttft_by_length = json.loads((folder / "result.json").read_text()).get("alone", [])
+    if not ttft_by_length:
+        return []
     lines = [
         "| prompt alone | " + " | ".join(str(record["prompt"]) for record in ttft_by_length) + " |",
         "|" + "---|" * (len(ttft_by_length) + 1),

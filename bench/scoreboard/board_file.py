@@ -166,7 +166,7 @@ def _entry_json(entry: BoardEntry) -> str:
 def _score_dict(score: Score) -> dict[str, Any]:
     """Without what is of single seeds, and without what is not there."""
     document = {name: _round(value) for name, value in asdict(score).items() if name != "each"}
-    document["retry_reservations"] = list(score.tickets) if score.tickets.refused else None
+    document["retry_reservations"] = list(score.retry_reservations) if score.retry_reservations.refused else None
     return {name: value for name, value in document.items() if value is not None}
 
 
@@ -195,5 +195,6 @@ def _read_score(document: Mapping[str, Any]) -> Score:
         field_info.name: document.get(field_info.name) for field_info in fields(Score) if field_info.name != "each"
     }
     values |= {name: MeanWithError(*document[name]) for name in _MEAN_FIELDS}
-    values["tickets"] = RetryAfterCounts(*document.get("retry_reservations", (0,) * len(RetryAfterCounts._fields)))
+    reservations = document.get("retry_reservations", (0,) * len(RetryAfterCounts._fields))
+    values["retry_reservations"] = RetryAfterCounts(*reservations)
     return Score(**values)

@@ -26,8 +26,8 @@ class RowTargets:
     `at_cost` times our GPU-hours may be better. times_best: most GPU-hours over those of the cheapest that attains as
     much and does not know the future. windows: least share of windows that pass. reversals: most in a phase.
     above_least: most replicas, in the mean after the first hour, above the smallest constant fleet that keeps the
-    promise. tickets: least share of the tickets of up to 60 s whose holders get in at their first retry, and of those
-    of 60 to 120 s by their second.
+    promise. honoured_retry_after: least share of the retry reservations of up to 60 s whose requests get in at their
+    first retry, and of those of 60 to 120 s by their second.
     """
 
     offered: float | None = None

@@ -71,7 +71,7 @@ class Score:
     downgraded: float  # share of offered that went to a fallback
     later: float | None  # mean replicas after the first hour
     settled: float | None  # after the second
-    tickets: RetryAfterCounts
+    retry_reservations: RetryAfterCounts
     waves: int  # the most in any seed: stretches of minutes in each of which somebody new was refused
     each: Mapping[int, SeedResult] = field(default_factory=dict)
 

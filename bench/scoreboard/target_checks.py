@@ -147,15 +147,17 @@ def _fleet_checks(reach: RowTargets, own: Score, others: Sequence[Score], bounda
     if reach.max_extra_replicas is not None:
         results += _extra_replicas(_BOUNDARY_EXTRA_REPLICAS if boundary else reach.max_extra_replicas, own, others)
     if reach.honoured_retry_after is not None:
-        results += _retry_after_check(reach.honoured_retry_after, own.tickets)
+        results += _retry_after_check(reach.honoured_retry_after, own.retry_reservations)
     return results
 
 
 def _retry_after_check(minimum: float, counts: RetryAfterCounts) -> list[TargetCheck]:
-    """What tickets were worth, to those who honour them."""
+    """Admission of retries at the time that their reservation named."""
     if not counts.refused:
-        return [TargetCheck("refusals that carry a ticket", f">= {_MIN_HONOURED:.0%}", "nobody was refused", False)]
-    admitted = _at_least("refusals that carry a ticket", _MIN_HONOURED, counts.given / counts.refused)
+        return [
+            TargetCheck("rejections with a retry reservation", f">= {_MIN_HONOURED:.0%}", "nothing was rejected", False)
+        ]
+    admitted = _at_least("rejections with a retry reservation", _MIN_HONOURED, counts.given / counts.refused)
     admitted += (
         _at_least("in at the first retry, to 60 s", minimum, counts.within_60_s_admitted / counts.within_60_s)
         if counts.within_60_s

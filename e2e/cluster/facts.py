@@ -9,19 +9,20 @@ import socket
 from pathlib import Path
 
 from e2e.cluster import binaries, node_image
-from e2e.cluster.planning import TOOLS, Facts
+from e2e.cluster.planning import TOOLS, Facts, wanted_source
 from e2e.cluster.settings import (
     BASE_IMAGE,
     CACHE,
     DOCKER_DATA,
     GATEWAY_PORT,
+    KUBERNETES_VARIABLE,
     NODE,
     PACKAGES,
     PULLED_NODE_IMAGE,
     REGISTRY,
     REGISTRY_PORT,
 )
-from e2e.cluster.shell import output, succeeds
+from e2e.cluster.shell import CommandFailed, output, succeeds
 
 CAP_SYS_RESOURCE = 24  # bit number in linux/capability.h
 MIN_GO_VERSION = (1, 26)
@@ -29,9 +30,13 @@ PULL_PROBE_SECONDS = 30
 
 
 def collect() -> Facts:
-    """Everything `decide` wants to know."""
+    """Everything `decide` wants to know. Raises CommandFailed for an unsupported version of Kubernetes."""
+    try:
+        wanted = wanted_source(os.environ.get(KUBERNETES_VARIABLE, ""))
+    except ValueError as error:
+        raise CommandFailed(str(error)) from None
     docker = succeeds("docker", "info")
-    image = node_image.present() if docker else None
+    image = node_image.present(wanted) if docker else None
     return Facts(
         root=os.geteuid() == 0,
         debian=_debian(),
@@ -44,6 +49,7 @@ def collect() -> Facts:
         cached_binaries=binaries.present(),
         on_path=frozenset(name for name in TOOLS if shutil.which(name)),
         missing_packages=tuple(package for program, package in PACKAGES.items() if shutil.which(program) is None),
+        wanted=wanted,
         node_image=image,
         base_image=docker and succeeds("docker", "image", "inspect", BASE_IMAGE),
         docker_data=(DOCKER_DATA / "image").exists(),

@@ -39,7 +39,7 @@ class Image:
         return f"{REPOSITORY}/{self.name}:{TAG}"
 
 
-_PLIMSOLL_FILES = ("__init__.py", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
+_PLIMSOLL_FILES = ("__init__.py", "engines", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
 _PROFILES = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL_FILES)
 IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),

@@ -28,9 +28,10 @@ def tag(source: NodeImageSource) -> str:
     return f"plimsoll/node:{_digest([*digest, HERE / 'kind.yaml'], _base(source))}"
 
 
-def present() -> NodeImageSource | None:
-    """The source of the node image that is already here."""
-    return next((source for source in NodeImageSource if image_exists(tag(source))), None)
+def present(wanted: NodeImageSource | None) -> NodeImageSource | None:
+    """The source of the node image that is already here; of the wanted source, if there is one."""
+    sources = NodeImageSource if wanted is None else (wanted,)
+    return next((source for source in sources if image_exists(tag(source))), None)
 
 
 def ensure(source: NodeImageSource, lenient_runc: bool) -> str:

@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from e2e.cluster.settings import DISK_GB_FIRST, DISK_GB_LATER
+from e2e.cluster.settings import (
+    BASE_IMAGE,
+    DISK_GB_FIRST,
+    DISK_GB_LATER,
+    KUBERNETES,
+    KUBERNETES_VARIABLE,
+    PULLED_KUBERNETES,
+)
 
 TOOLS = ("kind", "kubectl", "helm")
 CONTROL_PLANE = (
@@ -33,6 +40,19 @@ class NodeImageSource(StrEnum):
     BUILD = "build"
 
 
+VERSIONS = {KUBERNETES: NodeImageSource.BUILD, PULLED_KUBERNETES: NodeImageSource.PULL}
+
+
+def wanted_source(version: str) -> NodeImageSource | None:
+    """The source of a Kubernetes version; None for "", with which the machine decides. Raises ValueError."""
+    if not version:
+        return None
+    source = VERSIONS.get(f"v{version.removeprefix('v')}")
+    if source is None:
+        raise ValueError(f"{KUBERNETES_VARIABLE}: {version!r} is not supported; use {' or '.join(VERSIONS)}")
+    return source
+
+
 class ClusterStep(StrEnum):
     """What happens to the node container."""
 
@@ -47,7 +67,9 @@ class Facts:
     """What was seen; nothing here is a judgement.
 
     `docker`: a daemon answers; `dockerd`: the program is installed. `can_pull` is None while there is no daemon to ask.
-    `node_image`: the source of the node image that is already here. `sys_resource`: root has CAP_SYS_RESOURCE.
+    `wanted`: the only source that has the wanted version of Kubernetes; None where any will do.
+    `node_image`: the source of the node image that is already here, the wanted one if there is a wish.
+    `sys_resource`: root has CAP_SYS_RESOURCE.
     `docker_data`: images lie where Docker keeps them, which cannot be looked through while no daemon answers.
     `have`: programs already built; `on_path`: tools that are installed. `foreign_ports`: held by someone else.
     """
@@ -63,6 +85,7 @@ class Facts:
     cached_binaries: frozenset[str] = frozenset()
     on_path: frozenset[str] = frozenset()
     missing_packages: tuple[str, ...] = ()
+    wanted: NodeImageSource | None = None
     node_image: NodeImageSource | None = None
     base_image: bool = False
     docker_data: bool = False
@@ -98,7 +121,12 @@ def decide(facts: Facts) -> Plan:
     missing = tuple(name for name in _required_binaries(source, facts) if name not in facts.cached_binaries)
     adopt = () if facts.go else tuple(name for name in missing if name in TOOLS and name in facts.on_path)
     binaries = tuple(name for name in missing if name not in adopt)
-    blockers = (*_docker_blockers(facts), *_build_blockers(facts, source, binaries), *_resource_blockers(facts))
+    blockers = (
+        *_docker_blockers(facts),
+        *_pull_blockers(facts),
+        *_build_blockers(facts, source, binaries),
+        *_resource_blockers(facts),
+    )
     if blockers:
         return Plan(blockers=blockers)
     if not facts.docker:
@@ -110,8 +138,8 @@ def _source(facts: Facts) -> NodeImageSource | None:
     """Without CAP_SYS_RESOURCE no published node image runs, only ours with its runc wrapper."""
     if not facts.docker:
         return None
-    if facts.node_image:
-        return facts.node_image
+    if facts.node_image or facts.wanted:
+        return facts.node_image or facts.wanted
     return NodeImageSource.PULL if facts.can_pull and facts.sys_resource else NodeImageSource.BUILD
 
 
@@ -129,12 +157,26 @@ def _docker_blockers(facts: Facts) -> tuple[str, ...]:
     return ()
 
 
+def _pull_blockers(facts: Facts) -> tuple[str, ...]:
+    """A version that is published as an image alone needs a machine that can pull it and run it."""
+    if facts.wanted is not NodeImageSource.PULL or facts.node_image:
+        return ()
+    use = f"Unset {KUBERNETES_VARIABLE}, or set it to {KUBERNETES}, which is built here."
+    if not facts.sys_resource:
+        return (f"The published node image of {PULLED_KUBERNETES} does not run without CAP_SYS_RESOURCE. {use}",)
+    if facts.docker and not facts.can_pull:
+        return (f"The node image of {PULLED_KUBERNETES} cannot be pulled here. {use}",)
+    return ()
+
+
 def _build_blockers(facts: Facts, source: NodeImageSource | None, binaries: tuple[str, ...]) -> tuple[str, ...]:
     lines = []
     if binaries and not facts.go:
         lines.append(f"Go 1.26 or newer is needed to build {', '.join(binaries)}.")
     if source is NodeImageSource.BUILD and not (facts.base_image or (facts.root and facts.debian)):
-        lines.append("Images cannot be pulled here, and making the base image needs root on Debian.")
+        lines.append(
+            f"The node image is built from {BASE_IMAGE}, which is not here. Pull it, or run this as root on Debian."
+        )
     return tuple(lines)
 
 
@@ -177,9 +219,9 @@ def announce(plan: Plan) -> list[str]:
     if plan.binaries:
         lines.append(f"build from Go modules: {' '.join(plan.binaries)}")
     if plan.node_image and plan.source is NodeImageSource.PULL:
-        lines.append("pull the kind node image")
+        lines.append(f"pull the kind node image of {PULLED_KUBERNETES}")
     if plan.node_image and plan.source is NodeImageSource.BUILD:
-        lines.append("make the kind node image here, since none can be pulled")
+        lines.append(f"make the kind node image of {KUBERNETES} here")
     return lines
 
 

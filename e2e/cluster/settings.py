@@ -14,9 +14,11 @@ WHEELS_PORT = 5003  # on 127.0.0.1, only while images are built
 GPUS = 16
 LENIENT_RUNC = "/usr/local/bin/runc-lenient"  # on the machine and on the node
 
-KUBERNETES = "v1.36.3"
+KUBERNETES_VARIABLE = "PLIMSOLL_KUBERNETES"  # names one of the two versions; else the machine decides
+KUBERNETES = "v1.36.3"  # that programs and the node image are built of
+PULLED_KUBERNETES = "v1.37.0"  # what this kind release was published with
 BASE_IMAGE = "debian:bookworm-slim"
-PULLED_NODE_IMAGE = "kindest/node:v1.37.0"  # what this kind release was published with
+PULLED_NODE_IMAGE = f"kindest/node:{PULLED_KUBERNETES}"
 PULLED_REGISTRY_IMAGE = "registry:2"
 
 HERE = Path(__file__).resolve().parent

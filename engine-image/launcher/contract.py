@@ -67,7 +67,6 @@ class Contract:
     stream_error_reasons: tuple[str, ...]
     runtimes: tuple[str, ...]
     roles: tuple[str, ...]
-    reserved_args: tuple[str, ...]
 
 
 def parse(document: Mapping[str, Any]) -> Contract:
@@ -85,7 +84,6 @@ def parse(document: Mapping[str, Any]) -> Contract:
         stream_error_reasons=tuple(document["stream_error_reasons"]),
         runtimes=tuple(document["runtimes"]),
         roles=tuple(document["roles"]),
-        reserved_args=tuple(document["reserved_args"]),
         drain=Drain(**document["drain"]),
         warmup=Warmup(
             tuple(warmup["prompt_tokens"]),

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher import command, model_config, warmup
+from launcher import command, model_config, vllm, warmup
 from launcher.client import Response
 from launcher.contract import Contract
 from launcher.health import EngineStatus
@@ -28,7 +28,7 @@ SIMULATED = "simulated"
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 NVIDIA_SMI_SECONDS = 30.0
 NVIDIA_SMI_ERRORS = re.compile("NVIDIA-SMI|No devices|^Fail|^Unable|error", re.IGNORECASE)
-CACHE_INFO_PATTERN = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+CACHE_INFO_PATTERN = re.compile(rb"^%s\{(.*)\}" % vllm.Metric.CACHE_CONFIG.encode(), re.MULTILINE)
 LABEL_PATTERN = re.compile(rb'(\w+)="([^"\\]*)"')
 
 Fetch = Callable[[str], Awaitable[Response]]
@@ -59,9 +59,9 @@ def from_settings(settings: Settings, vllm_version: str) -> EngineInfo:
         engine=settings.runtime,
         engine_version=SIMULATED if simulated else vllm_version or None,
         accelerator=SIMULATED if simulated else None,
-        accelerators=(command.count_of(arguments, command.TENSOR_PARALLEL_FLAG) or 1) if simulated else None,
-        max_sequences=command.count_of(arguments, command.MAX_SEQUENCES_FLAG),
-        token_budget=command.count_of(arguments, command.TOKEN_BUDGET_FLAG),
+        accelerators=(vllm.flag_count(arguments, vllm.TENSOR_PARALLEL_SIZE) or 1) if simulated else None,
+        max_sequences=vllm.flag_count(arguments, vllm.MAX_NUM_SEQS),
+        token_budget=vllm.flag_count(arguments, vllm.MAX_NUM_BATCHED_TOKENS),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, Final
 
+from plimsoll.engines import vllm
 from simulated import protocol, responses
 from simulated.cold_start import VERSION
 from simulated.exposition import CONTENT_TYPE
@@ -202,8 +203,10 @@ class OpenAiApi:
                 arrived_s=arrived_s,
                 salt=request.salt,
                 streamed=request.stream,
-                remote=bool(transfer.get("do_remote_prefill")) and self._options.kv_role in ("kv_consumer", "kv_both"),
-                keeps_kv=bool(transfer.get("do_remote_decode")) and self._options.kv_role in ("kv_producer", "kv_both"),
+                remote=bool(transfer.get("do_remote_prefill"))
+                and self._options.kv_role in (vllm.KV_CONSUMER, vllm.KV_BOTH),
+                keeps_kv=bool(transfer.get("do_remote_decode"))
+                and self._options.kv_role in (vllm.KV_PRODUCER, vllm.KV_BOTH),
             )
             for index, prompt in enumerate(prompts)
         ]

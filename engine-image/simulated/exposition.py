@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from plimsoll.engines.vllm import METRIC_PREFIX, Metric
 from simulated.engine_core import EngineCore
 from simulated.engine_metrics import EngineMetrics, MetricHistogram
 from simulated.metric_families import COUNTER_HELP, GAUGE_HELP, HISTOGRAM_HELP, NIXL_COUNTER_HELP
@@ -71,14 +72,14 @@ class MetricsExposition:
         return "\n".join(lines)
 
     def _head(self, name: str, kind: str, help_text: str) -> None:
-        self._parts.append(f"# HELP vllm:{name} {help_text}\n# TYPE vllm:{name} {kind}")
+        self._parts.append(f"# HELP {METRIC_PREFIX}{name} {help_text}\n# TYPE {METRIC_PREFIX}{name} {kind}")
 
     def _gauge(self, name: str, samples: Iterable[tuple[dict[str, str], ReadValue]]) -> None:
         if name not in self._export:
             return
         self._head(name, "gauge", GAUGE_HELP[name])
         self._parts += [
-            (f"vllm:{name}{format_labels({**self._base_labels, **extra})} ", read) for extra, read in samples
+            (f"{METRIC_PREFIX}{name}{format_labels({**self._base_labels, **extra})} ", read) for extra, read in samples
         ]
 
     def _counter(self, name: str, help_text: str, samples: Iterable[tuple[dict[str, str], ReadValue]]) -> None:
@@ -87,9 +88,11 @@ class MetricsExposition:
             return
         self._head(f"{name}_total", "counter", help_text)
         labelled = [(format_labels(extra), read) for extra, read in samples]
-        self._parts += [(f"vllm:{name}_total{braces} ", read) for braces, read in labelled]
+        self._parts += [(f"{METRIC_PREFIX}{name}_total{braces} ", read) for braces, read in labelled]
         self._head(f"{name}_created", "gauge", help_text)
-        self._parts += [f"vllm:{name}_created{braces} {format_number(self._created_s)}" for braces, _ in labelled]
+        self._parts += [
+            f"{METRIC_PREFIX}{name}_created{braces} {format_number(self._created_s)}" for braces, _ in labelled
+        ]
 
     def _histogram(self, name: str, histogram: MetricHistogram) -> None:
         if name not in self._export:
@@ -98,13 +101,14 @@ class MetricsExposition:
         self._head(name, "histogram", help_text)
         bounds = [*(format_number(bound) for bound in histogram.bounds), "+Inf"]
         starts = [
-            f"vllm:{name}_bucket{format_labels({**self._base_labels, 'le': _format_bound(edge)})} " for edge in bounds
+            f"{METRIC_PREFIX}{name}_bucket{format_labels({**self._base_labels, 'le': _format_bound(edge)})} "
+            for edge in bounds
         ]
-        starts += [f"vllm:{name}_count{braces} ", f"vllm:{name}_sum{braces} "]
+        starts += [f"{METRIC_PREFIX}{name}_count{braces} ", f"{METRIC_PREFIX}{name}_sum{braces} "]
         self._histograms.append((len(self._parts), starts, histogram))
         self._parts.append("")
         self._head(f"{name}_created", "gauge", help_text)
-        self._parts.append(f"vllm:{name}_created{braces} {format_number(self._created_s)}")
+        self._parts.append(f"{METRIC_PREFIX}{name}_created{braces} {format_number(self._created_s)}")
 
     def _gauges(self, core: EngineCore, deferred: ReadValue) -> None:
         def waiting_for_kv() -> float:
@@ -172,7 +176,7 @@ class MetricsExposition:
         }
         self._head("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
         pairs = {"engine": "0", **{key: str(value) for key, value in config.items()}}
-        self._parts.append(f"vllm:cache_config_info{format_labels(pairs)} 1.0")
+        self._parts.append(f"{Metric.CACHE_CONFIG}{format_labels(pairs)} 1.0")
 
     def _transfers(self, core: EngineCore, metrics: EngineMetrics) -> None:
         for name, histogram in metrics.nixl.items():

@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from plimsoll.engines import vllm
 from plimsoll.sim.profiles import HardwareProfile, ProfileError, load
 from simulated.metric_families import METRIC_FAMILIES
 
-_SUFFIXES: Final = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 LEASE_SECONDS: Final = 30.0
 
 
@@ -64,10 +63,10 @@ class _OptionsParser(argparse.ArgumentParser):
 
 
 def _parse_count(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
-    if not match:
+    count = vllm.parse_count(text)
+    if count is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(float(match[1]) * _SUFFIXES[match[2]])
+    return count
 
 
 def _parse_positive(text: str) -> float:
@@ -103,7 +102,7 @@ def _parse_duration(text: str) -> tuple[float, float]:
 
 def _parse_families(text: str) -> frozenset[str]:
     """Metric families, as vLLM names them and with commas between."""
-    families = frozenset(name.removeprefix("vllm:") for name in text.split(","))
+    families = frozenset(name.removeprefix(vllm.METRIC_PREFIX) for name in text.split(","))
     if unknown := sorted(families - METRIC_FAMILIES):
         raise argparse.ArgumentTypeError(
             f"{', '.join(map(repr, unknown))} not among {', '.join(sorted(METRIC_FAMILIES))}"
@@ -115,24 +114,24 @@ def _parser() -> _OptionsParser:
     parser = _OptionsParser(prog="simulated", allow_abbrev=False, description=__doc__)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
-    vllm = parser.add_argument_group("vLLM's")
-    vllm.add_argument("--host", default="0.0.0.0")
-    vllm.add_argument("--port", type=int, default=8000)
-    vllm.add_argument("--served-model-name", nargs="+")
-    vllm.add_argument("--revision")
-    vllm.add_argument("--max-model-len", type=_parse_count)
-    vllm.add_argument("--max-num-seqs", type=_parse_count)
-    vllm.add_argument("--max-num-batched-tokens", type=_parse_count)
-    vllm.add_argument("--block-size", type=_parse_count)
-    vllm.add_argument("--num-gpu-blocks-override", type=_parse_count)
-    vllm.add_argument("--kv-cache-memory-bytes", type=_parse_count)
-    vllm.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    vllm.add_argument("--max-num-queued-reqs", type=_parse_count)
-    vllm.add_argument("--max-num-queued-tokens", type=_parse_count)
-    vllm.add_argument("--kv-transfer-config", type=_parse_object, default={})
-    vllm.add_argument("--middleware", action="append", default=[])
-    vllm.add_argument("--shutdown-timeout", type=float, default=0.0)
-    vllm.add_argument("--disable-access-log-for-endpoints")
+    of_vllm = parser.add_argument_group("vLLM's")
+    of_vllm.add_argument(vllm.HOST, default="0.0.0.0")
+    of_vllm.add_argument(vllm.PORT, type=int, default=8000)
+    of_vllm.add_argument(vllm.SERVED_MODEL_NAME, nargs="+")
+    of_vllm.add_argument(vllm.REVISION)
+    of_vllm.add_argument(vllm.MAX_MODEL_LEN, type=_parse_count)
+    of_vllm.add_argument(vllm.MAX_NUM_SEQS, type=_parse_count)
+    of_vllm.add_argument(vllm.MAX_NUM_BATCHED_TOKENS, type=_parse_count)
+    of_vllm.add_argument(vllm.BLOCK_SIZE, type=_parse_count)
+    of_vllm.add_argument(vllm.NUM_GPU_BLOCKS, type=_parse_count)
+    of_vllm.add_argument(vllm.KV_CACHE_BYTES, type=_parse_count)
+    of_vllm.add_argument(vllm.PREFIX_CACHING, action=argparse.BooleanOptionalAction, default=True)
+    of_vllm.add_argument(vllm.MAX_NUM_QUEUED_REQS, type=_parse_count)
+    of_vllm.add_argument(vllm.MAX_NUM_QUEUED_TOKENS, type=_parse_count)
+    of_vllm.add_argument(vllm.KV_TRANSFER_CONFIG, type=_parse_object, default={})
+    of_vllm.add_argument(vllm.MIDDLEWARE, action="append", default=[])
+    of_vllm.add_argument(vllm.SHUTDOWN_TIMEOUT, type=float, default=0.0)
+    of_vllm.add_argument(vllm.QUIET_ENDPOINTS)
     own = parser.add_argument_group("the simulation's")
     own.add_argument("--profile", default="h200-8b", help="a name, or the path of a .json file")
     own.add_argument(
@@ -179,7 +178,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
     random_source = random.Random(seed)
     spread = 1.0 + given.spread * random_source.uniform(-1.0, 1.0)
     scale = given.time_scale
-    role_factor = {"kv_producer": profile.producer_factor, "kv_consumer": profile.consumer_factor}.get(role, 1.0)
+    role_factor = {vllm.KV_PRODUCER: profile.producer_factor, vllm.KV_CONSUMER: profile.consumer_factor}.get(role, 1.0)
     return EngineOptions(
         model=given.model,
         served_names=tuple(given.served_model_name or [given.model]),
@@ -203,8 +202,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
         kv_role=role,
         recompute=transfer.get("kv_load_failure_policy", "fail") == "recompute",
         lease_s=float(extra.get("kv_lease_duration", LEASE_SECONDS)) * scale,
-        side_channel_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
-        side_channel_port=int(environment.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")),
+        side_channel_host=environment.get(vllm.NIXL_HOST_VARIABLE, "localhost"),
+        side_channel_port=int(environment.get(vllm.NIXL_PORT_VARIABLE, "5600")),
         ignored=tuple(ignored),
     )
 
@@ -240,6 +239,10 @@ def _kv_role(transfer: Mapping[str, Any]) -> str:
     if not transfer:
         return ""
     role = transfer.get("kv_role")
-    if transfer.get("kv_connector") != "NixlConnector" or role not in ("kv_producer", "kv_consumer", "kv_both"):
-        raise OptionsError("argument --kv-transfer-config: only NixlConnector with a kv_role is simulated")
+    if transfer.get("kv_connector") != vllm.KV_CONNECTOR or role not in (
+        vllm.KV_PRODUCER,
+        vllm.KV_CONSUMER,
+        vllm.KV_BOTH,
+    ):
+        raise OptionsError(f"argument {vllm.KV_TRANSFER_CONFIG}: only {vllm.KV_CONNECTOR} with a kv_role is simulated")
     return str(role)

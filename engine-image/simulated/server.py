@@ -20,6 +20,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
 
+from plimsoll.engines import vllm
 from simulated import cold_start
 from simulated.api import OpenAiApi
 from simulated.engine_core import EngineCore
@@ -89,7 +90,7 @@ async def serve(options: EngineOptions) -> None:
         for source, message in phase.log_lines:
             log_line("EngineCore", source, message)
     async with contextlib.AsyncExitStack() as open_servers:
-        if options.kv_role in ("kv_producer", "kv_both"):
+        if options.kv_role in (vllm.KV_PRODUCER, vllm.KV_BOTH):
             lease_server = LeaseServer(
                 engine_id,
                 driver.core.leases.claim,

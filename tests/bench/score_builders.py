@@ -11,7 +11,10 @@ from bench.scoreboard import scoring, target_checks
 def retry_after_counts(
     given: int, within_60_s: tuple[int, int, int], within_120_s: tuple[int, int, int]
 ) -> dict[str, Any]:
-    """Of ten refusals. soon, later: tickets of up to 60 s and of up to 120 s, in at the first retry, at the second."""
+    """Counts of ten rejections.
+
+    within_60_s, within_120_s: retry reservations of up to so many seconds, admitted at the first and second retry.
+    """
     names = ("given", "first_ok", "second_ok")
     honoured_counts = {
         name: dict(zip(names, counts, strict=True))

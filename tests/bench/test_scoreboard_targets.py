@@ -170,10 +170,10 @@ def test_checks_rejecting_large_requests_is_detected() -> None:
 def test_checks_reservations_are_summed_over_seeds() -> None:
     row = replace(STEP, targets=RowTargets(honoured_retry_after=0.95))
     own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0), make_run(0.9, 1.0)])
-    assert own.tickets == (20, 18, 16, 14, 8, 6)
+    assert own.retry_reservations == (20, 18, 16, 14, 8, 6)
     found = failed_checks(target_checks.check_targets(row, own, [own], nominal=True))
     assert found == {
-        "refusals that carry a ticket": True,
+        "rejections with a retry reservation": True,
         "in at the first retry, to 60 s": False,
         "in by the second, 60 to 120 s": False,
     }
@@ -203,7 +203,7 @@ def test_checks_reservation_row_without_any_fails() -> None:
     row = replace(STEP, targets=RowTargets(honoured_retry_after=0.95))
     own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=NO_RETRY_AFTER)])
     assert failed_checks(target_checks.check_targets(row, own, [own], nominal=True)) == {
-        "refusals that carry a ticket": False
+        "rejections with a retry reservation": False
     }
 
 
@@ -213,5 +213,5 @@ def test_checks_reservations_are_required_without_honouring() -> None:
         told = {**retry_after_counts(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
         own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=told)])
         assert failed_checks(target_checks.check_targets(row, own, [own], nominal=True)) == {
-            "refusals that carry a ticket": passed
+            "rejections with a retry reservation": passed
         }

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
@@ -48,6 +48,7 @@ def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
                     yield family.name, labels
 
 
+READ_METRICS = {name.removesuffix("_bucket") for name in METRIC_NAMES_REGEX.split("|")}
 KNOWN = dict([*exposed(metrics.GATEWAY), *exposed(metrics.OPERATOR)])
 RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 
@@ -55,8 +56,8 @@ RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 def labels_of(name: str) -> set[str] | None:
     """The labels of a metric, None of one that does not exist. An engine's are those that the operator reads too."""
     if name.startswith("vllm:"):
-        base = name.removesuffix("_bucket").encode()
-        return ENGINE_LABELS if base in Path(vllm_metrics.__file__).read_bytes() else None
+        base = name.removesuffix("_bucket")
+        return ENGINE_LABELS if base in READ_METRICS else None
     return KNOWN.get(name) or RECORDED.get(name)
 
 

@@ -34,16 +34,16 @@ def test_plan_json_and_table_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told["arrangement"] == "aggregated"
     assert told["gpus"] == told["tiers"]["serve"]["replicas"] == 2
     assert told["expected"]["p95_tpot_s"] < 0.05
-    assert told["load_line_per_s"] > 24 > 0
+    assert told["slo_capacity_per_s"] > 24 > 0
     tokens_an_hour = 24 * 3600 * (told["prompt_tokens"] + told["output_tokens"])
     per_million = told["cost"]["per_million_tokens"]
     assert per_million["at_this_load"] == pytest.approx(7.0 / tokens_an_hour * 1e6, rel=1e-3)
-    assert per_million["at_the_load_line"] < per_million["at_this_load"]
+    assert per_million["at_slo_capacity"] < per_million["at_this_load"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("aggregated: 2 x 1 GPU serve, 2 GPUs")
     assert f"max_num_seqs             {told['tiers']['serve']['max_num_seqs']}" in shown
-    assert f"{told['load_line_per_s']:.3g}" in shown
+    assert f"{told['slo_capacity_per_s']:.3g}" in shown
     assert "roofline" not in shown
     texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "h200-8b, 2 GPUs" in texts
@@ -89,7 +89,7 @@ def test_plan_larger_cuda_graphs_only_for_moe(
     flag, *sizes = tier["cuda_graphs"]["args"]
     assert flag == "--cudagraph-capture-sizes"
     assert int(sizes[-1]) == min(largest, tier["max_num_batched_tokens"])
-    assert f"CUDA graphs (serve): {tier['cuda_graphs']['why']}" in shown
+    assert f"CUDA graphs (serve): {tier['cuda_graphs']['reason']}" in shown
     assert f"  {flag} {' '.join(sizes)}\n" in shown
     assert not tier["speculation"]["on"]
 
@@ -142,7 +142,7 @@ def test_plan_document_combines_infeasible_share_of_both_tiers() -> None:
 def test_plan_infeasible_slo_suggests_nearest_feasible(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
-    assert "no number of replicas keeps the promise, TPOT breaks it" in said
+    assert "no number of replicas meets the SLO, because of TPOT" in said
     assert "feasible targets: --ttft 500ms --tpot 6" in said
 
 
@@ -151,13 +151,13 @@ def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
     for whole in ("1m", "8s"):
         assert main([*MEASURED, "--e2e", whole, *MEAN_LOAD, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        lines[whole] = told["load_line_per_s"] / told["gpus"]
+        lines[whole] = told["slo_capacity_per_s"] / told["gpus"]
         assert told["slo"]["e2e_s"] == {"1m": 60.0, "8s": 8.0}[whole]
     assert told["binding"] == "e2e"
     assert lines["8s"] < lines["1m"]
     assert main([*MEASURED, "--e2e", "1s", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
-    assert "no number of replicas keeps the promise, e2e breaks it" in said
+    assert "no number of replicas meets the SLO, because of e2e" in said
     assert "feasible targets: --ttft 500ms --tpot 50ms --e2e " in said
 
 
@@ -176,7 +176,7 @@ def test_plan_itl_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
     assert gpus[0] < gpus[-1]
     assert main([*MEASURED, "--itl", "3ms", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
-    assert "no number of replicas keeps the promise, itl breaks it" in said
+    assert "no number of replicas meets the SLO, because of itl" in said
     assert "feasible targets: --ttft 500ms --tpot 50ms --itl " in said
 
 
@@ -188,8 +188,10 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
     *reasons, told = capsys.readouterr().err.splitlines()
     names = ("one aggregated tier", "a prefill and a decode tier")
     for name, reason in zip(names, reasons, strict=True):
-        assert reason.startswith(f"plimsoll: {name} is out: no number of replicas keeps the promise, TTFT breaks it: ")
-        assert reason.endswith("% of the requests miss alone on an idle replica, and 5% may")
+        assert reason.startswith(
+            f"plimsoll: {name} is not possible: no number of replicas meets the SLO, because of TTFT: "
+        )
+        assert reason.endswith("% of the requests miss it even on an idle replica, and 5% may")
     feasible_targets = told.removeprefix("feasible targets: ").split()
     assert main(["plan", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
     plan_told = json.loads(capsys.readouterr().out)
@@ -263,7 +265,7 @@ def test_plan_disaggregated_names_target_binding_aggregated(
     assert main([*MEASURED, *MEAN_LOAD, option, target]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("disaggregated")
-    assert f"which its {named} leaves little room for" in shown
+    assert f"much of its {named}" in shown
 
 
 def test_plan_weights_conflicting_with_config_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

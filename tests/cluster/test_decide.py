@@ -18,6 +18,7 @@ from e2e.cluster.planning import (
     cluster_step,
     decide,
     removal,
+    wanted_source,
 )
 
 FREE_GB = 100.0
@@ -77,6 +78,28 @@ def test_decide_missing_images_require_full_disk_space() -> None:
     assert plan.blockers == ("25 GB of free disk are needed, 23 GB are there.",)
 
 
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [("1.36.3", NodeImageSource.BUILD), ("v1.37.0", NodeImageSource.PULL), ("", None)],
+)
+def test_wanted_version_has_one_source(version: str, source: NodeImageSource | None) -> None:
+    assert wanted_source(version) is source
+
+
+@pytest.mark.parametrize("version", ["1.35.0", "1.36", "v", "latest"])
+def test_wanted_version_unsupported_names_the_supported_ones(version: str) -> None:
+    with pytest.raises(ValueError, match=f"PLIMSOLL_KUBERNETES: '{version}' is not supported; use v1.36.3 or v1.37.0"):
+        wanted_source(version)
+
+
+def test_decide_wanted_version_overrides_the_machine() -> None:
+    built = replace(LAPTOP, base_image=True, wanted=NodeImageSource.BUILD)
+    assert decide(LAPTOP).source is NodeImageSource.PULL
+    assert decide(built).source is NodeImageSource.BUILD
+    assert set(decide(built).binaries) == {*TOOLS, *CONTROL_PLANE, *NODE}
+    assert decide(replace(LAPTOP, wanted=NodeImageSource.PULL)).source is NodeImageSource.PULL
+
+
 @pytest.mark.parametrize("packages", [(), ("jq",), ("docker.io", "iptables")])
 @pytest.mark.parametrize("facts", [LAPTOP, BARE_WITH_DOCKER, replace(LAPTOP, root=True, debian=True, can_pull=False)])
 def test_decide_running_docker_machine_is_never_changed(facts: Facts, packages: tuple[str, ...]) -> None:
@@ -102,7 +125,15 @@ def test_decide_without_sys_resource_builds_node_image() -> None:
         (replace(BARE, dockerd=True, systemd=True), "Docker is installed but not running"),
         (
             replace(LAPTOP, can_pull=False),
-            "Images cannot be pulled here, and making the base image needs root on Debian.",
+            "The node image is built from debian:bookworm-slim, which is not here. Pull it, or run this as root",
+        ),
+        (
+            replace(LAPTOP, wanted=NodeImageSource.PULL, can_pull=False),
+            "The node image of v1.37.0 cannot be pulled here. Unset PLIMSOLL_KUBERNETES, or set it to v1.36.3",
+        ),
+        (
+            replace(BARE, wanted=NodeImageSource.PULL),
+            "The published node image of v1.37.0 does not run without CAP_SYS_RESOURCE.",
         ),
         (replace(LAPTOP, go=False), "Go 1.26 or newer is needed to build kind, kubectl, helm."),
         (replace(LAPTOP, free_gb=12), "25 GB of free disk are needed, 12 GB are there."),
@@ -142,7 +173,10 @@ def test_announce_lists_planned_actions() -> None:
         "run containers through a runc wrapper: this machine withholds CAP_SYS_RESOURCE from root",
         "then pull the kind node image, or make it here where none can be pulled (a quarter of an hour, once)",
     ]
-    assert announce(decide(LAPTOP)) == ["build from Go modules: kind kubectl helm", "pull the kind node image"]
+    assert announce(decide(LAPTOP)) == [
+        "build from Go modules: kind kubectl helm",
+        "pull the kind node image of v1.37.0",
+    ]
     assert announce(decide(replace(LAPTOP, cached_binaries=frozenset(TOOLS), node_image=NodeImageSource.PULL))) == []
 
 

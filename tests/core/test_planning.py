@@ -29,6 +29,7 @@ from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, PlanReques
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.engines import vllm
 from plimsoll.sim import profile as profiles
 
 CHAT = workloads.lognormal_workload(1200, 220)
@@ -284,7 +285,7 @@ def test_plan_tight_itl_target_is_disaggregated() -> None:
     found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02))
     assert isinstance(found, FleetPlan)
     assert found.chosen.disaggregated
-    assert "the gap of 0.02 s" in found.reasons[0]
+    assert "the ITL limit of 0.02 s" in found.reasons[0]
 
 
 def test_settings_budget_excludes_saturated_chunks() -> None:
@@ -329,7 +330,7 @@ def test_cuda_graphs_are_given_for_mixture_models_only() -> None:
         assert found.sizes[-1] == tokens
         assert list(found.sizes) == sorted(set(found.sizes))
         assert max(b / a for a, b in pairwise(found.sizes) if b > engine_settings.DEFAULT_GRAPH_TOKENS) < 1.13
-        assert found.args == (engine_settings.GRAPHS_FLAG, *map(str, found.sizes))
+        assert found.args == (vllm.CUDA_GRAPH_SIZES, *map(str, found.sizes))
         assert engine_settings.choose_cuda_graphs(tokens, mixture=False) is None
     assert engine_settings.choose_cuda_graphs(16384, mixture=True) == engine_settings.choose_cuda_graphs(
         engine_settings.MAX_GRAPH_TOKENS, mixture=True

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher import command, contract, settings
+from launcher import command, contract, settings, vllm
 from launcher.settings import Settings, SettingsError
 from tests.engine_image.middleware_harness import CONTRACT
 
@@ -45,33 +45,6 @@ def test_engine_environment_simulated_runtime_finds_package() -> None:
 def test_runtime_defaults_to_vllm() -> None:
     assert settings.read(PLAIN, CONTRACT).runtime == "vllm"
     assert set(command.RUNTIME_PROGRAMS) == set(CONTRACT.runtimes)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "count"),
-    [
-        (["--max-num-seqs", "16"], 16),
-        (["--max_num_seqs=16"], 16),
-        (["--max-num-seqs", "16", "--max-num-seqs=32"], 32),
-        (["--max-num-seqs", "8k"], 8000),
-        (["--max-num-seqs", "8K"], 8192),
-        (["--max-num-seqs", "2.5k"], 2500),
-        (["--max-num-seqs", "2.5K"], None),
-        (["--max-num-seqs", "2.5"], None),
-        (["--max-num-seqs", "1m"], 1_000_000),
-        (["--max-num-seqs", "0"], None),
-        (["--max-num-seqs", "-1"], None),
-        (["--max-num-seqs", "auto"], None),
-        (["--max-num-seqs", "9" * 400], None),
-        (["--max-num-seqs", "٣"], None),
-        (["--max-num-seqs"], None),
-        (["--max-num-seqs", "--enforce-eager"], None),
-        (["--max-num-batched-tokens", "16"], None),
-        ([], None),
-    ],
-)
-def test_count_of_reads_numbers_from_arguments(arguments: list[str], count: int | None) -> None:
-    assert command.count_of(tuple(arguments), "--max-num-seqs") == count
 
 
 def test_engine_argv_has_contract_flags() -> None:
@@ -122,6 +95,7 @@ def test_engine_argv_kv_transfer_config_follows_role(role: str, cpu: bool, confi
         ('["--max-num-seqs","1"]', "64"),
         ("[]", "2048"),
         ('["--max-num-seqs"]', "2048"),
+        ('["--max-num-seqs","1_000"]', "8000"),
     ],
 )
 def test_engine_argv_limits_the_queue(args: str, limit: str) -> None:
@@ -130,7 +104,7 @@ def test_engine_argv_limits_the_queue(args: str, limit: str) -> None:
 
 @pytest.mark.parametrize("args", ['["--max-num-queued-reqs","7"]', '["--max_num_queued_reqs=7"]'])
 def test_engine_argv_user_queue_limit_is_kept(args: str) -> None:
-    assert sum(command.flag_name(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
+    assert sum(vllm.flag_name(argument) == "--max-num-queued-reqs" for argument in built(PLIMSOLL_ARGS=args)) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from launcher import command
 from launcher.contract import load
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.types import Role
-from plimsoll.gateway.service_catalog import DEFAULT_MAX_SEQUENCES, build_catalog
+from plimsoll.engines.vllm import DEFAULT_MAX_NUM_SEQS
+from plimsoll.gateway.service_catalog import build_catalog
 from tests.gateway.kube_objects import Object, pod, service
 
 
@@ -99,14 +100,14 @@ def test_routable_requires_envoy_health_and_client_role() -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([], DEFAULT_MAX_SEQUENCES),
+        ([], DEFAULT_MAX_NUM_SEQS),
         (["--max-num-seqs", "16"], 16),
         (["--max-num-seqs=32", "--other"], 32),
         (["--max_num_seqs=48"], 48),
         (["--max-num-seqs=8", "--max-num-seqs", "64"], 64),
-        (["--max-num-seqs", "--max-model-len=8"], DEFAULT_MAX_SEQUENCES),
-        (["--max-num-seqs"], DEFAULT_MAX_SEQUENCES),
-        (["--max-num-seqs", "many"], DEFAULT_MAX_SEQUENCES),
+        (["--max-num-seqs", "--max-model-len=8"], DEFAULT_MAX_NUM_SEQS),
+        (["--max-num-seqs"], DEFAULT_MAX_NUM_SEQS),
+        (["--max-num-seqs", "many"], DEFAULT_MAX_NUM_SEQS),
     ],
 )
 def test_max_sequences_is_read_from_engine_args(args: list[str], expected: int) -> None:
@@ -123,7 +124,7 @@ def test_max_sequences_is_read_from_engine_args(args: list[str], expected: int) 
         (["--max-num-seqs=4"], [], 64),
         (["--max-num-seqs", "256"], ["--max_num_seqs", "16"], 128),
         (["--max-num-queued-reqs", "1k"], ["--max-num-seqs", "16"], 1000),
-        ([], ["--max-num-seqs", "1k"], 2048),
+        ([], ["--max-num-seqs", "1k"], 8000),
         ([], ["--max-num-seqs", "\u00b2"], 2048),
     ],
 )

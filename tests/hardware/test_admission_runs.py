@@ -32,7 +32,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.gateway.service_catalog import build_catalog
 
 SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
-DATA = Path(predict.__file__).parents[1] / "data" / "8b-gate"
+DATA = Path(predict.__file__).parents[1] / "data" / "h100-8b-gate"
 LONG_WAIT_S = 3600.0
 
 

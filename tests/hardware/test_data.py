@@ -3,23 +3,24 @@
 import gzip
 import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.hardware import (
     archive,
-    compare,
     compare_pd,
     dummy_models,
     fit_step_model,
-    itl_histogram,
-    long_steps,
     self_benchmarks,
+    summarise,
     traces,
 )
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.planning import engine_settings
+from plimsoll.engines import vllm
 from plimsoll.sim import profile
 
 DATA = Path(fit_step_model.__file__).parent / "data"
@@ -35,13 +36,13 @@ PROFILES = Path(__file__).parents[2] / "operator" / "plimsoll" / "sim" / "profil
     ],
 )
 def test_recorded_runs_used_predicted_traces(model: str, runs: int) -> None:
-    found = compare.measured(DATA / model, DATA / model)
+    found = summarise.read(DATA / model)["rates"]
     assert len(found) == runs
     assert all(one["ok"] == one["sent"] for one in found)
 
 
 def test_dense_model_met_slo_at_capacity_and_not_beyond() -> None:
-    at, beyond = (compare.measured(DATA / "8b", DATA / "8b")[number]["in_promise"] for number in (4, 5))
+    at, beyond = (summarise.read(DATA / "8b")["rates"][number]["in_promise"] for number in (4, 5))
     assert round(at, 3) == 0.987
     assert round(beyond, 3) == 0.481
 
@@ -57,7 +58,7 @@ def test_dense_model_met_slo_at_capacity_and_not_beyond() -> None:
 )
 def test_prediction_failure_rates_match_recorded_runs(run: str, kept: float, lost: float) -> None:
     """The last rate at which 95 % were in promise, and the next one: below the line that was predicted."""
-    shares = [round(one["in_promise"], 3) for one in compare.measured(DATA / run, DATA / run)]
+    shares = [round(one["in_promise"], 3) for one in summarise.read(DATA / run)["rates"]]
     last = max(number for number, share in enumerate(shares) if share >= 0.95)
     assert shares[last : last + 2] == [kept, lost]
     told = json.loads((DATA / run / "prediction.json").read_text())
@@ -81,7 +82,7 @@ def test_planned_cuda_graphs_equal_measured_ones() -> None:
     found = engine_settings.choose_cuda_graphs(with_["about"]["limits"]["token_budget"], mixture=True)
     assert found is not None
     assert " ".join(found.args) in with_["command"]
-    assert engine_settings.GRAPHS_FLAG not in without["command"]
+    assert vllm.CUDA_GRAPH_SIZES not in without["command"]
     ttft_s, init_s, tokens = (
         [read(one) for one in (without, with_)]
         for read in (
@@ -99,36 +100,31 @@ def test_planned_cuda_graphs_equal_measured_ones() -> None:
 
 def test_fp8_graph_predictions_are_fits_of_previous_run() -> None:
     """`launches`: with a term for steps of more tokens than vLLM captures by itself, left out in what was said."""
-    log = fit_step_model.read_steps(DATA / "8b-fp8" / "engine.steps.csv.gz")
-    large = {**log, "npre": log["npre"] * (log["pretok"] + log["ndec"] > engine_settings.DEFAULT_GRAPH_TOKENS)}
+    steps = summarise.read(DATA / "8b-fp8")["steps"]
+    laws = {"as-measured": steps["fits"]["0"][0]["law"], "launches": steps["law_with_launches_beyond_graphs"]}
     told = json.loads((DATA / "8b-fp8-graphs" / "prediction.json").read_text())["from"]
-    for name, steps in (("as-measured", log), ("launches", large)):
-        rows, seconds, _, _ = fit_step_model.step_blocks(steps)
-        law = fit_step_model.fit_coefficients(rows, seconds)
+    for name, law in laws.items():
         if name == "launches":
-            assert round(law[1] * 1e3, 1) == 2.8
-            law[1] = 0.0
-        assert list(told[name]["law"].values()) == pytest.approx(law.tolist(), rel=1e-3)
+            assert round(law["anypre"] * 1e3, 1) == 2.8
+            law["anypre"] = 0.0
+        assert list(told[name]["law"].values()) == pytest.approx(list(law.values()), rel=1e-3)
     assert [round(told[name]["line_rps"], 1) for name in ("as-measured", "launches")] == [29.5, 30.3]
 
 
 def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
     """So a plan advises none to a dense model."""
-    said = DATA / "8b-fp8-graphs"
     shares, first_s, over, commands = {}, {}, {}, {}
     for run in ("8b-fp8-graphs", "8b-fp8-default"):
         result = json.loads((DATA / run / "result.json").read_text())
-        shares[run] = [round(one["in_promise"], 3) for one in compare.measured(said, DATA / run)]
+        shares[run] = [round(one["in_promise"], 3) for one in summarise.read(DATA / run)["rates"]]
         first_s[run] = next(one["ttft_s"] for one in result["alone"] if one["prompt"] == 1024)
-        over[run] = self_benchmarks.time_ratio(
-            DATA / run, 32, self_benchmarks.step_models(DATA / run, 32)["data sheet"]
-        )
+        over[run] = summarise.read(DATA / run)["steps"]["over_data_sheet"]["32"]
         commands[run] = result["command"]
     graphs, default = "8b-fp8-graphs", "8b-fp8-default"
     found = engine_settings.choose_cuda_graphs(8192, mixture=True)
     assert found is not None
     assert " ".join(found.args) in commands[graphs]
-    assert engine_settings.GRAPHS_FLAG not in commands[default]
+    assert vllm.CUDA_GRAPH_SIZES not in commands[default]
     assert shares[graphs] == [1.0, 1.0, 1.0, 0.365, 0.13, 0.091]
     assert shares[default] == [1.0, 1.0, 1.0, 0.398, 0.157, 0.101]
     assert round(first_s[graphs] / first_s[default], 2) == 0.95
@@ -149,8 +145,7 @@ def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
     ],
 )
 def test_step_time_deviation_from_data_sheet_matches_docs(run: str, share: float) -> None:
-    law = self_benchmarks.step_models(DATA / run, 32)["data sheet"]
-    assert round(self_benchmarks.time_ratio(DATA / run, 32, law), 2) == share
+    assert round(summarise.read(DATA / run)["steps"]["over_data_sheet"]["32"], 2) == share
 
 
 @pytest.mark.parametrize(
@@ -163,7 +158,7 @@ def test_step_time_deviation_from_data_sheet_matches_docs(run: str, share: float
 )
 def test_profiles_equal_fits_of_step_logs(model: str, run: str, least: int, name: str) -> None:
     folder, config = DATA / run, dummy_models.CONFIGS[model]
-    found = fit_step_model.fit(folder, folder / "engine.steps.csv.gz", least)
+    found = summarise.read(folder)["steps"]["fits"][str(least)]
     shape = roofline.model_shape(config)
     own = fit_step_model.profile_document(folder, found, round(shape.kv_bytes_per_token), shape.layers)
     kept = json.loads((PROFILES / f"{name}.json").read_text())
@@ -176,62 +171,62 @@ def test_profiles_equal_fits_of_step_logs(model: str, run: str, least: int, name
 
 
 def test_moe_self_benchmark_overestimates_sequence_cost() -> None:
-    found = self_benchmarks.step_models(DATA / "30b-a3b", 32)
-    steps = found["steps, pooled"]
-    assert found["self_benchmark"].sequence_s > 20 * steps.sequence_s
-    assert found["data sheet"].base_s == pytest.approx(steps.base_s, rel=0.1)
+    found = self_benchmarks.prior_models(DATA / "30b-a3b")
+    steps = summarise.read(DATA / "30b-a3b")["steps"]["fits"]["32"][0]["law"]
+    assert found["self_benchmark"].sequence_s > 20 * steps["dec"]
+    assert found["data sheet"].base_s == pytest.approx(steps["base"], rel=0.1)
+
+
+def pairs(folder: str) -> dict[str, Any]:
+    return {one["run"]: one for one in summarise.read(DATA / folder)["pairs"]}
 
 
 def test_compare_pd_assesses_transfers_from_counters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare_pd.main([str(DATA / "pair")]) == 0
-    said = capsys.readouterr()
-    assert "| 1.pd.chat24 | 23.8 | 126.6 / 348.2 | 6.9 / 7.8 |" in said.out
-    assert "1.pd.chat24: pays: moving a prompt token takes 6.08 us" in said.err
-    assert "5288 preemptions" in said.err
+    assert compare_pd.main([str(DATA / "pair-own"), "--profile", "h100-8b"]) == 0
+    printed = capsys.readouterr()
+    assert "00.pd.chat2: does not pay: moving a prompt token takes 673 us" in printed.err
+    stored = (DATA / "pair-own" / "summary.md").read_text()
+    assert [line for line in printed.out.splitlines() if line not in stored] == []
+
+
+def test_transfers_paid_on_one_host() -> None:
+    found = pairs("pair")
+    assert [round(value, 1) for value in found["1.pd.chat24"]["figures"]["ttft_ms"]] == [126.6, 348.2]
+    assert found["1.pd.chat24"]["verdict"].startswith("pays: moving a prompt token takes 6.08 us")
+    assert found["3.pd.chat36.1200"]["verdict"].endswith("5288 preemptions")
 
 
 @pytest.mark.parametrize(
     ("folder", "said", "gb_per_s", "share"),
     [
-        ("pair-shared", "00.pd.chat2: pays: moving a prompt token takes 2.4 us", 56.0, 1.0),
-        ("pair-own", "00.pd.chat2: does not pay: moving a prompt token takes 673 us", 0.2, 0.225),
+        ("pair-shared", "pays: moving a prompt token takes 2.4 us", 56.0, 1.0),
+        ("pair-own", "does not pay: moving a prompt token takes 673 us", 0.2, 0.225),
     ],
 )
-def test_nvlink_needs_one_process_namespace(
-    folder: str, said: str, gb_per_s: float, share: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare_pd.main([str(DATA / folder), "--profile", "h100-8b"]) == 0
-    assert said in capsys.readouterr().err
-    counted = (DATA / folder / "00.pd.chat2.requests.d.metrics.txt").read_text()
-    moved, took_s = (
-        sum(float(line.split()[-1]) for line in counted.splitlines() if line.startswith(f"vllm:nixl_{name}_sum"))
-        for name in ("bytes_transferred", "xfer_time_seconds")
-    )
-    assert moved / took_s / 1e9 == pytest.approx(gb_per_s, rel=0.01)
-    first, *_ = archive.runs(DATA / folder)
-    assert round(compare_pd.figures(archive.read_complete(first))["0.5/0.05"], 3) == share
+def test_nvlink_needs_one_process_namespace(folder: str, said: str, gb_per_s: float, share: float) -> None:
+    first = pairs(folder)["00.pd.chat2"]
+    assert first["verdict"].startswith(said)
+    counted = first["decode_engine"]
+    assert counted["bytes"] / counted["transfer_s"] / 1e9 == pytest.approx(gb_per_s, rel=0.01)
+    assert round(first["figures"]["0.5/0.05"], 3) == share
 
 
 def test_smaller_budget_met_itl_target_and_pd_did_not() -> None:
-    runs = archive.runs(DATA / "pair-alone")
-    shares = {path.name.split(".requests")[0]: compare_pd.figures(archive.read_complete(path))["gap"] for path in runs}
-    kept = {name: round(shares[name], 3) for name in ("02.agg.chat36", "05.pd.chat36", "12.agg.chat36.1024")}
+    found = pairs("pair-alone")
+    shares = {name: round(one["figures"]["gap"], 3) for name, one in found.items()}
+    kept = {name: shares[name] for name in ("02.agg.chat36", "05.pd.chat36", "12.agg.chat36.1024")}
     assert kept == {"02.agg.chat36": 0.057, "05.pd.chat36": 0.0, "12.agg.chat36.1024": 0.923}
-    assert round(shares["04.pd.chat30"], 3) == 0.874 < shares["11.agg.chat30.1024"]
-    document = archive.read_run(runs[3])
-    late_s = itl_histogram.quantile_s(
-        document["gaps"], 0.99, compare_pd.WARM_S, compare_pd.WARM_S + compare_pd.WINDOW_S
-    )
-    assert late_s == pytest.approx(0.0113, rel=0.02)
+    assert shares["04.pd.chat30"] == 0.874 < shares["11.agg.chat30.1024"]
+    assert found["03.pd.chat24"]["itl_p99_s"] == pytest.approx(0.0113, rel=0.02)
 
 
 def test_pair_alone_runs_used_predicted_traces() -> None:
     told = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
-    for one, path in zip(told, archive.runs(DATA / "pair-alone"), strict=True):
-        trace = DATA / archive.read_run(path)["trace"]
-        assert path.name.startswith(one["run"])
+    for one, (run, found) in zip(told, pairs("pair-alone").items(), strict=True):
+        trace = DATA / found["trace"]
+        assert run.startswith(one["run"])
         assert hashlib.sha256(trace.read_bytes()).hexdigest() == one["sha256"]
-        assert len(archive.read_complete(path)) == len(traces.read(trace))
+        assert found["requests"] == len(traces.read(trace))
 
 
 @pytest.mark.parametrize(
@@ -245,10 +240,48 @@ def test_pair_alone_runs_used_predicted_traces() -> None:
 def test_decode_engine_beyond_cuda_graphs_is_slower_than_model(
     folder: str, engine: str, run: str, excess_ms: float, longest_ms: float
 ) -> None:
-    steps = long_steps.measured_steps(DATA / folder, engine, run)
-    found = long_steps.excess_by_tokens(steps, profile.load("h200-8b"))[1]
-    assert found is not None
-    assert (round(found.excess_s * 1e3, 1), round(found.longest_s * 1e3, 1)) == (excess_ms, longest_ms)
+    found = summarise.read(DATA / folder)["long_steps"][engine][run][1]
+    assert (round(found["excess_s"] * 1e3, 1), round(found["longest_s"] * 1e3, 1)) == (excess_ms, longest_ms)
+
+
+@pytest.mark.parametrize(
+    ("folder", "predicted", "decode_profile"),
+    [
+        ("h100-8b-gate", True, summarise.Profiles.decode),
+        ("h100-30b-a3b", True, summarise.Profiles.decode),
+        ("pair-own", False, "h100-8b"),
+    ],
+)
+def test_summary_equals_figures_of_the_kept_raw_run(
+    folder: str, predicted: bool, decode_profile: str, tmp_path: Path
+) -> None:
+    words = [str(DATA / folder), "--out", str(tmp_path), "--profile", decode_profile]
+    assert summarise.main([*words, *(["--prediction", str(DATA / folder)] if predicted else [])]) == 0
+    assert summarise.read(tmp_path) == approximately(summarise.read(DATA / folder))
+    assert (tmp_path / "result.json").read_bytes() == (DATA / folder / "result.json").read_bytes()
+
+
+def approximately(value: Any) -> Any:
+    """Numbers within what another machine's linear algebra changes."""
+    if isinstance(value, dict):
+        return {key: approximately(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [approximately(item) for item in value]
+    return pytest.approx(value, rel=1e-3, abs=1e-9) if isinstance(value, float) else value
+
+
+def test_summarise_of_another_trace_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prediction = tmp_path / "said"
+    shutil.copytree(DATA / "h100-30b-a3b", prediction)
+    (prediction / "run0.csv").write_text((DATA / "h100-30b-a3b" / "run1.csv").read_text())
+    words = [str(DATA / "h100-30b-a3b"), "--prediction", str(prediction), "--out", str(tmp_path / "out")]
+    assert summarise.main(words) == 1
+    assert "run0.csv is not the trace that was predicted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_folder_stays_small() -> None:
+    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 3_000_000
 
 
 def test_missing_counter_counts_as_zero() -> None:

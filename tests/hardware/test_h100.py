@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from bench.hardware import compare, fit_step_model, self_benchmarks
+from bench.hardware import fit_step_model, summarise
 from bench.hardware.admission import compare as gate
 
 DATA = Path(fit_step_model.__file__).parent / "data"
@@ -15,13 +15,13 @@ DATA = Path(fit_step_model.__file__).parent / "data"
 def off(run: str, source: str) -> list[float]:
     """How far p95 of TPOT was said from what was seen, as shares."""
     rates = json.loads((DATA / run / "prediction.json").read_text())["from"][source]["rates"]
-    seen = compare.measured(DATA / run, DATA / run)
+    seen = summarise.read(DATA / run)["rates"]
     said = [one["simulator"] for one in rates[: len(seen)]]
     return [one["tpot_s"]["p95"] / other["tpot_s"]["p95"] - 1 for one, other in zip(said, seen, strict=True)]
 
 
 def test_dense_model_capacity_held_and_ttft_was_late_beyond() -> None:
-    seen = compare.measured(DATA / "h100-8b", DATA / "h100-8b")
+    seen = summarise.read(DATA / "h100-8b")["rates"]
     assert [round(one["in_promise"], 3) for one in seen[4:]] == [0.991, 0.777]
     assert seen[5]["ttft_s"]["p95"] > 0.5
     assert seen[5]["tpot_s"]["p95"] < 0.05
@@ -47,8 +47,7 @@ def test_profile_of_sister_gpu_predicts_better_than_data_sheet() -> None:
 
 
 def test_steps_deviation_from_data_sheet_matches_docs() -> None:
-    law = self_benchmarks.step_models(DATA / "h100-8b", 0)["data sheet"]
-    assert round(self_benchmarks.time_ratio(DATA / "h100-8b", 0, law), 3) == 0.973
+    assert round(summarise.read(DATA / "h100-8b")["steps"]["over_data_sheet"]["0"], 3) == 0.973
 
 
 def test_admission_admitted_too_much_for_slow_frontend() -> None:
@@ -79,9 +78,7 @@ def test_ttft_residual_lies_mostly_outside_the_engine() -> None:
 
 
 def test_admission_with_ttft_residual_met_slo_under_overload() -> None:
-    folder = DATA / "h100-8b-mended"
-    told = json.loads((folder / "prediction.json").read_text())
-    rows = gate.measured(folder, [folder], told)["d"]
+    rows = summarise.read(DATA / "h100-8b-mended")["admission"]["d"]
     kept = [round(one["admitted_in_promise"], 3) for one in rows if one["run"] == "gate@2"]
     assert kept == [0.977, 0.981]
     runs = ("gate@2", "cap176@2", "cap208@2")

@@ -28,6 +28,11 @@ def test_operator_and_engine_image_share_one_contract() -> None:
     assert engine_contract().ports["api"] == 8000
 
 
+def test_operator_and_engine_image_share_one_vllm_module() -> None:
+    source = ROOT / "operator" / "plimsoll" / "engines" / "vllm.py"
+    assert source.read_bytes() == (ROOT / "engine-image" / "launcher" / "vllm.py").read_bytes()
+
+
 def test_checkout_has_no_symbolic_link() -> None:
     tracked = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert [line for line in tracked.splitlines() if line.startswith("120000")] == []

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.cluster.planning import VERSIONS
+from e2e.cluster.settings import KUBERNETES_VARIABLE
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -136,3 +139,9 @@ def test_contributing_identifiers_are_in_named_files() -> None:
     assert len(found) > 10
     for first, second, file in found:
         assert {word for word in (first, second) if word and word not in (ROOT / file).read_text()} == set(), file
+
+
+def test_e2e_matrix_has_the_supported_kubernetes_versions() -> None:
+    job = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["e2e"]
+    assert set(job["strategy"]["matrix"]["kubernetes"]) == set(VERSIONS)
+    assert job["env"] == {KUBERNETES_VARIABLE: "${{ matrix.kubernetes }}"}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,14 @@ from bench.hardware import dummy_models, traces
 from bench.hardware import predict as hardware
 from bench.hardware.admission import predict
 from bench.hardware.admission.compare import outcomes
-from bench.hardware.admission.runs import RequestOutcome, parse_call, results_path, slo_from_document, slo_to_document
+from bench.hardware.admission.runs import (
+    AdmissionRun,
+    RequestOutcome,
+    parse_call,
+    results_path,
+    slo_from_document,
+    slo_to_document,
+)
 from bench.hardware.archive import read_complete
 from bench.hardware.summary import within_slo
 from plimsoll.core.capacity import slo_capacity, tier_model
@@ -133,29 +140,45 @@ def write_prediction(given: argparse.Namespace) -> None:
     predict.remove_inputs(out)
 
 
+def measured(prediction: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """The figures of each run of an engine that was played.
+
+    Raises ValueError for another trace, and where a request of it has no row or a client ended badly.
+    """
+    predicted = json.loads((prediction / "prediction.json").read_text())
+    slo = slo_from_document(predicted)
+    for run in parse_call(predicted["calls"][CALL_NAME]):
+        path = results_path(folder, run, CALL_NAME)
+        if path is not None:  # else cut short
+            sent = traces.find_trace(prediction / run.trace, predicted["traces"][run.trace])
+            yield {"run": run.word, **window_figures(outcomes(read_complete(path, len(sent))), slo)}
+
+
+def windows_of_all_engines(figures: Iterable[dict[str, Any]], slo: Slo) -> list[str]:
+    """A line for each rate: how many windows of all engines met the SLO, and the worst one."""
+    shares_by_run: dict[str, list[float]] = {}
+    for one in figures:
+        shares_by_run.setdefault(one["run"], []).extend(one["windows"])
+    return [
+        f"{run}: {_windows_met(shares, slo)} windows kept, the worst {min(shares):.1%}"
+        for run, shares in sorted(shares_by_run.items())
+    ]
+
+
 def table(pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     """Markdown: a line for each run, seen and said, then each rate over all engines."""
     lines_by_run = ["| engine | rate | by | refused | in promise | windows kept |", "|" + "---|" * 6]
-    measured_by_rate: dict[str, list[dict[str, Any]]] = {}
-    for number, (prediction, measured) in enumerate(pairs, start=1):
+    found: list[dict[str, Any]] = []
+    for number, (prediction, folder) in enumerate(pairs, start=1):
         predicted = json.loads((prediction / "prediction.json").read_text())
         slo = slo_from_document(predicted)
-        for run in parse_call(predicted["calls"][CALL_NAME]):
-            path = results_path(measured, run, CALL_NAME)
-            if path is None:  # cut short
-                continue
-            sent = traces.find_trace(prediction / run.trace, predicted["traces"][run.trace])
-            request_outcomes = window_figures(outcomes(read_complete(path, len(sent))), slo)
-            measured_by_rate.setdefault(run.word, []).append(request_outcomes)
-            rate = f"{run.factor * predicted['line_rps']:.2f}"
-            lines_by_run.append(f"| {number} | {rate} | seen | {_cells(request_outcomes, slo)} |")
+        for figures in measured(prediction, folder):
+            found.append(figures)
+            rate = f"{AdmissionRun.parse(figures['run'], 0).factor * predicted['line_rps']:.2f}"
+            lines_by_run.append(f"| {number} | {rate} | seen | {_cells(figures, slo)} |")
             for source, source_figures in predicted["from"].items():
-                lines_by_run.append(f"| | | {source} | {_cells(source_figures[run.word], slo)} |")
-    for run_word, runs in sorted(measured_by_rate.items()):
-        shares = [share for share_row in runs for share in share_row["windows"]]
-        min_share = min(shares)
-        lines_by_run.append(f"{run_word}: {_windows_met(shares, slo)} windows kept, the worst {min_share:.1%}")
-    return lines_by_run
+                lines_by_run.append(f"| | | {source} | {_cells(source_figures[figures['run']], slo)} |")
+    return lines_by_run + windows_of_all_engines(found, slo)
 
 
 def _cells(found: dict[str, Any], slo: Slo) -> str:

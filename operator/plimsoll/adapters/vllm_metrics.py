@@ -22,55 +22,49 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from typing import Final
 
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import BucketCounts, EngineReading
+from plimsoll.engines.vllm import METRIC_PREFIX, PROCESS_START_METRIC, Metric, PromptSource
 
 HttpGet = Callable[[str, int, str], Awaitable[bytes]]  # address, port and path; raises BackendUnavailable
 
-_SUMMED_METRICS: Final = frozenset(
-    {
-        b"vllm:num_requests_running",
-        b"vllm:num_requests_waiting",
-        b"vllm:iteration_tokens_total_count",
-        b"vllm:iteration_tokens_total_sum",
-        b"vllm:generation_tokens_total",
-        b"vllm:prefix_cache_hits_total",
-        b"vllm:external_prefix_cache_hits_total",
-        b"vllm:num_preemptions_total",
-        b"vllm:nixl_post_time_seconds_sum",
-        b"vllm:nixl_xfer_time_seconds_sum",
-    }
-)
-_MAX_METRICS: Final = frozenset({b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"})
-_PROMPT_TOKENS_BY_SOURCE: Final = b"vllm:prompt_tokens_by_source_total"
+_SUMMED_METRICS: Final = {
+    metric.encode(): metric
+    for metric in (
+        Metric.RUNNING,
+        Metric.WAITING,
+        Metric.STEPS,
+        Metric.STEP_TOKENS,
+        Metric.GENERATED_TOKENS,
+        Metric.LOCAL_CACHE_HITS,
+        Metric.EXTERNAL_CACHE_HITS,
+        Metric.PREEMPTIONS,
+        Metric.NIXL_POST_SECONDS,
+        Metric.NIXL_TRANSFER_SECONDS,
+    )
+}
+_MAX_METRICS: Final = {metric.encode(): metric for metric in (Metric.KV_USED, Metric.KV_USED_UNTIL_0_10)}
+_PROMPT_TOKENS_BY_SOURCE: Final = Metric.PROMPT_TOKENS_BY_SOURCE.encode()
 _HISTOGRAM_METRICS: Final = (
-    b"vllm:request_prompt_tokens",
-    b"vllm:request_generation_tokens",
-    b"vllm:request_time_per_output_token_seconds",
-    b"vllm:time_to_first_token_seconds",
-    b"vllm:inter_token_latency_seconds",
-    b"vllm:time_per_output_token_seconds",
+    Metric.PROMPT_TOKENS,
+    Metric.OUTPUT_TOKENS,
+    Metric.TPOT,
+    Metric.TTFT,
+    Metric.ITL,
+    Metric.ITL_UNTIL_0_12,
 )
-_HISTOGRAM_SUMS: Final = {name + b"_sum": name for name in _HISTOGRAM_METRICS}
-_HISTOGRAM_BUCKETS: Final = {name + b"_bucket": name for name in _HISTOGRAM_METRICS}
-_PROCESS_START: Final = b"process_start_time_seconds"
-_PREFIXES: Final = (b"vllm:", _PROCESS_START)
+_HISTOGRAM_SUMS: Final = {f"{metric}_sum".encode(): f"{metric}_sum" for metric in _HISTOGRAM_METRICS}
+_HISTOGRAM_BUCKETS: Final = {f"{metric}_bucket".encode(): metric for metric in _HISTOGRAM_METRICS}
+_TOTALS: Final[Mapping[bytes, str]] = {**_SUMMED_METRICS, **_HISTOGRAM_SUMS}
+_PROCESS_START: Final = PROCESS_START_METRIC.encode()
+_PREFIXES: Final = (METRIC_PREFIX.encode(), _PROCESS_START)
 METRIC_NAMES_REGEX: Final = "|".join(
     name.decode()
-    for name in sorted(
-        {
-            *_SUMMED_METRICS,
-            *_MAX_METRICS,
-            _PROMPT_TOKENS_BY_SOURCE,
-            *_HISTOGRAM_SUMS,
-            *_HISTOGRAM_BUCKETS,
-            _PROCESS_START,
-        }
-    )
+    for name in sorted({*_TOTALS, *_MAX_METRICS, _PROMPT_TOKENS_BY_SOURCE, *_HISTOGRAM_BUCKETS, _PROCESS_START})
 )  # every metric that is read, as a Prometheus regular expression
 
 _LE_LABEL: Final = re.compile(rb'[{,]le="([^"]*)"')
@@ -81,8 +75,8 @@ class _MetricsAccumulator:
     """Sums of the parsed lines."""
 
     def __init__(self) -> None:
-        self.sums: dict[bytes, float] = {}  # by metric name; prompt tokens by their source label
-        self.buckets: dict[bytes, dict[float, float]] = {name: {} for name in _HISTOGRAM_METRICS}
+        self.sums: dict[str, float] = {}  # by metric name; prompt tokens by their source label
+        self.buckets: dict[Metric, dict[float, float]] = {metric: {} for metric in _HISTOGRAM_METRICS}
         self.start_times_s: set[float] = set()
         self.oldest_created_s: float | None = None
 
@@ -97,15 +91,15 @@ class _MetricsAccumulator:
         self._add_sample(name, labels, rest)
 
     def _add_sample(self, name: bytes, labels: bytes, rest: bytes) -> None:
-        if name in _HISTOGRAM_BUCKETS:
-            self._add_bucket(self.buckets[_HISTOGRAM_BUCKETS[name]], labels, _number(rest))
-        elif name in _SUMMED_METRICS or name in _HISTOGRAM_SUMS:
-            self.sums[name] = self.sums.get(name, 0.0) + _number(rest)
-        elif name in _MAX_METRICS:
-            self.sums[name] = max(self.sums.get(name, 0.0), _number(rest))
+        if (histogram := _HISTOGRAM_BUCKETS.get(name)) is not None:
+            self._add_bucket(self.buckets[histogram], labels, _number(rest))
+        elif (total := _TOTALS.get(name)) is not None:
+            self.sums[total] = self.sums.get(total, 0.0) + _number(rest)
+        elif (gauge := _MAX_METRICS.get(name)) is not None:
+            self.sums[gauge] = max(self.sums.get(gauge, 0.0), _number(rest))
         elif name == _PROMPT_TOKENS_BY_SOURCE:
             label = _SOURCE_LABEL.search(labels)
-            source = label.group(1) if label else b""
+            source = label.group(1).decode("utf-8", "replace") if label else ""
             self.sums[source] = self.sums.get(source, 0.0) + _number(rest)
         elif name == _PROCESS_START:
             self.start_times_s.add(_number(rest))
@@ -130,20 +124,20 @@ class _MetricsAccumulator:
 
     def computed_tokens(self) -> float | None:
         """Computed prompt and output tokens; None if cached tokens cannot be separated from them."""
-        local, generated = self.sums.get(b"local_compute"), self.sums.get(b"vllm:generation_tokens_total")
+        local, generated = self.sums.get(PromptSource.COMPUTED), self.sums.get(Metric.GENERATED_TOKENS)
         if local is not None and generated is not None:
             return local + generated
-        hits = (b"vllm:prefix_cache_hits_total", b"vllm:external_prefix_cache_hits_total")
+        hits = (Metric.LOCAL_CACHE_HITS, Metric.EXTERNAL_CACHE_HITS)
         if any(self.sums.get(name, 0.0) > 0.0 for name in hits) or hits[0] not in self.sums:
             return None
-        return self.sums.get(b"vllm:iteration_tokens_total_sum")
+        return self.sums.get(Metric.STEP_TOKENS)
 
-    def histogram(self, name: bytes) -> BucketCounts | None:
+    def histogram(self, metric: Metric) -> BucketCounts | None:
         """The histogram; None if it lacks the infinite bucket or the sum, or if its cumulative counts decrease."""
-        edges, total = sorted(self.buckets[name]), self.sums.get(name + b"_sum")
+        edges, total = sorted(self.buckets[metric]), self.sums.get(f"{metric}_sum")
         if not edges or edges[-1] != math.inf or total is None:
             return None
-        cumulative = [0.0, *(self.buckets[name][edge] for edge in edges)]
+        cumulative = [0.0, *(self.buckets[metric][edge] for edge in edges)]
         counts = tuple(high - low for low, high in pairwise(cumulative))
         return BucketCounts(tuple(edges), counts, total) if min(counts) >= 0.0 else None
 
@@ -160,7 +154,7 @@ def parse_metrics(text: bytes, pod: str, at_s: float) -> EngineReading:
                 accumulator.add_line(line)
             except ValueError:
                 continue
-    histograms = [accumulator.histogram(name) for name in _HISTOGRAM_METRICS]
+    histograms = [accumulator.histogram(metric) for metric in _HISTOGRAM_METRICS]
     if not accumulator.sums and not any(histograms):
         raise ValueError("the page has no metric of a vLLM engine")
     return _reading(accumulator, histograms, pod, at_s)
@@ -186,18 +180,18 @@ def _reading(
         pod=pod,
         at_s=at_s,
         instance_id=accumulator.instance_id,
-        running=sums(b"vllm:num_requests_running"),
-        waiting=sums(b"vllm:num_requests_waiting"),
-        kv_used=sums(b"vllm:kv_cache_usage_perc", sums(b"vllm:gpu_cache_usage_perc")),
-        steps=sums(b"vllm:iteration_tokens_total_count"),
+        running=sums(Metric.RUNNING),
+        waiting=sums(Metric.WAITING),
+        kv_used=sums(Metric.KV_USED, sums(Metric.KV_USED_UNTIL_0_10)),
+        steps=sums(Metric.STEPS),
         computed_tokens=accumulator.computed_tokens(),
-        generated_tokens=sums(b"vllm:generation_tokens_total"),
-        local_prompt_tokens=sums(b"local_compute"),
-        cached_prompt_tokens=sums(b"local_cache_hit", sums(b"vllm:prefix_cache_hits_total")),
-        transferred_prompt_tokens=sums(b"external_kv_transfer", sums(b"vllm:external_prefix_cache_hits_total")),
-        preemptions=sums(b"vllm:num_preemptions_total"),
-        post_s=sums(b"vllm:nixl_post_time_seconds_sum"),
-        transfer_s=sums(b"vllm:nixl_xfer_time_seconds_sum"),
+        generated_tokens=sums(Metric.GENERATED_TOKENS),
+        local_prompt_tokens=sums(PromptSource.COMPUTED),
+        cached_prompt_tokens=sums(PromptSource.CACHED, sums(Metric.LOCAL_CACHE_HITS)),
+        transferred_prompt_tokens=sums(PromptSource.TRANSFERRED, sums(Metric.EXTERNAL_CACHE_HITS)),
+        preemptions=sums(Metric.PREEMPTIONS),
+        post_s=sums(Metric.NIXL_POST_SECONDS),
+        transfer_s=sums(Metric.NIXL_TRANSFER_SECONDS),
         prompt_tokens=prompt,
         output_tokens=output,
         tpot_s=_without_single_tokens(tpot, output),

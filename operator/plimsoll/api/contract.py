@@ -28,7 +28,6 @@ class EngineContract:
     metrics: dict[str, str]
     startup_phases: tuple[str, ...]
     runtimes: tuple[str, ...]
-    reserved_args: tuple[str, ...]
 
     def termination_grace_seconds(self, drain_seconds: int) -> int:
         """Return the termination grace period of a pod: time until unready, drain timeout, and a margin; seconds."""
@@ -40,5 +39,5 @@ def engine_contract() -> EngineContract:
     """Return the bundled contract without the fields that only the launcher reads."""
     document: dict[str, Any] = orjson.loads(files("plimsoll.api").joinpath("contract.json").read_bytes())
     fields = {name: document[name] for name in EngineContract.__dataclass_fields__}
-    tuples = {name: tuple(fields[name]) for name in ("startup_phases", "runtimes", "reserved_args")}
+    tuples = {name: tuple(fields[name]) for name in ("startup_phases", "runtimes")}
     return EngineContract(**{**fields, **tuples})

@@ -159,7 +159,7 @@ def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_argument("--tpot", metavar="T", help="TPOT target, such as 50ms")
     add_argument("--e2e", metavar="T", help="end-to-end latency target, such as 20s")
     add_argument("--itl", metavar="T", help="target of the 99th percentile of the inter-token latency")
-    add_argument("--gap", metavar="T", help="limit of the longest regular inter-token latency")
+    add_argument("--itl-limit", metavar="T", help="limit of the longest regular inter-token latency")
     add_argument(
         "--percentile",
         type=int,

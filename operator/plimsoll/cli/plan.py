@@ -22,9 +22,10 @@ from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, Model
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.planning import known_models, workloads
 from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
-from plimsoll.core.planning.machine_model import PD_BLOCK_TOKENS, TOKEN_BUDGETS, Machine, machine_from_roofline
+from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import Workload, from_samples
+from plimsoll.engines import vllm
 from plimsoll.sim import profile, trace
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.profile import StepCoefficients
@@ -85,7 +86,7 @@ def _make_question(arguments: argparse.Namespace, machines: list[list[Machine]],
         machines,
         gap_cv2,
         arguments.headroom,
-        _parse_seconds("--gap", arguments.gap),
+        _parse_seconds("--itl-limit", arguments.itl_limit),
         arguments.fabric_gb_per_s * 1e9,
         arguments.accepted_tokens,
         max_model_len,
@@ -271,7 +272,9 @@ def profile_machines(hardware_profile: profile.HardwareProfile, gpus: int) -> li
         _step_model(hot),
         _step_model(hardware_profile.coefficients),
         EngineLimits(hardware_profile.max_num_seqs, hardware_profile.kv_tokens, hardware_profile.budget),
-        KvTransfer(hardware_profile.layers, PD_BLOCK_TOKENS, step_factor=hardware_profile.consumer_factor),
+        KvTransfer(
+            hardware_profile.layers, vllm.DISAGGREGATED_BLOCK_TOKENS, step_factor=hardware_profile.consumer_factor
+        ),
         float(hardware_profile.kv_bytes_per_token),
         gpus,
         prefill_factor=hardware_profile.producer_factor,

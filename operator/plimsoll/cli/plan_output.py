@@ -26,11 +26,11 @@ def plan_document(plan: FleetPlan, gpu_hour_cost: float | None) -> dict[str, Any
     prompt, output = plan.mean_tokens
     return {
         "arrangement": "disaggregated" if chosen.disaggregated else "aggregated",
-        "why": list(plan.reasons),
+        "reasons": list(plan.reasons),
         "rate_per_s": _round(question.rate_per_s),
         "prompt_tokens": _round(prompt),
         "output_tokens": _round(output),
-        "arrival_gap_cv2": _round(question.arrival_cv2),
+        "arrival_cv2": _round(question.arrival_cv2),
         "slo": {
             "share": question.slo.share,
             "ttft_s": question.slo.ttft_s,
@@ -38,16 +38,16 @@ def plan_document(plan: FleetPlan, gpu_hour_cost: float | None) -> dict[str, Any
             "tpot_s": question.slo.tpot_s,
             **({} if question.slo.e2e_s is None else {"e2e_s": question.slo.e2e_s}),
             **({} if question.slo.itl_s is None else {"itl_s": question.slo.itl_s}),
-            "gap_s": question.itl_limit_s,
+            "itl_limit_s": question.itl_limit_s,
         },
         "gpus": chosen.gpus,
         "binding": str(chosen.binding_constraint),
-        "load_line_per_s": _round(chosen.slo_capacity_per_s),
-        "knee_per_s": _round(chosen.goodput_knee_per_s),
+        "slo_capacity_per_s": _round(chosen.slo_capacity_per_s),
+        "goodput_knee_per_s": _round(chosen.goodput_knee_per_s),
         "infeasible_alone": _round(1 - math.prod(1 - sizing.infeasible_share for sizing in chosen.sizings)),
         "longer_than_max_model_len": _round(chosen.too_long_share),
         "expected": _expected_times(plan.expected_latency),
-        "expected_at_load_line": _expected_times(plan.expected_latency_at_capacity),
+        "expected_at_slo_capacity": _expected_times(plan.expected_latency_at_capacity),
         "tiers": {str(role): tier for role, tier in _tier_documents(plan).items()},
         "other": _alternative(plan.alternative),
         "cost": None if gpu_hour_cost is None else _cost_document(plan, gpu_hour_cost),
@@ -68,7 +68,7 @@ def _tier_documents(plan: FleetPlan) -> dict[str, dict[str, Any]]:
             "utilisation": _round(sizing.utilisation),
             "attained": _round(sizing.attainment),
             "attained_with_one_fewer": _round(sizing.attainment_one_fewer),
-            "load_line_per_s": _round(sizing.slo_capacity_per_s),
+            "slo_capacity_per_s": _round(sizing.slo_capacity_per_s),
             "binding": str(sizing.constraint),
             "kv_tokens": machine.limits.kv_tokens,
             "steps": "profile" if machine.from_profile else "roofline",
@@ -83,17 +83,22 @@ def _settings_document(settings: TierEngineSettings) -> dict[str, Any]:
     return {
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "longest_gap_s": _round(settings.max_itl_s),
+        "max_itl_s": _round(settings.max_itl_s),
         "mean_batch": _round(settings.mean_batch),
         "speculation": None
         if advice is None
-        else {"on": advice.enabled, "up_to_batch": advice.max_batch, "gain": _round(advice.gain), "why": advice.reason},
-        "cuda_graphs": None if graphs is None else {"args": list(graphs.args), "why": graphs.reason},
+        else {
+            "on": advice.enabled,
+            "up_to_batch": advice.max_batch,
+            "gain": _round(advice.gain),
+            "reason": advice.reason,
+        },
+        "cuda_graphs": None if graphs is None else {"args": list(graphs.args), "reason": graphs.reason},
     }
 
 
 def _cost_document(plan: FleetPlan, gpu_hour_cost: float) -> dict[str, Any]:
-    rates = {"at_this_load": plan.request.rate_per_s, "at_the_load_line": plan.chosen.slo_capacity_per_s}
+    rates = {"at_this_load": plan.request.rate_per_s, "at_slo_capacity": plan.chosen.slo_capacity_per_s}
     return {
         "per_gpu_hour": gpu_hour_cost,
         "per_hour": _round(gpu_hour_cost * plan.chosen.gpus),
@@ -119,7 +124,7 @@ def _alternative(alternative: Arrangement | Infeasible | None) -> dict[str, Any]
         "replicas": {
             str(tier.role): count for tier, count in zip(alternative.tiers, alternative.replicas, strict=True)
         },
-        "load_line_per_s": _round(alternative.slo_capacity_per_s),
+        "slo_capacity_per_s": _round(alternative.slo_capacity_per_s),
     }
 
 
@@ -134,17 +139,17 @@ def plan_lines(plan: FleetPlan, gpu_hour_cost: float | None, screen: Screen) -> 
     figures = plan_document(plan, gpu_hour_cost)
     parts = [f"{tier['replicas']} x {tier['gpus_per_replica']} GPU {role}" for role, tier in figures["tiers"].items()]
     head = f"{figures['arrangement']}: {' + '.join(parts)}, {figures['gpus']} GPUs"
-    output = [screen.bold(head), *(f"  {reason}" for reason in figures["why"]), ""]
+    output = [screen.bold(head), *(f"  {reason}" for reason in figures["reasons"]), ""]
     output += [*format_table(_load_rows(figures), screen), ""]
     output += format_table(_engine_rows(figures["tiers"]), screen)
     for role, tier in figures["tiers"].items():
         if tier["speculation"] is not None:
             advice = tier["speculation"]
             advice_text = f"on, up to batch size {advice['up_to_batch']}" if advice["on"] else "off"
-            output += ["", f"speculative decoding ({role}): {advice_text}; {advice['why']}"]
+            output += ["", f"speculative decoding ({role}): {advice_text}; {advice['reason']}"]
         if tier["cuda_graphs"] is not None:
             graphs = tier["cuda_graphs"]
-            output += ["", f"CUDA graphs ({role}): {graphs['why']}", f"  {' '.join(graphs['args'])}"]
+            output += ["", f"CUDA graphs ({role}): {graphs['reason']}", f"  {' '.join(graphs['args'])}"]
     if figures["infeasible_alone"]:
         output += [
             "",
@@ -170,9 +175,9 @@ def plan_lines(plan: FleetPlan, gpu_hour_cost: float | None, screen: Screen) -> 
 
 
 def _load_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    at_load, at_capacity = figures["expected"], figures["expected_at_load_line"]
+    at_load, at_capacity = figures["expected"], figures["expected_at_slo_capacity"]
     rows = [["", "requested rate", "SLO capacity", "goodput knee"]]
-    rates = (figures["rate_per_s"], figures["load_line_per_s"], figures["knee_per_s"])
+    rates = (figures["rate_per_s"], figures["slo_capacity_per_s"], figures["goodput_knee_per_s"])
     rows.append(["requests/s", *(f"{rate:.3g}" for rate in rates)])
     for key, name in (("ttft", "TTFT"), ("tpot", "TPOT")):
         for share in ("p50", "p95"):
@@ -187,7 +192,7 @@ def _load_rows(figures: Mapping[str, Any]) -> list[list[str]]:
 def _engine_rows(tiers: Mapping[str, Any]) -> list[list[str]]:
     keys = (
         "replicas", "gpus_per_replica", "max_num_seqs", "max_num_batched_tokens", "kv_tokens", "mean_batch",
-        "longest_gap_s", "utilisation", "attained", "attained_with_one_fewer",
+        "max_itl_s", "utilisation", "attained", "attained_with_one_fewer",
     )  # fmt: skip
     return [["tier", *tiers], *([key, *(_format_cell(key, tier[key]) for tier in tiers.values())] for key in keys)]
 
@@ -209,7 +214,7 @@ def _format_time(seconds: float | None) -> str:
 def _cost_lines(cost: Mapping[str, Any]) -> list[str]:
     result = [f"{cost['per_hour']:.2f} per hour"]
     for key, name in (("per_million_tokens", "tokens"), ("per_million_output_tokens", "output tokens")):
-        at_load, at_capacity = cost[key]["at_this_load"], cost[key]["at_the_load_line"]
+        at_load, at_capacity = cost[key]["at_this_load"], cost[key]["at_slo_capacity"]
         result.append(f"{at_load:.3g} per million {name} at the requested rate, {at_capacity:.3g} at SLO capacity")
     return result
 

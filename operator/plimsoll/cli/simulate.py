@@ -27,7 +27,7 @@ from plimsoll.cli.output_files import ensure_distinct, open_for_writing, print_t
 from plimsoll.cli.simulate_output import PolicyRun
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
-from plimsoll.resources import engine_args as engine_arguments
+from plimsoll.engines import vllm
 from plimsoll.sim import frontier, profile, startup, trace
 from plimsoll.sim.attempt import Attempt, TraceRequest
 from plimsoll.sim.clients import RetryBehavior
@@ -43,12 +43,11 @@ from plimsoll.sim.simulator import Simulator
 from plimsoll.sim.timeline import Timeline
 
 _LIMIT_FLAGS: Final = {
-    "--max-num-seqs": "max_num_seqs",
-    "--max-num-batched-tokens": "budget",
-    "--block-size": "block_size",
-    "--max-model-len": "max_model_len",
+    vllm.MAX_NUM_SEQS: "max_num_seqs",
+    vllm.MAX_NUM_BATCHED_TOKENS: "budget",
+    vllm.BLOCK_SIZE: "block_size",
+    vllm.MAX_MODEL_LEN: "max_model_len",
 }
-_DISAGGREGATED_BLOCK_TOKENS: Final = 128  # block size of the operator's prefill and decode engines
 _HASH_BLOCK_TOKENS: Final = 512  # prompt tokens per hash_id of a trace
 _MAX_UNKNOWN_LISTED: Final = 10  # unknown priorities to print
 _AUTO_VALUES: Final = ("auto", "-1")  # vLLM chooses the value
@@ -342,7 +341,7 @@ def _report_unknown_classes(requests: Sequence[TraceRequest], known_classes: Col
 
 def _make_plant(arguments: argparse.Namespace, service: InferenceService, requests: Sequence[TraceRequest]) -> Plant:
     hardware_profile, tiers = profile.load(arguments.hardware), dict(service.spec.tiers.items())
-    limits = {} if "serve" in tiers else {"block_size": _DISAGGREGATED_BLOCK_TOKENS}
+    limits = {} if "serve" in tiers else {"block_size": vllm.DISAGGREGATED_BLOCK_TOKENS}
     limits |= _stated_limits(service.spec.engine.args)
     hardware_profile = replace(hardware_profile, **cast(Any, limits))
     if (
@@ -376,12 +375,12 @@ def _make_plant(arguments: argparse.Namespace, service: InferenceService, reques
 
 def _stated_limits(args: Sequence[object]) -> dict[str, int]:
     """Return the limits that the user's engine arguments set."""
-    stated = engine_arguments.flag_values(args)
+    stated = vllm.flag_values(args)
     limits: dict[str, int] = {}
     for flag, limit in _LIMIT_FLAGS.items():
         if (value := stated.get(flag, "auto")) in _AUTO_VALUES:
             continue
-        count = engine_arguments.parse_count(value)
+        count = vllm.parse_count(value)
         if not count or count > _MAX_TOKENS:
             raise BadInput(f"spec.engine.args: {flag} {value} must be an integer of at least 1")
         limits[limit] = count

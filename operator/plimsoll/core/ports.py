@@ -1,11 +1,11 @@
-"""What the outside tells about a fleet, as values: one reading of one source at one moment.
+"""Readings of engines and gateways: one source at one moment.
 
-Problem: sources differ in what they export, restart, fall silent and come in any number; a sum over them that does not
-say so lies.
+Problem: sources differ in what they export. They restart, stop responding and change in number, and a sum over them
+must not hide that.
 
-Idea: adapters put what they read into these records and judge nothing. Counts are since the source's start; `born`
-names that start, so that a new one is seen. What a source does not export is None, never 0. All times are seconds, all
-points in time seconds since the epoch by the reader's clock.
+Idea: adapters fill these records and interpret nothing. Counts are since the source's start, which `instance_id`
+identifies, so that a restart is detected. What a source does not export is None, never 0. Durations are in seconds.
+Times are Unix times in seconds by the reader's clock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 
 
 class BucketCounts(NamedTuple):
-    """A histogram since its source's start: ascending upper edges, the last infinite; counts in each; sum of values.
+    """A histogram since its source's start.
 
-    counts are not cumulated and have one entry an edge.
+    edges: ascending upper bounds, the last infinite. counts: not cumulative, one per edge. value_sum: sum of values.
     """
 
     edges: tuple[float, ...]
@@ -27,9 +27,9 @@ class BucketCounts(NamedTuple):
 
 
 class SloCounts(NamedTuple):
-    """Answers that a gateway has held against what was promised of each, by its class and the length of its prompt.
+    """Responses that a gateway compared with the targets of their class and prompt length.
 
-    missed: those too late with their first token or with their last one; ttft, e2e: with the one, and with the other.
+    missed: those that missed TTFT or the end-to-end latency; ttft_missed, e2e_missed: those that missed each.
     """
 
     responses: float
@@ -39,8 +39,11 @@ class SloCounts(NamedTuple):
 
 
 class GatewayConfigState(NamedTuple):
-    """What a gateway goes by of a service. version: of the object, as the API server counts. gated: whether requests
-    are let in by the model in it. unread: what of it cannot be read, and why; "" where nothing is."""
+    """The configuration of a service that a gateway uses.
+
+    version: resourceVersion of the object. admission_enabled: whether admission uses the cost model in it. parse_error:
+    which part cannot be parsed, and why; "" if all of it can.
+    """
 
     version: str
     admission_enabled: bool
@@ -49,13 +52,13 @@ class GatewayConfigState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """One engine's own metrics at one moment.
+    """One engine's metrics at one moment.
 
-    kv_used: share of the KV cache. steps, computed_tokens: engine steps and the tokens that they computed, prompts and
-    outputs. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
-    moved_prompt_tokens: those whose KV came from another engine. post_s, transfer_s: time spent in posting KV reads and
-    in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over ended requests. gaps_s: over all gaps
-    between two tokens of an answer.
+    kv_used: share of the KV cache. steps, computed_tokens: engine steps, and the prompt and output tokens that they
+    computed. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
+    transferred_prompt_tokens: those whose KV came from another engine. post_s, transfer_s: time spent in posting KV
+    reads and in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over completed requests. itl_s:
+    histogram over all inter-token latencies.
     """
 
     pod: str
@@ -82,17 +85,19 @@ class EngineReading:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReading:
-    """What one gateway replica counted of one service.
+    """Counts of one service at one gateway replica.
 
-    arrived: first attempts, before anything was refused; arrived_tokens: their prompt tokens as estimated from bytes.
-    retried: further attempts of the same requests. ended: answered, failed or cancelled. refused: by reason.
-    ttft_s, e2e_s: from a request's receipt to the first and to the last byte of its answer, of those answered; judged:
-    those of these of which something was promised; paced: how many of those were promised which time per output token
-    (s), the rest none. waiting: requests held now, and held_work_s their GPU-seconds.
-    ticket_work_s: GPU-seconds of those told to come back, until they are due. units: sequences that it may have at each
-    engine; in_use: the most that it has at one. outcomes: of admission, by name. inflight: requests at each engine now,
-    by pod. taken: what it goes by. A gateway of an older release tells neither tokens nor ttft_s, e2e_s, judged, paced
-    or taken nor anything of admission.
+    arrived: first attempts, before any rejection; arrived_tokens: their prompt tokens, estimated from bytes.
+    retried: further attempts of the same requests.
+    succeeded, failed, cancelled: completed requests. rejected: by reason.
+    ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
+    slo_counts: those of them with an SLO; by_tpot_target: their number by TPOT target (s).
+    queued: requests queued now; queued_work_s: their GPU-seconds.
+    reserved_work_s: GPU-seconds of retry reservations that are not due.
+    slot_limit: sequences that it may have at each engine; slots_in_use: the most that it has at one.
+    outcomes: of admission, by name. inflight: requests at each engine now, by pod. config_state: configuration in use.
+    A gateway of an older release reports no tokens, ttft_s, e2e_s, slo_counts, by_tpot_target and config_state, and
+    nothing of admission.
     """
 
     arrived: float
@@ -118,7 +123,7 @@ class ServiceReading:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReading:
-    """One gateway replica at one moment. services: by NAMESPACE/NAME. born: "" where it is not told."""
+    """One gateway replica at one moment. services: by NAMESPACE/NAME. instance_id: "" if it is not reported."""
 
     gateway: str
     at_s: float
@@ -127,7 +132,7 @@ class GatewayReading:
 
 
 class SelfBenchmark(NamedTuple):
-    """What an engine's own warm-up measured, idle but for itself.
+    """Measurements of an engine's warm-up, without other load.
 
     prefill: (prompt tokens, seconds to the first token) of single requests. decode: (sequences, context tokens of each,
     seconds for each further token) of batches.
@@ -139,7 +144,7 @@ class SelfBenchmark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, as its launcher says; None where it does not know.
+    """Properties of an engine, as its launcher reports them; None if it cannot determine one.
 
     config: the model's config.json. max_model_len: longest prompt and output together, tokens.
     """
@@ -158,12 +163,11 @@ class EngineInfo:
 
 
 class MetricsHistory(Protocol):
-    """What came to services before this process, from a store of metrics; slow, and absent in most installations."""
+    """Request history of services from before this process, from a metrics store. It is slow and optional."""
 
     def request_rate(self, service: str, start_s: float, end_s: float) -> Sequence[tuple[float, float]]:
         """First attempts of a service (NAMESPACE/NAME), by minute, oldest first: the minute's end and requests per s.
 
-        start_s, end_s: seconds since the epoch. Minutes of which nothing is known are absent. Blocks; raises
-        Unavailable.
+        start_s, end_s: Unix times in seconds. Minutes without samples are absent. Blocks; raises BackendUnavailable.
         """
         ...

@@ -25,16 +25,14 @@ from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import NameClaim, published, resolve_owners, served_names
 from plimsoll.core.types import Role
+from plimsoll.engines import vllm
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
-from plimsoll.resources import engine_args
 from plimsoll.telemetry import metrics
 
 Object = Mapping[str, Any]
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-DEFAULT_MAX_SEQUENCES = 1024  # vLLM's default on the largest GPUs; lower on others
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class ServiceEntry:
     names: tuple[str, ...]
     created: int
     endpoints: tuple[Endpoint, ...] = ()
-    max_sequences: int = DEFAULT_MAX_SEQUENCES
+    max_sequences: int = vllm.DEFAULT_MAX_NUM_SEQS
     max_queued: int = MAX_REQUEST_SEQUENCES
     policy: AdmissionPolicy | None = None
     next_ready_s: float | None = None
@@ -206,19 +204,16 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
 def _max_sequences(obj: Object) -> int:
     """Returns `--max-num-seqs` of the user's engine arguments, else the default."""
     args = value_at(obj, "spec", "engine", "args")
-    arguments_by_flag = engine_args.flag_values(args if isinstance(args, list) else ())
-    return engine_args.parse_count(arguments_by_flag.get("--max-num-seqs", "")) or DEFAULT_MAX_SEQUENCES
+    return vllm.flag_count(args if isinstance(args, list) else (), vllm.MAX_NUM_SEQS) or vllm.DEFAULT_MAX_NUM_SEQS
 
 
 def _max_queued(pod: Object) -> int:
-    """Returns how many sequences the engine of a pod accepts at once, by the rule of its launcher."""
-    stated, limits = engine_args.flag_values(_pod_args(pod)), engine_contract().limits
-    if "--max-num-queued-reqs" in stated:
-        return engine_args.parse_count(stated["--max-num-queued-reqs"]) or MAX_REQUEST_SEQUENCES
-    sequences = stated.get("--max-num-seqs", "")
-    if not sequences.isdecimal():
-        return limits["queued_requests"]
-    return max(64, int(sequences) * limits["queued_per_sequence"])
+    """Returns how many sequences the engine of a pod accepts at once, by the rule that its launcher uses too."""
+    limits = engine_contract().limits
+    limit = vllm.queue_limit(
+        _pod_args(pod), default=limits["queued_requests"], per_sequence=limits["queued_per_sequence"]
+    )
+    return limit or MAX_REQUEST_SEQUENCES
 
 
 def _pod_args(pod: Object) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, RoleName
+from plimsoll.engines import vllm
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
@@ -19,8 +20,8 @@ Object = dict[str, Any]
 
 RUN_AS_UID = 1000
 ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
-    "prefill": ("--block-size", "128"),
-    "decode": ("--block-size", "128"),
+    "prefill": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
+    "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "serve": (),
 }
 SHM_SIZE = "8Gi"
@@ -145,7 +146,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry("HOME", home),
         _env_entry("USER", "plimsoll"),
         _env_entry("HF_HOME", f"{home}/hf"),
-        _env_entry("VLLM_CACHE_ROOT", f"{home}/.cache/vllm"),
+        _env_entry(vllm.CACHE_ROOT_VARIABLE, f"{home}/.cache/vllm"),
         _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
         _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
         _env_entry("TMPDIR", scratch),
@@ -185,7 +186,7 @@ def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
     """Engine arguments that the user's arguments override: those of role, GPU count and installation, in order."""
-    parallel = ["--tensor-parallel-size", str(tier.gpus)] if tier.gpus > 1 else []
+    parallel = [vllm.TENSOR_PARALLEL_SIZE, str(tier.gpus)] if tier.gpus > 1 else []
     return [*ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
 
 

@@ -15,6 +15,7 @@ from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, V
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.core import units
+from plimsoll.engines import vllm
 
 
 def _flag_pattern(flags: tuple[str, ...]) -> str:
@@ -25,8 +26,8 @@ def _flag_pattern(flags: tuple[str, ...]) -> str:
 
 DEFAULT_DRAIN_TIMEOUT = units.format_duration(engine_contract().drain["shutdown_timeout_seconds"])
 _RESERVED_ARG = not_matching(
-    _flag_pattern(engine_contract().reserved_args),
-    f"is set by Plimsoll ({', '.join(engine_contract().reserved_args)} are reserved)",
+    _flag_pattern(vllm.RESERVED_FLAGS),
+    f"is set by Plimsoll ({', '.join(vllm.RESERVED_FLAGS)} are reserved)",
 )
 _SEPARATE_VALUE = not_matching(
     "^--?[A-Za-z0-9._-]+ ",

@@ -37,26 +37,26 @@ class RejectionSample(NamedTuple):
     arrival_cv2: float = 1.0
 
     def insignificant_rejections(self, requests: float) -> float:
-        """Most refusals of so many that are chance."""
+        """Largest number of rejections among `requests` that random variation explains."""
         return insignificant_rejections(self.budget, requests, self.in_flight, self.arrival_cv2)
 
 
 @dataclass(slots=True)
 class CapacityCorrection:
-    """Of one tier. factor: replicas needed over those that the model asks for, at least 1."""
+    """Correction of one tier. factor: required replicas over those that the model computes, at least 1."""
 
     factor: float = 1.0
     _at_s: float | None = None
-    _fully_ready_since: tuple[float, int] | None = None  # since when every replica ordered has been ready, and how many
-    _arrivals: float = 0.0  # first attempts while more than the budget were refused
-    _rejections: float = 0.0  # refused of these
-    _required_history: deque[tuple[float, float]] = field(
-        default_factory=deque
-    )  # when, and how many; no more, later, before less
+    _fully_ready_since: tuple[float, int] | None = (
+        None  # start of the time in which all desired replicas were ready, and their number
+    )
+    _arrivals: float = 0.0  # first attempts while more than the budget were rejected
+    _rejections: float = 0.0  # rejected of these
+    _required_history: deque[tuple[float, float]] = field(default_factory=deque)  # times and counts; counts decrease
 
     @property
     def is_negligible(self) -> bool:
-        """Whether the model is taken at its word."""
+        """Whether the correction changes nothing."""
         return self.factor < _NEGLIGIBLE_CORRECTION
 
     def update(self, required: float, ready: int, fully_ready: bool, sample: RejectionSample, now_s: float) -> None:

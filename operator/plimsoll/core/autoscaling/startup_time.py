@@ -112,10 +112,10 @@ class StartupModel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartingPod:
-    """A pod that is not ready yet. since_s: when it was created.
+    """A pod that is not ready yet.
 
-    phase: what it is doing, None if not known; phase_since_s: since when. refused: the scheduler's words while it fits
-    on no node, else None.
+    created_s: time of its creation. phase: current start-up phase, None if unknown; phase_since_s: its start.
+    unschedulable_reason: the scheduler's message while the pod fits on no node, else None.
     """
 
     pod: str

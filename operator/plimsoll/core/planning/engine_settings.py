@@ -25,6 +25,7 @@ from plimsoll.core.capacity.tier_model import TierSpec, build_profile, kv_sequen
 from plimsoll.core.engine_model.step_time import StepModel, prefill_pairs
 from plimsoll.core.planning.expected_latency import tier_work
 from plimsoll.core.types import Role
+from plimsoll.engines import vllm
 
 GRAPH_SIZE_STEP: Final = 16
 MIN_CAPACITY_SHARE: Final = 0.99  # share of the best SLO capacity that a smaller budget must reach
@@ -32,7 +33,6 @@ MAX_BUDGET_FILL: Final = (
     0.25  # share of the budget that a mean step may fill at SLO capacity: the TTFT model was checked up to there
 )
 
-GRAPHS_FLAG: Final = "--cudagraph-capture-sizes"  # of vLLM 0.26; the sizes follow as words of their own
 DEFAULT_GRAPH_TOKENS: Final = 512  # tokens of a step: vLLM captures no larger steps by default
 MAX_GRAPH_TOKENS: Final = 8192  # in larger steps, the GPU takes longer than the host
 _GRAPH_SPACING: Final = (
@@ -64,7 +64,7 @@ class CudaGraphs:
     @property
     def args(self) -> tuple[str, ...]:
         """Arguments for the engine's command line."""
-        return GRAPHS_FLAG, *map(str, self.sizes)
+        return vllm.CUDA_GRAPH_SIZES, *map(str, self.sizes)
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def make_plan(request: PlanRequest) -> FleetPlan | PlanFailure:
             disaggregated_failure or _infeasible_reason(request, disaggregated_best),
         )
         failure_reasons = tuple(
-            f"{_arrangement_name(number == 1)} is out: {reason}" for number, reason in enumerate(reasons)
+            f"{_arrangement_name(number == 1)} is not possible: {reason}" for number, reason in enumerate(reasons)
         )
         return PlanFailure(
             replace(aggregated_best, nearest_slo=_nearest_slo(request))
@@ -240,8 +240,8 @@ def _best_aggregated(request: PlanRequest) -> tuple[Arrangement | InfeasibleArra
     if arrangements:
         return _cheapest(arrangements), ""
     return None, (
-        f"a step of {request.machines[0][0].limits.token_budget} prompt tokens, the smallest budget looked at, "
-        f"takes longer than the gap of {request.itl_limit_s:g} s"
+        f"a step of {request.machines[0][0].limits.token_budget} prompt tokens, the smallest budget considered, "
+        f"takes longer than the ITL limit of {request.itl_limit_s:g} s"
     )
 
 
@@ -290,7 +290,10 @@ def _best_disaggregated(request: PlanRequest) -> tuple[Arrangement | InfeasibleA
                 size_arrangement(tiers, (prefill, decode), request.rate_per_s, request.headroom, request.too_long_share)
             )
     if not arrangements:
-        return None, f"a decode engine's step at its full batch takes longer than the gap of {request.itl_limit_s:g} s"
+        return (
+            None,
+            f"a decode engine's step at its full batch takes longer than the ITL limit of {request.itl_limit_s:g} s",
+        )
     return _cheapest(arrangements), ""
 
 
@@ -352,17 +355,16 @@ def _choice_reasons(
     """Reasons for this arrangement and against the other one."""
     if other is None:
         missing = aggregated_failure if best.disaggregated else disaggregated_failure
-        return (f"{_arrangement_name(not best.disaggregated)} is out: {missing}",)
+        return (f"{_arrangement_name(not best.disaggregated)} is not possible: {missing}",)
     if isinstance(other, InfeasibleArrangement):
-        return (f"{_arrangement_name(not best.disaggregated)} is out: {_infeasible_reason(request, other)}",)
+        return (f"{_arrangement_name(not best.disaggregated)} is not possible: {_infeasible_reason(request, other)}",)
     reasons = [
         f"{_arrangement_name(other.disaggregated)} would take {_gpu_text(other)} for the same rate, "
         f"this takes {_gpu_text(best)}"
     ]
     if not best.disaggregated and other.gpus < best.gpus:
         reasons.append(
-            f"the pair would have to do with less than {MAX_DISAGGREGATED_GPU_RATIO:.0%} of the GPUs "
-            "to be worth its parts"
+            f"disaggregation pays off below {MAX_DISAGGREGATED_GPU_RATIO:.0%} of the GPUs, because it has more parts"
         )
     constraint = other.binding_constraint
     target_s = {name: target for name, target in request.slo.targets if name != Constraint.TTFT}.get(constraint)
@@ -370,8 +372,8 @@ def _choice_reasons(
         work = tier_work(other.tiers[0])
         stall_s = work.workload.mean(work.stall_s)
         reasons.append(
-            f"an aggregated engine stands still for {stall_s * 1e3:.1f} ms at each prompt, which its {constraint} of "
-            f"{target_s * 1e3:g} ms leaves little room for; a decode engine only posts reads"
+            f"an aggregated engine stops decoding for {stall_s * 1e3:.1f} ms at each prompt, "
+            f"much of its {constraint} of {target_s * 1e3:g} ms; a decode engine only posts reads"
         )
     return tuple(reasons)
 
@@ -388,12 +390,11 @@ def _gpu_text(arrangement: Arrangement) -> str:
 def _infeasible_reason(request: PlanRequest, arrangement: Arrangement | InfeasibleArrangement | None) -> str:
     if not isinstance(arrangement, InfeasibleArrangement):
         return ""
-    message = f"no number of replicas keeps the promise, {arrangement.constraint} breaks it"
+    message = f"no number of replicas meets the SLO, because of {arrangement.constraint}"
     budget = 1 - request.slo.share
     if arrangement.infeasible_share > budget:
-        message += (
-            f": {arrangement.infeasible_share:.1%} of the requests miss alone on an idle replica, and {budget:.0%} may"
-        )
+        missing = f"{arrangement.infeasible_share:.1%} of the requests miss it even on an idle replica"
+        message += f": {missing}, and {budget:.0%} may"
     return f"{message}{arrangement.hint}"
 
 

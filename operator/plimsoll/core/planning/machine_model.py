@@ -18,10 +18,9 @@ from plimsoll.core.capacity.tier_model import kv_sequences
 from plimsoll.core.engine_model.roofline import Accelerator, ModelShape, kv_tokens, prior
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, serve_tier
 from plimsoll.core.workload import Workload
+from plimsoll.engines import vllm
 
 TOKEN_BUDGETS: Final = (1024, 2048, 4096, 8192, 16384)  # below 1,024, the TTFT model failed in measurements
-DEFAULT_MAX_SEQUENCES: Final = 1024  # vLLM's default on cards of 70 GB and more
-PD_BLOCK_TOKENS: Final = 128  # the operator's setting for prefill and decode engines
 _ITERATIONS: Final = 12
 _MAX_HEAT: Final = 1.2  # limit of the extrapolation beyond the hot figures
 
@@ -124,8 +123,8 @@ def machine_from_roofline(shape: ModelShape, gpu: Accelerator, gpus: int, token_
     return Machine(
         model,
         model,
-        EngineLimits(min(DEFAULT_MAX_SEQUENCES, token_budget), tokens, token_budget),
-        KvTransfer(shape.layers, PD_BLOCK_TOKENS),
+        EngineLimits(min(vllm.DEFAULT_MAX_NUM_SEQS, token_budget), tokens, token_budget),
+        KvTransfer(shape.layers, vllm.DISAGGREGATED_BLOCK_TOKENS),
         shape.kv_bytes_per_token,
         gpus,
         mixture_of_experts=shape.experts > 1,

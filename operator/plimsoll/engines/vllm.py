@@ -1,0 +1,153 @@
+"""What Plimsoll knows of vLLM: flags, the syntax of their values, defaults, environment variables and metric names.
+
+Problem: operator, gateway, command line, launcher and engine simulator read the same command lines and metrics. If each
+has its own reader, they disagree about `8k`.
+
+Idea: one module without imports beyond the standard library. `make generate` copies it to
+`engine-image/launcher/vllm.py`, because the image of an engine with vLLM has no part of the operator.
+
+In a flag `_` equals `-`. Its value is the next argument or follows `=`, and the last occurrence of a flag counts
+(vLLM's `FlexibleArgumentParser`). Units are accepted for every flag here; vLLM does not start if a flag that takes none
+has one. Short names of flags are not read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+MAX_NUM_SEQS: Final = "--max-num-seqs"
+MAX_NUM_BATCHED_TOKENS: Final = "--max-num-batched-tokens"
+MAX_NUM_QUEUED_REQS: Final = "--max-num-queued-reqs"
+MAX_NUM_QUEUED_TOKENS: Final = "--max-num-queued-tokens"
+MAX_MODEL_LEN: Final = "--max-model-len"
+BLOCK_SIZE: Final = "--block-size"
+NUM_GPU_BLOCKS: Final = "--num-gpu-blocks-override"
+KV_CACHE_BYTES: Final = "--kv-cache-memory-bytes"
+PREFIX_CACHING: Final = "--enable-prefix-caching"
+TENSOR_PARALLEL_SIZE: Final = "--tensor-parallel-size"
+CUDA_GRAPH_SIZES: Final = "--cudagraph-capture-sizes"  # of vLLM 0.26; each size is an argument of its own
+QUIET_ENDPOINTS: Final = "--disable-access-log-for-endpoints"
+HOST: Final = "--host"
+PORT: Final = "--port"
+SERVED_MODEL_NAME: Final = "--served-model-name"
+REVISION: Final = "--revision"
+KV_TRANSFER_CONFIG: Final = "--kv-transfer-config"
+MIDDLEWARE: Final = "--middleware"
+SHUTDOWN_TIMEOUT: Final = "--shutdown-timeout"
+RESERVED_FLAGS: Final = (
+    HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
+    "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", "--headless",
+)  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
+
+DEFAULT_MAX_NUM_SEQS: Final = 1024  # on GPUs of 70 GB and more; lower on others
+DISAGGREGATED_BLOCK_TOKENS: Final = 128  # Plimsoll's choice for prefill and decode engines
+MIN_QUEUE_LIMIT: Final = 64  # sequences; Plimsoll's choice
+
+KV_CONNECTOR: Final = "NixlConnector"
+KV_PRODUCER: Final = "kv_producer"
+KV_CONSUMER: Final = "kv_consumer"
+KV_BOTH: Final = "kv_both"
+
+CACHE_ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"
+NIXL_HOST_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+NIXL_PORT_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+
+METRIC_PREFIX: Final = "vllm:"
+PROCESS_START_METRIC: Final = "process_start_time_seconds"
+
+
+class Metric(StrEnum):
+    """Names of the metrics that Plimsoll reads. A histogram is named without `_bucket`, `_sum` and `_count`."""
+
+    RUNNING = "vllm:num_requests_running"
+    WAITING = "vllm:num_requests_waiting"
+    KV_USED = "vllm:kv_cache_usage_perc"
+    KV_USED_UNTIL_0_10 = "vllm:gpu_cache_usage_perc"
+    STEPS = "vllm:iteration_tokens_total_count"
+    STEP_TOKENS = "vllm:iteration_tokens_total_sum"
+    GENERATED_TOKENS = "vllm:generation_tokens_total"
+    PROMPT_TOKENS_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+    LOCAL_CACHE_HITS = "vllm:prefix_cache_hits_total"
+    EXTERNAL_CACHE_HITS = "vllm:external_prefix_cache_hits_total"
+    PREEMPTIONS = "vllm:num_preemptions_total"
+    NIXL_POST_SECONDS = "vllm:nixl_post_time_seconds_sum"
+    NIXL_TRANSFER_SECONDS = "vllm:nixl_xfer_time_seconds_sum"
+    PROMPT_TOKENS = "vllm:request_prompt_tokens"
+    OUTPUT_TOKENS = "vllm:request_generation_tokens"
+    TPOT = "vllm:request_time_per_output_token_seconds"
+    TTFT = "vllm:time_to_first_token_seconds"
+    ITL = "vllm:inter_token_latency_seconds"
+    ITL_UNTIL_0_12 = "vllm:time_per_output_token_seconds"
+    CACHE_CONFIG = "vllm:cache_config_info"
+
+
+class PromptSource(StrEnum):
+    """Values of the label `source` of Metric.PROMPT_TOKENS_BY_SOURCE."""
+
+    COMPUTED = "local_compute"
+    CACHED = "local_cache_hit"
+    TRANSFERRED = "external_kv_transfer"
+
+
+_COUNT_PATTERN: Final = re.compile(r"([0-9](?:_?[0-9]){0,14})(?:\.([0-9]{1,15}))?([kmgtKMGT]?)")
+_UNIT_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_count(text: str) -> int | None:
+    """An integer with an optional unit: `k` is 1,000 and `K` is 1,024 (vLLM's `human_readable_int`).
+
+    Decimal units allow a fraction; without a unit, `_` may separate digits. None for a negative number, and for text
+    that vLLM rejects.
+    """
+    parsed = _COUNT_PATTERN.fullmatch(text.strip())
+    if parsed is None:
+        return None
+    number, decimals, unit = parsed.groups()
+    if "_" in number and (decimals or unit):
+        return None
+    if unit.lower() == unit and unit:
+        return int(float(f"{number}.{decimals or 0}") * 1000 ** _UNIT_POWERS[unit])
+    return None if decimals else int(number) * 1024 ** _UNIT_POWERS[unit.lower()]
+
+
+def flag_name(argument: str) -> str:
+    """The flag that an argument sets: `--a_b=4` and `--a-b.c` are both `--a-b`; empty for a value."""
+    if not argument.startswith("--"):
+        return ""
+    return argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+
+
+def flag_values(args: Iterable[object]) -> dict[str, str]:
+    """The flags that have a value, spelled with `-`, and their values."""
+    values: dict[str, str] = {}
+    for argument, following in itertools.pairwise([*map(str, args), "--"]):
+        _, equals, value = argument.partition("=")
+        if (name := flag_name(argument)) and (equals or not following.startswith("--")):
+            values[name] = value if equals else following
+    return values
+
+
+def flag_count(args: Iterable[object], flag: str) -> int | None:
+    """The value of a flag as a count of at least 1; None if it is absent or no such count."""
+    return parse_count(flag_values(args).get(flag, "")) or None
+
+
+def queue_limit(args: Sequence[object], *, default: int, per_sequence: int) -> int | None:
+    """Sequences that an engine accepts at once, running and queued.
+
+    It is MAX_NUM_QUEUED_REQS if the arguments have it, None if its value is no count. Otherwise it is `per_sequence`
+    times MAX_NUM_SEQS, at least MIN_QUEUE_LIMIT, and `default` if the arguments leave MAX_NUM_SEQS to vLLM.
+    """
+    if has_flag(args, MAX_NUM_QUEUED_REQS):
+        return flag_count(args, MAX_NUM_QUEUED_REQS)
+    sequences = flag_count(args, MAX_NUM_SEQS)
+    return default if sequences is None else max(MIN_QUEUE_LIMIT, sequences * per_sequence)
+
+
+def has_flag(args: Iterable[object], flag: str) -> bool:
+    """Whether the arguments set a flag, with or without a value."""
+    return any(flag_name(str(argument)) == flag for argument in args)
