@@ -186,7 +186,7 @@ def test_spec_change_during_scaling_is_applied(learned: dict[str, Service]) -> N
         changing.wait_condition("SLOFeasible", status="True")
         wait_until(
             "the new promise is judged",
-            lambda: "within 60ms" in changing.condition("SLOMet")["message"],
+            lambda: "within 60 ms" in changing.condition("SLOMet")["message"],
             SCALE_UP_TIMEOUT_S,
         )
         before = simulated_fleet.desired_replicas(changing)

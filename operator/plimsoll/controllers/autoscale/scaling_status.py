@@ -22,6 +22,7 @@ from plimsoll.controllers.autoscale.signal_health import (
     GATEWAY_SILENCE_SECONDS,
     HealthReport,
 )
+from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
@@ -272,7 +273,7 @@ def _slo_feasible(service_state: ServiceState) -> Condition:
         nearest = sizing.infeasible.nearest_slo
         targets = () if nearest is None else nearest.targets
         targets_text = ", ".join(
-            f"slo.{name.lower()} {slo_status.format_duration(value)}" for name, value in targets if value is not None
+            f"slo.{name.lower()} {units.format_rounded_duration(value)}" for name, value in targets if value is not None
         )
         violation = f"{sizing.infeasible.constraint} violates it"
         message = (
@@ -309,8 +310,8 @@ def _admission_healthy(
     if tier_snapshot is not None and isinstance(sizing, SizingResult) and not isinstance(rate, Unavailable):
         capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
         parts.append(
-            f"arrival rate {slo_status.format_figure(rate)} req/s, SLO capacity"
-            f" {slo_status.format_figure(capacity_per_s)} req/s with {tier_snapshot.ready} ready {tier} replicas"
+            f"arrival rate {units.format_rate(rate)}, SLO capacity"
+            f" {units.format_rate(capacity_per_s)} with {tier_snapshot.ready} ready {tier} replicas"
         )
     etas_s = (
         service_state.last_decision.decision.tiers[tier].etas_s
@@ -318,7 +319,7 @@ def _admission_healthy(
         else ()
     )
     if etas_s:
-        parts.append(f"{len(etas_s)} starting, the next ready in {etas_s[0]:.0f} s")
+        parts.append(f"{len(etas_s)} starting, the next ready in {units.format_seconds(etas_s[0])}")
     return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
 
 
@@ -351,12 +352,14 @@ def _tier_status(
     if tier_state.startup_model.total.startups:
         startup = tier_state.startup_model.total
         result["startup"] = {
-            "p50": slo_status.format_duration(startup.quantile_s(0.5)),
-            "p90": slo_status.format_duration(startup.quantile_s(0.9)),
+            "p50": units.format_rounded_duration(startup.quantile_s(0.5)),
+            "p90": units.format_rounded_duration(startup.quantile_s(0.9)),
         }
     if isinstance(sizing, SizingResult):
         result["needed"] = sizing.replicas
-        result["capacityPerReplica"] = f"{slo_status.format_figure(sizing.replica_work / sizing.request_gpu_s)} req/s"
+        result["capacityPerReplica"] = units.format_rate(
+            sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS
+        )
         result["model"] = _step_time_status(tier_state, sizing, previous_status.get("model", {}))
         level = _demand_level(service_state, name)
         ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
@@ -402,7 +405,7 @@ def _stable_seconds(previous: Any, value: float) -> str:
     """Seconds with two significant digits; the previous text if it is within the tolerance."""
     if isinstance(previous, str) and abs(float(previous) - value) <= slo_status.REPORT_TOLERANCE * value:
         return previous
-    return slo_status.format_figure(value)
+    return units.format_figure(value, slo_status.STATUS_DIGITS)
 
 
 def _demand_level(service: ServiceState, name: str) -> float | None:
@@ -438,8 +441,8 @@ def _cold_start(tier_state: TierState) -> Object:
         "phases": [
             {
                 "name": name,
-                "p50": slo_status.format_duration(quantiles.p50_s),
-                "p90": slo_status.format_duration(quantiles.p90_s),
+                "p50": units.format_rounded_duration(quantiles.p50_s),
+                "p90": units.format_rounded_duration(quantiles.p90_s),
             }
             for name, quantiles in tier_state.startup_model.quantiles
         ],

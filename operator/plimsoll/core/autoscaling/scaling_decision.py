@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.units import format_message
 
 STABILIZE_STEP: Final = "direction"  # the step that applies the stabilization window
 
@@ -36,7 +37,7 @@ class DecisionStep(NamedTuple):
 
     @property
     def reason(self) -> str:
-        return self.message.format(*self.values)
+        return format_message(self.message, self.values)
 
 
 @dataclass(frozen=True)
