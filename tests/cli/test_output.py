@@ -90,7 +90,7 @@ def test_table_without_rows_is_empty() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, "-"), (0.0, "0 s"), (0.34, "340 ms"), (1.24, "1.24 s"), (95.2, "95.2 s"), (213.0, "213 s")],
+    [(None, "-"), (0.0, "0 s"), (0.34, "340 ms"), (1.24, "1.24 s"), (95.2, "95 s"), (213.0, "213 s")],
 )  # fmt: skip
 def test_duration_format(seconds: float | None, words: str) -> None:
     assert format_duration(seconds) == words

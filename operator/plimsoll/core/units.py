@@ -177,9 +177,14 @@ def format_rate(per_s: float, digits: int = FIGURE_DIGITS) -> str:
 
 
 def format_seconds(seconds: float, digits: int = FIGURE_DIGITS) -> str:
-    """A measured or computed time as sentences write it: `2.7 s`, `350 ms`, `12 us`. Specs use `format_duration`."""
+    """A measured or computed time as sentences write it: `95 s`, `2.7 s`, `350 ms`, `12 us`.
+
+    It is in whole seconds from 10 s on. Specs have `format_duration`.
+    """
     if not math.isfinite(seconds):
         return f"{format_figure(seconds)} s"
+    if abs(seconds) >= 10.0:
+        return f"{format_figure(round(seconds), 15)} s"
     size = round_significant(abs(seconds), digits)
     for unit, per_second in _TIME_UNITS:
         if size * per_second >= 1.0:

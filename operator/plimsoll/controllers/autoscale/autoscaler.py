@@ -17,7 +17,8 @@ from typing import Any
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.api import labels
-from plimsoll.api.events import Event, EventReason
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
+from plimsoll.api.message_text import join_within
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import decision_document, pod_deletion_cost, scaling_status, status_checkpoint
@@ -87,13 +88,18 @@ class ScaleChange:
     decision: TierDecision
 
     def event(self, deletion_note: str = "") -> Event:
-        """The Event of the change. deletion_note: which pods are deleted; may be empty."""
+        """The Event of the change. Clauses that do not fit are left out; `kubectl plimsoll explain` has all of them.
+
+        deletion_note: which pods are deleted; may be empty.
+        """
         after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
         reason = EventReason.SCALED_UP if after > self.replicas_before else EventReason.SCALED_DOWN
         if not (after and self.replicas_before):
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
-        note = deletion_note and f"; {deletion_note}"
-        message = f"{self.tier} {self.replicas_before} -> {after}: {self.decision.summary}{note}"
+        first, *others = self.decision.brief_reasons
+        head = f"{self.tier} {self.replicas_before} -> {after}: {first}"
+        clauses = (*others, deletion_note, self.decision.counterfactual or "")
+        message = join_within(MAX_EVENT_MESSAGE_CHARS, head, *clauses)
         return Event(reason, message, f"{self.tier}/{self.replicas_before}/{after}/{generation}")
 
 

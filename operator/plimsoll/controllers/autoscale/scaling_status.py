@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import slo_status, status_checkpoint
+from plimsoll.controllers.autoscale import limit_status, slo_status, status_checkpoint
 from plimsoll.controllers.autoscale.signal_health import (
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
@@ -26,7 +28,7 @@ from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
-from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -46,12 +48,6 @@ _PROMETHEUS_ONLY: Final = (
     "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
     " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
 )
-_LIMIT_REASONS: Final = {
-    ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
-    ScalingLimit.RATE: ConditionReason.RATE_LIMITED,
-    ScalingLimit.BUDGET: ConditionReason.BUDGET_EXHAUSTED,
-    ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
-}
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,7 @@ class ScalingReport:
     cost: Object
     published: AdmissionLimits | None
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
+    limit_lifted_s: float = math.inf  # since when the limit in ScalingLimited no longer applies
 
 
 def initial_report(checkpoint: Object | None, now_s: float) -> ScalingReport:
@@ -92,6 +89,10 @@ def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
     scaling_active = Condition(ConditionType.SCALING_ACTIVE, False, ConditionReason.DECISION_FAILED, message)
     others = [condition for condition in old.conditions if condition.type is not ConditionType.SCALING_ACTIVE]
     return replace(old, state_key=(), conditions=(scaling_active, *others))
+
+
+def _condition_of(report: ScalingReport, kind: ConditionType) -> Condition | None:
+    return next((condition for condition in report.conditions if condition.type is kind), None)
 
 
 def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> bool:
@@ -151,12 +152,15 @@ def build_report(
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     timed_decisions = [*service_state.decisions] if is_sized else []
     current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous))
+    limited, limit_lifted_s = limit_status.limit_condition(
+        decision, _condition_of(previous, ConditionType.SCALING_LIMITED), previous.limit_lifted_s, now_s
+    )
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     return ScalingReport(
         state_key=current_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
-        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health)),
+        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, limited)),
         tiers={name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
         if is_sized
         else {},
@@ -172,6 +176,7 @@ def build_report(
         cost=_cost(service, service_state, snapshot),
         published=published,
         slow_transfer_message=slow_transfer_message,
+        limit_lifted_s=limit_lifted_s,
     )
 
 
@@ -184,6 +189,7 @@ def _conditions(
     spec: ScalingSpec,
     previous: ScalingReport,
     health: HealthReport,
+    limited: Condition,
 ) -> Iterable[Condition]:
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
@@ -192,9 +198,9 @@ def _conditions(
         return
     yield _metrics_available(snapshot, health)
     yield _slo_feasible(service_state)
-    previous_slo_met = next((c for c in previous.conditions if c.type is ConditionType.SLO_MET), None)
+    previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, previous_slo_met)
-    yield _scaling_limited(service_state.last_decision.decision)
+    yield limited
     yield _admission_healthy(service_state, snapshot, previous, health)
 
 
@@ -276,10 +282,9 @@ def _slo_feasible(service_state: ServiceState) -> Condition:
             f"slo.{name.lower()} {units.format_rounded_duration(value)}" for name, value in targets if value is not None
         )
         violation = f"{sizing.infeasible.constraint} violates it"
-        message = (
-            f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}{sizing.infeasible.hint}"
-        )
-        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message)
+        brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
+        message = f"{brief}{sizing.infeasible.hint}"
+        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
     if service_state.sizings and all(isinstance(sizing, SizingResult) for sizing in service_state.sizings.values()):
         return Condition(
             ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
@@ -295,10 +300,12 @@ def _admission_healthy(
     """Whether requests are admitted. The figures in the message are those at the last change of status."""
     is_shedding_now = is_shedding(snapshot, previous)
     if health.stale_gateways is not None:
+        problem = health.stale_gateways.split(". ")[0]
+        brief = f"{shorten(problem, MAX_QUOTE_CHARS)}; see condition AdmissionHealthy"
         return Condition(
-            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways
+            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways, brief
         )
-    previous_condition = next((c for c in previous.conditions if c.type is ConditionType.ADMISSION_HEALTHY), None)
+    previous_condition = _condition_of(previous, ConditionType.ADMISSION_HEALTHY)
     if previous_condition is not None and previous_condition.holds is (not is_shedding_now):
         return previous_condition
     if not is_shedding_now:
@@ -321,18 +328,6 @@ def _admission_healthy(
     if etas_s:
         parts.append(f"{len(etas_s)} starting, the next ready in {units.format_seconds(etas_s[0])}")
     return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
-
-
-def _scaling_limited(decision: ScalingDecision) -> Condition:
-    for name, tier in decision.tiers.items():
-        for limit in tier.limits:
-            if limit in _LIMIT_REASONS:
-                step = "pending" if limit is ScalingLimit.UNSCHEDULABLE else "limits"  # its reason quotes the scheduler
-                message = f"{name}: {_step_reason(tier, step)}"
-                return Condition(ConditionType.SCALING_LIMITED, True, _LIMIT_REASONS[limit], message)
-    return Condition(
-        ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
-    )
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:
@@ -463,9 +458,17 @@ def _decision_status(timed_decision: TimedDecision) -> Object:
     return {
         "time": _rfc3339(timed_decision.at_s),
         "tiers": {
-            name: {"from": tier.previous_replicas, "to": tier.recommended or 0, "why": tier.summary[:1024]}
+            name: {
+                "from": tier.previous_replicas,
+                "to": tier.recommended or 0,
+                "why": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
+            }
             for name, tier in timed_decision.decision.tiers.items()
             if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
         },
         **({"binding": timed_decision.decision.binding_tier} if timed_decision.decision.binding_tier else {}),
     }
+
+
+def _brief(tier: TierDecision) -> str:
+    return join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons)

@@ -39,6 +39,7 @@ _DEMAND_MESSAGE: Final = (
     "level {:figure}, trend {:figure}, season {:figure}, burst {:figure}, uncertainty {:figure}"
 )
 _SIZING_MESSAGE: Final = "forecast {:rate} in {:seconds} needs {} (SLO capacity {:rate} each{}, limited by {}{}){}"
+_SIZING_BRIEF: Final = "forecast {0:rate} in {1:seconds} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
@@ -139,18 +140,21 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
-    notes = _exception_notes(context, sizing)
+    notes, extra = _exception_notes(context, sizing), ""
     if standby > warm and context.standby_value is not None:
-        notes += f", plus {standby} standby ({_standby_note(context.standby_value)})"
+        extra = f", plus {standby} standby"
+        notes += f"{extra} ({_standby_note(context.standby_value)})"
     elif warm:
-        notes += f", plus {warm} warm"
+        extra = f", plus {warm} warm"
+        notes += extra
     if (
         retained := min(observation.replicas, context.scale_down_target)
         - max(context.scale_up_target, sizing.scale_down_replicas + warm)
     ) > 0:
         notes += f"; {retained} more kept as standby"
-    if note := apply_scale_to_zero(context, idle_period, policy.miss_cost):
-        notes += f"; {note}"
+    idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
+    if idle_note:
+        notes += f"; {idle_note}"
     capacity_per_s = sizing.replica_work / sizing.request_gpu_s
     headroom_note = f" less {sizing.headroom:.0%} headroom" if sizing.headroom else ""
     note = _measured_note(context, sizing.constraint, policy.slo)
@@ -163,8 +167,9 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         sizing.constraint,
         note,
         notes,
+        idle_note or extra,
     )
-    context.add_step("need", _SIZING_MESSAGE, *values)
+    context.add_step("need", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:
