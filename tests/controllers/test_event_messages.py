@@ -14,8 +14,9 @@ from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
 from plimsoll.api.v1alpha1.service_name import MAX_NAME_CHARS
-from plimsoll.controllers.autoscale import limit_status, scaling_status
+from plimsoll.controllers.autoscale import scaling_status
 from plimsoll.controllers.autoscale.autoscaler import ScaleChange
+from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
@@ -148,7 +149,7 @@ def scaling_conditions() -> Iterator[conditions.Condition]:
     yield scaling_status._admission_healthy(state, snapshot, report(), HealthReport(stale_gateways=stale_gateways()))
     for limited in limited_decisions():
         decision_of = ScalingDecision({"prefill": limited}, None, DecisionState())
-        found, _ = limit_status.limit_condition(decision_of, None, 0.0, 0.0)
+        found = LimitTracker().update(decision_of, 0.0)
         assert found.holds
         yield found
 

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient
@@ -23,6 +23,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import decision_document, pod_deletion_cost, scaling_status, status_checkpoint
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
 from plimsoll.controllers.isolation import ObjectErrors, Stage
@@ -123,6 +124,7 @@ class _ServiceEntry:
     report_made_s: float = -math.inf
     horizon_s: float | None = None  # from the spec at the last tick
     signal_health: SignalHealth = field(default_factory=SignalHealth)
+    limits: LimitTracker = field(default_factory=LimitTracker)
     arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
     variants: dict[str, tuple[Object, Variant]] = field(
         default_factory=dict
@@ -478,7 +480,10 @@ class Autoscaler:
         gateways: tuple[str, ...],
         now_s: float,
     ) -> None:
-        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures."""
+        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
+
+        Admission limits are published in between, without new figures.
+        """
         entry = self._entries[key]
         self._gauges.export(key, entry.service_state, snapshot, spec)
         old_report = entry.report
@@ -488,19 +493,22 @@ class Autoscaler:
         )
         health = health._replace(prometheus_only_tiers=self._sources.prometheus_only_tiers(key))
         is_shedding = scaling_status.is_shedding(snapshot, old_report)
+        last_decision = entry.service_state.last_decision
+        limited = NOT_LIMITED if last_decision is None else entry.limits.update(last_decision.decision, now_s)
         entry.assess_transfer(snapshot.metrics.transfer_stats, now_s)
         slow_transfer = entry.slow_transfer_message
         if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:
             slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
-        is_unchanged = (
+        state_key = scaling_status.state_key(entry.service_state, snapshot, health, is_shedding, limited)
+        if (
             old_report is not None
-            and old_report.state_key == scaling_status.state_key(entry.service_state, snapshot, health, is_shedding)
-            and old_report.published is published
-        )
-        is_unchanged = (
-            is_unchanged and old_report is not None and bool(old_report.slow_transfer_message) == bool(slow_transfer)
-        )
-        if is_unchanged and now_s - entry.report_made_s < REPORT_INTERVAL_SECONDS:
+            and old_report.state_key == state_key
+            and bool(old_report.slow_transfer_message) == bool(slow_transfer)
+            and now_s - entry.report_made_s < REPORT_INTERVAL_SECONDS
+        ):
+            if old_report.published is not published:
+                entry.report = replace(old_report, published=published)
+                self._on_report_changed(key)
             return
         has_unknown_sizing = any(isinstance(need, Unavailable) for need in entry.service_state.sizings.values())
         if (
@@ -512,7 +520,7 @@ class Autoscaler:
             return  # after a restart the old status is better than one without any signal
         previous = old_report or self._initial_report(entry, now_s)
         new_report = scaling_status.build_report(
-            service, entry.service_state, snapshot, spec, previous, published, slow_transfer, health, now_s
+            service, entry.service_state, snapshot, spec, previous, published, slow_transfer, health, limited, now_s
         )
         entry.report_made_s = now_s
         if new_report != old_report:

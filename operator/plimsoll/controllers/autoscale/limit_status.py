@@ -8,6 +8,7 @@ limit last applied. It changes at once if the limit gets another value.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
@@ -27,30 +28,30 @@ _ADVICE: Final = {
     ScalingLimit.UNSCHEDULABLE: "add nodes; condition ScalingLimited quotes the scheduler",
     ScalingLimit.BUDGET: "raise the budget, or lower the minReplicas of other services",
 }
-_NOT_LIMITED: Final = Condition(
+NOT_LIMITED: Final = Condition(
     ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
 )
 
 
-def limit_condition(
-    decision: ScalingDecision, previous: Condition | None, lifted_s: float, now_s: float
-) -> tuple[Condition, float]:
-    """ScalingLimited, and the time since which the limit that it shows no longer applies; infinite while it applies.
+@dataclass
+class LimitTracker:
+    """The ScalingLimited condition of one service."""
 
-    previous, lifted_s: the last result; None and infinity without one.
-    """
-    limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
-    first = next(iter(limits), _NOT_LIMITED)
-    if previous is None or not previous.holds:
-        return first, math.inf
-    current = next((condition for condition in limits if condition.bound == previous.bound), None)
-    if current is not None:
-        return current, math.inf
-    lifted_s = min(lifted_s, now_s)
-    has_new_value = any(condition.reason is previous.reason for condition in limits)
-    if not has_new_value and now_s - lifted_s < LIMIT_RECOVERY_SECONDS:
-        return previous, lifted_s
-    return first, math.inf
+    condition: Condition = NOT_LIMITED
+    _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
+
+    def update(self, decision: ScalingDecision, now_s: float) -> Condition:
+        """The condition after a decision. now_s: seconds since the epoch."""
+        limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
+        found = next((condition for condition in limits if condition.bound == self.condition.bound), None)
+        has_new_value = any(condition.reason is self.condition.reason for condition in limits)
+        if found is None and self.condition.holds and not has_new_value:
+            self._lifted_s = min(self._lifted_s, now_s)
+            if now_s - self._lifted_s < LIMIT_RECOVERY_SECONDS:
+                return self.condition
+        self._lifted_s = math.inf
+        self.condition = found or next(iter(limits), NOT_LIMITED)
+        return self.condition
 
 
 def _limit_condition(tier: str, note: LimitNote) -> Condition:

@@ -18,7 +18,7 @@ from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import limit_status, slo_status, status_checkpoint
+from plimsoll.controllers.autoscale import slo_status, status_checkpoint
 from plimsoll.controllers.autoscale.signal_health import (
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
@@ -28,7 +28,7 @@ from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
-from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, TierDecision
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -72,7 +72,6 @@ class ScalingReport:
     cost: Object
     published: AdmissionLimits | None
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
-    limit_lifted_s: float = math.inf  # since when the limit in ScalingLimited no longer applies
 
 
 def initial_report(checkpoint: Object | None, now_s: float) -> ScalingReport:
@@ -105,22 +104,30 @@ def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> 
 
 
 def state_key(
-    service_state: ServiceState, snapshot: ServiceSnapshot, health: HealthReport, is_shedding_now: bool
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    health: HealthReport,
+    is_shedding_now: bool,
+    limited: Condition,
 ) -> tuple[object, ...]:
-    """The state whose change is reported at once, as a comparable tuple; empty before the first decision."""
+    """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
+
+    limited: condition ScalingLimited.
+    """
     if service_state.last_decision is None:
         return ()
     tiers = service_state.last_decision.decision.tiers
     return (
         health,
         is_shedding_now,
+        (limited.reason, limited.bound),
         *(
             (
                 (
                     name,
                     tier_decision.replicas,
                     tier_decision.recommended,
-                    tier_decision.limits,
+                    ScalingLimit.INFEASIBLE in tier_decision.limits,
                     tier_decision.is_held,
                     bool(tier_decision.overdue),
                 ),
@@ -144,6 +151,7 @@ def build_report(
     published: AdmissionLimits | None,
     slow_transfer_message: str | None,
     health: HealthReport,
+    limited: Condition,
     now_s: float,
 ) -> ScalingReport:
     """The report at `now_s`. Figures of `previous` are kept where they moved little. Requires a decision."""
@@ -151,10 +159,7 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     timed_decisions = [*service_state.decisions] if is_sized else []
-    current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous))
-    limited, limit_lifted_s = limit_status.limit_condition(
-        decision, _condition_of(previous, ConditionType.SCALING_LIMITED), previous.limit_lifted_s, now_s
-    )
+    current_state = state_key(service_state, snapshot, health, is_shedding(snapshot, previous), limited)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     return ScalingReport(
@@ -176,7 +181,6 @@ def build_report(
         cost=_cost(service, service_state, snapshot),
         published=published,
         slow_transfer_message=slow_transfer_message,
-        limit_lifted_s=limit_lifted_s,
     )
 
 
