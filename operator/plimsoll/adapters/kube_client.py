@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -35,10 +34,11 @@ from plimsoll.core.errors import (
     ObjectRejected,
 )
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 PAGE_SIZE = 500  # objects per list call
 WATCH_TIMEOUT_SECONDS = 290  # the server ends the stream, so that a dead stream is not mistaken for a quiet one
@@ -162,7 +162,7 @@ class KubeClient:
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
             except (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-                log.warning("watch failed; listing again", extra={"resource": resource.plural, "error": str(error)})
+                log.warning(None, "watch failed; listing again", resource=resource.plural, error=str(error))
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 30.0)
 

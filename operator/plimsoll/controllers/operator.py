@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -51,11 +50,12 @@ from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 if TYPE_CHECKING:
     from plimsoll.adapters.prometheus_history import PrometheusHistory
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 LEASE_NAME = "plimsoll-operator"
 FIRST_RESYNC_SECONDS = 30.0  # by then kopf has made its first list
@@ -130,7 +130,7 @@ class OperatorProcess:
                     group.create_task(supervise(name, work, self.errors))
                 group.create_task(self._watch_until_stopped())
         except* _Stopped:
-            log.info("stop requested")
+            log.info(None, "stop requested")
 
     async def _list_services(self) -> None:
         """List every service before the first reconcile.
@@ -190,7 +190,7 @@ class OperatorProcess:
             try:
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
             except ClusterError as error:
-                log.debug("cannot list InferenceServices", extra={"error": str(error)})
+                log.debug(None, "cannot list InferenceServices", error=str(error))
                 continue
             listed_uids = {item["metadata"]["uid"] for item in items}
             for deleted in (one for one in cached if one["metadata"]["uid"] not in listed_uids):
@@ -277,14 +277,14 @@ async def _lead_and_run(
     kube: KubeClient, config: OperatorConfig, session: aiohttp.ClientSession, endpoints: http_server.HttpEndpoints
 ) -> None:
     async def work() -> None:
-        log.info("lease acquired; this replica leads", extra={"identity": config.identity})
+        log.info(None, "lease acquired; this replica leads", identity=config.identity)
         with metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
             endpoints.explain = operator.autoscaler.explain
             await operator.run()
 
     await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, LeaseTimes())
-    log.warning("lease lost; this replica no longer leads")
+    log.warning(None, "lease lost; this replica no longer leads")
 
 
 async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
@@ -298,4 +298,4 @@ async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable
     try:
         await work_task
     except asyncio.CancelledError:
-        log.info("operator stopped")
+        log.info(None, "operator stopped")

@@ -28,7 +28,6 @@ from plimsoll.api.v1alpha1.status import MAX_PAST_DECISIONS, ConditionStatus, Fo
 from plimsoll.api.v1alpha1.tier_status import (
     ColdStartsStatus,
     ColdStartStatus,
-    PhaseStatus,
     StartupStatus,
     StepTimeStatus,
     TiersStatus,
@@ -61,7 +60,6 @@ __all__ = [
     "LatencyTargets",
     "ModelSource",
     "ObjectMeta",
-    "PhaseStatus",
     "PodOverrides",
     "RateLimitSpec",
     "RatioBounds",

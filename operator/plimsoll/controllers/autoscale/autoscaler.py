@@ -7,7 +7,6 @@ cannot conflict with the rest of the Deployment, and another autoscaler can own 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -46,12 +45,13 @@ from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, Metri
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import object_meta
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 RecordEvent = Callable[[Object, Event], Awaitable[None]]
 DecisionInput = tuple[ServiceState, ServiceSnapshot, ScalingSpec]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 REPORT_INTERVAL_SECONDS = 60.0  # interval at which the figures in the status are refreshed
 IDLE_INTERVAL_SECONDS = 4.0  # decision interval of an idle service; a request ends it at once
@@ -328,7 +328,7 @@ class Autoscaler:
         try:
             decide_all(inputs, now_s)
         except Exception:  # caused by one service, which the loop below isolates
-            log.exception("batch decision failed; deciding each service separately")
+            log.exception(None, "batch decision failed; deciding each service separately")
         else:
             return inputs
         decided = {}
@@ -344,7 +344,7 @@ class Autoscaler:
         try:
             yield
         except Exception as error:  # uncaught it would end the operator, also after each restart
-            log.exception("scaling decision failed; replica count frozen", extra={"service": "/".join(key)})
+            log.exception(key, "scaling decision failed; replica count frozen")
             self._errors.record(Stage.SCALING, key, _subject(key), error)
             entry = self._entries.get(key)
             if entry is not None:
@@ -529,11 +529,7 @@ class Autoscaler:
 
     async def _scale(self, change: ScaleChange) -> None:
         """Set the replica count of a tier. A failure is logged; the next tick retries."""
-        deployment_meta = change.deployment["metadata"]
-
-        def log_fields(error: ClusterError) -> dict[str, str]:
-            service = "/".join(key_of(change.service_object))
-            return {"service": service, "deployment": deployment_meta["name"], "error": str(error)}
+        key, deployment_meta = key_of(change.service_object), change.deployment["metadata"]
 
         deletion_note = (
             await self._annotate_deletion_costs(change) if change.decision.replicas < change.replicas_before else ""
@@ -548,14 +544,16 @@ class Autoscaler:
         except NotFound:
             return
         except ClusterError as error:
-            log.warning("cannot set the Deployment's replicas; retrying at the next tick", extra=log_fields(error))
+            message = "cannot set the Deployment's replicas; retrying at the next tick"
+            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
             return
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
         metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:
             await self._record_event(change.service_object, change.event(deletion_note))
         except ClusterError as error:
-            log.warning("Deployment scaled, but its Event cannot be written", extra=log_fields(error))
+            message = "Deployment scaled, but its Event cannot be written"
+            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
 
     async def _annotate_deletion_costs(self, change: ScaleChange) -> str:
         """Annotate the pods to delete; returns the note for the Event. On failure Kubernetes selects the pods."""
@@ -570,10 +568,7 @@ class Autoscaler:
         try:
             await pod_deletion_cost.annotate(self._kube, self._cache, selection)
         except (ClusterError, TimeoutError) as error:
-            log.warning(
-                "cannot set pod-deletion-cost; Kubernetes selects the pods to delete",
-                extra={"service": service, "error": str(error)},
-            )
+            log.warning(key, "cannot set pod-deletion-cost; Kubernetes selects the pods to delete", error=str(error))
             return "Kubernetes selects the pods to delete, because pod-deletion-cost could not be set"
         return selection.summary
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
-from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.api.v1alpha1 import MAX_PAST_DECISIONS, InferenceService
 from plimsoll.controllers.autoscale import slo_status, status_checkpoint
 from plimsoll.controllers.autoscale.signal_health import (
     ENGINE_SILENCE_SECONDS,
@@ -175,7 +175,9 @@ def build_report(
         },
         limited_by=_limited_by(service_state, decision) if is_sized else None,
         last_decision=_decision_status(timed_decisions[-1]) if timed_decisions else None,
-        decisions=tuple(_decision_status(timed_decision) for timed_decision in reversed(timed_decisions[:-1])),
+        decisions=tuple(
+            _decision_status(timed_decision) for timed_decision in timed_decisions[-2 : -2 - MAX_PAST_DECISIONS : -1]
+        ),
         checkpoint=previous.checkpoint if keep_checkpoint else status_checkpoint.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
         cost=_cost(service, service_state, snapshot),
@@ -437,14 +439,11 @@ def _cold_start(tier_state: TierState) -> Object:
     variant = tier_state.startup_models.current.label
     return {
         **({"variant": variant[:MAX_VARIANT_CHARS]} if variant else {}),
-        "phases": [
-            {
-                "name": name,
-                "p50": units.format_rounded_duration(quantiles.p50_s),
-                "p90": units.format_rounded_duration(quantiles.p90_s),
-            }
+        "phases": ", ".join(
+            f"{name} {units.format_rounded_duration(quantiles.p50_s)} to "
+            f"{units.format_rounded_duration(quantiles.p90_s)}"
             for name, quantiles in tier_state.startup_model.quantiles
-        ],
+        ),
     }
 
 
