@@ -57,9 +57,8 @@ _DOING: Final = {
     Stage.PART: "it ran",
 }
 _ADVICE: Final = (
-    "Other objects are not affected, and the operator tries again. Please report it with the traceback from the log"
-    " (kubectl logs -n plimsoll-system -l app.kubernetes.io/component=operator). Until it is fixed, correct or delete"
-    " the object"
+    "Other objects are not affected. Report the traceback in the operator's log; until it is fixed, correct or"
+    " delete the object"
 )
 
 
