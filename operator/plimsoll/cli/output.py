@@ -100,6 +100,11 @@ def format_duration(seconds: float | None) -> str:
     return MISSING if seconds is None else format_seconds(seconds)
 
 
+def format_duration_cell(seconds: float | None) -> str:
+    """Return the duration as a table cell, without a space (95s, 340ms), so that programs can split columns."""
+    return format_duration(seconds).replace(" ", "")
+
+
 def format_optional(value: float | None) -> str:
     """Return the figure with three significant digits, or MISSING for None."""
     return MISSING if value is None else format_figure(value)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from plimsoll.cli.output import MISSING, Screen, format_duration, format_table
+from plimsoll.cli.output import MISSING, Screen, format_duration_cell, format_table
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.planning.arrangement import Arrangement
 from plimsoll.core.planning.expected_latency import ExpectedLatency
@@ -199,12 +199,12 @@ def _format_cell(key: str, value: Any) -> str:
     if key in ("utilisation", "attained", "attained_with_one_fewer"):
         return f"{value:.1%}"
     if key.endswith("_s"):
-        return format_duration(value)
+        return format_duration_cell(value)
     return f"{value:.0f}" if isinstance(value, float) else f"{value}"
 
 
 def _format_time(seconds: float | None) -> str:
-    return "unbounded" if seconds is None else format_duration(seconds)
+    return "unbounded" if seconds is None else format_duration_cell(seconds)
 
 
 def _cost_lines(cost: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from plimsoll.cli import html_report
-from plimsoll.cli.output import MISSING, Screen, format_duration, format_table
+from plimsoll.cli.output import MISSING, Screen, format_duration, format_duration_cell, format_table
 from plimsoll.cli.svg_chart import Panel, PlotPoints, Series, draw
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
@@ -88,7 +88,7 @@ def _format_cell(key: str, value: Any) -> str:
     if isinstance(value, list):  # one value per phase
         return f"{sum(value)} in {len(value)} phase{'' if len(value) == 1 else 's'}"
     if key.endswith(("ttft_s", "tpot_s", "e2e_s", "itl_p99_s")):
-        return format_duration(value)
+        return format_duration_cell(value)
     return f"{Decimal(format_number(value)):,f}" if isinstance(value, float) else f"{value:,}"
 
 
