@@ -143,3 +143,11 @@ def _exponent_formats(path: Path) -> Iterator[str]:
 
 def test_only_the_helpers_can_write_exponents() -> None:
     assert [place for path in sorted(PACKAGE.rglob("*.py")) for place in _exponent_formats(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.95, "0.95"), (99.99, "99.99"), (1000.0, "1000"), (1e6, "1000000"), (1e-300, "1e-300"), (math.nan, "nan")],
+)
+def test_format_number_keeps_what_was_given(value: float, text: str) -> None:
+    assert units.format_number(value) == text

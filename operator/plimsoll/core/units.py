@@ -167,7 +167,7 @@ def format_number(value: float) -> str:
 
     A number that no one could mean (1e-300, inf) stays as it was given, so that its error message shows it.
     """
-    is_readable = value == 0.0 or _MIN_FIGURE <= abs(value) <= _MAX_FIGURE
+    is_readable = value == 0.0 or float(_MIN_FIGURE) <= abs(value) <= float(_MAX_FIGURE)
     return format_figure(value, 6) if is_readable else str(value)
 
 
