@@ -255,7 +255,8 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
     assert "Serving" in told["status"]
     assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "SLO capacity", "start-up"))
-    assert any(one["tiers"].get("serve", {}).get("why") == last["why"] for one in document["decisions"])
+    first = last["why"].split(")")[0]  # the status has the short reasons
+    assert any(one["tiers"].get("serve", {}).get("why", "").startswith(first) for one in document["decisions"])
 
 
 def test_recommend_mode_changes_no_replicas(

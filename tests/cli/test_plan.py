@@ -257,7 +257,7 @@ def test_plan_profile_uses_given_gpus_per_replica(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("option", "target", "named"), [("--itl", "40ms", "itl of 40 ms"), ("--e2e", "5s", "e2e of 5000 ms")]
+    ("option", "target", "named"), [("--itl", "40ms", "itl of 40 ms"), ("--e2e", "5s", "e2e of 5 s")]
 )
 def test_plan_disaggregated_names_target_binding_aggregated(
     option: str, target: str, named: str, capsys: pytest.CaptureFixture[str]

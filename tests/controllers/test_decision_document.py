@@ -188,7 +188,7 @@ def test_document_infeasible_itl_shows_feasible_target() -> None:
     told = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
     assert told["constraint"] == "itl"
     assert told["feasible"]["itl_s"] > 0.001
-    assert "sized for TTFT 2000 ms and itl " in told["summary"]
+    assert "sized for TTFT 2 s and itl " in told["summary"]
 
 
 def test_document_recommendation_differs_from_set_replicas() -> None:

@@ -72,8 +72,8 @@ def test_selection_summary_names_few_and_counts_rest() -> None:
     pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("p8", ready=False)]
     words = select_pods(pods, 2, lambda name: ReplicaLoad(float(name[1:]), None)).summary
     assert words == (
-        "least loaded pods deleted first: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight),"
-        " p3 (3 in flight), 2 more"
+        "deleted first: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight),"
+        " p3 (3 in flight), p4 (4 in flight), 1 more"
     )
 
 
@@ -126,7 +126,7 @@ async def test_scale_down_annotates_selected_pods_and_names_them() -> None:
     assert sorted(kube.marks, key=str) == [("a", SCALE_DOWN_COST), ("c", SCALE_DOWN_COST), ("d", None)]
     assert kube.scaled == [2]
     assert event.reason is EventReason.SCALED_DOWN
-    assert event.message.endswith("; least loaded pods deleted first: c (0 in flight), a (1 in flight)")
+    assert event.message.endswith("; deleted first: c (0 in flight), a (1 in flight)")
     kept = {
         one["metadata"]["name"]: DELETION_COST_ANNOTATION in one["metadata"].get("annotations", {})
         for one in store.all("Pod")
@@ -152,7 +152,7 @@ async def test_annotation_conflict_of_deleted_pod_is_ignored() -> None:
     kube = Recorder(Conflict("the UID in the precondition differs", 409))
     [event], _ = await shrink(kube)
     assert kube.scaled == [2]
-    assert "least loaded pods deleted first" in event.message
+    assert "deleted first" in event.message
 
 
 async def test_annotation_timeout_does_not_delay_scaling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def test_slo_lower_bound_above_share_is_met() -> None:
     found = condition_of(snapshot_of(0.02, 0.03))
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 98% within 500ms (p95 400ms), TPOT 97% within 50ms (p95 30ms); SLO 95%, at least 95% within all targets"
+        "TTFT 98% within 500 ms (p95 400 ms), TPOT 97% within 50 ms (p95 30 ms);"
+        " SLO 95%, at least 95% within all targets"
     )
 
 
@@ -125,7 +126,7 @@ def test_slo_message_changes_only_with_figures_or_targets() -> None:
     near = slo_status.slo_condition(snapshot_of(), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), figures, first)
     assert "(p95 410ms)" in near.message
     other = condition_of(snapshot_of(0.01, 0.01), Slo(0.95, 0.5, tpot_s=0.06), first)
-    assert "within 60ms" in other.message
+    assert "within 60 ms" in other.message
     assert condition_of(snapshot_of(0.01, 0.01), Slo(0.9, 0.5, tpot_s=0.05), first).message != first.message
 
 
@@ -158,15 +159,15 @@ def test_slo_class_targets_are_listed_with_tpot_bound() -> None:
     found = condition_of(now, TTFT_TPOT_SLO, None, *classes)
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 99% within 500ms to 60s + 100ms per 1k tokens by class (p95 400ms),"
-        " TPOT at least 96% within 50ms by class (p95 30ms); SLO 95%, at least 95% within all targets"
+        "TTFT 99% within 500 ms to 60 s + 100 ms per 1k tokens by class (p95 400 ms),"
+        " TPOT at least 96% within 50 ms by class (p95 30 ms); SLO 95%, at least 95% within all targets"
     )
     assert slo_status.slo_figures(now, TTFT_TPOT_SLO, classes, {})["attainmentByTarget"] == {
         "ttft": "99%",
         "tpot": "96%",
     }
     loose = condition_of(snapshot_of(0.01, 0.9, by_tpot_target={}), TTFT_TPOT_SLO, None, *classes)
-    assert "TPOT at least 100% within 50ms by class" in loose.message
+    assert "TPOT at least 100% within 50 ms by class" in loose.message
 
 
 def test_slo_share_just_below_target_is_not_rounded_up() -> None:

@@ -285,7 +285,7 @@ def test_plan_tight_itl_target_is_disaggregated() -> None:
     found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02))
     assert isinstance(found, FleetPlan)
     assert found.chosen.disaggregated
-    assert "the ITL limit of 0.02 s" in found.reasons[0]
+    assert "the ITL limit of 20 ms" in found.reasons[0]
 
 
 def test_settings_budget_excludes_saturated_chunks() -> None:

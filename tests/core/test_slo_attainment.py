@@ -301,7 +301,7 @@ def test_attainment_target_beyond_last_bucket_is_unknown() -> None:
     assert slo_attainment(below, slo).lower_bound == 1.0
     some = BucketCounts(EDGES_S, (0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 1.0), 0.5)
     of, why = unknown(slo_attainment(make_metrics(SloCounts(10.0, 0.0, 0.0, 0.0), some), slo))
-    assert (of, why) == ("TPOT", "TPOT values and the target exceed the engines' last histogram bucket, 0.15 s")
+    assert (of, why) == ("TPOT", "TPOT values and the target exceed the engines' last histogram bucket, 150 ms")
     assert available(
         slo_attainment(make_metrics(SloCounts(10.0, 0.0, 0.0, 0.0), some), TPOT_ONLY).lower_bound
     ) == pytest.approx(0.9)

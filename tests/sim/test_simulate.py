@@ -161,7 +161,7 @@ def _start_engines_with(path: Path, args: list[str]) -> None:
         (["--initial", "1,2"], "--initial: must be SERVE"),
         (["--start-up", "soon"], "--start-up"),
         (["--rate-scale", "0"], "--rate-scale"),
-        (["--rate-scale", "1e-9"], "--rate-scale: 1e-09 leaves none of the 200 requests"),
+        (["--rate-scale", "1e-9"], "--rate-scale: 0.000000001 leaves none of the 200 requests"),
         (["--from", "900"], "the trace has no request in this interval"),
         (["--spread", "1"], "--spread"),
         (["--noise", "-1"], "--noise"),

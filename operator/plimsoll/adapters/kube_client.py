@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import random
 import time
@@ -33,10 +32,11 @@ from plimsoll.core.errors import (
     ObjectRejected,
 )
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 PAGE_SIZE = 500  # objects per list call
 WATCH_TIMEOUT_SECONDS = 290  # the server ends the stream, so that a dead stream is not mistaken for a quiet one
@@ -170,8 +170,8 @@ class KubeClient:
                     yield event
             except (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
                 asked_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
-                fields = {"resource": resource.plural, "error": str(error) or type(error).__name__}
-                log.warning("watch failed; listing again", extra=fields)
+                message = str(error) or type(error).__name__
+                log.warning(None, "watch failed; listing again", resource=resource.plural, error=message)
             if time.monotonic() - began_s > STEADY_STREAM_SECONDS:
                 pause_s = MIN_WATCH_PAUSE_SECONDS
             await asyncio.sleep(jittered(max(pause_s, min(asked_pause_s, MAX_WATCH_PAUSE_SECONDS))))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from plimsoll.adapters.kube_client import LEASES, KubeClient
 from plimsoll.core.errors import ClusterError, PlimsollError
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 STOP_SECONDS: Final = 10.0  # by then the work of a former leader has ended
 _FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, LookupError, AttributeError)
@@ -86,7 +86,7 @@ class RenewalLeaseLock(LeaseLock):  # type: ignore[misc]
             async with asyncio.timeout(self._timeout_s):
                 is_renewed = await write
         except (client.ApiException, *_FAILURES) as error:
-            log.warning("cannot write the lease", extra={"error": f"{type(error).__name__}: {error}"})
+            log.warning(None, "cannot write the lease", error=f"{type(error).__name__}: {error}")
             return False
         if is_renewed:
             self.renewed_at = sent_at

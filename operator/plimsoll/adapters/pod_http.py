@@ -12,6 +12,7 @@ from typing import Final
 import aiohttp
 
 from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.units import format_seconds
 
 TIMEOUT_S: Final = 2.0
 MAX_ENGINE_PAGE_BYTES: Final = 1 << 20  # vLLM's /metrics has some 100 KB
@@ -39,7 +40,7 @@ async def get_page(
         async with asyncio.timeout(timeout_s):
             return await _read_body(session, url, max_bytes)
     except TimeoutError:
-        raise BackendUnavailable(f"{url} did not answer within {timeout_s:g} s") from None
+        raise BackendUnavailable(f"{url} did not answer within {format_seconds(timeout_s)}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise BackendUnavailable(f"{url}: {error or type(error).__name__}") from error
 

@@ -8,9 +8,11 @@ is the generation of the object that the condition was computed from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from plimsoll.api.message_text import shorten
 
 MAX_MESSAGE_CHARS = 1024  # characters; the API allows 32768, which is too long for a terminal
 
@@ -168,16 +170,28 @@ TIER_READY_TYPES = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition; `holds` is None if its status is unknown."""
+    """One condition; `holds` is None if its status is unknown.
+
+    event_message: the sentence for the condition's Event; empty if `message` is short enough for it. bound: the limit
+    that applies, without measured figures; the message starts with it. A change of status, reason or bound is a
+    transition. Other changes of the message are not.
+    """
 
     type: ConditionType
     holds: bool | None
     reason: ConditionReason
     message: str
+    event_message: str = field(default="", compare=False)
+    bound: str = ""
 
     @property
     def status(self) -> str:
         return "Unknown" if self.holds is None else str(self.holds)
+
+
+def has_bound(message: str, bound: str) -> bool:
+    """Whether a stored message is about the bound: it is its first clause."""
+    return message == bound or message.startswith(f"{bound};")
 
 
 def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int, now: str) -> list[dict[str, Any]]:
@@ -195,7 +209,7 @@ def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int
                 "type": condition.type.value,
                 "status": condition.status,
                 "reason": condition.reason.value,
-                "message": condition.message[:MAX_MESSAGE_CHARS],
+                "message": shorten(condition.message, MAX_MESSAGE_CHARS),
                 "observedGeneration": generation,
                 "lastTransitionTime": previous.get("lastTransitionTime", now) if is_status_unchanged else now,
             }

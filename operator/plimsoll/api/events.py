@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from plimsoll.api import labels
+from plimsoll.api.message_text import shorten
 
-MAX_EVENT_MESSAGE_CHARS = 1024  # characters, the API server's limit
+MAX_EVENT_MESSAGE_CHARS = 250  # one or two lines of a terminal; the API server's limit is 1024
 
 
 class EventReason(StrEnum):
@@ -99,6 +100,8 @@ NORMAL_REASONS = frozenset(
 class Event:
     """A change to report.
 
+    message: one short sentence with the object, the value, the limit and the next action, at most
+    MAX_EVENT_MESSAGE_CHARS; a longer one is cut. The condition or `kubectl plimsoll explain` has the explanation.
     dedup_key: identifies the state before the change (tier, time, replica counts). Events of one object and reason with
     equal keys are one Event.
     """
@@ -125,7 +128,7 @@ class Event:
             },
             "type": "Normal" if self.reason in NORMAL_REASONS else "Warning",
             "reason": self.reason.value,
-            "message": self.message[:MAX_EVENT_MESSAGE_CHARS],
+            "message": shorten(self.message, MAX_EVENT_MESSAGE_CHARS),
             "source": {"component": "plimsoll"},
             "reportingComponent": "plimsoll.dev/operator",
             "reportingInstance": reporter,

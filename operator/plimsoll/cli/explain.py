@@ -18,6 +18,7 @@ from plimsoll.cli.output import (
     MISSING,
     Screen,
     format_duration,
+    format_optional,
     format_table,
     hanging_indent,
     join_nonempty,
@@ -25,6 +26,7 @@ from plimsoll.cli.output import (
     truncate,
 )
 from plimsoll.cli.output_files import print_text
+from plimsoll.core.units import format_figure
 
 DOCUMENT_VERSION: Final = 1  # version of the operator's document
 _INDENT: Final = "  "
@@ -157,11 +159,11 @@ def _gateway_metrics(metrics: Any) -> str:
     return join_nonempty(
         [
             _freshness(metrics),
-            f"{_three_digits(get_number(metrics, 'rate_per_s'))} req/s arrival rate",
+            f"{format_optional(get_number(metrics, 'rate_per_s'))} req/s arrival rate",
             f"TTFT {format_duration(ttft_s)}" if ttft_s is not None else "",
             f"{rejected_share:.0%} rejected" if rejected_share is not None else "",
-            f"{_three_digits(get_number(metrics, 'queued'))} queued",
-            f"{_three_digits(get_number(metrics, 'in_flight'))} in flight",
+            f"{format_optional(get_number(metrics, 'queued'))} queued",
+            f"{format_optional(get_number(metrics, 'in_flight'))} in flight",
         ]
     )
 
@@ -170,15 +172,15 @@ def _request_metrics(metrics: Any) -> str:
     if (missing := _unavailable_reason(metrics)) is not None:
         return missing
     cached = get_number(metrics, "cached_tokens")
-    cached_text = f" ({_three_digits(cached)} cached)" if cached else ""
+    cached_text = f" ({format_optional(cached)} cached)" if cached else ""
     prompt, output = get_number(metrics, "mean_prompt_tokens"), get_number(metrics, "output_tokens")
-    return f"mean {_three_digits(prompt)} prompt tokens{cached_text}, {_three_digits(output)} output tokens"
+    return f"mean {format_optional(prompt)} prompt tokens{cached_text}, {format_optional(output)} output tokens"
 
 
 def _engine_metrics(metrics: Any) -> str:
     missing = _missing_reason(metrics, "running")
     return missing or join_nonempty(
-        [_freshness(metrics), f"{_three_digits(get_number(metrics, 'running'))} running requests"]
+        [_freshness(metrics), f"{format_optional(get_number(metrics, 'running'))} running requests"]
     )
 
 
@@ -225,7 +227,9 @@ def _model_line(tier: Any) -> str:
     if (missing := _unavailable_reason(model)) is not None:
         return missing
     quantile = get_number(model, "quantile")
-    pessimism = f"; sized for the p{100.0 * quantile:.3g} of the model's uncertainty" if quantile is not None else ""
+    pessimism = (
+        "" if quantile is None else f"; sized for the p{format_figure(100.0 * quantile)} of the model's uncertainty"
+    )
     return f"{get_text(model, 'summary') or MISSING}{pessimism}"
 
 
@@ -239,7 +243,7 @@ def _capacity_line(tier: Any) -> str:
     if (missing := _unavailable_reason(capacity)) is not None:
         return missing
     capacity_text = (
-        f"{_three_digits(get_number(capacity, 'capacity_per_s'))} req/s per replica, "
+        f"{format_optional(get_number(capacity, 'capacity_per_s'))} req/s per replica, "
         f"limited by {get_text(capacity, 'constraint') or MISSING}"
     )
     infeasible = get_text(capacity, "infeasible", "summary")
@@ -251,11 +255,11 @@ def _forecast_line(tier: Any) -> str:
     if (missing := _unavailable_reason(forecast)) is not None:
         return missing
     parts = ", ".join(
-        f"{name} {_three_digits(get_number(value))}" for name, value in get_mapping(forecast, "parts").items()
+        f"{name} {format_optional(get_number(value))}" for name, value in get_mapping(forecast, "parts").items()
     )
     quantile = get_number(forecast, "quantile")
-    quantile_text = f" at p{100.0 * quantile:.3g}" if quantile is not None else ""
-    work, horizon = _three_digits(get_number(forecast, "work")), format_duration(get_number(forecast, "horizon_s"))
+    quantile_text = f" at p{format_figure(100.0 * quantile)}" if quantile is not None else ""
+    work, horizon = format_optional(get_number(forecast, "work")), format_duration(get_number(forecast, "horizon_s"))
     return f"{work} GPU-s/s within {horizon}{quantile_text}: {parts or MISSING}"
 
 
@@ -311,7 +315,3 @@ def _joined_items(tier: Any, name: str) -> str:
 
 def _format_count(value: int | None) -> str:
     return MISSING if value is None else str(value)
-
-
-def _three_digits(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3g}"

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from plimsoll.cli.svg_chart import nice_ceiling
+from plimsoll.core import units
 from plimsoll.core.planning.fleet_plan import GoodputPoint
+from plimsoll.core.units import format_number
 
 _WIDTH: Final = 860
 _HEIGHT: Final = 440
@@ -38,8 +40,8 @@ def draw_goodput(title: str, curve: Sequence[GoodputPoint], marks: Sequence[tupl
         value = axis_max * number / _GRID_LINES
         parts += [
             _line(x(0), y(value), x(axis_max), y(value), "#eeeeee"),
-            _text(_LEFT - 8, y(value) + 4, f"{value:g}", "end"),
-            _text(x(value), y(0) + 18, f"{value:g}", "middle"),
+            _text(_LEFT - 8, y(value) + 4, format_number(value), "end"),
+            _text(x(value), y(0) + 18, format_number(value), "middle"),
         ]
     parts += [
         _line(x(0), y(0), x(axis_max), y(0), "black"),
@@ -56,7 +58,7 @@ def draw_goodput(title: str, curve: Sequence[GoodputPoint], marks: Sequence[tupl
     for index, (rate, name) in enumerate(one for one in marks if 0 < one[0] <= axis_max):
         parts += [
             _line(x(rate), y(0), x(rate), y(axis_max), _MARK_COLOUR, "2 3"),
-            _text(x(rate) - 4, y(0) - 10 - 16 * index, f"{name} {rate:.3g}", "end", _MARK_COLOUR),
+            _text(x(rate) - 4, y(0) - 10 - 16 * index, f"{name} {units.format_figure(rate)}", "end", _MARK_COLOUR),
         ]
     return "\n".join([*parts, "</svg>", ""])
 

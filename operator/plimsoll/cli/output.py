@@ -17,10 +17,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+from plimsoll.core.units import format_figure, format_seconds
+
 MISSING: Final = "-"  # an unknown value
 _COLUMN_GAP: Final = "  "
 _MIN_WRAP_WIDTH: Final = 24  # narrower columns are left to the terminal
-_UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"), (1e-12, "ps"))
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,18 @@ def join_nonempty(parts: Iterable[str]) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format with two significant digits and a unit: 95s, 1.2s, 340ms, 4.1us, 31ps."""
-    if seconds is None:
-        return MISSING
-    size = abs(float(f"{seconds:.2g}"))
-    scale, unit = next((one for one in _UNITS if size >= one[0]), _UNITS[-1])
-    value = f"{seconds / scale:.2g}" if abs(seconds / scale) < 99.5 else f"{seconds / scale:.0f}"
-    return value + unit if size else "0s"
+    """Return the duration with a unit (95 s, 1.2 s, 340 ms, 4.1 us, 31 ps), or MISSING for None."""
+    return MISSING if seconds is None else format_seconds(seconds)
+
+
+def format_duration_cell(seconds: float | None) -> str:
+    """Return the duration as a table cell, without a space (95s, 340ms), so that programs can split columns."""
+    return format_duration(seconds).replace(" ", "")
+
+
+def format_optional(value: float | None) -> str:
+    """Return the figure with three significant digits, or MISSING for None."""
+    return MISSING if value is None else format_figure(value)
 
 
 def format_age(seconds: float) -> str:

@@ -24,6 +24,7 @@ from plimsoll.core.planning import known_models, workloads
 from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
+from plimsoll.core.units import format_number
 from plimsoll.core.workload import Workload, from_samples
 from plimsoll.engines import vllm
 from plimsoll.sim import profile, trace
@@ -74,11 +75,11 @@ def _title(arguments: argparse.Namespace, gpus: int) -> str:
 def _make_question(arguments: argparse.Namespace, machines: list[list[Machine]], max_model_len: float) -> PlanRequest:
     workload, rate, gap_cv2 = _workload(arguments)
     if not 0 <= arguments.headroom < 1:
-        raise BadInput(f"--headroom: {arguments.headroom:g} must be at least 0 and below 1")
+        raise BadInput(f"--headroom: {format_number(arguments.headroom)} must be at least 0 and below 1")
     if not 0 < arguments.fabric_gb_per_s < math.inf:
-        raise BadInput(f"--fabric-gb-per-s: {arguments.fabric_gb_per_s:g} must be above 0")
+        raise BadInput(f"--fabric-gb-per-s: {format_number(arguments.fabric_gb_per_s)} must be above 0")
     if not 1 <= arguments.accepted_tokens <= 4:
-        raise BadInput(f"--accepted-tokens: {arguments.accepted_tokens:g} must be from 1 to 4")
+        raise BadInput(f"--accepted-tokens: {format_number(arguments.accepted_tokens)} must be from 1 to 4")
     return PlanRequest(
         workload,
         _slo(arguments),
@@ -151,7 +152,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
 
 def _workload_from_trace(arguments: argparse.Namespace) -> tuple[Workload, float, float]:
     if not 0 <= arguments.cached_share < 1:
-        raise BadInput(f"--cached-share: {arguments.cached_share:g} must be at least 0 and below 1")
+        raise BadInput(f"--cached-share: {format_number(arguments.cached_share)} must be at least 0 and below 1")
     requests = trace.read(Path(arguments.trace))
     try:
         busiest_window = workloads.busiest_window([one.at_s for one in requests])
@@ -174,7 +175,7 @@ def _workload_from_trace(arguments: argparse.Namespace) -> tuple[Workload, float
 
 def _check_rate(rate: float) -> float:
     if not 0 < rate <= 1e6:
-        raise BadInput(f"--rate: {rate:g} must be above 0 and at most a million requests/s")
+        raise BadInput(f"--rate: {format_number(rate)} must be above 0 and at most a million requests/s")
     return rate
 
 
@@ -203,11 +204,12 @@ def _replica_options(arguments: argparse.Namespace) -> tuple[list[list[Machine]]
 def _check_steps(name: str, hardware_profile: profile.HardwareProfile) -> None:
     for steps in (hardware_profile.coefficients, hardware_profile.hot or hardware_profile.coefficients):
         if not _MIN_STEP_S <= steps.base <= _MAX_SECONDS:
-            raise BadInput(f"--hardware: {name}: base is {steps.base:g} s, must be from 1e-6 to 3600")
+            raise BadInput(f"--hardware: {name}: base is {format_number(steps.base)} s, must be from 1e-6 to 3600")
         for key in ("anypre", "pretok", "preattn", "dec", "ctx"):
             if getattr(steps, key) > _MAX_SECONDS:
                 raise BadInput(
-                    f"--hardware: {name}: {key} is {getattr(steps, key):g} s, must be at most {_MAX_SECONDS:g}"
+                    f"--hardware: {name}: {key} is {format_number(getattr(steps, key))} s, "
+                    f"must be at most {format_number(_MAX_SECONDS)}"
                 )
 
 
@@ -306,7 +308,7 @@ def _with_option_errors(options: dict[str, str], make: Callable[[], T], context:
 
 def _check_cost(value: float | None) -> float | None:
     if value is not None and not 0 < value <= _MAX_GPU_HOUR_COST:
-        raise BadInput(f"--gpu-hour-cost: {value:g} must be above 0 and at most a million")
+        raise BadInput(f"--gpu-hour-cost: {format_number(value)} must be above 0 and at most a million")
     return value
 
 

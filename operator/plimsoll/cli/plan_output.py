@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from plimsoll.cli.output import MISSING, Screen, format_duration, format_table
+from plimsoll.cli.output import MISSING, Screen, format_duration_cell, format_table
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.planning.arrangement import Arrangement
 from plimsoll.core.planning.expected_latency import ExpectedLatency
 from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, TierEngineSettings
 from plimsoll.core.slo import Slo
+from plimsoll.core.units import format_figure, format_number, format_rounded_duration
 
 _DIGITS: Final = 6
 
@@ -159,7 +160,7 @@ def plan_lines(plan: FleetPlan, gpu_hour_cost: float | None, screen: Screen) -> 
     if figures["longer_than_max_model_len"]:
         output.append(
             f"these include {figures['longer_than_max_model_len']:.1%} that the engine rejects, because prompt and "
-            f"output exceed its max_model_len of {plan.request.max_model_len:g} tokens"
+            f"output exceed its max_model_len of {format_number(plan.request.max_model_len)} tokens"
         )
     if figures["cost"] is not None:
         output += ["", *_cost_lines(figures["cost"])]
@@ -178,7 +179,7 @@ def _load_rows(figures: Mapping[str, Any]) -> list[list[str]]:
     at_load, at_capacity = figures["expected"], figures["expected_at_slo_capacity"]
     rows = [["", "requested rate", "SLO capacity", "goodput knee"]]
     rates = (figures["rate_per_s"], figures["slo_capacity_per_s"], figures["goodput_knee_per_s"])
-    rows.append(["requests/s", *(f"{rate:.3g}" for rate in rates)])
+    rows.append(["requests/s", *(format_figure(rate) for rate in rates)])
     for key, name in (("ttft", "TTFT"), ("tpot", "TPOT")):
         for share in ("p50", "p95"):
             field = f"{share}_{key}_s"
@@ -203,19 +204,22 @@ def _format_cell(key: str, value: Any) -> str:
     if key in ("utilisation", "attained", "attained_with_one_fewer"):
         return f"{value:.1%}"
     if key.endswith("_s"):
-        return format_duration(value)
+        return format_duration_cell(value)
     return f"{value:.0f}" if isinstance(value, float) else f"{value}"
 
 
 def _format_time(seconds: float | None) -> str:
-    return "unbounded" if seconds is None else format_duration(seconds)
+    return "unbounded" if seconds is None else format_duration_cell(seconds)
 
 
 def _cost_lines(cost: Mapping[str, Any]) -> list[str]:
     result = [f"{cost['per_hour']:.2f} per hour"]
     for key, name in (("per_million_tokens", "tokens"), ("per_million_output_tokens", "output tokens")):
         at_load, at_capacity = cost[key]["at_this_load"], cost[key]["at_slo_capacity"]
-        result.append(f"{at_load:.3g} per million {name} at the requested rate, {at_capacity:.3g} at SLO capacity")
+        result.append(
+            f"{format_figure(at_load)} per million {name} at the requested rate, {format_figure(at_capacity)} at SLO "
+            "capacity"
+        )
     return result
 
 
@@ -240,10 +244,12 @@ def _slo_options(slo: Slo) -> str:
         "--e2e": slo.e2e_s,
         "--itl": slo.itl_s,
     }
-    return " ".join(f"{option} {format_duration(_round_up(s))}" for option, s in targets.items() if s is not None)
+    return " ".join(
+        f"{option} {format_rounded_duration(_round_up(s))}" for option, s in targets.items() if s is not None
+    )
 
 
 def _round_up(seconds: float) -> float:
-    """Round up to the two digits that `format_duration` shows, because tighter targets might be infeasible."""
+    """Round up to the two digits that the options have, because tighter targets might be infeasible."""
     step = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     return math.ceil(seconds / step - 1e-6) * step

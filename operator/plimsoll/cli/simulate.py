@@ -27,6 +27,7 @@ from plimsoll.cli.output_files import ensure_distinct, open_for_writing, print_t
 from plimsoll.cli.simulate_output import PolicyRun
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.engines import vllm
 from plimsoll.sim import frontier, profile, startup, trace
 from plimsoll.sim.attempt import Attempt, TraceRequest
@@ -310,19 +311,21 @@ def _without_fallbacks(services: Sequence[dict[str, Any]]) -> list[dict[str, Any
 def _load_requests(arguments: argparse.Namespace) -> list[TraceRequest]:
     for name, value in (("--from", arguments.from_s), ("--seed", arguments.seed)):
         if value < 0:
-            raise BadInput(f"{name}: {value:g} must not be below 0")
+            raise BadInput(f"{name}: {format_number(value)} must not be below 0")
     if not 0.0 < arguments.rate_scale < 1000.0:
-        raise BadInput(f"--rate-scale: {arguments.rate_scale:g} must be above 0 and below 1000")
+        raise BadInput(f"--rate-scale: {format_number(arguments.rate_scale)} must be above 0 and below 1000")
     trace_requests = trace.read(Path(arguments.trace))
     scaled_requests = trace.scale_rate(trace_requests, arguments.rate_scale, Random(arguments.seed))
     if not scaled_requests:
         raise BadInput(
-            f"--rate-scale: {arguments.rate_scale:g} leaves none of the {len(trace_requests):,} requests of the trace"
+            f"--rate-scale: {format_number(arguments.rate_scale)} leaves none of the "
+            f"{len(trace_requests):,} requests of the trace"
         )
     requests = trace.clip(scaled_requests, arguments.from_s, arguments.to_s)
     if not requests:
         raise BadInput(
-            f"--from {arguments.from_s:g} --to {arguments.to_s:g}: the trace has no request in this interval"
+            f"--from {format_number(arguments.from_s)} --to {format_number(arguments.to_s)}: "
+            "the trace has no request in this interval"
         )
     return requests
 
@@ -353,9 +356,9 @@ def _make_plant(arguments: argparse.Namespace, service: InferenceService, reques
         )
     for name, value, least in (("--plant-scale", arguments.plant_scale, 1e-6), ("--noise", arguments.noise, 0.0)):
         if not least <= value < 1000.0:
-            raise BadInput(f"{name}: {value:g} must be at least {least:g} and below 1000")
+            raise BadInput(f"{name}: {format_number(value)} must be at least {format_number(least)} and below 1000")
     if not 0.0 <= arguments.spread < 1.0:
-        raise BadInput(f"--spread: {arguments.spread:g} must be at least 0 and below 1")
+        raise BadInput(f"--spread: {format_number(arguments.spread)} must be at least 0 and below 1")
     for name, count in (("--gateways", arguments.gateways), ("--max-gpus", arguments.max_gpus)):
         if count is not None and count < 1:
             raise BadInput(f"{name}: must be at least 1")

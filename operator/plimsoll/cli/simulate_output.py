@@ -6,13 +6,15 @@ import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from plimsoll.cli import html_report
-from plimsoll.cli.output import MISSING, Screen, format_duration, format_table
+from plimsoll.cli.output import MISSING, Screen, format_duration, format_duration_cell, format_table
 from plimsoll.cli.svg_chart import Panel, PlotPoints, Series, draw
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.timeline import TimelinePoint
 
 _SHARE_KEYS: Final = ("attainment_offered", "attainment_admitted", "attainment_tokens", "windows_met", "shed_share")
@@ -86,8 +88,8 @@ def _format_cell(key: str, value: Any) -> str:
     if isinstance(value, list):  # one value per phase
         return f"{sum(value)} in {len(value)} phase{'' if len(value) == 1 else 's'}"
     if key.endswith(("ttft_s", "tpot_s", "e2e_s", "itl_p99_s")):
-        return format_duration(value)
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+        return format_duration_cell(value)
+    return f"{Decimal(format_number(value)):,f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _build_panels(runs: Sequence[PolicyRun], slo: Slo | None) -> Iterator[Panel]:
@@ -146,7 +148,7 @@ def _latency_panel(
     if target_s is not None:
         end_s = float(runs[0].summary["length_s"])
         lines.append(Series("target", [(0.0, 1e3 * target_s), (end_s, 1e3 * target_s)], 4, is_dashed=True))
-        title = f"{title}, cut at {_CUTOFF_RATIO:g} times the target"
+        title = f"{title}, cut at {format_number(_CUTOFF_RATIO)} times the target"
     return Panel(title, lines, unit=" ms")
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from plimsoll.core.units import format_number
+
 PlotPoints = Sequence[tuple[float, float]]
 
 WIDTH: Final = 960
@@ -111,7 +113,7 @@ class _PanelRenderer:
         for value in (0.0, self.high / 2, self.high):
             y = self.y(value)
             parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-            label = f"{value:g}{self.panel.unit}"
+            label = f"{format_number(value)}{self.panel.unit}"
             parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#555">{label}</text>')
         for moment, tick_text in time_ticks(self.end_s):
             x = self.x(moment)

@@ -11,7 +11,6 @@ is retried once soon, and then at its usual interval.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 import zlib
@@ -31,8 +30,9 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 Object = dict[str, Any]
 OnReading = Callable[[Key, Role, EngineReading], None]
@@ -236,7 +236,7 @@ class EnginePoller:
                 )
             except BackendUnavailable as error:
                 pod.metrics_failures += 1
-                log.debug("engine metrics are not available", extra=_log_fields(pod, error))
+                log.debug(pod.key, "engine metrics are not available", pod=pod.name, error=str(error))
                 reading = None
         if self._pods.get(pod.uid) is not pod or not pod.is_ready:
             return
@@ -288,7 +288,7 @@ class EnginePoller:
                 pod.engine_info, pod.startup_progress = self._parse_info(body)
             except (BackendUnavailable, ValueError) as error:
                 pod.info_failures += 1
-                log.debug("engine info is not available", extra=_log_fields(pod, error))
+                log.debug(pod.key, "engine info is not available", pod=pod.name, error=str(error))
             else:
                 pod.info_failures = 0
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
@@ -297,10 +297,6 @@ class EnginePoller:
             pod.info_due_s = sent_s + (
                 FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
             )
-
-
-def _log_fields(pod: _PolledPod, error: Exception) -> dict[str, str]:
-    return {"service": "/".join(pod.key), "pod": pod.name, "error": str(error)}
 
 
 def _subject(pod: _PolledPod) -> str:

@@ -22,8 +22,9 @@ from plimsoll.controllers.object_cache import Key
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import GatewayReading
 from plimsoll.resources.platform_config import GatewaySettings
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 POLL_INTERVAL_SECONDS = 1.0
 ROUND_TIMEOUT_SECONDS = 0.5  # longest wait of a round for slow replicas
@@ -217,15 +218,12 @@ class GatewayPoller:
             document = await self._http_get(replica.address, self._settings.picker_port, "/signals")
             signals = parse_signals(document, replica.name, self._clock())
         except BackendUnavailable as error:
-            log.debug("gateway signals are not available", extra={**log_fields, "error": str(error)})
+            log.debug(None, "gateway signals are not available", **log_fields, error=str(error))
             replica.error = ""
             return
         except ValueError as error:
-            log.log(
-                logging.DEBUG if replica.error.startswith(_UNREADABLE) else logging.WARNING,
-                "gateway signals cannot be parsed",
-                extra={**log_fields, "error": str(error)},
-            )
+            level = logging.DEBUG if replica.error.startswith(_UNREADABLE) else logging.WARNING
+            log.write(level, None, "gateway signals cannot be parsed", **log_fields, error=str(error))
             replica.error = f"{_UNREADABLE}: {error}"[:MAX_MESSAGE_CHARS]
             return
         replica.error = "" if signals.synced else _UNSYNCED

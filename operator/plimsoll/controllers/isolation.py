@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from enum import StrEnum
 from typing import Any, Final
@@ -20,8 +19,9 @@ from typing import Any, Final
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.object_cache import Key
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 NAMED: Final = 3  # objects that the condition's message lists
 FIRST_PAUSE_S: Final = 1.0
@@ -57,9 +57,8 @@ _DOING: Final = {
     Stage.PART: "it ran",
 }
 _ADVICE: Final = (
-    "Other objects are not affected, and the operator tries again. Please report it with the traceback from the log"
-    " (kubectl logs -n plimsoll-system -l app.kubernetes.io/component=operator). Until it is fixed, correct or delete"
-    " the object"
+    "Other objects are not affected. Report the traceback in the operator's log; until it is fixed, correct or"
+    " delete the object"
 )
 
 
@@ -67,10 +66,6 @@ def subject_of(obj: dict[str, Any]) -> str:
     """Kind, namespace and name of an object, as messages name it."""
     meta = obj.get("metadata") or {}
     return f"{obj.get('kind', 'object')} {meta.get('namespace', '')}/{meta.get('name', '')}"
-
-
-def _log_fields(stage: Stage, service: Key | None, subject: str) -> dict[str, str]:
-    return {"stage": stage.value, "object": subject, **({} if service is None else {"service": "/".join(service)})}
 
 
 class ObjectErrors:
@@ -92,7 +87,7 @@ class ObjectErrors:
         try:
             yield
         except Exception as error:
-            log.exception("unexpected error about one object", extra=_log_fields(stage, service, subject))
+            log.exception(service, "unexpected error about one object", stage=stage.value, object=subject)
             self.record(stage, service, subject, error)
         else:
             if service is not None:
@@ -156,7 +151,7 @@ async def supervise(
             await _uncancelled(work)
             return
         except Exception as error:
-            log.exception("component failed; restarting it", extra={"part": part})
+            log.exception(None, "component failed; restarting it", part=part)
             errors.record(Stage.PART, None, part, error)
         if clock() - began_s > LONGEST_PAUSE_S:
             pause_s = first_pause_s

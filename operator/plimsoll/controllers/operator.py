@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -53,11 +52,12 @@ from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 if TYPE_CHECKING:
     from plimsoll.adapters.prometheus_history import PrometheusHistory
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 LEASE_NAME = "plimsoll-operator"
 FIRST_RESYNC_SECONDS = 30.0  # by then kopf has made its first list
@@ -141,14 +141,14 @@ class OperatorProcess:
                     group.create_task(supervise(name, work, self.errors))
                 group.create_task(self._watch_until_stopped())
         except* _Stopped:
-            log.info("stop requested")
+            log.info(None, "stop requested")
 
     async def _try_list_services(self) -> bool:
         """List the services; returns False if the API server does not answer."""
         try:
             await self._list_services()
         except ClusterError as error:
-            log.warning("cannot list InferenceServices; trying again", extra={"error": str(error)})
+            log.warning(None, "cannot list InferenceServices; trying again", error=str(error))
             return False
         return True
 
@@ -211,7 +211,7 @@ class OperatorProcess:
             try:
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
             except ClusterError as error:
-                log.debug("cannot list InferenceServices", extra={"error": str(error)})
+                log.debug(None, "cannot list InferenceServices", error=str(error))
                 continue
             listed_uids = {item["metadata"]["uid"] for item in items}
             for deleted in (one for one in cached if one["metadata"]["uid"] not in listed_uids):
@@ -307,7 +307,7 @@ async def _lead_and_run(
     """Wait for the lease and lead once. Returns False if the lease was lost."""
 
     async def work() -> None:
-        log.info("lease acquired; this replica leads", extra={"identity": config.identity})
+        log.info(None, "lease acquired; this replica leads", identity=config.identity)
         with metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
             endpoints.explain = operator.autoscaler.explain
@@ -318,7 +318,7 @@ async def _lead_and_run(
 
     has_ended = await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, times)
     if not has_ended:
-        log.warning("lease lost; this replica no longer leads, and waits for the lease")
+        log.warning(None, "lease lost; this replica no longer leads, and waits for the lease")
     return has_ended
 
 
@@ -333,5 +333,5 @@ async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable
     try:
         return await work_task
     except asyncio.CancelledError:
-        log.info("operator stopped")
+        log.info(None, "operator stopped")
         return True

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from plimsoll.core.errors import BackendUnavailable, PlimsollError
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 K = TypeVar("K", bound=Hashable)
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 MIN_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 60.0
 
 
-def _key_text(key: Hashable) -> str:
-    """The key as log fields name a service: NAMESPACE/NAME."""
-    return "/".join(key) if isinstance(key, tuple) else str(key)
+def _service(key: Hashable) -> tuple[str, str] | None:
+    """The key as that of a service; None for a queue of something else."""
+    return (key[0], key[1]) if isinstance(key, tuple) and len(key) == 2 else None
 
 
 class WorkQueue(Generic[K]):
@@ -100,11 +100,11 @@ class WorkQueue(Generic[K]):
                 await self._work(key)
         except PlimsollError as error:
             metrics.OPERATOR_RECONCILES.labels("retry").inc()
-            log.warning("reconcile failed; retrying", extra={"service": _key_text(key), "error": str(error)})
+            log.warning(_service(key), "reconcile failed; retrying", error=str(error))
             self._retry(key, error)
         except Exception as error:  # one failing object must not stop the others
             metrics.OPERATOR_RECONCILES.labels("unexpected").inc()
-            log.exception("unexpected error in reconcile; retrying", extra={"service": _key_text(key)})
+            log.exception(_service(key), "unexpected error in reconcile; retrying")
             self._retry(key, error)
         else:
             metrics.OPERATOR_RECONCILES.labels("done").inc()

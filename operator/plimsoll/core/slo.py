@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plimsoll.core.units import format_number
+
 
 class Deadlines(NamedTuple):
     """Of one request, seconds after its receipt: for its first and its last token; pace_s: for each token after its
@@ -64,7 +66,7 @@ class Slo:
 
     def percentile(self, name: str) -> str:
         """Which percentile the target of that name bounds: that of all gaps between tokens is the 99th."""
-        return "p99" if name == "itl" else f"p{100 * self.share:g}"
+        return "p99" if name == "itl" else f"p{format_number(100 * self.share)}"
 
     def deadlines(self, prompt_tokens: float) -> Deadlines:
         """Of a request with such a prompt, cached tokens included."""

@@ -8,9 +8,12 @@ Idea: the two grammars as two anchored regular expressions, exact arithmetic in 
 that parse(format(x)) == x. Every error is a ValueError that shows what was read and what is accepted.
 """
 
+import math
 import re
+import string
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"
 QUANTITY_PATTERN: Final = (
@@ -45,6 +48,11 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)", re.ASC
 _QUANTITY = re.compile(QUANTITY_PATTERN, re.ASCII)
 _QUANTITY_PARTS = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[A-Za-z]*)", re.ASCII)
 _PERCENT = re.compile(r"^([0-9]{1,2}|100)%$", re.ASCII)
+
+FIGURE_DIGITS: Final = 3  # significant digits of a figure in a message
+_MIN_FIGURE: Final = Decimal("1e-12")
+_MAX_FIGURE: Final = Decimal("1e15")
+_TIME_UNITS: Final = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9), ("ps", 1e12))
 
 
 def parse_duration(text: str) -> float:
@@ -123,3 +131,95 @@ def _format_plain(number: Decimal) -> str:
     """A Decimal without exponent and without trailing zeros."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+# ---------------------------------------------------------------- figures in messages
+
+
+def round_significant(value: float, digits: int) -> float:
+    """The finite number rounded to so many significant digits, for documents that programs read."""
+    return float(f"{value:.{digits}g}")
+
+
+def format_figure(value: float, digits: int = FIGURE_DIGITS) -> str:
+    """A number as people write it, to `digits` significant digits and without an exponent: 120, 9.1, 0.0031.
+
+    Numbers nearer to zero than 10^-12 read as 0. Those beyond 10^15 and those that are not finite are words.
+    """
+    text = f"{value:.{digits}g}"
+    if "e" not in text and "n" not in text:
+        return "0" if text == "-0" else text
+    if math.isnan(value):
+        return "not a number"
+    sign = "-" if value < 0 else ""
+    if math.isinf(value):
+        return f"{sign}infinite"
+    rounded = abs(Decimal(text))
+    if rounded < _MIN_FIGURE:
+        return "0"
+    if rounded > _MAX_FIGURE:
+        return "below -10^15" if sign else "over 10^15"
+    return sign + _format_plain(rounded)
+
+
+def format_number(value: float) -> str:
+    """A number from a spec, an option or a constant, to six significant digits.
+
+    A number that no one could mean (1e-300, inf) stays as it was given, so that its error message shows it.
+    """
+    is_readable = value == 0.0 or float(_MIN_FIGURE) <= abs(value) <= float(_MAX_FIGURE)
+    return format_figure(value, 6) if is_readable else str(value)
+
+
+def format_rate(per_s: float, digits: int = FIGURE_DIGITS) -> str:
+    """A rate of requests: `120 req/s`."""
+    return f"{format_figure(per_s, digits)} req/s"
+
+
+def format_seconds(seconds: float, digits: int = FIGURE_DIGITS) -> str:
+    """A measured or computed time as sentences write it: `95 s`, `2.7 s`, `350 ms`, `12 us`.
+
+    It is in whole seconds from 10 s on. Specs have `format_duration`.
+    """
+    if not math.isfinite(seconds):
+        return f"{format_figure(seconds)} s"
+    if abs(seconds) >= 10.0:
+        return f"{format_figure(round(seconds), 15)} s"
+    size = round_significant(abs(seconds), digits)
+    for unit, per_second in _TIME_UNITS:
+        if size * per_second >= 1.0:
+            return f"{format_figure(math.copysign(size, seconds) * per_second, digits)} {unit}"
+    return "0 s"
+
+
+def format_rounded_duration(seconds: float, digits: int = 2) -> str:
+    """A Go-style duration with few digits and one unit, for values that go into a spec or a table: 5.1ms, 1.2s, 95s.
+
+    Raises ValueError for a negative or infinite number of seconds.
+    """
+    if seconds < 1e-6:
+        return format_duration(0.0) if seconds >= 0.0 else format_duration(seconds)
+    rounded = round_significant(seconds, digits)
+    return format_duration(rounded) if rounded < 1.0 else f"{format_figure(rounded, 15)}s"
+
+
+MESSAGE_FORMATS: Final[dict[str, Callable[[float], str]]] = {
+    "figure": format_figure,
+    "rate": format_rate,
+    "seconds": format_seconds,
+}
+
+
+class _MessageFormatter(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        named = MESSAGE_FORMATS.get(format_spec)
+        text: str = named(value) if named is not None else super().format_field(value, format_spec)
+        return text
+
+
+_MESSAGE_FORMATTER: Final = _MessageFormatter()
+
+
+def format_message(template: str, values: Sequence[object]) -> str:
+    """Fill a template as `str.format` does; `{:figure}`, `{:rate}` and `{:seconds}` format with the functions above."""
+    return _MESSAGE_FORMATTER.vformat(template, values, {})

@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from plimsoll.core import units
 from plimsoll.core.types import Role
 from plimsoll.sim import screening
 from plimsoll.sim.errors import BadInput
@@ -201,7 +202,10 @@ def _best_affordable(text: str, points: Sequence[FrontierPoint], gpu_hours: floa
     best = best_at(points, gpu_hours)
     if best is None:
         min_gpu_hours = min(one.gpu_hours for one in points)
-        raise BadInput(f"--policy {text}: the cheapest follower that was run costs {min_gpu_hours:.4g} GPU-hours")
+        raise BadInput(
+            f"--policy {text}: the cheapest follower that was run costs "
+            f"{units.format_figure(min_gpu_hours, 4)} GPU-hours"
+        )
     return best
 
 

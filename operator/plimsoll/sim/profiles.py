@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from plimsoll.core.units import format_number
+
 PROFILE_FOLDER: Final = Path(__file__).parent / "profiles"
 
 
@@ -191,7 +193,7 @@ def _coefficients(document: Any) -> StepCoefficients:
 def _number(document: Mapping[str, Any], key: str, default: float | None, minimum: float = 0.0) -> float:
     value = document.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= sys.float_info.max:
-        raise ProfileError(f"{key} must be a number of at least {minimum:g}, not {value!r}")
+        raise ProfileError(f"{key} must be a number of at least {format_number(minimum)}, not {value!r}")
     return float(value)
 
 

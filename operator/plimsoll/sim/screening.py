@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.operator import TICK_S
 from plimsoll.sim.policies import clairvoyant
 from plimsoll.sim.policies.base import PolicyContext
@@ -108,7 +109,8 @@ def _follower_schedules(space: SearchSpace, role: Role, settings: Sequence[React
             rates[key] = [source.rate(now_s) for now_s in times]
         orders = ReplicaOrders(one.margin, one.standby, one.hold_s, context.bounds[role])
         orders_by_tick = [orders.replicas_for(rate, now_s) for rate, now_s in zip(rates[key], times, strict=True)]
-        options = f"margin={one.margin:g},spare={one.standby},hold={one.hold_s:g},window={one.window_s:g}"
+        options = f"margin={format_number(one.margin)},spare={one.standby},hold={format_number(one.hold_s)},"
+        options += f"window={format_number(one.window_s)}"
         schedules.append(Schedule(options + (",trend=1" if one.trend_s else ",trend=0"), np.array(orders_by_tick)))
     return schedules
 

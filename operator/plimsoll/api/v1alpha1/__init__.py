@@ -29,7 +29,6 @@ from plimsoll.api.v1alpha1.status import MAX_PAST_DECISIONS, ConditionStatus, Fo
 from plimsoll.api.v1alpha1.tier_status import (
     ColdStartsStatus,
     ColdStartStatus,
-    PhaseStatus,
     StartupStatus,
     StepTimeStatus,
     TiersStatus,
@@ -65,7 +64,6 @@ __all__ = [
     "LearnedState",
     "ModelSource",
     "ObjectMeta",
-    "PhaseStatus",
     "PodOverrides",
     "RateLimitSpec",
     "RatioBounds",

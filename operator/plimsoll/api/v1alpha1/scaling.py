@@ -16,6 +16,7 @@ from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
 from plimsoll.core import units
 from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit as ScalingRateLimit
 from plimsoll.core.demand.standby_value import MISS_COST
+from plimsoll.core.units import format_number
 
 MAX_SLO_MISS_COST: Final = 100_000
 MAX_SCHEDULE_ENTRIES: Final = 16
@@ -124,7 +125,7 @@ class ScalingOptions(ApiModel):
         default=None,
         description="Cost of a request that misses the SLO, in served requests (the newsvendor's underage cost). A "
         f"higher value keeps more standby replicas for level shifts in load: 0 to {MAX_SLO_MISS_COST}; 0 keeps none. "
-        f"Absent: {MISS_COST:g}.",
+        f"Absent: {format_number(MISS_COST)}.",
     )
     warm_replicas: int = Field(
         default=0,

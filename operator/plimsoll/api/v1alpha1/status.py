@@ -13,7 +13,7 @@ from plimsoll.api.v1alpha1.api_model import MapList
 from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
 from plimsoll.api.v1alpha1.tier_status import ColdStartsStatus, StatusModel, TiersStatus
 
-MAX_PAST_DECISIONS: Final = 5
+MAX_PAST_DECISIONS: Final = 2  # `kubectl plimsoll explain` has more
 
 
 class ConditionStatus(StatusModel):

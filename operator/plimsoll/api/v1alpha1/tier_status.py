@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, MapList
+from plimsoll.api.v1alpha1.api_model import ApiModel
 from plimsoll.api.v1alpha1.tiers import RoleName
 
 FormattedNumber = Annotated[str, Field(max_length=32)]  # a number with its unit; a CRD has no floats
@@ -45,12 +45,6 @@ class StartupStatus(StatusModel):
     p90: FormattedNumber | None = Field(default=None, description="90th percentile, such as 63s.")
 
 
-class PhaseStatus(StartupStatus):
-    """One start-up phase."""
-
-    name: str = Field(min_length=1, max_length=63, description="Name of the phase, such as pull or load.")
-
-
 class ColdStartStatus(StatusModel):
     """Start-up phases of one tier."""
 
@@ -59,8 +53,11 @@ class ColdStartStatus(StatusModel):
         max_length=1024,
         description="Configuration that the times were measured for: model, image, GPUs and node selection.",
     )
-    phases: Annotated[tuple[PhaseStatus, ...], Field(max_length=16, strict=False), MapList()] = Field(
-        default=(), description="Start-up phases in their order."
+    phases: str = Field(
+        default="",
+        max_length=1024,
+        description="Start-up phases in their order, each with its median and its 90th percentile, such as "
+        "pull 9s to 12s, load 20s to 31s.",
     )
 
 

@@ -7,21 +7,22 @@ cannot conflict with the rest of the Deployment, and another autoscaler can own 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.api import labels
-from plimsoll.api.events import Event, EventReason
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
+from plimsoll.api.message_text import join_within
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import decision_document, learned_state, pod_deletion_cost, scaling_status
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
 from plimsoll.controllers.isolation import ObjectErrors, Stage
@@ -45,12 +46,13 @@ from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, Metri
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import object_meta
 from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 RecordEvent = Callable[[Object, Event], Awaitable[None]]
 DecisionInput = tuple[ServiceState, ServiceSnapshot, ScalingSpec]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 REPORT_INTERVAL_SECONDS = 60.0  # interval at which the figures in the status are refreshed
 IDLE_INTERVAL_SECONDS = 4.0  # decision interval of an idle service; a request ends it at once
@@ -88,15 +90,21 @@ class ScaleChange:
     decision: TierDecision
 
     def event(self, deletion_note: str = "") -> Event:
-        """The Event of the change. deletion_note: which pods are deleted; may be empty."""
+        """The Event of the change. Clauses that do not fit are left out; `kubectl plimsoll explain` has all of them.
+
+        deletion_note: which pods are deleted; may be empty.
+        """
         after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
         reason = EventReason.SCALED_UP if after > self.replicas_before else EventReason.SCALED_DOWN
         if not (after and self.replicas_before):
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
-        note = deletion_note and f"; {deletion_note}"
+        first, *others = self.decision.brief_reasons
+        head = f"{self.tier} {self.replicas_before} -> {after}: {first}"
+        advice = ""
         if self.decision.override is not None:
-            note += f"; to keep a count, set spec.tiers.{self.tier}.minReplicas and maxReplicas, not the Deployment"
-        message = f"{self.tier} {self.replicas_before} -> {after}: {self.decision.summary}{note}"
+            advice = f"to keep a count, set spec.tiers.{self.tier}.minReplicas and maxReplicas, not the Deployment"
+        clauses = (advice, *others, deletion_note, self.decision.counterfactual or "")
+        message = join_within(MAX_EVENT_MESSAGE_CHARS, head, *clauses)
         return Event(reason, message, f"{self.tier}/{self.replicas_before}/{after}/{generation}")
 
 
@@ -120,6 +128,7 @@ class _ServiceEntry:
     report_made_s: float = -math.inf
     horizon_s: float | None = None  # from the spec at the last tick
     signal_health: SignalHealth = field(default_factory=SignalHealth)
+    limits: LimitTracker = field(default_factory=LimitTracker)
     arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
     variants: dict[str, tuple[Object, Variant]] = field(
         default_factory=dict
@@ -325,7 +334,7 @@ class Autoscaler:
         try:
             decide_all(inputs, now_s)
         except Exception:  # caused by one service, which the loop below isolates
-            log.exception("batch decision failed; deciding each service separately")
+            log.exception(None, "batch decision failed; deciding each service separately")
         else:
             return inputs
         decided = {}
@@ -341,7 +350,7 @@ class Autoscaler:
         try:
             yield
         except Exception as error:  # uncaught it would end the operator, also after each restart
-            log.exception("scaling decision failed; replica count frozen", extra={"service": "/".join(key)})
+            log.exception(key, "scaling decision failed; replica count frozen")
             self._errors.record(Stage.SCALING, key, _subject(key), error)
             entry = self._entries.get(key)
             if entry is not None:
@@ -487,7 +496,10 @@ class Autoscaler:
         gateways: tuple[str, ...],
         now_s: float,
     ) -> None:
-        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures."""
+        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
+
+        Admission limits are published in between, without new figures.
+        """
         entry = self._entries[key]
         self._gauges.export(key, entry.service_state, snapshot, spec)
         old_report = entry.report
@@ -497,20 +509,22 @@ class Autoscaler:
         )
         health = health._replace(prometheus_only_tiers=self._sources.prometheus_only_tiers(key))
         is_shedding = scaling_status.is_shedding(snapshot, old_report)
+        last_decision = entry.service_state.last_decision
+        limited = NOT_LIMITED if last_decision is None else entry.limits.update(last_decision.decision, now_s)
         entry.assess_transfer(snapshot.metrics.transfer_stats, now_s)
         slow_transfer = entry.slow_transfer_message
         if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:
             slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
-        is_unchanged = (
+        state_key = scaling_status.state_key(service, entry.service_state, snapshot, health, is_shedding, limited)
+        if (
             old_report is not None
-            and old_report.state_key
-            == scaling_status.state_key(service, entry.service_state, snapshot, health, is_shedding)
-            and old_report.published is published
-        )
-        is_unchanged = (
-            is_unchanged and old_report is not None and bool(old_report.slow_transfer_message) == bool(slow_transfer)
-        )
-        if is_unchanged and now_s - entry.report_made_s < REPORT_INTERVAL_SECONDS:
+            and old_report.state_key == state_key
+            and bool(old_report.slow_transfer_message) == bool(slow_transfer)
+            and now_s - entry.report_made_s < REPORT_INTERVAL_SECONDS
+        ):
+            if old_report.published is not published:
+                entry.report = replace(old_report, published=published)
+                self._on_report_changed(key)
             return
         has_unknown_sizing = any(isinstance(need, Unavailable) for need in entry.service_state.sizings.values())
         if (
@@ -523,7 +537,7 @@ class Autoscaler:
             return  # after a restart the old status is better than one without any signal
         previous = old_report or self._initial_report(entry, now_s)
         new_report = scaling_status.build_report(
-            service, entry.service_state, snapshot, spec, previous, published, slow_transfer, health, now_s
+            service, entry.service_state, snapshot, spec, previous, published, slow_transfer, health, limited, now_s
         )
         entry.report_made_s = now_s
         if new_report != old_report:
@@ -532,11 +546,7 @@ class Autoscaler:
 
     async def _scale(self, change: ScaleChange) -> None:
         """Set the replica count of a tier. A failure is logged; the next tick retries."""
-        deployment_meta = change.deployment["metadata"]
-
-        def log_fields(error: ClusterError) -> dict[str, str]:
-            service = "/".join(key_of(change.service_object))
-            return {"service": service, "deployment": deployment_meta["name"], "error": str(error)}
+        key, deployment_meta = key_of(change.service_object), change.deployment["metadata"]
 
         deletion_note = (
             await self._annotate_deletion_costs(change) if change.decision.replicas < change.replicas_before else ""
@@ -551,14 +561,16 @@ class Autoscaler:
         except NotFound:
             return
         except ClusterError as error:
-            log.warning("cannot set the Deployment's replicas; retrying at the next tick", extra=log_fields(error))
+            message = "cannot set the Deployment's replicas; retrying at the next tick"
+            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
             return
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
         metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:
             await self._record_event(change.service_object, change.event(deletion_note))
         except ClusterError as error:
-            log.warning("Deployment scaled, but its Event cannot be written", extra=log_fields(error))
+            message = "Deployment scaled, but its Event cannot be written"
+            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
 
     async def _annotate_deletion_costs(self, change: ScaleChange) -> str:
         """Annotate the pods to delete; returns the note for the Event. On failure Kubernetes selects the pods."""
@@ -573,10 +585,7 @@ class Autoscaler:
         try:
             await pod_deletion_cost.annotate(self._kube, self._cache, selection)
         except (ClusterError, TimeoutError) as error:
-            log.warning(
-                "cannot set pod-deletion-cost; Kubernetes selects the pods to delete",
-                extra={"service": service, "error": str(error)},
-            )
+            log.warning(key, "cannot set pod-deletion-cost; Kubernetes selects the pods to delete", error=str(error))
             return "Kubernetes selects the pods to delete, because pod-deletion-cost could not be set"
         return selection.summary
 

@@ -9,7 +9,6 @@ Kubernetes deletes it with the service. A checkpoint that cannot be read or writ
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -20,10 +19,11 @@ from plimsoll.api.v1alpha1 import MAX_STATE_CHARS
 from plimsoll.controllers.object_cache import Key, key_of
 from plimsoll.core.errors import Conflict, Forbidden, NotFound, ObjectRejected
 from plimsoll.resources import object_meta
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 
 class CheckpointStore:
@@ -39,7 +39,7 @@ class CheckpointStore:
             try:
                 items, _ = await self._kube.list(INFERENCESERVICECHECKPOINTS, namespace)
             except (NotFound, Forbidden) as error:
-                log.warning("cannot list the checkpoints; learned state starts anew", extra={"error": str(error)})
+                log.warning(None, "cannot list the checkpoints; learned state starts anew", error=str(error))
                 continue
             for item in items:
                 state, uid = item.get("state"), object_meta.owner_uid(item)
@@ -57,9 +57,8 @@ class CheckpointStore:
         if state is None or state == self.get(service_object):
             return
         key, meta = key_of(service_object), service_object["metadata"]
-        fields = {"service": "/".join(key)}
         if len(state) > MAX_STATE_CHARS:
-            log.warning("the learned state is too large to be stored", extra={**fields, "characters": len(state)})
+            log.warning(key, "the learned state is too large to be stored", characters=len(state))
             return
         checkpoint = {
             "apiVersion": labels.API_VERSION,
@@ -72,7 +71,7 @@ class CheckpointStore:
         try:
             await self._kube.apply(checkpoint, labels.FIELD_MANAGER)
         except (NotFound, Forbidden, Conflict, ObjectRejected) as error:
-            log.warning("cannot store the learned state; a restart loses it", extra={**fields, "error": str(error)})
+            log.warning(key, "cannot store the learned state; a restart loses it", error=str(error))
         self._stored[key] = meta["uid"], state
 
     def forget(self, key: Key) -> None:

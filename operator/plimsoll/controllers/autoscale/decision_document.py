@@ -16,6 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from plimsoll.core import units
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -178,7 +179,7 @@ def _capacity(capacity: TierCapacity | Unavailable) -> Object:
 def _infeasible(infeasible: Infeasible) -> Object:
     nearest = infeasible.nearest_slo
     targets = () if nearest is None else nearest.targets
-    targets_text = " and ".join(f"{name} {at_s * 1e3:.0f} ms" for name, at_s in targets if at_s is not None)
+    targets_text = " and ".join(f"{name} {units.format_seconds(at_s)}" for name, at_s in targets if at_s is not None)
     violated = f"{infeasible.constraint} violates it{infeasible.hint}"
     message = f"no replica count meets the SLO ({violated}), sized for {targets_text or 'none'}"
     feasible = (
@@ -245,5 +246,5 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(part) for part in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return units.round_significant(value, 6) if math.isfinite(value) else None
     return str(value) if isinstance(value, str) else value

@@ -9,7 +9,6 @@ samples taken in the meantime. A failure is logged once, and the query is not re
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,8 +19,9 @@ from plimsoll.core.demand.backfill import has_history, replay_history, with_hist
 from plimsoll.core.demand.demand_state import DemandState
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import MetricsHistory
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 HISTORY_SPAN_S: Final = 14 * 86400.0  # two weeks, as the weekly seasonality requires
 
@@ -50,7 +50,7 @@ class HistoryBackfill:
         next_key = next((key for key in self._pending if _is_ready(services[key])), None)
         if next_key is not None:
             self._pending.discard(next_key)
-            self._task = asyncio.create_task(backfill(self._history, "/".join(next_key), services[next_key], now_s))
+            self._task = asyncio.create_task(backfill(self._history, next_key, services[next_key], now_s))
 
 
 def _is_ready(service_state: ServiceState) -> bool:
@@ -60,7 +60,7 @@ def _is_ready(service_state: ServiceState) -> bool:
     )
 
 
-async def backfill(history: MetricsHistory, name: str, service_state: ServiceState, now_s: float) -> None:
+async def backfill(history: MetricsHistory, key: Key, service_state: ServiceState, now_s: float) -> None:
     """Backfill the forecasts of one service. A failure is logged and leaves them unchanged."""
     request_gpu_s = {
         role: tier.capacity.request_gpu_s
@@ -68,17 +68,17 @@ async def backfill(history: MetricsHistory, name: str, service_state: ServiceSta
         if isinstance(tier.capacity, TierCapacity)
     }
     try:
-        histories = await asyncio.to_thread(_replay_history, history, name, request_gpu_s, now_s)
+        histories = await asyncio.to_thread(_replay_history, history, "/".join(key), request_gpu_s, now_s)
     except BackendUnavailable as error:
-        log.warning("request history is not available", extra={"service": name, "error": str(error)})
+        log.warning(key, "request history is not available", error=str(error))
         return
     except Exception:  # the task is not awaited, so nothing else would report it
-        log.exception("request history cannot be replayed", extra={"service": name})
+        log.exception(key, "request history cannot be replayed")
         return
     for role, (minutes, past_state) in histories.items():
         tier = service_state.tiers[role]
         tier.forecast_state = with_history(tier.forecast_state, past_state)
-        log.info("request history loaded", extra={"service": name, "tier": role, "minutes": minutes})
+        log.info(key, "request history loaded", tier=role, minutes=minutes)
 
 
 def _replay_history(

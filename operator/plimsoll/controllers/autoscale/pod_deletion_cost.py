@@ -29,7 +29,7 @@ SCALE_DOWN_COST: Final = "-1"  # pods without the annotation cost 0
 ANNOTATE_TIMEOUT_SECONDS: Final = (
     2.0  # for all annotations together, so that a slow API server does not delay a scale-down
 )
-MAX_NAMED_PODS: Final = 4  # pods listed in the Event
+MAX_NAMED_PODS_CHARS: Final = 80  # of the pods named in the Event; the first is always named
 
 
 class ScaleDownSelection(NamedTuple):
@@ -46,12 +46,17 @@ class ScaleDownSelection(NamedTuple):
     @property
     def summary(self) -> str:
         """Text for the Event; empty if no pod is selected."""
-        named = [f"{pod['metadata']['name']} ({load.description})" for pod, load in self.least_loaded[:MAX_NAMED_PODS]]
-        if len(self.least_loaded) > MAX_NAMED_PODS:
-            named.append(f"{len(self.least_loaded) - MAX_NAMED_PODS} more")
-        if self.unready_count:
-            named.insert(0, f"{self.unready_count} not ready")
-        return f"least loaded pods deleted first: {', '.join(named)}" if self.least_loaded else ""
+        if not self.least_loaded:
+            return ""
+        named: list[str] = []
+        for pod, load in self.least_loaded:
+            text = f"{pod['metadata']['name']} ({load.description})"
+            if named and sum(map(len, named)) + len(text) > MAX_NAMED_PODS_CHARS:
+                break
+            named.append(text)
+        others = len(self.least_loaded) - len(named)
+        unready = [f"{self.unready_count} not ready"] if self.unready_count else []
+        return f"deleted first: {', '.join([*unready, *named, *([f'{others} more'] if others else [])])}"
 
 
 def select_pods(pods: Iterable[Object], replicas: int, load_of: Callable[[str], ReplicaLoad]) -> ScaleDownSelection:

@@ -11,7 +11,6 @@ read directly.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -20,8 +19,9 @@ from plimsoll.controllers.object_cache import Key
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
+from plimsoll.telemetry.service_log import ServiceLog
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 # Pause between an answer and the next query: with a scrape interval of 5 s a sample is at most 8 s old.
 QUERY_INTERVAL_S: Final = 3.0
@@ -83,10 +83,8 @@ class PrometheusFallback:
             readings = await asyncio.to_thread(self._metrics_store.engine_readings, namespace, pods)
         except BackendUnavailable as error:
             if self._is_available:  # one warning per outage
-                log.warning(
-                    "metrics store does not answer; unreachable engines stay unknown",
-                    extra={"namespace": namespace, "error": str(error)},
-                )
+                message = "metrics store does not answer; unreachable engines stay unknown"
+                log.warning(None, message, namespace=namespace, error=str(error))
             self._is_available = False
             return ()
         self._is_available = True

@@ -15,13 +15,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
+from plimsoll.api.v1alpha1 import MAX_PAST_DECISIONS, InferenceService
 from plimsoll.controllers.autoscale import learned_state, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
     HealthReport,
 )
+from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
@@ -45,12 +48,6 @@ _PROMETHEUS_ONLY: Final = (
     "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
     " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
 )
-_LIMIT_REASONS: Final = {
-    ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
-    ScalingLimit.RATE: ConditionReason.RATE_LIMITED,
-    ScalingLimit.BUDGET: ConditionReason.BUDGET_EXHAUSTED,
-    ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
-}
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,10 @@ def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
     return replace(old, state_key=(), conditions=(scaling_active, *others))
 
 
+def _condition_of(report: ScalingReport, kind: ConditionType) -> Condition | None:
+    return next((condition for condition in report.conditions if condition.type is kind), None)
+
+
 def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> bool:
     """Whether the service sheds load. It starts above SHEDDING_SHARE, and ends after a minute without a rejection."""
     share = snapshot.metrics.rejected_share
@@ -109,10 +110,12 @@ def state_key(
     snapshot: ServiceSnapshot,
     health: HealthReport,
     is_shedding_now: bool,
+    limited: Condition,
 ) -> tuple[object, ...]:
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
-    It includes the generation of the spec, because any field of it may appear in the report.
+    It includes the generation of the spec, because any field of it may appear in the report. limited: condition
+    ScalingLimited.
     """
     if service_state.last_decision is None:
         return ()
@@ -122,13 +125,14 @@ def state_key(
         health,
         is_shedding_now,
         _is_partial(snapshot),
+        (limited.reason, limited.bound),
         *(
             (
                 (
                     name,
                     tier_decision.replicas,
                     tier_decision.recommended,
-                    tier_decision.limits,
+                    ScalingLimit.INFEASIBLE in tier_decision.limits,
                     tier_decision.is_held,
                     bool(tier_decision.overdue),
                     tier_decision.replicas_set_by,
@@ -153,6 +157,7 @@ def build_report(
     published: AdmissionLimits | None,
     slow_transfer_message: str | None,
     health: HealthReport,
+    limited: Condition,
     now_s: float,
 ) -> ScalingReport:
     """The report at `now_s`. Figures of `previous` are kept where they moved little. Requires a decision."""
@@ -160,7 +165,7 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     timed_decisions = [*service_state.decisions] if is_sized else []
-    current_state = state_key(service, service_state, snapshot, health, is_shedding(snapshot, previous))
+    current_state = state_key(service, service_state, snapshot, health, is_shedding(snapshot, previous), limited)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
@@ -168,7 +173,7 @@ def build_report(
     return ScalingReport(
         state_key=current_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
-        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, tiers, slo)),
+        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
         slo=slo,
         cold_start={
@@ -176,7 +181,9 @@ def build_report(
         },
         limited_by=_limited_by(service_state, decision) if is_sized else None,
         last_decision=_decision_status(timed_decisions[-1]) if timed_decisions else None,
-        decisions=tuple(_decision_status(timed_decision) for timed_decision in reversed(timed_decisions[:-1])),
+        decisions=tuple(
+            _decision_status(timed_decision) for timed_decision in timed_decisions[-2 : -2 - MAX_PAST_DECISIONS : -1]
+        ),
         checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
         cost=_cost(service, service_state, snapshot),
@@ -196,6 +203,7 @@ def _conditions(
     health: HealthReport,
     tiers: Mapping[str, Object],
     slo_figures: Object,
+    limited: Condition,
 ) -> Iterable[Condition]:
     """The conditions. tiers, slo_figures: the figures of the status, which the messages quote."""
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
@@ -205,9 +213,9 @@ def _conditions(
         return
     yield _metrics_available(snapshot, health)
     yield _slo_feasible(service_state)
-    previous_slo_met = next((c for c in previous.conditions if c.type is ConditionType.SLO_MET), None)
+    previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
-    yield _scaling_limited(service_state.last_decision.decision)
+    yield limited
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})
     yield _admission_healthy(service_state, snapshot, previous, health, starting)
 
@@ -294,13 +302,12 @@ def _slo_feasible(service_state: ServiceState) -> Condition:
         nearest = sizing.infeasible.nearest_slo
         targets = () if nearest is None else nearest.targets
         targets_text = ", ".join(
-            f"slo.{name.lower()} {slo_status.format_duration(value)}" for name, value in targets if value is not None
+            f"slo.{name.lower()} {units.format_rounded_duration(value)}" for name, value in targets if value is not None
         )
         violation = f"{sizing.infeasible.constraint} violates it"
-        message = (
-            f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}{sizing.infeasible.hint}"
-        )
-        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message)
+        brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
+        message = f"{brief}{sizing.infeasible.hint}"
+        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
     if service_state.sizings and all(isinstance(sizing, SizingResult) for sizing in service_state.sizings.values()):
         return Condition(
             ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
@@ -320,8 +327,10 @@ def _admission_healthy(
     """Whether requests are admitted. starting: `status.tiers.*.starting` of the tier that serves clients."""
     is_shedding_now = is_shedding(snapshot, previous)
     if health.stale_gateways is not None:
+        problem = health.stale_gateways.split(". ")[0]
+        brief = f"{shorten(problem, MAX_QUOTE_CHARS)}; see condition AdmissionHealthy"
         return Condition(
-            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways
+            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways, brief
         )
     if not is_shedding_now:
         message = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
@@ -333,25 +342,12 @@ def _admission_healthy(
         capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
         replicas = f"{tier_snapshot.ready} ready {tier} {'replica' if tier_snapshot.ready == 1 else 'replicas'}"
         parts.append(
-            f"arrival rate {slo_status.format_figure(rate)} req/s, SLO capacity"
-            f" {slo_status.format_figure(capacity_per_s)} req/s with {replicas}"
+            f"arrival rate {units.format_rate(rate)}, SLO capacity {units.format_rate(capacity_per_s)} with {replicas}"
         )
     if starting:
         due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
         parts.append(f"{starting['count']} starting{due}")
     return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
-
-
-def _scaling_limited(decision: ScalingDecision) -> Condition:
-    for name, tier in decision.tiers.items():
-        for limit in tier.limits:
-            if limit in _LIMIT_REASONS:
-                step = "pending" if limit is ScalingLimit.UNSCHEDULABLE else "limits"  # its reason quotes the scheduler
-                message = f"{name}: {_step_reason(tier, step)}"
-                return Condition(ConditionType.SCALING_LIMITED, True, _LIMIT_REASONS[limit], message)
-    return Condition(
-        ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
-    )
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:
@@ -371,12 +367,14 @@ def _tier_status(
     if tier_state.startup_model.total.startups:
         startup = tier_state.startup_model.total
         result["startup"] = {
-            "p50": slo_status.format_duration(startup.quantile_s(0.5)),
-            "p90": slo_status.format_duration(startup.quantile_s(0.9)),
+            "p50": units.format_rounded_duration(startup.quantile_s(0.5)),
+            "p90": units.format_rounded_duration(startup.quantile_s(0.9)),
         }
     if isinstance(sizing, SizingResult):
         result["needed"] = sizing.replicas
-        result["capacityPerReplica"] = f"{slo_status.format_figure(sizing.replica_work / sizing.request_gpu_s)} req/s"
+        result["capacityPerReplica"] = units.format_rate(
+            sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS
+        )
         result["model"] = _step_time_status(tier_state, sizing, previous_status.get("model", {}))
         level = _demand_level(service_state, name)
         ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
@@ -427,7 +425,7 @@ def _stable_seconds(previous: Any, value: float) -> str:
     """Seconds with two significant digits; the previous text if it is within the tolerance."""
     if isinstance(previous, str) and abs(float(previous) - value) <= slo_status.REPORT_TOLERANCE * value:
         return previous
-    return slo_status.format_figure(value)
+    return units.format_figure(value, slo_status.STATUS_DIGITS)
 
 
 def _demand_level(service: ServiceState, name: str) -> float | None:
@@ -460,14 +458,11 @@ def _cold_start(tier_state: TierState) -> Object:
     variant = tier_state.startup_models.current.label
     return {
         **({"variant": variant[:MAX_VARIANT_CHARS]} if variant else {}),
-        "phases": [
-            {
-                "name": name,
-                "p50": slo_status.format_duration(quantiles.p50_s),
-                "p90": slo_status.format_duration(quantiles.p90_s),
-            }
+        "phases": ", ".join(
+            f"{name} {units.format_rounded_duration(quantiles.p50_s)} to "
+            f"{units.format_rounded_duration(quantiles.p90_s)}"
             for name, quantiles in tier_state.startup_model.quantiles
-        ],
+        ),
     }
 
 
@@ -485,9 +480,17 @@ def _decision_status(timed_decision: TimedDecision) -> Object:
     return {
         "time": _rfc3339(timed_decision.at_s),
         "tiers": {
-            name: {"from": tier.previous_replicas, "to": tier.recommended or 0, "why": tier.summary[:1024]}
+            name: {
+                "from": tier.previous_replicas,
+                "to": tier.recommended or 0,
+                "why": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
+            }
             for name, tier in timed_decision.decision.tiers.items()
             if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
         },
         **({"binding": timed_decision.decision.binding_tier} if timed_decision.decision.binding_tier else {}),
     }
+
+
+def _brief(tier: TierDecision) -> str:
+    return join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons)

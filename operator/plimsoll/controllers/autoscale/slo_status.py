@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
@@ -27,6 +26,7 @@ Object = dict[str, Any]
 RECOVERY_MARGIN: Final = 0.2  # hysteresis: share of the error budget that must be left before SLOMet recovers
 ITL_RECOVERY_MARGIN: Final = 0.1  # hysteresis as a share of the inter-token latency target
 REPORT_TOLERANCE: Final = 0.1  # a figure that has moved by a smaller share keeps its old text
+STATUS_DIGITS: Final = 2  # significant digits of a figure in the status; more would change at each report
 _SHARE_TOLERANCE: Final = 1e-9  # rounding error of a share
 
 
@@ -86,7 +86,7 @@ def _message(figures: Object, slo: Slo, class_slos: Sequence[Slo], attainment: S
             prefix = "at least " if name == "TPOT" and len({one.tpot_s for one in class_slos}) > 1 else ""
             parts.append(f"{name} {prefix}{share} within {_target_text(class_slos, name)}{figure}")
         elif name == "itl" and target_s is not None and figure:
-            parts.append(f"{name} target {format_duration(target_s)}{figure}")
+            parts.append(f"{name} target {units.format_seconds(target_s)}{figure}")
     message = f"{', '.join(parts)}; SLO {_percent(slo.share)}"
     if len(attainment.by_target) < 2 or isinstance(attainment.lower_bound, Unavailable):
         return message
@@ -98,7 +98,7 @@ def _target_text(class_slos: Sequence[Slo], name: str) -> str:
     """The target; where request classes differ, the range from the tightest to the loosest."""
     targets = {(dict(one.targets)[name], one.ttft_per_1k_tokens_s if name == "TTFT" else 0.0) for one in class_slos}
     texts = [
-        format_duration(target_s) + (f" + {format_duration(per_1k_s)} per 1k tokens" if per_1k_s else "")
+        units.format_seconds(target_s) + (f" + {units.format_seconds(per_1k_s)} per 1k tokens" if per_1k_s else "")
         for target_s, per_1k_s in sorted((target_s, per_1k_s) for target_s, per_1k_s in targets if target_s is not None)
     ]
     return " to ".join(dict.fromkeys((texts[0], texts[-1]))) + (" by class" if len(targets) > 1 else "")
@@ -139,7 +139,7 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
     if attainment.unmeasured_target is not None:
         result["unavailableReason"] = _target_unavailable(*attainment.unmeasured_target)
     if not isinstance(snapshot.metrics.rate_per_s, Unavailable):
-        result["offered"] = f"{format_figure(snapshot.metrics.rate_per_s)} req/s"
+        result["offered"] = units.format_rate(snapshot.metrics.rate_per_s, STATUS_DIGITS)
     return result
 
 
@@ -186,18 +186,4 @@ def _stable_duration(previous: Any, seconds: float) -> str:
     """A duration with two significant digits; the previous text if it is within the tolerance."""
     if isinstance(previous, str) and abs(units.parse_duration(previous) - seconds) <= REPORT_TOLERANCE * seconds:
         return previous
-    return format_duration(seconds)
-
-
-def format_figure(value: float) -> str:
-    """Two significant digits in plain notation: 120, 9.1, 0.0031; never 1.2e+02."""
-    return f"{Decimal(f'{value:.2g}'):f}"
-
-
-def format_duration(seconds: float) -> str:
-    """Two significant digits with a suitable unit: 5.1ms, 340ms, 1.2s, 95s."""
-    if seconds < 0.000001:
-        return "0s"
-    digits = 1 - math.floor(math.log10(seconds))
-    rounded = round(seconds, digits)
-    return units.format_duration(rounded) if rounded < 1.0 else f"{rounded:g}s"
+    return units.format_rounded_duration(seconds)

@@ -19,6 +19,7 @@ from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service, role_of
+from plimsoll.core.units import format_seconds
 from plimsoll.telemetry import metrics
 
 Object = dict[str, Any]
@@ -43,14 +44,14 @@ class DrainTimeout:
         """The DrainTimedOut Event."""
         if self.aborted_requests is None:
             message = (
-                f"{self.tier} pod {self.pod} was killed after its termination grace period of {self.drain_s:g} s, "
-                "before its drain ended; the number of aborted requests is unknown"
+                f"{self.tier} pod {self.pod} was killed after its termination grace period of "
+                f"{format_seconds(self.drain_s)}, before its drain ended; the number of aborted requests is unknown"
             )
         else:
             count_text = "1 request was" if self.aborted_requests == 1 else f"{self.aborted_requests} requests were"
             message = (
-                f"{count_text} aborted in {self.tier} pod {self.pod}, still running {self.drain_s:g} s after its stop; "
-                "raise spec.engine.drainTimeout for longer requests"
+                f"{count_text} aborted in {self.tier} pod {self.pod}, still running "
+                f"{format_seconds(self.drain_s)} after its stop; raise spec.engine.drainTimeout for longer requests"
             )
         return Event(EventReason.DRAIN_TIMED_OUT, message, self.uid)
 

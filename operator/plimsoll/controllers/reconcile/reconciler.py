@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -36,10 +35,11 @@ from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFou
 from plimsoll.core.routing.model_names import ownership_reason
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
+from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 
 def rfc3339_now() -> str:
@@ -215,7 +215,7 @@ class Reconciler:
         try:
             await self._write_status(raw, {**old, "conditions": stated})
         except Exception:
-            log.exception("cannot write the InternalError condition", extra={"service": "/".join(key)})
+            log.exception(key, "cannot write the InternalError condition")
 
     async def _write_status(self, raw: Object, new: Object) -> None:
         body = {
@@ -229,7 +229,7 @@ class Reconciler:
 
     async def record_event(self, service_object: Object, event: Event) -> None:
         """Write an Event. An existing one, or a namespace that is being deleted, is not an error."""
-        log.info(event.message, extra={"service": "/".join(key_of(service_object)), "reason": event.reason.value})
+        log.info(key_of(service_object), event.message, reason=event.reason.value)
         with contextlib.suppress(Conflict, Forbidden, NotFound):
             await self._kube.create(event.manifest(service_object, self._identity, rfc3339_now()))
 

@@ -7,11 +7,13 @@ names the next action.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from plimsoll.api import conditions
 from plimsoll.api.conditions import TIER_READY_TYPES, Condition, ConditionReason, ConditionType
-from plimsoll.api.events import Event, EventReason
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile import pod_diagnosis
@@ -92,7 +94,6 @@ class StatusInputs:
 def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     """Every condition that applies, most important first."""
     if inputs.spec_problems:
-        message = "; ".join(inputs.spec_problems)
         return (
             *_ready(inputs, ()),
             Condition(
@@ -101,7 +102,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
                 ConditionReason.INVALID_SPEC,
                 "waiting for a valid spec; condition Stalled lists the errors",
             ),
-            Condition(ConditionType.STALLED, True, ConditionReason.INVALID_SPEC, message),
+            _invalid_spec(ConditionType.STALLED, True, inputs.spec_problems),
             *_internal_error(inputs),
         )
     slow_transfer_message = inputs.scaling_report.slow_transfer_message if inputs.scaling_report else None
@@ -146,14 +147,18 @@ def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
 def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
     if inputs.routable_endpoints:
         return (
-            Condition(ConditionType.READY, True, ConditionReason.SERVING, f"clients reach the service at {inputs.url}"),
+            Condition(
+                ConditionType.READY,
+                True,
+                ConditionReason.SERVING,
+                f"clients reach the service at {inputs.url}",
+                f"clients reach the service at {_quote(inputs.url)}",
+            ),
         )
     if inputs.spec_problems:
-        return (Condition(ConditionType.READY, False, ConditionReason.INVALID_SPEC, "; ".join(inputs.spec_problems)),)
+        return (_invalid_spec(ConditionType.READY, False, inputs.spec_problems),)
     if inputs.rejection:
-        is_going = pod_diagnosis.NAMESPACE_TERMINATING in inputs.rejection
-        reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
-        return (Condition(ConditionType.READY, False, reason, inputs.rejection),)
+        return (_apply_rejected(ConditionType.READY, False, inputs.rejection),)
     if (
         inputs.routable_endpoints is not None
         and (asleep_condition := _scaled_to_zero(inputs, tier_conditions)) is not None
@@ -164,14 +169,20 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
         return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, problem),)
     blocking = _blocking_tier(tier_conditions)
     if blocking is not None:
-        return (Condition(ConditionType.READY, False, blocking.reason, blocking.message),)
+        return (replace(blocking, type=ConditionType.READY, holds=False),)
     if inputs.routable_endpoints is None:
         holds = None if inputs.gateway_replicas else False
         problem = "no gateway replica answers" if inputs.gateway_replicas else "no gateway replica exists"
+        brief = problem
         if inputs.gateways_error:
             problem = f"no gateway replica is usable: {inputs.gateways_error}"
+            brief = f"no gateway replica is usable: {shorten(inputs.gateways_error, MAX_QUOTE_CHARS // 2)}"
         advice = "check with: kubectl get pods -A -l app.kubernetes.io/component=gateway"
-        return (Condition(ConditionType.READY, holds, ConditionReason.NO_GATEWAY, f"{problem}; {advice}"),)
+        return (
+            Condition(
+                ConditionType.READY, holds, ConditionReason.NO_GATEWAY, f"{problem}; {advice}", f"{brief}; {advice}"
+            ),
+        )
     return (_unroutable(_client_ready(inputs)),)
 
 
@@ -237,7 +248,8 @@ def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -
     if problem is not None:
         reason = ConditionReason.ROLLING_OUT if holds else problem.reason
         advice = f"; spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops" if holds else ""
-        return Condition(kind, holds, reason, f"{count}: {problem.message}{advice}")
+        brief = join_within(MAX_EVENT_MESSAGE_CHARS, f"{tier.role} {count}: {_quote(problem.message)}", f"see {kind}")
+        return Condition(kind, holds, reason, f"{count}: {problem.message}{advice}", brief)
     if tier.deployment is not None and _updated_replicas(tier) < _replicas(tier) and ready:
         return Condition(
             kind, holds, ConditionReason.ROLLING_OUT, f"{count}, {_updated_replicas(tier)} at the new revision"
@@ -275,14 +287,34 @@ def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -
 
 def _stalled(inputs: StatusInputs) -> Condition:
     if inputs.rejection:
-        return Condition(ConditionType.STALLED, True, ConditionReason.APPLY_REJECTED, inputs.rejection)
+        return _apply_rejected(ConditionType.STALLED, True, inputs.rejection)
     return Condition(ConditionType.STALLED, False, ConditionReason.NOT_STALLED, "reconciliation is not blocked")
+
+
+def _invalid_spec(kind: ConditionType, holds: bool, problems: tuple[str, ...]) -> Condition:
+    others = f"; {len(problems) - 1} more in condition {kind}" if len(problems) > 1 else ""
+    brief = f"the spec is invalid: {_quote(problems[0])}{others}"
+    return Condition(kind, holds, ConditionReason.INVALID_SPEC, "; ".join(problems), brief)
+
+
+def _apply_rejected(kind: ConditionType, holds: bool, rejection: str) -> Condition:
+    brief = f"the API server rejected an object: {_quote(rejection)}"
+    is_going = kind is ConditionType.READY and pod_diagnosis.NAMESPACE_TERMINATING in rejection
+    reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
+    return Condition(kind, holds, reason, rejection, brief)
+
+
+def _quote(text: str) -> str:
+    return shorten(text, MAX_QUOTE_CHARS)
 
 
 def _name_accepted(inputs: StatusInputs) -> Condition:
     if inputs.name_owner is None:
         message = f"accepted model names: {', '.join(inputs.model_names)}{_passing(inputs)}"
-        return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message)
+        brief = (
+            f"clients reach the service by its model name {_quote(inputs.model_names[0])}" if inputs.model_names else ""
+        )
+        return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message, brief)
     meta = inputs.service_object["metadata"]
     long_name = f"{meta['namespace']}/{meta['name']}"
     owner, why = inputs.name_owner
@@ -291,7 +323,8 @@ def _name_accepted(inputs: StatusInputs) -> Condition:
         f" reach this service as {long_name}. Change spec.model.name to get a name of its own"
     )
     message += _passing(inputs)
-    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, ConditionReason.MODEL_NAME_TAKEN, message)
+    brief = f"service {_quote(owner)} owns this model name; change spec.model.name"
+    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, ConditionReason.MODEL_NAME_TAKEN, message, brief)
 
 
 def _passing(inputs: StatusInputs) -> str:
@@ -314,7 +347,8 @@ def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
             ),
         )
     message = f"spec.admission.fallback.name: {name} {problem}; requests meant for it are rejected"
-    return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message),)
+    brief = f"fallback {_quote(f'{name} {problem}')}; requests meant for it are rejected"
+    return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief),)
 
 
 def _replicas(tier: TierStatusInputs) -> int:
@@ -403,8 +437,10 @@ def changed_events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]
         previous = previous_by_type.get(condition.type.value, {})
         reason = _event_reason(condition, previous)
         if reason is not None:
-            since = "/".join((condition.type, str(previous.get("lastTransitionTime")), str(previous.get("reason"))))
-            result.append(Event(reason, condition.message, since))
+            since = "/".join(
+                (condition.type, str(previous.get("lastTransitionTime")), str(previous.get("reason")), condition.bound)
+            )
+            result.append(Event(reason, condition.event_message or condition.message, since))
     return result
 
 
@@ -428,7 +464,11 @@ _RECOVERED_REASON_EVENTS: dict[str | None, EventReason] = {
 
 
 def _event_reason(condition: Condition, previous: Object) -> EventReason | None:
-    if previous.get("status") == condition.status and previous.get("reason") == condition.reason.value:
+    if (
+        previous.get("status") == condition.status
+        and previous.get("reason") == condition.reason.value
+        and (not condition.bound or conditions.has_bound(str(previous.get("message")), condition.bound))
+    ):
         return None
     is_flipped = previous.get("status") != condition.status
     match condition.type:

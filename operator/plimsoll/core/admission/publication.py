@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from plimsoll.core import units
 from plimsoll.core.admission.controller import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import EngineCostModel
 
@@ -217,5 +218,5 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_to_json(part) for part in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return units.round_significant(value, 6) if math.isfinite(value) else None
     return value

@@ -84,6 +84,7 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
         previous_replicas=context.observation.replicas,
         recommended=recommended,
         limits=tuple(context.limits),
+        limit_notes=tuple(context.limit_notes),
         counterfactual=recommend.counterfactual(context, policy.slo) if changed else None,
         is_held=context.hold_reason is not None,
         overdue=context.overdue,

@@ -16,6 +16,7 @@ from plimsoll.core.autoscaling.observations import TierDemand
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, eta
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import format_number, format_seconds
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -39,11 +40,13 @@ def credit_pending(context: TierContext, now_s: float) -> None:
     context.overdue = tuple(overdue)
     parts = [f"{observation.ready} ready"]
     if etas:
-        parts.append(f"{len(etas)} starting, the next in {etas[0]:.0f} s, the last in {etas[-1]:.0f} s")
+        parts.append(
+            f"{len(etas)} starting, the next in {format_seconds(etas[0])}, the last in {format_seconds(etas[-1])}"
+        )
     if overdue:
         longest = max(overdue.values(), key=lambda one: one.elapsed_s)
-        parts.append(f"{len(overdue)} overdue by {longest.elapsed_s - longest.limit_s:.0f} s and not counted")
-        parts[-1] += f" (start-up limit {longest.limit_s:.0f} s)"
+        parts.append(f"{len(overdue)} overdue by {format_seconds(longest.elapsed_s - longest.limit_s)} and not counted")
+        parts[-1] += f" (start-up limit {format_seconds(longest.limit_s)})"
         replacements = (
             0 if context.hold_reason else min(len(overdue), max(0, context.scale_up_target - observation.ready))
         )
@@ -105,13 +108,13 @@ def _enforce_ratio(
 ) -> None:
     """Raise whichever tier falls short of the prefill:decode ratio, including a tier whose count is frozen."""
     min_ratio, max_ratio = ratio
-    for raised, other, factor, bound_words in (
-        (prefill, decode, min_ratio, ("at least", min_ratio)),
-        (decode, prefill, 1.0 / max_ratio, ("at most", max_ratio)),
+    for raised, other, factor, bound_text, bound in (
+        (prefill, decode, min_ratio, "at least", min_ratio),
+        (decode, prefill, 1.0 / max_ratio, "at most", max_ratio),
     ):
         for attribute in ("scale_up_target", "scale_down_target"):
             required = math.ceil(factor * getattr(other, attribute) - 1e-9)
             if required > getattr(raised, attribute):
                 setattr(raised, attribute, required)
-                notes[raised.name] = "{} {:g} prefill replicas per decode replica".format(*bound_words)
+                notes[raised.name] = f"{bound_text} {format_number(bound)} prefill replicas per decode replica"
         raised.scale_down_target = max(raised.scale_down_target, raised.scale_up_target)

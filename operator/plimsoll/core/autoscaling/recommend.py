@@ -34,18 +34,18 @@ from plimsoll.core.demand.idle_periods import IdlePeriod
 from plimsoll.core.demand.standby_value import CostBenefit
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import format_figure, format_number, format_seconds
 
 DEMAND_STALE_S: Final = 30.0  # an older sample does not show the current load
 
 STANDBY_RETENTION_MARGIN: Final = 1.25  # a standby replica is kept until its cost exceeds its value by this factor
 MAX_LEVEL_ERROR: Final = 0.055  # relative; above it (in the first minute or so) no standby replica is added
 _DEMAND_MESSAGE: Final = (
-    "forecast {:.3g} GPU-s/s of work within {:.0f} s: "
-    "level {:.3g}, trend {:.3g}, season {:.3g}, burst {:.3g}, uncertainty {:.3g}"
+    "forecast {:figure} GPU-s/s of work within {:seconds}: "
+    "level {:figure}, trend {:figure}, season {:figure}, burst {:figure}, uncertainty {:figure}"
 )
-_SIZING_MESSAGE: Final = (
-    "forecast {:.3g} req/s in {:.0f} s needs {} (SLO capacity {:.3g} req/s each{}, limited by {}{}){}"
-)
+_SIZING_MESSAGE: Final = "forecast {:rate} in {:seconds} needs {} (SLO capacity {:rate} each{}, limited by {}{}){}"
+_SIZING_BRIEF: Final = "forecast {0:rate} in {1:seconds} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
@@ -94,7 +94,7 @@ def _hold_reason(context: TierContext) -> str | None:
     if isinstance(sizing, Unavailable):
         return sizing.reason
     if demand.forecast.age_s > DEMAND_STALE_S:
-        return f"the last sample is {demand.forecast.age_s:.0f} s old"
+        return f"the last sample is {format_seconds(demand.forecast.age_s)} old"
     if not (math.isfinite(demand.forecast.work) and sizing.replica_work > 0.0):
         return "the forecast or the capacity is not a valid number"
     return None
@@ -168,18 +168,21 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
-    notes = _exception_notes(context, sizing)
+    notes, extra = _exception_notes(context, sizing), ""
     if standby > warm and context.standby_value is not None:
-        notes += f", plus {standby} standby ({_standby_note(context.standby_value)})"
+        extra = f", plus {standby} standby"
+        notes += f"{extra} ({_standby_note(context.standby_value)})"
     elif warm:
-        notes += f", plus {warm} warm"
+        extra = f", plus {warm} warm"
+        notes += extra
     if (
         retained := min(observation.replicas, context.scale_down_target)
         - max(context.scale_up_target, sizing.scale_down_replicas + warm)
     ) > 0:
         notes += f"; {retained} more kept as standby"
-    if note := apply_scale_to_zero(context, idle_period, policy.miss_cost):
-        notes += f"; {note}"
+    idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
+    if idle_note:
+        notes += f"; {idle_note}"
     capacity_per_s = sizing.replica_work / sizing.request_gpu_s
     headroom_note = f" less {sizing.headroom:.0%} headroom" if sizing.headroom else ""
     note = _measured_note(context, sizing.constraint, policy.slo)
@@ -192,8 +195,9 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         sizing.constraint,
         note,
         notes,
+        idle_note or extra,
     )
-    context.add_step("need", _SIZING_MESSAGE, *values)
+    context.add_step("need", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:
@@ -202,7 +206,7 @@ def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None
     target_s = None if slo is None else dict(slo.targets).get(constraint)
     if slo is None or target_s is None or value is None or not _is_known(value):
         return ""
-    return f": {slo.percentile(constraint)} {value * 1e3:.0f} ms now, target {target_s * 1e3:.0f} ms"
+    return f": {slo.percentile(constraint)} {format_seconds(value)} now, target {format_seconds(target_s)}"
 
 
 def _latency_signals(measured: LaggingSignals) -> dict[str, float | Unavailable]:
@@ -231,13 +235,13 @@ def _infeasible_note(sizing: SizingResult) -> str:
     assert sizing.infeasible is not None
     feasible = sizing.infeasible.nearest_slo
     targets = [] if feasible is None else feasible.targets
-    looser_targets = " and ".join(f"{name} {target * 1e3:.0f} ms" for name, target in targets if target is not None)
+    looser_targets = " and ".join(f"{name} {format_seconds(target)}" for name, target in targets if target is not None)
     cause = f"limited by {sizing.infeasible.constraint}{sizing.infeasible.hint}"
     return f"no number of replicas meets the SLO ({cause}), sized for {looser_targets or 'none'}"
 
 
 def _standby_note(value: CostBenefit) -> str:
-    return f"saves {value.saving_gpu_s:.3g} GPU-s, costs {value.cost_gpu_s:.3g} GPU-s"
+    return f"saves {format_figure(value.saving_gpu_s)} GPU-s, costs {format_figure(value.cost_gpu_s)} GPU-s"
 
 
 def counterfactual(context: TierContext, slo: Slo | None) -> str | None:
@@ -261,8 +265,8 @@ def counterfactual(context: TierContext, slo: Slo | None) -> str | None:
             return _attainment_note(current, sizing.attainment, sizing, slo)
         if math.isinf(sizing.tpot_s):
             return f"{current} could not carry the load"
-        share = f"p{100 * slo.share:g} " if slo is not None else ""
-        return f"{current} would give {share}TPOT {sizing.tpot_s * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms"
+        share = f"p{format_number(100 * slo.share)} " if slo is not None else ""
+        return f"{current} would give {share}TPOT {format_seconds(sizing.tpot_s)}, target {format_seconds(target_s)}"
     if 1 < sizing.replicas < current:
         return _attainment_note(sizing.replicas - 1, sizing.attainment_one_fewer, sizing, slo)
     return None
@@ -274,11 +278,11 @@ def _attainment_note(replicas: int, attainment: float, sizing: SizingResult, slo
     If the mean attainment is sufficient, it adds that single windows would miss the SLO.
     """
     note = f"{replicas} would meet the SLO for {attainment:.1%} of the requests" + (
-        "" if slo is None else f", target {100 * slo.share:g}%"
+        "" if slo is None else f", target {format_number(100 * slo.share)}%"
     )
     if slo is None or attainment < slo.share or sizing.headroom or sizing.capacity_correction > 1.0:
         return note
-    return f"{note}, but not {100 * slo.share:g}% in {WINDOW_CONFIDENCE:.0%} of all windows"
+    return f"{note}, but not {format_number(100 * slo.share)}% in {WINDOW_CONFIDENCE:.0%} of all windows"
 
 
 def track_readiness(context: TierContext, now_s: float) -> None:
@@ -329,8 +333,8 @@ def _pressure(context: TierContext, slo: Slo | None, other_pressure: float, now_
         pressures = [
             (
                 0.0,
-                f"{context.observation.ready} ready for {measurable_s + LATENCY_WINDOW_S:.0f} s, too short to "
-                "measure latency",
+                f"{context.observation.ready} ready for {format_seconds(measurable_s + LATENCY_WINDOW_S)}, "
+                "too short to measure latency",
             )
         ]
     if slo is not None:
@@ -341,14 +345,14 @@ def _pressure(context: TierContext, slo: Slo | None, other_pressure: float, now_
                 continue
             if measurable_s < (0.0 if is_tier_local else value):
                 continue
-            reason = f"{slo.percentile(name)} {name} {value * 1e3:.0f} ms, target {target_s * 1e3:.0f} ms"
+            reason = f"{slo.percentile(name)} {name} {format_seconds(value)}, target {format_seconds(target_s)}"
             pressures.append((value / target_s, reason))
     if _is_known(lagging.waiting):
         pressures.append((lagging.waiting / ready, f"{lagging.waiting:.0f} waiting requests for {ready} ready"))
     if _is_known(lagging.kv_used):
         pressures.append((lagging.kv_used / _KV_USED_LIMIT, f"KV cache {lagging.kv_used:.0%} full"))
     if _is_known(lagging.preemptions_per_s) and lagging.preemptions_per_s > 0.0 and measurable_s >= 0.0:
-        pressures.append((_PREEMPTION_PRESSURE, f"{lagging.preemptions_per_s:.2g} preemptions/s"))
+        pressures.append((_PREEMPTION_PRESSURE, f"{format_figure(lagging.preemptions_per_s)} preemptions/s"))
     return max(pressures)
 
 
@@ -370,13 +374,13 @@ def _integrate_tail(context: TierContext, elapsed_s: float) -> tuple[str, *tuple
     )
     if model_s is None or isinstance(measured_s, Unavailable) or not 0.0 < measured_s < math.inf:
         return ("no measured TPOT to compare with the model",)
-    message = "TPOT {:.0f} ms measured, {:.0f} ms by the model"
+    message = "TPOT {:seconds} measured, {:seconds} by the model"
     if not settled:
-        return f"{message}: ignored while replicas start or stop", measured_s * 1e3, model_s * 1e3
+        return f"{message}: ignored while replicas start or stop", measured_s, model_s
     context.set_state(
         "tpot_tail_scale", updated_tail_scale(context.state.tpot_tail_scale, measured_s, model_s, elapsed_s)
     )
-    return f"{message}: tail scale {{:.3g}}", measured_s * 1e3, model_s * 1e3, context.state.tpot_tail_scale
+    return f"{message}: tail scale {{:figure}}", measured_s, model_s, context.state.tpot_tail_scale
 
 
 def updated_tail_scale(tpot_tail_scale: float, measured_s: float, model_s: float, elapsed_s: float) -> float:

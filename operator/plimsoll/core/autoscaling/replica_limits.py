@@ -15,6 +15,7 @@ from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy
 from plimsoll.core.autoscaling.startup_time import extend_backoff
 from plimsoll.core.autoscaling.tier_context import TierContext
+from plimsoll.core.units import format_seconds
 
 
 def apply_limits(contexts: list[TierContext], gpus_granted: int | None, now_s: float) -> None:
@@ -31,7 +32,10 @@ def apply_limits(contexts: list[TierContext], gpus_granted: int | None, now_s: f
         _apply_gpu_budget(contexts, counts, gpus_granted, messages_by_tier)
     for context in contexts:
         if messages_by_tier[context.name]:
-            context.add_step("limits", "{}", "; ".join(messages_by_tier[context.name]), count=counts[context.name])
+            messages = messages_by_tier[context.name]
+            context.add_step(
+                "limits", "{0}", "; ".join(messages), messages[-1], count=counts[context.name], brief="{1}"
+            )
         else:
             context.add_step("limits", "within {} to {}", *context.bounds, count=counts[context.name])
 
@@ -45,8 +49,9 @@ def _apply_bounds(context: TierContext, count: int, messages: list[str]) -> int:
         messages.append(f"minReplicas is {minimum}{scheduled}")
         return minimum
     if count > maximum:
-        context.add_limit(ScalingLimit.MAX)
-        messages.append(f"{count} needed, maxReplicas is {maximum}{scheduled}")
+        bound, detail = f"maxReplicas is {maximum}{scheduled}", f"{count} needed"
+        context.add_limit(ScalingLimit.MAX, bound, detail)
+        messages.append(f"{detail}, {bound}")
         return maximum
     return count
 
@@ -67,14 +72,16 @@ def _apply_rate_limits(context: TierContext, count: int, now_s: float, messages:
     if up is not None and count > (
         maximum := max(current, min(_counts_since(history, now_s - up.per_s)) + up.replicas)
     ):
-        context.add_limit(ScalingLimit.RATE)
-        messages.append(f"{count} needed, scaleUp allows {up.replicas} more in {up.per_s:.0f} s")
+        bound, detail = f"scaleUp allows {up.replicas} more in {format_seconds(up.per_s)}", f"{count} needed"
+        context.add_limit(ScalingLimit.RATE, bound, detail)
+        messages.append(f"{detail}, {bound}")
         return maximum
     if down is not None and count < (
         minimum := min(current, max(_counts_since(history, now_s - down.per_s)) - down.replicas)
     ):
-        context.add_limit(ScalingLimit.RATE)
-        messages.append(f"{count} needed, scaleDown allows {down.replicas} fewer in {down.per_s:.0f} s")
+        bound, detail = f"scaleDown allows {down.replicas} fewer in {format_seconds(down.per_s)}", f"{count} needed"
+        context.add_limit(ScalingLimit.RATE, bound, detail)
+        messages.append(f"{detail}, {bound}")
         return minimum
     return count
 
@@ -88,17 +95,19 @@ def _counts_since(history: list[TimedReplicas], from_s: float) -> list[int]:
 def _apply_scheduling_backoff(context: TierContext, count: int, now_s: float, messages: list[str]) -> int:
     """While pods are unschedulable, order no more until the back-off ends."""
     current = context.observation.replicas
-    if not any(pod.unschedulable_reason is not None for pod in context.observation.starting):
+    unschedulable = [pod for pod in context.observation.starting if pod.unschedulable_reason is not None]
+    if not unschedulable:
         context.set_state("scheduling_backoff", NO_BACKOFF)
         return count
     previous = context.state.scheduling_backoff
     context.set_state("scheduling_backoff", extend_backoff(previous, now_s))
     is_new_attempt = previous.tries > 0 and context.state.scheduling_backoff != previous
-    context.add_limit(ScalingLimit.UNSCHEDULABLE)
+    detail = f"{len(unschedulable)} pending, {unschedulable[0].unschedulable_reason}"
+    context.add_limit(ScalingLimit.UNSCHEDULABLE, "pods are unschedulable", detail)
     if count <= current or is_new_attempt:
         return count
     left_s = context.state.scheduling_backoff.until_s - now_s
-    messages.append(f"{count} needed, but pods are unschedulable; next attempt in {left_s:.0f} s")
+    messages.append(f"{count} needed, but pods are unschedulable; next attempt in {format_seconds(left_s)}")
     return current
 
 
@@ -127,10 +136,10 @@ def _apply_gpu_budget(
             counts[name], used = counts[name] + restored, used + gpus[name] * restored
     for context in contexts:
         if counts[context.name] < requested[context.name]:
-            context.add_limit(ScalingLimit.BUDGET)
-            messages_by_tier[context.name].append(
-                f"{requested[context.name]} needed, the GPU budget grants {granted} GPUs to the service"
-            )
+            needed = f"{requested[context.name]} needed"
+            detail = f"{needed}, {granted} GPUs granted to the service"
+            context.add_limit(ScalingLimit.BUDGET, "the GPU budget is exhausted", detail)
+            messages_by_tier[context.name].append(f"{needed}, the GPU budget grants {granted} GPUs to the service")
 
 
 def apply_mode(context: TierContext, policy: ScalingPolicy) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from plimsoll.core import units
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.demand.idle_periods import IdlePeriod
@@ -51,7 +52,7 @@ def _wake_up(context: TierContext, idle_period: IdlePeriod | Unavailable) -> str
     backlog_gpu_s = context.observation.backlog_gpu_s
     if not isinstance(backlog_gpu_s, Unavailable) and backlog_gpu_s > 0.0:
         _at_least_one(context)
-        return f"{backlog_gpu_s:.3g} GPU-s of work are waiting and no replica runs: start 1"
+        return f"{units.format_figure(backlog_gpu_s)} GPU-s of work are waiting and no replica runs: start 1"
     if not isinstance(idle_period, Unavailable) and idle_period.active:
         _at_least_one(context)
         return "requests arrive and no replica runs: start 1"
@@ -66,9 +67,11 @@ def _compare_idle_cost(context: TierContext, idle_period: IdlePeriod, miss_cost:
     request_gpu_s = sizing.request_gpu_s if isinstance(sizing, SizingResult) else DEFAULT_REQUEST_GPU_S
     cold_start_cost_s = start_s + miss_cost * request_gpu_s * idle_period.burst_size
     wait = idle_period.optimal_wait(cold_start_cost_s)
+    idle_text = f"no request for {units.format_seconds(idle_period.idle_s)}"
     explanation = (
-        f"no request for {idle_period.idle_s:.0f} s; {idle_period.arrival_probability(start_s):.0%} chance of one "
-        f"within {start_s:.0f} s, which would cost {cold_start_cost_s:.3g} GPU-s without a replica"
+        f"{idle_text}; {idle_period.arrival_probability(start_s):.0%} chance of one within "
+        f"{units.format_seconds(start_s)}, which would cost {units.format_figure(cold_start_cost_s)} GPU-s "
+        "without a replica"
     )
     if idle_period.idle_s < start_s or wait.net_saving_s(cold_start_cost_s) > 0.0:
         _at_least_one(context)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.units import format_message
 
 STABILIZE_STEP: Final = "direction"  # the step that applies the stabilization window
 
@@ -27,16 +28,35 @@ class DecisionStep(NamedTuple):
     """One step of a decision: its name, the replica count after it, and its reason as a format and values.
 
     The reason is formatted only when it is read, because most decisions change nothing and nobody reads them.
+    brief: format of the short reason, which Events and the status show, with the same values; empty: the reason is
+    short.
     """
 
     name: str
     replicas: int
     message: str
     values: tuple[object, ...] = ()
+    brief: str = ""
 
     @property
     def reason(self) -> str:
-        return self.message.format(*self.values)
+        return format_message(self.message, self.values)
+
+    @property
+    def brief_reason(self) -> str:
+        return format_message(self.brief or self.message, self.values)
+
+
+class LimitNote(NamedTuple):
+    """A limit that applies to a tier.
+
+    bound: the limit without figures that follow the load, such as `maxReplicas is 9`. detail: those figures, such as
+    `12 needed`; may be empty.
+    """
+
+    limit: ScalingLimit
+    bound: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +64,8 @@ class TierDecision:
     """Desired replica count of a tier, and the steps of its decision.
 
     previous_replicas: count ordered before, None if it was not observed. recommended: the count that mode Auto would
-    set, None if nothing was observed. limits: limits that reduced or raised the count. counterfactual: expected latency
+    set, None if nothing was observed. limits: limits that reduced or raised the count. limit_notes: those
+    that withhold replicas. counterfactual: expected latency
     or attainment without the change, as a sentence. is_held: the demand is unknown, so the count is frozen. overdue:
     names of pods beyond the start-up limit, which do not count as expected capacity. etas_s: expected times until the
     starting pods are ready, seconds, ascending. replicas_set_by: who else ordered `previous_replicas`,
@@ -56,6 +77,7 @@ class TierDecision:
     previous_replicas: int | None = None
     recommended: int | None = None
     limits: tuple[ScalingLimit, ...] = ()
+    limit_notes: tuple[LimitNote, ...] = ()
     counterfactual: str | None = None
     is_held: bool = False
     overdue: tuple[str, ...] = ()
@@ -78,7 +100,18 @@ class TierDecision:
         It begins with who else ordered the count before. A scale-down always includes the reason of the stabilization
         step.
         """
-        count, reasons = self.previous_replicas, []
+        reasons = [step.reason for step in self._deciding_steps() or self.steps[-1:]]
+        return "; ".join(part for part in (self.override, *reasons, self.counterfactual) if part is not None)
+
+    @property
+    def brief_reasons(self) -> tuple[str, ...]:
+        """The short reasons of the same steps, after who else ordered the count before. Never empty."""
+        reasons = [step.brief_reason for step in self._deciding_steps()] or [f"{self.replicas} decided before"]
+        return tuple(reasons if self.override is None else (self.override, *reasons))
+
+    def _deciding_steps(self) -> list[DecisionStep]:
+        """The steps that changed the count; at a scale-down also the stabilization step."""
+        count, found = self.previous_replicas, []
         for step in self.steps:
             scales_down = (
                 step.name == STABILIZE_STEP
@@ -86,10 +119,9 @@ class TierDecision:
                 and step.replicas < self.previous_replicas
             )
             if step.replicas != count or scales_down:
-                reasons.append(step.reason)
+                found.append(step)
             count = step.replicas
-        parts = [self.override, *(reasons or [self.steps[-1].reason]), self.counterfactual]
-        return "; ".join(part for part in parts if part is not None)
+        return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from plimsoll.core import histogram
+from plimsoll.core import histogram, units
 from plimsoll.core.autoscaling import retry_backlog
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_cache import DecisionCache
@@ -493,7 +493,7 @@ def plausible_rate(metrics: ServiceMetrics) -> float | Unavailable:
     rate = metrics.rate_per_s
     if isinstance(rate, Unavailable) or rate <= MAX_RATE_PER_S:
         return rate
-    return Unavailable(f"arrival rate {rate:.3g} req/s is implausible")
+    return Unavailable(f"arrival rate {units.format_rate(rate)} is implausible")
 
 
 def metrics_coverage(metrics: ServiceMetrics, tier_metrics: TierMetrics, ready: int) -> float:

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from plimsoll.core import units
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.capacity.queueing import Floats
 from plimsoll.core.capacity.sizing import Infeasible, find_infeasibility, is_feasible, size_tiers
@@ -203,7 +204,7 @@ def size_batch(requests: Sequence[SizingRequest]) -> list[SizingResult | Unavail
     results: list[SizingResult | Unavailable] = []
     for i, request in enumerate(requests):
         if rate[i] != requested_rate[i] or not math.isfinite(scale_down_counts[i]):
-            results.append(Unavailable(f"forecast rate {requested_rate[i]:.3g} req/s is implausible"))
+            results.append(Unavailable(f"forecast rate {units.format_rate(requested_rate[i])} is implausible"))
             continue
         results.append(
             SizingResult(

@@ -24,6 +24,7 @@ from plimsoll.core.histogram import total_count
 from plimsoll.core.ports import BucketCounts
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
+from plimsoll.core.units import format_seconds
 
 _NO_RESPONSES: Final = Unavailable("no response of the last minute counts for the target")
 _NO_GATEWAY_METRICS: Final = Unavailable("no gateway reports it")
@@ -157,7 +158,8 @@ def _share_slower_than(metrics: ServiceMetrics, target_s: float) -> float | Unav
         return 0.0 if tier_metrics.completed > 0.0 else _NO_RESPONSES
     if tpot_histogram.counts[-1] > 0.0 and not _is_resolvable(tpot_histogram, target_s):
         return Unavailable(
-            f"TPOT values and the target exceed the engines' last histogram bucket, {tpot_histogram.edges[-2:][0]:g} s"
+            f"TPOT values and the target exceed the engines' last histogram bucket, "
+            f"{format_seconds(tpot_histogram.edges[-2:][0])}"
         )
     return (1.0 - within) * with_tpot / max(with_tpot, tier_metrics.completed)
 

@@ -26,28 +26,30 @@ from plimsoll.core.autoscaling.scaling_decision import STABILIZE_STEP
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.demand.standby_value import GrowthDistribution
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import format_seconds
 
 
 def stabilize(contexts: list[TierContext], miss_cost: float, now_s: float) -> None:
     """Step 6 for all tiers; they reach zero together. miss_cost: as in the policy."""
     counts = [_stabilized_count(context, miss_cost, now_s) for context in contexts]
-    any_stays = any(count for count, _ in counts)
-    for context, (count, reason) in zip(contexts, counts, strict=True):
+    any_stays = any(count for count, _, _ in counts)
+    for context, (count, reason, explanation) in zip(contexts, counts, strict=True):
         if any_stays and count == 0:
-            count, reason = 1, "the last replica stays until both tiers can scale to zero"
-        context.add_step(STABILIZE_STEP, "{}", reason, count=count)
+            count, reason, explanation = 1, "the last replica stays until both tiers can scale to zero", ""
+        context.add_step(STABILIZE_STEP, "{}{}", reason, explanation, count=count, brief="{}")
 
 
-def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> tuple[int, str]:
+def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> tuple[int, str, str]:
+    """Return the count, the reason, and its explanation as a suffix."""
     current = context.observation.replicas
     _update_regret(context, now_s)
     if context.scale_up_target >= current or (context.hold_reason is not None and not context.scaled_to_zero):
         context.set_state("downscale_candidates", ())
-        return context.scale_up_target, "scale up at once" if context.scale_up_target > current else "no change"
+        return context.scale_up_target, "scale up at once" if context.scale_up_target > current else "no change", ""
     candidates = downscale_candidates(context.state.downscale_candidates, current, context.scale_down_target, now_s)
     context.set_state("downscale_candidates", candidates)
     if not candidates:
-        return current, "no change"
+        return current, "no change", ""
     # The candidates stay in the state even after a scale-down, because a limit may still prevent it. A larger count has
     # been sufficient for longer and has a shorter window, so the predicate is monotone.
     counts = range(candidates[-1].replicas, current)
@@ -60,15 +62,16 @@ def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> t
         hold_s = _tier_hold_s(context, miss_cost, current - 1)
         remaining_s = hold_s - sufficient_for_s(candidates, current - 1, now_s)
         reason = (
-            f"{current - 1} would be enough; scale down in {remaining_s:.0f} s, stabilization window {hold_s:.0f} s"
+            f"{current - 1} would be enough; scale down in {format_seconds(remaining_s)}, "
+            f"stabilization window {format_seconds(hold_s)}"
         )
-        return current, reason + _hold_explanation(context, miss_cost, current - 1)
+        return current, reason, _hold_explanation(context, miss_cost, current - 1)
     target = counts[index]
     if target == 0 and context.scaled_to_zero:
-        return 0, "at once, because the service has been idle for long enough"
+        return 0, "at once, because the service has been idle for long enough", ""
     sufficient_s, hold_s = sufficient_for_s(candidates, target, now_s), _tier_hold_s(context, miss_cost, target)
-    reason = f"{target} enough for {sufficient_s:.0f} s, stabilization window {hold_s:.0f} s"
-    return target, reason + _hold_explanation(context, miss_cost, target)
+    reason = f"{target} enough for {format_seconds(sufficient_s)}, stabilization window {format_seconds(hold_s)}"
+    return target, reason, _hold_explanation(context, miss_cost, target)
 
 
 def _update_regret(context: TierContext, now_s: float) -> None:
@@ -96,16 +99,18 @@ def _hold_explanation(context: TierContext, miss_cost: float, replicas: int) -> 
         downscale_regret.return_probability(regret, prior),
         miss_cost * sizing.replica_work * downscale_regret.observed_return_share(regret),
     )
-    explanation = f": start-up {start_s:.0f} s, {return_probability:.0%} chance that the load returns within it"
+    explanation = (
+        f": start-up {format_seconds(start_s)}, {return_probability:.0%} chance that the load returns within it"
+    )
     if miss_cost_ratio:
-        explanation += f", SLO misses then worth {start_s * miss_cost_ratio:.0f} s"
+        explanation += f", SLO misses then worth {format_seconds(start_s * miss_cost_ratio)}"
     if return_probability + miss_cost_ratio > downscale_regret.REGRET_STARTUPS:
         explanation += f"; at most {downscale_regret.REGRET_STARTUPS:.0f} start-ups"
     if replicas and return_probability > prior:
         within_s = downscale_regret.REGRET_STARTUPS * context.observation.horizon_s
         explanation += (
             f" ({regret.needed_again:.0f} of {regret.trials:.0f} idle replicas were needed again within "
-            f"{within_s:.0f} s)"
+            f"{format_seconds(within_s)})"
         )
     return explanation
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
+from plimsoll.core import units
+
 VERSION: Final = 1
 MAX_PHASES: Final = 12  # per model; further phases count in the total only
 
@@ -300,7 +302,7 @@ def from_dict(stored: Mapping[str, Any]) -> StartupModel:
 
 
 def _rounded(phase: PhaseEstimate) -> list[float]:
-    return [float(f"{number:.6g}") for number in phase]
+    return [units.round_significant(number, 6) for number in phase]
 
 
 def _parse_phase(stored: Any) -> PhaseEstimate:

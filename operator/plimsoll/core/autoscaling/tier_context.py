@@ -7,7 +7,7 @@ from typing import Any
 
 from plimsoll.core.autoscaling.decision_state import TierDecisionState
 from plimsoll.core.autoscaling.observations import TierObservation
-from plimsoll.core.autoscaling.scaling_decision import DecisionStep, ScalingLimit
+from plimsoll.core.autoscaling.scaling_decision import DecisionStep, LimitNote, ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import TierPolicy
 from plimsoll.core.demand.standby_value import CostBenefit
 
@@ -39,6 +39,7 @@ class TierContext:
     overdue: tuple[str, ...] = ()
     etas_s: tuple[float, ...] = ()
     limits: list[ScalingLimit] = field(default_factory=list)
+    limit_notes: list[LimitNote] = field(default_factory=list)
     steps: list[DecisionStep] = field(default_factory=list)
 
     @property
@@ -46,19 +47,22 @@ class TierContext:
         """Count without stabilization and limits."""
         return max(self.scale_up_target, min(self.observation.replicas, self.scale_down_target))
 
-    def add_step(self, name: str, message: str, *values: object, count: int | None = None) -> None:
-        """Record a step. Pass external text as a value, because `message` is a format.
+    def add_step(self, name: str, message: str, *values: object, count: int | None = None, brief: str = "") -> None:
+        """Record a step. Pass external text as a value, because `message` and `brief` are formats.
 
-        count: replica count after the step; None for the current target.
+        count: replica count after the step; None for the current target. brief: as in `DecisionStep`.
         """
         self.count = self.target if count is None else count
-        self.steps.append(DecisionStep(name, self.count, message, values))
+        self.steps.append(DecisionStep(name, self.count, message, values, brief))
 
     def set_state(self, name: str, value: Any) -> None:
         """Set a field of the state for the next decision, without a copy if it is unchanged."""
         if getattr(self.state, name) != value:
             self.state = self.state._replace(**{name: value})
 
-    def add_limit(self, limit: ScalingLimit) -> None:
+    def add_limit(self, limit: ScalingLimit, bound: str = "", detail: str = "") -> None:
+        """Record a limit that applies. bound, detail: as in `LimitNote`; no bound: it does not withhold replicas."""
         if limit not in self.limits:
             self.limits.append(limit)
+        if bound:
+            self.limit_notes.append(LimitNote(limit, bound, detail))

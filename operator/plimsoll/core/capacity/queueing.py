@@ -20,6 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plimsoll.core.units import format_number
+
 Floats = NDArray[np.float64]
 
 _LEGENDRE_NODES, _LEGENDRE_WEIGHTS = np.polynomial.legendre.leggauss(72)
@@ -38,7 +40,9 @@ def validate_number(name: str, value: ArrayLike, *, least: float = 0.0, above: b
     numbers = np.asarray(value, dtype=np.float64)
     low = numbers <= least if above else numbers < least
     if np.any(low) or not np.all(np.isfinite(numbers)):
-        raise ValueError(f"{name} must be finite and {'above' if above else 'at least'} {least:g}, not {value!r}")
+        raise ValueError(
+            f"{name} must be finite and {'above' if above else 'at least'} {format_number(least)}, not {value!r}"
+        )
     return numbers
 
 

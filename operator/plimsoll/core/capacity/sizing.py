@@ -36,6 +36,7 @@ from plimsoll.core.capacity.tier_model import (
 from plimsoll.core.engine_model.inter_token import ITL_SHARE, LIGHT_LOAD, itl_quantile_s
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 
 MAX_SIZED_REPLICAS: Final = 100_000  # no larger fleet is returned
 _NEGLIGIBLE_RATE_PER_S: Final = 1e-6  # requests/s that one replica carries wherever the SLO is feasible
@@ -150,7 +151,9 @@ def size_tiers(
     """
     rate = np.broadcast_to(validate_number("rate_per_s", rate_per_s), profile.share.shape)
     if np.any(rate > MAX_RATE_PER_S):
-        raise ValueError(f"rate_per_s must be at most {MAX_RATE_PER_S:g}: more is no load but a wrong estimate")
+        raise ValueError(
+            f"rate_per_s must be at most {format_number(MAX_RATE_PER_S)}: more is no load but a wrong estimate"
+        )
     headroom_share = validate_number("headroom", headroom)
     if np.any(headroom_share >= 1):
         raise ValueError(f"headroom must be below 1, not {headroom!r}")

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import format_seconds
 from plimsoll.core.workload import Workload
 
 TRANSFER_MEMORY_S: Final = 600.0  # time constant of the transfer sums
@@ -127,8 +128,8 @@ def assess(stats: TransferStats, recompute_s: float, paid_before: bool = True) -
     posting_s = stats.post_s / stats.tokens
     transfer_s = posting_s + transit
     pays = transfer_s <= recompute_s * (HYSTERESIS_RATIO if paid_before else 1.0 / HYSTERESIS_RATIO)
-    figures = f"moving a prompt token takes {_format_micros(transfer_s)} ({_format_micros(posting_s)} of it posting)"
-    message = f"{figures}, computing it at the decode tier {_format_micros(recompute_s)}"
+    figures = f"moving a prompt token takes {format_seconds(transfer_s)} ({format_seconds(posting_s)} of it posting)"
+    message = f"{figures}, computing it at the decode tier {format_seconds(recompute_s)}"
     remedy = "" if pays else f": {BLOCK_SIZE_REMEDY if posting_s > recompute_s else RDMA_REMEDY}"
     return TransferAssessment(pays, transfer_s, recompute_s, message + remedy)
 
@@ -143,7 +144,3 @@ def recompute_s_per_token(model: StepModel, workload: Workload, token_budget: in
         return Unavailable("no prompt token is computed")
     seconds = model.prefill_s(workload.uncached_tokens, workload.cached_tokens, token_budget)
     return workload.mean(seconds) / tokens
-
-
-def _format_micros(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us"

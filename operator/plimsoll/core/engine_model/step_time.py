@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from plimsoll.core.units import format_number
 from plimsoll.core.workload import FloatArray, Workload
 
 _STRATA_MIDPOINTS: Final = (np.arange(24) + 0.5) / 24  # of strata of output lengths
@@ -50,7 +51,7 @@ class StepModel:
             value = getattr(self, field.name)
             least = -self.base_s if field.name == "any_prefill_s" else 0.0
             if not (math.isfinite(value) and value >= least):
-                raise ValueError(f"{field.name} must be finite and at least {least:g}, not {value}")
+                raise ValueError(f"{field.name} must be finite and at least {format_number(least)}, not {value}")
         if self.base_s == 0:
             raise ValueError("base_s must be above 0: no step is free")
 

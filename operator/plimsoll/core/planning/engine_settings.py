@@ -25,6 +25,7 @@ from plimsoll.core.capacity.tier_model import TierSpec, build_profile, kv_sequen
 from plimsoll.core.engine_model.step_time import StepModel, prefill_pairs
 from plimsoll.core.planning.expected_latency import tier_work
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.engines import vllm
 
 GRAPH_SIZE_STEP: Final = 16
@@ -188,7 +189,10 @@ def advise_speculation(
         max_batch -= 1
     if max_batch == 0:
         return Speculation(
-            False, 0, gain, f"{accepted_tokens:g} tokens a step do not make up for drafting at any batch"
+            False,
+            0,
+            gain,
+            f"{format_number(accepted_tokens)} tokens a step do not make up for drafting at any batch",
         )
     if batch <= max_batch:
         return Speculation(

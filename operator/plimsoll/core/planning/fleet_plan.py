@@ -49,6 +49,7 @@ from plimsoll.core.planning.expected_latency import (
 from plimsoll.core.planning.machine_model import Machine
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
+from plimsoll.core.units import format_number, format_seconds
 from plimsoll.core.workload import Workload, from_samples
 
 CURVE_POINTS = 61
@@ -82,7 +83,7 @@ class PlanRequest:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and above 0, not {getattr(self, name)}")
         if self.rate_per_s > MAX_RATE_PER_S:
-            raise ValueError(f"rate_per_s must be at most {MAX_RATE_PER_S:g}, not {self.rate_per_s}")
+            raise ValueError(f"rate_per_s must be at most {format_number(MAX_RATE_PER_S)}, not {self.rate_per_s}")
         if not 0 <= self.arrival_cv2 < float("inf"):
             raise ValueError(f"arrival_cv2 must be finite and at least 0, not {self.arrival_cv2}")
         if not 0 <= self.headroom < 1:
@@ -239,9 +240,10 @@ def _best_aggregated(request: PlanRequest) -> tuple[Arrangement | InfeasibleArra
             )
     if arrangements:
         return _cheapest(arrangements), ""
+    assert request.itl_limit_s is not None  # without a limit, each budget has an arrangement
     return None, (
         f"a step of {request.machines[0][0].limits.token_budget} prompt tokens, the smallest budget considered, "
-        f"takes longer than the ITL limit of {request.itl_limit_s:g} s"
+        f"takes longer than the ITL limit of {format_seconds(request.itl_limit_s)}"
     )
 
 
@@ -290,9 +292,11 @@ def _best_disaggregated(request: PlanRequest) -> tuple[Arrangement | InfeasibleA
                 size_arrangement(tiers, (prefill, decode), request.rate_per_s, request.headroom, request.too_long_share)
             )
     if not arrangements:
+        assert request.itl_limit_s is not None  # without a limit, each pair has an arrangement
         return (
             None,
-            f"a decode engine's step at its full batch takes longer than the ITL limit of {request.itl_limit_s:g} s",
+            "a decode engine's step at its full batch takes longer than the ITL limit of "
+            f"{format_seconds(request.itl_limit_s)}",
         )
     return _cheapest(arrangements), ""
 
@@ -373,7 +377,7 @@ def _choice_reasons(
         stall_s = work.workload.mean(work.stall_s)
         reasons.append(
             f"an aggregated engine stops decoding for {stall_s * 1e3:.1f} ms at each prompt, "
-            f"much of its {constraint} of {target_s * 1e3:g} ms; a decode engine only posts reads"
+            f"much of its {constraint} of {format_seconds(target_s)}; a decode engine only posts reads"
         )
     return tuple(reasons)
 
@@ -403,6 +407,6 @@ def _too_long_reason(request: PlanRequest) -> str:
     percentile_hint = f", --percentile {max_percentile} or less may" if max_percentile else ""
     return (
         f"{request.too_long_share:.1%} of the requests, prompt and answer together, are longer than the engine's "
-        f"max_model_len of {request.max_model_len:g} tokens, and {1 - request.slo.share:.0%} may miss: no "
+        f"max_model_len of {format_number(request.max_model_len)} tokens, and {1 - request.slo.share:.0%} may miss: no "
         f"looser target helps, an engine with a longer one does{percentile_hint}"
     )

@@ -24,6 +24,7 @@ from typing import Final
 
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.options import PolicyOptions
 from plimsoll.sim.policies.peer import PeerPolicy, PeriodicTimer, scalers
@@ -149,7 +150,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 def settings() -> Sequence[str]:
     targets = {"kv": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "running": (4, 8, 16, 24, 32, 48, 64)}
     return tuple(
-        f"metric={metric},target={target:g},window={window_s},cooldown={cooldown_s}"
+        f"metric={metric},target={format_number(target)},window={window_s},cooldown={cooldown_s}"
         for metric, values in targets.items()
         for target in values
         for window_s, cooldown_s in ((180, 300), (180, 0), (60, 0))

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from plimsoll.core import units
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.concurrency_cap import ConcurrencyCap
@@ -84,7 +85,7 @@ def parse_plan(text: str, tiers: int) -> ReplicaPlan | None:
 
 def format_plan(plan: ReplicaPlan) -> str:
     """The text of a plan."""
-    return ";".join(f"{at_s:.10g}@{'/'.join(map(str, counts))}" for at_s, counts in plan)
+    return ";".join(f"{units.format_figure(at_s, 10)}@{'/'.join(map(str, counts))}" for at_s, counts in plan)
 
 
 def join_plans(texts: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.hpa import SYNC_S, Hpa, HpaBehavior, propose_from_pods
 from plimsoll.sim.policies.options import PolicyOptions
@@ -90,7 +91,7 @@ def _policy(
 
 
 def _settings(targets: Sequence[float]) -> Sequence[str]:
-    return tuple(f"target={target:g},down={down_s}" for target in targets for down_s in (300, 60))
+    return tuple(f"target={format_number(target)},down={down_s}" for target in targets for down_s in (300, 60))
 
 
 def _requests_at_engine(engine: EngineReading) -> float | None:

@@ -28,6 +28,7 @@ from plimsoll.core import histogram
 from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.hpa import SYNC_S, Hpa, HpaBehavior, HpaRateLimit, propose_from_total
 from plimsoll.sim.policies.options import PolicyOptions
@@ -138,7 +139,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
     gated = options.flag("gated", False)
     options.finish()
     if not rules.down_threshold <= rules.up_threshold < rules.cap:
-        raise options.error(f"down_at is at most up_at, and up_at below {rules.cap:g}")
+        raise options.error(f"down_at is at most up_at, and up_at below {format_number(rules.cap)}")
 
     def tier(role: Role, bounds: tuple[int, int]) -> _KedaTier:
         targets = _targets(role, context.slo)
@@ -152,7 +153,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 def settings() -> Sequence[str]:
     bands = ((0.25, 0.15), (0.4, 0.25), (0.48, 0.34), (0.55, 0.4), (0.7, 0.5), (0.85, 0.6), (1.0, 0.7))
     return tuple(
-        f"up_at={up:g},down_at={down:g},share={share:g},down={down_s}"
+        f"up_at={format_number(up)},down_at={format_number(down)},share={format_number(share)},down={down_s}"
         for up, down in bands
         for share in (0.9, 0.95)
         for down_s in (180, 60)

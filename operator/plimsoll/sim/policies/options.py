@@ -7,6 +7,7 @@ from typing import Final
 
 from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies.base import Bounds
 from plimsoll.sim.trace_files import printable
@@ -35,23 +36,27 @@ class PolicyOptions:
         """At least 0, and nothing that a sum could not hold."""
         value = self._float(key, default)
         if not 0.0 <= value <= maximum:
-            raise self.error(f"{key} is a number of at least 0 and at most {maximum:g}, not {value:g}")
+            raise self.error(
+                f"{key} is a number of at least 0 and at most {format_number(maximum)}, not {format_number(value)}"
+            )
         return value
 
     def positive(self, key: str, default: float, maximum: float = MAX_NUMBER) -> float:
         """Above 0, and nothing that a quotient could not hold."""
         value = self._float(key, default)
         if not 0.0 < value <= maximum:
-            raise self.error(f"{key} is a number above 0 and at most {maximum:g}, not {value:g}")
+            raise self.error(
+                f"{key} is a number above 0 and at most {format_number(maximum)}, not {format_number(value)}"
+            )
         if value < 1.0 / MAX_NUMBER:
-            raise self.error(f"{key} is at least {1.0 / MAX_NUMBER:g}, not {value:g}")
+            raise self.error(f"{key} is at least {format_number(1.0 / MAX_NUMBER)}, not {format_number(value)}")
         return value
 
     def period(self, key: str, default: float) -> float:
         """Seconds between two looks: at least one, since nobody is asked more often."""
         value = self.positive(key, default)
         if value < 1.0:
-            raise self.error(f"{key} is at least 1 s, not {value:g}: policies are asked once a second")
+            raise self.error(f"{key} is at least 1 s, not {format_number(value)}: policies are asked once a second")
         return value
 
     def count(self, key: str, default: int, minimum: int = 0) -> int:

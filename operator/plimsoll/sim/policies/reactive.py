@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.concurrency_cap import ConcurrencyCap
 from plimsoll.sim.gateway import MAX_QUEUE_S
@@ -251,5 +252,7 @@ def _steps(text: str, options: PolicyOptions) -> list[tuple[float, float]]:
 def settings() -> Sequence[str]:
     """Words worth trying in a search for the best."""
     return tuple(
-        f"margin={margin:g},window={window:g}" for margin in (0.5, 0.65, 0.8, 0.95) for window in (30, 60, 120)
+        f"margin={format_number(margin)},window={format_number(window)}"
+        for margin in (0.5, 0.65, 0.8, 0.95)
+        for window in (30, 60, 120)
     )

@@ -27,6 +27,7 @@ from typing import Final
 
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
+from plimsoll.core.units import format_number
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.hpa import Hpa, HpaBehavior, propose_from_total
 from plimsoll.sim.policies.options import PolicyOptions
@@ -186,7 +187,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 def settings() -> Sequence[str]:
     """Words worth trying: when compute is the limit, thresholds, and the autoscaler's window for fewer."""
     return tuple(
-        f"queue={queue:g},up_at={up_at:g},down_at={down_at:g},down={down_s}"
+        f"queue={format_number(queue)},up_at={format_number(up_at)},down_at={format_number(down_at)},down={down_s}"
         for queue in (1, 5)
         for up_at, down_at in ((0.85, 0.7), (0.6, 0.45), (0.4, 0.25))
         for down_s in (300, 60)

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from plimsoll.core import units
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums, validity_error
 from plimsoll.core.engine_model.calibration.posterior_model import (
     UPPER_TRIANGLE,
@@ -89,10 +90,10 @@ def rejection_reason(posterior: Posterior, window: WindowSums) -> str | None:
     work = step_counts(window)
     expected_s = float(work @ coefficients(posterior.prior))
     if window.busy_s > _MAX_PRIOR_RATIO * expected_s:
-        return f"{window.busy_s:.3g} s for work of {expected_s:.3g} s"
+        return f"{units.format_seconds(window.busy_s)} for work of {units.format_seconds(expected_s)}"
     floor_s = float(work @ coefficients(posterior.floor))
     if window.busy_s < _FLOOR_TOLERANCE * floor_s:
-        return f"{window.busy_s:.3g} s is faster than the hardware's {floor_s:.3g} s"
+        return f"{units.format_seconds(window.busy_s)} is faster than the hardware's {units.format_seconds(floor_s)}"
     return None
 
 

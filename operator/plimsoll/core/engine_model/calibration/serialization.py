@@ -24,6 +24,7 @@ from plimsoll.core.engine_model.calibration.posterior_model import (
     initial_posterior,
 )
 from plimsoll.core.engine_model.step_time import StepModel
+from plimsoll.core.units import round_significant
 
 VERSION: Final = 1
 
@@ -106,7 +107,7 @@ def _validate_sums(posterior: Posterior) -> None:
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:
-    return [float(f"{number:.{_SIGNIFICANT_DIGITS}g}") for number in numbers]
+    return [round_significant(number, _SIGNIFICANT_DIGITS) for number in numbers]
 
 
 def _parse_numbers(values: object, count: int, largest: float = _MAX_VALUE) -> tuple[float, ...]:

@@ -1,0 +1,67 @@
+"""The ScalingLimited condition: which limit keeps a tier from the replicas that it needs. Pure.
+
+Problem: load near a limit crosses it again and again, and the number of replicas that it needs changes all the time.
+Idea: the condition is about a limit and its value (its bound), and the figures follow. It stays for a minute after the
+limit last applied. It changes at once if the limit gets another value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
+from plimsoll.api.message_text import join_within
+from plimsoll.core.autoscaling.scaling_decision import LimitNote, ScalingDecision, ScalingLimit
+
+LIMIT_RECOVERY_SECONDS: Final = 60.0  # ScalingLimited stays for so long after its limit last applied
+_LIMIT_REASONS: Final = {
+    ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
+    ScalingLimit.RATE: ConditionReason.RATE_LIMITED,
+    ScalingLimit.BUDGET: ConditionReason.BUDGET_EXHAUSTED,
+    ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
+}
+_ADVICE: Final = {
+    ScalingLimit.MAX: "raise spec.tiers.{}.maxReplicas if the cluster has room",
+    ScalingLimit.UNSCHEDULABLE: "add nodes; condition ScalingLimited quotes the scheduler",
+    ScalingLimit.BUDGET: "raise the budget, or lower the minReplicas of other services",
+}
+NOT_LIMITED: Final = Condition(
+    ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
+)
+
+
+@dataclass
+class LimitTracker:
+    """The ScalingLimited condition of one service."""
+
+    condition: Condition = NOT_LIMITED
+    _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
+
+    def update(self, decision: ScalingDecision, now_s: float) -> Condition:
+        """The condition after a decision. now_s: seconds since the epoch."""
+        limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
+        found = next((condition for condition in limits if condition.bound == self.condition.bound), None)
+        has_new_value = any(condition.reason is self.condition.reason for condition in limits)
+        if found is None and self.condition.holds and not has_new_value:
+            self._lifted_s = min(self._lifted_s, now_s)
+            if now_s - self._lifted_s < LIMIT_RECOVERY_SECONDS:
+                return self.condition
+        self._lifted_s = math.inf
+        self.condition = found or next(iter(limits), NOT_LIMITED)
+        return self.condition
+
+
+def _limit_condition(tier: str, note: LimitNote) -> Condition:
+    bound = f"{tier}: {note.bound}"
+    detail = "" if note.limit is ScalingLimit.UNSCHEDULABLE else note.detail  # quotes the scheduler
+    return Condition(
+        ConditionType.SCALING_LIMITED,
+        True,
+        _LIMIT_REASONS[note.limit],
+        f"{bound}; {note.detail}" if note.detail else bound,
+        join_within(MAX_EVENT_MESSAGE_CHARS, bound, detail, _ADVICE.get(note.limit, "").format(tier)),
+        bound,
+    )

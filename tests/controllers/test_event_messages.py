@@ -1,0 +1,273 @@
+"""Every Event is one short sentence, whatever the names, the figures and the quoted text are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.api import conditions
+from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
+from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
+from plimsoll.api.v1alpha1.service_name import MAX_NAME_CHARS
+from plimsoll.controllers.autoscale import scaling_status
+from plimsoll.controllers.autoscale.autoscaler import ScaleChange
+from plimsoll.controllers.autoscale.limit_status import LimitTracker
+from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
+from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
+from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
+from plimsoll.controllers.reconcile.model_names import Former
+from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
+from plimsoll.core.autoscaling.decide import decide
+from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import LaggingSignals, ServiceObservation, SizingResult
+from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, TierDecision
+from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
+from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.engine_model.kv_transfer import TransferAssessment, TransferStats, assess
+from plimsoll.core.ports import GatewayConfigState
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
+from tests import builders
+from tests.core.scaling_fixtures import decide_one, idle_status, make_forecast, observed_tier, replica_bounds
+
+Object = dict[str, Any]
+
+NAME, NAMESPACE = "n" * MAX_NAME_CHARS, "s" * 63
+OTHER = f"{'o' * 63}/{'m' * MAX_NAME_CHARS}"
+POD = f"{NAME}-prefill-{'a' * 10}-{'b' * 5}"[:63]
+PARENT = builders.service(NAME, NAMESPACE)
+QUOTE = "0/5000 nodes are available: 4000 Insufficient nvidia.com/gpu, 1000 node(s) had untolerated taint " * 20
+MANY = 99_999
+LONG_S = 86_399.7
+SLO = Slo(0.9999, 3599.9, 0.0, 3599.9, 3599.9)
+
+
+def tier_inputs(role: str, problem: Object | None = None, status: Object | None = None) -> TierStatusInputs:
+    pods = (builders.pod(PARENT, role, POD, **problem),) if problem is not None else ()
+    ready = 0 if problem is not None or status is not None else MANY
+    return TierStatusInputs(
+        role, MANY, builders.deployment(PARENT, role, replicas=MANY, ready=ready, status=status), pods, "r"
+    )
+
+
+def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
+    facts: Object = {"routable_endpoints": 1, "gateway_replicas": 3, "model_names": ("chat",), "url": "http://g/v1"}
+    return StatusInputs(PARENT, tiers or (tier_inputs("prefill"), tier_inputs("decode")), **(facts | other))
+
+
+def waiting(reason: str) -> Object:
+    state = {"waiting": {"reason": reason, "message": QUOTE}}
+    return {"containerStatuses": [{"image": f"registry/{'i' * 250}", "state": state}]}
+
+
+UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": QUOTE}]}
+CRASHED = {"containerStatuses": [{"ready": False, "state": {}, "lastState": {
+    "terminated": {"reason": "Error", "exitCode": 137, "message": QUOTE}}}]}  # fmt: skip
+REJECTED = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTE}]}
+
+
+def report(*held: conditions.Condition, slow: str | None = None) -> ScalingReport:
+    return replace(initial_report(None, 0.0), conditions=held, slow_transfer_message=slow)
+
+
+def transition_events(new: StatusInputs, old: StatusInputs) -> Iterator[Event]:
+    before = conditions.merge([], service_status.build_conditions(old), 1, "2026-01-01T00:00:00Z")
+    yield from service_status.changed_events(before, service_status.build_conditions(new))
+
+
+def condition_events() -> Iterator[Event]:
+    """The Events of all conditions, at a change to trouble and back."""
+    good = status_inputs(fallback=(OTHER, ""))
+    names = tuple("m" * 253 for _ in range(8))
+    former = tuple(Former("m" * 253, "2026-01-01T00:00:00Z") for _ in range(6))
+    named = status_inputs(url="http://" + "u" * 2000, model_names=names, former=former, name_pending="m" * 253)
+    troubles = [
+        status_inputs(spec_problems=(QUOTE, QUOTE, QUOTE), routable_endpoints=0),
+        status_inputs(rejection=QUOTE, routable_endpoints=0),
+        status_inputs(routable_endpoints=None, gateways_error=QUOTE),
+        status_inputs(routable_endpoints=None, gateway_replicas=0),
+        status_inputs(routable_endpoints=0),
+        replace(named, name_owner=OTHER, routable_endpoints=0),
+        status_inputs(fallback=(OTHER, f"falls back to this service (cycle: {' -> '.join([OTHER] * 9)})")),
+        status_inputs(scaling_report=report(slow=slow_transfer())),
+        *(
+            status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
+            for problem in (UNSCHEDULABLE, CRASHED, waiting("ErrImagePull"), waiting("CreateContainerConfigError"))
+        ),
+        status_inputs(tier_inputs("decode", status=REJECTED), routable_endpoints=0),
+    ]
+    for trouble in troubles:
+        yield from transition_events(trouble, good)
+        yield from transition_events(named, trouble)
+    for held in scaling_conditions():
+        for other in (replace(held, holds=True, reason=ConditionReason.ADMITTING_ALL), replace(held, holds=False)):
+            for first, second in ((held, other), (other, held)):
+                yield from transition_events(
+                    status_inputs(scaling_report=report(first)), status_inputs(scaling_report=report(second))
+                )
+        yield from transition_events(status_inputs(scaling_report=report(held)), good)
+
+
+def slow_transfer() -> str:
+    assessment = assess(TransferStats(1e5, 1234.567 * 1e5, 1233.456 * 1e5), 0.000_123_4)
+    assert isinstance(assessment, TransferAssessment)
+    return assessment.message
+
+
+def scaling_conditions() -> Iterator[conditions.Condition]:
+    """The scaling conditions that emit Events, from their builders."""
+    tiers = ("prefill", "decode")
+    yield from (
+        scaling_status._metrics_available(ServiceSnapshot(ServiceMetrics(0.0), {}), health)
+        for health in (HealthReport(), HealthReport(True), HealthReport(silent_tiers=tiers))
+    )
+    state = ServiceState.for_roles(["prefill", "decode"])
+    infeasible = Infeasible(Constraint.ITL, replace(SLO, itl_s=3599.9), "a prefill tier makes the gaps shorter, " * 5)
+    sizing = SizingResult(
+        MANY, MANY, 123_456.7, 0.000_123, 9876.5, Constraint.TTFT, 0.8, 0.6, 3599.9, None, infeasible=infeasible
+    )
+    state.sizings = dict.fromkeys(tiers, sizing)
+    yield scaling_status._slo_feasible(state)
+    decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
+    state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
+    overload = ServiceMetrics(123_456.7, rejected_share=0.999)
+    snapshot = ServiceSnapshot(overload, dict.fromkeys(tiers, TierSnapshot(MANY, MANY)))
+    yield scaling_status._admission_healthy(state, snapshot, report(), HealthReport())
+    yield scaling_status._admission_healthy(state, snapshot, report(), HealthReport(stale_gateways=stale_gateways()))
+    for limited in limited_decisions():
+        decision_of = ScalingDecision({"prefill": limited}, None, DecisionState())
+        found = LimitTracker().update(decision_of, 0.0)
+        assert found.holds
+        yield found
+
+
+def stale_gateways() -> str:
+    health = SignalHealth()
+    states = [
+        GatewayConfigState("1", False, QUOTE), GatewayConfigState("1", True, ""), GatewayConfigState("9", False, "")
+    ]  # fmt: skip
+    message = None
+    for now_s in (0.0, 100.0):
+        for number, config_state in enumerate(states):
+            health.record(f"gateway-{number}", config_state, 5, now_s)
+        found = health.report(ServiceSnapshot(ServiceMetrics(0.0), {}), True, [f"gateway-{n}" for n in range(3)], now_s)
+        message = found.stale_gateways
+    assert message is not None
+    return message
+
+
+def limited_decisions() -> Iterator[TierDecision]:
+    """A decision for each limit that withholds replicas, and one with all of them."""
+    need = observed_tier(make_forecast(987.6), 99, sizing=sized(MANY))
+    pending = replace(need, starting=(StartingPod(POD, 0.0, unschedulable_reason=QUOTE),) * 3)
+    slow = ReplicaRateLimit(1, LONG_S)
+    for tier, granted in ((need, None), (pending, None), (need, 100), (pending, 100)):
+        for policy in (replica_bounds(1, 100), replica_bounds(1, MANY, scale_up_limit=slow)):
+            observation = ServiceObservation({"serve": tier}, DecisionState(), granted)
+            yield decide(observation, ScalingPolicy({"serve": policy}, SLO), 0.0).tiers["serve"]
+
+
+def sized(replicas: int) -> SizingResult:
+    return SizingResult(
+        replicas, replicas, 123_456.7, 0.000_123_4, 98_765.4, Constraint.TTFT, 0.123, 0.045, 3599.9, None,
+        headroom=0.5, capacity_correction=12.34,
+    )  # fmt: skip
+
+
+def scale_events() -> Iterator[Event]:
+    deletion = ScaleDownSelection(
+        MANY, tuple((builders.pod(PARENT, "prefill", POD), ReplicaLoad(1e6, None)) for _ in range(50)), ()
+    ).summary
+    unknown = Unavailable(QUOTE[:100])
+    slow = LaggingSignals(ttft_s=3599.9, tpot_s=3599.9, waiting=1e9)
+    decisions = [
+        decide_one(observed_tier(make_forecast(987.6), 2, sizing=sized(MANY)), replica_bounds(1, MANY // 2)),
+        decide_one(
+            observed_tier(make_forecast(987.6), 2, sizing=sized(MANY)),
+            replica_bounds(1, MANY // 2, warm_replicas=MANY, scale_up_limit=ReplicaRateLimit(MANY, LONG_S)),
+        ),
+        decide_one(observed_tier(unknown, 2, lagging=slow), replica_bounds(1, MANY)),
+        decide_one(
+            observed_tier(make_forecast(0.0), 1, sizing=sized(0)), replica_bounds(0), pause=idle_status(LONG_S * 9)
+        ),
+        decide_one(observed_tier(make_forecast(0.0), 0, sizing=sized(0), backlog_gpu_s=123_456.7), replica_bounds(0)),
+        decide_one(observed_tier(unknown, 1), replica_bounds(0), pause=idle_status(LONG_S)),
+        shrinking_decision(),
+    ]
+    deployment = builders.deployment(PARENT, "prefill")
+    for decision in decisions:
+        assert decision.previous_replicas is not None
+        assert decision.previous_replicas != decision.replicas
+        change = ScaleChange(PARENT, deployment, "prefill", decision.previous_replicas, decision)
+        yield change.event()
+        yield change.event(deletion)
+        yield replace(change, replicas_before=decision.replicas + 1).event(deletion)
+        yield replace(change, replicas_before=max(0, decision.replicas - 1)).event()
+
+
+def shrinking_decision() -> TierDecision:
+    """A scale-down after its stabilization window; the state of one decision goes into the next."""
+    tier = observed_tier(make_forecast(0.5), MANY, sizing=sized(3))
+    state = DecisionState()
+    for now_s in (0.0, 5e4, 1e5, 2e5):
+        decision = decide(
+            ServiceObservation({"serve": tier}, state), ScalingPolicy({"serve": replica_bounds(1, MANY)}, SLO), now_s
+        )
+        state = decision.state
+    return decision.tiers["serve"]
+
+
+def drain_events() -> Iterator[Event]:
+    for aborted in (None, 1, MANY):
+        yield DrainTimeout((NAMESPACE, NAME), "prefill", POD, "uid", aborted, LONG_S).event
+
+
+def all_events() -> list[Event]:
+    return [*condition_events(), *scale_events(), *drain_events()]
+
+
+def test_every_event_is_short_without_the_guard() -> None:
+    events = all_events()
+    assert {event.reason for event in events} == set(EventReason)
+    too_long = {event.message: len(event.message) for event in events if len(event.message) > MAX_EVENT_MESSAGE_CHARS}
+    assert too_long == {}
+    assert {event.manifest(PARENT, "o", "t")["message"] for event in events} == {event.message for event in events}
+
+
+def test_scale_event_of_usual_names_has_all_clauses() -> None:
+    decision = decide_one(observed_tier(make_forecast(41.0), 2), replica_bounds(1, 30))
+    change = ScaleChange(PARENT, builders.deployment(PARENT, "decode"), "decode", 2, decision)
+    assert change.event().message == (
+        "decode 2 -> 30: forecast 410 req/s in 60 s needs 41 (SLO capacity 10 req/s each);"
+        " 41 needed, maxReplicas is 30; 2 would give p95 TPOT 71 ms, target 50 ms"
+    )
+
+
+def test_long_event_is_cut_after_a_word() -> None:
+    message = Event(EventReason.READY, "word " * 100).manifest(PARENT, "o", "t")["message"]
+    assert message == "word " * 48 + "word" + ELLIPSIS
+    assert len(message) <= MAX_EVENT_MESSAGE_CHARS
+
+
+@given(st.text(max_size=300), st.integers(4, 200))
+def test_shorten_stays_within_limit(text: str, limit: int) -> None:
+    found = shorten(text, limit)
+    assert len(found) <= limit
+    assert found == text if len(text) <= limit else found.endswith(ELLIPSIS)
+
+
+def test_join_within_leaves_out_whole_clauses() -> None:
+    assert join_within(20, "first", "a clause that is too long", "", "third") == "first; third"
