@@ -120,6 +120,12 @@ class ApiServer:
             *audit,
         ]
 
+    def install_crds(self) -> None:
+        """Install our CRDs, and wait until they are served."""
+        files = [f"-f={path}" for path in CRDS]
+        for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
+            subprocess.run([self.kubectl, f"--kubeconfig={self.kubeconfig}", *command], check=True)
+
     def _kubeconfig(self) -> dict[str, object]:
         authority = base64.b64encode((self.folder / "apiserver.crt").read_bytes()).decode()
         return {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-from tests.apiserver import CRDS, ApiServer, api_server
+from tests.apiserver import ApiServer, api_server
 
 # A busy machine is no finding: no test is timed. CI judges a change, so it draws the same examples for the same code;
 # runs by hand go on searching.
@@ -27,7 +26,5 @@ def apiserver() -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def cluster(apiserver: ApiServer) -> ApiServer:
     """The API server with our CRDs."""
-    files = [f"-f={path}" for path in CRDS]
-    for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
-        subprocess.run([apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}", *command], check=True)
+    apiserver.install_crds()
     return apiserver

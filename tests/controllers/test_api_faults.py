@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from plimsoll.controllers.kopf_handlers import RequestPacer
 from plimsoll.controllers.operator import LEASE_NAME
 from plimsoll.core.errors import NotFound
 from tests import builders
-from tests.apiserver import ApiServer, free_port
+from tests.apiserver import ApiServer, api_server, free_port
 from tests.controllers.faulty_api import Fault, FaultyApi, faulty_api
 
 pytestmark = pytest.mark.api
@@ -81,6 +81,14 @@ async def operator(proxy: FaultyApi, folder: Path, name: str = "op-1") -> AsyncI
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ApiServer]:
+    """An API server without the services of other tests."""
+    with api_server() as server:
+        server.install_crds()
+        yield server
 
 
 @pytest.fixture

@@ -51,16 +51,20 @@ POD = f"{NAME}-prefill-{'a' * 10}-{'b' * 5}"[:63]
 PARENT = builders.service(NAME, NAMESPACE)
 QUOTE = "0/5000 nodes are available: 4000 Insufficient nvidia.com/gpu, 1000 node(s) had untolerated taint " * 20
 MANY = 99_999
+PODS = 999
 LONG_S = 86_399.7
 SLO = Slo(0.9999, 3599.9, 0.0, 3599.9, 3599.9)
 
 
 def tier_inputs(role: str, problem: Object | None = None, status: Object | None = None) -> TierStatusInputs:
-    pods = (builders.pod(PARENT, role, POD, **problem),) if problem is not None else ()
-    ready = 0 if problem is not None or status is not None else MANY
-    return TierStatusInputs(
-        role, MANY, builders.deployment(PARENT, role, replicas=MANY, ready=ready, status=status), pods, "r"
-    )
+    """A tier with a problem of one pod or of its Deployment, else with all pods ready."""
+    if problem is not None:
+        pods = (builders.pod(PARENT, role, POD, **problem),)
+    else:
+        pod = builders.pod(PARENT, role, POD, conditions=[{"type": "Ready", "status": "True"}])
+        pods = (pod,) * (PODS if status is None else 0)
+    deployment = builders.deployment(PARENT, role, replicas=PODS, ready=len(pods), status=status)
+    return TierStatusInputs(role, PODS, deployment, pods, "r")
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
@@ -100,7 +104,7 @@ def condition_events() -> Iterator[Event]:
         status_inputs(routable_endpoints=None, gateways_error=QUOTE),
         status_inputs(routable_endpoints=None, gateway_replicas=0),
         status_inputs(routable_endpoints=0),
-        replace(named, name_owner=OTHER, routable_endpoints=0),
+        replace(named, name_owner=(OTHER, "it is older"), routable_endpoints=0),
         status_inputs(fallback=(OTHER, f"falls back to this service (cycle: {' -> '.join([OTHER] * 9)})")),
         status_inputs(scaling_report=report(slow=slow_transfer())),
         *(
@@ -145,8 +149,9 @@ def scaling_conditions() -> Iterator[conditions.Condition]:
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
     overload = ServiceMetrics(123_456.7, rejected_share=0.999)
     snapshot = ServiceSnapshot(overload, dict.fromkeys(tiers, TierSnapshot(MANY, MANY)))
-    yield scaling_status._admission_healthy(state, snapshot, report(), HealthReport())
-    yield scaling_status._admission_healthy(state, snapshot, report(), HealthReport(stale_gateways=stale_gateways()))
+    starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
+    for health in (HealthReport(), HealthReport(stale_gateways=stale_gateways())):
+        yield scaling_status._admission_healthy(state, snapshot, report(), health, starting)
     for limited in limited_decisions():
         decision_of = ScalingDecision({"prefill": limited}, None, DecisionState())
         found = LimitTracker().update(decision_of, 0.0)

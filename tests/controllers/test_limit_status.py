@@ -11,7 +11,7 @@ import pytest
 from plimsoll.api import conditions
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers.autoscale.limit_status import LIMIT_RECOVERY_SECONDS, LimitTracker
+from plimsoll.controllers.autoscale.limit_status import LIMIT_RECOVERY_SECONDS, NOT_LIMITED, LimitTracker
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -139,3 +139,10 @@ def test_limit_bound_is_the_first_clause_of_its_message() -> None:
         stated = LimitTracker().update(decision(note), 0.0)
         assert conditions.has_bound(stated.message, stated.bound)
     assert not conditions.has_bound("decode: maxReplicas is 99; 100 needed", "decode: maxReplicas is 9")
+
+
+def test_limit_of_an_earlier_spec_does_not_stay() -> None:
+    limits = LimitTracker()
+    assert limits.update(decision(MAX_9), 0.0, 1).holds
+    assert limits.update(decision(), 1.0, 1).holds
+    assert limits.update(decision(), 2.0, 2) == NOT_LIMITED

@@ -55,8 +55,7 @@ def test_slo_lower_bound_above_share_is_met() -> None:
     found = condition_of(snapshot_of(0.02, 0.03))
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 98% within 500 ms (p95 400 ms), TPOT 97% within 50 ms (p95 30 ms);"
-        " SLO 95%, at least 95% within all targets"
+        "TTFT 98% within 500 ms (p95 400ms), TPOT 97% within 50 ms (p95 30ms); SLO 95%, at least 95% within all targets"
     )
 
 
@@ -159,8 +158,8 @@ def test_slo_class_targets_are_listed_with_tpot_bound() -> None:
     found = condition_of(now, TTFT_TPOT_SLO, None, *classes)
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 99% within 500 ms to 60 s + 100 ms per 1k tokens by class (p95 400 ms),"
-        " TPOT at least 96% within 50 ms by class (p95 30 ms); SLO 95%, at least 95% within all targets"
+        "TTFT 99% within 500 ms to 60 s + 100 ms per 1k tokens by class (p95 400ms),"
+        " TPOT at least 96% within 50 ms by class (p95 30ms); SLO 95%, at least 95% within all targets"
     )
     assert slo_status.slo_figures(now, TTFT_TPOT_SLO, classes, {})["attainmentByTarget"] == {
         "ttft": "99%",

@@ -1,8 +1,8 @@
 """What `kubectl describe inferenceservice` prints of a status: how many lines, and how long they are.
 
 The lines are counted as kubectl renders an object that it does not know: a map's keys in order, one line for each
-scalar and each element of a list, 200 columns wide. Parts that only programs read are left out: the checkpoint
-(`learned`) and the gateways' limits (`admission`). `kubectl plimsoll status` is the short form for people.
+scalar and each element of a list, 200 columns wide. The part that only programs read is left out: the
+gateways' limits (`admission`). `kubectl plimsoll status` is the short form for people.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.controllers.test_autoscale import NOW_S, World, arrivals, engine, rea
 Object = dict[str, Any]
 
 COLUMNS = 200
-INTERNAL = ("learned", "admission")
+INTERNAL = ("admission",)
 TIERS = ("prefill", "decode")
 PHASES = tuple(
     (name, 12.3) for name in ("schedule", "pull", "launch", "import", "download", "load", "init", "api", "warmup")

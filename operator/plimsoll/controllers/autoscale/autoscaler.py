@@ -510,7 +510,9 @@ class Autoscaler:
         health = health._replace(prometheus_only_tiers=self._sources.prometheus_only_tiers(key))
         is_shedding = scaling_status.is_shedding(snapshot, old_report)
         last_decision = entry.service_state.last_decision
-        limited = NOT_LIMITED if last_decision is None else entry.limits.update(last_decision.decision, now_s)
+        limited = NOT_LIMITED
+        if last_decision is not None:
+            limited = entry.limits.update(last_decision.decision, now_s, service.metadata.generation)
         entry.assess_transfer(snapshot.metrics.transfer_stats, now_s)
         slow_transfer = entry.slow_transfer_message
         if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:

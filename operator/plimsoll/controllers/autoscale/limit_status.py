@@ -38,10 +38,16 @@ class LimitTracker:
     """The ScalingLimited condition of one service."""
 
     condition: Condition = NOT_LIMITED
+    _generation: int | None = None
     _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
 
-    def update(self, decision: ScalingDecision, now_s: float) -> Condition:
-        """The condition after a decision. now_s: seconds since the epoch."""
+    def update(self, decision: ScalingDecision, now_s: float, generation: int | None = None) -> Condition:
+        """The condition after a decision. A limit of an earlier generation of the spec does not stay.
+
+        now_s: seconds since the epoch. generation: of the spec, which sets the limits.
+        """
+        if generation != self._generation:
+            self._generation, self.condition = generation, NOT_LIMITED
         limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
         found = next((condition for condition in limits if condition.bound == self.condition.bound), None)
         has_new_value = any(condition.reason is self.condition.reason for condition in limits)
