@@ -20,12 +20,15 @@ from typing import IO
 
 LineObserver = Callable[[bytes], None]
 
+LOG_SECONDS = 1.0  # for the rest of the log after the engine's end
+
 
 class EngineProcess:
     """A running `vllm serve`. `exit` resolves to its exit code, 128 + n where signal n ended it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        self._log_thread: threading.Thread | None = None
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def signal(self, number: int) -> None:
@@ -37,6 +40,16 @@ class EngineProcess:
         """Kills vLLM and all it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def log_copied(self) -> None:
+        """Waits for the last lines of the log, for at most LOG_SECONDS; a grandchild may keep the pipe open."""
+        if self._log_thread is not None:
+            await asyncio.to_thread(self._log_thread.join, LOG_SECONDS)
+
+    def copy_log(self, source: IO[bytes], observe: LineObserver) -> None:
+        """Copies the engine's output in a thread until its end."""
+        self._log_thread = threading.Thread(target=_copy_log, args=(source, observe), name="engine-log", daemon=True)
+        self._log_thread.start()
 
     def reap(self) -> None:
         """Collects every ended child: vLLM's end is noted, orphans are only buried (they come to process 1)."""
@@ -68,7 +81,7 @@ def start_engine(command: Sequence[str], environment: Mapping[str, str], observe
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, engine.reap)
     engine.reap()  # it may have ended before the handler was there
     assert process.stdout is not None
-    threading.Thread(target=_copy_log, args=(process.stdout, observe), name="engine-log", daemon=True).start()
+    engine.copy_log(process.stdout, observe)
     return engine
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from launcher import client, command, drain, engine_info, engine_process, self_benchmark, warmup
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
+from launcher.failure_cause import FailureCause
 from launcher.health import EngineStatus, HealthServer
 from launcher.pod_state import PodState
 from launcher.prompts import PromptFactory
@@ -54,6 +55,7 @@ class Launcher:
             contract.startup_phases, started, skipped=("download",) if is_local_path else ()
         )
         self._state = PodState(contract.paths["state"])
+        self._failure_cause = FailureCause()
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
         """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
@@ -62,9 +64,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = engine_process.start_engine(
-            argv, environment, lambda line: self._startup_phases.observe(line, time.monotonic())
-        )
+        engine = engine_process.start_engine(argv, environment, self._observe_line)
         self._startup_phases.end("launch", time.monotonic())
         _run_in_background(engine_info.detect_accelerators, self._engine_info)
         health_server = HealthServer(
@@ -78,6 +78,10 @@ class Launcher:
         watcher.cancel()
         server.close()
         return code
+
+    def _observe_line(self, line: bytes) -> None:
+        self._startup_phases.observe(line, time.monotonic())
+        self._failure_cause.observe(line)
 
     async def _watch_engine(self, engine: engine_process.EngineProcess) -> None:
         """Makes the engine ready, then looks after it; ends only if the engine is dead and does not go."""
@@ -145,7 +149,10 @@ class Launcher:
         if not engine.exit.done():
             engine.kill()
         code = await engine.exit
+        await engine.log_copied()
         log.error("the engine ended by itself with code %d", code)
+        if self._failure_cause.message:  # without one, Kubernetes keeps the end of the log
+            self._write_termination_message(self._failure_cause.message)
         return code or 1
 
     async def _drain(self, engine: engine_process.EngineProcess) -> int:
@@ -179,7 +186,9 @@ class Launcher:
         if not aborted:
             return
         log.error("%d requests were cut off: the drain may take %d s", aborted, seconds)
-        message = json.dumps({"abortedRequests": aborted, "drainSeconds": seconds})
+        self._write_termination_message(json.dumps({"abortedRequests": aborted, "drainSeconds": seconds}))
+
+    def _write_termination_message(self, message: str) -> None:
         with contextlib.suppress(OSError):  # not in a pod
             Path(self._contract.paths["termination_message"]).write_text(message, encoding="utf-8")
 

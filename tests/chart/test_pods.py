@@ -141,7 +141,11 @@ def test_replica_count_controls_affinity_and_pdb(part: str) -> None:
     selector = find(two, "Deployment", name)["spec"]["selector"]
     (term,) = pod_specs(two)[name]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["podAffinityTerm"]["labelSelector"] == selector
-    assert find(two, "PodDisruptionBudget", name)["spec"] == {"maxUnavailable": 1, "selector": selector}
+    assert find(two, "PodDisruptionBudget", name)["spec"] == {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": selector,
+    }
     off = render({part: {"replicas": 2, "podDisruptionBudget": {"enabled": False}}})
     assert of_kind(off, "PodDisruptionBudget", name) == []
 

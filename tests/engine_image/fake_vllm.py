@@ -53,6 +53,12 @@ def main() -> None:
     """Serves until SIGTERM, which is a clean end; `orphan` in the arguments leaves a child behind."""
     if "broken" in sys.argv:
         sys.exit(3)
+    if "failing-core" in sys.argv:
+        print("(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] ValueError: no room for the KV cache")
+        print("(APIServer pid=8) Traceback (most recent call last):")
+        print('(APIServer pid=8)   File "api_server.py", line 1, in run\n' * 100)
+        print("(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+        sys.exit(1)
     print("Initializing a V1 LLM engine (v0) with config: none", flush=True)
     print("init engine (profile, create kv cache, warmup model) took 0.01 s", flush=True)
     if "orphan" in sys.argv:

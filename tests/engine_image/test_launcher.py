@@ -69,7 +69,7 @@ async def launched(
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
-    document["paths"]["state"] = str(folder / "state")
+    document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     command = folder / {"vllm": "vllm", "simulated": "python3"}[runtime]
@@ -158,6 +158,18 @@ async def test_launcher_engine_exiting_zero_unasked_is_failure(tmp_path: Path) -
 async def test_launcher_engine_startup_failure_passes_exit_code(tmp_path: Path) -> None:
     async with launched(tmp_path, "broken") as launcher:
         assert await launcher.process.wait() == 3
+
+
+async def test_launcher_failed_start_leaves_its_cause_in_termination_message(tmp_path: Path) -> None:
+    async with launched(tmp_path, "failing-core") as launcher:
+        assert await launcher.process.wait() == 1
+    assert (tmp_path / "said").read_text() == "ValueError: no room for the KV cache"
+
+
+async def test_launcher_failure_without_an_error_leaves_the_log(tmp_path: Path) -> None:
+    async with launched(tmp_path, "broken") as launcher:
+        await launcher.process.wait()
+    assert not (tmp_path / "said").exists(), "Kubernetes keeps the end of the log where no message is written"
 
 
 async def test_launcher_dead_engine_core_makes_pod_unready(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ def _disruption_budget(service: InferenceService, parent: Object, role: RoleName
         ),
         "spec": {
             "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # failing engines must not block the drain of a node
             "selector": {"matchLabels": object_meta.tier_selector(service.metadata.name, role)},
         },
     }

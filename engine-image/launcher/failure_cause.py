@@ -1,0 +1,48 @@
+"""Why the engine failed, from its log.
+
+Problem: vLLM logs the error of a worker or of its engine core first. Then the API server's traceback follows, some 4 KB
+whose last line only points upwards. Kubernetes keeps the last 2 KB of a log, so the cause is lost.
+
+Idea: remember the last line that ends a traceback and does not point elsewhere, separately for the processes that do
+the work. The launcher writes it to the pod's termination message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_CHARS: Final = 1500  # Kubernetes keeps 4096 bytes of a termination message
+
+# "(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] " and its parts, each of which may be missing.
+_PREFIX: Final = re.compile(r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?")
+_ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
+_POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
+_WORKING_PROCESS: Final = re.compile(r"EngineCore|Worker")
+
+
+class FailureCause:
+    """The most specific error in the log so far."""
+
+    def __init__(self) -> None:
+        self._of_workers = ""
+        self._of_others = ""
+
+    def observe(self, line: bytes) -> None:
+        """Read one line of the engine's log."""
+        if b"Error" not in line and b"Exception" not in line and b"Interrupt" not in line and b"Exit" not in line:
+            return
+        text = line[: 4 * MAX_CHARS].decode("utf-8", "replace").rstrip()
+        prefix = _PREFIX.match(text)
+        error = text[prefix.end() :] if prefix else text
+        if _ERROR.match(error) is None or _POINTS_ELSEWHERE.search(error):
+            return
+        if prefix and _WORKING_PROCESS.search(prefix["process"] or ""):
+            self._of_workers = error[:MAX_CHARS]
+        else:
+            self._of_others = error[:MAX_CHARS]
+
+    @property
+    def message(self) -> str:
+        """The error of a worker or of the engine core, else of another process; "" if the log has none."""
+        return self._of_workers or self._of_others

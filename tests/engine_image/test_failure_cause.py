@@ -1,0 +1,55 @@
+"""The cause of a failed start is found in vLLM's log, whatever follows it."""
+
+import pytest
+
+from launcher.failure_cause import MAX_CHARS, FailureCause
+
+CORE = "(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] "
+WORKER = "(Worker_TP1 pid=71) ERROR 11-26 03:00:00 [multiproc_executor.py:597] "
+API = "(APIServer pid=8) "
+NO_ROOM = "ValueError: To serve at least one request with the model's max seq len (131072), 16.0 GiB are needed."
+NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+GATED = "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo"
+UPWARDS = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+TRACE = f'{API}  File "/usr/lib/python3/api_server.py", line 1900, in run\n{API}    return await call(config)'
+
+
+def cause(*lines: str) -> str:
+    found = FailureCause()
+    for line in "\n".join(lines).splitlines():
+        found.observe(line.encode() + b"\n")
+    return found.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((CORE + "EngineCore failed to start.", CORE + NO_ROOM, API + "Traceback", TRACE, API + UPWARDS), NO_ROOM),
+        (
+            (
+                WORKER + NO_MEMORY,
+                CORE + "RuntimeError: Worker failed, please check the stack trace above for the root cause",
+                API + UPWARDS,
+            ),
+            NO_MEMORY,
+        ),
+        ((CORE + NO_ROOM, API + "ValueError: something later in the API server"), NO_ROOM),
+        ((API + "Traceback (most recent call last):", TRACE, API + GATED), GATED),
+        (("Traceback (most recent call last):", "KeyError: 'x'", "OSError: no such model"), "OSError: no such model"),
+        ((CORE + "KeyError",), "KeyError"),
+        ((API + UPWARDS,), ""),
+        (("INFO 11-26 03:00:00 [x.py:1] Errors are logged to ValueError: no",), ""),
+        (("vllm serve: error: unrecognized arguments: --none",), ""),
+        (("",), ""),
+    ],
+)  # fmt: skip
+def test_cause_is_the_last_error_that_points_nowhere_else(lines: tuple[str, ...], expected: str) -> None:
+    assert cause(*lines) == expected
+
+
+def test_cause_is_bounded() -> None:
+    found = FailureCause()
+    found.observe(b"ValueError: " + b"x" * 10_000_000 + b"\n")
+    assert len(found.message) == MAX_CHARS
+    found.observe(b"\xff\xfe ValueError: \xff\n")
+    assert len(found.message) == MAX_CHARS
