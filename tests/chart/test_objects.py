@@ -108,6 +108,7 @@ def test_operator_config_reads_rendered_settings() -> None:
     assert got.engine.model_dump(by_alias=True, mode="json") == {
         "imagePullPolicy": "IfNotPresent",
         "gpuResource": "nvidia.com/gpu",
+        "runAsUser": 1000,
         **values["engine"],  # type: ignore[dict-item]
     }
     assert got.metrics.peers == ({"podSelector": {}},)
@@ -137,6 +138,12 @@ def test_operator_config_defaults_are_rendered() -> None:
 )
 def test_simulated_image_is_derived_from_engine_image(image: str, simulated: str) -> None:
     assert settings({"engine": {"image": image}}).engine.simulated_image == simulated
+
+
+def test_engine_user_can_be_left_to_the_platform() -> None:
+    assert settings().engine.run_as_user == 1000
+    assert settings({"engine": {"runAsUser": 4321}}).engine.run_as_user == 4321
+    assert settings({"engine": {"runAsUser": None}}).engine.run_as_user is None
 
 
 def test_crds_can_be_kept_dropped_or_left_out() -> None:

@@ -18,7 +18,6 @@ from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
 
-RUN_AS_UID = 1000
 ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
     "prefill": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
@@ -30,8 +29,6 @@ SIMULATED_DEFAULTS = EngineDefaults(
 )
 SECURITY_CONTEXT = {
     "runAsNonRoot": True,
-    "runAsUser": RUN_AS_UID,
-    "runAsGroup": RUN_AS_UID,
     "readOnlyRootFilesystem": True,
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -48,7 +45,7 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": engine_contract().termination_grace_seconds(service.spec.engine.drain_seconds),
-        "securityContext": {"fsGroup": RUN_AS_UID, "fsGroupChangePolicy": "OnRootMismatch"},
+        "securityContext": _pod_security_context(platform),
         "containers": [_container(service, tier_kind, tier, platform)],
         "volumes": [*_volumes(service), *(volume.manifest() for volume in overrides.volumes)],
     }
@@ -123,10 +120,20 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
             "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not handle SIGTERM, so it cannot drain
         },
         "resources": _resources(service, tier, platform),
-        "securityContext": SECURITY_CONTEXT,
+        "securityContext": _security_context(platform),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
     }
+
+
+def _pod_security_context(platform: PlatformConfig) -> Object:
+    user = platform.engine.run_as_user
+    return {**({} if user is None else {"fsGroup": user}), "fsGroupChangePolicy": "OnRootMismatch"}
+
+
+def _security_context(platform: PlatformConfig) -> Object:
+    user = platform.engine.run_as_user
+    return {**SECURITY_CONTEXT, **({} if user is None else {"runAsUser": user, "runAsGroup": user})}
 
 
 def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:

@@ -28,6 +28,7 @@ class EngineSettings(_ConfigModel):
     image_pull_secrets: tuple[dict[str, str], ...] = Field((), alias="imagePullSecrets")
     gpu_resource: str = Field("nvidia.com/gpu", alias="gpuResource")
     runtime_class_name: str | None = Field(None, alias="runtimeClassName")
+    run_as_user: int | None = Field(1000, alias="runAsUser", ge=1)  # None: the platform assigns user and group
     defaults: EngineDefaults = EngineDefaults()
 
 

@@ -20,6 +20,7 @@ engine:
   imagePullSecrets: {{ toJson .Values.engine.imagePullSecrets }}
   gpuResource: {{ .Values.engine.gpuResource }}
   runtimeClassName: {{ .Values.engine.runtimeClassName | default nil | toJson }}
+  runAsUser: {{ toJson .Values.engine.runAsUser }}
   defaults:
     args: {{ toJson .Values.engine.defaults.args }}
     env: {{ toJson .Values.engine.defaults.env }}
