@@ -19,7 +19,9 @@ def restricted_violations(spec: Object) -> list[str]:
     if pod.get("seccompProfile") != {"type": "RuntimeDefault"}:
         found.append("no seccomp profile")
     found += [f"{key} is shared" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    found += [f"volume {v['name']}" for v in spec.get("volumes", []) if not {"emptyDir", "configMap"} & set(v)]
+    found += [
+        f"volume {v['name']}" for v in spec.get("volumes", []) if not {"emptyDir", "configMap", "projected"} & set(v)
+    ]
     for container in containers(spec):
         own = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
         if container.get("securityContext") != own:
@@ -39,6 +41,27 @@ def test_containers_have_requests_and_memory_limit() -> None:
         for container in containers(spec):
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
             assert set(container["resources"]["limits"]) == {"memory"}
+
+
+def test_only_programs_that_call_the_api_server_have_a_token() -> None:
+    specs = pod_specs(render())
+    mounts = {
+        (pod, container["name"]): [
+            m["name"] for m in container.get("volumeMounts", []) if "serviceaccount" in m["mountPath"]
+        ]
+        for pod, spec in specs.items()
+        for container in containers(spec)
+        if not spec["automountServiceAccountToken"]
+    }
+    assert mounts == {
+        ("plimsoll-gateway", "init"): [],
+        ("plimsoll-gateway", "envoy"): [],
+        ("plimsoll-gateway", "picker"): ["api"],
+        ("plimsoll-test", "models"): [],
+    }
+    (volume,) = [one for one in specs["plimsoll-gateway"]["volumes"] if one["name"] == "api"]
+    paths = [next(iter(source.values())) for source in volume["projected"]["sources"]]
+    assert [p.get("path") or p["items"][0]["path"] for p in paths] == ["token", "ca.crt", "namespace"]
 
 
 def test_service_links_are_disabled() -> None:

@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "plimsoll.podSettings" -}}
 {{- $part := index .root.Values .component -}}
 serviceAccountName: {{ include "plimsoll.serviceAccount" . }}
-automountServiceAccountToken: true
+automountServiceAccountToken: {{ eq .component "operator" }}
 {{- /* A Service named plimsoll-gateway would otherwise set PLIMSOLL_GATEWAY_PORT to an address. */}}
 enableServiceLinks: false
 {{- with .root.Values.imagePullSecrets }}

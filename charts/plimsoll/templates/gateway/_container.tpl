@@ -1,6 +1,6 @@
 {{/* What the gateway's containers have in common. */}}
 
-{{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES). */}}
+{{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES "api" WHETHER-IT-CALLS-THE-API). */}}
 {{- define "plimsoll.gateway.container" -}}
 {{- with .resources -}}
 resources:
@@ -13,6 +13,9 @@ securityContext:
 volumeMounts:
   - {name: run, mountPath: /run/plimsoll}
   - {name: tmp, mountPath: /tmp}
+{{- if .api }}
+  - {name: api, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{/* The gateway's pods as a label selector: KEY=VALUE,KEY=VALUE. */}}
