@@ -13,7 +13,8 @@ import pytest
 
 from plimsoll.adapters.kube_client import BY_KIND, EVENTS, INFERENCESERVICES, KubeClient, WatchEvent
 from plimsoll.api import labels
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports

@@ -13,7 +13,8 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api import labels
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.reconcile.drain_reports import DrainReports

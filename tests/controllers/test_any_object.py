@@ -23,7 +23,8 @@ from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import pod_deletion_cost
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
 from plimsoll.controllers.object_cache import ObjectCache

@@ -12,7 +12,9 @@ import pytest
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, ScaleChange, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.scale_action import ScaleChange
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core.admission.publication import from_dict, to_dict
 from plimsoll.core.ports import (

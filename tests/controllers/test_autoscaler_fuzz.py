@@ -20,7 +20,8 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.v1alpha1.status import InferenceServiceStatus
 from plimsoll.cli import explain
 from plimsoll.cli.output import Screen
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, ServiceReading

@@ -15,9 +15,9 @@ from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
 from plimsoll.api.v1alpha1.service_name import MAX_NAME_CHARS
 from plimsoll.controllers.autoscale import scaling_status
-from plimsoll.controllers.autoscale.autoscaler import ScaleChange
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
+from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
 from plimsoll.controllers.reconcile import service_status

@@ -14,8 +14,9 @@ from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event
 from plimsoll.controllers import engine_poller, kopf_handlers
-from plimsoll.controllers.autoscale import autoscaler
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, ScaleChange, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.autoscale.tracked_service import FAILURE_BACKOFF_SECONDS
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
 from plimsoll.controllers.isolation import NAMED, ObjectErrors, Stage, supervise
@@ -303,23 +304,25 @@ async def test_tick_without_an_event_scales_all_services() -> None:
     assert errors.condition(CHAT) is None
 
 
-async def test_tick_error_while_one_is_set_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    kube, errors = Cluster(), ObjectErrors()
+async def test_tick_error_while_one_is_set_stops_no_other() -> None:
+    class Faulty(Cluster):
+        is_faulty = True
+
+        async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+            if self.is_faulty and deployment == "chat-serve":
+                fail()
+            await super().scale(namespace, deployment, replicas, manager)
+
+    kube, errors = Faulty(), ObjectErrors()
     _, working = scaler(kube, errors)
-    whole = working._annotate_deletion_costs
-
-    async def mark(change: ScaleChange) -> str:
-        return fail() if change.service_object["metadata"]["name"] == "chat" else await whole(change)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(working, "_annotate_deletion_costs", mark)
-        await working.tick(NOW_S)
+    await working.tick(NOW_S)
+    kube.is_faulty = False
     assert kube.scaled == ["other-serve"]
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "InferenceService team/chat: KeyError while its replicas were decided" in condition.message
     assert errors.condition(OTHER) is None
-    await working.tick(NOW_S + autoscaler.FAILURE_BACKOFF_SECONDS)
+    await working.tick(NOW_S + FAILURE_BACKOFF_SECONDS)
     assert errors.condition(CHAT) is None
     assert "chat-serve" in kube.scaled
 

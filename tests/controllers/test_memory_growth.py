@@ -11,7 +11,8 @@ import pytest
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import Event
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import ObjectCache, key_of
 from plimsoll.core.ports import GatewayReading, ServiceReading
 from plimsoll.core.types import Role

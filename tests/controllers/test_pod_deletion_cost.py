@@ -12,8 +12,9 @@ from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale import pod_deletion_cost
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.pod_deletion_cost import DELETION_COST_ANNOTATION, SCALE_DOWN_COST, select_pods
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.core.autoscaling.scale_down_candidates import UNKNOWN_LOAD, ReplicaLoad
 from plimsoll.core.errors import ClusterError, Conflict, Forbidden

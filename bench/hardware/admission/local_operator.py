@@ -31,7 +31,8 @@ from plimsoll.adapters.kube_client import KubeClient, WatchEvent
 from plimsoll.adapters.vllm_metrics import HttpGet
 from plimsoll.api import labels
 from plimsoll.api.events import Event
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import POLL_INTERVAL_SECONDS, GatewayPoller
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of

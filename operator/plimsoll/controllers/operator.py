@@ -35,10 +35,11 @@ from plimsoll.adapters.kube_client import (
 from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.api import labels
 from plimsoll.controllers import http_server, kopf_handlers
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler, SignalSources
+from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise

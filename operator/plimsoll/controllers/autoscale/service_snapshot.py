@@ -1,0 +1,107 @@
+"""Reads one service's snapshot, the input of its decision: metrics, and the replicas of each tier."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.autoscale.tracked_service import TrackedService
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
+from plimsoll.controllers.replicas_owner import replicas_set_by
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.types import Role
+from plimsoll.resources import object_meta
+
+Object = dict[str, Any]
+
+STARTUP_REPORT_GRACE_SECONDS: Final = 15.0  # wait for the launcher's final start-up report
+DEFAULT_SLO_SHARE: Final = 0.95  # percentile that is measured for a service without an SLO
+
+
+class SnapshotReader:
+    """Makes snapshots from the caches and the signals."""
+
+    def __init__(self, cache: ObjectCache, sources: SignalSources) -> None:
+        self._cache = cache
+        self._sources = sources
+
+    def read(
+        self,
+        key: Key,
+        service_object: Object,
+        entry: TrackedService,
+        spec: ScalingSpec,
+        gateways: tuple[str, ...],
+        now_s: float,
+    ) -> ServiceSnapshot:
+        tiers: dict[str, TierSnapshot] = {}
+        ready: dict[Role, list[str]] = {}
+        pods = self._cache.children("Pod", key)
+        entry.prune(gateways, [pod["metadata"]["name"] for pod in pods])
+        for name in entry.service_state.tiers:
+            tier_pods = [pod for pod in pods if tier_of(pod) == name]
+            ready[Role(name)] = [pod["metadata"]["name"] for pod in tier_pods if pod_startup.is_ready(pod)]
+            deployment = owned_deployment(self._cache, service_object, name)
+            if deployment is not None:
+                tiers[name] = self._tier_snapshot(entry, name, deployment, tier_pods, ready[Role(name)], spec, now_s)
+        entry.horizon_s = spec.horizon_s
+        slo_share = DEFAULT_SLO_SHARE if spec.slo is None else spec.slo.share
+        service_metrics = entry.aggregator.collect(now_s, ready, gateways, slo_share)
+        if service_metrics.has_new_rate and service_metrics.rate_per_s:
+            self._sources.mark_active(key)
+        return ServiceSnapshot(service_metrics, tiers)
+
+    def _tier_snapshot(
+        self,
+        entry: TrackedService,
+        name: str,
+        deployment: Object,
+        pods: list[Object],
+        ready: list[str],
+        spec: ScalingSpec,
+        now_s: float,
+    ) -> TierSnapshot:
+        ready_names, is_automatic = set(ready), spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
+        starting_pods = [p for p in pods if p["metadata"]["name"] not in ready_names]
+        entry.starting_pods |= {p["metadata"]["name"] for p in starting_pods}
+        for pod in pods:
+            pod_name = pod["metadata"]["name"]
+            if pod_name in ready_names and pod_name in entry.starting_pods:
+                progress = self._sources.startup_progress(pod_name)
+                if (
+                    pod_startup.is_complete(progress)
+                    or pod_startup.ready_for_s(pod, now_s) > STARTUP_REPORT_GRACE_SECONDS
+                ):
+                    entry.starting_pods.discard(pod_name)
+                    entry.service_state.record_startup(
+                        name, pod_startup.phase_durations(pod, progress), pod_startup.startup_variant(pod)
+                    )
+        return TierSnapshot(
+            replicas=int(deployment["spec"].get("replicas", 1)),
+            ready=len(ready),
+            starting=tuple(
+                pod_startup.startup_state(p, self._sources.startup_progress(p["metadata"]["name"]))
+                for p in starting_pods
+            ),
+            engine_info=next(filter(None, map(self._sources.engine_info, ready)), None),
+            variant=entry.startup_variant(name, deployment),
+            replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # others own it in other modes
+        )
+
+
+def owned_deployment(cache: ObjectCache, service_object: Object, tier: str) -> Object | None:
+    """The Deployment of a tier; None before it is created, or if it belongs to another object."""
+    namespace, name = key_of(service_object)
+    deployment = cache.get("Deployment", (namespace, object_meta.tier_name(name, tier)))
+    return (
+        deployment
+        if deployment is not None and object_meta.owner_uid(deployment) == service_object["metadata"]["uid"]
+        else None
+    )
+
+
+def tier_of(pod: Object) -> str | None:
+    """The tier of a pod that is not being deleted, else None."""
+    return None if pod_startup.is_terminating(pod) else role_of(pod)

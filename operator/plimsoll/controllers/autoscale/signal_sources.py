@@ -1,0 +1,34 @@
+"""Where the scaling tick gets its inputs from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.adapters.launcher import StartupProgress
+from plimsoll.controllers.object_cache import Key
+from plimsoll.core.ports import EngineInfo, GatewayReading, MetricsHistory
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SignalSources:
+    """Inputs of the tick.
+
+    gateways: fresh readings, and the names of all gateways. engine_info, startup_progress, running_requests: last
+    report of an engine, by pod name. mark_active: called for a service with arrivals, so that its engines are polled
+    more often. history: None if no metrics store is configured. prometheus_only_tiers: tiers of a service with an
+    engine that is known from the metrics store only. checkpoint: learned state that an earlier process has stored for a
+    service.
+    """
+
+    gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
+    engine_info: Callable[[str], EngineInfo | None]
+    startup_progress: Callable[[str], StartupProgress | None]
+    running_requests: Callable[[str], float | None] = lambda pod: None
+    mark_active: Callable[[Key], None] = lambda key: None
+    history: MetricsHistory | None = None
+    prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()
+    checkpoint: Callable[[Object], str | None] = lambda service_object: None

@@ -1,0 +1,219 @@
+"""One service in this process: what is known of it between two ticks, and its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.autoscale import learned_state, scaling_status
+from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
+from plimsoll.core.admission.publication import AdmissionLimits, from_dict
+from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.startup_models import Variant
+from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
+from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.engine_model.kv_transfer import TransferAssessment, TransferStats, assess, recompute_s_per_token
+from plimsoll.core.types import Role, Unavailable
+
+Object = dict[str, Any]
+
+REPORT_INTERVAL_SECONDS: Final = 60.0  # interval at which the figures in the status are refreshed
+IDLE_INTERVAL_SECONDS: Final = 4.0  # decision interval of an idle service; a request ends it at once
+TRANSFER_ASSESSMENT_SECONDS: Final = 10.0  # interval at which KV transfer is assessed
+FAILURE_BACKOFF_SECONDS: Final = 30.0  # pause after a failed decision
+
+
+@dataclass
+class TrackedService:
+    """One service in this process.
+
+    starting_pods: pods first seen before they were ready; only their start-up times are recorded.
+    """
+
+    service_state: ServiceState
+    aggregator: MetricsAggregator
+    publisher: AdmissionPublisher
+    uid: str  # of the object; a re-created object of the same name starts without state
+    checkpoint: str | None  # learned state of an earlier process
+    tracked_since_s: float
+    transfer_assessment: TransferAssessment | None = None
+    transfer_assessed_s: float = -math.inf  # time of the last assessment
+    starting_pods: set[str] = field(default_factory=set)
+    report: ScalingReport | None = None
+    report_made_s: float = -math.inf
+    horizon_s: float | None = None  # from the spec at the last tick
+    signal_health: SignalHealth = field(default_factory=SignalHealth)
+    limits: LimitTracker = field(default_factory=LimitTracker)
+    arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
+    variants: dict[str, tuple[Object, Variant]] = field(
+        default_factory=dict
+    )  # by tier, with the Deployment it was read from
+    idle_until_s: float = -math.inf  # no decision is due before
+    last_failure_s: float = -math.inf  # time of the last failed decision
+    decided_object: Object | None = None
+    last_metrics: tuple[float, ServiceMetrics] | None = None  # time and metrics of the last tick that decided
+
+    def mark_active(self, gateway: str, arrivals: float) -> None:
+        """Record a gateway's arrival counter; a change ends the idle period."""
+        if self.arrivals_by_gateway.get(gateway) != arrivals:
+            self.idle_until_s = -math.inf
+        self.arrivals_by_gateway[gateway] = arrivals
+
+    def prune(self, gateways: Iterable[str], pods: Iterable[str]) -> None:
+        """Drop deleted gateways, and pods that were deleted before they became ready."""
+        for gateway in self.arrivals_by_gateway.keys() - set(gateways):
+            del self.arrivals_by_gateway[gateway]
+        self.starting_pods &= set(pods)
+
+    def startup_variant(self, tier: str, deployment: Object) -> Variant:
+        """The start-up variant of a tier's new pods, cached per version of its Deployment."""
+        cached = self.variants.get(tier)
+        if cached is None or cached[0] is not deployment:
+            cached = self.variants[tier] = (
+                deployment,
+                pod_startup.startup_variant(deployment["spec"].get("template") or {}),
+            )
+        return cached[1]
+
+    def assess_transfer(self, transfer_stats: TransferStats, now_s: float) -> None:
+        """Compare the KV transfer time of the decode engines with the time to recompute the same prompts.
+
+        An assessment stays valid until the next one: where transfers are slow the gateways use few of them, which is
+        too little data for an assessment.
+        """
+        if 0.0 <= now_s - self.transfer_assessed_s < TRANSFER_ASSESSMENT_SECONDS:
+            return
+        self.transfer_assessed_s = now_s
+        tier, workload = self.service_state.tiers.get(Role.DECODE), self.service_state.workload
+        if tier is None or tier.model is None or tier.limits is None or isinstance(workload, Unavailable):
+            return
+        recompute_s = recompute_s_per_token(tier.model, workload, tier.limits.token_budget)
+        if not isinstance(recompute_s, Unavailable):
+            assessment = assess(
+                transfer_stats, recompute_s, self.transfer_assessment is None or self.transfer_assessment.pays
+            )
+            if not isinstance(assessment, Unavailable):
+                self.transfer_assessment = assessment
+
+    @property
+    def slow_transfer_message(self) -> str | None:
+        """Why remote prefill does not pay; None if it pays or if that is unknown."""
+        return (
+            self.transfer_assessment.message
+            if self.transfer_assessment is not None and not self.transfer_assessment.pays
+            else None
+        )
+
+    def is_idle(self, service_object: Object, now_s: float) -> bool:
+        """Whether the service is idle, and its object is the one of the last decision."""
+        return service_object is self.decided_object and 0.0 < self.idle_until_s - now_s <= IDLE_INTERVAL_SECONDS
+
+    def has_recent_failure(self, now_s: float) -> bool:
+        """Whether the last failed decision is less than FAILURE_BACKOFF_SECONDS ago."""
+        return 0.0 <= now_s - self.last_failure_s < FAILURE_BACKOFF_SECONDS
+
+    def mark_idle(
+        self, service_object: Object, snapshot: ServiceSnapshot, spec: ScalingSpec, has_changes: bool, now_s: float
+    ) -> None:
+        """Start an idle period if the service is not sized, or has no load and is settled."""
+        has_no_load = not snapshot.metrics.rate_per_s and snapshot.metrics.coverage == 1.0
+        is_settled = all(tier.ready == tier.replicas and not tier.starting for tier in snapshot.tiers.values())
+        can_idle = not has_changes and (spec.slo is None or (has_no_load and is_settled))
+        self.decided_object = service_object
+        self.idle_until_s = now_s + IDLE_INTERVAL_SECONDS if can_idle else -math.inf
+
+    def initial_report(self, now_s: float) -> ScalingReport:
+        """The report that precedes the first one of this process."""
+        return scaling_status.initial_report(self.checkpoint, now_s)
+
+    def fail(self, error: Exception, now_s: float) -> None:
+        """Record a failed decision: the replica counts are frozen, and the report shows the error."""
+        self.last_failure_s = now_s
+        self.report = scaling_status.failed_report(self.report or self.initial_report(now_s), error)
+
+    def update_report(
+        self,
+        service: InferenceService,
+        snapshot: ServiceSnapshot,
+        spec: ScalingSpec,
+        gateways: tuple[str, ...],
+        prometheus_only_tiers: tuple[str, ...],
+        now_s: float,
+    ) -> bool:
+        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
+
+        Admission limits are published in between, without new figures. Returns whether the report has changed.
+        """
+        old_report = self.report
+        published = self.publisher.published
+        health = self.signal_health.report(
+            snapshot, published is not None and published.cost_model is not None, gateways, now_s
+        )
+        health = health._replace(prometheus_only_tiers=prometheus_only_tiers)
+        is_shedding = scaling_status.is_shedding(snapshot, old_report)
+        last_decision = self.service_state.last_decision
+        limited = NOT_LIMITED
+        if last_decision is not None:
+            limited = self.limits.update(last_decision.decision, now_s, service.metadata.generation)
+        self.assess_transfer(snapshot.metrics.transfer_stats, now_s)
+        slow_transfer = self.slow_transfer_message
+        if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:
+            slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
+        state_key = scaling_status.state_key(service, self.service_state, snapshot, health, is_shedding, limited)
+        if (
+            old_report is not None
+            and old_report.state_key == state_key
+            and bool(old_report.slow_transfer_message) == bool(slow_transfer)
+            and now_s - self.report_made_s < REPORT_INTERVAL_SECONDS
+        ):
+            if old_report.published is published:
+                return False
+            self.report = replace(old_report, published=published)
+            return True
+        has_unknown_sizing = any(isinstance(need, Unavailable) for need in self.service_state.sizings.values())
+        if (
+            old_report is None
+            and spec.slo is not None
+            and self.checkpoint
+            and has_unknown_sizing
+            and now_s - self.tracked_since_s < GATEWAY_SILENCE_SECONDS
+        ):
+            return False  # after a restart the old status is better than one without any signal
+        previous = old_report or self.initial_report(now_s)
+        new_report = scaling_status.build_report(
+            service, self.service_state, snapshot, spec, previous, published, slow_transfer, health, limited, now_s
+        )
+        self.report_made_s = now_s
+        if new_report == old_report:
+            return False
+        self.report = new_report
+        return True
+
+
+def track(service_object: Object, service: InferenceService, checkpoint: str | None, now_s: float) -> TrackedService:
+    """Start to track a service, with the state that an earlier process left. checkpoint: its learned state."""
+    roles = [kind for kind, _ in service.spec.tiers.items()]
+    status = service_object.get("status") or {}
+    aggregator = MetricsAggregator([Role(role) for role in roles])
+    publisher, uid = AdmissionPublisher.restore(_published_before(status)), service_object["metadata"]["uid"]
+    tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
+    if checkpoint is not None:
+        learned_state.restore(tracked.service_state, checkpoint)
+    learned_state.restore_decisions(tracked.service_state, status)
+    return tracked
+
+
+def _published_before(status: Object) -> AdmissionLimits | None:
+    """The admission limits that an earlier process published; None if there are none or they cannot be read."""
+    try:
+        return from_dict(status["admission"]) if "admission" in status else None
+    except ValueError:
+        return None
