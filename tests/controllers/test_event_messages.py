@@ -14,7 +14,7 @@ from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
 from plimsoll.api.v1alpha1.service_name import MAX_NAME_CHARS
-from plimsoll.controllers.autoscale import scaling_status
+from plimsoll.controllers.autoscale import scaling_conditions
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
@@ -116,7 +116,7 @@ def condition_events() -> Iterator[Event]:
     for trouble in troubles:
         yield from transition_events(trouble, good)
         yield from transition_events(named, trouble)
-    for held in scaling_conditions():
+    for held in emitting_conditions():
         for other in (replace(held, holds=True, reason=ConditionReason.ADMITTING_ALL), replace(held, holds=False)):
             for first, second in ((held, other), (other, held)):
                 yield from transition_events(
@@ -131,11 +131,11 @@ def slow_transfer() -> str:
     return assessment.message
 
 
-def scaling_conditions() -> Iterator[conditions.Condition]:
+def emitting_conditions() -> Iterator[conditions.Condition]:
     """The scaling conditions that emit Events, from their builders."""
     tiers = ("prefill", "decode")
     yield from (
-        scaling_status._metrics_available(ServiceSnapshot(ServiceMetrics(0.0), {}), health)
+        scaling_conditions.metrics_available(ServiceSnapshot(ServiceMetrics(0.0), {}), health)
         for health in (HealthReport(), HealthReport(True), HealthReport(silent_tiers=tiers))
     )
     state = ServiceState.for_roles(["prefill", "decode"])
@@ -144,14 +144,14 @@ def scaling_conditions() -> Iterator[conditions.Condition]:
         MANY, MANY, 123_456.7, 0.000_123, 9876.5, Constraint.TTFT, 0.8, 0.6, 3599.9, None, infeasible=infeasible
     )
     state.sizings = dict.fromkeys(tiers, sizing)
-    yield scaling_status._slo_feasible(state)
+    yield scaling_conditions.slo_feasible(state)
     decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
     overload = ServiceMetrics(123_456.7, rejected_share=0.999)
     snapshot = ServiceSnapshot(overload, dict.fromkeys(tiers, TierSnapshot(MANY, MANY)))
     starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
     for health in (HealthReport(), HealthReport(stale_gateways=stale_gateways())):
-        yield scaling_status._admission_healthy(state, snapshot, report(), health, starting)
+        yield scaling_conditions.admission_healthy(state, snapshot, (), health, starting)
     for limited in limited_decisions():
         decision_of = ScalingDecision({"prefill": limited}, None, DecisionState())
         found = LimitTracker().update(decision_of, 0.0)

@@ -16,12 +16,10 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
-from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
+from plimsoll.api.message_text import join_within
 from plimsoll.api.v1alpha1 import MAX_PAST_DECISIONS, InferenceService
-from plimsoll.controllers.autoscale import learned_state, slo_status
+from plimsoll.controllers.autoscale import learned_state, scaling_conditions, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
-    ENGINE_SILENCE_SECONDS,
-    GATEWAY_SILENCE_SECONDS,
     HealthReport,
 )
 from plimsoll.core import units
@@ -39,15 +37,9 @@ from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
 
-SHEDDING_SHARE: Final = 0.01  # share of rejected requests above which AdmissionHealthy is false
 MAX_VARIANT_CHARS: Final = 1024
 # Upper bound on the learned state that a restart loses while nothing else makes the status change.
 CHECKPOINT_INTERVAL_SECONDS: Final = 900.0
-
-_PROMETHEUS_ONLY: Final = (
-    "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
-    " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
-)
 
 
 @dataclass(frozen=True)
@@ -95,15 +87,6 @@ def _condition_of(report: ScalingReport, kind: ConditionType) -> Condition | Non
     return next((condition for condition in report.conditions if condition.type is kind), None)
 
 
-def is_shedding(snapshot: ServiceSnapshot, old_report: ScalingReport | None) -> bool:
-    """Whether the service sheds load. It starts above SHEDDING_SHARE, and ends after a minute without a rejection."""
-    share = snapshot.metrics.rejected_share
-    was_shedding = old_report is not None and any(
-        c.type is ConditionType.ADMISSION_HEALTHY and c.holds is False for c in old_report.conditions
-    )
-    return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
-
-
 def state_key(
     service: InferenceService,
     service_state: ServiceState,
@@ -124,7 +107,7 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
-        _is_partial(snapshot),
+        scaling_conditions.is_partial(snapshot),
         (limited.reason, limited.bound),
         *(
             (
@@ -165,7 +148,8 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     timed_decisions = [*service_state.decisions] if is_sized else []
-    current_state = state_key(service, service_state, snapshot, health, is_shedding(snapshot, previous), limited)
+    is_shedding = scaling_conditions.is_shedding(snapshot, previous.conditions)
+    current_state = state_key(service, service_state, snapshot, health, is_shedding, limited)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
@@ -192,9 +176,6 @@ def build_report(
     )
 
 
-# ---------------------------------------------------------------- conditions
-
-
 def _conditions(
     service_state: ServiceState,
     snapshot: ServiceSnapshot,
@@ -208,153 +189,16 @@ def _conditions(
     """The conditions. tiers, slo_figures: the figures of the status, which the messages quote."""
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield _scaling_active(service_state, spec)
+    yield scaling_conditions.scaling_active(service_state, spec)
     if spec.slo is None or service_state.last_decision is None:
         return
-    yield _metrics_available(snapshot, health)
-    yield _slo_feasible(service_state)
+    yield scaling_conditions.metrics_available(snapshot, health)
+    yield scaling_conditions.slo_feasible(service_state)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
     yield limited
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})
-    yield _admission_healthy(service_state, snapshot, previous, health, starting)
-
-
-def _scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
-    def inactive(reason: ConditionReason, message: str) -> Condition:
-        return Condition(ConditionType.SCALING_ACTIVE, False, reason, message)
-
-    if spec.policy.paused:
-        return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
-    if spec.policy.mode is not ScalingMode.AUTO:
-        return inactive(
-            ConditionReason.RECOMMEND_ONLY
-            if spec.policy.mode is ScalingMode.RECOMMEND
-            else ConditionReason.SCALING_OFF,
-            f"spec.scaling.mode is {spec.policy.mode}: the autoscaler does not change replica counts",
-        )
-    if spec.slo is None:
-        return inactive(
-            ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
-        )
-    decided = {} if service_state.last_decision is None else service_state.last_decision.decision.tiers
-    unsized = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
-    without_demand = {
-        n for n in unsized if n in decided and not decided[n].is_held and decided[n].steps[0].name == "demand"
-    }
-    frozen = {name: reason for name, reason in unsized.items() if name not in without_demand}
-    frozen |= {  # a size computed from an old sample does not count as current
-        n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
-    }
-    if frozen:
-        reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
-        return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
-    decision = service_state.last_decision.decision if service_state.last_decision else None
-    binding = (decision and decision.binding_tier) or "none"
-    overrides = [f"; {n}: {t.override}" for n, t in (decision.tiers if decision else {}).items() if t.override]
-    message = f"each tier is sized for its forecast; binding tier: {binding}"
-    if without_demand:
-        message = (
-            "no request arrives, waits or runs, as all gateways and engines report: each tier keeps its minReplicas"
-        )
-    message += "".join(overrides)
-    return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
-
-
-def _is_partial(snapshot: ServiceSnapshot) -> bool:
-    """Whether some gateways or engines report and others do not."""
-    coverages = [snapshot.metrics.coverage, *(tier.coverage for tier in snapshot.metrics.tiers.values())]
-    return any(0.0 < coverage < 1.0 for coverage in coverages)
-
-
-def _metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condition:
-    if health.gateways_silent:
-        message = (
-            f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
-            " and the replica count is frozen"
-        )
-        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
-    if health.silent_tiers:
-        message = (
-            f"no ready engine of {', '.join(health.silent_tiers)} has sent metrics for {ENGINE_SILENCE_SECONDS:.0f} s,"
-            " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
-        )
-        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
-    if _is_partial(snapshot):
-        message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
-        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_PARTIAL, message)
-    if health.prometheus_only_tiers:
-        message = _PROMETHEUS_ONLY.format(", ".join(health.prometheus_only_tiers))
-        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, message)
-    return Condition(
-        ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, "all gateways and engines report metrics"
-    )
-
-
-def _slo_feasible(service_state: ServiceState) -> Condition:
-    infeasible_tiers = {
-        n: tier_sizing
-        for n, tier_sizing in service_state.sizings.items()
-        if isinstance(tier_sizing, SizingResult) and tier_sizing.infeasible is not None
-    }
-    for name, sizing in infeasible_tiers.items():
-        assert sizing.infeasible is not None
-        nearest = sizing.infeasible.nearest_slo
-        targets = () if nearest is None else nearest.targets
-        targets_text = ", ".join(
-            f"slo.{name.lower()} {units.format_rounded_duration(value)}" for name, value in targets if value is not None
-        )
-        violation = f"{sizing.infeasible.constraint} violates it"
-        brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
-        message = f"{brief}{sizing.infeasible.hint}"
-        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
-    if service_state.sizings and all(isinstance(sizing, SizingResult) for sizing in service_state.sizings.values()):
-        return Condition(
-            ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
-        )
-    return Condition(
-        ConditionType.SLO_FEASIBLE, None, ConditionReason.NOT_MEASURED, "the SLO capacity of the tiers is not known yet"
-    )
-
-
-def _admission_healthy(
-    service_state: ServiceState,
-    snapshot: ServiceSnapshot,
-    previous: ScalingReport,
-    health: HealthReport,
-    starting: Object,
-) -> Condition:
-    """Whether requests are admitted. starting: `status.tiers.*.starting` of the tier that serves clients."""
-    is_shedding_now = is_shedding(snapshot, previous)
-    if health.stale_gateways is not None:
-        problem = health.stale_gateways.split(". ")[0]
-        brief = f"{shorten(problem, MAX_QUOTE_CHARS)}; see condition AdmissionHealthy"
-        return Condition(
-            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways, brief
-        )
-    if not is_shedding_now:
-        message = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
-        return Condition(ConditionType.ADMISSION_HEALTHY, True, ConditionReason.ADMITTING_ALL, message)
-    tier, sizing = service_state.client_tier, service_state.sizings.get(service_state.client_tier)
-    tier_snapshot, rate = snapshot.tiers.get(tier), snapshot.metrics.rate_per_s
-    parts = [f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"]
-    if tier_snapshot is not None and isinstance(sizing, SizingResult) and not isinstance(rate, Unavailable):
-        capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
-        replicas = f"{tier_snapshot.ready} ready {tier} {'replica' if tier_snapshot.ready == 1 else 'replicas'}"
-        parts.append(
-            f"arrival rate {units.format_rate(rate)}, SLO capacity {units.format_rate(capacity_per_s)} with {replicas}"
-        )
-    if starting:
-        due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
-        parts.append(f"{starting['count']} starting{due}")
-    return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
-
-
-def _step_reason(tier: TierDecision, name: str) -> str:
-    return next((step.reason for step in tier.steps if step.name == name), tier.summary)
-
-
-# ---------------------------------------------------------------- figures
+    yield scaling_conditions.admission_healthy(service_state, snapshot, previous.conditions, health, starting)
 
 
 def _tier_status(

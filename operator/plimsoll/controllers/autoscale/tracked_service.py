@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
-from plimsoll.controllers.autoscale import learned_state, scaling_status
+from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
@@ -158,7 +158,7 @@ class TrackedService:
             snapshot, published is not None and published.cost_model is not None, gateways, now_s
         )
         health = health._replace(prometheus_only_tiers=prometheus_only_tiers)
-        is_shedding = scaling_status.is_shedding(snapshot, old_report)
+        is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
         limited = NOT_LIMITED
         if last_decision is not None:
