@@ -16,8 +16,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from plimsoll.core.units import format_number
-
 PROFILE_FOLDER: Final = Path(__file__).parent / "profiles"
 
 
@@ -193,7 +191,8 @@ def _coefficients(document: Any) -> StepCoefficients:
 def _number(document: Mapping[str, Any], key: str, default: float | None, minimum: float = 0.0) -> float:
     value = document.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= sys.float_info.max:
-        raise ProfileError(f"{key} must be a number of at least {format_number(minimum)}, not {value!r}")
+        bound = "above 0" if minimum == math.ulp(0.0) else f"of at least {minimum}"
+        raise ProfileError(f"{key} must be a number {bound}, not {value!r}")
     return float(value)
 
 
