@@ -57,7 +57,8 @@ def test_changed_and_removed_bounds_are_followed_at_once(changing: Service) -> N
     wait_until("one engine is left", lambda: len(changing.pods()) == 1, FOLLOW_S)
     changing.wait_ready()
     assert simulated_fleet.desired_replicas(changing) == 1
-    assert changing.condition("ScalingLimited").get("status") != "True"
+    # It stays for a minute after the limit last applied.
+    wait_until("no limit applies", lambda: changing.condition("ScalingLimited").get("status") != "True", 2 * FOLLOW_S)
 
 
 def test_removed_pod_overrides_leave_the_pods(changing: Service) -> None:
