@@ -34,6 +34,7 @@ from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
 from plimsoll.controllers.reconcile.service_status import TierStatusInputs
+from plimsoll.core.admission.publication import FORMAT_VERSION
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.resources import object_meta
@@ -72,7 +73,7 @@ def a_service() -> Object:
         "lastDecision": decision,
         "decisions": [decision],
         "admission": {
-            "version": 3, "classes": ["default"], "costModel": None, "readyAt": 1.0, "readyCapacity": 2.0,
+            "version": FORMAT_VERSION, "classes": ["default"], "readyAt": 1.0, "readyCapacity": 2.0,
             "starting": True, "shares": {"gw": 1}, "capacitySteps": [[1.0, 2.0]],
         },
         "tiers": {"serve": {"replicas": 1, "ready": 1, "desired": 1, "summary": "1/1", "revision": "r"}},

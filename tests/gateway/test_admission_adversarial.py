@@ -356,7 +356,7 @@ async def test_unreadable_publication_still_counts_slo() -> None:
     assert told["object"] == {"version": "", "admission_active": True, "parse_error": ""}
 
 
-UNREADABLE_MESSAGE = "status.admission: version 99 is not supported; expected 3"
+UNREADABLE_MESSAGE = "status.admission: version 99 is not supported; expected 4"
 
 
 class FakeTransport(asyncio.Transport):

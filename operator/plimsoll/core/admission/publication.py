@@ -19,7 +19,8 @@ from plimsoll.core import units
 from plimsoll.core.admission.controller import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import EngineCostModel
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
+INFINITE: Final = "infinite"  # in place of a number, which JSON cannot have; a null would count as absent
 MIN_RELATIVE_CHANGE: Final = 0.05  # relative change of a cost-model value that triggers a write
 MIN_OUTPUT_CHANGE: Final = 0.1  # same, as a share of output tokens that moved
 MIN_TIME_CHANGE_S: Final = 3.0  # same, for an expected time
@@ -89,17 +90,17 @@ class AdmissionLimits:
 
 
 def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
-    """Returns the limits as JSON values. Infinity is null; numbers have six significant digits."""
-    cost_model = (
-        None
-        if limits.cost_model is None
-        else {name: _to_json(value) for name, value in asdict(limits.cost_model).items()}
-    )
+    """Returns the limits as JSON values. What is None is absent; numbers have six significant digits."""
+    optional: dict[str, Any] = {}
+    if limits.cost_model is not None:
+        values = asdict(limits.cost_model).items()
+        optional["costModel"] = {name: _to_json(value) for name, value in values if value is not None}
+    if limits.ready_at_s is not None:
+        optional["readyAt"] = round(limits.ready_at_s, 1)
     return {
         "version": FORMAT_VERSION,
         "classes": list(limits.classes),
-        "costModel": cost_model,
-        "readyAt": None if limits.ready_at_s is None else round(limits.ready_at_s, 1),
+        **optional,
         "readyCapacity": _to_json(limits.ready_capacity),
         "starting": limits.starting,
         "shares": dict(sorted(limits.shares.items())),
@@ -114,11 +115,11 @@ def from_dict(stored: Any) -> AdmissionLimits:
     if stored.get("version") != FORMAT_VERSION:
         raise ValueError(f"version {stored.get('version')!r:.40} is not supported; expected {FORMAT_VERSION}")
     try:
-        cost_model = stored["costModel"]
+        cost_model, ready_at_s = stored.get("costModel"), stored.get("readyAt")
         return AdmissionLimits(
             classes=tuple(str(name) for name in stored["classes"]),
             cost_model=None if cost_model is None else _parse_cost_model(cost_model),
-            ready_at_s=None if stored["readyAt"] is None else _parse_number(stored["readyAt"]),
+            ready_at_s=None if ready_at_s is None else _parse_number(ready_at_s),
             ready_capacity=_parse_number(stored["readyCapacity"]),
             starting=bool(stored["starting"]),
             shares={str(name): _parse_count(slots) for name, slots in (stored["shares"] or {}).items()},
@@ -166,10 +167,10 @@ def _parse_cost_model(stored: Mapping[str, Any]) -> EngineCostModel:
         if name == "output_quantiles":  # an older operator does not write it
             values[name] = tuple(_parse_number(v) for v in stored.get(name) or ())
             continue
-        value = stored[name]
+        value: Any = stored.get(name) if name in _OPTIONAL_FIELDS else stored[name]
         if name in _PER_CLASS_FIELDS:
-            values[name] = tuple(math.inf if v is None else _parse_number(v) for v in value)
-        elif value is None and name in _UNBOUNDED_FIELDS:
+            values[name] = tuple(math.inf if v == INFINITE else _parse_number(v) for v in value)
+        elif value == INFINITE and name in _UNBOUNDED_FIELDS:
             values[name] = math.inf
         elif value is None and name in _OPTIONAL_FIELDS:
             values[name] = None
@@ -218,5 +219,5 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_to_json(part) for part in value]
     if isinstance(value, float):
-        return units.round_significant(value, 6) if math.isfinite(value) else None
+        return units.round_significant(value, 6) if math.isfinite(value) else INFINITE
     return value
