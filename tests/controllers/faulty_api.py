@@ -53,6 +53,7 @@ class FaultyApi:
 
     async def stop(self) -> None:
         await self._runner.cleanup()
+        await asyncio.sleep(0.1)  # for the transports that are being closed
 
     async def set(self, fault: Fault) -> None:
         """Change the fault. Connections of before are closed, as those of a server that has restarted."""
