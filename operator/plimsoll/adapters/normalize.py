@@ -74,7 +74,6 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "InferenceService": {
         "status": {
             "conditions": _CONDITIONS,
-            "learned": {},
             "lastDecision": {"time": str, "binding": str},
             "decisions": [{"time": str, "binding": str}],
             "admission": {},

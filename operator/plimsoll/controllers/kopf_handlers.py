@@ -1,7 +1,7 @@
 """kopf handlers: they forward changes of InferenceServices and do no other work.
 
 kopf asks for the next watch at once when the API server ends one, so a server that ends each of them at once would get
-thousands of requests a second. Its session is therefore paced.
+two thousand requests a second. Its session is therefore paced.
 """
 
 from __future__ import annotations

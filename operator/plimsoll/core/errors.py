@@ -3,9 +3,9 @@
 PlimsollError
 |- InvalidSpec          the user's object cannot be acted on; retrying does not help
 `- ClusterError         the API server said no, or did not answer
-   |- NotFound  Conflict  Rejected  Forbidden   (Rejected: the object itself is at fault)
-   |- Unavailable       away, slow or asking for patience; try again after `retry_after_seconds`
-   `- Fenced            this process no longer holds the lease, so it must not write
+   |- NotFound  Conflict  ObjectRejected  Forbidden   (ObjectRejected: the object itself is at fault)
+   |- BackendUnavailable   away, slow or asking for patience; try again after `retry_after_seconds`
+   `- LeaseLost            this process no longer holds the lease, so it must not write
 """
 
 from __future__ import annotations
