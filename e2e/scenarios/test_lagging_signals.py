@@ -74,7 +74,7 @@ class Signal:
 
 SIGNALS = (
     Signal(
-        *("queue", "num_requests_waiting", "waiting", "requests wait for 1 ready", "prefill"),
+        *("queue", "num_requests_waiting", "waiting", "waiting requests for 1 ready", "prefill"),
         words=2500,
         tokens=4,
         flags=LONG_PROMPTS,

@@ -193,7 +193,7 @@ def test_operator_metrics_match_client_records(taught: LearnedService, gateway: 
     sent, ok = len(records), [r for r in records if r.ok]
     counted = [told["requests"] for told in gateway.services(taught.service.key)]
     total = {name: sum(one[name] for one in counted) for name in ("arrived", "retried", "succeeded", "failed")}
-    refused = sum(sum(one["refused"].values()) for one in counted)
+    refused = sum(sum(one["rejected"].values()) for one in counted)
     ticks = [
         (gateways_read_at(one), gateways_read_at(two), metric_value(two, "rate_per_s"))
         for one, two in pairwise(taught.told)
@@ -335,7 +335,7 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     surely, at_most = _minute([*taught.records, *records], told)
     arrived = metric_value(told, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
-    print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['heard']}")
+    print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['metrics']}")
     refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is RequestResult.REJECTED}
     seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _first_attempts(sent)]
     print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")
