@@ -402,7 +402,32 @@ def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
     )
     waits = gate(replicas=0)
     assert waits.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
-    assert outcomes(waits.release(31.0)) == [AdmissionOutcome.SHED_DEADLINE]
+    assert outcomes(waits.release(31.0)) == [AdmissionOutcome.SHED_STARTING]
+
+
+def test_startup_of_sleeping_service_is_told_at_once() -> None:
+    """The whole start-up time counts from the request that orders the start; SDKs must not retry into a long one."""
+    for startup_s, outcome in ((20.0, AdmissionOutcome.QUEUED), (600.0, AdmissionOutcome.SHED_STARTING)):
+        door = gate(replicas=0, outlook=CapacityAnnouncement(None, 0.5, startup_s=startup_s))
+        door.tick(100.0, CapacityAnnouncement(None, 0.5, startup_s=startup_s))
+        decision = door.submit(ask("a", 100.0), 100.0)
+        assert decision.outcome is outcome
+    assert decision.retry is not None
+    assert decision.retry.eta_s is not None
+    assert startup_s <= decision.retry.eta_s < startup_s + 5.0
+    assert decision.retry.retry_after_s == math.ceil(decision.retry.eta_s)
+    assert not decision.retry.retryable
+
+
+def test_queue_end_while_starting_tells_when_to_return() -> None:
+    door = gate(replicas=0, outlook=CapacityAnnouncement(29.0, 0.5))
+    assert door.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
+    door.tick(20.0, CapacityAnnouncement(50.0, 0.5))  # the start takes longer than was expected
+    (late,) = door.release(31.0)
+    assert late.outcome is AdmissionOutcome.SHED_STARTING
+    assert late.retry is not None
+    assert late.retry.retryable
+    assert late.retry.retry_after_s in (20, 21, 22)
 
 
 def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:

@@ -251,7 +251,7 @@ def test_replica_loss_keeps_queue_until_replicas_return() -> None:
     assert {d.outcome for d in door.release(now + 0.1)} == {AdmissionOutcome.ADMITTED}
     door.set_replicas({}, now + 0.2)
     assert door.submit(ask("z", now + 0.2), now + 0.2).outcome is AdmissionOutcome.QUEUED
-    assert [d.outcome for d in door.release(now + 100)] == [AdmissionOutcome.SHED_DEADLINE]
+    assert [d.outcome for d in door.release(now + 100)] == [AdmissionOutcome.SHED_STARTING]
     check(door)
 
 

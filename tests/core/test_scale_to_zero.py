@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
+from plimsoll.core.autoscaling.scale_to_zero import MAX_WAKE_S
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -201,6 +203,30 @@ def test_scale_to_zero_regular_caller_keeps_replica() -> None:
     sleeper = ScaleToZeroFleet(miss_cost=2000.0)
     sleeper.run(600, lambda t: float(t % 60 == 0))
     assert min(sleeper.run(600, lambda t: float(t % 60 == 0))) >= 1
+
+
+@pytest.mark.parametrize("startup_s", [8, 60, 600])
+def test_scale_to_zero_lets_start_finish_and_client_return(startup_s: int) -> None:
+    """A rejected client leaves nothing behind, and comes back when the replica is ready: it finds one."""
+    sleeper = ScaleToZeroFleet()
+    after_requests(sleeper)
+    sleeper.asleep_after()
+    sleeper.run(300)
+    assert sleeper.second(rate_per_s=1.0, queued=0.0, queued_work_s=0.0) == 1
+    sleeper.ready_s = dict.fromkeys(sleeper.roles, sleeper.now_s + startup_s)
+    assert sleeper.run(startup_s + 60, queued=0.0, queued_work_s=0.0) == [1] * (startup_s + 60)
+    assert any("rejected clients may return" in step.reason for step in sleeper.decision.steps)
+    assert sleeper.second(1.0) == 1
+    assert sleeper.asleep_after() <= HORIZON_S + TAKES_S + 2
+
+
+def test_scale_to_zero_gives_up_start_that_never_ends() -> None:
+    sleeper = ScaleToZeroFleet()
+    after_requests(sleeper)
+    sleeper.asleep_after()
+    assert sleeper.second(rate_per_s=1.0, queued=0.0, queued_work_s=0.0) == 1
+    sleeper.ready_s = dict.fromkeys(sleeper.roles, math.inf)
+    assert MAX_WAKE_S <= sleeper.asleep_after(5000) <= MAX_WAKE_S + 10
 
 
 def test_scale_to_zero_respects_minimum() -> None:

@@ -152,7 +152,8 @@ async def test_scale_from_zero_waits_as_long_as_class_allows() -> None:
     assert not held.done()
     world.advance(1.0)
     reply = rejection_of(held)
-    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (504, "deadline_exceeded", "false")
+    assert (reply.status, reply.error["code"]) == (503, "model_starting")
+    assert 10 <= int(reply.headers["retry-after"]) <= 30
     assert "waited 5 s" in str(reply.error["message"])
 
 

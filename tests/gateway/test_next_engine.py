@@ -76,13 +76,13 @@ async def test_queued_until_deadline_says_that_model_starts() -> None:
     harness.set_objects(with_status(obj, 65.0))
     harness.advance(21.0)
     found = rejection_of(reply)
-    assert (found.status, found.error["code"]) == (504, "deadline_exceeded")
+    assert (found.status, found.error["code"]) == (503, "model_starting")
     assert found.error["message"] == (
-        "The request waited 20 s for model 'chat', its maximum queue time. Model 'chat' is starting: none of its"
-        " engines is ready yet. The next one is expected in 45 s. Send it again later."
+        "The request waited 20 s. Model 'chat' is starting: none of its engines is ready yet. The next one is expected"
+        " in 45 s. Try again in 45 s."
     )
     assert found.headers["x-plimsoll-eta"] == "45"
-    assert found.headers["x-should-retry"] == "false"
+    assert found.headers["retry-after"] == "45"
 
 
 @pytest.mark.parametrize("obj", [service(), service_with_slo("chat", ready_at_s=30.0, ready_work=1.0)])

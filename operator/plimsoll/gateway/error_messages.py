@@ -49,7 +49,7 @@ def admission_rejection(
         return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
     retry = decision.retry or NO_RETRY
     message, eta_s = _message(ctx, decision.outcome, ready_engines, availability, now), retry.eta_s
-    if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not ready_engines:
+    if decision.outcome is AdmissionOutcome.SHED_STARTING and eta_s is None:
         eta_s = availability.next_ready_s
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=eta_s, retryable=retry.retryable)
 
@@ -116,19 +116,17 @@ def model_not_found(model: str) -> Rejection:
 def _message(
     ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int, availability: Availability, now: float
 ) -> str:
-    model = ctx.model
+    model, waited_s = ctx.model, now - ctx.arrived_s
     if outcome is AdmissionOutcome.SHED_SATURATED:
         load = "its one ready engine" if ready_engines == 1 else f"its {ready_engines} ready engines"
         return f"Model '{model}' is at capacity: {load} cannot serve another request within the SLO."
     if outcome is AdmissionOutcome.SHED_QUOTA:
         return f"Tenant '{ctx.tenant}' has exceeded its quota for model '{model}'."
     if outcome is AdmissionOutcome.SHED_DEADLINE:
-        waited_s = now - ctx.arrived_s
-        waited = f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time."
-        starting = "" if ready_engines else f" {_starting(model, availability.next_ready_s)}"
-        return f"{waited}{starting} Send it again later."
+        return f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time. Send it again later."
     if outcome is AdmissionOutcome.SHED_STARTING:
-        return _starting(model, availability.next_ready_s)
+        waited = f"The request waited {waited_s:.0f} s. " if waited_s >= 1.0 else ""
+        return waited + _starting(model, availability.next_ready_s)
     if availability.deleted:
         return _deleted(model)
     return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."

@@ -22,6 +22,7 @@ import orjson
 
 MAX_RETRY_AFTER = 60  # seconds; what every SDK honours
 MAX_RETRY_ETA = 120  # seconds; the client waits `MAX_RETRY_AFTER` first and then the rest
+MAX_RETURN = 3600  # seconds; no client is told to return later
 UNKNOWN_RETRY_AFTER = (10, 30)  # seconds; spread, so that clients do not all retry at once
 
 
@@ -58,6 +59,8 @@ STATUS_BY_REASON = {
     RejectionReason.GATEWAY_BUSY: 503,
     RejectionReason.DEADLINE: 504,
 }
+# Their time is known without a place in a queue: clients that return at it do not return together with a backlog.
+_KNOWN_TIMES = frozenset({RejectionReason.MODEL_STARTING, RejectionReason.QUOTA_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,9 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> float | None:
-        """The value of `Retry-After` in seconds. None if the response says not to retry."""
+        """The value of `Retry-After` in seconds, at most `MAX_RETRY_AFTER`. None if SDKs must not retry by themselves."""
         value = self.headers.get("retry-after")
-        return None if value is None else float(value)
+        return None if value is None or "x-should-retry" in self.headers else float(value)
 
     @property
     def fits_ext_authz(self) -> bool:
@@ -104,24 +107,25 @@ def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
     headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value}
     if status in (429, 503, 504) and rejection.eta_seconds is not None:
         headers["x-plimsoll-eta"] = str(math.ceil(rejection.eta_seconds))
-    retry_after = _retry_after(status, rejection.eta_seconds, random) if rejection.retryable else None
-    message = rejection.message
-    if retry_after is None:
-        headers["x-should-retry"] = "false"
-    else:
+    retry_after, message = _retry_after(status, rejection, random), rejection.message
+    if retry_after is not None:
         headers["retry-after"] = str(retry_after)
         message += f" Try again in {retry_after} s."
+    if retry_after is None or retry_after > MAX_RETRY_AFTER or not rejection.retryable:
+        headers["x-should-retry"] = "false"  # SDKs do not wait that long; they would retry in a second
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
     return ErrorResponse(status, headers, error)
 
 
-def _retry_after(status: int, eta_seconds: float | None, random: Random) -> int | None:
-    """Returns the seconds for `Retry-After`, or None if the client must not retry."""
-    if status not in (429, 503):
+def _retry_after(status: int, rejection: Rejection, random: Random) -> int | None:
+    """Returns the seconds for `Retry-After`, or None if no time is known at which a retry can succeed."""
+    eta_seconds = rejection.eta_seconds
+    if status not in (429, 503) or (eta_seconds is None and not rejection.retryable):
         return None
-    if eta_seconds is not None and eta_seconds > MAX_RETRY_ETA:
-        return None
+    if eta_seconds is not None and (eta_seconds > MAX_RETRY_ETA or not rejection.retryable):
+        has_known_time = rejection.reason in _KNOWN_TIMES and eta_seconds <= MAX_RETURN
+        return max(1, math.ceil(eta_seconds)) if has_known_time else None
     return bounded_retry_after(eta_seconds, random)
 
 

@@ -53,12 +53,10 @@ class RetryingClients:
 
     def _retry_after_s(self, advice: RetryAdvice | None) -> int | None:
         """`Retry-After` of a rejection, whole seconds, randomised where the time is unknown; None: no retry."""
-        if advice is None or not advice.retryable:
-            return None
-        if advice.retry_after_s is None:
-            low_s, high_s = UNKNOWN_RETRY_RANGE_S
-            return self._random.randint(int(low_s), int(high_s))
-        return advice.retry_after_s
+        if advice is None or advice.retry_after_s is not None or not advice.retryable:
+            return None if advice is None else advice.retry_after_s
+        low_s, high_s = UNKNOWN_RETRY_RANGE_S
+        return self._random.randint(int(low_s), int(high_s))
 
     def on_rejection(self, attempt: Attempt, advice: RetryAdvice | None) -> None:
         """Handle a rejection. advice: its retry advice, None without any."""

@@ -36,13 +36,21 @@ class CapacityAnnouncement:
 
     `ready_at_s` is the time of the next capacity, None if unknown. `spare_rate` is its capacity beyond new arrivals, in
     GPU-seconds of work per second. `starting` is False if no replica is starting or will start on demand, so that
-    queueing is useless. `later_steps` are the later (time, spare rate) steps in order.
+    queueing is useless. `later_steps` are the later (time, spare rate) steps in order. `startup_s` is the usual
+    start-up time of a replica that a request would start, None if unknown; it counts while `ready_at_s` is None.
     """
 
     ready_at_s: float | None = None
     spare_rate: float = 0.0
     starting: bool = True
     later_steps: tuple[tuple[float, float], ...] = ()
+    startup_s: float | None = None
+
+    def expected_s(self, now: float) -> float | None:
+        """Returns the time of the next capacity for a request that comes `now`, None if unknown."""
+        if self.ready_at_s is not None or self.startup_s is None:
+            return self.ready_at_s
+        return now + self.startup_s
 
 
 class AdmissionController:
@@ -106,7 +114,8 @@ class AdmissionController:
             self.pool.set_cost_model(cost_model)
         self.pool.update_drain_rate()
         self._announcement = announcement
-        self.reservations.set_capacity_steps(announcement.ready_at_s, announcement.spare_rate, announcement.later_steps)
+        expected_s = announcement.expected_s(now) if not self.pool.replicas else announcement.ready_at_s
+        self.reservations.set_capacity_steps(expected_s, announcement.spare_rate, announcement.later_steps)
         self.reservations.expire(now)
         self._queue.compact(now)
         self._quotas.keep_only(self._tenants)
@@ -291,7 +300,7 @@ class AdmissionController:
         if queued.request.deadline_s is not None:
             queue_until_s = min(queue_until_s, queued.request.deadline_s)
         queued.deadline_s = queued.queue_until_s = queue_until_s
-        ready_at_s = self._announcement.ready_at_s
+        ready_at_s = self._announcement.expected_s(now)
         if not self._announcement.starting:
             return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
         if (
@@ -374,11 +383,18 @@ class AdmissionController:
         return self._count_outcome(AdmissionDecision(queued.request.id, AdmissionOutcome.QUEUED))
 
     def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
-        """Shed a queued request that would be late: as ShedDeadline if it reached its maximum queue time."""
-        if queued.deadline_s == queued.queue_until_s <= now:
+        """Shed a queued request that would be late.
+
+        While no replica is ready, its class's maximum queue time ends as ShedStarting, so that the client hears when
+        to come back. Its own deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
+        """
+        deadline_s, waits_for_start = queued.request.deadline_s, not self.pool.replicas
+        if queued.deadline_s == queued.queue_until_s <= now and not waits_for_start:
+            outcome = AdmissionOutcome.SHED_DEADLINE
+        elif deadline_s is not None and deadline_s <= now:
             outcome = AdmissionOutcome.SHED_DEADLINE
         else:
-            outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
+            outcome = AdmissionOutcome.SHED_STARTING if waits_for_start else AdmissionOutcome.SHED_SATURATED
         return self._shed(queued.request, queued.cost, outcome, now)
 
     def _shed(
@@ -397,7 +413,7 @@ class AdmissionController:
 
     def _reject_quota(self, request: AdmissionRequest, wait_s: float) -> AdmissionDecision:
         retryable = wait_s <= MAX_RETRY_AFTER_S
-        retry = RetryAdvice(wait_s, max(1, math.ceil(wait_s)) if retryable else None, retryable)
+        retry = RetryAdvice(wait_s, max(1, math.ceil(wait_s)), retryable)
         return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.SHED_QUOTA, retry=retry))
 
     def _count_outcome(self, decision: AdmissionDecision) -> AdmissionDecision:

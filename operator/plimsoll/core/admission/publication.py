@@ -45,6 +45,8 @@ class AdmissionLimits:
       not reject all its requests.
     - `capacity_steps`: (time, capacity from then on), from `ready_at_s` to `ready_capacity`. Empty if all capacity is
       expected at `ready_at_s`.
+    - `startup_s`: usual start-up time in seconds of a replica that a request would start, None if it was never
+      measured.
     """
 
     classes: tuple[str, ...]
@@ -54,6 +56,7 @@ class AdmissionLimits:
     starting: bool = True
     shares: Mapping[str, int] = field(default_factory=dict)
     capacity_steps: tuple[tuple[float, float], ...] = ()
+    startup_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.cost_model is not None and len(self.cost_model.tpot_s) != len(self.classes):
@@ -79,9 +82,12 @@ class AdmissionLimits:
         `arrival_work_rate` is the work of its new arrivals in GPU-seconds per second. `clock_offset_s` is its clock
         minus Unix time.
         """
-        if self.cost_model is None or self.ready_at_s is None:
+        if self.cost_model is None or (self.ready_at_s is None and self.startup_s is None):
             return CapacityAnnouncement(starting=self.starting)
         share = min(1.0, self.slot_limit(gateway) / self.cost_model.batch)
+        if self.ready_at_s is None:
+            spare_rate = max(0.0, share * self.ready_capacity - arrival_work_rate)
+            return CapacityAnnouncement(None, spare_rate, self.starting, startup_s=self.startup_s)
         (at_s, spare_rate), *later = (
             (at_s + clock_offset_s, max(0.0, share * capacity - arrival_work_rate))
             for at_s, capacity in self.capacity_steps or ((self.ready_at_s, self.ready_capacity),)
@@ -97,6 +103,8 @@ def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
         optional["costModel"] = {name: _to_json(value) for name, value in values if value is not None}
     if limits.ready_at_s is not None:
         optional["readyAt"] = round(limits.ready_at_s, 1)
+    if limits.startup_s is not None:
+        optional["startupSeconds"] = round(limits.startup_s, 1)
     return {
         "version": FORMAT_VERSION,
         "classes": list(limits.classes),
@@ -115,7 +123,7 @@ def from_dict(stored: Any) -> AdmissionLimits:
     if stored.get("version") != FORMAT_VERSION:
         raise ValueError(f"version {stored.get('version')!r:.40} is not supported; expected {FORMAT_VERSION}")
     try:
-        cost_model, ready_at_s = stored.get("costModel"), stored.get("readyAt")
+        cost_model, ready_at_s, startup_s = (stored.get(name) for name in ("costModel", "readyAt", "startupSeconds"))
         return AdmissionLimits(
             classes=tuple(str(name) for name in stored["classes"]),
             cost_model=None if cost_model is None else _parse_cost_model(cost_model),
@@ -126,6 +134,7 @@ def from_dict(stored: Any) -> AdmissionLimits:
             capacity_steps=tuple(
                 (_parse_number(at_s), _parse_number(capacity)) for at_s, capacity in stored.get("capacitySteps") or ()
             ),
+            startup_s=None if startup_s is None else _parse_number(startup_s),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or has the wrong type: {error}") from error
@@ -135,14 +144,13 @@ def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
     """Whether `new` differs enough from the published `old` to change decisions at a gateway."""
     if old is None or (old.classes, old.starting, old.shares) != (new.classes, new.starting, new.shares):
         return True
-    if (old.cost_model is None) != (new.cost_model is None) or (old.ready_at_s is None) != (new.ready_at_s is None):
+    if (old.cost_model is None) != (new.cost_model is None):
         return True
-    if (
-        old.ready_at_s is not None
-        and new.ready_at_s is not None
-        and abs(new.ready_at_s - old.ready_at_s) > MIN_TIME_CHANGE_S
-    ):
-        return True
+    for old_s, new_s in ((old.ready_at_s, new.ready_at_s), (old.startup_s, new.startup_s)):
+        if (old_s is None) != (new_s is None):
+            return True
+        if old_s is not None and new_s is not None and abs(new_s - old_s) > MIN_TIME_CHANGE_S:
+            return True
     if _differs(old.ready_capacity, new.ready_capacity) or len(old.capacity_steps) != len(new.capacity_steps):
         return True
     for (old_at_s, old_capacity), (at_s, capacity) in zip(old.capacity_steps, new.capacity_steps, strict=True):

@@ -77,7 +77,8 @@ class RetryAdvice(NamedTuple):
     """When a rejected client should retry.
 
     `eta_s` is the estimated time in seconds until it can be served, None if unknown. `retry_after_s` is the value of
-    `Retry-After` in whole seconds, at most 60, None for no such header. `retryable` is False if it must not retry.
+    `Retry-After` in whole seconds, None for no such header. `retryable` is False if an SDK must not retry by itself; a
+    `Retry-After` above 60 s then says when a client may come back.
     """
 
     eta_s: float | None

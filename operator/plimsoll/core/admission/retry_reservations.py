@@ -5,8 +5,9 @@ SDKs also retry several times for one demand, some of them at once.
 
 Idea: a rejected request gets a place behind those rejected before it. Its due time is when capacity is expected, plus
 the work ahead and its own over the spare capacity beyond new arrivals. `Retry-After` is at most a minute, because SDKs
-honour no more. A longer wait is announced in two steps, and one beyond two minutes gets no reservation. A reservation
-is identified by the idempotency key, or by tenant and body within twice the `Retry-After`, so that all attempts are one
+honour no more. A longer wait is announced in two steps. One beyond two minutes gets no reservation: SDKs must not
+retry, and `Retry-After` has the whole time if it is that of a start-up, for clients that can wait. A reservation is
+identified by the idempotency key, or by tenant and body within twice the `Retry-After`, so that all attempts are one
 demand. A client that returns when due goes before new requests. An unused reservation expires.
 """
 
@@ -22,6 +23,7 @@ from plimsoll.core.admission.request import NO_RETRY, AdmissionRequest, RetryAdv
 
 MAX_RETRY_AFTER_S: Final = 60  # what every SDK honours
 MAX_RESERVATION_S: Final = 120.0  # announced in two steps of `MAX_RETRY_AFTER_S`
+MAX_RETURN_S: Final = 3600.0  # no client is told to return later
 UNKNOWN_RETRY_RANGE_S: Final = (10.0, 30.0)  # random `Retry-After` if the time is unknown
 EARLY_TOLERANCE_S: Final = 1.0  # a client may return this early: Retry-After has whole seconds
 SPARE_UTILIZATION: Final = 0.9  # share of the spare capacity to give away; the rest absorbs random variation
@@ -117,8 +119,15 @@ class RetryReservations:
             return _UNKNOWN_ETA
         due_s = self._completion_s(queued_work_s + self._work_s + work_s, now)
         if not due_s - now <= MAX_RESERVATION_S:
-            return NO_RETRY if math.isinf(due_s) else RetryAdvice(due_s - now, None, False)
+            return self._late_advice(due_s - now, self._capacity_steps[0][0] - now)
         return self._retry_advice(self._add(request, work_s, now, due_s, due_s, has_eta=True), now)
+
+    def _late_advice(self, eta_s: float, ready_in_s: float) -> RetryAdvice:
+        """Returns the advice without a reservation: the time of a long start-up, but none for a long backlog."""
+        if math.isinf(eta_s):
+            return NO_RETRY
+        is_startup = MAX_RESERVATION_S < ready_in_s and eta_s <= MAX_RETURN_S
+        return RetryAdvice(eta_s, math.ceil(eta_s) if is_startup else None, False)
 
     def _completion_s(self, work_s: float, now: float) -> float:
         """Returns the time when the spare capacity has completed `work_s` GPU-seconds, infinity if never."""

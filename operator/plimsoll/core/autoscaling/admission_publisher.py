@@ -35,6 +35,7 @@ from plimsoll.core.types import Role
 
 MIN_PUBLISH_INTERVAL_S: Final = 2.0  # between two publications
 MIN_TRANSFER_CHANGE_S: Final = 1e-6  # per token; a smaller change shifts a prompt of 1,000 tokens by less than 1 ms
+UNKNOWN_REPLICA_WORK: Final = 0.5  # GPU-seconds of work per second of a replica whose SLO capacity is unknown
 
 
 @dataclass
@@ -164,7 +165,7 @@ def _permissive_cost_model(classes: int, answering: str) -> EngineCostModel:
         remote_base_s=1e-6, remote_token_s=0.0, remote_pair_s=0.0, token_budget=DEFAULT_TOKEN_BUDGET,
         kv_tokens=DEFAULT_KV_TOKENS, max_sequences=DEFAULT_MAX_SEQUENCES, output_mean=200.0, output_variance=4e4,
         batch=DEFAULT_MAX_SEQUENCES, step_budget_s=(math.inf,) * classes, tpot_s=(math.inf,) * classes,
-        full_utilization=0.5, max_spread_s=0.0, stall_s=0.02, idle_ttft_s=0.1, kv_transfer_token_s=None,
+        full_utilization=UNKNOWN_REPLICA_WORK, max_spread_s=0.0, stall_s=0.02, idle_ttft_s=0.1, kv_transfer_token_s=None,
     )  # fmt: skip
 
 
@@ -186,7 +187,8 @@ def _with_expected_capacity(
     expected_ready = tier_snapshot.ready + len(tier_decision.etas_s) + ordered
     # At SLO capacity a replica may reject the share that the SLO allows, so retries use the served share only.
     slo_share = 0.0 if spec.slo is None else spec.slo.share
-    work_per_replica = tier.capacity.replica_work * slo_share if isinstance(tier.capacity, TierCapacity) else 0.0
+    replica_work = tier.capacity.replica_work if isinstance(tier.capacity, TierCapacity) else UNKNOWN_REPLICA_WORK
+    work_per_replica = replica_work * slo_share
     published = replace(
         published,
         ready_capacity=expected_ready * work_per_replica,
@@ -194,6 +196,8 @@ def _with_expected_capacity(
     )
     if not tier.startup_models.has_startups:  # no Retry-After from an unmeasured start-up time
         return published
+    if is_automatic and not expected_ready:  # a request starts the first replica
+        return replace(published, ready_capacity=work_per_replica, startup_s=tier.startup_model.horizon_s)
     if not tier_decision.etas_s:
         etas_s = [
             tier_plan.etas_s[0] for tier_plan in decision.tiers.values() if tier_plan.etas_s

@@ -6,7 +6,8 @@ alone almost never removes the last one. A fixed time-out removes it just before
 Idea: an optimal stopping rule on the next request (`demand.idle_periods`). Without a replica, a request costs the GPU
 time of a start and sloMissCost times the work of the requests that arrive during it. The last replica stays while
 waiting is cheaper than the expected cost. It always stays for one start-up time after the last request, and while
-requests are queued, running or expected as retries, or metrics are missing. Only a request brings it back.
+requests are queued, running or expected as retries, or metrics are missing. Only a request brings it back. A start is
+finished, and the replica then stays until whoever was told to come back has had the time to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from plimsoll.core.demand.idle_periods import IdlePeriod
 from plimsoll.core.types import Unavailable
 
 DEFAULT_REQUEST_GPU_S: Final = 1.0  # used while the request mix is unknown
+RETURN_WINDOW_S: Final = 120.0  # rejected clients return within twice the `Retry-After` that SDKs honour
+MAX_WAKE_S: Final = 3600.0  # a start that takes longer after the last request is given up
 
 
 def apply_scale_to_zero(context: TierContext, idle_period: IdlePeriod | Unavailable, miss_cost: float) -> str | None:
@@ -68,6 +71,12 @@ def _compare_idle_cost(context: TierContext, idle_period: IdlePeriod, miss_cost:
     cold_start_cost_s = start_s + miss_cost * request_gpu_s * idle_period.burst_size
     wait = idle_period.optimal_wait(cold_start_cost_s)
     idle_text = f"no request for {units.format_seconds(idle_period.idle_s)}"
+    if context.observation.serving_s < min(idle_period.idle_s, max(start_s, RETURN_WINDOW_S)):
+        if context.observation.serving_s > 0.0 or idle_period.idle_s < MAX_WAKE_S:
+            _at_least_one(context)
+            ready_text = units.format_seconds(context.observation.serving_s)
+            state = f"ready for {ready_text}" if context.observation.serving_s > 0.0 else "starting"
+            return f"the last replica stays: {idle_text}, but it is {state}, and rejected clients may return"
     explanation = (
         f"{idle_text}; {idle_period.arrival_probability(start_s):.0%} chance of one within "
         f"{units.format_seconds(start_s)}, which would cost {units.format_figure(cold_start_cost_s)} GPU-s "

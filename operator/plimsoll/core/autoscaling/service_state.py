@@ -394,6 +394,7 @@ class ServiceState:
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
             replicas_set_by=tier_snapshot.replicas_set_by,
+            serving_s=max(0.0, now_s - self._unready_s),
         )
 
     def _backlog_gpu_s(self, name: str, metrics: ServiceMetrics) -> float:
