@@ -335,9 +335,7 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     surely, at_most = _minute([*taught.records, *records], told)
     arrived = metric_value(told, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
-    print(
-        f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['metrics']}"
-    )
+    print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients")
     refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is RequestResult.REJECTED}
     seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _first_attempts(sent)]
     print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")

@@ -91,7 +91,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> float | None:
-        """The value of `Retry-After` in seconds, at most `MAX_RETRY_AFTER`. None if SDKs must not retry by themselves."""
+        """The value of `Retry-After`, at most `MAX_RETRY_AFTER`. None if SDKs must not retry by themselves."""
         value = self.headers.get("retry-after")
         return None if value is None or "x-should-retry" in self.headers else float(value)
 

@@ -388,13 +388,14 @@ class AdmissionController:
         While no replica is ready, its class's maximum queue time ends as ShedStarting, so that the client hears when
         to come back. Its own deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
         """
-        deadline_s, waits_for_start = queued.request.deadline_s, not self.pool.replicas
-        if queued.deadline_s == queued.queue_until_s <= now and not waits_for_start:
+        deadline_s = queued.request.deadline_s
+        if deadline_s is not None and deadline_s <= now:
             outcome = AdmissionOutcome.SHED_DEADLINE
-        elif deadline_s is not None and deadline_s <= now:
-            outcome = AdmissionOutcome.SHED_DEADLINE
+        elif not self.pool.replicas:
+            outcome = AdmissionOutcome.SHED_STARTING
         else:
-            outcome = AdmissionOutcome.SHED_STARTING if waits_for_start else AdmissionOutcome.SHED_SATURATED
+            is_queue_end = queued.deadline_s == queued.queue_until_s <= now
+            outcome = AdmissionOutcome.SHED_DEADLINE if is_queue_end else AdmissionOutcome.SHED_SATURATED
         return self._shed(queued.request, queued.cost, outcome, now)
 
     def _shed(

@@ -146,11 +146,8 @@ def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
         return True
     if (old.cost_model is None) != (new.cost_model is None):
         return True
-    for old_s, new_s in ((old.ready_at_s, new.ready_at_s), (old.startup_s, new.startup_s)):
-        if (old_s is None) != (new_s is None):
-            return True
-        if old_s is not None and new_s is not None and abs(new_s - old_s) > MIN_TIME_CHANGE_S:
-            return True
+    if _times_differ(old.ready_at_s, new.ready_at_s) or _times_differ(old.startup_s, new.startup_s):
+        return True
     if _differs(old.ready_capacity, new.ready_capacity) or len(old.capacity_steps) != len(new.capacity_steps):
         return True
     for (old_at_s, old_capacity), (at_s, capacity) in zip(old.capacity_steps, new.capacity_steps, strict=True):
@@ -215,6 +212,12 @@ def _outputs_differ(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
 
 def _as_tuple(value: float | tuple[float, ...] | None) -> tuple[float | None, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+def _times_differ(old_s: float | None, new_s: float | None) -> bool:
+    if old_s is None or new_s is None:
+        return old_s is not new_s
+    return abs(new_s - old_s) > MIN_TIME_CHANGE_S
 
 
 def _differs(old: float | None, new: float | None) -> bool:

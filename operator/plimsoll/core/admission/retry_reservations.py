@@ -126,7 +126,7 @@ class RetryReservations:
         """Returns the advice without a reservation: the time of a long start-up, but none for a long backlog."""
         if math.isinf(eta_s):
             return NO_RETRY
-        is_startup = MAX_RESERVATION_S < ready_in_s and eta_s <= MAX_RETURN_S
+        is_startup = ready_in_s > MAX_RESERVATION_S and eta_s <= MAX_RETURN_S
         return RetryAdvice(eta_s, math.ceil(eta_s) if is_startup else None, False)
 
     def _completion_s(self, work_s: float, now: float) -> float:

@@ -165,7 +165,8 @@ def _permissive_cost_model(classes: int, answering: str) -> EngineCostModel:
         remote_base_s=1e-6, remote_token_s=0.0, remote_pair_s=0.0, token_budget=DEFAULT_TOKEN_BUDGET,
         kv_tokens=DEFAULT_KV_TOKENS, max_sequences=DEFAULT_MAX_SEQUENCES, output_mean=200.0, output_variance=4e4,
         batch=DEFAULT_MAX_SEQUENCES, step_budget_s=(math.inf,) * classes, tpot_s=(math.inf,) * classes,
-        full_utilization=UNKNOWN_REPLICA_WORK, max_spread_s=0.0, stall_s=0.02, idle_ttft_s=0.1, kv_transfer_token_s=None,
+        full_utilization=UNKNOWN_REPLICA_WORK, max_spread_s=0.0, stall_s=0.02, idle_ttft_s=0.1,
+        kv_transfer_token_s=None,
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class TierObservation:
     replicas: ordered now. ready: of those, able to serve. starting: of those, not yet. backlog_gpu_s: work that waits
     for the tier at the gateways. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
     the whole by `summed`, and below 1 nothing goes down. replicas_set_by: who else ordered the count, None if no other.
-    serving_s: for how long each tier of the service has had a ready replica, s; infinite if never seen without one.
+    serving_s: for how long each tier of the service has had a ready replica, s; infinite if no request came before.
     """
 
     replicas: int

@@ -71,12 +71,12 @@ def _compare_idle_cost(context: TierContext, idle_period: IdlePeriod, miss_cost:
     cold_start_cost_s = start_s + miss_cost * request_gpu_s * idle_period.burst_size
     wait = idle_period.optimal_wait(cold_start_cost_s)
     idle_text = f"no request for {units.format_seconds(idle_period.idle_s)}"
-    if context.observation.serving_s < min(idle_period.idle_s, max(start_s, RETURN_WINDOW_S)):
-        if context.observation.serving_s > 0.0 or idle_period.idle_s < MAX_WAKE_S:
-            _at_least_one(context)
-            ready_text = units.format_seconds(context.observation.serving_s)
-            state = f"ready for {ready_text}" if context.observation.serving_s > 0.0 else "starting"
-            return f"the last replica stays: {idle_text}, but it is {state}, and rejected clients may return"
+    serving_s, return_s = context.observation.serving_s, max(start_s, RETURN_WINDOW_S)
+    is_wake_up = serving_s < min(idle_period.idle_s, return_s)
+    if is_wake_up and (serving_s > 0.0 or idle_period.idle_s < MAX_WAKE_S):
+        _at_least_one(context)
+        state = f"ready for {units.format_seconds(serving_s)}" if serving_s > 0.0 else "starting"
+        return f"the last replica stays: {idle_text}, but it is {state}, and rejected clients may return"
     explanation = (
         f"{idle_text}; {idle_period.arrival_probability(start_s):.0%} chance of one within "
         f"{units.format_seconds(start_s)}, which would cost {units.format_figure(cold_start_cost_s)} GPU-s "

@@ -88,6 +88,7 @@ class ServiceState:
     _risk_updated_s: float | None = field(default=None, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)  # time of the last arrival sample
     _unready_s: float = field(default=-math.inf, repr=False)  # last time a tier had no ready replica
+    _was_active: bool = field(default=False, repr=False)  # a request was seen
 
     @classmethod
     def for_roles(cls, roles: Sequence[str]) -> ServiceState:
@@ -146,6 +147,7 @@ class ServiceState:
             arrivals, self._sampled_s = rate * elapsed_s, now_s
         self.is_idle = idle_status(snapshot)
         is_idle = None if isinstance(self.is_idle, Unavailable) else self.is_idle
+        self._was_active = self._was_active or is_idle is False
         within_s = startup_s + TICK_S if spec.horizon_s is None else spec.horizon_s
         self.idle_stats = idle_periods.update_idle(self.idle_stats, now_s, is_idle, arrivals, within_s)
         reserved_work_s = snapshot.metrics.reserved_work_s
@@ -394,8 +396,13 @@ class ServiceState:
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
             replicas_set_by=tier_snapshot.replicas_set_by,
-            serving_s=max(0.0, now_s - self._unready_s),
+            serving_s=self._serving_s(now_s),
         )
+
+    def _serving_s(self, now_s: float) -> float:
+        """Return for how long every tier has had a ready replica, s; infinite if no request was seen before that."""
+        serving_s = max(0.0, now_s - self._unready_s)
+        return serving_s if serving_s == 0.0 or self._was_active else math.inf
 
     def _backlog_gpu_s(self, name: str, metrics: ServiceMetrics) -> float:
         """Return the work of queued requests for a tier, GPU-seconds."""
