@@ -110,7 +110,7 @@ def schema() -> Schema:
     """Return the structural schema of an InferenceService."""
     structural = _object_schema(InferenceService)
     fields = structural["properties"]
-    fields["status"] = _without_defaults(fields["status"])
+    fields["status"] = _without_defaults(fields["status"])  # they would look like a change by the operator
     structural["required"] = ["spec"]
     structural[VALIDATIONS_KEY] = [
         *(rule.at_path(".metadata.name").schema() for rule in NAME_RULES),
@@ -122,7 +122,7 @@ def schema() -> Schema:
 def definition() -> dict[str, Any]:
     """Return the CustomResourceDefinition of InferenceService."""
     names = {"kind": labels.KIND, "plural": labels.PLURAL, "shortNames": ["plim"], "categories": ["plimsoll"]}
-    return _definition(names, schema(), _COLUMNS, {"subresources": {"status": {}}})
+    return _definition(names, _without_item_defaults(schema()), _COLUMNS, {"subresources": {"status": {}}})
 
 
 def checkpoint_definition() -> dict[str, Any]:
@@ -200,12 +200,24 @@ def _structural_map(out: Schema, definitions: dict[str, Schema]) -> None:
 
 
 def _without_defaults(node: Schema) -> Schema:
-    """Return the node without defaults. A default in the status would look like a change by the operator."""
+    """Return the node without defaults, at any depth."""
     out = {key: value for key, value in node.items() if key != "default"}
     if "items" in out:
         out["items"] = _without_defaults(out["items"])
     if "properties" in out:
         out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
+    return out
+
+
+def _without_item_defaults(node: Schema) -> Schema:
+    """Return the node without defaults inside lists. Delivery tools compare a list as one value, so a default that the
+    API server stores in an item would differ from the user's manifest for ever. The operator applies it when it reads.
+    """
+    out = dict(node)
+    if "items" in out:
+        out["items"] = _without_defaults(out["items"])
+    if "properties" in out:
+        out["properties"] = {name: _without_item_defaults(child) for name, child in out["properties"].items()}
     return out
 
 

@@ -135,14 +135,14 @@ class Toleration(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[Toleration], ...]] = (
         ValidationRule(
-            "self.operator == 'Exists' || (has(self.key) && self.key != '')",
+            "(has(self.operator) && self.operator == 'Exists') || (has(self.key) && self.key != '')",
             "key is required with operator Equal; operator Exists without a key tolerates every taint",
             lambda own: own.operator == "Exists" or bool(own.key),
             field=".key",
             reason="FieldValueRequired",
         ),
         ValidationRule(
-            "self.operator == 'Equal' || !has(self.value) || self.value == ''",
+            "!has(self.operator) || self.operator == 'Equal' || !has(self.value) || self.value == ''",
             "value must be absent with operator Exists",
             lambda own: own.operator == "Equal" or not own.value,
             field=".value",

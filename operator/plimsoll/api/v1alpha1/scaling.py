@@ -92,7 +92,8 @@ class RatioBounds(ApiModel):
 
 _SAME_HOURS = (
     "(has(a.days) ? a.days : []) == (has(b.days) ? b.days : [])"
-    " && a.from == b.from && a.until == b.until && a.timeZone == b.timeZone"
+    " && a.from == b.from && a.until == b.until && (has(a.timeZone) ? a.timeZone : 'UTC') =="
+    " (has(b.timeZone) ? b.timeZone : 'UTC')"
 )
 
 

@@ -130,7 +130,7 @@ def from_dict(stored: Any) -> AdmissionLimits:
             ready_at_s=None if ready_at_s is None else _parse_number(ready_at_s),
             ready_capacity=_parse_number(stored["readyCapacity"]),
             starting=bool(stored["starting"]),
-            shares={str(name): _parse_count(slots) for name, slots in (stored["shares"] or {}).items()},
+            shares={str(name): _parse_count(slots) for name, slots in (stored.get("shares") or {}).items()},
             capacity_steps=tuple(
                 (_parse_number(at_s), _parse_number(capacity)) for at_s, capacity in stored.get("capacitySteps") or ()
             ),
