@@ -52,6 +52,12 @@ def test_publication_round_trip_through_the_api_is_identity() -> None:
         assert as_stored(limits) == to_dict(limits), "a part that the API server drops would be written again and again"
 
 
+def test_publication_without_empty_parts_is_read() -> None:
+    """A patch of the status can drop a map that is empty."""
+    stored = {name: part for name, part in to_dict(AdmissionLimits(("default",))).items() if part not in ({}, [])}
+    assert from_dict(stored) == AdmissionLimits(("default",))
+
+
 def test_publication_without_starts_is_read_as_older_version() -> None:
     """Gateways and the operator are not replaced in the same moment: either may be the older one."""
     older = to_dict(STAGGERED)

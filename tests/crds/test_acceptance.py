@@ -52,7 +52,7 @@ def test_stored_object_differs_in_nothing_that_was_applied(kubectl: Kubectl, way
     """As delivery tools compare: the manifest laid over the stored object, with each list as one value."""
     lists = {
         "spec.slo": {"tpot": "50ms"},
-        "spec.admission": {"classes": [{"name": "people", "priority": 1}, {"name": "jobs"}], "tenants": [{"name": "a"}]},
+        "spec.admission": {"classes": [{"name": "people"}, {"name": "jobs"}], "tenants": [{"name": "a"}]},
         "spec.scaling": {"schedule": [{"from": "08:00", "until": "20:00", "minReplicas": 2}]},
         "spec.engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
         "spec.tiers.decode.pod": {
