@@ -13,7 +13,6 @@ import pytest
 from plimsoll.adapters.gateway_signals import parse_signals
 from plimsoll.core import histogram
 from plimsoll.core.ports import BucketCounts, GatewayConfigState, GatewayReading, ServiceReading, SloCounts
-from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.picker import Picker
@@ -176,8 +175,8 @@ def test_parse_picker_document_equals_its_counts() -> None:
         build_catalog([service(), service("quiet")], [pod("10.0.0.1:8000"), pod("10.0.0.2:8000", role="prefill")])
     )
     tally = picker.stats("team/chat")
-    tally.record_arrival(Prompt(100, 3), retry=False)
-    tally.record_arrival(Prompt(100, 3), retry=True)
+    tally.record_arrival(300, retry=False, demand=True)
+    tally.record_arrival(300, retry=True, demand=True)
     tally.record_rejection(RejectionReason.MODEL_STARTING)
     for ttft_us in (250_000, 250_000, 4_000_000):
         tally.record_completion(

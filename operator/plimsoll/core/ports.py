@@ -12,7 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+# Reasons of a gateway's rejections that no capacity would cure. Such a request is no demand and violates no SLO.
+NO_DEMAND_REASONS: Final = frozenset(
+    {
+        "body_too_large",
+        "duplicate_key",
+        "gateway_busy",
+        "invalid_encoding",
+        "invalid_json",
+        "model_not_found",
+        "model_required",
+        "quota_exceeded",
+        "request_too_large",
+    }
+)
 
 
 class BucketCounts(NamedTuple):
@@ -87,8 +102,8 @@ class EngineReading:
 class ServiceReading:
     """Counts of one service at one gateway replica.
 
-    arrived: first attempts, before any rejection; arrived_tokens: their prompt tokens, estimated from bytes.
-    retried: further attempts of the same requests.
+    arrived: first attempts that are demand: served, or rejected for lack of capacity; arrived_tokens: their estimated
+    prompt tokens. retried: further attempts of the same requests.
     succeeded, failed, cancelled: completed requests. rejected: by reason.
     ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
     slo_counts: those of them with an SLO; by_tpot_target: their number by TPOT target (s).

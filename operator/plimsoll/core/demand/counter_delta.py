@@ -16,13 +16,11 @@ from operator import lt, sub
 from typing import Any, Final, NamedTuple, TypeVar
 
 from plimsoll.core.histogram import difference, merge
-from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading, SloCounts
+from plimsoll.core.ports import NO_DEMAND_REASONS, BucketCounts, EngineReading, ServiceReading, SloCounts
 
 MAX_READING_GAP_S: Final = 15.0  # readings further apart form no interval
 CLOCK_SKEW_S: Final = 60.0  # a larger step back is taken for a corrected clock
 MAX_COUNT: Final = 1e15  # above any real count or sum of seconds: 30 years at a million tokens per second
-
-SLO_EXEMPT_REJECTIONS: Final = frozenset({"quota_exceeded", "request_too_large"})  # rejections that the client caused
 
 _COUNTER_FIELDS: Final = (
     "steps",
@@ -60,9 +58,9 @@ class EngineInterval(NamedTuple):
 class ServiceInterval(NamedTuple):
     """Counter increases of one service at one gateway over `seconds`; None where unknown.
 
-    rejected: rejections for lack of capacity or time. Exceeded quotas and requests that no engine can hold do not
-    violate the SLO. arrivals_with_tokens: the arrivals whose tokens are reported. assessed, missed, ttft_missed,
-    e2e_missed: as in `SloCounts`. by_tpot_target: assessed responses by their TPOT target in seconds.
+    arrivals: as `arrived` of `ServiceReading`. rejected: rejections for lack of capacity or time. arrivals_with_tokens:
+    the arrivals whose tokens are reported. assessed, missed, ttft_missed, e2e_missed: as in `SloCounts`.
+    by_tpot_target: assessed responses by their TPOT target in seconds.
     """
 
     seconds: float
@@ -133,6 +131,11 @@ def is_valid_reading(reading: ServiceReading) -> bool:
     )
 
 
+def demand_rejections(reading: ServiceReading) -> float:
+    """Rejections of requests that capacity would have served."""
+    return math.fsum(count for reason, count in reading.rejected.items() if reason not in NO_DEMAND_REASONS)
+
+
 def engine_interval(old: EngineReading, new: EngineReading) -> EngineInterval | None:
     """Counter increases of an engine between two `answered` readings; None where they form no interval."""
     seconds = new.at_s - old.at_s
@@ -165,7 +168,7 @@ def service_interval(
         after.arrived - before.arrived,
         after.succeeded - before.succeeded,
         after.failed - before.failed,
-        _slo_relevant_rejections(after) - _slo_relevant_rejections(before),
+        demand_rejections(after) - demand_rejections(before),
     )
     arrival_tokens = _delta(before.arrived_tokens, after.arrived_tokens)
     slo_counts, by_tpot_target = (
@@ -239,7 +242,3 @@ def _was_reset(old: BucketCounts | None, new: BucketCounts | None) -> bool:
 
 def _histogram_delta(old: BucketCounts | None, new: BucketCounts | None) -> BucketCounts | None:
     return None if old is None or new is None else difference(new, old)
-
-
-def _slo_relevant_rejections(reading: ServiceReading) -> float:
-    return math.fsum(count for reason, count in reading.rejected.items() if reason not in SLO_EXEMPT_REJECTIONS)
