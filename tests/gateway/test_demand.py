@@ -15,7 +15,6 @@ from tests.gateway.picker_harness import (
     engine_names,
     picked_engine,
     rejection_of,
-    response_headers,
     service_with_slo,
 )
 
@@ -134,16 +133,18 @@ async def test_engine_rejection_after_report_offsets_next_arrival() -> None:
 
 
 async def test_rejection_from_queue_withdraws_demand() -> None:
-    """The operator publishes a smaller KV cache while the request waits for the first engine."""
+    """Classes change while the request waits for the first engine, and the new limits have a smaller KV cache."""
     world = PickerHarness(service_with_slo())
     held = world.send_queued(messages=[{"role": "user", "content": "x" * 400_000}])
-    smaller = service_with_slo()
+    assert demand(world)[0] == 1
+    smaller = service_with_slo(
+        admission={"classes": [{"name": "default"}, {"name": "batch"}]}, classes=("default", "batch")
+    )
     smaller["status"]["admission"]["costModel"]["kv_tokens"] = 1_000
     world.set_objects(smaller)
-    world.advance(130.0)
-    assert response_headers(held)["x-plimsoll-cluster"] == "picker"
-    code = rejection_of(held).error["code"]
-    assert demand(world)[0] == (0 if code == "request_too_large" else 1)
+    assert rejection_of(held).error["code"] == "request_too_large"
+    world.send_queued()
+    assert demand(world)[0] == 1
 
 
 async def test_arrived_metric_keeps_all_requests() -> None:
@@ -169,3 +170,24 @@ def test_counter_reports_added_less_withdrawn() -> None:
     assert counter.report() == (1, 70)
     counter.add(50)
     assert counter.report() == (2, 80)
+
+
+async def test_one_request_is_at_most_one_engine_of_demand() -> None:
+    """A prompt of 400 kB with `n` 128 would count as 12.8 million tokens."""
+    world = PickerHarness(service_with_slo(batch=8), pods=engine_names(1))
+    picked_engine(world.send())
+    offered_s = world.picker.admission.services["team/chat"].controller.offered_work_s
+    before = demand(world)[1]
+    world.send(messages=[{"role": "user", "content": "x" * 400_000}], n=128)
+    cost_model = world.picker.admission.services["team/chat"].controller.pool.cost_model
+    assert demand(world)[1] - before == cost_model.kv_tokens == 200_000
+    added_s = world.picker.admission.services["team/chat"].controller.offered_work_s - offered_s
+    prefill_s = cost_model.kv_tokens * (cost_model.prefill_token_s + cost_model.prefill_pair_s * cost_model.kv_tokens)
+    assert added_s < 2 * prefill_s
+
+
+async def test_capped_demand_is_withdrawn_whole() -> None:
+    world = PickerHarness(service_with_slo(batch=8), pods=engine_names(1))
+    huge = world.send(messages=[{"role": "user", "content": "x" * 400_000}], n=128)
+    world.complete(huge, status=400, ttft_us=5_000)
+    assert demand(world)[:2] == (0, 0)

@@ -142,8 +142,9 @@ class Picker:
             self._refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
         reply = self._first(service, ctx, now)
-        ctx.is_counted = ctx.is_demand
-        self.stats(service.key).record_arrival(_demand_tokens(ctx), retry=ctx.is_retry, demand=ctx.is_demand)
+        tokens = self._demand_tokens(ctx, service.key)
+        ctx.counted_tokens = tokens if ctx.is_demand else None
+        self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
         self._release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
 
@@ -217,7 +218,7 @@ class Picker:
         stats = self.stats(service.key)
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
-            stats.record_arrival(_demand_tokens(ctx), retry=ctx.is_retry, demand=True)
+            stats.record_arrival(self._demand_tokens(ctx, service.key), retry=ctx.is_retry, demand=True)
         if decision is not None:
             stats.record_outcome(AdmissionOutcome.ADMITTED)
         if pick.endpoint.role is Role.DECODE:
@@ -225,7 +226,9 @@ class Picker:
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
-        self.inflight.begin(service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, _demand_by_service(ctx))
+        self.inflight.begin(
+            service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx)
+        )
         self._recent_rejections.discard(ctx.retry_key)
         return _dispatch_response(service, pick, ctx, None if pick.fallbacks else self._next_engine_s(service))
 
@@ -376,23 +379,22 @@ class Picker:
             return write_response(reply)
         return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
 
+    def _demand_tokens(self, ctx: RequestContext, key: str) -> int:
+        """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
+        tokens, capacity = ctx.prompt.tokens * ctx.prompt.sequences, self.admission.kv_tokens(key)
+        return tokens if capacity is None else min(tokens, capacity)
+
+    def _demand_by_service(self, ctx: RequestContext) -> dict[str, int]:
+        """Returns the prompt tokens that a request adds to the demand of each service, by key."""
+        keys = (ctx.service, ctx.target_service) if ctx.is_demand else (ctx.target_service,)
+        return {key: self._demand_tokens(ctx, key) for key in keys}
+
     def _exclude_from_demand(self, ctx: RequestContext) -> None:
         """No capacity of the service that the client named would serve the request: it adds no replicas there."""
         ctx.is_demand = False
-        if ctx.is_counted and ctx.service in self.catalog.services:
-            ctx.is_counted = False
-            self.stats(ctx.service).demand.withdraw(_demand_tokens(ctx))
-
-
-def _demand_tokens(ctx: RequestContext) -> int:
-    """Returns the prompt tokens of all sequences."""
-    return ctx.prompt.tokens * ctx.prompt.sequences
-
-
-def _demand_by_service(ctx: RequestContext) -> dict[str, int]:
-    """Returns the prompt tokens that a request adds to the demand of each service, by key."""
-    keys = (ctx.service, ctx.target_service) if ctx.is_demand else (ctx.target_service,)
-    return dict.fromkeys(keys, _demand_tokens(ctx))
+        if ctx.counted_tokens is not None and ctx.service in self.catalog.services:
+            self.stats(ctx.service).demand.withdraw(ctx.counted_tokens)
+        ctx.counted_tokens = None
 
 
 def write_response(reply: ErrorResponse) -> bytes:

@@ -39,8 +39,8 @@ class RequestContext(msgspec.Struct, eq=False):
     the same or its fallback. `fallback` is the key of the service that may still take it. `request_class` and `tenant`
     are unvalidated header values. `block_hashes` identify the prompt's prefix. `is_retry` is true if an earlier attempt
     was rejected. `admission_request` is the request as submitted to the target service. `response` is set while the
-    request is queued. `is_demand` is false if no capacity would serve it; `is_counted` is true once it counts as
-    demand.
+    request is queued. `is_demand` is false if no capacity would serve it; `counted_tokens` are the prompt tokens that
+    count as demand, None before they count.
     """
 
     request_id: str
@@ -63,7 +63,7 @@ class RequestContext(msgspec.Struct, eq=False):
     admission_request: AdmissionRequest | None = None
     response: asyncio.Future[bytes] | None = None
     is_demand: bool = True
-    is_counted: bool = False
+    counted_tokens: int | None = None
 
     @property
     def retry_key(self) -> tuple[str, int]:

@@ -219,7 +219,7 @@ class AdmissionController:
         if output_tokens is not None:
             cost = running.cost
             extra_output = output_tokens / cost.output_tokens - 1.0
-            self._queue.accounts.correct(running.tenant, extra_output * (cost.work_s - cost.stall_s))
+            self._queue.accounts.correct(running.tenant, extra_output * max(0.0, cost.work_s - cost.stall_s))
         if ttft_s is not None:
             self._margins[running.class_index].observe(ttft_s - running.predicted_ttft_s)
             if running.remote_prefill is not None:
