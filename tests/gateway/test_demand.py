@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.core.ports import NO_DEMAND_REASONS
-from plimsoll.gateway.demand_counter import DemandCounter
+from plimsoll.core.types import MediaKind
+from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.signals_document import update_metrics
 from plimsoll.telemetry import metrics
@@ -159,17 +160,18 @@ async def test_arrived_metric_keeps_all_requests() -> None:
 
 def test_counter_reports_added_less_withdrawn() -> None:
     counter = DemandCounter()
-    counter.add(100)
-    counter.withdraw(100)
-    assert counter.report() == (0, 0)
-    counter.add(70)
-    assert counter.report() == (1, 70)
-    counter.withdraw(70)
-    assert counter.report() == (1, 70)
-    counter.add(30)
-    assert counter.report() == (1, 70)
-    counter.add(50)
-    assert counter.report() == (2, 80)
+    small, large = DemandTokens(30), DemandTokens(100, {MediaKind.IMAGE: 60})
+    counter.add(large)
+    counter.withdraw(large)
+    assert counter.report() == (0, 0, {MediaKind.IMAGE: 0})
+    counter.add(large)
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    counter.withdraw(large)
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    counter.add(small)
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    counter.add(large)
+    assert counter.report() == (2, 130, {MediaKind.IMAGE: 60})
 
 
 async def test_one_request_is_at_most_one_engine_of_demand() -> None:

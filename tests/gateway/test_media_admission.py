@@ -59,3 +59,38 @@ async def test_photo_closes_no_engine_for_texts() -> None:
         replies.append(outcome(reply := send(world, {"type": "text", "text": "word " * 900})))
         world.complete(reply, ttft_us=100_000, duration_us=200_000, received_us=1_000, sent_bytes=4_000)
     assert set(replies) == {"admitted"}
+
+
+async def test_learned_ratio_corrects_admission_not_report() -> None:
+    """A model makes 256 tokens of each picture. Reports stay uncorrected: the operator learns the ratio from them."""
+    world = PickerHarness(
+        service_with_slo(batch=200, slo=SLO, token_ratios={"text": 1.0, "image": 256 / FULL_HD_TOKENS}),
+        pods=engine_names(1),
+    )
+    assert outcome(send(world, QUESTION, image(png(1920, 1080)))) == "admitted"
+    (running,) = world.picker.admission.services["team/chat"].controller.pool.replicas["10.0.0.1:8000"].running.values()
+    assert running.cost.prompt_tokens == pytest.approx(256 + 40, abs=20)
+    requests = world.service()["requests"]
+    assert requests["arrived_media_tokens"] == {"image": FULL_HD_TOKENS}
+    assert requests["arrived_tokens"] > FULL_HD_TOKENS
+
+
+async def test_token_ids_are_counted_not_corrected() -> None:
+    world = PickerHarness(service_with_slo(batch=200, token_ratios={"text": 2.0}), pods=engine_names(1))
+    world.send(messages=None, prompt=[1] * 300)
+    (running,) = world.picker.admission.services["team/chat"].controller.pool.replicas["10.0.0.1:8000"].running.values()
+    assert running.cost.prompt_tokens == 300
+
+
+async def test_absurd_ratio_rejects_without_fault() -> None:
+    world = PickerHarness(service_with_slo(token_ratios={"text": 100.0}), pods=engine_names(1))
+    reply = send(world, {"type": "text", "text": "x" * 6_000_000})
+    assert outcome(reply) == "request_too_large"
+    assert "team/chat" in world.picker.admission.services
+
+
+async def test_unusable_ratio_in_status_is_reported() -> None:
+    broken = service_with_slo()
+    broken["status"]["admission"]["tokenRatios"] = {"image": -1}
+    world = PickerHarness(broken, pods=engine_names(1))
+    assert "token ratio" in world.service()["object"]["parse_error"]

@@ -103,7 +103,8 @@ class ServiceReading:
     """Counts of one service at one gateway replica.
 
     arrived: first attempts that are demand: served, or rejected for lack of capacity; arrived_tokens: their estimated
-    prompt tokens. retried: further attempts of the same requests.
+    prompt tokens; arrived_media_tokens: those of them that are no text, by kind (`MediaKind`).
+    retried: further attempts of the same requests.
     succeeded, failed, cancelled: completed requests. rejected: by reason.
     ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
     slo_counts: those of them with an SLO; by_tpot_target: their number by TPOT target (s).
@@ -134,6 +135,7 @@ class ServiceReading:
     slo_counts: SloCounts | None = None
     by_tpot_target: Mapping[float, float] | None = None
     config_state: GatewayConfigState | None = None
+    arrived_media_tokens: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

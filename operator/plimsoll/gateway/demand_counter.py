@@ -9,26 +9,57 @@ between two reports was never there. One that is withdrawn later is made up for 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from plimsoll.core.types import MediaKind
+
+
+class DemandTokens(NamedTuple):
+    """Estimated prompt tokens; `media` are those of them that are no text, by kind."""
+
+    total: int
+    media: Mapping[MediaKind, int] = MappingProxyType({})
+
+
+class DemandReport(NamedTuple):
+    """Requests and their prompt tokens since the start."""
+
+    requests: int
+    tokens: int
+    media_tokens: Mapping[MediaKind, int]
+
 
 class DemandCounter:
     """First attempts that are demand, and their tokens. `report` never decreases."""
 
     def __init__(self) -> None:
         self._requests = self._tokens = 0  # added less withdrawn
-        self._reported_requests = self._reported_tokens = 0
+        self._media: Counter[MediaKind] = Counter()
+        self._reported = DemandReport(0, 0, {})
 
-    def add(self, tokens: int) -> None:
-        """Count a request with so many prompt tokens."""
-        self._requests += 1
-        self._tokens += tokens
+    def add(self, tokens: DemandTokens) -> None:
+        """Count a request."""
+        self._change(tokens, 1)
 
-    def withdraw(self, tokens: int) -> None:
-        """Take a request off that was added with so many prompt tokens."""
-        self._requests -= 1
-        self._tokens -= tokens
+    def withdraw(self, tokens: DemandTokens) -> None:
+        """Take a request off that was added with these tokens."""
+        self._change(tokens, -1)
 
-    def report(self) -> tuple[int, int]:
-        """Returns the requests and their prompt tokens since the start."""
-        self._reported_requests = max(self._reported_requests, self._requests)
-        self._reported_tokens = max(self._reported_tokens, self._tokens)
-        return self._reported_requests, self._reported_tokens
+    def report(self) -> DemandReport:
+        """Returns what was added less what was withdrawn."""
+        requests, tokens, media = self._reported
+        self._reported = DemandReport(
+            max(requests, self._requests),
+            max(tokens, self._tokens),
+            {kind: max(media.get(kind, 0), count) for kind, count in self._media.items()},
+        )
+        return self._reported
+
+    def _change(self, tokens: DemandTokens, sign: int) -> None:
+        self._requests += sign
+        self._tokens += sign * tokens.total
+        for kind, count in tokens.media.items():
+            self._media[kind] += sign * count

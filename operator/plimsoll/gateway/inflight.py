@@ -18,6 +18,7 @@ from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad
 from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.slo import Deadlines
+from plimsoll.gateway.demand_counter import DemandTokens
 
 SUSPECT_SECONDS = 5.0
 MAX_REQUEST_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
@@ -36,7 +37,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     picked_s: float
     retry_key: Hashable = None
     deadlines: Deadlines | None = None
-    demand: Mapping[str, int] = {}
+    demand: Mapping[str, DemandTokens] = {}
 
 
 class InFlightTracker:
@@ -76,7 +77,7 @@ class InFlightTracker:
         now: float,
         retry_key: Hashable = None,
         deadlines: Deadlines | None = None,
-        demand: Mapping[str, int] = MappingProxyType({}),
+        demand: Mapping[str, DemandTokens] = MappingProxyType({}),
     ) -> None:
         """Record a pick under its request ID."""
         self._pick_number += 1

@@ -20,6 +20,7 @@ from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
+from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
@@ -134,6 +135,7 @@ class Picker:
             request_id, parsed, service.key, body_digest(body), len(body), headers, self._header_names, now
         )
         if service.policy is not None:
+            ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
         ctx.is_retry = self._recent_rejections.is_retry(
             claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
@@ -379,12 +381,15 @@ class Picker:
             return write_response(reply)
         return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
 
-    def _demand_tokens(self, ctx: RequestContext, key: str) -> int:
+    def _demand_tokens(self, ctx: RequestContext, key: str) -> DemandTokens:
         """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
-        tokens, capacity = ctx.prompt.tokens * ctx.prompt.sequences, self.admission.kv_tokens(key)
-        return tokens if capacity is None else min(tokens, capacity)
+        estimate, capacity = ctx.estimate, self.admission.kv_tokens(key)
+        if capacity is None or estimate.total <= capacity:
+            return estimate
+        media = {kind: tokens * capacity // estimate.total for kind, tokens in estimate.media.items()}
+        return DemandTokens(capacity, media)
 
-    def _demand_by_service(self, ctx: RequestContext) -> dict[str, int]:
+    def _demand_by_service(self, ctx: RequestContext) -> dict[str, DemandTokens]:
         """Returns the prompt tokens that a request adds to the demand of each service, by key."""
         keys = (ctx.service, ctx.target_service) if ctx.is_demand else (ctx.target_service,)
         return {key: self._demand_tokens(ctx, key) for key in keys}

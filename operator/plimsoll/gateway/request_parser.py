@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES, MAX_REQUEST_TOKENS
+from plimsoll.core.prompt_tokens import corrected_tokens
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, PROMPT_KEY, find_duplicate, needs_strict_parse, strip_value
@@ -35,7 +36,7 @@ class CompletionRequest(msgspec.Struct):
     `model` is the name that the client sent. `max_tokens` is the lower of the client's two output limits, None if it
     set neither. `stream` is true for server-sent events. `prompt_prefix` is the start of the prompt as raw JSON, with
     digests in the place of base64 text. `n` is the number of completions per prompt. `media_tokens` are those of
-    `prompt.tokens` that are no text, by kind.
+    `prompt.tokens` that are no text, by kind. `is_estimated` is false for a prompt of token IDs.
     """
 
     model: str
@@ -45,6 +46,14 @@ class CompletionRequest(msgspec.Struct):
     prompt_prefix: bytes = b""
     n: int = 1
     media_tokens: Mapping[MediaKind, int] = {}
+    is_estimated: bool = True
+
+    def corrected_prompt(self, ratios: Mapping[str, float]) -> Prompt:
+        """Returns the prompt with the learned ratio of each kind of content."""
+        if not ratios or not self.is_estimated:
+            return self.prompt
+        tokens = round(corrected_tokens(self.prompt.tokens, self.media_tokens, ratios))
+        return self.prompt._replace(tokens=min(tokens, MAX_REQUEST_TOKENS))
 
 
 class _BodyFields(msgspec.Struct):
@@ -118,15 +127,16 @@ def _to_request(fields: _BodyFields, key: bytes, text: bytes) -> CompletionReque
         )
         return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
     if key is MESSAGES_KEY:
-        parts = split_media(text, PREFIX_BYTES)
+        parts, is_ids = split_media(text, PREFIX_BYTES), False
         text_tokens = (parts.text_bytes + fields.schema_bytes) // BYTES_PER_TOKEN
         prompt = Prompt(text_tokens + sum(parts.media_tokens.values()), n)
     else:
         parts, prompt = MessageParts(text[:PREFIX_BYTES], len(text), {}), _prompt_size(n, text)
+        is_ids = _is_token_ids(text)
     if prompt.tokens > MAX_REQUEST_TOKENS or prompt.sequences > MAX_REQUEST_SEQUENCES:
         prompt = Prompt(min(prompt.tokens, MAX_REQUEST_TOKENS), min(prompt.sequences, MAX_REQUEST_SEQUENCES))
     return CompletionRequest(
-        model, prompt, _max_tokens(fields), fields.stream is True, parts.prefix, n, parts.media_tokens
+        model, prompt, _max_tokens(fields), fields.stream is True, parts.prefix, n, parts.media_tokens, not is_ids
     )
 
 
@@ -161,12 +171,16 @@ def _prompt_size(n: int, text: bytes) -> Prompt:
     """Returns the tokens of one prompt of `prompt` and the number of sequences (`n` times prompts)."""
     if text[:1] != b"[":
         return Prompt(len(text) // BYTES_PER_TOKEN, n)
-    if text.lstrip(b"[ \t\r\n")[:1].isdigit():
+    if _is_token_ids(text):
         prompts = max(1, text.count(b"["))  # token IDs; a nested list means several prompts
         prompts = prompts - 1 if prompts > 1 else 1
         return Prompt((text.count(b",") + 1) // prompts, n * prompts)
     prompt_count = _count_prompts(text)
     return Prompt(len(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
+
+
+def _is_token_ids(text: bytes) -> bool:
+    return text[:1] == b"[" and text[:64].lstrip(b"[ \t\r\n")[:1].isdigit()
 
 
 def _count_prompts(raw: bytes) -> int:

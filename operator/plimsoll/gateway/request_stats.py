@@ -15,7 +15,7 @@ from prometheus_client import Counter as Counted
 from plimsoll.core import histogram
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.slo import Deadlines
-from plimsoll.gateway.demand_counter import DemandCounter
+from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import metrics
@@ -53,7 +53,7 @@ class RequestStats:
         self._ttft_histogram = metrics.GATEWAY_TTFT.labels(service)
         self._duration_histogram = metrics.GATEWAY_DURATION.labels(service)
 
-    def record_arrival(self, tokens: int, *, retry: bool, demand: bool) -> None:
+    def record_arrival(self, tokens: DemandTokens, *, retry: bool, demand: bool) -> None:
         """Count a request for this service, whatever its outcome.
 
         `tokens` are its prompt tokens. `demand` says whether capacity serves it or would serve it. A retry is no new
@@ -118,7 +118,7 @@ class RequestStats:
     def _counts(self) -> Iterator[tuple[Counted, int]]:
         yield self._first_counter, self.arrivals
         yield self._retry_counter, self.retries
-        yield self._demand_counter, self.demand.report()[0]
+        yield self._demand_counter, self.demand.report().requests
         yield self._remote_counter, self.remote_prefills
         yield self._local_counter, self.local_prefills
         for outcome, counter in self._completed_counters.items():
@@ -130,11 +130,12 @@ class RequestStats:
 
     def signals(self) -> dict[str, Any]:
         """Returns the `requests`, `ttft`, `e2e`, `slo` and `prefill` parts of this service in `/signals`."""
-        demand, demand_tokens = self.demand.report()
+        demand = self.demand.report()
         return {
             "requests": {
-                "arrived": demand,
-                "arrived_tokens": demand_tokens,
+                "arrived": demand.requests,
+                "arrived_tokens": demand.tokens,
+                "arrived_media_tokens": {kind.value: count for kind, count in demand.media_tokens.items()},
                 "retried": self.demand_retries,
                 "succeeded": self.completed[RequestOutcome.SUCCEEDED],
                 "failed": self.completed[RequestOutcome.FAILED],
