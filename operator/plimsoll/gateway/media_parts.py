@@ -29,13 +29,15 @@ MIN_IMAGE_TOKENS: Final = 4
 AUDIO_BYTES_PER_TOKEN: Final = 1000  # 25 tokens per second, between MP3 and 16-bit WAV at 16 kHz
 PROBES: Final = 4096  # bounds the time for one body
 MIN_PROBE_BYTES: Final = 256
+MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
 MAX_BLOBS: Final = 512  # further ones count as text
 MAX_MEASURED_IMAGES: Final = 64  # further ones count as the mean of these
 BYTES_PER_TOKEN: Final = 4  # of text
-MAX_COUNTED_TEXT_BYTES: Final = 256 * 1024  # in longer text, parts behind URLs do not matter
+LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not matter
 
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
+_MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"'  # a text without them has no media
 _PART_KEYS: Final = {
     MediaKind.IMAGE: (b'"image_url":',),
     MediaKind.AUDIO: (b'"audio_url":', b'"input_audio":'),
@@ -70,6 +72,8 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
 
     8 MiB with up to 64 pictures take less than 1 ms.
     """
+    if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
+        return MessageParts(text[:max_prefix], len(text), {})
     blobs = list(islice(_find_blobs(text), MAX_BLOBS))
     text_bytes = len(text) - sum(blob.end - blob.start for blob in blobs)
     blob_tokens = _blob_tokens(text, blobs)
@@ -77,7 +81,7 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     for blob, count in zip(blobs, blob_tokens, strict=True):
         counts[blob.kind] += 1
         tokens[blob.kind] += count
-    if text_bytes <= MAX_COUNTED_TEXT_BYTES:
+    if text_bytes <= LONG_TEXT_BYTES:
         rest = _without(text, blobs) if blobs else text
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
@@ -94,7 +98,7 @@ def image_tokens(width: int, height: int) -> int:
 
 def _find_blobs(text: bytes) -> Iterator[_Blob]:
     """Yields the media parts of at least two probe distances, in order."""
-    step = max(MIN_PROBE_BYTES, len(text) // PROBES)
+    step = MIN_PROBE_BYTES if len(text) <= LONG_TEXT_BYTES else max(MIN_PROBE_BYTES_LONG, len(text) // PROBES)
     position = step
     while position < len(text):
         end = text.find(b'"', position)

@@ -391,8 +391,10 @@ class Picker:
 
     def _demand_by_service(self, ctx: RequestContext) -> dict[str, DemandTokens]:
         """Returns the prompt tokens that a request adds to the demand of each service, by key."""
-        keys = (ctx.service, ctx.target_service) if ctx.is_demand else (ctx.target_service,)
-        return {key: self._demand_tokens(ctx, key) for key in keys}
+        demand = {ctx.target_service: self._demand_tokens(ctx, ctx.target_service)}
+        if ctx.is_fallback and ctx.is_demand:
+            demand[ctx.service] = self._demand_tokens(ctx, ctx.service)
+        return demand
 
     def _exclude_from_demand(self, ctx: RequestContext) -> None:
         """No capacity of the service that the client named would serve the request: it adds no replicas there."""

@@ -206,7 +206,7 @@ def _parse_number(value: Any) -> float:
 def _parse_ratio(value: Any) -> float:
     ratio = _parse_number(value)
     if not MIN_TOKEN_RATIO <= ratio <= MAX_TOKEN_RATIO:
-        raise ValueError(f"a token ratio must lie between {MIN_TOKEN_RATIO} and {MAX_TOKEN_RATIO}, not {ratio:g}")
+        raise ValueError(f"a token ratio must lie between {MIN_TOKEN_RATIO} and {MAX_TOKEN_RATIO}, not {ratio}")
     return ratio
 
 
