@@ -13,7 +13,8 @@ import pytest
 from plimsoll.adapters.gateway_signals import parse_signals
 from plimsoll.core import histogram
 from plimsoll.core.ports import BucketCounts, GatewayConfigState, GatewayReading, ServiceReading, SloCounts
-from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.core.types import MediaKind
+from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.picker import Picker
@@ -176,8 +177,8 @@ def test_parse_picker_document_equals_its_counts() -> None:
         build_catalog([service(), service("quiet")], [pod("10.0.0.1:8000"), pod("10.0.0.2:8000", role="prefill")])
     )
     tally = picker.stats("team/chat")
-    tally.record_arrival(Prompt(100, 3), retry=False)
-    tally.record_arrival(Prompt(100, 3), retry=True)
+    tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=False, demand=True)
+    tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=True, demand=True)
     tally.record_rejection(RejectionReason.MODEL_STARTING)
     for ttft_us in (250_000, 250_000, 4_000_000):
         tally.record_completion(
@@ -188,6 +189,7 @@ def test_parse_picker_document_equals_its_counts() -> None:
     assert heard.routable_endpoints == {("team", "chat"): 0, ("team", "quiet"): 0}
     found = heard.reading.services["team/chat"]
     assert (found.arrived, found.arrived_tokens, found.retried, found.succeeded) == (1, 300, 1, 3)
+    assert found.arrived_media_tokens == {"image": 200}
     assert found.rejected == {"model_starting": 1}
     assert found.ttft_s is not None
     assert found.ttft_s.value_sum == 4.5

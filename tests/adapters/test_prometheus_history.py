@@ -77,7 +77,7 @@ async def test_request_rate_two_weeks_is_queried_by_week_and_joined(store: Range
     assert (times[0], times[-1]) == (END_S - 14 * DAY_S, END_S)
     assert len(times) == 14 * 1440 + 1
     assert all((float(q["end"]) - float(q["start"])) / float(q["step"]) < 11_000 for q in store.asked)
-    assert all('service="team/chat",attempt="first"' in q["query"] for q in store.asked)
+    assert all('demand_requests_total{service="team/chat"}' in q["query"] for q in store.asked)
 
 
 async def test_request_rate_unknown_service_is_empty(store: RangeQueryServer) -> None:

@@ -460,19 +460,19 @@ def test_share_allocator_without_gateways_keeps_slots() -> None:
 def plainly(
     door: AdmissionController, request: AdmissionRequest, fill: float, within_s: float, now: float
 ) -> tuple[str | None, float, float]:
-    """What `Fleet.place` does, by asking each of a few replicas everything."""
+    """What `Fleet.place` does, by asking each of a few replicas everything. When to come back only where none can."""
     fleet = door.pool
     need, budget_s = fleet.estimate_cost(request), fleet.cost_model.step_budget_s[0]
-    fits = [
-        (r, r.predict_ttft_s(need, now)) for r in fleet.replicas.values() if not r.room_at_s(need, budget_s, fill, now)
-    ]
+    room_at_s = {r.address: r.room_at_s(need, budget_s, fill, now) for r in fleet.replicas.values()}
+    fits = [(r, r.predict_ttft_s(need, now)) for r in fleet.replicas.values() if not room_at_s[r.address]]
     behind = [r for r, _ in fits if r.sequences and r.prefill_tat_s - now > r.max_prefill_ahead_s]
     free = [(first_s, r.address) for r, first_s in fits if r not in behind]
     again_s = min((max(r.prefill_tat_s - r.max_prefill_ahead_s, now + MIN_RETRY_S) for r in behind), default=math.inf)
+    again_s = min(again_s, *(at_s or math.inf for at_s in room_at_s.values()))
     early = [(first_s, address) for first_s, address in free if first_s <= within_s]
     if early:
         first_s, address = min(early, key=lambda each: each[0])
-        return address, first_s, again_s
+        return address, first_s, math.inf
     return None, min((first_s for first_s, _ in free), default=math.inf), again_s
 
 
@@ -487,7 +487,8 @@ def test_placement_matches_exhaustive_search(seed: int) -> None:
         fill, within_s = random.choice([0.5, 1.0]), random.choice([0.02, 0.2, 2.0, math.inf])
         place = door.pool.place(request, door.pool.estimate_cost(request), 0, fill, within_s, now)
         found = None if place.replica is None else place.replica.address
-        assert (found, place.first_token_s, place.retry_at_s) == plainly(door, request, fill, within_s, now)
+        again_s = math.inf if found else place.retry_at_s
+        assert (found, place.first_token_s, again_s) == plainly(door, request, fill, within_s, now)
         seen.add((found is None, place.first_token_s < math.inf, place.retry_at_s < math.inf))
         if door.submit(request, now).outcome is AdmissionOutcome.ADMITTED:
             running.append(request.id)

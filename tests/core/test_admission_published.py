@@ -34,6 +34,7 @@ LIMITS = EngineCostModel(
     step_budget_s=(0.03, math.inf), tpot_s=(0.05, math.inf), full_utilization=0.6, max_spread_s=0.001, stall_s=0.05,
     idle_ttft_s=0.1, kv_transfer_token_s=3e-6, output_quantiles=(50.0, 150.0, 250.0, 400.0),
 )  # fmt: skip
+RATIOS = {"image": 0.26, "text": 1.1}
 PUBLISHED = AdmissionLimits(("high", "low"), LIMITS, 1.8e9, 12.5, True, {"gw-a": 25, "gw-b": 15})
 STAGGERED = replace(PUBLISHED, capacity_steps=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5)))
 
@@ -321,3 +322,15 @@ def test_shares_never_exceed_cap(
             sharing.observe(name, "x", now_s, reading(arrived[name], using[name], using[name]))
         assert sum(shares.values()) <= most
         assert all(units >= 0 for units in shares.values())
+
+
+def test_token_ratios_are_published_when_they_move() -> None:
+    told = replace(PUBLISHED, token_ratios=RATIOS)
+    assert from_dict(json.loads(json.dumps(to_dict(told)))).token_ratios == RATIOS
+    assert from_dict(to_dict(PUBLISHED)).token_ratios == {}
+    assert has_changed(PUBLISHED, told)
+    assert not has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.3}))
+    assert has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.4}))
+    for bad in ({"image": 0.0}, {"image": 1e9}, {"image": "x"}, {"image": None}):
+        with pytest.raises(ValueError, match=r"number|ratio"):
+            from_dict(to_dict(told) | {"tokenRatios": bad})

@@ -259,3 +259,16 @@ def test_publish_permissive_limits_use_remote_prefill() -> None:
     found = [door.submit(AdmissionRequest(str(k), "default", "t", 0.0, 8000), 0.0) for k in range(20)]
     assert {one.prefill for one in found} == {"p"}
     assert door.pool.prefill_queues["p"].free_s < 1e-3
+
+
+def test_publish_has_learned_token_ratios_and_keeps_them() -> None:
+    fleet, keeper = busy_fleet(), AdmissionPublisher()
+    seen = snapshot(fleet)
+    learned = replace(seen, metrics=replace(seen.metrics, token_ratios={"image": 0.26, "text": 1.1, "video": 1e6}))
+    keeper.publish(fleet.service, learned, fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.published is not None
+    assert keeper.published.token_ratios == {"image": 0.26, "text": 1.1, "video": 100.0}
+    after = AdmissionPublisher.restore(keeper.published)  # a new process has learned nothing yet
+    after.publish(fleet.service, seen, fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
+    assert after.published is not None
+    assert after.published.token_ratios == keeper.published.token_ratios

@@ -423,6 +423,12 @@ def test_quiet_s_restarts_with_any_request(change: dict[str, Any]) -> None:
     assert quiet_after(readings, ("gw",), 90.0) == (0.0 if is_gauge else 10.0)
 
 
+@pytest.mark.parametrize("reason", ["quota_exceeded", "request_too_large"])
+def test_quiet_s_ignores_rejections_no_capacity_cures(reason: str) -> None:
+    readings = [(float(s), "gw", "a", gateway(7.0, rejected={reason: float(s)})) for s in range(91)]
+    assert quiet_after(readings, ("gw",), 90.0) == 90.0
+
+
 def test_quiet_s_of_restarted_gateway_starts_again() -> None:
     assert quiet_after(each_second(range(80)) + each_second(range(80, 91), instance="b"), ("gw",), 90.0) == 10.0
 

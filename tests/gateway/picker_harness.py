@@ -58,6 +58,7 @@ def service_with_slo(
     starting: bool = True,
     shares: Mapping[str, int] | None = None,
     starts: tuple[tuple[float, float], ...] = (),
+    token_ratios: Mapping[str, float] | None = None,
 ) -> Object:
     """An InferenceService with a promise, and what the operator has told of it; times are on the test's clock."""
     published = AdmissionLimits(
@@ -68,6 +69,7 @@ def service_with_slo(
         starting,
         {GATEWAY: batch} if shares is None else shares,
         tuple((START_UNIX_S + at_s, work) for at_s, work in starts),
+        token_ratios or {},
     )
     obj = service(name)
     obj["spec"] |= {"slo": dict(slo or SLO), "tiers": {"serve": {"maxReplicas": 8}}}

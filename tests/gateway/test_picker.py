@@ -169,7 +169,7 @@ def test_repeated_request_after_success_is_new_demand() -> None:
     assert demand(asked) == (2, 1)
 
 
-@pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (2, 0)), (200, (2, 0))])
+@pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (1, 0)), (200, (2, 0))])
 def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tuple[int, int]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
     ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]

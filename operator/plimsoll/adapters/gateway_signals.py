@@ -53,6 +53,7 @@ class _RequestsRecord(msgspec.Struct):
     cancelled: CountField
     rejected: dict[str, CountField]
     arrived_tokens: CountField | None = None  # from version 2 on
+    arrived_media_tokens: dict[str, CountField] = {}  # of version 3, but not of its first gateways
 
 
 class _HistogramRecord(msgspec.Struct):
@@ -153,6 +154,7 @@ def _service_reading(name: str, record: _ServiceRecord) -> ServiceReading:
     return ServiceReading(
         arrived=requests.arrived,
         arrived_tokens=requests.arrived_tokens,
+        arrived_media_tokens=requests.arrived_media_tokens,
         retried=requests.retried,
         succeeded=requests.succeeded,
         failed=requests.failed,

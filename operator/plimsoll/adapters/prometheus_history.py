@@ -30,7 +30,7 @@ QUERY_TIMEOUT_S: Final = 5.0
 MAX_RATE_PER_S: Final = 1e9  # requests per second; a larger value is an error
 MAX_PODS_PER_QUERY: Final = 40  # limits the length of the URL
 MAX_SCRAPE_AGE_S: Final = 30  # an older scrape is of no use
-_RATE_QUERY: Final = 'sum(rate(plimsoll_gateway_requests_arrived_total{{service="{service}",attempt="first"}}[1m]))'
+_RATE_QUERY: Final = 'sum(rate(plimsoll_gateway_demand_requests_total{{service="{service}"}}[1m]))'
 _ENGINES_QUERY: Final = '{{namespace="{namespace}",pod=~"{pods}",__name__=~"{names}"}}[{seconds}s]'
 _TARGET_LABELS: Final = ("job", "instance")  # identify a scrape target
 _SAMPLE_LABELS: Final = ("le", "source")  # labels that the engine sets itself

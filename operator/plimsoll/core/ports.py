@@ -12,7 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+# Reasons of a gateway's rejections that no capacity would cure. Such a request is no demand and violates no SLO.
+NO_DEMAND_REASONS: Final = frozenset(
+    {
+        "body_too_large",
+        "duplicate_key",
+        "gateway_busy",
+        "invalid_encoding",
+        "invalid_json",
+        "model_not_found",
+        "model_required",
+        "quota_exceeded",
+        "request_too_large",
+    }
+)
 
 
 class BucketCounts(NamedTuple):
@@ -87,7 +102,8 @@ class EngineReading:
 class ServiceReading:
     """Counts of one service at one gateway replica.
 
-    arrived: first attempts, before any rejection; arrived_tokens: their prompt tokens, estimated from bytes.
+    arrived: first attempts that are demand: served, or rejected for lack of capacity; arrived_tokens: their estimated
+    prompt tokens; arrived_media_tokens: those of them that are no text, by kind (`MediaKind`).
     retried: further attempts of the same requests.
     succeeded, failed, cancelled: completed requests. rejected: by reason.
     ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
@@ -119,6 +135,7 @@ class ServiceReading:
     slo_counts: SloCounts | None = None
     by_tpot_target: Mapping[float, float] | None = None
     config_state: GatewayConfigState | None = None
+    arrived_media_tokens: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

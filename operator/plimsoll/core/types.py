@@ -14,6 +14,16 @@ class Role(StrEnum):
     SERVE = "serve"
 
 
+class MediaKind(StrEnum):
+    """A kind of content of a prompt that is no text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+    VIDEO = "video"
+
+    __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
+
+
 @dataclass(frozen=True, slots=True)
 class Unavailable:
     """The absence of a value, with its reason. It never counts as 0."""

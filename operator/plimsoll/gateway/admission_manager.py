@@ -165,6 +165,11 @@ class AdmissionManager:
             admission.key, admission.exceeded_model, ctx
         )
 
+    def kv_tokens(self, key: str) -> int | None:
+        """Returns how many tokens an engine of the service holds at once, None if that is unknown."""
+        admission = self.services.get(key)
+        return None if admission is None else admission.controller.pool.cost_model.kv_tokens
+
     def signals(self, key: str) -> dict[str, Any]:
         """Returns the service's `admission` part of `/signals`, all zero for a service without admission."""
         admission = self.services.get(key)

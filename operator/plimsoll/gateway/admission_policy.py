@@ -61,6 +61,11 @@ class AdmissionPolicy:
             return self
         return replace(self, limits=replace(self.limits, starting=False, ready_at_s=None, capacity_steps=()))
 
+    @property
+    def token_ratios(self) -> Mapping[str, float]:
+        """The learned ratios of estimated prompt tokens, by kind of content. Empty before they are published."""
+        return {} if self.limits is None else self.limits.token_ratios
+
     @cached_property
     def default_class(self) -> ClassPolicy:
         """The class of requests that name none: `default`, else the class with the lowest priority."""

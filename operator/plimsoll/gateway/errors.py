@@ -20,6 +20,8 @@ from random import Random
 import msgspec
 import orjson
 
+from plimsoll.core.ports import NO_DEMAND_REASONS
+
 MAX_RETRY_AFTER = 60  # seconds; what every SDK honours
 MAX_RETRY_ETA = 120  # seconds; the client waits `MAX_RETRY_AFTER` first and then the rest
 MAX_RETURN = 3600  # seconds; no client is told to return later
@@ -42,6 +44,11 @@ class RejectionReason(StrEnum):
     NO_ENDPOINT = "no_endpoint"
     GATEWAY_BUSY = "gateway_busy"
     DEADLINE = "deadline_exceeded"
+
+    @property
+    def is_demand(self) -> bool:
+        """Whether capacity would have served the request. If not, it must not add replicas."""
+        return self.value not in NO_DEMAND_REASONS
 
 
 STATUS_BY_REASON = {

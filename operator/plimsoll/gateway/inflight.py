@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,6 +18,7 @@ from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad
 from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.slo import Deadlines
+from plimsoll.gateway.demand_counter import DemandTokens
 
 SUSPECT_SECONDS = 5.0
 MAX_REQUEST_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
@@ -26,7 +28,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     """A request at an engine.
 
     `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
-    without one.
+    without one. `demand` is what it added to the demand of services, by their keys: prompt tokens.
     """
 
     service: str
@@ -35,6 +37,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     picked_s: float
     retry_key: Hashable = None
     deadlines: Deadlines | None = None
+    demand: Mapping[str, DemandTokens] = {}
 
 
 class InFlightTracker:
@@ -74,11 +77,12 @@ class InFlightTracker:
         now: float,
         retry_key: Hashable = None,
         deadlines: Deadlines | None = None,
+        demand: Mapping[str, DemandTokens] = MappingProxyType({}),
     ) -> None:
         """Record a pick under its request ID."""
         self._pick_number += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._requests[request_id] = InFlightRequest(service, address, prefill, now, retry_key, deadlines)
+        self._requests[request_id] = InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand)
         self._add_own(address, 1, self._pick_number)
         if prefill is not None:
             self._add_own(prefill, 1, self._pick_number)

@@ -20,6 +20,7 @@ from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
+from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
@@ -134,6 +135,7 @@ class Picker:
             request_id, parsed, service.key, body_digest(body), len(body), headers, self._header_names, now
         )
         if service.policy is not None:
+            ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
         ctx.is_retry = self._recent_rejections.is_retry(
             claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
@@ -141,8 +143,10 @@ class Picker:
         if self.inflight.expire_suspects(now):
             self._refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
-        self.stats(service.key).record_arrival(parsed.prompt, retry=ctx.is_retry)
         reply = self._first(service, ctx, now)
+        tokens = self._demand_tokens(ctx, service.key)
+        ctx.counted_tokens = tokens if ctx.is_demand else None
+        self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
         self._release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
 
@@ -162,6 +166,9 @@ class Picker:
             self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
         if in_flight.service in self.catalog.services:
             self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
+        if record.rejected_by_engine:
+            for key in in_flight.demand.keys() & self.catalog.services.keys():
+                self.stats(key).demand.withdraw(in_flight.demand[key])
         if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
             self._refresh(now)
         self._release((in_flight.service,), now)
@@ -174,6 +181,7 @@ class Picker:
             return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
         fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
         if fallback is not None and sequences <= fallback.max_queued:
+            self._exclude_from_demand(ctx)
             return self._try_fallback(ctx, now)
         limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
@@ -191,6 +199,8 @@ class Picker:
         if decision.outcome is AdmissionOutcome.QUEUED:
             self.stats(ctx.target_service).record_outcome(AdmissionOutcome.QUEUED)
             return None
+        if not decision.is_demand and not ctx.is_fallback:
+            self._exclude_from_demand(ctx)
         if decision.outcome is AdmissionOutcome.DOWNGRADED:
             return self._try_fallback(ctx, now)
         if ctx.is_fallback:
@@ -210,7 +220,7 @@ class Picker:
         stats = self.stats(service.key)
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
-            stats.record_arrival(ctx.prompt, retry=ctx.is_retry)
+            stats.record_arrival(self._demand_tokens(ctx, service.key), retry=ctx.is_retry, demand=True)
         if decision is not None:
             stats.record_outcome(AdmissionOutcome.ADMITTED)
         if pick.endpoint.role is Role.DECODE:
@@ -218,7 +228,9 @@ class Picker:
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
-        self.inflight.begin(service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines)
+        self.inflight.begin(
+            service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx)
+        )
         self._recent_rejections.discard(ctx.retry_key)
         return _dispatch_response(service, pick, ctx, None if pick.fallbacks else self._next_engine_s(service))
 
@@ -361,11 +373,35 @@ class Picker:
         service = "" if ctx is None or ctx.service not in self.catalog.services else ctx.service
         self.stats(service).record_rejection(rejection.reason)
         reply = to_response(rejection, self._random)
-        if ctx is not None:
+        if ctx is not None and rejection.reason.is_demand:
             self._recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
+        elif ctx is not None:
+            self._exclude_from_demand(ctx)
         if reply.fits_ext_authz:
             return write_response(reply)
         return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
+
+    def _demand_tokens(self, ctx: RequestContext, key: str) -> DemandTokens:
+        """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
+        estimate, capacity = ctx.estimate, self.admission.kv_tokens(key)
+        if capacity is None or estimate.total <= capacity:
+            return estimate
+        media = {kind: tokens * capacity // estimate.total for kind, tokens in estimate.media.items()}
+        return DemandTokens(capacity, media)
+
+    def _demand_by_service(self, ctx: RequestContext) -> dict[str, DemandTokens]:
+        """Returns the prompt tokens that a request adds to the demand of each service, by key."""
+        demand = {ctx.target_service: self._demand_tokens(ctx, ctx.target_service)}
+        if ctx.is_fallback and ctx.is_demand:
+            demand[ctx.service] = self._demand_tokens(ctx, ctx.service)
+        return demand
+
+    def _exclude_from_demand(self, ctx: RequestContext) -> None:
+        """No capacity of the service that the client named would serve the request: it adds no replicas there."""
+        ctx.is_demand = False
+        if ctx.counted_tokens is not None and ctx.service in self.catalog.services:
+            self.stats(ctx.service).demand.withdraw(ctx.counted_tokens)
+        ctx.counted_tokens = None
 
 
 def write_response(reply: ErrorResponse) -> bytes:

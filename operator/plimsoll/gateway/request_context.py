@@ -10,6 +10,7 @@ import msgspec
 
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.request_parser import CompletionRequest
 
 MAX_TENANT_BYTES = 64  # a longer tenant name is truncated
@@ -39,7 +40,9 @@ class RequestContext(msgspec.Struct, eq=False):
     the same or its fallback. `fallback` is the key of the service that may still take it. `request_class` and `tenant`
     are unvalidated header values. `block_hashes` identify the prompt's prefix. `is_retry` is true if an earlier attempt
     was rejected. `admission_request` is the request as submitted to the target service. `response` is set while the
-    request is queued.
+    request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated prompt
+    tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before they
+    count.
     """
 
     request_id: str
@@ -61,6 +64,9 @@ class RequestContext(msgspec.Struct, eq=False):
     is_retry: bool = False
     admission_request: AdmissionRequest | None = None
     response: asyncio.Future[bytes] | None = None
+    is_demand: bool = True
+    estimate: DemandTokens = DemandTokens(0)
+    counted_tokens: DemandTokens | None = None
 
     @property
     def retry_key(self) -> tuple[str, int]:
@@ -105,4 +111,11 @@ def new_context(
         key.decode("ascii", "replace") if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_BYTES else None,
         now,
         parsed.n,
+        estimate=_estimate(parsed),
     )
+
+
+def _estimate(parsed: CompletionRequest) -> DemandTokens:
+    prompt, media = parsed.prompt, parsed.media_tokens
+    total = prompt.tokens * prompt.sequences
+    return DemandTokens(total, {kind: tokens * prompt.sequences for kind, tokens in media.items()} if media else media)

@@ -5,21 +5,26 @@ keys. The gateway rejects what vLLM would serve by mistake. It forwards what vLL
 message is more precise.
 
 Idea: a typed decoder skips all but a few keys. Only `model` must have the right type; other keys with an unusable
-value count as absent. A body of 200 kB costs about 60 us.
+value count as absent. Pictures and sound do not count by their base64 text (`media_parts`). A body of 200 kB costs
+about 60 us.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES, MAX_REQUEST_TOKENS
+from plimsoll.core.prompt_tokens import corrected_tokens
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.core.types import MediaKind
 from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, PROMPT_KEY, find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, MessageParts, split_media
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 LARGE_BODY_BYTES = 256 * 1024  # a strict parse of a larger body runs in a worker process
-BYTES_PER_TOKEN = 4
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -29,8 +34,9 @@ class CompletionRequest(msgspec.Struct):
     """The parsed fields of one completion request. Treat it as immutable.
 
     `model` is the name that the client sent. `max_tokens` is the lower of the client's two output limits, None if it
-    set neither. `stream` is true for server-sent events. `prompt_prefix` is the start of the prompt as raw JSON.
-    `n` is the number of completions per prompt.
+    set neither. `stream` is true for server-sent events. `prompt_prefix` is the start of the prompt as raw JSON, with
+    digests in the place of base64 text. `n` is the number of completions per prompt. `media_tokens` are those of
+    `prompt.tokens` that are no text, by kind. `is_estimated` is false for a prompt of token IDs.
     """
 
     model: str
@@ -39,6 +45,15 @@ class CompletionRequest(msgspec.Struct):
     stream: bool = False
     prompt_prefix: bytes = b""
     n: int = 1
+    media_tokens: Mapping[MediaKind, int] = {}
+    is_estimated: bool = True
+
+    def corrected_prompt(self, ratios: Mapping[str, float]) -> Prompt:
+        """Returns the prompt with the learned ratio of each kind of content."""
+        if not ratios or not self.is_estimated:
+            return self.prompt
+        tokens = round(corrected_tokens(self.prompt.tokens, self.media_tokens, ratios))
+        return self.prompt._replace(tokens=min(tokens, MAX_REQUEST_TOKENS))
 
 
 class _BodyFields(msgspec.Struct):
@@ -49,6 +64,14 @@ class _BodyFields(msgspec.Struct):
     stream: object = None
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def schema_bytes(self) -> int:
+        """The size of what a chat template adds to the messages."""
+        return len(bytes(self.tools)) + len(bytes(self.functions)) + len(bytes(self.response_format))
 
 
 _decode = msgspec.json.Decoder(_BodyFields).decode
@@ -103,10 +126,18 @@ def _to_request(fields: _BodyFields, key: bytes, text: bytes) -> CompletionReque
             f"The field 'n' is {value}: the limit is {MAX_SEQUENCES_PER_PROMPT} completions per prompt. Lower 'n'."
         )
         return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
-    prompt = _prompt_size(n, key, text)
+    if key is MESSAGES_KEY:
+        parts, is_ids = split_media(text, PREFIX_BYTES), False
+        text_tokens = (parts.text_bytes + fields.schema_bytes) // BYTES_PER_TOKEN
+        prompt = Prompt(text_tokens + sum(parts.media_tokens.values()), n)
+    else:
+        parts, prompt = MessageParts(text[:PREFIX_BYTES], len(text), {}), _prompt_size(n, text)
+        is_ids = _is_token_ids(text)
     if prompt.tokens > MAX_REQUEST_TOKENS or prompt.sequences > MAX_REQUEST_SEQUENCES:
         prompt = Prompt(min(prompt.tokens, MAX_REQUEST_TOKENS), min(prompt.sequences, MAX_REQUEST_SEQUENCES))
-    return CompletionRequest(model, prompt, _max_tokens(fields), fields.stream is True, text[:PREFIX_BYTES], n)
+    return CompletionRequest(
+        model, prompt, _max_tokens(fields), fields.stream is True, parts.prefix, n, parts.media_tokens, not is_ids
+    )
 
 
 def _max_tokens(fields: _BodyFields) -> int | None:
@@ -136,16 +167,20 @@ def _describe_error(error: Exception) -> str:
     return "it is nested too deeply." if isinstance(error, RecursionError) else f"{str(error)[:200]}."
 
 
-def _prompt_size(n: int, key: bytes, text: bytes) -> Prompt:
-    """Returns the tokens of one prompt and the number of sequences (`n` times prompts)."""
-    if key is MESSAGES_KEY or text[:1] != b"[":
+def _prompt_size(n: int, text: bytes) -> Prompt:
+    """Returns the tokens of one prompt of `prompt` and the number of sequences (`n` times prompts)."""
+    if text[:1] != b"[":
         return Prompt(len(text) // BYTES_PER_TOKEN, n)
-    if text.lstrip(b"[ \t\r\n")[:1].isdigit():
+    if _is_token_ids(text):
         prompts = max(1, text.count(b"["))  # token IDs; a nested list means several prompts
         prompts = prompts - 1 if prompts > 1 else 1
         return Prompt((text.count(b",") + 1) // prompts, n * prompts)
     prompt_count = _count_prompts(text)
     return Prompt(len(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
+
+
+def _is_token_ids(text: bytes) -> bool:
+    return text[:1] == b"[" and text[:64].lstrip(b"[ \t\r\n")[:1].isdigit()
 
 
 def _count_prompts(raw: bytes) -> int:

@@ -14,8 +14,8 @@ from prometheus_client import Counter as Counted
 
 from plimsoll.core import histogram
 from plimsoll.core.admission.request import AdmissionOutcome
-from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.slo import Deadlines
+from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import metrics
@@ -26,9 +26,10 @@ class RequestStats:
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self.arrivals = 0  # first attempts only: retries are no new demand
-        self.arrival_tokens = 0  # prompt tokens times sequences
+        self.arrivals = 0  # first attempts
         self.retries = 0
+        self.demand = DemandCounter()
+        self.demand_retries = 0
         self.completed: Counter[RequestOutcome] = Counter()
         self.rejections: Counter[RejectionReason] = Counter()
         self.admission_outcomes: Counter[AdmissionOutcome] = Counter()
@@ -42,6 +43,7 @@ class RequestStats:
         self.local_prefills = 0
         self._first_counter = metrics.GATEWAY_ARRIVED.labels(service, "first")
         self._retry_counter = metrics.GATEWAY_ARRIVED.labels(service, "retry")
+        self._demand_counter = metrics.GATEWAY_DEMAND.labels(service)
         self._remote_counter = metrics.GATEWAY_PREFILLS.labels(service, "remote")
         self._local_counter = metrics.GATEWAY_PREFILLS.labels(service, "local")
         self._exported: dict[Counted, int] = {}
@@ -51,13 +53,19 @@ class RequestStats:
         self._ttft_histogram = metrics.GATEWAY_TTFT.labels(service)
         self._duration_histogram = metrics.GATEWAY_DURATION.labels(service)
 
-    def record_arrival(self, prompt: Prompt, *, retry: bool) -> None:
-        """Count a request for this service, whatever its outcome."""
+    def record_arrival(self, tokens: DemandTokens, *, retry: bool, demand: bool) -> None:
+        """Count a request for this service, whatever its outcome.
+
+        `tokens` are its prompt tokens. `demand` says whether capacity serves it or would serve it. A retry is no new
+        demand.
+        """
         if retry:
             self.retries += 1
+            self.demand_retries += demand
         else:
             self.arrivals += 1
-            self.arrival_tokens += prompt.tokens * prompt.sequences
+            if demand:
+                self.demand.add(tokens)
 
     def record_prefill(self, *, remote: bool) -> None:
         if remote:
@@ -110,6 +118,7 @@ class RequestStats:
     def _counts(self) -> Iterator[tuple[Counted, int]]:
         yield self._first_counter, self.arrivals
         yield self._retry_counter, self.retries
+        yield self._demand_counter, self.demand.report().requests
         yield self._remote_counter, self.remote_prefills
         yield self._local_counter, self.local_prefills
         for outcome, counter in self._completed_counters.items():
@@ -121,11 +130,13 @@ class RequestStats:
 
     def signals(self) -> dict[str, Any]:
         """Returns the `requests`, `ttft`, `e2e`, `slo` and `prefill` parts of this service in `/signals`."""
+        demand = self.demand.report()
         return {
             "requests": {
-                "arrived": self.arrivals,
-                "arrived_tokens": self.arrival_tokens,
-                "retried": self.retries,
+                "arrived": demand.requests,
+                "arrived_tokens": demand.tokens,
+                "arrived_media_tokens": {kind.value: count for kind, count in demand.media_tokens.items()},
+                "retried": self.demand_retries,
                 "succeeded": self.completed[RequestOutcome.SUCCEEDED],
                 "failed": self.completed[RequestOutcome.FAILED],
                 "cancelled": self.completed[RequestOutcome.CANCELLED],

@@ -142,11 +142,16 @@ class SimulatedGateway:
     def submit(self, attempt: Attempt, now_s: float, *, is_new: bool = True) -> AdmissionDecision | None:
         """Decide on a request; None without admission control. is_new: it has just arrived."""
         is_retry = is_new and self._is_retry(attempt, now_s)
-        if is_retry:
-            self._retried += 1
-        elif is_new:
-            self._arrived += 1
-            self._arrived_tokens += attempt.trace_request.prompt_tokens
+        decision = self._decide(attempt, is_retry, now_s)
+        if is_new and (decision is None or decision.is_demand):
+            if is_retry:
+                self._retried += 1
+            else:
+                self._arrived += 1
+                self._arrived_tokens += attempt.trace_request.prompt_tokens
+        return decision
+
+    def _decide(self, attempt: Attempt, is_retry: bool, now_s: float) -> AdmissionDecision | None:
         if self.admission is None:
             return None
         request = self._admission_request(attempt)
@@ -206,13 +211,14 @@ class SimulatedGateway:
             reason = "request_too_large"
         self._outcomes[decision.outcome] += 1
         if decision.outcome is not AdmissionOutcome.DOWNGRADED:
-            self.record_rejection(attempt, reason, now_s)
+            self.record_rejection(attempt, reason, now_s, is_demand=decision.is_demand)
         return reason
 
-    def record_rejection(self, attempt: Attempt, reason: str, now_s: float) -> None:
+    def record_rejection(self, attempt: Attempt, reason: str, now_s: float, *, is_demand: bool = True) -> None:
         """The request was rejected, with or without admission control."""
         self._rejections[reason] += 1
-        self._recent_rejections.record(attempt.id, now_s)
+        if is_demand:
+            self._recent_rejections.record(attempt.id, now_s)
 
     def on_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
         """A request at an engine has ended. Call `release` next."""

@@ -19,6 +19,13 @@ GATEWAY_ARRIVED = Counter(
     ["service", "attempt"],
     registry=GATEWAY,
 )
+GATEWAY_DEMAND = Counter(
+    "plimsoll_gateway_demand_requests",
+    "First attempts that count as demand, which sizes the fleet: without those that no capacity would serve (over a"
+    " quota, too large, rejected by the engine itself).",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_COMPLETED = Counter(
     "plimsoll_gateway_requests_completed",
     "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled).",
@@ -123,6 +130,7 @@ GATEWAY_LOOP_LAG = Gauge(
 
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
+    GATEWAY_DEMAND,
     GATEWAY_COMPLETED,
     GATEWAY_REJECTED,
     GATEWAY_ADMISSION_DECISIONS,

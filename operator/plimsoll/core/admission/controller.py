@@ -77,7 +77,7 @@ class AdmissionController:
         self.pool = ReplicaPool(cost_model)
         self.reservations = RetryReservations()
         self.outcomes = dict.fromkeys(AdmissionOutcome, 0)  # number of requests by outcome
-        self.offered_work_s = 0.0  # GPU-seconds of first attempts, whatever their outcome
+        self.offered_work_s = 0.0  # GPU-seconds of first attempts that are demand, admitted or not
         self.retries = 0  # requests recognised as retries
 
     @property
@@ -149,18 +149,18 @@ class AdmissionController:
         cost = self.pool.estimate_cost(request)
         reservation = self.reservations.find(request, now)
         tenant = self._tenants.get(request.tenant, _DEFAULT_TENANT)
-        if reservation is not None or request.is_retry:
-            self.retries += 1
-        else:
-            self.offered_work_s += cost.work_s
+        is_retry = reservation is not None or request.is_retry
+        self.retries += is_retry
         if reservation is None:
             wait_s = self._quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
             if wait_s > 0:
                 return self._reject_quota(request, wait_s)
         if request.deadline_s is not None and request.deadline_s <= now:
-            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)
+            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)._replace(is_demand=False)
         if not self.pool.can_ever_fit(cost):
-            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
+        if not is_retry:
+            self.offered_work_s += cost.work_s
         queued = self._make_queued(request, class_index, cost, reservation, tenant.weight, now)
         if not self.pool.replicas:
             return self._submit_without_replicas(queued, reservation, now)
@@ -199,7 +199,7 @@ class AdmissionController:
         now = self._advance(now)
         cost = self.pool.estimate_cost(request)
         if not self.pool.can_ever_fit(cost):
-            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
         outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
         return self._shed(request, cost, outcome, now)
 
@@ -228,7 +228,7 @@ class AdmissionController:
         if output_tokens is not None:
             cost = running.cost
             extra_output = output_tokens / cost.output_tokens - 1.0
-            self._queue.accounts.correct(running.tenant, extra_output * (cost.work_s - cost.stall_s))
+            self._queue.accounts.correct(running.tenant, extra_output * max(0.0, cost.work_s - cost.stall_s))
         if ttft_s is not None:
             self._margins[running.class_index].observe(ttft_s - running.predicted_ttft_s)
             if running.remote_prefill is not None:
@@ -415,7 +415,9 @@ class AdmissionController:
     def _reject_quota(self, request: AdmissionRequest, wait_s: float) -> AdmissionDecision:
         retryable = wait_s <= MAX_RETRY_AFTER_S
         retry = RetryAdvice(wait_s, max(1, math.ceil(wait_s)), retryable)
-        return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.SHED_QUOTA, retry=retry))
+        return self._count_outcome(
+            AdmissionDecision(request.id, AdmissionOutcome.SHED_QUOTA, retry=retry, is_demand=False)
+        )
 
     def _count_outcome(self, decision: AdmissionDecision) -> AdmissionDecision:
         self.outcomes[decision.outcome] += 1

@@ -71,7 +71,8 @@ class RequestCost(NamedTuple):
     - `stall_s`: time during which all other streams stall (prefill, or posting of KV reads).
     - `step_s`: what it adds to the mean step while it runs, with its stalls spread over its output tokens.
     - `kv_mean_tokens`, `kv_variance`: mean and variance of the KV tokens that it holds at its end.
-    - `work_s`: total work in GPU-seconds.
+    - `work_s`: total work in GPU-seconds of the sequences that an engine holds at once. More of them run in turns and
+      share their prompt, so that one request is never worth more than an engine's KV cache.
     - `output_tokens`: expected output of all sequences.
     - `idle_ttft_s`: TTFT on an idle replica; `network_s` is the part of it outside the engine.
     - `remote_prefill_s`: time on a prefill replica, 0 for local prefill.
@@ -189,12 +190,19 @@ class EngineCostModel:
         spread_s = stall_s / (output_tokens if output_tokens > MIN_SPREAD_TOKENS else MIN_SPREAD_TOKENS)
         if spread_s > n * self.max_spread_s:
             spread_s = n * self.max_spread_s
+        work_s = stall_s + decode_s * output_tokens
+        if n > 1:
+            work_s *= self._sequences_at_once(n, prompt_tokens + output_tokens) / n
         return RequestCost(  # positional: keyword arguments cost 1 us
             n, n * context_tokens, stall_s, decode_s + spread_s, n * (prompt_tokens + output_tokens), n * variance,
-            stall_s + decode_s * output_tokens, n * output_tokens,
+            work_s, n * output_tokens,
             stall_s + (0.5 + chunks) * self.base_s + network_s + remote_prefill_s,
             network_s, remote_prefill_s, chunks, math.inf if max_tokens is None else max(1.0, max_tokens),
         )  # fmt: skip
+
+    def _sequences_at_once(self, sequences: int, tokens: float) -> float:
+        """Returns how many sequences of so many tokens each an engine holds at once, at least 1."""
+        return max(1.0, min(sequences, self.max_sequences, self.kv_tokens / tokens))
 
     def remote_prefill_s(self, request: AdmissionRequest, cached: int) -> float:
         """Returns the time of one request on a prefill replica with `cached` tokens of its prompt, in seconds."""

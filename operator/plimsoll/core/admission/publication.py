@@ -23,7 +23,10 @@ FORMAT_VERSION: Final = 4
 INFINITE: Final = "infinite"  # in place of a number, which JSON cannot have; a null would count as absent
 MIN_RELATIVE_CHANGE: Final = 0.05  # relative change of a cost-model value that triggers a write
 MIN_OUTPUT_CHANGE: Final = 0.1  # same, as a share of output tokens that moved
+MIN_RATIO_CHANGE: Final = 0.2  # same, for a token ratio
 MIN_TIME_CHANGE_S: Final = 3.0  # same, for an expected time
+MIN_TOKEN_RATIO: Final = 0.01
+MAX_TOKEN_RATIO: Final = 100.0
 MAX_CAPACITY_STEPS: Final = 8  # more steps would be within the uncertainty of their times
 
 _INTEGER_FIELDS: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
@@ -43,6 +46,8 @@ class AdmissionLimits:
     - `starting`: replicas are starting, or will start on demand.
     - `shares`: slots of `cost_model.batch` by gateway. A gateway without an entry uses an equal share, so that it does
       not reject all its requests.
+    - `token_ratios`: prompt tokens that engines count over those that gateways estimate, by kind of content
+      (`core.demand.token_ratios`). A kind without an entry has 1.
     - `capacity_steps`: (time, capacity from then on), from `ready_at_s` to `ready_capacity`. Empty if all capacity is
       expected at `ready_at_s`.
     - `startup_s`: usual start-up time in seconds of a replica that a request would start, None if it was never
@@ -56,6 +61,7 @@ class AdmissionLimits:
     starting: bool = True
     shares: Mapping[str, int] = field(default_factory=dict)
     capacity_steps: tuple[tuple[float, float], ...] = ()
+    token_ratios: Mapping[str, float] = field(default_factory=dict)
     startup_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +111,8 @@ def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
         optional["readyAt"] = round(limits.ready_at_s, 1)
     if limits.startup_s is not None:
         optional["startupSeconds"] = round(limits.startup_s, 1)
+    if limits.token_ratios:
+        optional["tokenRatios"] = {kind: _to_json(ratio) for kind, ratio in sorted(limits.token_ratios.items())}
     return {
         "version": FORMAT_VERSION,
         "classes": list(limits.classes),
@@ -135,6 +143,7 @@ def from_dict(stored: Any) -> AdmissionLimits:
                 (_parse_number(at_s), _parse_number(capacity)) for at_s, capacity in stored.get("capacitySteps") or ()
             ),
             startup_s=None if startup_s is None else _parse_number(startup_s),
+            token_ratios={str(kind): _parse_ratio(ratio) for kind, ratio in (stored.get("tokenRatios") or {}).items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or has the wrong type: {error}") from error
@@ -153,6 +162,10 @@ def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
     for (old_at_s, old_capacity), (at_s, capacity) in zip(old.capacity_steps, new.capacity_steps, strict=True):
         if abs(at_s - old_at_s) > MIN_TIME_CHANGE_S or _differs(old_capacity, capacity):
             return True
+    if old.token_ratios.keys() != new.token_ratios.keys() or any(
+        _differs(old.token_ratios[kind], ratio, MIN_RATIO_CHANGE) for kind, ratio in new.token_ratios.items()
+    ):
+        return True
     if old.cost_model is None or new.cost_model is None:
         return False
     if _outputs_differ(old.cost_model.output_quantiles, new.cost_model.output_quantiles):
@@ -195,6 +208,13 @@ def _parse_number(value: Any) -> float:
     return float(value)
 
 
+def _parse_ratio(value: Any) -> float:
+    ratio = _parse_number(value)
+    if not MIN_TOKEN_RATIO <= ratio <= MAX_TOKEN_RATIO:
+        raise ValueError(f"a token ratio must lie between {MIN_TOKEN_RATIO} and {MAX_TOKEN_RATIO}, not {ratio}")
+    return ratio
+
+
 def _parse_count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is not a non-negative integer")
@@ -220,10 +240,10 @@ def _times_differ(old_s: float | None, new_s: float | None) -> bool:
     return abs(new_s - old_s) > MIN_TIME_CHANGE_S
 
 
-def _differs(old: float | None, new: float | None) -> bool:
+def _differs(old: float | None, new: float | None, relative_change: float = MIN_RELATIVE_CHANGE) -> bool:
     if old is None or new is None:
         return old is not new
-    return old != new and not abs(new - old) <= MIN_RELATIVE_CHANGE * min(abs(old), abs(new))
+    return old != new and not abs(new - old) <= relative_change * min(abs(old), abs(new))
 
 
 def _to_json(value: Any) -> Any:

@@ -39,7 +39,7 @@ class RunningRequest:
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
-      and `stall_total_s`.
+      and `stall_total_s`; `booked_share` is what is left of it after releases, from 1 to 0.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
     """
 
@@ -60,6 +60,7 @@ class RunningRequest:
     stall_s: float = 0.0
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
+    booked_share: float = 1.0
 
 
 class ReplicaState:
@@ -202,7 +203,8 @@ class ReplicaState:
         """Remove a request that ended or was cancelled. Returns None if it is unknown.
 
         `output_tokens` are those of all its sequences, `ttft_s` is from its admission. If both are known, they update
-        the step-time ratio. Without a TTFT, the rest of its prefill is cancelled.
+        the step-time ratio. Without a TTFT, the rest of its prefill is cancelled; with one, what its prompt did not
+        need is given back.
         """
         running = self.running.pop(id, None)
         if running is None:
@@ -224,9 +226,11 @@ class ReplicaState:
             self.kv_mean_tokens = max(0.0, self.kv_mean_tokens - cost.kv_mean_tokens)
             self._amortised_s = max(0.0, self._amortised_s - running.step_s)
         if ttft_s is None:
-            self._cancel_prefill(running, now)
-        elif output_tokens is not None:
-            self._update_step_time(running, output_tokens, ttft_s, now)
+            self._release_prefill(running, _share_ahead(running, now), now)
+        else:
+            if output_tokens is not None:
+                self._update_step_time(running, output_tokens, ttft_s, now)
+            self._end_prefill(running, ttft_s, now)
         if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
             self._ttft_residual.observe(
                 ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
@@ -234,19 +238,36 @@ class ReplicaState:
         self._update_derived()
         return running
 
-    def _cancel_prefill(self, removed: RunningRequest, now: float) -> None:
-        """Cancel the predicted rest of its prefill, so that later requests start earlier."""
-        remaining_s = min(removed.stall_s, removed.prefilled_at_s - now)
-        if remaining_s <= 0.0:
+    def _end_prefill(self, removed: RunningRequest, ttft_s: float, now: float) -> None:
+        """Give back what was booked for its prompt and not needed: its first token came `ttft_s` after its admission.
+
+        An engine computes prompts in order, so those ahead of it are computed as well.
+        """
+        booked_s = removed.booked_share * removed.cost.stall_s * self.step_time_ratio
+        unneeded = 1.0 - ttft_s / booked_s if 0.0 <= ttft_s < booked_s else 0.0
+        self._release_prefill(removed, max(unneeded, _share_ahead(removed, now)), now)
+        if removed.remote_prefill is not None:
             return
-        fraction = remaining_s / removed.stall_s
-        self.prefill_free_s -= remaining_s
-        self.prefill_tat_s -= fraction * removed.prefill_turn_s
-        self.stall_total_s -= fraction * removed.scaled_stall_s
         for other in self.running.values():
-            if other.stall_total_s >= removed.stall_total_s:  # queued behind it
-                other.prefilled_at_s -= remaining_s
-                other.stall_total_s -= fraction * removed.scaled_stall_s
+            if other.stall_total_s < removed.stall_total_s and other.remote_prefill is None:
+                self._release_prefill(other, _share_ahead(other, now), now)
+
+    def _release_prefill(self, released: RunningRequest, share: float, now: float) -> None:
+        """Release a share (0 to 1) of the prefill that a request booked, so that later requests start earlier."""
+        if share <= 0.0:
+            return
+        ahead_s = min(share * released.stall_s, max(0.0, released.prefilled_at_s - now))
+        self.prefill_free_s -= ahead_s
+        self.prefill_tat_s -= share * released.prefill_turn_s
+        self.stall_total_s -= share * released.scaled_stall_s
+        for other in self.running.values():
+            if other.stall_total_s >= released.stall_total_s:  # itself, if it still runs, or queued behind it
+                other.prefilled_at_s -= ahead_s
+                other.stall_total_s -= share * released.scaled_stall_s
+        released.booked_share *= 1.0 - share
+        released.stall_s *= 1.0 - share
+        released.prefill_turn_s *= 1.0 - share
+        released.scaled_stall_s *= 1.0 - share
 
     def _update_step_time(self, running: RunningRequest, output_tokens: int, ttft_s: float, now: float) -> None:
         """Update the step-time ratio from a request that has just ended and is already removed.
@@ -397,3 +418,9 @@ class ReplicaState:
             PREFILL_BURST_SHARE * cost_model.output_mean * self.min_step_budget_s, MIN_BURST_STALLS * cost_model.stall_s
         )
         self.max_prefill_ahead_s = burst_s * (math.sqrt(self.inverse_share) if self.inverse_share < math.inf else 1.0)
+
+
+def _share_ahead(running: RunningRequest, now: float) -> float:
+    """Returns the share of its booked prefill that is predicted to come after `now`, 0 to 1."""
+    ahead_s = running.prefilled_at_s - now
+    return 0.0 if ahead_s <= 0.0 or running.stall_s <= 0.0 else min(1.0, ahead_s / running.stall_s)

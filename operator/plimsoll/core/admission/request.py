@@ -94,6 +94,8 @@ class AdmissionDecision(NamedTuple):
 
     An Admitted request has the `address` of its replica and `first_token_s`, the predicted time from now to its first
     token. `prefill` is the replica that computes its prompt, None for the same one. A shed request has `retry`.
+    `is_demand` is false if no capacity would serve it: it is over a quota, past its deadline, or larger than an empty
+    replica.
     """
 
     request_id: str
@@ -102,3 +104,4 @@ class AdmissionDecision(NamedTuple):
     prefill: str | None = None
     first_token_s: float = 0.0
     retry: RetryAdvice | None = None
+    is_demand: bool = True

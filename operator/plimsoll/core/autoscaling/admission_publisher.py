@@ -9,13 +9,19 @@ Idea: the limits are computed with the SLO capacity, and published only if a gat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
-from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS, AdmissionLimits, has_changed
+from plimsoll.core.admission.publication import (
+    MAX_CAPACITY_STEPS,
+    MAX_TOKEN_RATIO,
+    MIN_TOKEN_RATIO,
+    AdmissionLimits,
+    has_changed,
+)
 from plimsoll.core.admission.share_controller import ShareController
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
@@ -109,10 +115,17 @@ class AdmissionPublisher:
             cost_model = self.published.cost_model  # a new process has no model yet
         if cost_model is None and tier_snapshot is not None and not tier_snapshot.ready:
             cost_model = permissive
-        published = AdmissionLimits(names, cost_model)
+        published = AdmissionLimits(names, cost_model, token_ratios=self._token_ratios(snapshot))
         if cost_model is not None:
             published = replace(published, shares=self.sharing.allocate(cost_model.batch, gateways, now_s))
         return _with_expected_capacity(published, service, snapshot, spec, service.last_decision.decision, now_s)
+
+    def _token_ratios(self, snapshot: ServiceSnapshot) -> Mapping[str, float]:
+        """Return the learned ratios within the published range; those in force before there are any."""
+        learned = snapshot.metrics.token_ratios
+        if not learned:
+            return {} if self.published is None else self.published.token_ratios
+        return {kind: min(max(ratio, MIN_TOKEN_RATIO), MAX_TOKEN_RATIO) for kind, ratio in learned.items()}
 
     def _updated_kv_transfer_token_s(self, transfer_stats: TransferStats, now_s: float) -> float | None:
         """Return the KV transfer time per token, s.

@@ -16,13 +16,11 @@ from operator import lt, sub
 from typing import Any, Final, NamedTuple, TypeVar
 
 from plimsoll.core.histogram import difference, merge
-from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading, SloCounts
+from plimsoll.core.ports import NO_DEMAND_REASONS, BucketCounts, EngineReading, ServiceReading, SloCounts
 
 MAX_READING_GAP_S: Final = 15.0  # readings further apart form no interval
 CLOCK_SKEW_S: Final = 60.0  # a larger step back is taken for a corrected clock
 MAX_COUNT: Final = 1e15  # above any real count or sum of seconds: 30 years at a million tokens per second
-
-SLO_EXEMPT_REJECTIONS: Final = frozenset({"quota_exceeded", "request_too_large"})  # rejections that the client caused
 
 _COUNTER_FIELDS: Final = (
     "steps",
@@ -60,9 +58,10 @@ class EngineInterval(NamedTuple):
 class ServiceInterval(NamedTuple):
     """Counter increases of one service at one gateway over `seconds`; None where unknown.
 
-    rejected: rejections for lack of capacity or time. Exceeded quotas and requests that no engine can hold do not
-    violate the SLO. arrivals_with_tokens: the arrivals whose tokens are reported. assessed, missed, ttft_missed,
-    e2e_missed: as in `SloCounts`. by_tpot_target: assessed responses by their TPOT target in seconds.
+    arrivals: as `arrived` of `ServiceReading`. rejected: rejections for lack of capacity or time. arrivals_with_tokens:
+    the arrivals whose tokens are reported. assessed, missed, ttft_missed, e2e_missed: as in `SloCounts`.
+    by_tpot_target: assessed responses by their TPOT target in seconds. arrival_media_tokens: those of arrival_tokens
+    that are no text, by kind; None without any.
     """
 
     seconds: float
@@ -79,9 +78,11 @@ class ServiceInterval(NamedTuple):
     ttft_missed: float | None = None
     e2e_missed: float | None = None
     by_tpot_target: Mapping[float, float] | None = None
+    arrival_media_tokens: Mapping[str, float] | None = None
 
 
-CounterValue = float | BucketCounts | Mapping[float, float] | None
+CounterValue = float | BucketCounts | Mapping[Any, float] | None
+KeyT = TypeVar("KeyT")
 IntervalT = TypeVar("IntervalT", bound=tuple[CounterValue, ...])
 
 
@@ -128,9 +129,15 @@ def is_valid_reading(reading: ServiceReading) -> bool:
     gauges = (reading.queued, reading.queued_work_s, reading.reserved_work_s, *reading.inflight.values())
     slo_values = *(reading.slo_counts or ()), *(reading.by_tpot_target or {}).values()
     histograms = (reading.ttft_s, reading.e2e_s)
-    return all(map(_is_valid_count, (*counters, *gauges, *slo_values, *reading.rejected.values()))) and all(
+    by_key = *reading.rejected.values(), *reading.arrived_media_tokens.values()
+    return all(map(_is_valid_count, (*counters, *gauges, *slo_values, *by_key))) and all(
         map(_is_valid_histogram, histograms)
     )
+
+
+def demand_rejections(reading: ServiceReading) -> float:
+    """Rejections of requests that capacity would have served."""
+    return math.fsum(count for reason, count in reading.rejected.items() if reason not in NO_DEMAND_REASONS)
 
 
 def engine_interval(old: EngineReading, new: EngineReading) -> EngineInterval | None:
@@ -165,18 +172,21 @@ def service_interval(
         after.arrived - before.arrived,
         after.succeeded - before.succeeded,
         after.failed - before.failed,
-        _slo_relevant_rejections(after) - _slo_relevant_rejections(before),
+        demand_rejections(after) - demand_rejections(before),
     )
     arrival_tokens = _delta(before.arrived_tokens, after.arrived_tokens)
     slo_counts, by_tpot_target = (
         _slo_counts_delta(before.slo_counts, after.slo_counts),
         _by_tpot_target_delta(before.by_tpot_target, after.by_tpot_target),
     )
-    if min(*deltas, arrival_tokens or 0.0, *(slo_counts or ()), *(by_tpot_target or {}).values()) < 0.0:
+    media_tokens = _by_key_delta(before.arrived_media_tokens, after.arrived_media_tokens)
+    by_key = *(by_tpot_target or {}).values(), *media_tokens.values()
+    if min(*deltas, arrival_tokens or 0.0, *(slo_counts or ()), *by_key) < 0.0:
         return None
     arrivals_with_tokens = None if arrival_tokens is None else deltas[0]
     counts = (seconds, *deltas, arrivals_with_tokens, arrival_tokens, *(_histogram_delta(*pair) for pair in histograms))
-    return ServiceInterval._make((*counts, *(slo_counts or (None,) * len(SloCounts._fields)), by_tpot_target))
+    slo_fields = slo_counts or (None,) * len(SloCounts._fields)
+    return ServiceInterval._make((*counts, *slo_fields, by_tpot_target, media_tokens or None))
 
 
 def _add_values(first: CounterValue, second: CounterValue) -> CounterValue:
@@ -227,7 +237,11 @@ def _by_tpot_target_delta(
 ) -> Mapping[float, float] | None:
     if old is None or new is None:
         return None
-    return {target_s: count - old.get(target_s, 0.0) for target_s, count in new.items()}
+    return _by_key_delta(old, new)
+
+
+def _by_key_delta(old: Mapping[KeyT, float], new: Mapping[KeyT, float]) -> dict[KeyT, float]:
+    return {key: count - old.get(key, 0.0) for key, count in new.items()}
 
 
 def _was_reset(old: BucketCounts | None, new: BucketCounts | None) -> bool:
@@ -239,7 +253,3 @@ def _was_reset(old: BucketCounts | None, new: BucketCounts | None) -> bool:
 
 def _histogram_delta(old: BucketCounts | None, new: BucketCounts | None) -> BucketCounts | None:
     return None if old is None or new is None else difference(new, old)
-
-
-def _slo_relevant_rejections(reading: ServiceReading) -> float:
-    return math.fsum(count for reason, count in reading.rejected.items() if reason not in SLO_EXEMPT_REJECTIONS)

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from plimsoll.core.demand.counter_delta import (
     MAX_READING_GAP_S,
     ServiceInterval,
+    demand_rejections,
     is_fresh,
     is_newer,
     is_valid_reading,
@@ -189,14 +190,22 @@ class GatewayAggregator:
 
 
 def _has_requests(previous: ServiceReading, current: ServiceReading) -> bool:
-    """Whether a request arrived or ended between two readings, or waits, runs or has a reservation at the second."""
+    """Whether a request that is demand arrived or ended between two readings, or any waits, runs or has a reservation
+    at the second.
+    """
     has_gauge = current.queued > 0.0 or current.reserved_work_s > 0.0 or any(current.inflight.values())
     return has_gauge or _counters(previous) != _counters(current)
 
 
 def _counters(reading: ServiceReading) -> tuple[float, ...]:
-    rejected = math.fsum(reading.rejected.values())
-    return reading.arrived, reading.retried, reading.succeeded, reading.failed, reading.cancelled, rejected
+    return (
+        reading.arrived,
+        reading.retried,
+        reading.succeeded,
+        reading.failed,
+        reading.cancelled,
+        demand_rejections(reading),
+    )
 
 
 def _per_s(amount: float, interval: ServiceInterval) -> float:

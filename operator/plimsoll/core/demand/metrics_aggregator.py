@@ -112,6 +112,7 @@ class MetricsAggregator:
             succeeded_per_s=sample.succeeded_per_s if isinstance(sample, ArrivalSample) else sample,
             failed_per_s=sample.failed_per_s if isinstance(sample, ArrivalSample) else sample,
             mean_prompt_tokens=self._lengths.mean_prompt_tokens(last_minute),
+            token_ratios=self._lengths.token_ratios(),
             ttft_s=_latency_percentile(last_minute, None if last_minute is None else last_minute.ttft_s, share),
             ttft_histogram=None if last_minute is None else last_minute.ttft_s,
             e2e_s=_latency_percentile(last_minute, None if last_minute is None else last_minute.e2e_s, share),

@@ -5,7 +5,8 @@ of completed requests, minutes later. They do not report which prompt and output
 one output token per request.
 
 Idea: gateways estimate tokens from bytes, and engines count them. The ratio of the two means over the same minutes
-corrects the estimate. Lengths of completed requests decay over minutes. They give the shape, scaled to the prompts that
+corrects the estimate, and a ratio for each kind of content where prompts have pictures, sound or video
+(`token_ratios`). Lengths of completed requests decay over minutes. They give the shape, scaled to the prompts that
 arrive now and to the present output. The present output is the tokens generated in the last half minute, over those
 expected for the known lengths (`completion_estimator`). While outputs grow longer, completed requests are the short
 ones, but the generated tokens already include the others. Before any request has completed, an output is at least as
@@ -18,6 +19,7 @@ engines count them only in sum.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -26,8 +28,10 @@ import numpy as np
 from plimsoll.core.demand.completion_estimator import CompletionEstimator, OutputLengths
 from plimsoll.core.demand.counter_delta import EngineInterval, ServiceInterval
 from plimsoll.core.demand.sliding_window import DecayingSum, SlidingWindow
+from plimsoll.core.demand.token_ratios import TokenRatioEstimator
 from plimsoll.core.histogram import total_count
 from plimsoll.core.ports import BucketCounts
+from plimsoll.core.prompt_tokens import corrected_tokens
 from plimsoll.core.stats import shrink
 from plimsoll.core.types import Unavailable
 from plimsoll.core.workload import FloatArray, LengthHistogram, Workload, from_histograms, from_samples
@@ -52,6 +56,14 @@ class _LengthHistograms(NamedTuple):
 class _TokenTotals(NamedTuple):
     requests: float
     tokens: float
+
+
+class _EstimatedTotals(NamedTuple):
+    """Requests with their estimated tokens; media: those of them that are no text, by kind, None without any."""
+
+    requests: float
+    tokens: float
+    media: Mapping[str, float] | None
 
 
 class _OutputTotals(NamedTuple):
@@ -90,7 +102,8 @@ class RequestLengthEstimator:
         self._completed: DecayingSum[_LengthHistograms] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._recently_completed: SlidingWindow[_LengthHistograms] = SlidingWindow(_RECENT_S)
         self._recent_output: SlidingWindow[_OutputTotals] = SlidingWindow(_RECENT_S)
-        self._estimated_prompts: DecayingSum[_TokenTotals] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
+        self._token_ratios = TokenRatioEstimator()
+        self._estimated_prompts: DecayingSum[_EstimatedTotals] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._counted_prompts: DecayingSum[_TokenTotals] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._prompt_sources: DecayingSum[_PromptSources] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._base_build: tuple[float, float, float, Workload] | None = (
@@ -105,11 +118,13 @@ class RequestLengthEstimator:
     def on_arrivals(self, at_s: float, interval: ServiceInterval) -> None:
         """Add what a gateway counted until at_s."""
         if interval.arrivals_with_tokens is not None and interval.arrival_tokens is not None:
-            self._estimated_prompts.add(
-                at_s,
+            requests, tokens, media = (
                 interval.arrivals_with_tokens,
-                _TokenTotals(interval.arrivals_with_tokens, interval.arrival_tokens),
+                interval.arrival_tokens,
+                interval.arrival_media_tokens,
             )
+            self._estimated_prompts.add(at_s, requests, _EstimatedTotals(requests, tokens, media))
+            self._token_ratios.on_estimated(at_s, requests, tokens, media or {})
 
     def on_output(self, at_s: float, interval: EngineInterval, completions: CompletionEstimator | None) -> None:
         """Add what an engine that generates responses counted until at_s. completions: its estimator, None where
@@ -127,6 +142,7 @@ class RequestLengthEstimator:
         prompts = _prompt_totals(interval)
         if prompts is not None:
             self._counted_prompts.add(at_s, prompts.requests, prompts)
+            self._token_ratios.on_counted(at_s, prompts.requests, prompts.tokens)
 
     def on_prefill(self, at_s: float, interval: EngineInterval) -> None:
         """Add what an engine that prefills, for itself or remotely, counted until at_s."""
@@ -151,10 +167,26 @@ class RequestLengthEstimator:
             return Unavailable("nothing arrived in the last minute")
         estimate, counted = self._estimated_prompts.sum, self._counted_prompts.sum
         if recent.arrivals_with_tokens and recent.arrival_tokens and estimate is not None:
-            return recent.arrival_tokens / recent.arrivals_with_tokens * _correction_ratio(estimate, counted)
+            tokens = corrected_tokens(
+                recent.arrival_tokens, recent.arrival_media_tokens or {}, self._token_ratios.ratios()
+            )
+            return tokens / recent.arrivals_with_tokens * self._overall_ratio(estimate)
         if counted is None or counted.requests < _MIN_REQUESTS:
             return Unavailable("neither gateways nor engines count prompt tokens")
         return counted.tokens / counted.requests
+
+    def token_ratios(self) -> Mapping[str, float]:
+        """Counted over estimated tokens by kind (`prompt_tokens.KINDS`). Empty for a service without media."""
+        ratios, estimate = self._token_ratios.ratios(), self._estimated_prompts.sum
+        if not ratios or estimate is None:
+            return {}
+        overall = self._overall_ratio(estimate)
+        return {kind: overall * ratio for kind, ratio in ratios.items()}
+
+    def _overall_ratio(self, estimate: _EstimatedTotals) -> float:
+        """Counted tokens over those estimated with the ratio of each kind, of the same requests."""
+        tokens = corrected_tokens(estimate.tokens, estimate.media or {}, self._token_ratios.ratios())
+        return _correction_ratio(_TokenTotals(estimate.requests, tokens), self._counted_prompts.sum)
 
     def workload(
         self, now_s: float, mean_prompt_tokens: float | Unavailable, arrivals: float

@@ -47,7 +47,8 @@ class ServiceMetrics:
 
     rate_per_s: first attempts. has_new_rate: whether there is a new rate since the last call; an old rate is no new
     sample. coverage: share of the gateways with a fresh reading, 0 without any. age_s: age of the oldest of these
-    readings. mean_prompt_tokens: mean over the arrivals of the last minute. workload: requests of the last minutes,
+    readings. mean_prompt_tokens: mean over the arrivals of the last minute. token_ratios: counted over
+    estimated prompt tokens by kind of content, empty without media. workload: requests of the last minutes,
     with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth. ttft_s: SLO percentile of TTFT
     as clients saw it, last minute; ttft_histogram: its distribution. e2e_s: the same percentile of the end-to-end
     latency. slo_counts: the last minute's responses against the SLO; None where gateways do not report them.
@@ -67,6 +68,7 @@ class ServiceMetrics:
     succeeded_per_s: float | Unavailable = NO_DATA
     failed_per_s: float | Unavailable = NO_DATA
     mean_prompt_tokens: float | Unavailable = NO_DATA
+    token_ratios: Mapping[str, float] = field(default_factory=dict)
     workload: Workload | Unavailable = NO_DATA
     ttft_s: float | Unavailable = NO_DATA
     ttft_histogram: BucketCounts | None = None

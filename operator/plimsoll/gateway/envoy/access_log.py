@@ -85,6 +85,17 @@ class AccessRecord(msgspec.Struct):
         return None if self.duration_us is None or self.ttft_s is None else self.duration_us / 1e6
 
     @property
+    def rejected_by_engine(self) -> bool:
+        """Whether the engine rejected the request itself, for a reason that no capacity would cure."""
+        status = self.status or 0
+        return (
+            400 <= status < 500
+            and status not in _RETRYABLE_CLIENT_ERRORS
+            and bool(self.upstream)
+            and self.outcome is RequestOutcome.SUCCEEDED
+        )
+
+    @property
     def reset_before_first_byte(self) -> bool:
         """Whether the engine accepted the request and closed the connection without a response."""
         return self.ttft_us is None and "UC" in self.flag_set
@@ -92,6 +103,8 @@ class AccessRecord(msgspec.Struct):
 
 _CLIENT_DISCONNECT_FLAGS = frozenset({"DC", "DR"})
 _UPSTREAM_FAILURE_FLAGS = frozenset({"UC", "UF", "UPE", "UR", "UT", "LR", "SI", "UMSDR"})
+
+_RETRYABLE_CLIENT_ERRORS = frozenset({408, 429})
 
 _decode = msgspec.json.Decoder(AccessRecord, strict=False).decode
 
