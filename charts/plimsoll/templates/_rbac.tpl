@@ -50,7 +50,8 @@
 {{- end }}
 {{- end }}
 
-{{/* In the release's own namespace: the lease of the election, and the gateway's pods. */}}
+{{/* In the release's own namespace: the lease of the election, the list of namespaces with services, and the gateway's
+     pods. */}}
 {{- define "plimsoll.operator.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -59,6 +60,10 @@
   resources: [leases]
   resourceNames: [plimsoll-operator]
   verbs: [get, update]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [plimsoll-service-namespaces]
+  verbs: [get, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

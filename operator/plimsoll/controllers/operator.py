@@ -48,6 +48,7 @@ from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services
 from plimsoll.controllers.reconcile.reconciler import Reconciler
+from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
@@ -100,6 +101,7 @@ class OperatorProcess:
         self.engine_poller = EnginePoller(self.cache, get_engine_page, self._on_engine_reading, errors=self.errors)
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
+        self.service_namespaces = ServiceNamespaces(kube, config.namespace)
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -111,6 +113,7 @@ class OperatorProcess:
             self.errors,
             self.queue.add_later,
             self.checkpoints,
+            self.service_namespaces,
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(
@@ -158,6 +161,7 @@ class OperatorProcess:
 
         kopf does not signal the end of its own list, and the owner of a model name depends on all services.
         """
+        await self.service_namespaces.load()
         for namespace in self._namespaces or (None,):
             with contextlib.suppress(NotFound):  # the CRD may be installed later
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
