@@ -15,7 +15,7 @@ from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import FORMER_SECONDS
 from plimsoll.controllers.reconcile.name_claims import claim_record
-from plimsoll.controllers.reconcile.observe import NO_RULES, name_claims, observe
+from plimsoll.controllers.reconcile.observe import NO_RULES, observe
 from plimsoll.controllers.reconcile.reconciler import names_of
 from plimsoll.core.routing.model_names import read_claim
 from plimsoll.gateway.picker import Picker
@@ -78,7 +78,7 @@ class World:
         assert raw is not None
         claim = read_claim(raw)
         assert claim is not None
-        record = claim_record(claim, name_claims(self.store), NO_RULES, self.at)
+        record = claim_record(claim, self.store.name_claims(), NO_RULES, self.at)
         self.store.put({**raw, "status": raw.get("status", {}) | {"modelNameClaim": record}})
 
     def settle(self) -> None:

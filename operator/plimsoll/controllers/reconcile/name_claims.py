@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
-from plimsoll.controllers.reconcile.observe import affected_services, name_claims
+from plimsoll.controllers.reconcile.observe import affected_services, related_claims
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.core.errors import Forbidden, ObjectRejected
 from plimsoll.core.routing.model_names import NameClaim, NameRules, is_grantable, read_claim
@@ -75,7 +75,7 @@ class NameGrants:
                 return
             await self._namespaces.add(key[0])
             status = before.get("status") or {}
-            record = claim_record(claim, name_claims(self._cache), self.rules, self._now())
+            record = claim_record(claim, related_claims(self._cache, claim), self.rules, self._now())
             if record == status.get(FIELD):
                 return
             others = {name: value for name, value in status.items() if name != FIELD}

@@ -16,7 +16,6 @@ from plimsoll.core.routing.model_names import (
     NameRules,
     Refusal,
     find_holder,
-    published,
     read_claim,
     resolve_owners,
 )
@@ -79,7 +78,7 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRule
             if _is_owned_by(r, service_object)
         },
         pods=tuple(cache.children("Pod", key)),
-        names=name_state(claim, name_claims(cache), rules),
+        names=name_state(claim, related_claims(cache, claim), rules),
         gateway_view=gateways,
         fallback=resolve_fallback(cache, service_object),
     )
@@ -112,14 +111,16 @@ def _fallback_key(service_object: Object) -> Key | None:
     return (service_object["metadata"]["namespace"], str(name)) if name else None
 
 
-def name_claims(cache: ObjectCache) -> list[NameClaim]:
-    """Every service's claim to a model name, including services with an invalid spec."""
-    claims = (read_claim(service_object) for service_object in cache.all(labels.KIND))
-    return [claim for claim in claims if claim is not None]
+def related_claims(cache: ObjectCache, claim: NameClaim) -> list[NameClaim]:
+    """The claims that share a name with `claim`, itself included, also of services with an invalid spec."""
+    return [other for other in cache.name_claims() if not other.names.isdisjoint(claim.names)]
 
 
 def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> NameState:
-    """What the service of `claim` may serve under. A restricted namespace serves NAMESPACE/NAME only."""
+    """What the service of `claim` may serve under. claims: at least those that share a name with it.
+
+    A restricted namespace serves NAMESPACE/NAME only.
+    """
     claim_by_name, refusal = resolve_owners(claims), rules.refusal(claim)
     owned = {name for name, owner in claim_by_name.items() if owner == claim}
     if refusal is Refusal.RESTRICTED:
@@ -134,40 +135,25 @@ def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> N
     )
 
 
-def _names(raw: Object) -> frozenset[tuple[str, str]]:
-    """The names that a service has or wants, each with what gives it to the service."""
-    claim = read_claim(raw)
-    if claim is None:
-        return frozenset()
-    former = ((name, "published") for name in published(raw))
-    return frozenset(
-        ((claim.model, "claimed"), (claim.qualified_name, "qualified"), (claim.granted, claim.since), *former)
-    )
-
-
-def _bare_names(raw: Object) -> set[str]:
-    return {name for name, _ in _names(raw) if name}
-
-
 def affected_services(cache: ObjectCache, before: Object | None, after: Object | None) -> list[Key]:
     """The services to reconcile after a service was added or deleted, or changed its names or fallback.
 
     These are the services that claim or still accept one of its names, and the services with a fallback.
     """
     changed = [service_object for service_object in (before, after) if service_object is not None]
-    names, fallbacks = (
-        {_names(service_object) for service_object in changed},
+    claims, fallbacks = (
+        {read_claim(service_object) for service_object in changed},
         {_fallback_key(service_object) for service_object in changed},
     )
-    same_name, same_fallback = len(changed) == 2 and len(names) == 1, len(changed) == 2 and len(fallbacks) == 1
-    shared = {name for service_object in changed for name in _bare_names(service_object)}
-    if same_name and same_fallback:
+    same_claim, same_fallback = len(changed) == 2 and len(claims) == 1, len(changed) == 2 and len(fallbacks) == 1
+    if same_claim and same_fallback:
         return []
+    shared = frozenset[str]().union(*(claim.names for claim in claims if claim is not None and not same_claim))
+    related = {(one.namespace, one.name) for one in cache.name_claims() if not one.names.isdisjoint(shared)}
     return [
         key_of(service_object)
         for service_object in cache.all(labels.KIND)
-        if (not same_name and not shared.isdisjoint(_bare_names(service_object)))
-        or _fallback_key(service_object) is not None
+        if key_of(service_object) in related or _fallback_key(service_object) is not None
     ]
 
 

@@ -11,7 +11,7 @@ name. `NAMESPACE/NAME` needs no grant. A name that its owner dropped is served u
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +22,7 @@ class NameClaim:
 
     `model` is the name in the spec. `granted` is the name in the record, "" without one, and `since` is when it was
     recorded. `published` are the names in the status, including those that the spec has dropped. Times are in RFC 3339,
-    UTC.
+    UTC. `names` are all names that the service has, had or wants.
     """
 
     namespace: str
@@ -32,6 +32,11 @@ class NameClaim:
     granted: str = ""
     since: str = ""
     published: tuple[str, ...] = ()
+    names: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = {self.model, self.qualified_name, self.granted, *self.published} - {""}
+        object.__setattr__(self, "names", frozenset(names))
 
     @property
     def qualified_name(self) -> str:
