@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.controllers import namespace_leases
 from plimsoll.controllers.operator import LEASE_NAME
 from plimsoll.controllers.reconcile.service_namespaces import CONFIGMAP_NAME
 from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
@@ -27,6 +28,7 @@ OPERATOR = {
     "networkpolicies.networking.k8s.io": OWNED,
     "pods": (*FOLLOW, "patch"),
     "events": ("create",),
+    "leases.coordination.k8s.io": ("create", "get", "update", "delete"),
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}
 OPERATOR_AT_HOME = {
@@ -112,6 +114,12 @@ def test_rbac_only_release_objects_may_be_changed(kind: str, resource: str, verb
         if rule["resources"] == [resource] and set(rule["verbs"]) & verbs
     ]
     assert [rule["resourceNames"] for rule in changing] == [[name]]
+
+
+def test_rbac_only_namespace_leases_may_be_changed_elsewhere() -> None:
+    rules = find(render(), "ClusterRole", "plimsoll-operator")["rules"]
+    changing = [rule for rule in rules if rule["resources"] == ["leases"] and set(rule["verbs"]) != {"create"}]
+    assert [rule["resourceNames"] for rule in changing] == [[namespace_leases.LEASE_NAME]]
 
 
 def test_service_namespaces_are_written_by_operator_only() -> None:

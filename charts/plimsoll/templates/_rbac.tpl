@@ -42,6 +42,14 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# The lease that shows other releases who manages the services of a namespace.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [plimsoll-release]
+  verbs: [get, update, delete]
 {{- if not .Values.watchNamespaces }}
 # The definition may come, or become known, after the operator.
 - apiGroups: [apiextensions.k8s.io]

@@ -99,6 +99,7 @@ BY_KIND = {
         CONTROLLERREVISIONS,
         PODDISRUPTIONBUDGETS,
         NETWORKPOLICIES,
+        LEASES,
     )
 }
 
