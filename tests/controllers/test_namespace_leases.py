@@ -161,7 +161,10 @@ async def test_lease_of_other_release_is_not_deleted(server: LeaseServer, clock:
     await first.leases.acquire("team")
     await second.leases.acquire("team")
     await second.leases.renew(set())
+    await second.leases.give_up("team")
     assert server.holder() == "one"
+    await first.leases.give_up("team")
+    assert server.leases == {}
 
 
 async def test_lease_that_may_not_be_written_stops_nothing(server: LeaseServer, clock: Clock) -> None:

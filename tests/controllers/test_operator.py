@@ -90,6 +90,29 @@ async def test_service_of_another_release_is_left_alone(is_managed: bool, monkey
     assert (operator.autoscaler.report(key) is not None) == is_managed
 
 
+async def test_last_service_of_a_namespace_gives_its_lease_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, given_up = FakeApiServer().operator, list[str]()
+    operator.cache.put(builders.service("stays"))
+
+    async def acquire(namespace: str) -> bool:
+        return True
+
+    async def ignore(key: Key) -> None:
+        return None
+
+    async def give_up(namespace: str) -> None:
+        given_up.append(namespace)
+
+    monkeypatch.setattr(OperatorProcess, "is_synced", True)
+    monkeypatch.setattr(operator.namespace_leases, "acquire", acquire)
+    monkeypatch.setattr(operator.namespace_leases, "give_up", give_up)
+    monkeypatch.setattr(operator.reconciler, "reconcile", ignore)
+    await operator._reconcile(("team", "gone"))
+    assert given_up == []
+    await operator._reconcile(("other", "gone"))
+    assert given_up == ["other"]
+
+
 async def test_remove_deleted_services_ignores_unavailable_api_server() -> None:
     world = FakeApiServer()
     world.operator.cache.put(builders.service("stays"))

@@ -95,9 +95,16 @@ class NamespaceLeases:
                 if namespace in self._known:
                     self._known[namespace].version = ""  # its holder may be cut off too: the time starts again
         for namespace in sorted(self._known.keys() - namespaces):
-            async with self._locks[namespace]:
-                await self._give_up(namespace)
+            await self.give_up(namespace)
         self._export()
+
+    async def give_up(self, namespace: str) -> None:
+        """Delete the Lease of a namespace without services, if this release holds it."""
+        async with self._locks[namespace]:
+            known = self._known.pop(namespace, _Namespace())
+            if known.managed and known.uid:
+                with contextlib.suppress(ClusterError):  # a Lease that stays expires
+                    await self._kube.delete(LEASES, namespace, LEASE_NAME, known.uid)
 
     async def _check(self, namespace: str) -> None:
         known = self._known.get(namespace, _Namespace())
@@ -170,13 +177,6 @@ class NamespaceLeases:
         known.managed, known.foreign = False, release
         self._known[namespace] = known
         self._export()
-
-    async def _give_up(self, namespace: str) -> None:
-        """Delete the Lease of a namespace without services."""
-        known = self._known.pop(namespace)
-        if known.managed and known.uid:
-            with contextlib.suppress(ClusterError):  # a Lease that stays expires
-                await self._kube.delete(LEASES, namespace, LEASE_NAME, known.uid)
 
     def _export(self) -> None:
         metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))

@@ -259,6 +259,10 @@ class OperatorProcess:
         if not self.is_synced:
             self.queue.add_later(key, 0.2)
             return
+        if key[0] not in self._namespaces_with_services():
+            await self.reconciler.reconcile(key)
+            await self.namespace_leases.give_up(key[0])
+            return
         if not await self.namespace_leases.acquire(key[0]):
             self.queue.add_later(key, RENEW_SECONDS)
             return
