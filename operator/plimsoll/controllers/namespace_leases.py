@@ -169,10 +169,10 @@ class NamespaceLeases:
             known.warned_at = now_s
             log.warning(
                 None,
-                "another release of Plimsoll manages this namespace; this release leaves its services alone. "
-                "Uninstall one of them, or give them different watchNamespaces",
+                "another release manages a namespace; its services are left alone",
                 namespace=namespace,
                 release=release,
+                advice="uninstall one release, or give them different watchNamespaces",
             )
         known.managed, known.foreign = False, release
         self._known[namespace] = known
