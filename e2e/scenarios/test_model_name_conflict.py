@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import httpx
 
+from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
 from e2e.lib.load import Arrival, Load, OpenLoop
@@ -61,7 +62,7 @@ def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service]
     owner = service("owned")
     cluster.apply(make_manifest("owned", NOWHERE), namespace=owner.namespace)
     owner.wait_condition("ModelNameAccepted", status="True")
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})
+    stack.make_namespace(cluster, OTHER_NAMESPACE)
     thief = Service(cluster, OTHER_NAMESPACE, "thief", owner.url)
     cluster.apply(make_manifest("thief", NOWHERE, model={"name": owner.key}), namespace=OTHER_NAMESPACE)
     told = thief.wait_condition("ModelNameAccepted", status="False")
@@ -77,7 +78,7 @@ def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service]
     cluster.apply(make_manifest("owned", NOWHERE), namespace=owner.namespace)
     wait_until("it is listed again", lambda: owner.key in owner.status().get("modelNames", ()))
     cluster.delete("inferenceservices", owner.name, namespace=owner.namespace)
-    cluster.delete("namespaces", OTHER_NAMESPACE)
+    stack.drop_namespace(cluster, OTHER_NAMESPACE)
 
 
 def test_model_name_passes_on_when_holder_is_deleted(service: Callable[[str], Service], cluster: Cluster) -> None:
