@@ -18,6 +18,12 @@ PACKAGE = Path(plimsoll.__file__).parent
 MODULES = [path for layer in ("controllers", "adapters") for path in sorted((PACKAGE / layer).rglob("*.py"))]
 # Lines about the process, a gateway or a namespace.
 WITHOUT_SERVICE = {
+    "another release manages a namespace; its services are left alone",
+    "cannot hold the lease of a namespace",
+    "cannot read the list of namespaces with services",
+    "cannot record a namespace with services",
+    "cannot renew the lease of a namespace",
+    "took over a namespace",
     "batch decision failed; deciding each service separately",
     "cannot list InferenceServices",
     "cannot list InferenceServices; trying again",
