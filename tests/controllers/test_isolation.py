@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import PODS, KubeClient, WatchEvent
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, KubeClient, WatchEvent
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
@@ -74,7 +74,9 @@ class Cluster(KubeClient):
             return {**self.service, "status": obj["status"]}
         return obj
 
-    async def get(self, *_: Any) -> Object:
+    async def get(self, resource: Any, *_: Any) -> Object:
+        if resource is INFERENCESERVICES and self.service:
+            return self.service
         raise NotFound("no object is there before it is applied")
 
     async def create(self, obj: Object) -> Object:

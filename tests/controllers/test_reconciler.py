@@ -120,6 +120,23 @@ async def test_reconcile_recreates_deleted_child(world: ControllerHarness) -> No
     assert (await world.get("Deployment", "chat-decode"))["metadata"]["uid"] != live["metadata"]["uid"]
 
 
+@pytest.mark.parametrize("made_anew", [False, True])
+async def test_reconcile_creates_nothing_for_deleted_service(world: ControllerHarness, made_anew: bool) -> None:
+    """The watch of services is late: the garbage collector has deleted what the operator would create again."""
+    await world.create()
+    operator = await world.reconcile_once("chat")
+    service, live = await world.service(), await world.get("Deployment", "chat-decode")
+    await world.kube.delete(INFERENCESERVICES, world.namespace, "chat", service["metadata"]["uid"])
+    await world.kube.delete(DEPLOYMENTS, world.namespace, "chat-decode", live["metadata"]["uid"])
+    if made_anew:
+        await world.create()
+    await world.sync(operator.store)
+    operator.store.replace(labels.KIND, (service,))
+    with pytest.raises(Conflict, match="InferenceService chat was deleted"):
+        await operator.reconciler.reconcile((world.namespace, "chat"))
+    assert await world.names("Deployment") == ["chat-prefill"]
+
+
 async def test_reconcile_never_adopts_foreign_object(world: ControllerHarness) -> None:
     theirs = {
         "apiVersion": "v1",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClient
+from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, INFERENCESERVICES, KubeClient
 from plimsoll.api import conditions, labels
 from plimsoll.api.events import Event
 from plimsoll.api.v1alpha1 import InferenceService
@@ -141,9 +141,6 @@ class Reconciler:
         return observe(self._cache, self._gateway_view(), key, self._grants.rules)
 
     async def _apply(self, key: Key, observed: ObservedService, object_plan: ObjectPlan) -> None:
-        for template_revision in object_plan.templates:
-            with contextlib.suppress(Conflict):
-                self._cache.put(await self._kube.create(template_revision))
         changed = [
             desired_object
             for desired_object in object_plan.desired
@@ -151,9 +148,14 @@ class Reconciler:
                 key, desired_object, observed.children.get((desired_object["kind"], desired_object["metadata"]["name"]))
             )
         ]
-        for desired_object in changed:
-            if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
-                await self._require_unowned(desired_object, observed.service_object)
+        missing = [one for one in changed if (one["kind"], one["metadata"]["name"]) not in observed.children]
+        if missing or object_plan.templates:
+            await self._require_parent(observed.service_object)
+        for desired_object in missing:
+            await self._require_unowned(desired_object, observed.service_object)
+        for template_revision in object_plan.templates:
+            with contextlib.suppress(Conflict):
+                self._cache.put(await self._kube.create(template_revision))
         results = await asyncio.gather(
             *(self._apply_one(key, desired_object) for desired_object in changed), return_exceptions=True
         )
@@ -168,6 +170,19 @@ class Reconciler:
         live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
+
+    async def _require_parent(self, parent: Object) -> None:
+        """Raise Conflict if the service was deleted, though its watch has not said so yet.
+
+        What is created for it then is garbage-collected at once and created again: pods that start and end in a loop.
+        """
+        meta = parent["metadata"]
+        try:
+            live = await self._kube.get(INFERENCESERVICES, meta["namespace"], meta["name"])
+        except NotFound:
+            live = None
+        if live is None or live["metadata"]["uid"] != meta["uid"]:
+            raise Conflict(f"InferenceService {meta['name']} was deleted")
 
     async def _require_unowned(self, desired_object: Object, parent: Object) -> None:
         """Raise unless the object can be created: Conflict for a leftover, ObjectRejected for a foreign object."""
