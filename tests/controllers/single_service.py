@@ -61,7 +61,10 @@ class InMemoryKube(KubeClient):
         return self._store({**obj, "metadata": metadata, **({"status": old["status"]} if "status" in old else {})})
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        raise NotFound(f"{resource.kind} {name}")
+        found = self.cache.get(resource.kind, (namespace or "", name))
+        if found is None:
+            raise NotFound(f"{resource.kind} {name}")
+        return found
 
     async def create(self, obj: Object) -> Object:
         if obj["kind"] == "Event":
