@@ -45,7 +45,11 @@ class OperatorMessage:
 
 @dataclass(frozen=True)
 class RunObservations:
-    """What a run left. `starts`: seconds from order to ready of the pods that came; `client_cpu_s`: the demo's own."""
+    """What a run left.
+
+    `startup_s`: seconds from order to ready of the pods that came; `limits`: the published admission limits;
+    `client_cpu_s`: the demo's own.
+    """
 
     requests: list[RequestLine]
     replicas: list[ReplicaSample]
@@ -53,6 +57,7 @@ class RunObservations:
     decisions: list[OperatorMessage]
     startup_s: dict[str, float]
     status: dict[str, Any]
+    limits: dict[str, Any]
     client_cpu_s: float
 
 
@@ -79,6 +84,7 @@ def observe_load(
         watch.decisions,
         watch.starts,
         service.status(),
+        service.limits(),
         round(time.process_time() - cpu, 1),
     )
 

@@ -53,6 +53,14 @@ class Service:
     def status(self) -> Object:
         return dict((self.get() or {}).get("status") or {})
 
+    def admission(self) -> Object:
+        """The InferenceServiceAdmission; empty if there is none."""
+        return self.cluster.get(labels.ADMISSION_PLURAL, self.name, self.namespace) or {}
+
+    def limits(self) -> Object:
+        """The admission limits that are published to the gateways; empty if there are none."""
+        return dict(self.admission().get("limits") or {})
+
     def condition(self, kind: str) -> Object:
         return condition(self.get(), kind)
 

@@ -144,7 +144,7 @@ def _minute(records: list[RequestRecord], told: Object) -> tuple[int, int]:
 
 def _shares(service: Service) -> tuple[int, dict[str, int]]:
     """The sequences that a replica may have, and how the gateways were told to share them."""
-    told = service.status()["admission"]
+    told = service.limits()
     return told["costModel"]["batch"], told["shares"]
 
 
@@ -159,7 +159,7 @@ def _capacity_in_use(gateway: GatewayClient, service: Service) -> tuple[int, int
 
 
 def _sample_shares(gateway: GatewayClient, service: Service, seconds: float) -> list[tuple[int, int, int, int, int]]:
-    """Once a second: the whole, the sum of the shares in the status, and what the gateways hold."""
+    """Once a second: the whole, the sum of the published shares, and what the gateways hold."""
     seen = []
     for _ in range(round(seconds)):
         batch, shares = _shares(service)
@@ -335,7 +335,8 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     surely, at_most = _minute([*taught.records, *records], told)
     arrived = metric_value(told, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
-    print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients; {told['metrics']}")
+    counts = f"{arrived:.0f} by the operator, {surely} to {at_most} by clients"
+    print(f"last minute before that: {counts}; {told['metrics']}")
     refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is RequestResult.REJECTED}
     seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _first_attempts(sent)]
     print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")

@@ -72,5 +72,4 @@ STATUS = InferenceServiceStatus(
     last_decision=DECISION,
     decisions=(DECISION,) * 2,
     cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
-    admission={"version": 1, "classes": ["default"], "limits": {"tpot_s": [0.05, None]}, "shares": {"gateway-0": 7}},
 )

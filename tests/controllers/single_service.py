@@ -22,7 +22,7 @@ from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import NotFound
 from plimsoll.core.ports import EngineInfo, GatewayReading, SelfBenchmark
 from plimsoll.core.types import Role
-from plimsoll.gateway.admission_policy import AdmissionPolicy, read_limits, read_policy
+from plimsoll.gateway.admission_policy import AdmissionPolicy, read_policy
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, arrivals, engine
 
@@ -139,8 +139,10 @@ class SingleService:
         return read_policy(self.object)
 
     @property
-    def has_limits(self) -> bool:
-        return read_limits(self.object) is not None
+    def limits(self) -> Object | None:
+        """What the operator has published to the gateways."""
+        found = self.cache.get(labels.ADMISSION_KIND, KEY)
+        return None if found is None else dict(found["limits"])
 
     def deployment(self, tier: str) -> Object:
         found = self.cache.get("Deployment", (KEY[0], f"{KEY[1]}-{tier}"))

@@ -27,6 +27,7 @@ from plimsoll.core.ports import (
     SloCounts,
 )
 from plimsoll.core.types import Role
+from plimsoll.resources import objects
 from plimsoll.telemetry import metrics
 from tests import builders
 
@@ -267,7 +268,8 @@ def test_publication_reaches_report_and_survives_restart() -> None:
     assert report.published is not None
     assert report.published.cost_model is not None
     assert report.published.shares == {"gw-1": report.published.cost_model.batch}
-    again = World({**parent, "status": {"admission": to_dict(report.published)}})
+    again = World(parent)
+    again.store.put(objects.admission(parent, report.published))
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     again.scaler.decide(NOW_S + 100.0)
     after = again.scaler.report(("team", "chat"))

@@ -19,7 +19,7 @@ from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
-from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
+from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former
@@ -162,13 +162,17 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
 def stale_gateways() -> str:
     health = SignalHealth()
     states = [
-        GatewayConfigState("1", False, QUOTE), GatewayConfigState("1", True, ""), GatewayConfigState("9", False, "")
+        GatewayConfigState("1", False, QUOTE, "8"), GatewayConfigState("1", True, "", "8"),
+        GatewayConfigState("9", False, "", "8"), GatewayConfigState("9", False), GatewayConfigState("9", True, "", "1"),
+        GatewayConfigState("9", True, QUOTE, "8"),
     ]  # fmt: skip
     message = None
     for now_s in (0.0, 100.0):
         for number, config_state in enumerate(states):
-            health.record(f"gateway-{number}", config_state, 5, now_s)
-        found = health.report(ServiceSnapshot(ServiceMetrics(0.0), {}), True, [f"gateway-{n}" for n in range(3)], now_s)
+            health.record(f"gateway-{number}", config_state, ConfigVersions(5, 8), now_s)
+        found = health.report(
+            ServiceSnapshot(ServiceMetrics(0.0), {}), True, [f"gateway-{n}" for n in range(len(states))], now_s
+        )
         message = found.stale_gateways
     assert message is not None
     return message

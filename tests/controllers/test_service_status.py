@@ -311,9 +311,10 @@ def test_conditions_scaled_to_zero_without_queueing_is_not_ready() -> None:
     assert (kept_down.status, kept_down.reason) == ("False", ConditionReason.SCALED_TO_ZERO)
 
 
-def test_scaling_status_keeps_publication_of_earlier_process() -> None:
-    told = {"admission": {"version": 1}}
-    assert service_status.scaling_fields(status_inputs(), told) == told
+def test_scaling_status_keeps_known_fields_of_earlier_process() -> None:
+    """Limits that an earlier release wrote into the status go with the first write."""
+    told = {"limitedBy": "decode TPOT"}
+    assert service_status.scaling_fields(status_inputs(), {**told, "admission": {"version": 4}}) == told
 
 
 def test_events_unusable_fallback_emits_event() -> None:

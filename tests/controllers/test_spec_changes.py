@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plimsoll.api import crd
+from plimsoll.api import crd, labels
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.telemetry import metrics
@@ -54,7 +54,7 @@ def replicas(service: SingleService) -> object:
 
 def policy(service: SingleService) -> object:
     """What gateways do, apart from the limits that the operator publishes."""
-    return service.policy, service.has_limits
+    return service.policy, service.limits is not None
 
 
 def conditions(service: SingleService) -> object:
@@ -167,6 +167,7 @@ def outcome(service: SingleService) -> Object:
         if sample.labels.get("service") == "/".join(KEY)
     }
     kinds = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision")
+    kinds += (labels.ADMISSION_KIND,)
     return {
         "replicas": service.replicas(),
         "template": template(service),
@@ -179,7 +180,7 @@ def outcome(service: SingleService) -> Object:
         "slo": sorted(status.get("slo", {})),
         "cost": status.get("cost", {}).keys(),
         "name": status["modelNames"][0],
-        "classes": (status.get("admission") or {}).get("classes"),
+        "classes": (service.limits or {}).get("classes"),
         "series": series,
         "objects": sorted(
             (kind, child["metadata"]["name"]) for kind in kinds for child in service.cache.children(kind, KEY)

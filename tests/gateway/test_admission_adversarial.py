@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from plimsoll.core.admission.publication import FORMAT_VERSION
 from plimsoll.core.admission.request import AdmissionOutcome
-from plimsoll.gateway.admission_policy import PolicyCache
+from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.inflight import MAX_REQUEST_AGE_SECONDS
@@ -17,7 +19,7 @@ from plimsoll.gateway.picker import MAX_QUEUED_BYTES
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_admission import MAX_TENANTS
 from plimsoll.gateway.signals_document import build_signals
-from tests.gateway.kube_objects import pod, service
+from tests.gateway.kube_objects import LIMITS, Object, admission, pod, service, split
 from tests.gateway.picker_harness import (
     GATEWAY,
     PickerHarness,
@@ -109,11 +111,7 @@ async def test_lost_engine_releases_slots_and_returns_with_running() -> None:
 
 
 async def test_missing_limits_admit_everything() -> None:
-    for after in (
-        service_with_slo(model=False),
-        service(),
-        {**service_with_slo(), "status": {"admission": {"version": 99}}},
-    ):
+    for after in (service_with_slo(model=False), service()):
         world = PickerHarness(service_with_slo(), pods=engine_names(1))
         replies = [world.send(), world.send()]
         held = [world.send_queued(), world.send_queued()]
@@ -315,10 +313,10 @@ async def test_queue_time_never_exceeds_envoy_timeout() -> None:
     [
         {"spec": {"slo": 3}},
         {"spec": {"slo": {"ttft": "1s"}, "admission": "no"}},
-        {"status": {"admission": []}},
-        {"status": {"admission": {"version": 1}}},
-        {"status": {"admission": {"version": 1, "classes": None, "costModel": {}, "shares": 3}}},
-        {"status": "gone"},
+        {LIMITS: []},
+        {LIMITS: None},
+        {LIMITS: {"version": 1}},
+        {LIMITS: {"version": FORMAT_VERSION, "classes": None, "costModel": {}, "shares": 3}},
     ],
 )
 async def test_unreadable_object_has_no_policy_and_logs_once(broken: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -327,21 +325,82 @@ async def test_unreadable_object_has_no_policy_and_logs_once(broken: Any, caplog
     policies = PolicyCache()
     with caplog.at_level(logging.WARNING):
         for same in (obj, {**obj}):
-            policy = policies.get("team/chat", same)
+            policy = read(policies, same)
             assert policy is None or not policy.has_cost_model
-    assert caplog.text.count("team/chat has no admission") == 1
-    part = next(iter(broken)) if "spec" in broken else "status.admission"
+    assert caplog.text.count("cannot parse the admission of InferenceService team/chat") == 1
+    part = "spec" if "spec" in broken else "InferenceServiceAdmission"
     assert policies.parse_error("team/chat").startswith(f"{part}: ")
     readable = service_with_slo()
-    assert policies.get("team/chat", readable) is policies.get("team/chat", readable) is not None
-    assert policies.get("team/chat", service_with_slo()) is policies.get("team/chat", readable)
+    found = read(policies, readable)
+    assert found is not None
+    assert found.has_cost_model
+    assert read(policies, readable) is read(policies, service_with_slo()) is found
     assert policies.parse_error("team/chat") == ""
+
+
+def read(policies: PolicyCache, obj: Object) -> AdmissionPolicy | None:
+    [plain], [published] = split([obj])
+    return policies.get("team/chat", plain, published)
+
+
+def deleted(obj: Object) -> Object:
+    """A service of the same name that existed before."""
+    return {**obj, "metadata": {**obj["metadata"], "uid": "old"}}
+
+
+LOST: dict[str, Callable[[Object], list[Object]]] = {
+    "absent": lambda obj: [],
+    "of a deleted service": lambda obj: [admission(deleted(obj), obj[LIMITS])],
+    "without an owner": lambda obj: [admission(obj, obj[LIMITS], ownerReferences=[])],
+    "of a newer format": lambda obj: [admission(obj, {"version": FORMAT_VERSION + 1}, resourceVersion="12")],
+    "broken": lambda obj: [admission(obj, obj[LIMITS] | {"shares": 3}, resourceVersion="12")],
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+async def test_unusable_limits_leave_the_last_ones_in_force(lost: str) -> None:
+    """Two watches deliver the service and its limits: neither may open the gate when the other lags or restarts."""
+    obj = service_with_slo(batch=1)
+    world = PickerHarness(obj, pods=engine_names(1))
+    world.send()
+    held = world.send_queued()
+    [plain], _ = split([obj])
+    world.set_api_objects([plain], LOST[lost](obj), engine_names(1))
+    assert not held.done()
+    told = world.service()["object"]
+    assert told["admission_active"]
+    assert (told["limits_version"], bool(told["parse_error"])) == (("12", True) if lost in UNREADABLE else ("", False))
+    fresh = PickerHarness()
+    fresh.set_api_objects([plain], LOST[lost](obj), engine_names(1))
+    assert not fresh.service()["object"]["admission_active"], "a new gateway has no earlier limits"
+    world.set_api_objects([plain], [admission(obj, obj[LIMITS], resourceVersion="13")], engine_names(1))
+    assert world.service()["object"]["limits_version"] == "13"
+    held.cancel()
+
+
+UNREADABLE = ("of a newer format", "broken")
+
+
+async def test_limits_of_a_deleted_service_end_with_it() -> None:
+    """A new service of the same name, or one that had no SLO in between, starts without limits."""
+    obj = service_with_slo(batch=1)
+    [plain], limits = split([obj])
+    successor = {**plain, "metadata": {**plain["metadata"], "uid": "next"}}
+    without = {**plain, "spec": {name: part for name, part in plain["spec"].items() if name != "slo"}}
+    for services, admissions in (([successor], limits), ([without], limits), ([], limits)):
+        world = PickerHarness(obj, pods=engine_names(1))
+        world.set_api_objects(services, admissions, engine_names(1))
+        assert world.picker.admission.services == {}
+        if services == [successor]:
+            continue
+        world.set_api_objects([plain], [], engine_names(1))
+        assert world.picker.admission.services == {}
 
 
 async def test_unreadable_publication_still_counts_slo() -> None:
     """An operator of a newer release: no gate, no lost request, and a word about it for as long as it lasts."""
     obj = service_with_slo(slo={"ttft": "1s"}, batch=1)
-    obj["status"]["admission"]["version"] = 99
+    obj[LIMITS]["version"] = 99
     world = PickerHarness(obj, pods=engine_names(1))
     replies = [world.send(), world.send()]
     assert [picked_engine(reply) for reply in replies] == ["10.0.0.1:8000"] * 2
@@ -349,14 +408,15 @@ async def test_unreadable_publication_still_counts_slo() -> None:
         assert isinstance(reply, bytes)
         world.complete(reply, ttft_us=2_000_000, duration_us=3_000_000)
     told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == {"version": "", "admission_active": False, "parse_error": UNREADABLE_MESSAGE}
+    assert told["object"] == CONFIG | {"admission_active": False, "parse_error": UNREADABLE_MESSAGE}
     assert told["slo"]["missed_ttft"] == 2
     world.set_objects(service_with_slo(slo={"ttft": "1s"}, batch=1), pods=engine_names(1))
     told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == {"version": "", "admission_active": True, "parse_error": ""}
+    assert told["object"] == CONFIG | {"admission_active": True, "parse_error": ""}
 
 
-UNREADABLE_MESSAGE = "status.admission: version 99 is not supported; expected 4"
+CONFIG = {"version": "", "limits_version": ""}
+UNREADABLE_MESSAGE = "InferenceServiceAdmission: version 99 is not supported; expected 4"
 
 
 class FakeTransport(asyncio.Transport):

@@ -76,9 +76,9 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
             "conditions": _CONDITIONS,
             "lastDecision": {"time": str, "binding": str},
             "decisions": [{"time": str, "binding": str}],
-            "admission": {},
         }
     },
+    "InferenceServiceAdmission": {"limits": {}},
 }
 
 

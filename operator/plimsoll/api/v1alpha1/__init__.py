@@ -1,6 +1,7 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
 from plimsoll.api.v1alpha1.admission import AdmissionSpec, FallbackRef, RequestClass, Tenant, WhenFull
+from plimsoll.api.v1alpha1.admission_limits import InferenceServiceAdmission
 from plimsoll.api.v1alpha1.checkpoint import MAX_STATE_CHARS, InferenceServiceCheckpoint, LearnedState
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec, EnvSource, EnvVar, KeyRef
@@ -56,6 +57,7 @@ __all__ = [
     "FallbackRef",
     "FormerNameStatus",
     "InferenceService",
+    "InferenceServiceAdmission",
     "InferenceServiceCheckpoint",
     "InferenceServiceSpec",
     "InferenceServiceStatus",

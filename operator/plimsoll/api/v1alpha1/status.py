@@ -5,7 +5,7 @@ Another version of the operator may have written the status, so unknown fields a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -90,8 +90,3 @@ class InferenceServiceStatus(StatusModel):
         description="Decisions before the last one, newest first.",
     )
     cost: CostStatus | None = Field(default=None, description="Cost of the service, if the spec has a price.")
-    admission: dict[str, Any] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="Admission limits for the gateways. Internal, not an interface.",
-    )

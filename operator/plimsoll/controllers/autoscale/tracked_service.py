@@ -198,12 +198,17 @@ class TrackedService:
         return True
 
 
-def track(service_object: Object, service: InferenceService, checkpoint: str | None, now_s: float) -> TrackedService:
-    """Start to track a service, with the state that an earlier process left. checkpoint: its learned state."""
+def track(
+    service_object: Object, service: InferenceService, checkpoint: str | None, admission: Object | None, now_s: float
+) -> TrackedService:
+    """Start to track a service, with the state that an earlier process left.
+
+    checkpoint: its learned state. admission: its InferenceServiceAdmission.
+    """
     roles = [kind for kind, _ in service.spec.tiers.items()]
     status = service_object.get("status") or {}
     aggregator = MetricsAggregator([Role(role) for role in roles])
-    publisher, uid = AdmissionPublisher.restore(_published_before(status)), service_object["metadata"]["uid"]
+    publisher, uid = AdmissionPublisher.restore(_published_before(admission)), service_object["metadata"]["uid"]
     tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
@@ -211,9 +216,9 @@ def track(service_object: Object, service: InferenceService, checkpoint: str | N
     return tracked
 
 
-def _published_before(status: Object) -> AdmissionLimits | None:
+def _published_before(admission: Object | None) -> AdmissionLimits | None:
     """The admission limits that an earlier process published; None if there are none or they cannot be read."""
     try:
-        return from_dict(status["admission"]) if "admission" in status else None
+        return None if admission is None else from_dict(admission.get("limits"))
     except ValueError:
         return None

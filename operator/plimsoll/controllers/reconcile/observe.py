@@ -15,7 +15,14 @@ from plimsoll.core.routing.model_names import NameClaim, published, resolve_owne
 
 Object = dict[str, Any]
 
-CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy")
+CHILD_KINDS = (
+    "Deployment",
+    "Service",
+    "ServiceAccount",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    labels.ADMISSION_KIND,
+)
 
 
 @dataclass(frozen=True)

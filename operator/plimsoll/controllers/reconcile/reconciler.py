@@ -106,8 +106,9 @@ class Reconciler:
         todo: ObjectPlan | None = None
         rejected: str | None = None
         if seen.service is not None:
+            report = self._report(key)
             todo = plan_objects(
-                seen, seen.service, desired_replicas(seen, seen.service, self._report(key)), self._platform
+                seen, seen.service, desired_replicas(seen, seen.service, report), self._platform, report
             )
             try:
                 await self._apply(key, seen, todo)
@@ -137,11 +138,8 @@ class Reconciler:
                 key, desired_object, observed.children.get((desired_object["kind"], desired_object["metadata"]["name"]))
             )
         ]
-        for desired_object in changed:
-            if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
-                await self._require_unowned(desired_object, observed.service_object)
         results = await asyncio.gather(
-            *(self._apply_one(key, desired_object) for desired_object in changed), return_exceptions=True
+            *(self._apply_one(key, desired_object, observed) for desired_object in changed), return_exceptions=True
         )
         for failure in filter(None, results):
             raise failure
@@ -150,7 +148,9 @@ class Reconciler:
             resource = BY_KIND[pruned["kind"]]
             await self._kube.delete(resource, pruned_meta["namespace"], pruned_meta["name"], pruned_meta["uid"])
 
-    async def _apply_one(self, key: Key, desired_object: Object) -> None:
+    async def _apply_one(self, key: Key, desired_object: Object, observed: ObservedService) -> None:
+        if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
+            await self._require_unowned(desired_object, observed.service_object)
         live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
         self._applied.record(key, desired_object, live)
         self._cache.put(live)

@@ -19,7 +19,6 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import Former
 from plimsoll.controllers.reconcile.observe import claimed_name
-from plimsoll.core.admission.publication import to_dict
 from plimsoll.core.types import Role
 from plimsoll.resources import object_meta
 
@@ -32,7 +31,6 @@ SCALING_FIELDS = (
     "lastDecision",
     "decisions",
     "cost",
-    "admission",
 )  # parts of the status
 _SCALING_CONDITIONS = (
     ConditionType.SCALING_ACTIVE,
@@ -408,7 +406,6 @@ def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
         "lastDecision": scaling_report.last_decision,
         "decisions": list(scaling_report.decisions),
         "cost": scaling_report.cost,
-        "admission": None if scaling_report.published is None else to_dict(scaling_report.published),
     }
     return {name: value for name, value in fields.items() if value}
 
