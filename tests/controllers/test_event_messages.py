@@ -144,7 +144,7 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
         MANY, MANY, 123_456.7, 0.000_123, 9876.5, Constraint.TTFT, 0.8, 0.6, 3599.9, None, infeasible=infeasible
     )
     state.sizings = dict.fromkeys(tiers, sizing)
-    yield scaling_conditions.slo_feasible(state)
+    yield scaling_conditions.slo_feasible(state, Slo(0.95, 1.0))
     decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
     overload = ServiceMetrics(123_456.7, rejected_share=0.999)

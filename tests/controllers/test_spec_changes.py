@@ -69,6 +69,11 @@ def scaling_active(service: SingleService) -> object:
     return service.conditions["ScalingActive"], service.replicas()
 
 
+def sized(service: SingleService) -> object:
+    """The core's spec, and whether the prefill tier is above its lower bound."""
+    return core_spec(service), service.replicas()["prefill"] > 1
+
+
 def downgrade_to(name: str) -> Object:
     return {"whenFull": "Downgrade", "fallback": {"name": name}}
 
@@ -97,6 +102,8 @@ CASES = [
     Case("engine.drainTimeout", "30s", "60s"),
     Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
     Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),
+    Case("slo.ttft", "2s", "300ms", sized, {**PAIR, "slo": {"tpot": "50ms"}}),
+    Case("slo.tpot", "50ms", "18ms", core_spec, {**PAIR, "slo": {"ttft": "2s"}}),
     Case("slo.ttftPerKToken", "1s", "2s", core_spec),
     Case("slo.tpot", "50ms", "18ms", core_spec, {**SERVE, "slo": {"ttft": "2s"}}),
     Case("slo.e2e", "9s", "8s", core_spec),
@@ -186,6 +193,32 @@ def outcome(service: SingleService) -> Object:
             (kind, child["metadata"]["name"]) for kind in kinds for child in service.cache.children(kind, KEY)
         ),
     }
+
+
+async def test_prefill_tier_without_target_keeps_its_minimum() -> None:
+    """Nothing in the SLO depends on it: it is not frozen at a count of earlier, and the condition says why."""
+    service = running(PAIR)
+    try:
+        await service.run(WARM_UP_S)
+        before = service.replicas()
+        assert min(before.values()) > 1
+        service.edit("slo.ttft", DELETE)
+        await service.run(3)
+        assert service.replicas() == {"prefill": 1, "decode": before["decode"]}
+        found = {one["type"]: one for one in service.status["conditions"]}
+        assert service.conditions["ScalingActive"] == ("True", "ScalingOnForecast")
+        assert "prefill: spec.slo.ttft is not set, so it keeps its minReplicas" in found["ScalingActive"]["message"]
+        assert service.conditions["SLOFeasible"] == ("True", "Feasible")
+        [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
+        assert "spec.slo.ttft is not set" in event["message"]
+        service.edit("tiers.prefill.minReplicas", 3)
+        await service.run(3)
+        assert service.replicas()["prefill"] == 3
+        service.edit("scaling.prefillPerDecode", {"min": 2})
+        await service.run(3)
+        assert service.replicas()["prefill"] == 2 * before["decode"]
+    finally:
+        await service.delete()
 
 
 _never_set: dict[str, Object] = {}

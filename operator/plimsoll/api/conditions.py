@@ -122,7 +122,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.MODEL_NAME_TAKEN: "Another service owns the model name: an older one, or the one whose "
     "NAMESPACE/NAME it is. Clients reach this service only as NAMESPACE/NAME.",
     ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load, or keeps `minReplicas` because no "
-    "request arrives. The message names the tier nearest to its SLO capacity, and who else set a replica count.",
+    "request arrives or no target of the SLO depends on it. The message names the tier nearest to its SLO capacity, and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

@@ -193,7 +193,7 @@ def _conditions(
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_available(snapshot, health)
-    yield scaling_conditions.slo_feasible(service_state)
+    yield scaling_conditions.slo_feasible(service_state, spec.slo)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
     yield limited

@@ -178,10 +178,12 @@ class TrackedService:
                 return False
             self.report = replace(old_report, published=published)
             return True
-        has_unknown_sizing = any(isinstance(need, Unavailable) for need in self.service_state.sizings.values())
+        has_unknown_sizing = spec.slo is not None and any(
+            isinstance(need, Unavailable) and spec.slo.has_target_for(name)
+            for name, need in self.service_state.sizings.items()
+        )
         if (
             old_report is None
-            and spec.slo is not None
             and self.checkpoint
             and has_unknown_sizing
             and now_s - self.tracked_since_s < GATEWAY_SILENCE_SECONDS
