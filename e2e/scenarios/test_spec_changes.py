@@ -16,7 +16,7 @@ from e2e.lib.wait import wait_until
 FOLLOW_S = 45.0  # less than the minute without requests after which an idle fleet shrinks by itself
 ANNOTATION = "example.com/spec-changes"
 SLO = {"ttft": f"{simulated_fleet.TTFT_S:g}s", "tpot": f"{simulated_fleet.TPOT_S * 1e3:g}ms"}
-SLO_CONDITIONS = ("MetricsAvailable", "SLOFeasible", "SLOMet", "ScalingLimited", "AdmissionHealthy")
+SLO_CONDITIONS = ("MetricsAvailable", "SLOFeasible", "SLOMet", "AdmissionHealthy")
 
 
 @pytest.fixture

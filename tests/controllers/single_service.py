@@ -14,6 +14,7 @@ from typing import Any
 from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api import labels
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
@@ -103,11 +104,20 @@ class SingleService:
         """A new operator process: it knows what the API server has."""
         self._readings: tuple[GatewayReading, ...] = ()
         self._dirty = True
-        sources = SignalSources(lambda: (self._readings, self.gateways), lambda pod: ABOUT, lambda pod: None)
+        checkpoints = CheckpointStore(self.kube)
+        stored = self.cache.get(labels.CHECKPOINT_KIND, KEY)
+        if stored is not None:
+            checkpoints._stored[KEY] = self.object["metadata"]["uid"], stored["state"]["zlib"]
+        sources = SignalSources(
+            lambda: (self._readings, self.gateways),
+            lambda pod: ABOUT,
+            lambda pod: None,
+            checkpoint=checkpoints.get,
+        )
         view = GatewayView(1, 1, {KEY: 1})
         self._reconciler = Reconciler(
             self.kube, self.cache, builders.PLATFORM, lambda: view, lambda key: self.scaler.report(key),
-            DrainReports(self.cache), "operator-1",
+            DrainReports(self.cache), "operator-1", checkpoints=checkpoints,
         )  # fmt: skip
         self.scaler = Autoscaler(
             self.cache, self.kube, sources, self._reconciler.record_event, lambda key: self._mark_dirty()

@@ -72,8 +72,7 @@ def a_service() -> Object:
             {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "m"},
         ],
         "lastDecision": decision,
-        "decisions": [decision],
-        "tiers": {"serve": {"replicas": 1, "ready": 1, "desired": 1, "summary": "1/1", "revision": "r"}},
+        "tiers": {"serve": {"ready": 1, "desired": 1, "summary": "1/1"}},
         "modelNames": ["tiny"],
         "url": "http://x",
     }
@@ -217,7 +216,7 @@ def round_of(store: ObjectCache) -> None:
         names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
         sight = collect_status_inputs(seen, todo, None, None, builders.PLATFORM, names)
         old = seen.service_object.get("status") or {}
-        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight))
+        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight), "7")
         service_status.tiers_status(sight)
         service_status.scaling_fields(sight, old)
 
@@ -289,7 +288,7 @@ PODS: dict[str, Callable[[Object], object]] = {
 DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "drift": lambda obj: (applied_cache.fingerprint(obj), applied_cache.has_foreign_replicas_owner(obj)),
-    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, (), "r")),
+    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, ())),
     "troubles": lambda obj: pod_diagnosis.most_severe(obj, []),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),

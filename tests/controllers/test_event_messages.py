@@ -64,7 +64,7 @@ def tier_inputs(role: str, problem: Object | None = None, status: Object | None 
         pod = builders.pod(PARENT, role, POD, conditions=[{"type": "Ready", "status": "True"}])
         pods = (pod,) * (PODS if status is None else 0)
     deployment = builders.deployment(PARENT, role, replicas=PODS, ready=len(pods), status=status)
-    return TierStatusInputs(role, PODS, deployment, pods, "r")
+    return TierStatusInputs(role, PODS, deployment, pods)
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
@@ -88,8 +88,8 @@ def report(*held: conditions.Condition, slow: str | None = None) -> ScalingRepor
 
 
 def transition_events(new: StatusInputs, old: StatusInputs) -> Iterator[Event]:
-    before = conditions.merge([], service_status.build_conditions(old), 1, "2026-01-01T00:00:00Z")
-    yield from service_status.changed_events(before, service_status.build_conditions(new))
+    before = conditions.merge([], service_status.build_conditions(old), "2026-01-01T00:00:00Z")
+    yield from service_status.changed_events(before, service_status.build_conditions(new), "7")
 
 
 def condition_events() -> Iterator[Event]:

@@ -112,7 +112,7 @@ async def test_slo_removed_around_restart_is_followed_at_once(
     assert service.conditions["ScalingActive"] == ("False", "NoSLO")
     assert not {"SLOMet", "SLOFeasible", "ScalingLimited", "AdmissionHealthy"} & service.conditions.keys()
     assert service.limits is None
-    assert not {"slo", "limitedBy", "lastDecision", "decisions"} & service.status.keys()
+    assert not {"slo", "limitedBy", "lastDecision"} & service.status.keys()
     assert service.policy is None
 
 

@@ -168,14 +168,14 @@ def test_unreadable_gateway_config_is_reported_until_fixed() -> None:
     )
     after = admission_condition(world, 100, 2, CONFIG_APPLIED)
     assert (after.holds, after.reason) == (True, ConditionReason.ADMITTING_ALL)
-    told = [merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (before, found)]
-    assert [event.reason for event in service_status.changed_events(told[0], (found,))] == [
+    told = [merge([], (one,), "2026-01-01T00:00:00Z") for one in (before, found)]
+    assert [event.reason for event in service_status.changed_events(told[0], (found,), "7")] == [
         EventReason.GATEWAY_CONFIG_STALE
     ]
-    assert [event.reason for event in service_status.changed_events(told[1], (after,))] == [
+    assert [event.reason for event in service_status.changed_events(told[1], (after,), "7")] == [
         EventReason.GATEWAY_CONFIG_SYNCED
     ]
-    assert service_status.changed_events(told[1], (found,)) == []
+    assert service_status.changed_events(told[1], (found,), "7") == []
 
 
 def test_gateway_without_admission_is_tolerated_at_first() -> None:

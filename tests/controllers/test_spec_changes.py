@@ -30,7 +30,7 @@ PAIR: Object = {**SERVE, "tiers": {"prefill": {"maxReplicas": 9}, "decode": {"ma
 CLASS: Object = {"name": "default"}
 BATCH: Object = {"name": "batch", "priority": 5}
 POD = "tiers.serve.pod"
-HISTORY = ("decisions", "lastDecision", "learned", "formerModelNames", "observedGeneration")  # tell of what was
+HISTORY = ("lastDecision", "formerModelNames", "observedGeneration")  # tell of what was
 
 
 def template(service: SingleService) -> object:
@@ -254,7 +254,7 @@ async def walk(service: SingleService, case: Case) -> None:
     for value in (case.first, case.second):
         service.edit(case.path, value)
         await service.run(PHASE_S)
-        assert service.conditions["Stalled"] == ("False", "NotStalled"), service.status["conditions"]
+        assert "Stalled" not in service.conditions, service.status["conditions"]
         seen.append(case.probe(service))
     is_default = case.second in ("vllm", False, "Queue")  # the second value of a switch is its default
     assert seen[0] not in (absent, seen[1]), "it had no effect"

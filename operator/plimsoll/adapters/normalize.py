@@ -75,7 +75,6 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
         "status": {
             "conditions": _CONDITIONS,
             "lastDecision": {"time": str, "binding": str},
-            "decisions": [{"time": str, "binding": str}],
         }
     },
     "InferenceServiceAdmission": {"limits": {}},

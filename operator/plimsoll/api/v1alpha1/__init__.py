@@ -26,25 +26,19 @@ from plimsoll.api.v1alpha1.scaling_status import (
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
-from plimsoll.api.v1alpha1.status import MAX_PAST_DECISIONS, ConditionStatus, FormerNameStatus, InferenceServiceStatus
+from plimsoll.api.v1alpha1.status import ConditionStatus, FormerNameStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.tier_status import (
-    ColdStartsStatus,
-    ColdStartStatus,
     StartupStatus,
-    StepTimeStatus,
     TiersStatus,
     TierStatus,
 )
 from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName, RolloutSpec
 
 __all__ = [
-    "MAX_PAST_DECISIONS",
     "MAX_STATE_CHARS",
     "ROLES",
     "AdmissionSpec",
     "CacheSpec",
-    "ColdStartStatus",
-    "ColdStartsStatus",
     "ConditionStatus",
     "CostSpec",
     "CostStatus",
@@ -80,7 +74,6 @@ __all__ = [
     "SloSpec",
     "SloStatus",
     "StartupStatus",
-    "StepTimeStatus",
     "TargetAttainmentStatus",
     "Tenant",
     "TierChangeStatus",

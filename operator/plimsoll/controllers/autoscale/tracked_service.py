@@ -10,7 +10,7 @@ from typing import Any, Final
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
-from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
+from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
 from plimsoll.core.admission.publication import AdmissionLimits, from_dict
@@ -160,7 +160,7 @@ class TrackedService:
         health = health._replace(prometheus_only_tiers=prometheus_only_tiers)
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
-        limited = NOT_LIMITED
+        limited = None
         if last_decision is not None:
             limited = self.limits.update(last_decision.decision, now_s, service.metadata.generation)
         self.assess_transfer(snapshot.metrics.transfer_stats, now_s)
@@ -214,7 +214,7 @@ def track(
     tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
-    learned_state.restore_decisions(tracked.service_state, status)
+    learned_state.restore_last_decision(tracked.service_state, status)
     return tracked
 
 

@@ -179,21 +179,22 @@ class Reconciler:
         self._condition_gauges.export(key_of(service_object), stated_conditions)
         drain_events = self._drain_reports.pending(key_of(service_object))
         for event in (
-            *service_status.changed_events(old_status.get("conditions", []), stated_conditions),
+            *service_status.changed_events(
+                old_status.get("conditions", []),
+                stated_conditions,
+                service_object["metadata"].get("resourceVersion", ""),
+            ),
             *drain_events,
         ):
             await self.record_event(service_object, event)
         self._drain_reports.ack(key_of(service_object), drain_events)
-        generation = service_object["metadata"].get("generation", 0)
         new_status: Object = {
-            "observedGeneration": generation,
+            "observedGeneration": service_object["metadata"].get("generation", 0),
             "url": inputs.url,
             "modelNames": list(inputs.model_names),
             **({"formerModelNames": [asdict(one) for one in inputs.former]} if inputs.former else {}),
             "tiers": service_status.tiers_status(inputs),
-            "conditions": conditions.merge(
-                old_status.get("conditions", []), stated_conditions, generation, rfc3339_now()
-            ),
+            "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
         }
         if new_status != old_status:
@@ -208,8 +209,7 @@ class Reconciler:
             return
         self._condition_gauges.add(key, condition)
         others = [one for one in before if one.get("type") != condition.type.value]
-        generation = raw["metadata"].get("generation", 0)
-        stated = [*others, *conditions.merge(before, (condition,), generation, rfc3339_now())]
+        stated = [*others, *conditions.merge(before, (condition,), rfc3339_now())]
         if stated == before:
             return
         try:
@@ -279,7 +279,7 @@ def collect_status_inputs(
     gateway_view = observed.gateway_view
     return StatusInputs(
         service_object=observed.service_object,
-        tiers=_tier_inputs(observed, object_plan, report) if object_plan else (),
+        tiers=_tier_inputs(observed, report) if object_plan else (),
         scaling_report=report,
         gateway_replicas=gateway_view.replicas,
         gateways_error=gateway_view.error,
@@ -312,9 +312,7 @@ def _scales_to_zero(service: InferenceService) -> bool:
     return is_active and all(tier.min_replicas == 0 for _, tier in service.spec.tiers.items())
 
 
-def _tier_inputs(
-    observed: ObservedService, object_plan: ObjectPlan, report: ScalingReport | None
-) -> tuple[TierStatusInputs, ...]:
+def _tier_inputs(observed: ObservedService, report: ScalingReport | None) -> tuple[TierStatusInputs, ...]:
     assert observed.service is not None
     replicas = desired_replicas(observed, observed.service, report)
     return tuple(
@@ -325,7 +323,6 @@ def _tier_inputs(
                 ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
             ),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
-            revision=object_plan.revisions[kind],
         )
         for kind, _ in observed.service.spec.tiers.items()
     )
